@@ -1,0 +1,68 @@
+"""The seam between the benchmark and the frameworks. A framework is one file here, on_<name>.py, that offers:
+
+    find_device(use_gpu) -> "cpu" | "cuda" | "mps" | ...
+        use_gpu: True, False, or None for the best there is; no GPU found is no error but "cpu"
+    open_session(workload, settings, phase, scope) -> Session
+
+A file called torch.py would shadow the real one, hence the name.
+"""
+
+import importlib
+import pkgutil
+from typing import Protocol
+
+from bench.settings import SettingError
+
+PREFIX = "on_"
+INSTALL = "`make image` installs it here; with PYTHON=... install it there: `pip install -r requirements-cuda.txt`"
+
+
+class Session(Protocol):
+    """One workload on one device, checked and ready to be timed.
+
+    What a step is follows from phase and scope. Optional: trace_count(), how often the step was compiled.
+    """
+
+    device: str  # "cpu", "cuda", "mps" ...
+    device_name: str | None  # None: the device is the processor
+    framework_version: str
+    parameters: int  # trainable
+    num_threads: int  # CPU threads
+    measured_precision: str  # as bench/check.py names it
+
+    def step(self) -> None:
+        """Submit one step on the next batch; may return before it is done."""
+
+    def synchronize(self) -> None:
+        """Return when all submitted work is complete."""
+
+    def probe(self) -> float:
+        """Wait for, and read, a scalar that depends on the last step: in training on an updated weight."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """The most that was allocated on the device; None where the framework cannot say."""
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+
+
+def load(name):
+    """The module of a framework; raises SettingError where it is unknown or not installed."""
+    known = sorted(m.name[len(PREFIX) :] for m in pkgutil.iter_modules(__path__) if m.name.startswith(PREFIX))
+    if name not in known:
+        raise SettingError(f"FRAMEWORK={name!r} must be one of: {', '.join(known)}")
+    try:
+        return importlib.import_module(f"{__name__}.{PREFIX}{name}")
+    except ModuleNotFoundError as error:
+        raise SettingError(f"FRAMEWORK={name!r} needs the package {error.name}: {INSTALL}") from None
+
+
+def describe_failure(error):
+    """(status, reason) of an exception out of a framework, on one line."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    memory = ("out of memory", "can't allocate memory", "unable to allocate", "oom when allocating")
+    if isinstance(error, MemoryError) or any(words in reason.lower() for words in memory):
+        return "out_of_memory", reason
+    if isinstance(error, NotImplementedError):
+        return "unsupported", reason
+    return "failed", f"{type(error).__name__}: {reason}"

@@ -1,0 +1,74 @@
+"""What else the machine was doing: each meter is optional, and none of them stops a measurement."""
+
+import resource
+import sys
+import time
+
+try:
+    import psutil
+except ImportError:  # the flags of its meters are then never raised
+    psutil = None
+
+CONTENDED_CORES = 0.10
+
+
+def process_peak_bytes():
+    """The most memory that this process has had resident, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux, bytes on macOS: getrusage(2)
+
+
+class ContentionWatch:
+    """Flags `contended` when other processes take over a tenth of a core.
+
+    Time stolen by a hypervisor's other guests counts as theirs too.
+    """
+
+    def __init__(self, clock=time.perf_counter, cpu_seconds=None):
+        self._clock = clock
+        self._cpu_seconds = cpu_seconds or others_cpu_seconds
+
+    def start(self):
+        self._start = self._clock(), self._cpu_seconds()
+
+    def flags(self):
+        clock, cpu_seconds = self._start
+        share = (self._cpu_seconds() - cpu_seconds) / (self._clock() - clock)
+        return ["contended"] if share > CONTENDED_CORES else []
+
+
+def others_cpu_seconds():
+    """CPU seconds since the start of the system that were not spent by this process and its children."""
+    everything = psutil.cpu_times()
+    idle = everything.idle + getattr(everything, "iowait", 0.0)
+    # Linux counts the time of guests twice, as their own and as user time.
+    twice = getattr(everything, "guest", 0.0) + getattr(everything, "guest_nice", 0.0)
+    return sum(everything) - idle - twice - sum(own_cpu_seconds())
+
+
+def own_cpu_seconds():
+    me = psutil.Process()
+    yield sum(me.cpu_times()[:4])  # user, system, and both of the children that have ended
+    for child in me.children(recursive=True):
+        try:
+            yield sum(child.cpu_times()[:4])
+        except psutil.Error:  # it ended meanwhile and is counted above
+            continue
+
+
+class SwapWatch:
+    """Flags `swapping` when the system wrote memory out to disk."""
+
+    def __init__(self, swapped_bytes=None):
+        self._swapped_bytes = swapped_bytes or (lambda: psutil.swap_memory().sout)
+
+    def start(self):
+        self._start = self._swapped_bytes()
+
+    def flags(self):
+        return ["swapping"] if self._swapped_bytes() > self._start else []
+
+
+def watches():
+    """The meters that can run here, for measure()."""
+    return (ContentionWatch(), SwapWatch()) if psutil else ()

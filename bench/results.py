@@ -1,0 +1,217 @@
+"""Rows: one CSV a machine, append-only, one row per measured quantity.
+
+An append is a single write under a file lock, so parallel runs do not mix their rows and a kill at any
+moment loses at most the row being measured.
+"""
+
+import csv
+import io
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+SCHEMA = 1  # of the columns' meaning; a new column alone does not raise it
+LOCK_SECONDS = 60
+
+# Column: meaning. Unknown is blank, never 0; times are wall seconds.
+COLUMNS = {
+    # which
+    "schema": "version of this list's meaning",
+    "method_version": "version of the method in bench/measure.py",
+    "run_id": "the same for all rows of one command",
+    "timestamp": "UTC, when the row was written",
+    "status": "ok, or why there is no full result: out_of_memory, sync_incomplete, interrupted ...",
+    "flags": "doubts about the result, separated by spaces (bench/measure.py has the words)",
+    "source": "where a published figure comes from; blank for a measurement of this program",
+    "note": "reason of a status, allocator settings in the environment",
+    # machine
+    "machine": "the host by its best accelerator, whatever ran",
+    "device": "what ran: cpu, cuda, mps",
+    "device_name": "its name as the system reports it",
+    "gpu_cores": "Apple GPU cores",
+    "cpu_name": "processor",
+    "cpu_count": "logical CPUs",
+    "memory_gb": "installed memory, units of 2**30 bytes",
+    "os": "operating system",
+    "driver": "NVIDIA driver",
+    "power_source": "ac or battery",
+    # software
+    "commit": "of this repository; -dirty when its programs were changed",
+    "python": "version",
+    "framework": "torch or tensorflow",
+    "framework_version": "with its build",
+    # workload
+    "workload": "image, mlp, transformer, matmul ...",
+    "model": "network",
+    "phase": "inference, training, forward, backward or optimizer",
+    "scope": "device (resident batches), input (pipeline alone) or end_to_end",
+    "precision": "as asked for",
+    "measured_precision": "as a probe against float64 found it",
+    "compile": "1 or 0",
+    "memory_format": "channels_first or channels_last",
+    "batch_size": "items in one step",
+    "image_size": "pixels a side",
+    "sequence_length": "tokens",
+    "matrix_size": "m x n x k",
+    "num_workers": "input processes",
+    "num_threads": "CPU threads of the framework",
+    "data": "cifar10 or synthetic",
+    "optimizer": "sgd or adam",
+    "seed": "of data and weights",
+    # result
+    "unit": "of throughput",
+    "throughput": "items per second of the median window",
+    "throughput_low": "lower end of its interval",
+    "throughput_high": "upper end of its interval",
+    "step_seconds_median": "median window / its steps",
+    "step_seconds_p95": "95th percentile of single steps, from 59 of them on",
+    "step_seconds_min": "fastest window / its steps",
+    "windows": "how many were measured",
+    "steps_per_window": "steps between two clock readings",
+    "items": "in all windows; items / seconds is the mean throughput",
+    "seconds": "in all windows",
+    "first_step_seconds": "of the very first step: allocation, autotuning, compilation",
+    "warmup_seconds": "from there until steady",
+    "stop_reason": "target_ci, max_seconds, num_images or interrupted",
+    "bottleneck": "device, input ...",
+    # learning
+    "parameters": "trainable",
+    "loss_first": "of the first step",
+    "loss_last": "of the last step",
+    "accuracy": "on test data, 0 to 1",
+    # physics
+    "flops_per_item": "of the phase; 1 multiply-add = 2",
+    "tflops": "throughput x flops_per_item / 10**12",
+    "peak_memory_bytes": "allocated on the device; of the process where the device is the cpu",
+    "power_watts": "mean during the work",
+    "power_scope": "what power_watts covers",
+    "joules_per_item": "power_watts / throughput",
+    "temperature_c": "of the device",
+}
+
+
+# What the first file of ours had and every later one will: by these a header is recognised.
+OURS = {"schema", "run_id", "status", "machine", "workload", "model", "throughput"}
+
+
+class ResultsError(Exception):
+    """A results file that must not be written to: one line with the file and the cure."""
+
+
+def prepare(path):
+    """Raise ResultsError unless rows can be appended to this file.
+
+    Called before anything is measured, so that no result is lost to a file that cannot take it.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            _columns_to_write(path)
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(0, "read-only", str(path))
+    except OSError as error:
+        raise ResultsError(
+            f"RESULTS_DIR={str(path.parent)!r} cannot be written to ({error.strerror}): "
+            "name a folder that can, or change its permissions"
+        ) from None
+
+
+def append(path, row):
+    """Append one row, a dict with any of COLUMNS; None is written as blank.
+
+    Raises:
+        ResultsError: the file has a foreign header or an incomplete last line, or its lock is stuck.
+        ValueError: the row has a key that is not a column.
+    """
+    path = Path(path)
+    unknown = set(row) - set(COLUMNS)
+    if unknown:
+        raise ValueError(f"no such columns: {', '.join(sorted(unknown))}")
+    with _locked(path):
+        columns = _columns_to_write(path)
+        line = _as_line(columns or COLUMNS, row)
+        _write_at_once(path, line if columns else _as_line(COLUMNS, {c: c for c in COLUMNS}) + line)
+
+
+def read(path):
+    """The rows of a file as dicts of text, blank where a column is missing; raises ResultsError."""
+    _columns_of(path)
+    with open(path, newline="", encoding="utf-8") as lines:
+        return [{**dict.fromkeys(COLUMNS, ""), **row} for row in csv.DictReader(lines)]
+
+
+def _columns_of(path):
+    """The columns of a file of ours, [] where there is none or an empty one; raises ResultsError."""
+    try:
+        with open(path, "rb") as lines:
+            header = lines.readline().decode(errors="replace").strip()
+            if not header:
+                return []
+            lines.seek(-1, os.SEEK_END)
+            complete = lines.read() == b"\n"
+    except FileNotFoundError:
+        return []
+    columns = header.split(",")
+    if not set(columns) >= OURS:
+        raise ResultsError(f"{path} has a foreign header: move the file away, or name another MACHINE")
+    if not complete:
+        raise ResultsError(f"{path}: its last line is cut short: complete it or delete that line, then run again")
+    return columns
+
+
+def _columns_to_write(path):
+    """As _columns_of, after giving an older file the columns that it lacks; the lock is held."""
+    columns = _columns_of(path)
+    unknown = [column for column in columns if column not in COLUMNS]
+    if unknown:
+        raise ResultsError(f"{path} was written by a newer version (column {unknown[0]}): update this repository")
+    new = [column for column in COLUMNS if column not in columns]
+    if columns and new:
+        _migrate(path, columns + new)
+    return columns + new if columns else []
+
+
+def _migrate(path, columns):
+    rows = read(path)
+    beside = path.with_suffix(".migrating")
+    beside.write_text(_as_line(columns, {c: c for c in columns}) + "".join(_as_line(columns, r) for r in rows))
+    os.replace(beside, path)
+
+
+def _as_line(columns, row):
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow([_plain(row.get(column)) for column in columns])
+    return line.getvalue()
+
+
+def _plain(value):
+    """One cell: blank for None, and no line break, so that a row is a line."""
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
+
+
+def _write_at_once(path, text):
+    """One write; when the disk is full, nothing of it stays."""
+    data = text.encode()
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(file).st_size
+        if os.write(file, data) != len(data):
+            os.ftruncate(file, size)
+            raise ResultsError(f"{path}: the disk is full: free some space and run again")
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _locked(path):
+    try:
+        with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):
+            yield
+    except Timeout:
+        raise ResultsError(f"{path}.lock has been held for {LOCK_SECONDS} s: end the program that holds it") from None

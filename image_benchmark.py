@@ -1,0 +1,35 @@
+"""Images per second through an image classification network, in inference or training.
+
+    make image
+    USE_GPU=1 BATCH_SIZE=64 make image
+    MODEL=mobilenet_v2 PHASE=training python image_benchmark.py
+
+`make help` lists the settings.
+"""
+
+import sys
+
+from bench import run
+from bench.workload import Workload, image_counts
+
+IMAGE_SIZE = {"inception_v3": 299}  # the size that a network was made for, where it is not 224
+
+
+def image_workload(settings):
+    """One step is one batch of colour images, sorted into ImageNet's 1,000 classes."""
+    size = IMAGE_SIZE.get(settings.model, 224)
+    parameters, flops = image_counts(settings.model, size, settings.phase)
+    return Workload(
+        name="image",
+        model=settings.model,
+        unit="images",
+        items_per_step=settings.batch_size,
+        item_shape=(3, size, size),
+        classes=1000,
+        parameters=parameters,
+        flops_per_item=flops,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run.main("image", image_workload))
