@@ -37,11 +37,10 @@ def progress(workload):
 
 def describe_task(row):
     """What runs, in one line, from a row or the beginning of one."""
-    threads = f", {row['num_threads']} threads" if row.get("num_threads") and row["device"] == "cpu" else ""
+    place = f"cpu, {row['num_threads']} threads" if row["device"] == "cpu" else row["device"]
     return (
         f"{row['model']} {row['phase']}, {row['precision']}, {row['memory_format']}, batch {row['batch_size']}, "
-        f"{row['framework']} {row.get('framework_version') or ''}".rstrip()
-        + f" on {row.get('device_name') or row['device']} ({row['device']}{threads})"
+        f"{row['framework']} {row['framework_version']} on {row['device_name']} ({place})"
     )
 
 

@@ -38,7 +38,8 @@ def main(script, describe_workload):
         The exit status: 0 measured, 1 tried and failed (the row says why), 2 asked for wrongly,
         130 interrupted.
     """
-    logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr, level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    log.setLevel(logging.INFO)
     try:
         environment.refuse_rosetta()
         settings = read_settings(script)
@@ -62,15 +63,17 @@ def run_once(settings, host, describe_workload):
     """Measure what the settings ask for; returns the row, of a failure too, as a dict of results.COLUMNS."""
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings.use_gpu)
-    if settings.use_gpu and device == "cpu":
+    if settings.use_gpu and device.device == "cpu":
         log.warning("WARNING: USE_GPU=1, but there is no GPU that %s can use: measuring the CPU", settings.framework)
-    settings = settings.on(device)
+    settings = settings.on(device.device)
     workload = describe_workload(settings)
     row = begin_row(settings, host, workload, device)
     log.info(report.describe_task(row))
     try:
         refuse_too_large(workload, host)
         row |= measure_workload(framework, workload, settings)
+        if row["device"] == "cpu":
+            row["peak_memory_bytes"] = meters.process_peak_bytes()
     except SettingError:
         raise
     except Exception as error:
@@ -100,8 +103,8 @@ def begin_row(settings, host, workload, device):
         "status": "ok",
         "note": "; ".join(set_here),
         **asdict(host),
-        "device": device,
-        "device_name": host.cpu_name if device == "cpu" else None,
+        **asdict(device),
+        "device_name": device.device_name or host.cpu_name,
         "framework": settings.framework,
         "workload": workload.name,
         "model": workload.model,
@@ -146,13 +149,12 @@ def measure_workload(framework, workload, settings):
 
 
 def session_columns(session):
-    """What the session says of itself."""
-    names = ("device", "device_name", "framework_version", "measured_precision", "num_threads", "parameters")
-    columns = {name: getattr(session, name) for name in names if getattr(session, name) is not None}
-    columns["peak_memory_bytes"] = (
-        meters.process_peak_bytes() if session.device == "cpu" else session.peak_memory_bytes()
-    )
-    return columns
+    """What the session says of itself, once it has run."""
+    return {
+        "parameters": session.parameters,
+        "measured_precision": session.measured_precision,
+        "peak_memory_bytes": session.peak_memory_bytes(),
+    }
 
 
 def measurement_columns(measured, workload):

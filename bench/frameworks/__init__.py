@@ -1,7 +1,7 @@
 """The seam between the benchmark and the frameworks. A framework is one file here, on_<name>.py, that offers:
 
-    find_device(use_gpu) -> "cpu" | "cuda" | "mps" | ...
-        use_gpu: True, False, or None for the best there is; no GPU found is no error but "cpu"
+    find_device(use_gpu) -> Device
+        use_gpu: True, False, or None for the best there is; no GPU found is no error but the CPU
     open_session(workload, settings, phase, scope) -> Session
 
 A file called torch.py would shadow the real one, hence the name.
@@ -9,6 +9,7 @@ A file called torch.py would shadow the real one, hence the name.
 
 import importlib
 import pkgutil
+from dataclasses import dataclass
 from typing import Protocol
 
 from bench.settings import SettingError
@@ -17,17 +18,23 @@ PREFIX = "on_"
 INSTALL = "`make image` installs it here; with PYTHON=... install it there: `pip install -r requirements-cuda.txt`"
 
 
+@dataclass(frozen=True)
+class Device:
+    """Where a framework would run; known before anything is built, so that a failure's row has it too."""
+
+    device: str  # "cpu", "cuda", "mps" ...
+    device_name: str | None  # None: the system knows the name better
+    framework_version: str
+    num_threads: int  # CPU threads
+
+
 class Session(Protocol):
     """One workload on one device, checked and ready to be timed.
 
     What a step is follows from phase and scope. Optional: trace_count(), how often the step was compiled.
     """
 
-    device: str  # "cpu", "cuda", "mps" ...
-    device_name: str | None  # None: the device is the processor
-    framework_version: str
     parameters: int  # trainable
-    num_threads: int  # CPU threads
     measured_precision: str  # as bench/check.py names it
 
     def step(self) -> None:

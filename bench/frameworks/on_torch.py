@@ -11,6 +11,7 @@ import torchvision
 from torch.nn import functional
 
 from bench import check, data
+from bench.frameworks import Device
 from bench.settings import SettingError
 
 AUTOCAST = {"float32": None, "mixed_bfloat16": torch.bfloat16}
@@ -19,7 +20,12 @@ LEARNING_RATE = 0.01
 
 
 def find_device(use_gpu):
-    """The device type to run on; raises SettingError where operators would silently move to the CPU."""
+    """The Device to run on; raises SettingError where operators would silently move to the CPU."""
+    kind = choose_device(use_gpu)
+    return Device(kind, name_device(kind), torch.__version__, torch.get_num_threads())
+
+
+def choose_device(use_gpu):
     found = torch.accelerator.current_accelerator(check_available=True)
     if use_gpu is False or found is None:
         return "cpu"
@@ -59,7 +65,12 @@ def build_image(workload):
         near = difflib.get_close_matches(workload.model.lower(), known, n=3) or known[:3]
         raise SettingError(f"MODEL={workload.model!r} is not in torchvision: did you mean {', '.join(near)}?")
     extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
-    return torchvision.models.get_model(workload.model, weights=None, num_classes=workload.classes, **extra)
+    model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.classes, **extra)
+    for layer in model.modules():
+        # A vision transformer's head starts at zero: every image would give the same output.
+        if isinstance(layer, torch.nn.Linear) and not layer.weight.any():
+            torch.nn.init.trunc_normal_(layer.weight, std=0.02)
+    return model
 
 
 BUILDERS = {"image": build_image}
@@ -95,10 +106,7 @@ class TorchSession:
     """Resident batches in rotation through one network. The contract is in bench/frameworks/__init__.py."""
 
     def __init__(self, model, workload, settings, phase, scope):
-        self.device = find_device(settings.use_gpu)
-        self.device_name = name_device(self.device)
-        self.framework_version = torch.__version__
-        self.num_threads = torch.get_num_threads()
+        self.device = choose_device(settings.use_gpu)
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._autocast_type = AUTOCAST[settings.precision]
         self._format = MEMORY_FORMATS[settings.memory_format]

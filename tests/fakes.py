@@ -1,0 +1,45 @@
+"""A clock that only moves when told to, and a device that works behind the host's back."""
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Device:
+    """An asynchronous device: step() only queues work, which is complete `work(i)` seconds later.
+
+    Args:
+        clock: moved by what the host does and waits for.
+        work: step number (from 0) -> seconds on the device.
+        barrier: False makes synchronize() return at once, as an unsynchronised benchmark does.
+        values: what probes return after step i; by default something new each time.
+    """
+
+    SUBMIT_SECONDS = 1e-5
+    READ_SECONDS = 2e-5
+
+    def __init__(self, clock, work=lambda i: 0.010, barrier=True, values=float):
+        self.clock, self.work, self.barrier, self.values = clock, work, barrier, values
+        self.free_at = 0.0
+        self.steps = 0
+        self.calls = []
+
+    def step(self):
+        self.calls.append("step")
+        self.clock.now += self.SUBMIT_SECONDS
+        self.free_at = max(self.free_at, self.clock.now) + self.work(self.steps)
+        self.steps += 1
+
+    def synchronize(self):
+        self.calls.append("synchronize")
+        if self.barrier:
+            self.clock.now = max(self.clock.now, self.free_at)
+
+    def probe(self):
+        self.calls.append("probe")
+        self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS
+        return self.values(self.steps)

@@ -1,0 +1,317 @@
+"""Each pitfall of benchmarking, with the fake that falls into it."""
+
+import gc
+import random
+import time
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from bench.measure import (
+    Limits,
+    MeasurementError,
+    choose_steps,
+    doubts,
+    is_steady,
+    measure,
+    median_interval,
+    p95,
+    run_windows,
+    sign_autocorrelation,
+)
+from tests.fakes import Clock, Device
+
+
+def measured(limits=None, items=1, watches=(), on_window=None, **device):
+    clock = Clock()
+    fake = Device(clock, **device)
+    result = measure(fake, items, limits or Limits(), clock=clock, watches=watches, on_window=on_window)
+    return result, fake
+
+
+def test_asynchronous_work_is_waited_for():
+    result, _ = measured(items=64)
+    assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
+    assert result.throughput == pytest.approx(6400, rel=0.01)
+    assert result.stop_reason == "target_ci"
+    assert result.flags == ()
+
+
+def test_a_barrier_that_does_not_wait_is_refused_within_a_second():
+    clock = Clock()
+    with pytest.raises(MeasurementError) as error:
+        measure(Device(clock, barrier=False), 1, Limits(), clock=clock)
+    assert error.value.status == "sync_incomplete"
+    assert clock.now < 1
+
+
+def test_a_barrier_that_does_not_wait_for_short_steps_is_refused_too():
+    clock = Clock()
+    with pytest.raises(MeasurementError, match="before the work was done") as error:
+        measure(Device(clock, work=lambda i: 0.0005, barrier=False), 1, Limits(), clock=clock)
+    assert error.value.status == "sync_incomplete"
+
+
+def test_one_slow_first_probe_is_forgiven():
+    clock = Clock()
+    fake = Device(clock)
+    probe, probes = fake.probe, []
+
+    def compiles_on_first_call():
+        probes.append(None)
+        clock.now += 0.2 if len(probes) == 1 else 0
+        return probe()
+
+    fake.probe = compiles_on_first_call
+    assert measure(fake, 1, Limits(), clock=clock).stop_reason == "target_ci"
+
+
+def test_a_step_that_caches_its_input_is_refused():
+    with pytest.raises(MeasurementError) as error:
+        measured(values=lambda steps: 1.25)
+    assert error.value.status == "constant_output"
+
+
+def test_an_output_that_is_no_number_is_flagged():
+    result, _ = measured(values=lambda steps: float("nan"))
+    assert result.flags == ("not_finite",)
+
+
+def test_compilation_stays_in_the_first_step():
+    result, _ = measured(work=lambda i: 0.300 if i == 0 else 0.010)
+    assert result.first_step_seconds == pytest.approx(0.310, rel=0.05)
+    assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
+
+
+def test_the_warm_up_lasts_until_the_pace_is_steady():
+    result, _ = measured(work=lambda i: 0.010 * (1 + 4 * max(0.0, 1 - i / 200)))
+    assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
+    assert "drift" not in result.flags
+    assert result.warmup_seconds > 4
+
+
+def test_a_warm_up_that_never_settles_ends_and_is_flagged():
+    result, _ = measured(Limits(max_seconds=3), work=lambda i: 0.010 * 1.01**i)
+    assert "not_steady" in result.flags
+    assert result.warmup_seconds == pytest.approx(3, rel=0.2)
+
+
+def test_long_steps_need_only_two_alike():
+    assert is_steady([9.0, 0.50, 0.51])
+    assert not is_steady([0.50, 0.60])
+    assert not is_steady([0.02] * 9)
+    assert is_steady([0.02] * 10)
+    assert not is_steady([0.0205] * 5 + [0.02] * 5)
+
+
+def test_wall_time_is_reported_not_cpu_time():
+    sleeping = SimpleNamespace(step=lambda: time.sleep(0.030), synchronize=lambda: None, probe=random.random)
+    windows, _ = run_windows(sleeping, time.perf_counter, 1, Limits(max_seconds=0.2))
+    assert min(windows) >= 0.030
+
+
+def test_a_window_is_k_steps_and_one_synchronise_and_nothing_else():
+    clock, seen = Clock(), [[]]
+    fake = Device(clock, work=lambda i: 0.004)
+    run_windows(fake, clock, 7, Limits(), on_window=lambda windows, steps: seen.append(list(fake.calls)))
+    assert len(seen) == 20
+    for before, after in pairwise(seen):
+        assert after[len(before) :] == ["step"] * 7 + ["synchronize"]
+
+
+class StepWatch:
+    """Reads the device's step count when measure() says that the windows begin and end."""
+
+    def __init__(self, fake):
+        self.fake, self.counts = fake, []
+
+    def start(self):
+        self.counts.append(self.fake.steps)
+
+    def flags(self):
+        self.counts.append(self.fake.steps)
+        return ["contended"]
+
+
+def test_steps_counted_are_steps_executed_and_watches_enclose_them():
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.004)
+    watch = StepWatch(fake)
+    result = measure(fake, 3, Limits(), clock=clock, watches=[watch])
+    executed = watch.counts[1] - watch.counts[0]
+    assert executed == result.windows * result.steps_per_window
+    assert result.items == 3 * executed
+    assert result.seconds == pytest.approx(executed * 0.004, rel=0.01)
+    assert result.flags == ("contended",)
+
+
+def test_compiling_inside_the_windows_is_flagged():
+    clock = Clock()
+    fake = Device(clock)
+    fake.trace_count = lambda: fake.steps // 100
+    assert "recompiled" in measure(fake, 1, Limits(), clock=clock).flags
+    fake.trace_count = lambda: 1
+    assert measure(fake, 1, Limits(), clock=clock).flags == ()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_rests_while_measuring_and_is_restored(enabled):
+    states = []
+
+    def fail_at_step_100(i):
+        states.append(gc.isenabled())
+        if i == 100:
+            raise RuntimeError("the device is gone")
+        return 0.010
+
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(RuntimeError):
+            measured(work=fail_at_step_100)
+        assert gc.isenabled() == enabled
+        assert not any(states)
+    finally:
+        gc.enable()
+
+
+def test_ctrl_c_keeps_the_complete_windows():
+    def press(i):
+        if i == 100:
+            raise KeyboardInterrupt
+        return 0.010
+
+    result, _ = measured(Limits(target_ci=1e-9), work=press)
+    assert result.stop_reason == "interrupted"
+    assert result.items == result.windows * result.steps_per_window > 0
+
+
+def test_ctrl_c_before_the_first_window_is_passed_on():
+    def press(i):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(work=press)
+
+
+def noisy(seconds, spread, seed=0):
+    rng = random.Random(seed)
+    return lambda i: seconds * rng.uniform(1 - spread, 1 + spread)
+
+
+def test_noise_that_never_narrows_stops_at_the_time_limit():
+    result, _ = measured(Limits(max_seconds=10, target_ci=0.01), work=noisy(0.1, 0.4))
+    assert result.stop_reason == "max_seconds"
+    assert result.seconds == pytest.approx(10, rel=0.02)
+    assert "ci_not_met" in result.flags
+
+
+def test_six_windows_at_least_unless_they_take_three_times_the_limit():
+    result, _ = measured(Limits(max_seconds=10), work=lambda i: 4.0)
+    assert (result.windows, result.flags) == (6, ("few_windows",))
+    result, _ = measured(Limits(max_seconds=10), work=lambda i: 8.0)
+    assert (result.windows, result.flags) == (4, ("few_windows",))
+
+
+def test_a_single_window_has_no_interval():
+    result, _ = measured(Limits(max_seconds=1), work=lambda i: 8.0)
+    assert result.windows == 1
+    assert (result.throughput_low, result.throughput_high) == (None, None)
+    assert "ci_not_met" in result.flags
+
+
+def test_the_interval_of_throughput_is_the_reciprocal_of_that_of_time():
+    result, _ = measured(Limits(max_seconds=5, target_ci=0.01), items=10, work=noisy(0.1, 0.1))
+    assert result.throughput_low < result.throughput < result.throughput_high
+    assert result.throughput_low > 10 / 0.11
+    assert result.throughput_high < 10 / 0.09
+    assert result.throughput == pytest.approx(10 / result.step_seconds_median)
+
+
+def test_windows_outlast_the_clock_and_the_barrier():
+    assert choose_steps(step_seconds=0.001, synchronize_seconds=0) == 25
+    assert choose_steps(step_seconds=0.001, synchronize_seconds=0.001) == 100
+    assert choose_steps(step_seconds=0.4, synchronize_seconds=0.001) == 1
+
+
+def test_a_slow_barrier_lengthens_the_windows():
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.010)
+    synchronize = fake.synchronize
+
+    def slow():
+        synchronize()
+        clock.now += 0.002
+
+    fake.synchronize = slow
+    result = measure(fake, 1, Limits(), clock=clock)
+    assert result.steps_per_window >= 17  # 200 ms at 12 ms a step, as the warm-up sees it
+    assert result.step_seconds_median == pytest.approx(0.010, rel=0.02)
+
+
+def test_rare_slow_steps_show_in_p95_and_not_in_the_median():
+    usual = noisy(0.03, 0.005)
+    result, _ = measured(Limits(max_seconds=20, target_ci=0.001), work=lambda i: 0.3 if i % 12 == 0 else usual(i))
+    assert result.step_seconds_median == pytest.approx(0.03, rel=0.01)
+    assert result.step_seconds_p95 == pytest.approx(0.3, rel=0.01)
+    assert {"outliers", "mean_differs"} <= set(result.flags)
+    assert result.items / result.seconds < 0.9 * result.throughput
+
+
+def test_p95_needs_59_single_steps():
+    assert p95([1.0] * 58) is None
+    assert p95([1.0] * 57 + [9.0] * 2) == 1.0
+    assert p95(list(range(1, 101))) == 95
+
+
+def test_p95_is_blank_when_a_window_holds_several_steps():
+    result, _ = measured(Limits(max_seconds=5, target_ci=0.001), work=noisy(0.005, 0.1))
+    assert result.windows > 59
+    assert result.step_seconds_p95 is None
+
+
+def test_a_change_of_speed_is_flagged():
+    assert "drift" in doubts([1.00, 1.01] * 15 + [1.05, 1.06] * 15, Limits())
+    assert "drift" not in doubts([1.00, 1.06] * 30, Limits())
+    assert "drift" not in doubts([1.0] * 30 + [1.01] * 30, Limits())
+
+
+def series(rng, rho, n):
+    x = rng.gauss(0, 1)
+    for _ in range(n):
+        x = rho * x + (1 - rho * rho) ** 0.5 * rng.gauss(0, 1)
+        yield 100 + x
+
+
+@pytest.mark.parametrize(("rho", "n", "least"), [(0, 6, 0.94), (0, 20, 0.94), (0, 60, 0.94), (0.6, 60, 0.92)])
+def test_the_interval_covers_the_median_as_often_as_it_says(rho, n, least):
+    rng = random.Random(1)
+    covered = 0
+    for _ in range(2000):
+        low, high = median_interval(list(series(rng, rho, n)))
+        covered += low <= 100 <= high
+    assert covered / 2000 >= least
+
+
+def test_the_interval_is_not_needlessly_wide():
+    rng = random.Random(2)
+    widths = []
+    for _ in range(200):
+        low, high = median_interval(list(series(rng, 0, 400)))
+        widths.append(high - low)
+    # 2 x 1.96 standard errors of a Gaussian median: sqrt(pi / 2) / sqrt(n)
+    assert sum(widths) / 200 == pytest.approx(2 * 1.96 * 1.2533 / 20, rel=0.15)
+
+
+def test_the_interval_of_many_samples_joins_that_of_few():
+    rng = random.Random(3)
+    samples = list(series(rng, 0, 1001))
+    (low, high), (low_more, high_more) = median_interval(samples[:1000]), median_interval(samples)
+    assert (low_more, high_more) == pytest.approx((low, high), abs=0.02)
+
+
+def test_autocorrelation_is_estimated_without_shape():
+    rng = random.Random(4)
+    assert sign_autocorrelation(list(series(rng, 0.6, 20_000))) == pytest.approx(0.6, abs=0.03)
+    assert sign_autocorrelation(list(series(rng, 0.0, 20_000))) == pytest.approx(0.0, abs=0.03)
+    assert sign_autocorrelation([1.0] * 30) == 0
