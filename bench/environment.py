@@ -69,8 +69,8 @@ def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
     """A slug for the host by its best accelerator: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores."""
     if gpu_name:
         return slug(gpu_name if "nvidia" in gpu_name.lower() else f"nvidia {gpu_name}")
-    chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", cpu_name or "cpu", flags=re.I)
-    return slug(f"{chip} {gpu_cores} gpu cores" if gpu_cores else f"{chip} {cpu_count} cores")
+    chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", cpu_name or "", flags=re.I)
+    return slug(f"{chip.strip() or 'cpu'} " + (f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"))
 
 
 def find_cpu_name():

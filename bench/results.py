@@ -101,17 +101,16 @@ class ResultsError(Exception):
 
 
 def prepare(path):
-    """Raise ResultsError unless rows can be appended to this file.
+    """Raise ResultsError unless rows can be appended to this file; writes nothing.
 
     Called before anything is measured, so that no result is lost to a file that cannot take it.
     """
     path = Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
-            _columns_to_write(path)
-            if path.exists() and not os.access(path, os.W_OK):
-                raise PermissionError(0, "read-only", str(path))
+        _columns_to_write(path)
+        nearest = next(place for place in (path, *path.parents) if place.exists())
+        if not os.access(nearest, os.W_OK) or not (nearest == path or nearest.is_dir()):
+            raise OSError(0, f"{nearest} is no folder to write in")
     except OSError as error:
         raise ResultsError(
             f"RESULTS_DIR={str(path.parent)!r} cannot be written to ({error.strerror}): "
@@ -130,8 +129,11 @@ def append(path, row):
     unknown = set(row) - set(COLUMNS)
     if unknown:
         raise ValueError(f"no such columns: {', '.join(sorted(unknown))}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         columns = _columns_to_write(path)
+        if columns != _columns_of(path):
+            _migrate(path, columns)
         line = _as_line(columns or COLUMNS, row)
         _write_at_once(path, line if columns else _as_line(COLUMNS, {c: c for c in COLUMNS}) + line)
 
@@ -147,14 +149,14 @@ def _columns_of(path):
     """The columns of a file of ours, [] where there is none or an empty one; raises ResultsError."""
     try:
         with open(path, "rb") as lines:
-            header = lines.readline().decode(errors="replace").strip()
+            header = lines.readline()
             if not header:
                 return []
             lines.seek(-1, os.SEEK_END)
             complete = lines.read() == b"\n"
     except FileNotFoundError:
         return []
-    columns = header.split(",")
+    columns = header.decode(errors="replace").strip().split(",")
     if not set(columns) >= OURS:
         raise ResultsError(f"{path} has a foreign header: move the file away, or name another MACHINE")
     if not complete:
@@ -163,15 +165,12 @@ def _columns_of(path):
 
 
 def _columns_to_write(path):
-    """As _columns_of, after giving an older file the columns that it lacks; the lock is held."""
+    """The columns that the next row is to have: the file's own, then those that it lacks; [] where it is new."""
     columns = _columns_of(path)
     unknown = [column for column in columns if column not in COLUMNS]
     if unknown:
         raise ResultsError(f"{path} was written by a newer version (column {unknown[0]}): update this repository")
-    new = [column for column in COLUMNS if column not in columns]
-    if columns and new:
-        _migrate(path, columns + new)
-    return columns + new if columns else []
+    return columns + [column for column in COLUMNS if column not in columns] if columns else []
 
 
 def _migrate(path, columns):

@@ -12,10 +12,9 @@ import csv
 import sys
 
 import torch
-import torchvision
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from bench.frameworks.on_torch import build_image
+from bench.frameworks.on_torch import build_image, list_models
 from bench.settings import read_settings
 from image_benchmark import image_workload
 
@@ -48,7 +47,7 @@ def count(name):
 def main():
     writer = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
     writer.writeheader()
-    for name in torchvision.models.list_models(module=torchvision.models):
+    for name in list_models():
         writer.writerow(count(name))
 
 

@@ -58,9 +58,14 @@ def set_float32():
     backends.cudnn.benchmark = True
 
 
+def list_models():
+    """The names of torchvision's classification models."""
+    return torchvision.models.list_models(module=torchvision.models)
+
+
 def build_image(workload):
     """A torchvision classification model with random weights and without auxiliary heads."""
-    known = torchvision.models.list_models(module=torchvision.models)
+    known = list_models()
     if workload.model not in known:
         near = difflib.get_close_matches(workload.model.lower(), known, n=3) or known[:3]
         raise SettingError(f"MODEL={workload.model!r} is not in torchvision: did you mean {', '.join(near)}?")

@@ -1,0 +1,61 @@
+"""A whole framework in one file: a single matrix product in NumPy, real enough to be measured.
+
+Some models fail on purpose, each in the way that its name says.
+"""
+
+import itertools
+
+import numpy as np
+
+from bench import data
+from bench.frameworks import Device
+from bench.settings import SettingError
+
+
+def find_device(use_gpu):
+    return Device("cpu", None, np.__version__, 1)
+
+
+def open_session(workload, settings, phase, scope):
+    if workload.model == "unknown":
+        raise SettingError(f"MODEL={workload.model!r} is not in NumPy: did you mean linear?")
+    if workload.model == "too_big":
+        raise MemoryError("unable to allocate 9 TiB")
+    if workload.model == "unsupported":
+        raise NotImplementedError("NumPy has\nno such operator")
+    return Session(workload, settings)
+
+
+class Session:
+    parameters = None
+    measured_precision = "float32"
+
+    def __init__(self, workload, settings):
+        self.model = workload.model
+        self.steps = 0
+        pixels = int(np.prod(workload.item_shape))
+        self.weights = np.random.default_rng(settings.seed).standard_normal((pixels, 10), dtype=np.float32)
+        self.parameters = self.weights.size
+        batches = data.image_batches(workload.items_per_step, workload.item_shape, workload.classes, settings.seed)
+        self.batches = itertools.cycle([images.reshape(len(images), -1) for images, _ in batches])
+        self.output = None
+
+    def step(self):
+        self.steps += 1
+        if self.model == "crashes" and self.steps == 3:
+            raise RuntimeError("a kernel failed")
+        if self.model == "is_interrupted":
+            raise KeyboardInterrupt
+        self.output = next(self.batches) @ self.weights
+
+    def synchronize(self):
+        pass
+
+    def probe(self):
+        return 1.0 if self.model == "is_constant" else float(np.linalg.norm(self.output))
+
+    def peak_memory_bytes(self):
+        return None
+
+    def close(self):
+        pass

@@ -1,0 +1,136 @@
+"""What people type, typed: make and the scripts as processes."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here"}
+
+
+def call(*command, **environ):
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environ)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_make_image_measures(tmp_path):
+    status, out, err = call("make", "image", f"PYTHON={sys.executable}", "USE_GPU=0", **SMALL)
+    assert status == 0, err
+    assert "images/s" in out.splitlines()[1]
+    assert "squeezenet1_1 inference" in err
+    assert (tmp_path / "results" / "here.csv").exists()
+
+
+def test_a_script_runs_by_itself_from_anywhere(tmp_path):
+    script = Path("image_benchmark.py").resolve()
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | SMALL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"row added to {Path('results/here.csv')}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [(["BATCHSIZE=64"], {}), ([], {"BATCHSIZE": "64"}), (["BATCH_SIZE=0"], {}), ([], {"MODEL": ""})],
+)
+def test_a_mistake_on_either_side_of_make_is_one_line(arguments, environ, tmp_path):
+    status, out, err = call("make", "image", f"PYTHON={sys.executable}", *arguments, **environ)
+    said = [line for line in err.splitlines() if not line.startswith("make")]
+    assert (status, out, len(said)) == (2, "", 1)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_wrong_model_leaves_nothing_behind(tmp_path):
+    status, out, err = call(sys.executable, "image_benchmark.py", MODEL="resnet5O")
+    assert (status, out) == (2, "")
+    assert "MODEL='resnet5O' is not in torchvision: did you mean resnet50, " in err
+    assert not (tmp_path / "results").exists()
+
+
+def test_ctrl_c_ends_a_real_run_in_one_line(tmp_path):
+    environ = os.environ | SMALL | {"MAX_SECONDS": "60"}
+    program = subprocess.Popen(
+        [sys.executable, "image_benchmark.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
+    while "warming up" not in (line := program.stderr.readline()):
+        assert line, "the program ended before it measured"
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == 130
+    assert "Traceback" not in err
+    assert ("interrupted" in out) != ("nothing was measured" in err)
+
+
+def test_nothing_is_installed_for_an_interpreter_of_the_users():
+    for extra in ([], [f"PYTHON={sys.executable}"]):
+        _, out, _ = call("make", "--dry-run", "--assume-new=requirements-common.txt", "image", *extra)
+        assert ("install.sh" in out) == (extra == [])
+
+
+def executable(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A folder with install.sh in it and a PATH without uv and without Python; runs the script there."""
+    (tmp_path / "bin").mkdir()
+    for tool in ("sh", "rm", "mkdir", "touch", "chmod"):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    script = Path("bench/install.sh").resolve()
+
+    def run():
+        done = subprocess.run(
+            ["sh", str(script), "r.txt"], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin"}, capture_output=True, text=True
+        )
+        log = tmp_path / "log"
+        return done.returncode, done.stderr, log.read_text().splitlines() if log.exists() else []
+
+    return tmp_path, run
+
+
+MAKE_VENV = "mkdir -p .venv/bin; echo '#!/bin/sh\necho \"venv $*\" >>log' >.venv/bin/python; chmod +x .venv/bin/python"
+
+
+def test_uv_is_used_where_there_is_one(bare):
+    folder, run = bare
+    executable(folder / "bin" / "uv", f'echo "uv $*" >>log; [ "$1" = pip ] || {{ {MAKE_VENV}; }}')
+    status, _, log = run()
+    assert status == 0
+    assert log[0].startswith("uv venv --quiet --clear --python-preference system --python >=3.11,<3.13")
+    assert log[-1] == "uv pip install --quiet --python .venv/bin/python -r r.txt"
+    assert "venv -m bench.environment" in log
+
+
+def test_pip_does_it_where_uv_cannot_be_had(bare):
+    folder, run = bare
+    executable(folder / "bin" / "python3", "mkdir -p .uv/bin; exit 1")
+    executable(folder / "bin" / "python3.11", f'echo "3.11 $*" >>log; {MAKE_VENV}')
+    status, _, log = run()
+    assert status == 0
+    assert not (folder / ".uv").exists()
+    assert log[0] == "3.11 -m venv --clear .venv"
+    assert log[-1] == "venv -m pip install --quiet --disable-pip-version-check -r r.txt"
+
+
+def test_without_a_python_the_cure_is_named(bare):
+    _, run = bare
+    status, said, _ = run()
+    assert status == 2
+    assert "install one of them, or set PYTHON=..." in said
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("uv"), reason="PYTHON=... without uv")
+def test_the_requirements_of_a_mac_can_be_installed():
+    status, out, err = call("make", "resolve-mac", f"PYTHON={sys.executable}")
+    if status and ("error sending request" in err or "Failed to fetch" in err):
+        pytest.skip("the package registry does not answer")
+    assert status == 0, err
+    assert out.count("resolved") == 4

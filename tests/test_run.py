@@ -1,0 +1,152 @@
+"""The path from settings to row, walked with a framework of one file that nothing else knows of."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from bench import frameworks, meters, results, run
+from bench.workload import Workload
+
+
+def tiny_workload(settings):
+    shape = (3, 8, 8)
+    return Workload("image", settings.model, "images", settings.batch_size, shape, 10, 1920, 3840)
+
+
+@pytest.fixture
+def image(monkeypatch, tmp_path, capsys):
+    """Runs the script's main() with these settings; returns (exit status, stdout, stderr, rows)."""
+    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, "tests/frameworks"])
+
+    def call(**environ):
+        values = {"FRAMEWORK": "numpy", "MODEL": "linear", "MAX_SECONDS": "0.1", "BATCH_SIZE": "8", "MACHINE": "m"}
+        for name, value in (values | environ).items():
+            monkeypatch.setenv(name, value)
+        status = run.main("image", tiny_workload)
+        said = capsys.readouterr()
+        path = tmp_path / "results" / "m.csv"
+        return status, said.out, said.err, results.read(path) if path.exists() else []
+
+    return call
+
+
+def test_a_measurement_becomes_a_row(image):
+    status, out, _, rows = image(SEED="3", PHASE="inference")
+    assert status == 0
+    (row,) = rows
+    assert (row["status"], row["machine"], row["framework"], row["model"]) == ("ok", "m", "numpy", "linear")
+    assert (row["unit"], row["batch_size"], row["image_size"], row["seed"]) == ("images/s", "8", "8", "3")
+    assert (row["parameters"], row["scope"], row["optimizer"], row["compile"]) == ("1920", "device", "", "0")
+    low, middle, high = (float(row[name]) for name in ("throughput_low", "throughput", "throughput_high"))
+    assert low <= middle <= high
+    assert float(row["tflops"]) == pytest.approx(middle * 3840 / 1e12, rel=1e-4)
+    assert int(row["items"]) == 8 * int(row["windows"]) * int(row["steps_per_window"])
+    assert f"{middle:.4g} images/s" in out
+    assert "m.csv" in out
+
+
+# Columns that no part of the program fills yet; a part that comes takes its own off this list.
+WAITING = {
+    *("source", "bottleneck", "num_workers", "sequence_length", "matrix_size", "loss_first", "loss_last", "accuracy"),
+    *("power_watts", "power_scope", "joules_per_item", "temperature_c"),
+}
+
+
+def test_every_column_is_filled_and_every_value_has_a_column(image, monkeypatch):
+    rows = []
+    monkeypatch.setattr(results, "append", lambda path, row: rows.append(row))
+    image()
+    assert set(results.COLUMNS) - set(rows[0]) == WAITING
+    assert set(rows[0]) <= set(results.COLUMNS)
+
+
+def test_rows_are_added_to_those_that_are_there(image):
+    image()
+    *_, rows = image(BATCH_SIZE="4")
+    assert [row["batch_size"] for row in rows] == ["8", "4"]
+    assert rows[0]["run_id"] != rows[1]["run_id"]
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "reason"),
+    [
+        ("too_big", "out_of_memory", "unable to allocate 9 TiB"),
+        ("unsupported", "unsupported", "NumPy has no such operator"),
+        ("crashes", "failed", "RuntimeError: a kernel failed"),
+        ("is_constant", "constant_output", "four steps on different data gave the same output"),
+    ],
+)
+def test_a_failure_becomes_a_row_with_its_reason(image, model, status, reason):
+    code, out, _, rows = image(MODEL=model)
+    assert code == 1
+    assert (rows[0]["status"], rows[0]["note"], rows[0]["throughput"]) == (status, reason, "")
+    assert rows[0]["framework_version"]
+    assert f"{status}: {reason}" in out
+
+
+def test_inputs_that_cannot_fit_are_not_even_tried(image):
+    code, _, _, rows = image(BATCH_SIZE="1000000000")
+    assert (code, rows[0]["status"]) == (1, "out_of_memory")
+    assert "choose a smaller BATCH_SIZE" in rows[0]["note"]
+
+
+def test_ctrl_c_writes_what_was_measured(image, monkeypatch):
+    def press(windows, steps):
+        if len(windows) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.report, "progress", lambda workload: nullcontext(press))
+    code, out, _, rows = image()
+    assert (code, len(rows)) == (130, 1)
+    assert (rows[0]["status"], rows[0]["stop_reason"], rows[0]["windows"]) == ("interrupted", "interrupted", "3")
+    assert float(rows[0]["throughput"]) > 0
+    assert "the row holds the windows that were complete" in out
+
+
+def test_ctrl_c_before_the_first_window_writes_nothing(image):
+    code, out, err, rows = image(MODEL="is_interrupted")
+    assert (code, out, rows) == (130, "", [])
+    assert "nothing was measured" in err
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"BATCH_SIZE": "abc"}, "BATCH_SIZE='abc' must be a whole number from 1 to 1000000000\n"),
+        ({"FRAMEWORK": "pytorch2"}, "FRAMEWORK='pytorch2' must be one of: numpy, torch\n"),
+        ({"MODEL": "unknown"}, "MODEL='unknown' is not in NumPy: did you mean linear?\n"),
+        ({"RESULTS_DIR": "Makefile"}, "RESULTS_DIR='Makefile' cannot be written to"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(image, environ, said):
+    code, out, err, rows = image(**environ)
+    assert (code, out, rows) == (2, "", [])
+    assert err.splitlines()[-1].startswith(said.strip())
+
+
+def test_a_file_that_cannot_take_the_row_is_told_before_measuring(image, tmp_path):
+    foreign = tmp_path / "results" / "other.csv"
+    foreign.parent.mkdir()
+    foreign.write_text("device,fps\n")
+    code, out, err, _ = image(MACHINE="other", MODEL="is_interrupted")
+    assert (code, out) == (2, "")
+    assert "foreign header" in err
+    assert foreign.read_text() == "device,fps\n"
+
+
+def test_a_gpu_that_is_not_there_is_warned_of(image, caplog):
+    code, _, _, rows = image(USE_GPU="1")
+    assert (code, rows[0]["device"]) == (0, "cpu")
+    assert "USE_GPU=1, but there is no GPU that numpy can use" in caplog.text
+
+
+def test_a_users_allocator_settings_are_noted(image, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000000")
+    *_, rows = image()
+    assert rows[0]["note"] == "MALLOC_TRIM_THRESHOLD_=100000000"
+
+
+def test_no_meter_is_needed(image, monkeypatch):
+    monkeypatch.setattr(meters, "psutil", None)
+    code, *_ = image()
+    assert code == 0

@@ -1,0 +1,111 @@
+"""Settings: what users type, and the one line they get when it is wrong."""
+
+import pytest
+
+from bench.settings import SettingError, as_markdown, known_names, read_settings, slug
+
+
+def refusal(**environ):
+    with pytest.raises(SettingError) as error:
+        read_settings("image", environ)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_defaults():
+    settings = read_settings("image", {})
+    assert (settings.use_gpu, settings.framework, settings.model, settings.phase) == (
+        None,
+        "torch",
+        "resnet50",
+        "inference",
+    )
+    assert settings.on("cpu").batch_size == 16
+    assert settings.on("cuda").batch_size == settings.on("mps").batch_size == 64
+
+
+def test_what_the_ancestors_users_type():
+    settings = read_settings("image", {"USE_GPU": "1", "BATCH_SIZE": "64", "IMAGE_MODEL": "resnet18"})
+    assert (settings.use_gpu, settings.on("cpu").batch_size, settings.model) == (True, 64, "resnet18")
+
+
+def test_a_value_may_have_spaces_around_it_and_capitals():
+    settings = read_settings("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "FRAMEWORK": "PyTorch"})
+    assert (settings.batch_size, settings.precision, settings.framework) == (8, "float32", "torch")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "1.5", "1e9", "1_000", "٣", "99999999999"])
+def test_batch_size(value):
+    assert refusal(BATCH_SIZE=value) == f"BATCH_SIZE={value!r} must be a whole number from 1 to 1000000000"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cure"),
+    [
+        ("USE_GPU", "yes please", "1 or 0"),
+        ("PRECISION", "fp8", "one of: float32, mixed_bfloat16"),
+        ("PHASE", "train", "one of: inference, training"),
+        ("MEMORY_FORMAT", "nhwc", "one of: channels_first, channels_last"),
+        ("MAX_SECONDS", "nan", "a number above 0"),
+        ("MAX_SECONDS", "0", "a number above 0"),
+        ("TARGET_CI", "inf", "a number above 0"),
+        ("SEED", "-1", "a whole number from 0 to 1000000000"),
+        ("MACHINE", "..", "a name with letters or digits, and not 'published'"),
+        ("MACHINE", "published", "a name with letters or digits, and not 'published'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_cure(name, value, cure):
+    assert refusal(**{name: value}) == f"{name}={value!r} must be {cure}"
+
+
+@pytest.mark.parametrize("name", [n for n in known_names() if n != "PYTHON"])
+def test_an_empty_value_is_refused(name):
+    assert refusal(**{name: " "}) == f"{name}='' is empty: give it a value, or leave it out for its default"
+
+
+def test_synonyms_must_agree():
+    assert "must agree" in refusal(MODEL="resnet18", IMAGE_MODEL="resnet50")
+    assert read_settings("image", {"MODEL": "vgg11", "IMAGE_MODEL": "vgg11"}).model == "vgg11"
+
+
+def test_a_machine_is_a_name_and_never_a_path():
+    assert slug("../../etc/x") == "etc-x"
+    assert slug("Alice's MacBook") == "alice-s-macbook"
+    assert read_settings("image", {"MACHINE": "/tmp/x"}).machine == "tmp-x"
+
+
+@pytest.mark.parametrize("name", ["BATCHSIZE", "batch_size", "Batch__Size"])
+def test_a_misspelt_variable_is_refused(name):
+    assert refusal(**{name: "64"}) == f"{name}='64' is not a setting: did you mean BATCH_SIZE?"
+
+
+def test_other_programs_variables_are_left_alone():
+    assert read_settings("image", {"BATCHES": "1", "MODELS": "x", "HOME": "/"}).batch_size.gpu == 64
+
+
+@pytest.mark.parametrize(
+    ("makeflags", "said"),
+    [
+        (" -- BATCHSIZE=64", "BATCHSIZE is not a setting: did you mean BATCH_SIZE?"),
+        ("s -- BATCH_SIZES=64", "BATCH_SIZES is not a setting: did you mean BATCH_SIZE?"),
+        (" -- MODEL=a MACHINES=b\\ c", "MACHINES is not a setting: did you mean MACHINE?"),
+        ("XYZZY=1", "XYZZY is not a setting: see `make help`"),
+    ],
+)
+def test_an_unknown_name_on_makes_command_line_is_refused(makeflags, said):
+    assert refusal(MAKEFLAGS=makeflags) == said
+
+
+def test_known_names_on_makes_command_line_are_taken():
+    flags = " --no-print-directory -j2 --jobserver-auth=3,4 -- PYTHON=python3 MACHINE=a\\ X=b BATCH_SIZE=64"
+    assert read_settings("image", {"MAKEFLAGS": flags, "BATCH_SIZE": "64"}).batch_size == 64
+
+
+def test_a_setting_that_the_script_does_not_use_is_not_looked_at():
+    settings = read_settings("another", {"MODEL": "", "BATCH_SIZE": "many", "SEED": "3"})
+    assert (settings.model, settings.batch_size, settings.seed) == (None, None, 3)
+
+
+def test_the_readme_has_the_table():
+    with open("README.md") as readme:
+        assert as_markdown() in readme.read()
