@@ -9,7 +9,7 @@
 
 import sys
 
-from bench import run
+from bench.main import main
 from bench.workload import Workload, image_counts
 
 IMAGE_SIZE = {"inception_v3": 299}  # the size that a network was made for, where it is not 224
@@ -17,7 +17,7 @@ IMAGE_SIZE = {"inception_v3": 299}  # the size that a network was made for, wher
 
 def image_workload(settings):
     """One step is one batch of colour images, sorted into ImageNet's 1,000 classes."""
-    size = IMAGE_SIZE.get(settings.model, 224)
+    size = settings.image_size or IMAGE_SIZE.get(settings.model, 224)
     parameters, flops = image_counts(settings.model, size, settings.phase)
     return Workload(
         name="image",
@@ -32,4 +32,4 @@ def image_workload(settings):
 
 
 if __name__ == "__main__":
-    sys.exit(run.main("image", image_workload))
+    sys.exit(main("image", image_workload))

@@ -60,9 +60,14 @@ def probe_inputs(seed=0):
     return (a, b), (x, w)
 
 
-def name_precision(matmul_error, convolution_error):
-    """What the hardware did, from the relative errors of probe products against float64."""
+def name_precision(matmul_error, convolution_error, is_float16=False):
+    """What the hardware did, from the relative errors of probe products against float64.
+
+    float16 and TF32 have significands of the same length: is_float16 says that the results came as float16.
+    """
     names = [_name_one(error) for error in (matmul_error, convolution_error)]
+    if is_float16:
+        names = [name.replace("tf32", "float16") for name in names]
     return names[0] if names[0] == names[1] else "matmul {}, convolution {}".format(*names)
 
 

@@ -1,9 +1,13 @@
 """The data that the work runs on, as NumPy arrays, the same in every framework."""
 
+from pathlib import Path
+
 import numpy as np
+from PIL import Image, ImageDraw
 
 # One repeated batch can be cached, by hardware or by a framework; four in rotation are not.
 RESIDENT_BATCHES = 4
+JPEG_FILES = 256
 
 
 def image_batches(batch_size, shape, classes, seed):
@@ -28,3 +32,30 @@ def image_batches(batch_size, shape, classes, seed):
         )
         for _ in range(RESIDENT_BATCHES)
     ]
+
+
+def write_jpegs(folder, count, seed):
+    """Write a pool of seeded JPEG files, random scenes of 200 to 500 pixels a side; returns their paths.
+
+    Scenes, not noise: noise compresses badly and decodes several times slower than a photograph does.
+    Soft gradients, a dozen shapes and a little sensor noise come to about two bits a pixel, as photographs do.
+    """
+    random = np.random.default_rng(seed)
+    paths = [Path(folder) / f"{i:05}.jpg" for i in range(count)]
+    for path in paths:
+        random_scene(random).save(path, quality=90)
+    return [str(path) for path in paths]
+
+
+def random_scene(random):
+    """A PIL image that costs a decoder and a resizer what a photograph costs."""
+    width, height = (int(side) for side in random.integers(200, 501, size=2))
+    coarse = Image.fromarray(random.integers(256, size=(6, 8, 3), dtype=np.uint8))
+    scene = coarse.resize((width, height), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(scene)
+    for _ in range(12):
+        (left, right), (top, bottom) = (sorted(random.integers(side, size=2).tolist()) for side in (width, height))
+        shape = draw.ellipse if random.random() < 0.5 else draw.rectangle
+        shape((left, top, right, bottom), fill=tuple(random.integers(256, size=3).tolist()))
+    noise = random.normal(scale=4, size=(height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(scene) + noise, 0, 255).astype(np.uint8))

@@ -6,31 +6,33 @@ The order of a measurement:
 
 A window is: read the clock, submit k steps, synchronise, read the clock. Nothing else happens inside,
 no window is ever dropped, and every doubt becomes a flag beside the number (FLAGS has the words).
+
+An input pipeline prepares batches ahead, so its windows leave nothing out: each begins where the last one
+ended, and the batches that were waiting at the start are thrown away first.
 """
 
 import gc
 import math
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
+
+from bench.intervals import MIN_SAMPLES, has_drift, median_interval, p95
 
 METHOD_VERSION = 1  # raised when a change here moves the numbers
 
 MIN_BLOCK_SECONDS = 0.020
 MIN_WARMUP_SECONDS = 0.5
 MIN_WARMUP_STEPS = 3
+PART_WARMUP_STEPS = 5
 LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
 MAX_SYNCHRONIZE_SHARE = 0.01
-MIN_WINDOWS = 6  # the fewest samples whose extremes enclose the median with 95 %: 1 - 2 / 2**6 = 0.969
 ENOUGH_WINDOWS = 20
+STREAM_WINDOWS = 40  # of a pipeline, in MAX_SECONDS
+ENOUGH_QUEUES = 20
 MIN_MEASURED_SECONDS = 0.5
 BARRIER_TRIES = 3
-TAIL = Fraction(1, 40)  # on either side of a 95 % interval
-NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(float(TAIL))  # -1.96
 
 FLAGS = {
     "not_steady": "the warm-up was still getting faster or slower when MAX_SECONDS ended it",
@@ -41,6 +43,7 @@ FLAGS = {
     "mean_differs": "the mean is more than 5 % away from the median: look at both",
     "recompiled": "the framework compiled again inside the measurement",
     "contended": "other programs took over 10 % of a core during the measurement: close them and repeat",
+    "short": "under twenty queues of batches: a queue that was full at the start still shows",
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
     "not_finite": "the work ended in infinities or NaN",
 }
@@ -56,15 +59,19 @@ class MeasurementError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
+    """When a measurement ends."""
+
     max_seconds: float = 10.0
     target_ci: float = 1.0  # percent
+    num_items: int | None = None  # exactly so many, whatever the other two say
 
 
 @dataclass(frozen=True)
 class Measurement:
     """What was measured. Seconds are wall seconds; throughput is items per second.
 
-    A median without an interval (one window) has None for both of its ends.
+    The throughput of resident batches is that of the median window; that of a pipeline, or of a given
+    number of items, is all items over all seconds. Without an interval both of its ends are None.
     """
 
     throughput: float
@@ -79,15 +86,26 @@ class Measurement:
     seconds: float
     first_step_seconds: float
     warmup_seconds: float
-    stop_reason: str  # "target_ci", "max_seconds" or "interrupted"
+    stop_reason: str  # "target_ci", "max_seconds", "num_images" or "interrupted"
     flags: tuple[str, ...]
+
+
+@dataclass
+class Series:
+    """Windows of equally many steps, in seconds, and what was left for a last, smaller piece."""
+
+    steps: int
+    windows: list[float]
+    stop_reason: str = ""
+    tail_items: int = 0
+    tail_seconds: float = 0.0
 
 
 def measure(session, items_per_step, limits, *, clock=time.perf_counter, on_window=None, watches=()):
     """Measure a session's steps; the garbage collector rests meanwhile.
 
     Args:
-        session: has step(), synchronize() and probe(); frameworks/__init__.py holds the contract.
+        session: what frameworks/__init__.py calls a Session.
         items_per_step: items that one step works through.
         limits: when to stop.
         clock: seconds, as a float, of a clock on the wall.
@@ -115,19 +133,32 @@ def _measure(session, items_per_step, limits, clock, on_window, watches):
     first_step_seconds = timed(session, clock, 1)
     # A barrier that does not wait lets the warm-up queue minutes of work: look once before it, coarsely.
     prove_barrier(session, clock, steps=1, tolerance=1e-3)
-    warmup = warm_up(session, clock, limits.max_seconds)
-    steps = choose_steps(warmup.step_seconds, idle_synchronize_seconds(session, clock))
-    prove_barrier(session, clock, steps)
-    prove_output_varies(session)
+    if session.prepare:
+        # The whole that it is a part of was warmed up before it, and each step has its own clock readings.
+        warmup, steps = repeat(session, clock, PART_WARMUP_STEPS), 1
+        prove_barrier(session, clock, steps)
+        prove_output_varies(session)
+    elif session.queue_steps is None:
+        warmup = warm_up(session, clock, limits.max_seconds)
+        steps = choose_steps(warmup.step_seconds, idle_synchronize_seconds(session, clock))
+        prove_barrier(session, clock, steps)
+        prove_output_varies(session)
+    else:
+        warmup = drain_queue(session, clock)
+        steps = choose_stream_steps(warmup.step_seconds, session.num_workers, limits.max_seconds)
+    warm_up_rest(session, items_per_step, limits)
     traces = count_traces(session)
-    for watch in watches:
-        watch.start()
-    windows, stop_reason = run_windows(session, clock, steps, limits, on_window)
+    if limits.num_items is None:
+        series = run_until_sure(session, clock, steps, limits, on_window, watches)
+    else:
+        series = run_exactly(session, clock, steps, items_per_step, limits.num_items, on_window, watches)
     flags = [flag for watch in watches for flag in watch.flags()]
     flags += [] if warmup.steady else ["not_steady"]
     flags += [] if count_traces(session) == traces else ["recompiled"]
     flags += [] if math.isfinite(session.probe()) else ["not_finite"]
-    return summarize(windows, steps, items_per_step, limits, first_step_seconds, warmup.seconds, stop_reason, flags)
+    flags += ["short"] if is_short(session, series) else []
+    by_totals = session.queue_steps is not None or limits.num_items is not None
+    return summarize(series, items_per_step, limits, first_step_seconds, warmup.seconds, flags, by_totals)
 
 
 def count_traces(session):
@@ -136,10 +167,25 @@ def count_traces(session):
 
 
 def timed(session, clock, steps):
-    """Seconds from submitting the first of some steps until all of them are complete."""
+    """Seconds from submitting the first of some steps until all of them are complete.
+
+    Where a step needs something done before it (the backward pass a forward one), each is timed on its own.
+    """
+    if session.prepare:
+        return sum(timed_apart(session, clock) for _ in range(steps))
     start = clock()
     for _ in range(steps):
         session.step()
+    session.synchronize()
+    return clock() - start
+
+
+def timed_apart(session, clock):
+    """Seconds of one step alone, after what has to come before it."""
+    session.prepare()
+    session.synchronize()
+    start = clock()
+    session.step()
     session.synchronize()
     return clock() - start
 
@@ -175,13 +221,16 @@ def prove_output_varies(session):
 
     Then a cache answers in place of the work, or the step does not look at its input.
     """
-    values = set()
+    values = []
     for _ in range(4):
+        if session.prepare:
+            session.prepare()
         session.step()
-        values.add(session.probe())
-    # NaN is unequal to itself; that fault is told as not_finite.
-    if len(values) == 1:
-        raise MeasurementError("constant_output", "four steps on different data gave the same output")
+        values.append(session.probe())
+        # NaN is unequal to itself; that fault is told as not_finite.
+        if values[-1] != values[0]:
+            return
+    raise MeasurementError("constant_output", "four steps on different data gave the same output")
 
 
 @dataclass(frozen=True)
@@ -210,6 +259,21 @@ def warm_up(session, clock, max_seconds):
             return WarmUp(pace, elapsed, steady=False)
 
 
+def repeat(session, clock, steps):
+    """A warm-up of so many steps, without a look at its pace."""
+    start = clock()
+    seconds = timed(session, clock, steps)
+    return WarmUp(seconds / steps, clock() - start, steady=True)
+
+
+def warm_up_rest(session, items_per_step, limits):
+    """The last, smaller batch of a given number of items has a shape of its own to be tuned and compiled for."""
+    rest = (limits.num_items or 0) % items_per_step
+    for _ in range(MIN_WARMUP_STEPS if rest else 0):
+        session.step(rest)
+    session.synchronize()
+
+
 def is_steady(paces):
     """Whether seconds per step no longer change: 2 % between blocks of five, 5 % between two long steps."""
     if paces and paces[-1] > LONG_STEP_SECONDS:
@@ -230,62 +294,116 @@ def choose_steps(step_seconds, synchronize_seconds):
     return max(1, math.ceil(window / step_seconds))
 
 
-def run_windows(session, clock, steps, limits, on_window=None):
-    """Measure windows until the limits say stop; returns (list of seconds, stop reason)."""
-    windows = []
-    try:
-        return windows, _collect(windows, session, clock, steps, limits, on_window)
-    except KeyboardInterrupt:
-        if not windows:
-            raise
-        return windows, "interrupted"
+def drain_queue(session, clock):
+    """Throw away twice the batches that may have been waiting; the pace of the second half is the pipeline's own."""
+    steps = max(session.queue_steps, MIN_WARMUP_STEPS)
+    first, second = repeat(session, clock, steps), repeat(session, clock, steps)
+    return WarmUp(second.step_seconds, first.seconds + second.seconds, steady=True)
 
 
-def _collect(windows, session, clock, steps, limits, on_window):
-    next_look, start = ENOUGH_WINDOWS, clock()
-    while True:
-        windows.append(timed(session, clock, steps))
+def choose_stream_steps(step_seconds, num_workers, max_seconds):
+    """Steps per window of a pipeline: a multiple of its workers, because they deliver in turns."""
+    workers = max(1, num_workers)
+    window = max(MIN_WINDOW_SECONDS, max_seconds / STREAM_WINDOWS)
+    return workers * max(1, round(window / (step_seconds * workers)))
+
+
+def run_until_sure(session, clock, steps, limits, on_window=None, watches=()):
+    """Measure windows until the interval is narrow enough or the time is over; returns a Series.
+
+    Of a pipeline until the time is over: statistics between its windows would be time that it works ahead.
+    """
+    next_look = ENOUGH_WINDOWS
+
+    def stop(windows, elapsed):
+        nonlocal next_look
         # Looking after every window would cost time between them and invite a lucky stop: look every 10 %.
-        if len(windows) >= next_look:
+        if session.queue_steps is None and len(windows) >= next_look:
             next_look = math.ceil(next_look * 1.1)
             if sum(windows) >= MIN_MEASURED_SECONDS and half_width_percent(windows) <= limits.target_ci:
                 return "target_ci"
-        elapsed = clock() - start
-        if (elapsed >= limits.max_seconds and len(windows) >= MIN_WINDOWS) or elapsed >= 3 * limits.max_seconds:
-            return "max_seconds"
-        if on_window:
-            on_window(windows, steps)
+        late = elapsed >= limits.max_seconds
+        return "max_seconds" if (late and len(windows) >= MIN_SAMPLES) or elapsed >= 3 * limits.max_seconds else ""
+
+    return collect(session, clock, Series(steps, []), stop, on_window, watches)
 
 
-def summarize(windows, steps, items_per_step, limits, first_step_seconds, warmup_seconds, stop_reason, flags):
+def run_exactly(session, clock, steps, items_per_step, num_items, on_window=None, watches=()):
+    """Measure exactly so many items, at least one full step of them; returns a Series, the rest in its tail."""
+    full_steps, rest = divmod(num_items, items_per_step)
+    steps = max(1, min(steps, full_steps // MIN_SAMPLES))
+    count, left = divmod(full_steps, steps)
+    series = Series(steps, [])
+    collect(session, clock, series, lambda windows, _: "num_images" * (len(windows) == count), on_window, watches)
+    if series.stop_reason == "num_images" and (left or rest):
+        start = clock()
+        for _ in range(left):
+            session.step()
+        if rest:
+            session.step(rest)
+        session.synchronize()
+        series.tail_items, series.tail_seconds = left * items_per_step + rest, clock() - start
+    return series
+
+
+def collect(session, clock, series, stop, on_window=None, watches=()):
+    """Add windows to the series until stop(windows, elapsed seconds) gives a reason, or until Ctrl-C; returns it."""
+    streams = session.queue_steps is not None
+    for watch in watches:
+        watch.start()
+    began = last = clock()
+    try:
+        while not series.stop_reason:
+            seconds = timed(session, clock, series.steps)
+            now = clock()
+            series.windows.append(now - last if streams else seconds)
+            last = now
+            series.stop_reason = stop(series.windows, now - began)
+            if on_window and not streams:
+                on_window(series.windows, series.steps)
+    except KeyboardInterrupt:
+        if not series.windows:
+            raise
+        series.stop_reason = "interrupted"
+    return series
+
+
+def summarize(series, items_per_step, limits, first_step_seconds, warmup_seconds, flags, by_totals):
     """The Measurement that follows from the windows' seconds and what was seen on the way."""
+    windows, steps = series.windows, series.steps
     middle = statistics.median(windows)
+    in_window = items_per_step * steps
+    items = in_window * len(windows) + series.tail_items
+    seconds = sum(windows) + series.tail_seconds
+    throughput = items / seconds if by_totals else in_window / middle
     low, high = interval(windows)
-    items = items_per_step * steps
+    if limits.num_items and len(windows) < MIN_SAMPLES:
+        low = high = None
     return Measurement(
-        throughput=items / middle,
-        throughput_low=items / high if high else None,
-        throughput_high=items / low if low else None,
+        throughput=throughput,
+        # A mean over all seconds may lie outside of the median's interval; its own is not narrower.
+        throughput_low=min(throughput, in_window / high) if high else None,
+        throughput_high=max(throughput, in_window / low) if low else None,
         step_seconds_median=middle / steps,
         step_seconds_p95=p95(windows) if steps == 1 else None,
         step_seconds_min=min(windows) / steps,
         windows=len(windows),
         steps_per_window=steps,
-        items=items * len(windows),
-        seconds=sum(windows),
+        items=items,
+        seconds=seconds,
         first_step_seconds=first_step_seconds,
         warmup_seconds=warmup_seconds,
-        stop_reason=stop_reason,
+        stop_reason=series.stop_reason,
         flags=(*flags, *doubts(windows, limits)),
     )
 
 
-def doubts(windows: Sequence[float], limits: Limits) -> list[str]:
+def doubts(windows, limits):
     """The flags that the windows themselves raise."""
     middle = statistics.median(windows)
     found = {
         "few_windows": len(windows) < ENOUGH_WINDOWS,
-        "ci_not_met": half_width_percent(windows) > limits.target_ci,
+        "ci_not_met": limits.num_items is None and half_width_percent(windows) > limits.target_ci,
         "drift": has_drift(windows),
         "outliers": max(windows) > 1.5 * middle,
         "mean_differs": abs(statistics.fmean(windows) / middle - 1) > 0.05,
@@ -293,15 +411,9 @@ def doubts(windows: Sequence[float], limits: Limits) -> list[str]:
     return [flag for flag, raised in found.items() if raised]
 
 
-def has_drift(windows):
-    """Whether the first and last thirds differ by over 2 %, beyond what their intervals explain."""
-    third = len(windows) // 3
-    if third < MIN_WINDOWS:
-        return False
-    first, last = windows[:third], windows[-third:]
-    (a_low, a_high), (b_low, b_high) = median_interval(first), median_interval(last)
-    differ = abs(statistics.median(last) / statistics.median(first) - 1) > 0.02
-    return differ and (a_high < b_low or b_high < a_low)
+def is_short(session, series):
+    """Whether a pipeline's queue, full or empty at the start, may still show in the total."""
+    return bool(session.queue_steps) and len(series.windows) * series.steps < ENOUGH_QUEUES * session.queue_steps
 
 
 def interval(windows):
@@ -314,54 +426,3 @@ def interval(windows):
 def half_width_percent(windows):
     low, high = interval(windows)
     return math.inf if low is None else 50 * (high - low) / statistics.median(windows)
-
-
-def median_interval(samples):
-    """The 95 % interval of the median as (low, high), from the order statistics.
-
-    For independent samples it is exact and needs no shape of distribution: the number of samples below
-    the median is Binomial(n, 1/2) (David and Nagaraja, Order Statistics, section 7.1). Windows in a row
-    are not independent, so the ranks are widened about n/2 by sqrt((1 + rho) / (1 - rho)), the growth of
-    a mean's standard error under a first-order autoregression; rho comes from the signs about the median
-    (for Gaussian series their correlation r gives rho = sin(pi r / 2)), so that outliers do not move it.
-
-    Args:
-        samples: at least 6 of them, in the order in which they were taken.
-    """
-    n = len(samples)
-    ordered = sorted(samples)
-    rank = _exact_rank(n)
-    rho = sign_autocorrelation(samples)
-    reach = (n / 2 - (rank - 1)) * math.sqrt((1 + rho) / (1 - rho))
-    low = max(0, math.floor(n / 2 - reach))
-    return ordered[low], ordered[n - 1 - low]
-
-
-def _exact_rank(n):
-    """The largest 1-based rank l with P(l-th smallest > median) <= 2.5 %, by the binomial sum."""
-    if n > 1000:  # the normal approximation is within one rank from here on, and the sum grows slow
-        return math.floor((n + NORMAL_QUANTILE * math.sqrt(n)) / 2)
-    allowed = int(2**n * TAIL)
-    below, rank = 1, 1  # ways in which fewer than `rank` of n samples lie below the median
-    while below + math.comb(n, rank) <= allowed:
-        below += math.comb(n, rank)
-        rank += 1
-    return rank
-
-
-def sign_autocorrelation(samples):
-    """The lag-one autocorrelation, estimated from signs about the median, within [0, 0.8]."""
-    middle = statistics.median(samples)
-    signs = [(x > middle) - (x < middle) for x in samples]
-    energy = sum(s * s for s in signs)
-    if not energy:
-        return 0.0
-    r = sum(a * b for a, b in pairwise(signs)) / energy
-    return min(0.8, max(0.0, math.sin(math.pi * r / 2)))
-
-
-def p95(step_seconds):
-    """The 95th percentile of single steps; None below 59 of them, where the largest may lie under it."""
-    if len(step_seconds) < 59:
-        return None
-    return sorted(step_seconds)[math.ceil(0.95 * len(step_seconds)) - 1]

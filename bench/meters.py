@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from pathlib import Path
 
 try:
     import psutil
@@ -16,6 +17,19 @@ def process_peak_bytes():
     """The most memory that this process has had resident, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux, bytes on macOS: getrusage(2)
+
+
+def reset_process_peak():
+    """Forget the peak so far, on Linux; elsewhere it covers the whole process. See proc_pid_clear_refs(5)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def available_bytes():
+    """Memory that is free or can be freed without swapping; None where nothing says."""
+    return psutil.virtual_memory().available if psutil else None
 
 
 class ContentionWatch:

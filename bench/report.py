@@ -36,29 +36,45 @@ def progress(workload):
 
 
 def describe_task(row):
-    """What runs, in one line, from a row or the beginning of one."""
-    place = f"cpu, {row['num_threads']} threads" if row["device"] == "cpu" else row["device"]
+    """What runs, in one line, from the first of its rows."""
+    place = row.get("device_name") or row["cpu_name"]
+    threads = f", {row['num_threads']} threads" if row.get("device") == "cpu" else ""
+    compiled = ", compiled" if row["compile"] else ""
     return (
-        f"{row['model']} {row['phase']}, {row['precision']}, {row['memory_format']}, batch {row['batch_size']}, "
-        f"{row['framework']} {row['framework_version']} on {row['device_name']} ({place})"
+        f"{row['model']} {row['phase']}, {row['precision']}{compiled}, {row['memory_format']}, "
+        f"batch {row['batch_size']}, {row['framework']} {row.get('framework_version', '')} "
+        f"on {place} ({row.get('device', 'ended early')}{threads})"
     )
 
 
 def describe_result(row):
-    """The lines that close a run, from its row."""
-    lines = [describe_task(row)]
+    """The lines of one row: what was measured, how sure that is, and every doubt."""
+    label = row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"]
     if not row.get("throughput"):
-        return "\n".join([*lines, f"  {row['status']}: {row['note']}"])
-    lines.append(f"  {row['throughput']:.4g} {row['unit']}  {describe_interval(row)}")
-    scope = "of the process" if row["device"] == "cpu" else "on the device"
-    peak = f"{row['peak_memory_bytes'] / 1e9:.2f} GB {scope}" if row.get("peak_memory_bytes") else "unknown"
-    lines.append(f"  first step {row['first_step_seconds']:.3g} s, peak memory {peak}")
-    if row.get("tflops"):
-        lines.append(f"  {row['tflops']:.3g} TFLOP/s, {row['measured_precision']} as measured")
+        return f"  {label:<11} {row['status']}: {row['note']}"
+    lines = [f"{row['throughput']:.4g} {row['unit']}  {describe_interval(row)}", describe_details(row)]
     if row["status"] != "ok":
-        lines.append(f"  {row['status']}: the row holds the windows that were complete")
-    lines += [f"  {flag}: {FLAGS[flag]}" for flag in row["flags"].split()]
-    return "\n".join(lines)
+        lines.append(f"{row['status']}: the row holds the windows that were complete")
+    if row["flags"]:
+        lines.append("flags: " + ", ".join(row["flags"].split()))
+    if row.get("bottleneck"):
+        lines.append(row["note"].partition(";")[0])
+    return f"  {label:<11} " + ("\n" + " " * 14).join(lines)
+
+
+def explain(flags):
+    """The flags of a run in words, each once."""
+    return "\n".join(f"  {flag}: {words}" for flag, words in FLAGS.items() if flag in flags)
+
+
+def describe_details(row):
+    details = [f"first step {row['first_step_seconds']:.3g} s"]
+    if row.get("peak_memory_bytes"):
+        scope = "of the process" if row["device"] == "cpu" else "on the device"
+        details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
+    if row.get("tflops"):
+        details.append(f"{row['tflops']:.3g} TFLOP/s, {row['measured_precision']} as measured")
+    return ", ".join(details)
 
 
 def describe_interval(row):

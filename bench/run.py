@@ -2,15 +2,15 @@
 
 import logging
 import os
-import sys
 import traceback
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from bench import environment, frameworks, measure, meters, report, results
 from bench.data import RESIDENT_BATCHES
-from bench.settings import SettingError, read_settings
+from bench.settings import SettingError
+from bench.verdict import Rate, name_bottleneck
 
 log = logging.getLogger("bench")
 
@@ -24,103 +24,111 @@ ALLOCATOR_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
 )
-EXIT_STATUS = {"ok": 0, "interrupted": 130}
-
-
-def main(script, describe_workload):
-    """Run one benchmark from the environment's settings.
-
-    Args:
-        script: its name in the settings' declarations ("image").
-        describe_workload: Settings -> Workload.
-
-    Returns:
-        The exit status: 0 measured, 1 tried and failed (the row says why), 2 asked for wrongly,
-        130 interrupted.
-    """
-    logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    log.setLevel(logging.INFO)
-    try:
-        environment.refuse_rosetta()
-        settings = read_settings(script)
-        host = environment.describe_host(settings.machine)
-        path = settings.results_dir / f"{host.machine}.csv"
-        results.prepare(path)
-        row = run_once(settings, host, describe_workload)
-        print(report.describe_result(row))
-        results.append(path, row)
-    except (SettingError, results.ResultsError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted before the first window was complete: nothing was measured", file=sys.stderr)
-        return 130
-    print(f"row added to {os.path.relpath(path)}")
-    return EXIT_STATUS.get(row["status"], 1)
+PARTS_OF_TRAINING = ("forward", "backward", "optimizer")
 
 
 def run_once(settings, host, describe_workload):
-    """Measure what the settings ask for; returns the row, of a failure too, as a dict of results.COLUMNS."""
+    """Measure one combination; yields a row, a dict of results.COLUMNS, for each quantity as it is measured.
+
+    The first failure or interruption is the last row: its status says what happened, its note why.
+    """
     framework = frameworks.load(settings.framework)
-    device = framework.find_device(settings.use_gpu)
+    device = framework.find_device(settings)
     if settings.use_gpu and device.device == "cpu":
         log.warning("WARNING: USE_GPU=1, but there is no GPU that %s can use: measuring the CPU", settings.framework)
     settings = settings.on(device.device)
-    workload = describe_workload(settings)
-    row = begin_row(settings, host, workload, device)
-    log.info(report.describe_task(row))
-    try:
-        refuse_too_large(workload, host)
-        row |= measure_workload(framework, workload, settings)
-        if row["device"] == "cpu":
-            row["peak_memory_bytes"] = meters.process_peak_bytes()
-    except SettingError:
-        raise
-    except Exception as error:
-        row["status"], reason = describe_failure(error)
-        row["note"] = "; ".join(filter(None, (reason, row["note"])))
-    row["timestamp"] = datetime.now(UTC).isoformat(timespec="seconds")
-    return row
+    run_id, done = uuid.uuid4().hex[:12], {}
+    for phase, scope in quantities(settings):
+        row = begin_row(settings, host, describe_workload(settings), phase, scope) | {"run_id": run_id}
+        row |= asdict(device) | {"device_name": device.device_name or host.cpu_name}
+        try:
+            if settings.batch_size == "auto":
+                settings = replace(
+                    settings, batch_size=choose_batch_size(framework, device.device, settings, describe_workload)
+                )
+                row["batch_size"] = settings.batch_size
+            row |= measure_quantity(framework, settings, host, describe_workload, phase, scope)
+        except SettingError:
+            raise
+        except Exception as error:
+            row["status"], reason = describe_failure(error)
+            row["note"] = join(reason, row["note"])
+        done[scope if phase == settings.phase else phase] = row
+        if scope == "end_to_end" and row["status"] == "ok":
+            row |= judge(row, done)
+        row["timestamp"] = datetime.now(UTC).isoformat(timespec="seconds")
+        yield row
+        if row["status"] != "ok":
+            return
 
 
-def describe_failure(error):
-    """(status, reason) of what ended a measurement; a failure that nobody foresaw shows its place as well."""
-    if isinstance(error, measure.MeasurementError):
-        return error.status, str(error)
-    status, reason = frameworks.describe_failure(error)
-    if status == "failed":
-        traceback.print_exception(error)
-    return status, reason
+def quantities(settings):
+    """(phase, scope) of every row that the settings ask for; the parts of training follow the whole."""
+    for scope in settings.scope:
+        yield settings.phase, scope
+        if (settings.phase, scope) == ("training", "device"):
+            yield from ((part, "device") for part in PARTS_OF_TRAINING)
 
 
-def begin_row(settings, host, workload, device):
+def begin_row(settings, host, workload, phase, scope):
     """The columns that are known before anything runs."""
+    streams = scope != "device"
     set_here = [f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name)]
     return {
         "schema": results.SCHEMA,
         "method_version": measure.METHOD_VERSION,
-        "run_id": uuid.uuid4().hex[:12],
         "status": "ok",
         "note": "; ".join(set_here),
         **asdict(host),
-        **asdict(device),
-        "device_name": device.device_name or host.cpu_name,
         "framework": settings.framework,
         "workload": workload.name,
         "model": workload.model,
-        "phase": settings.phase,
-        "scope": "device",
+        "phase": phase,
+        "scope": scope,
         "precision": settings.precision,
-        "compile": 0,
+        "compile": int(settings.compile),
         "memory_format": settings.memory_format,
         "batch_size": settings.batch_size,
         "image_size": workload.item_shape[-1],
-        "data": "synthetic",
-        "optimizer": "sgd" if settings.phase == "training" else None,
+        "num_workers": settings.num_workers if streams else None,
+        "data": "jpeg" if streams else "synthetic",
+        "optimizer": None if phase == "inference" else "sgd",
         "seed": settings.seed,
         "unit": f"{workload.unit}/s",
-        "flops_per_item": workload.flops_per_item,
     }
+
+
+def measure_quantity(framework, settings, host, describe_workload, phase, scope):
+    """Open a session, measure it, close it; returns the columns that this fills."""
+    items = settings.num_images if phase == settings.phase else None
+    if items:
+        settings = replace(settings, batch_size=min(settings.batch_size, items))
+    workload = describe_workload(replace(settings, phase=phase))
+    log.info("%s, %s: building and checking, then measuring", phase, scope)
+    refuse_too_large(workload, host)
+    meters.reset_process_peak()
+    session = framework.open_session(workload, settings, phase, scope)
+    limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
+    try:
+        with report.progress(workload) as on_window:
+            measured = measure.measure(
+                session, workload.items_per_step, limits, on_window=on_window, watches=meters.watches()
+            )
+        columns = asdict(measured) | {
+            "flags": " ".join(measured.flags),
+            "batch_size": workload.items_per_step,
+            "parameters": session.parameters,
+            "measured_precision": session.measured_precision,
+            "peak_memory_bytes": session.peak_memory_bytes() or meters.process_peak_bytes(),
+        }
+    finally:
+        session.close()
+    if measured.stop_reason == "interrupted":
+        columns["status"] = "interrupted"
+    if workload.flops_per_item and scope != "input":
+        columns["flops_per_item"] = workload.flops_per_item
+        columns["tflops"] = measured.throughput * workload.flops_per_item / 1e12
+    return columns
 
 
 def refuse_too_large(workload, host):
@@ -133,35 +141,68 @@ def refuse_too_large(workload, host):
         )
 
 
-def measure_workload(framework, workload, settings):
-    """Open a session, measure it, close it; returns the columns that this fills."""
+def choose_batch_size(framework, device, settings, describe_workload):
+    """The fastest batch size that fits, by doubling from one.
+
+    Only running out of memory ends the doubling, or a next size that would take over MAX_SECONDS a step, or,
+    where the system would swap or kill in place of refusing, more memory than is free.
+    """
+    fastest, size = (0.0, None), 1
+    while True:
+        trial = replace(settings, batch_size=size)
+        try:
+            seconds, memory = try_batch_size(framework, trial, describe_workload(trial))
+        except Exception as error:
+            if describe_failure(error)[0] != "out_of_memory" or size == 1:
+                raise
+            break
+        log.info("BATCH_SIZE=%d: %.4g a second", size, size / seconds)
+        fastest = max(fastest, (size / seconds, size))
+        free = meters.available_bytes() if device in ("cpu", "mps") else None
+        if 2 * seconds > settings.max_seconds or (free and 2 * memory > free):
+            break
+        size *= 2
+    return fastest[1]
+
+
+def try_batch_size(framework, settings, workload):
+    """(seconds a step, bytes that it took) of a short look at one batch size."""
+    meters.reset_process_peak()
+    before = meters.process_peak_bytes()
     session = framework.open_session(workload, settings, settings.phase, "device")
-    limits = measure.Limits(settings.max_seconds, settings.target_ci)
-    log.info("the model is right; warming up, then measuring for up to %g s", settings.max_seconds)
     try:
-        with report.progress(workload) as on_window:
-            measured = measure.measure(
-                session, workload.items_per_step, limits, on_window=on_window, watches=meters.watches()
-            )
-        return session_columns(session) | measurement_columns(measured, workload)
+        clock = measure.time.perf_counter
+        measure.timed(session, clock, 1)
+        seconds = min(measure.timed(session, clock, 1) for _ in range(3))
+        return seconds, session.peak_memory_bytes() or meters.process_peak_bytes() - before
     finally:
         session.close()
 
 
-def session_columns(session):
-    """What the session says of itself, once it has run."""
-    return {
-        "parameters": session.parameters,
-        "measured_precision": session.measured_precision,
-        "peak_memory_bytes": session.peak_memory_bytes(),
-    }
+def describe_failure(error):
+    """(status, reason) of what ended a measurement; a failure that nobody foresaw shows its place as well."""
+    if isinstance(error, measure.MeasurementError):
+        return error.status, str(error)
+    status, reason = frameworks.describe_failure(error)
+    if status == "failed":
+        traceback.print_exception(error)
+    return status, reason
 
 
-def measurement_columns(measured, workload):
-    """The measurement and what follows from it."""
-    columns = asdict(measured) | {"flags": " ".join(measured.flags)}
-    if measured.stop_reason == "interrupted":
-        columns["status"] = "interrupted"
-    if workload.flops_per_item:
-        columns["tflops"] = measured.throughput * workload.flops_per_item / 1e12
+def judge(row, done):
+    """The columns that say what limits the machine, once all three scopes are measured."""
+    if not {"device", "input", "end_to_end"} <= set(done):
+        return {}
+    device, pipeline, both = (
+        Rate(*(done[scope][name] for name in ("throughput", "throughput_low", "throughput_high")))
+        for scope in ("device", "input", "end_to_end")
+    )
+    bottleneck, why = name_bottleneck(device, pipeline, both, shares_cores=row["device"] == "cpu")
+    columns = {"bottleneck": bottleneck, "note": join(why, row["note"])}
+    if bottleneck == "device":  # then the queue is full all the time, and nothing of it is given away
+        columns["flags"] = row["flags"].replace("short", "").strip()
     return columns
+
+
+def join(*notes):
+    return "; ".join(filter(None, notes))

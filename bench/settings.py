@@ -14,8 +14,10 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 
+SCOPES = ("device", "input", "end_to_end")
 ROOT = Path(__file__).resolve().parent.parent
 # Variables of the Makefile itself: not settings, but not misspelt ones either.
 MAKE_VARIABLES = ("PYTHON",)
@@ -86,7 +88,19 @@ def folder(text):
     return Path(text).expanduser()
 
 
-def setting(kind, default, meaning, *, shown=None, only=None, synonym=None):
+def whole_or_auto(minimum):
+    number = whole(minimum)
+
+    def parse(text):
+        try:
+            return text if text == "auto" else number(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or auto") from None
+
+    return parse
+
+
+def setting(kind, default, meaning, *, shown=None, only=None, synonym=None, sweep=False, several=False):
     """Declare one setting.
 
     Args:
@@ -96,23 +110,28 @@ def setting(kind, default, meaning, *, shown=None, only=None, synonym=None):
         shown: the default in words, where its value says too little.
         only: the scripts that use it; None means all of them.
         synonym: a second environment variable of the same meaning.
+        sweep: a comma list is allowed, and each of its entries is a run of its own.
+        several: a comma list is allowed, and its entries are all used in one run: the value is a tuple.
     """
     if isinstance(default, dict):
         only = tuple(default)
-    about = {"kind": kind, "default": default, "meaning": meaning}
-    about.update(shown=shown, only=only, synonym=synonym)
-    return field(metadata=about)
+    about = {"kind": kind, "default": default, "meaning": meaning, "shown": shown, "only": only}
+    return field(metadata=about | {"synonym": synonym, "sweep": sweep, "several": several})
+
+
+IMAGE = ("image",)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run was asked to do. A setting that the script does not use is None."""
+    """What one run was asked to do. A setting that the script does not use is None."""
 
     use_gpu: bool | None = setting(
         flag,
         None,
-        "1: use the GPU (none found: a warning, then the CPU); 0: the CPU",
+        "1: the GPU (none found: a warning, then the CPU); 0: the CPU",
         shown="the best there is",
+        sweep=True,
     )
     framework: str = setting(
         one_of(pytorch="torch", tf="tensorflow"), "torch", "who does the work; synonyms pytorch, tf"
@@ -122,26 +141,56 @@ class Settings:
         {"image": "resnet50"},
         "any classification model of torchvision, random weights; IMAGE_MODEL is a synonym",
         synonym="IMAGE_MODEL",
+        sweep=True,
     )
-    phase: str = setting(one_of("inference", "training"), {"image": "inference"}, "inference or training")
-    batch_size: int | ByDevice = setting(whole(1), {"image": ByDevice(gpu=64, cpu=16)}, "images in one step")
+    phase: str = setting(one_of("inference", "training"), {"image": "inference"}, "inference or training", sweep=True)
+    batch_size: int | str | ByDevice = setting(
+        whole_or_auto(1),
+        {"image": ByDevice(gpu=64, cpu=16)},
+        "images in one step; auto: the fastest that fits, by doubling",
+        sweep=True,
+    )
+    num_images: int | None = setting(
+        whole(1),
+        None,
+        "exactly so many images for each scope, whatever MAX_SECONDS says",
+        shown="as many as the statistics need",
+        only=IMAGE,
+    )
+    image_size: int | None = setting(
+        whole(32, 4096), None, "pixels a side", shown="the model's own (224; inception_v3 299)", only=IMAGE
+    )
     precision: str = setting(
-        one_of("float32", "mixed_bfloat16"), "float32", "float32 (TF32 off) or mixed_bfloat16 (autocast)"
+        one_of("float32", "tf32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16"),
+        "float32",
+        "float32 (TF32 off), tf32, mixed_float16, mixed_bfloat16 (autocast), float16, bfloat16",
+        sweep=True,
     )
+    compile: bool = setting(flag, False, "1: torch.compile", shown="0", sweep=True)
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),
         {"image": "channels_first"},
         "channels_first or channels_last",
+        sweep=True,
     )
+    scope: tuple[str, ...] = setting(
+        one_of(*SCOPES), {"image": SCOPES}, "which of the three throughputs", shown=",".join(SCOPES), several=True
+    )
+    num_workers: int = setting(
+        whole(0, 1024),
+        os.cpu_count() or 1,
+        "processes that prepare images; 0: the main process does",
+        shown="the number of cores",
+        only=IMAGE,
+    )
+    num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
     max_seconds: float = setting(above_zero, 10.0, "time limit of one measurement", shown="10")
     target_ci: float = setting(
         above_zero, 1.0, "stop when the 95 % interval's half-width is within this many percent", shown="1"
     )
+    runs: int = setting(whole(1, 1000), 1, "repeat everything in so many fresh processes")
     machine: str | None = setting(
-        slug,
-        None,
-        "names the rows and their file, results/<MACHINE>.csv",
-        shown="the best accelerator, else the CPU",
+        slug, None, "names the rows and their file, results/<MACHINE>.csv", shown="the best accelerator, else the CPU"
     )
     results_dir: Path = setting(folder, ROOT / "results", "where the rows go", shown="results")
     seed: int = setting(whole(0), 0, "of the data and the random weights")
@@ -159,27 +208,49 @@ def variable(declared):
 
 def known_names():
     """Every variable that has a meaning here: settings, their synonyms, the Makefile's own."""
-    synonyms = [f.metadata["synonym"] for f in fields(Settings) if f.metadata["synonym"]]
-    return [*map(variable, fields(Settings)), *synonyms, *MAKE_VARIABLES]
+    return [name for declared in fields(Settings) for name in _names(declared)] + list(MAKE_VARIABLES)
 
 
 def read_settings(script, environ=os.environ):
-    """Settings for one script ("image") from the environment; raises SettingError."""
+    """Settings of one run of a script ("image") from the environment; raises SettingError.
+
+    Of a list that asks for several runs the first entry counts: combinations() takes it apart.
+    """
     refuse_misspelt(environ)
-    return Settings(**{f.name: _read_one(f, script, environ) for f in fields(Settings)})
+    values = {f.name: _read_one(f, script, environ) for f in fields(Settings)}
+    return Settings(**{f.name: values[f.name][0] if f.metadata["sweep"] else values[f.name] for f in fields(Settings)})
+
+
+def combinations(script, environ=os.environ):
+    """The runs that the lists ask for, as changes of the environment: {variable: text} each."""
+    refuse_misspelt(environ)
+    choices = []
+    for declared in fields(Settings):
+        if declared.metadata["sweep"] and len(_read_one(declared, script, environ)) > 1:
+            given = [name for name in _names(declared) if name in environ]
+            entries = [entry.strip() for entry in environ[given[0]].split(",")]
+            choices.append([dict.fromkeys(given, entry) for entry in entries])
+    return [{name: text for change in changes for name, text in change.items()} for changes in product(*choices)]
+
+
+def _names(declared):
+    synonym = declared.metadata["synonym"]
+    return (variable(declared), synonym) if synonym else (variable(declared),)
 
 
 def _read_one(declared, script, environ):
+    """The value of a setting; a tuple where a list is allowed."""
     about = declared.metadata
+    listed = about["sweep"] or about["several"]
     if about["only"] and script not in about["only"]:
-        return None
-    given = {n: environ[n].strip() for n in (variable(declared), about["synonym"] or "") if n in environ}
+        return (None,) if listed else None
+    given = {name: environ[name].strip() for name in _names(declared) if name in environ}
     if len(set(given.values())) > 1:
         raise SettingError(" and ".join(f"{n}={t!r}" for n, t in given.items()) + " must agree: set only one of them")
     for name, text in given.items():
-        return _parse(name, text, about["kind"])
-    default = about["default"]
-    return default[script] if isinstance(default, dict) else default
+        return _parse_list(name, text, about["kind"]) if listed else _parse(name, text, about["kind"])
+    default = about["default"][script] if isinstance(about["default"], dict) else about["default"]
+    return (default,) if about["sweep"] else default
 
 
 def _parse(name, text, kind):
@@ -189,6 +260,22 @@ def _parse(name, text, kind):
         return kind(text)
     except ValueError as error:
         raise SettingError(f"{name}={text!r} must be {error}") from None
+
+
+def _parse_list(name, text, kind):
+    entries = [entry.strip() for entry in text.split(",")]
+    if len(entries) == 1:
+        return (_parse(name, text, kind),)
+    if not all(entries):
+        raise SettingError(f"{name}={text!r} has an empty entry: remove the comma that is too many")
+    try:
+        values = tuple(kind(entry) for entry in entries)
+    except ValueError as error:
+        raise SettingError(f"{name}={text!r} must be {error}, in every entry") from None
+    for value in values:
+        if values.count(value) > 1:
+            raise SettingError(f"{name}={text!r} has {value} more than once: name it once")
+    return values
 
 
 def refuse_misspelt(environ):

@@ -32,11 +32,16 @@ class Workload:
 def image_counts(model, image_size, phase):
     """(trainable parameters, FLOPs an image) of an image model, from flops.csv; None where not counted.
 
+    Parts of training: forward is what inference is, backward the rest; the optimizer's are not counted.
+
     Convolutions and matrix products are counted, at one input size; tests/count_flops.py makes the file.
     """
     with COUNTS.open(newline="") as lines:
         for row in csv.DictReader(lines):
             if row["model"] == model:
+                forward, training = int(row["inference_flops"]), int(row["training_flops"])
+                by_phase = {"inference": forward, "forward": forward, "training": training}
+                by_phase["backward"] = training - forward
                 same_size = int(row["image_size"]) == image_size
-                return int(row["parameters"]), int(row[f"{phase}_flops"]) if same_size else None
+                return int(row["parameters"]), by_phase.get(phase) if same_size else None
     return None, None

@@ -19,6 +19,7 @@ class Device:
         values: what probes return after step i; by default something new each time.
     """
 
+    queue_steps, num_workers, prepare = None, 0, None
     SUBMIT_SECONDS = 1e-5
     READ_SECONDS = 2e-5
 
@@ -28,7 +29,7 @@ class Device:
         self.steps = 0
         self.calls = []
 
-    def step(self):
+    def step(self, items=None):
         self.calls.append("step")
         self.clock.now += self.SUBMIT_SECONDS
         self.free_at = max(self.free_at, self.clock.now) + self.work(self.steps)

@@ -15,14 +15,23 @@ SCRIPTS = sorted(Path().glob("*_benchmark.py"))
 # Every room, from the ground up: a file imports from the lines before its own.
 LAYERS = [
     ["bench"],
-    ["bench.settings", "bench.workload", "bench.data", "bench.measure"],
-    ["bench.environment", "bench.check", "bench.meters", "bench.results"],
-    ["bench.report", "bench.frameworks"],
+    ["bench.settings", "bench.workload", "bench.data", "bench.intervals", "bench.verdict"],
+    ["bench.measure", "bench.environment", "bench.meters", "bench.results"],
+    ["bench.check", "bench.report", "bench.frameworks"],
     ["bench.frameworks.on_torch"],
     ["bench.run"],
+    ["bench.sweep"],
+    ["bench.main"],
     [path.stem for path in SCRIPTS],
 ]
-STANDARD_LIBRARY_ONLY = ("bench.settings", "bench.environment", "bench.measure", "bench.workload")
+STANDARD_LIBRARY_ONLY = (
+    "bench.settings",
+    "bench.environment",
+    "bench.measure",
+    "bench.intervals",
+    "bench.workload",
+    "bench.verdict",
+)
 
 
 def module_name(path):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.intervals import median_interval, p95, sign_autocorrelation
 from bench.measure import (
     Limits,
     MeasurementError,
@@ -16,11 +17,9 @@ from bench.measure import (
     doubts,
     is_steady,
     measure,
-    median_interval,
-    p95,
-    run_windows,
-    sign_autocorrelation,
+    run_until_sure,
 )
+from bench.verdict import Rate, name_bottleneck
 from tests.fakes import Clock, Device
 
 
@@ -107,9 +106,11 @@ def test_long_steps_need_only_two_alike():
 
 
 def test_wall_time_is_reported_not_cpu_time():
-    sleeping = SimpleNamespace(step=lambda: time.sleep(0.030), synchronize=lambda: None, probe=random.random)
+    sleeping = SimpleNamespace(
+        prepare=None, queue_steps=None, step=lambda: time.sleep(0.030), synchronize=lambda: None, probe=random.random
+    )
     clock = inspect.signature(measure).parameters["clock"].default
-    windows, _ = run_windows(sleeping, clock, 1, Limits(max_seconds=0.2, target_ci=1e-9))
+    windows = run_until_sure(sleeping, clock, 1, Limits(max_seconds=0.2, target_ci=1e-9)).windows
     assert clock is time.perf_counter
     assert min(windows) >= 0.030
 
@@ -117,8 +118,8 @@ def test_wall_time_is_reported_not_cpu_time():
 def test_a_window_is_k_steps_and_one_synchronise_and_nothing_else():
     clock, seen = Clock(), [[]]
     fake = Device(clock, work=lambda i: 0.004)
-    run_windows(fake, clock, 7, Limits(), on_window=lambda windows, steps: seen.append(list(fake.calls)))
-    assert len(seen) == 20
+    run_until_sure(fake, clock, 7, Limits(), on_window=lambda windows, steps: seen.append(list(fake.calls)))
+    assert len(seen) == 21
     for before, after in pairwise(seen):
         assert after[len(before) :] == ["step"] * 7 + ["synchronize"]
 
@@ -318,3 +319,133 @@ def test_autocorrelation_is_estimated_without_shape():
     assert sign_autocorrelation(list(series(rng, 0.6, 20_000))) == pytest.approx(0.6, abs=0.03)
     assert sign_autocorrelation(list(series(rng, 0.0, 20_000))) == pytest.approx(0.0, abs=0.03)
     assert sign_autocorrelation([1.0] * 30) == 0
+
+
+class Pipeline(Device):
+    """Workers that take `prepare` seconds a batch and work ahead, and a device that then works on the batches.
+
+    A batch is begun when its worker has finished the one before and its place in the queue is free. Without
+    overlap the batch is begun when it is asked for, and the device is idle.
+    """
+
+    def __init__(self, clock, prepare, step=0.0, workers=2, prefetch=2, overlap=True):
+        super().__init__(clock, work=lambda i: step)
+        self.num_workers, self.queue_steps = workers, workers * (prefetch + 1)
+        self.prepare_seconds, self.overlap = prepare, overlap
+        self.ready, self.taken = [], []
+
+    def step(self, items=None):
+        i = len(self.taken)
+        worker_free = self.ready[i - self.num_workers] if i >= self.num_workers else 0.0
+        place_free = self.taken[i - self.queue_steps] if i >= self.queue_steps else 0.0
+        asked_for = 0.0 if self.overlap else max(self.clock.now, self.free_at)
+        self.ready.append(max(worker_free, place_free, asked_for) + self.prepare_seconds)
+        self.clock.now = max(self.clock.now, self.ready[-1])
+        self.taken.append(self.clock.now)
+        super().step()
+
+
+def stream_rate(max_seconds=10, **pipeline):
+    clock = Clock()
+    fake = Pipeline(clock, **pipeline)
+    clock.now = 1000.0  # the queue has long been full
+    result = measure(fake, 1, Limits(max_seconds=max_seconds), clock=clock)
+    return result, Rate(result.throughput, result.throughput_low, result.throughput_high)
+
+
+def test_a_full_queue_is_not_given_away():
+    result, _ = stream_rate(prepare=0.1)
+    assert result.throughput == pytest.approx(20, rel=0.02)  # two workers at ten a second
+    assert result.steps_per_window % 2 == 0
+
+
+def test_windows_of_a_pipeline_leave_nothing_out():
+    clock = Clock()
+    fake = Pipeline(clock, prepare=0.1)
+    begin = SimpleNamespace(start=lambda: begin.at.append(clock.now), at=[], flags=list)
+    shown = []
+    series = run_until_sure(fake, clock, 2, Limits(max_seconds=3), on_window=shown.append, watches=[begin])
+    assert sum(series.windows) == pytest.approx(clock.now - begin.at[0])
+    assert not shown
+
+
+@pytest.mark.parametrize(
+    ("prepare", "overlap", "name"),
+    [(0.2, True, "input"), (0.01, True, "device"), (0.1, False, "overlap"), (0.05, False, "overlap")],
+)
+def test_the_limiting_part_is_named(prepare, overlap, name):
+    device, _ = measured(work=lambda i: 0.09)
+    _, pipeline = stream_rate(prepare=prepare, workers=1, overlap=overlap)
+    _, both = stream_rate(prepare=prepare, step=0.09, workers=1, overlap=overlap)
+    model = Rate(device.throughput, device.throughput_low, device.throughput_high)
+    assert name_bottleneck(model, pipeline, both, shares_cores=False)[0] == name
+
+
+def test_no_limit_is_named_where_intervals_overlap():
+    name, words = name_bottleneck(Rate(100, 95, 105), Rate(104, 102, 106), Rate(99, 98, 100), shares_cores=False)
+    assert name == "undecided"
+    assert "their intervals overlap" in words
+
+
+def test_on_a_cpu_the_expectation_is_told():
+    name, words = name_bottleneck(Rate(100, 99, 101), Rate(300, 290, 310), Rate(76, 75, 77), shares_cores=True)
+    assert name == "device"
+    assert "75 are expected" in words
+
+
+def test_a_pipeline_measured_for_a_few_queues_is_flagged():
+    assert "short" in stream_rate(prepare=0.5)[0].flags
+    assert "short" not in stream_rate(prepare=0.02)[0].flags
+
+
+@pytest.mark.parametrize(("num_items", "rest"), [(1000, 40), (640, 0), (64, 0), (100, 36)])
+def test_a_given_number_of_items_is_measured_exactly(num_items, rest):
+    clock, sizes = Clock(), []
+    fake = Device(clock, work=lambda i: 0.1)
+    step = fake.step
+
+    def count(items=None):
+        sizes.append(items or 64)
+        step()
+
+    fake.step = count
+    watch = SimpleNamespace(start=sizes.clear, flags=list)
+    result = measure(fake, 64, Limits(max_seconds=0.1, num_items=num_items), clock=clock, watches=[watch])
+    assert result.items == num_items == sum(sizes)
+    assert sizes == [64] * (num_items // 64) + [rest] * (rest > 0)
+    assert result.stop_reason == "num_images"
+    assert result.seconds == pytest.approx(0.1 * len(sizes), rel=0.01)
+    assert result.throughput == pytest.approx(num_items / result.seconds)
+    assert (result.throughput_low is None) == (num_items // 64 < 6)
+
+
+def test_a_smaller_last_batch_is_warmed_up():
+    clock, seen = Clock(), set()
+    fake = Device(clock)
+    step = fake.step
+
+    def compiles_each_shape(items=None):
+        clock.now += 0 if items in seen else 5
+        seen.add(items)
+        step()
+
+    fake.step = compiles_each_shape
+    fake.trace_count = lambda: len(seen)
+    result = measure(fake, 10, Limits(num_items=105), clock=clock)
+    assert result.seconds == pytest.approx(11 * 0.010, rel=0.01)
+    assert "recompiled" not in result.flags
+
+
+def test_a_part_of_a_step_is_timed_without_what_comes_before_it():
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.020)
+
+    def forward():
+        fake.calls.append("prepare")
+        fake.free_at = max(fake.free_at, clock.now) + 0.300
+
+    fake.prepare = forward
+    result = measure(fake, 1, Limits(max_seconds=5), clock=clock)
+    assert result.step_seconds_median == pytest.approx(0.020, rel=0.01)
+    assert result.steps_per_window == 1
+    assert fake.calls.count("prepare") >= result.windows

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.settings import SettingError, as_markdown, known_names, read_settings, slug
+from bench.settings import SettingError, as_markdown, combinations, known_names, read_settings, slug
 
 
 def refusal(**environ):
@@ -36,14 +36,20 @@ def test_a_value_may_have_spaces_around_it_and_capitals():
 
 @pytest.mark.parametrize("value", ["0", "-1", "abc", "1.5", "1e9", "1_000", "٣", "99999999999"])
 def test_batch_size(value):
-    assert refusal(BATCH_SIZE=value) == f"BATCH_SIZE={value!r} must be a whole number from 1 to 1000000000"
+    assert refusal(BATCH_SIZE=value) == f"BATCH_SIZE={value!r} must be a whole number from 1 to 1000000000, or auto"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "cure"),
     [
         ("USE_GPU", "yes please", "1 or 0"),
-        ("PRECISION", "fp8", "one of: float32, mixed_bfloat16"),
+        ("PRECISION", "fp8", "one of: float32, tf32, mixed_float16, mixed_bfloat16, float16, bfloat16"),
+        ("NUM_IMAGES", "0", "a whole number from 1 to 1000000000"),
+        ("NUM_WORKERS", "-1", "a whole number from 0 to 1024"),
+        ("IMAGE_SIZE", "7", "a whole number from 32 to 4096"),
+        ("RUNS", "0", "a whole number from 1 to 1000"),
+        ("COMPILE", "2", "1 or 0"),
+        ("SCOPE", "gpu", "one of: device, input, end_to_end"),
         ("PHASE", "train", "one of: inference, training"),
         ("MEMORY_FORMAT", "nhwc", "one of: channels_first, channels_last"),
         ("MAX_SECONDS", "nan", "a number above 0"),
@@ -109,3 +115,46 @@ def test_a_setting_that_the_script_does_not_use_is_not_looked_at():
 def test_the_readme_has_the_table():
     with open("README.md") as readme:
         assert as_markdown() in readme.read()
+
+
+def test_lists_ask_for_every_combination():
+    environ = {"BATCH_SIZE": "1,4,16", "USE_GPU": "0,1", "PHASE": "inference,training", "SEED": "1"}
+    changes = combinations("image", environ)
+    assert len(changes) == 12
+    assert changes[0] == {"USE_GPU": "0", "PHASE": "inference", "BATCH_SIZE": "1"}
+    runs = [read_settings("image", environ | change) for change in changes]
+    assert len({(run.use_gpu, run.phase, run.batch_size) for run in runs}) == 12
+
+
+def test_without_lists_there_is_one_run_that_changes_nothing():
+    assert combinations("image", {"BATCH_SIZE": "4"}) == [{}]
+    assert combinations("image", {"SCOPE": "device,input"}) == [{}]
+
+
+def test_a_list_under_a_synonym():
+    changes = combinations("image", {"IMAGE_MODEL": "vgg11, vgg16"})
+    assert changes == [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]
+
+
+def test_scopes_are_all_measured_in_one_run():
+    assert read_settings("image", {}).scope == ("device", "input", "end_to_end")
+    assert read_settings("image", {"SCOPE": "input,device"}).scope == ("input", "device")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("BATCH_SIZE", "1,,4", "has an empty entry: remove the comma that is too many"),
+        ("MODEL", "vgg11,", "has an empty entry: remove the comma that is too many"),
+        ("BATCH_SIZE", "1,4,1", "has 1 more than once: name it once"),
+        ("SCOPE", "device,device", "has device more than once: name it once"),
+        ("BATCH_SIZE", "1,x", "must be a whole number from 1 to 1000000000, or auto, in every entry"),
+        ("PRECISION", "float32,fp8", "must be one of: float32, tf32, "),
+    ],
+)
+def test_a_wrong_list_is_named_with_its_cure(name, value, said):
+    assert refusal(**{name: value}).startswith(f"{name}={value!r} {said}")
+
+
+def test_settings_that_take_one_value_take_no_list():
+    assert refusal(RUNS="1,2") == "RUNS='1,2' must be a whole number from 1 to 1000"

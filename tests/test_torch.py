@@ -1,11 +1,14 @@
 """PyTorch for real: small networks, few steps. Where an accelerator is found, the same tests run on it."""
 
 import csv
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from bench import frameworks, measure
+from bench import data, frameworks, measure
 from bench.frameworks import on_torch
 from bench.settings import SettingError, read_settings
 from image_benchmark import image_workload
@@ -15,9 +18,10 @@ DEVICE = on_torch.choose_device(None)
 
 
 def open_session(**environ):
+    phase, scope = environ.pop("part", None), environ.get("SCOPE", "device")
     settings = read_settings("image", {"BATCH_SIZE": "2", "MODEL": "squeezenet1_1"} | environ).on(DEVICE)
     workload = image_workload(settings)
-    return on_torch.open_session(workload, settings, settings.phase, "device")
+    return on_torch.open_session(workload, settings, phase or settings.phase, scope)
 
 
 @pytest.mark.parametrize("phase", ["inference", "training"])
@@ -35,12 +39,12 @@ def test_a_real_measurement(phase, precision, memory_format):
 def test_training_changes_the_weights_and_inference_does_not():
     for phase, changes in (("training", True), ("inference", False)):
         session = open_session(PHASE=phase)
-        before = [p.detach().clone() for p in session._model.parameters()]
+        before = [p.detach().clone() for p in session.model.parameters()]
         session.step()
         session.synchronize()
-        changed = [not torch.equal(a, b) for a, b in zip(before, session._model.parameters(), strict=True)]
+        changed = [not torch.equal(a, b) for a, b in zip(before, session.model.parameters(), strict=True)]
         assert any(changed) == changes
-        assert session._model.training == changes
+        assert session.model.training == changes
 
 
 def test_the_batches_rotate():
@@ -63,6 +67,123 @@ def test_the_same_seed_gives_the_same_work():
     assert first_output("1") != pytest.approx(first_output("2"), rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("precision", "measured"), [("mixed_float16", "float16"), ("float16", "float16"), ("bfloat16", "bfloat16")]
+)
+def test_lower_precisions_are_what_they_say_and_train(precision, measured):
+    session = open_session(PRECISION=precision, PHASE="training", BATCH_SIZE="1")
+    assert session.measured_precision == measured
+    session.step()
+    before = session.probe()
+    for _ in range(3):
+        session.step()
+    assert np.isfinite(session.probe())
+    assert session.probe() != before
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="for a device without TF32")
+def test_tf32_is_not_promised_where_there_is_none():
+    with pytest.raises(measure.MeasurementError, match="no TF32: it computes in float32") as error:
+        open_session(PRECISION="tf32")
+    assert error.value.status == "unsupported"
+
+
+def test_the_parts_of_training_do_their_part():
+    forward = open_session(part="forward", PHASE="training")
+    forward.step()
+    assert forward.prepare is None
+    assert forward.last_weight.grad is None
+    backward = open_session(part="backward", PHASE="training")
+    before = backward.last_weight.detach().clone()
+    backward.prepare()
+    assert backward.last_weight.grad is None
+    backward.step()
+    assert backward.probe() > 0
+    assert torch.equal(backward.last_weight, before)
+    optimizer = open_session(part="optimizer", PHASE="training")
+    optimizer.prepare()
+    before = optimizer.last_weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(optimizer.last_weight, before)
+
+
+def test_a_step_can_take_the_first_items_of_its_batch():
+    session = open_session(BATCH_SIZE="3")
+    session.step(2)
+    assert session.watched.shape == (2, 1000)
+
+
+@pytest.fixture(scope="module")
+def stream_settings():
+    settings = read_settings("image", {"BATCH_SIZE": "4", "NUM_WORKERS": "2", "USE_GPU": "0"})
+    return image_workload(settings), settings
+
+
+@pytest.mark.parametrize("context", ["spawn", "fork"])
+def test_the_pipeline_survives_every_start_method(stream_settings, context):
+    stream = on_torch.JpegStream(*stream_settings, "inference", context)
+    images, labels = next(stream)
+    assert (images.shape, images.dtype, len(labels)) == ((4, 3, 224, 224), torch.float32, 4)
+    assert stream.queue_steps == 6
+    stream.close()
+
+
+def test_the_pipeline_never_ends_and_looks_at_every_file(stream_settings):
+    sampler = iter(on_torch.EndlessSampler(10, seed=0))
+    first, second = ([next(sampler) for _ in range(10)] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+
+
+def test_images_are_transformed_as_for_imagenet(tmp_path):
+    """Against the definition, on the CPU in NumPy and PIL: resize the short side to 256, cut 224, normalise."""
+    (path,) = data.write_jpegs(tmp_path, 1, seed=1)
+    got, label = on_torch.JpegDataset([path], 224, 1000, training=False)[0]
+    image = Image.open(path).convert("RGB")
+    scale = 256 / min(image.size)
+    image = image.resize([int(side * scale) for side in image.size], Image.Resampling.BILINEAR)
+    left, top = ((side - 224) / 2 for side in image.size)
+    cut = np.asarray(image.crop((round(left), round(top), round(left) + 224, round(top) + 224)), np.float32) / 255
+    expected = ((cut - on_torch.IMAGENET_MEAN) / on_torch.IMAGENET_STD).transpose(2, 0, 1)
+    assert np.abs(got.numpy() - expected).mean() < 0.05
+    assert label == 0
+
+
+def test_training_images_are_cropped_at_random(tmp_path):
+    dataset = on_torch.JpegDataset(data.write_jpegs(tmp_path, 1, seed=1), 224, 1000, training=True)
+    (first, _), (second, _) = dataset[0], dataset[0]
+    assert first.shape == second.shape == (3, 224, 224)
+    assert not torch.equal(first, second)
+
+
+def test_the_jpeg_pool_is_seeded_and_like_photographs(tmp_path):
+    def pool(name, seed):
+        (tmp_path / name).mkdir()
+        return [Path(path).read_bytes() for path in data.write_jpegs(tmp_path / name, 8, seed)]
+
+    assert pool("a", 0) == pool("b", 0) != pool("c", 1)
+    sizes = [Image.open(path).size for path in (tmp_path / "a").iterdir()]
+    assert all(200 <= side <= 500 for size in sizes for side in size)
+    bits = 8 * sum(len(file) for file in pool("d", 0)) / sum(width * height for width, height in sizes)
+    assert 1 < bits < 3  # a pixel; noise would take over 6
+
+
+@pytest.mark.parametrize("scope", ["input", "end_to_end"])
+def test_a_stream_is_measured(scope):
+    session = open_session(SCOPE=scope, NUM_WORKERS="1")
+    result = measure.measure(session, 2, measure.Limits(max_seconds=0.3))
+    assert result.items == 2 * result.windows * result.steps_per_window
+    assert (session.parameters is None) == (scope == "input")
+    session.close()
+
+
+def test_a_stream_without_workers_is_measured():
+    session = open_session(SCOPE="input", NUM_WORKERS="0")
+    assert session.queue_steps == 0
+    assert measure.measure(session, 2, measure.Limits(max_seconds=0.3)).throughput > 0
+    session.close()
+
+
 # One of each kind of trouble: auxiliary heads, 299 pixels, a head of zeros, no BatchNorm, grouped convolutions.
 @pytest.mark.parametrize("model", ["googlenet", "inception_v3", "vit_b_32", "vgg11", "shufflenet_v2_x0_5", "swin_t"])
 def test_models_pass_their_checks_and_look_at_their_input(model):
@@ -71,9 +192,9 @@ def test_models_pass_their_checks_and_look_at_their_input(model):
 
 def test_a_depth_of_random_layers_keeps_two_images_apart():
     session = open_session(MODEL="resnet50")
-    session._model.eval()
+    session.model.eval()
     with torch.no_grad():
-        a, b = session._model(next(session._batches)[0]).double()
+        a, b = session.model(next(session.batches)[0]).double()
     assert (a - b).norm() > 0.01 * a.norm()
 
 
@@ -112,17 +233,28 @@ def test_silent_fallback_to_the_cpu_is_refused(monkeypatch):
 
 
 def test_use_gpu_decides():
-    assert on_torch.find_device(False).device == "cpu"
-    assert on_torch.find_device(True) == on_torch.find_device(None)
-    assert on_torch.find_device(None).framework_version == torch.__version__
+    def found(**environ):
+        return on_torch.find_device(read_settings("image", environ))
+
+    assert found(USE_GPU="0").device == "cpu"
+    assert found(USE_GPU="1") == found()
+    assert found().framework_version == torch.__version__
+
+
+def test_num_threads_are_set_and_reported():
+    usual = torch.get_num_threads()
+    try:
+        assert on_torch.find_device(read_settings("image", {"NUM_THREADS": "1"})).num_threads == 1
+    finally:
+        torch.set_num_threads(usual)
 
 
 def test_float32_is_float32():
-    torch.backends.fp32_precision = "tf32"
-    on_torch.set_float32()
     backends = torch.backends
-    rooms = (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
-    assert {room.fp32_precision for room in rooms} == {"ieee"}
+    rooms = (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    for precision in ("tf32", "ieee"):
+        on_torch.set_float32(precision)
+        assert {room.fp32_precision for room in rooms} == {precision}
 
 
 def test_failures_are_told_apart():

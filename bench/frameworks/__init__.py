@@ -1,7 +1,7 @@
 """The seam between the benchmark and the frameworks. A framework is one file here, on_<name>.py, that offers:
 
-    find_device(use_gpu) -> Device
-        use_gpu: True, False, or None for the best there is; no GPU found is no error but the CPU
+    find_device(settings) -> Device
+        settings.use_gpu: True, False, or None for the best there is; no GPU found is no error but the CPU
     open_session(workload, settings, phase, scope) -> Session
 
 A file called torch.py would shadow the real one, hence the name.
@@ -9,6 +9,7 @@ A file called torch.py would shadow the real one, hence the name.
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,11 +35,14 @@ class Session(Protocol):
     What a step is follows from phase and scope. Optional: trace_count(), how often the step was compiled.
     """
 
-    parameters: int  # trainable
-    measured_precision: str  # as bench/check.py names it
+    parameters: int | None  # trainable; None where there is no model
+    measured_precision: str | None  # as bench/check.py names it
+    num_workers: int | None  # processes that prepare batches; None: the batches are resident
+    queue_steps: int | None  # batches that they may have ready or in their hands
+    prepare: Callable[[], None] | None  # what has to come before each step, and is not timed
 
-    def step(self) -> None:
-        """Submit one step on the next batch; may return before it is done."""
+    def step(self, items: int | None = None) -> None:
+        """Submit one step on the next batch, or on its first items; may return before it is done."""
 
     def synchronize(self) -> None:
         """Return when all submitted work is complete."""
@@ -70,6 +74,6 @@ def describe_failure(error):
     memory = ("out of memory", "can't allocate memory", "unable to allocate", "oom when allocating")
     if isinstance(error, MemoryError) or any(words in reason.lower() for words in memory):
         return "out_of_memory", reason
-    if isinstance(error, NotImplementedError):
+    if isinstance(error, NotImplementedError) or "not implemented for" in reason:
         return "unsupported", reason
     return "failed", f"{type(error).__name__}: {reason}"

@@ -1,27 +1,39 @@
 """All the PyTorch there is here. CUDA and MPS take one path, torch.accelerator, so that a run on either
 proves the lines of both."""
 
+import atexit
 import difflib
+import functools
 import itertools
 import os
+import tempfile
 from contextlib import nullcontext
 
 import torch
 import torchvision
 from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchvision.io import ImageReadMode, decode_jpeg, read_file
+from torchvision.transforms import v2
 
 from bench import check, data
 from bench.frameworks import Device
+from bench.measure import MeasurementError
 from bench.settings import SettingError
 
-AUTOCAST = {"float32": None, "mixed_bfloat16": torch.bfloat16}
+AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
+WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 LEARNING_RATE = 0.01
+PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def find_device(use_gpu):
+def find_device(settings):
     """The Device to run on; raises SettingError where operators would silently move to the CPU."""
-    kind = choose_device(use_gpu)
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    kind = choose_device(settings.use_gpu)
     return Device(kind, name_device(kind), torch.__version__, torch.get_num_threads())
 
 
@@ -37,23 +49,28 @@ def choose_device(use_gpu):
 
 
 def open_session(workload, settings, phase, scope):
-    """A TorchSession, its network built, checked and moved; raises SettingError or MeasurementError."""
+    """A session of this file, checked and on its device; raises SettingError or MeasurementError."""
     if workload.name not in BUILDERS:
         raise SettingError(f"FRAMEWORK='torch' cannot run {workload.name}: it has {', '.join(BUILDERS)}")
-    set_float32()
+    set_float32("tf32" if settings.precision == "tf32" else "ieee")
     torch.manual_seed(settings.seed)
-    return TorchSession(BUILDERS[workload.name](workload), workload, settings, phase, scope)
+    place = Place(settings)
+    if scope == "input":
+        return InputSession(place, JpegStream(workload, settings, phase))
+    stream = JpegStream(workload, settings, phase) if scope == "end_to_end" else None
+    model = place.prove(BUILDERS[workload.name](workload), workload)
+    return STEPS[phase](place, model, stream or resident_batches(place, workload))
 
 
-def set_float32():
-    """float32 means float32: no TF32, in matrix products and convolutions alike.
+def set_float32(precision):
+    """What float32 may mean inside, "ieee" or "tf32", in matrix products and convolutions alike.
 
     Each setting by name: cuDNN's convolutions start at tf32 whatever the setting above them says. Mixing
     these with the older allow_tf32 raises, so nothing here touches that.
     """
     backends = torch.backends
-    for room in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn):
-        room.fp32_precision = "ieee"
+    for room in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        room.fp32_precision = precision
     # Autotuning happens on the first step of a shape, which is never inside a window.
     backends.cudnn.benchmark = True
 
@@ -79,6 +96,11 @@ def build_image(workload):
 
 
 BUILDERS = {"image": build_image}
+
+
+def count_parameters(model):
+    """The trainable ones."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 @torch.no_grad()
@@ -107,87 +129,265 @@ def name_device(device):
     return None if device == "cpu" else torch.get_device_module(device).get_device_name()
 
 
-class TorchSession:
-    """Resident batches in rotation through one network. The contract is in bench/frameworks/__init__.py."""
+class Place:
+    """Where and how numbers are computed: device, precision, memory format; and the proof that they are right."""
 
-    def __init__(self, model, workload, settings, phase, scope):
+    def __init__(self, settings):
         self.device = choose_device(settings.use_gpu)
-        self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self._autocast_type = AUTOCAST[settings.precision]
-        self._format = MEMORY_FORMATS[settings.memory_format]
+        self.seed = settings.seed
+        self.precision = settings.precision
+        self.compile = settings.compile
+        self.dtype = WHOLE_MODEL.get(settings.precision, torch.float32)
+        self.format = MEMORY_FORMATS[settings.memory_format]
         self.measured_precision = self._measure_precision()
-        check.check_parameters(self.parameters, workload.parameters)
-        (pair, _), *_ = data.image_batches(2, workload.item_shape, workload.classes, settings.seed)
-        self._model = self._prove(model, torch.from_numpy(pair)).train(phase == "training")
-        self._memory("reset_peak_memory_stats")
-        batches = data.image_batches(workload.items_per_step, workload.item_shape, workload.classes, settings.seed)
-        self._batches = itertools.cycle([(self._put(x), torch.from_numpy(y).to(self.device)) for x, y in batches])
-        # Fused: one kernel for all weights, where the loop over them would be what is measured.
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=LEARNING_RATE, fused=True)
-        self._watched = list(self._model.parameters())[-1]
-        self.step = {("device", "inference"): self._infer, ("device", "training"): self._train}[scope, phase]
+        if settings.precision == "tf32" and "tf32" not in self.measured_precision:
+            raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
 
-    @torch.inference_mode()
-    def _infer(self):
-        images, _ = next(self._batches)
-        with self._autocast():
-            self._watched = self._model(images)
+    def autocast(self):
+        kind = AUTOCAST.get(self.precision)
+        return torch.autocast(self.device, kind) if kind else nullcontext()
 
-    def _train(self):
-        images, labels = next(self._batches)
-        self._optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
-            loss = functional.cross_entropy(self._model(images), labels)
-        loss.backward()
-        self._optimizer.step()
+    def put(self, images, labels):
+        """A batch on the device; from pinned memory, without waiting for it."""
+        images, labels = torch.as_tensor(images), torch.as_tensor(labels)
+        images = images.to(self.device, self.dtype, memory_format=self.format, non_blocking=True)
+        return images, labels.to(self.device, non_blocking=True)
 
-    def synchronize(self):
-        if self.device != "cpu":
-            torch.accelerator.synchronize()
+    @torch.no_grad()
+    def prove(self, model, workload):
+        """The model on its device, once it is the right one and its output for a pair of images is right there."""
+        check.check_parameters(count_parameters(model), workload.parameters)
+        (pair, labels), *_ = data.image_batches(2, workload.item_shape, workload.classes, self.seed)
+        calibrate(model, torch.from_numpy(pair))
+        comparable = self.device != "cpu" and self.precision == "float32"
+        expected = model.eval()(torch.from_numpy(pair)).numpy() if comparable else None
+        model = model.to(self.device, self.dtype, memory_format=self.format)
+        with self.autocast():
+            got = model.eval()(self.put(pair, labels)[0])
+        check.check_output(got.float().cpu().numpy(), expected)
+        self.memory("reset_peak_memory_stats")
+        return model
 
-    def probe(self):
-        # A norm, because one element may be a dead unit's, and a sum over classes has no gradient.
-        return torch.linalg.vector_norm(self._watched.detach().float()).item()
-
-    def peak_memory_bytes(self):
-        return self._memory("max_memory_allocated")
-
-    def close(self):
-        self._model = self._optimizer = self._batches = self._watched = None
-        if self.device != "cpu":
-            torch.accelerator.empty_cache()
-
-    def _memory(self, function):
-        """Call a memory function of the accelerator; None where it has none (MPS before torch 2.13, the CPU)."""
+    def memory(self, function):
+        """Call a memory function of the accelerator; None where it has none (the CPU, MPS before torch 2.13)."""
         try:
             return None if self.device == "cpu" else getattr(torch.accelerator, function)()
         except (AttributeError, NotImplementedError, RuntimeError):
             return None
-
-    def _autocast(self):
-        return torch.autocast(self.device, self._autocast_type) if self._autocast_type else nullcontext()
-
-    def _put(self, images):
-        return torch.as_tensor(images).to(self.device, memory_format=self._format)
-
-    @torch.no_grad()
-    def _prove(self, model, pair):
-        """The model on its device, once its output for a pair of images was found right there."""
-        calibrate(model, pair)
-        comparable = self.device != "cpu" and self._autocast_type is None
-        expected = model.eval()(pair).numpy() if comparable else None
-        model = model.to(self.device, memory_format=self._format)
-        with self._autocast():
-            got = model.eval()(self._put(pair))
-        check.check_output(got.float().cpu().numpy(), expected)
-        return model
 
     @torch.no_grad()
     def _measure_precision(self):
         errors = []
         for work, pair in zip((torch.matmul, functional.conv2d), check.probe_inputs(), strict=True):
             left, right = map(torch.from_numpy, pair)
-            with self._autocast():
-                got = work(left.to(self.device), right.to(self.device))
+            with self.autocast():
+                got = work(left.to(self.device, self.dtype), right.to(self.device, self.dtype))
             errors.append(check.relative_error(got.double().cpu(), work(left.double(), right.double())))
-        return check.name_precision(*errors)
+        return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
+
+
+def resident_batches(place, workload):
+    """Batches that stay on the device and take turns, without end."""
+    batches = data.image_batches(workload.items_per_step, workload.item_shape, workload.classes, place.seed)
+    return itertools.cycle([place.put(*batch) for batch in batches])
+
+
+@functools.cache
+def jpeg_files(seed):
+    """Paths of the pool of JPEG files, written once and removed with the process."""
+    folder = tempfile.TemporaryDirectory(prefix="jpegs-")
+    atexit.register(folder.cleanup)
+    return data.write_jpegs(folder.name, data.JPEG_FILES, seed)
+
+
+class JpegStream:
+    """Batches out of JPEG files, decoded and transformed in worker processes, without end."""
+
+    def __init__(self, workload, settings, phase, context=None):
+        paths = jpeg_files(settings.seed)
+        self.num_workers = settings.num_workers
+        self.queue_steps = self.num_workers * (PREFETCH + 1)  # ready, and one in each worker's hands
+        loader = DataLoader(
+            JpegDataset(paths, workload.item_shape[-1], workload.classes, phase == "training"),
+            batch_size=workload.items_per_step,
+            sampler=EndlessSampler(len(paths), settings.seed),
+            num_workers=self.num_workers,
+            prefetch_factor=PREFETCH if self.num_workers else None,
+            pin_memory=choose_device(settings.use_gpu) == "cuda",
+            multiprocessing_context=context if self.num_workers else None,
+        )
+        self._batches = iter(loader)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._batches)
+
+    def close(self):
+        self._batches = None  # ends the workers
+
+
+class EndlessSampler(Sampler):
+    """Seeded random indices without epochs: at an epoch's end the workers' queues would run empty."""
+
+    def __init__(self, size, seed):
+        self.size, self.seed = size, seed
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed)
+        while True:
+            yield from torch.randperm(self.size, generator=generator).tolist()
+
+
+class JpegDataset(Dataset):
+    """Decodes and transforms as is usual for ImageNet; plain values, so that any start method can carry it."""
+
+    def __init__(self, paths, size, classes, training):
+        self.paths, self.classes = paths, classes
+        cut = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+        whole = [v2.Resize(size * 256 // 224, antialias=True), v2.CenterCrop(size)]
+        as_floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+        self.transform = v2.Compose((cut if training else whole) + as_floats)
+
+    def __getitem__(self, index):
+        image = decode_jpeg(read_file(self.paths[index]), mode=ImageReadMode.RGB)
+        return self.transform(image), index % self.classes
+
+
+class TorchSession:
+    """What all sessions here have in common. The contract is in bench/frameworks/__init__.py."""
+
+    prepare = parameters = measured_precision = None
+
+    def __init__(self, place, batches):
+        self.place, self.batches = place, batches
+        self.queue_steps = getattr(batches, "queue_steps", None)
+        self.num_workers = getattr(batches, "num_workers", None)
+
+    def next_batch(self, items=None):
+        images, labels = next(self.batches)
+        if self.queue_steps is not None:
+            images, labels = self.place.put(images, labels)
+        return images[:items], labels[:items]
+
+    def synchronize(self):
+        if self.place.device != "cpu":
+            torch.accelerator.synchronize()
+
+    def probe(self):
+        # A norm, because one element may be a dead unit's, and a sum over classes has no gradient.
+        return torch.linalg.vector_norm(self.watched.detach().float()).item()
+
+    def peak_memory_bytes(self):
+        return self.place.memory("max_memory_allocated")
+
+    def close(self):
+        if self.queue_steps is not None:
+            self.batches.close()
+        vars(self).clear()  # whatever holds memory
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+
+
+class InputSession(TorchSession):
+    """A step prepares one batch and copies it to the device; there is no model."""
+
+    def step(self, items=None):
+        self.watched, _ = self.next_batch(items)
+
+
+class Inference(TorchSession):
+    """A step is one forward pass without gradients."""
+
+    training = False
+
+    def __init__(self, place, model, batches):
+        super().__init__(place, batches)
+        self.parameters = count_parameters(model)
+        self.measured_precision = place.measured_precision
+        model.train(self.training)
+        self.model = torch.compile(model, dynamic=False) if place.compile else model
+
+    @torch.inference_mode()
+    def step(self, items=None):
+        images, _ = self.next_batch(items)
+        with self.place.autocast():
+            self.watched = self.model(images)
+
+    def trace_count(self):
+        # Importing it takes a second, which only those who compile should pay.
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.place.compile else 0
+
+
+class Training(Inference):
+    """A step is forward, backward and SGD."""
+
+    training = True
+
+    def __init__(self, place, model, batches):
+        super().__init__(place, model, batches)
+        # Fused: one kernel for all weights, where the loop over them would be what is measured; and without it
+        # the gradient scaler reads a scalar back in every step.
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=True)
+        # The usual first scale of 65,536 overflows until it has been halved often enough, and skips those updates.
+        uses_scaler = place.precision == "mixed_float16"
+        self.scaler = torch.amp.GradScaler(place.device, init_scale=256, enabled=uses_scaler)
+        self.watched = self.last_weight = list(model.parameters())[-1]
+
+    def step(self, items=None):
+        self.forward(items)
+        self.backward()
+        self.update()
+
+    def forward(self, items=None):
+        images, labels = self.next_batch(items)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.place.autocast():
+            self.loss = functional.cross_entropy(self.model(images), labels)
+
+    def backward(self):
+        self.scaler.scale(self.loss).backward()
+
+    def update(self):
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class Forward(Training):
+    """The forward pass of training alone, gradients' records included."""
+
+    def step(self, items=None):
+        self.forward(items)
+        self.watched = self.loss
+
+
+class Backward(Training):
+    """The backward pass alone."""
+
+    def prepare(self):
+        self.forward()
+
+    def step(self, items=None):
+        self.backward()
+        self.watched = self.last_weight.grad
+
+
+class Optimizer(Training):
+    """The weights' update alone."""
+
+    def prepare(self):
+        self.forward()
+        self.backward()
+
+    def step(self, items=None):
+        self.update()
+
+
+STEPS = {
+    "inference": Inference,
+    "training": Training,
+    "forward": Forward,
+    "backward": Backward,
+    "optimizer": Optimizer,
+}

@@ -12,7 +12,7 @@ from bench.frameworks import Device
 from bench.settings import SettingError
 
 
-def find_device(use_gpu):
+def find_device(settings):
     return Device("cpu", None, np.__version__, 1)
 
 
@@ -23,14 +23,16 @@ def open_session(workload, settings, phase, scope):
         raise MemoryError("unable to allocate 9 TiB")
     if workload.model == "unsupported":
         raise NotImplementedError("NumPy has\nno such operator")
-    return Session(workload, settings)
+    return Session(workload, settings, scope)
 
 
 class Session:
-    parameters = None
+    queue_steps, num_workers, prepare = None, 0, None
     measured_precision = "float32"
 
-    def __init__(self, workload, settings):
+    def __init__(self, workload, settings, scope):
+        if scope != "device":
+            self.queue_steps, self.num_workers = 2, settings.num_workers
         self.model = workload.model
         self.steps = 0
         pixels = int(np.prod(workload.item_shape))
@@ -40,13 +42,13 @@ class Session:
         self.batches = itertools.cycle([images.reshape(len(images), -1) for images, _ in batches])
         self.output = None
 
-    def step(self):
+    def step(self, items=None):
         self.steps += 1
         if self.model == "crashes" and self.steps == 3:
             raise RuntimeError("a kernel failed")
         if self.model == "is_interrupted":
             raise KeyboardInterrupt
-        self.output = next(self.batches) @ self.weights
+        self.output = next(self.batches)[:items] @ self.weights
 
     def synchronize(self):
         pass

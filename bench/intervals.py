@@ -1,0 +1,72 @@
+"""The middle of a series of windows, and how sure it is. Pure arithmetic on seconds in the order they were taken."""
+
+import math
+import statistics
+from fractions import Fraction
+from itertools import pairwise
+
+MIN_SAMPLES = 6  # the fewest whose extremes enclose the median with 95 %: 1 - 2 / 2**6 = 0.969
+TAIL = Fraction(1, 40)  # on either side of a 95 % interval
+NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(float(TAIL))  # -1.96
+
+
+def median_interval(samples):
+    """The 95 % interval of the median as (low, high), from the order statistics.
+
+    For independent samples it is exact and needs no shape of distribution: the number of samples below
+    the median is Binomial(n, 1/2) (David and Nagaraja, Order Statistics, section 7.1). Windows in a row
+    are not independent, so the ranks are widened about n/2 by sqrt((1 + rho) / (1 - rho)), the growth of
+    a mean's standard error under a first-order autoregression; rho comes from the signs about the median
+    (for Gaussian series their correlation r gives rho = sin(pi r / 2)), so that outliers do not move it.
+
+    Args:
+        samples: at least 6 of them, in the order in which they were taken.
+    """
+    n = len(samples)
+    ordered = sorted(samples)
+    rank = _exact_rank(n)
+    rho = sign_autocorrelation(samples)
+    reach = (n / 2 - (rank - 1)) * math.sqrt((1 + rho) / (1 - rho))
+    low = max(0, math.floor(n / 2 - reach))
+    return ordered[low], ordered[n - 1 - low]
+
+
+def _exact_rank(n):
+    """The largest 1-based rank l with P(l-th smallest > median) <= 2.5 %, by the binomial sum."""
+    if n > 1000:  # the normal approximation is within one rank from here on, and the sum grows slow
+        return math.floor((n + NORMAL_QUANTILE * math.sqrt(n)) / 2)
+    allowed = int(2**n * TAIL)
+    below, rank = 1, 1  # ways in which fewer than `rank` of n samples lie below the median
+    while below + math.comb(n, rank) <= allowed:
+        below += math.comb(n, rank)
+        rank += 1
+    return rank
+
+
+def sign_autocorrelation(samples):
+    """The lag-one autocorrelation, estimated from signs about the median, within [0, 0.8]."""
+    middle = statistics.median(samples)
+    signs = [(x > middle) - (x < middle) for x in samples]
+    energy = sum(s * s for s in signs)
+    if not energy:
+        return 0.0
+    r = sum(a * b for a, b in pairwise(signs)) / energy
+    return min(0.8, max(0.0, math.sin(math.pi * r / 2)))
+
+
+def p95(step_seconds):
+    """The 95th percentile of single steps; None below 59 of them, where the largest may lie under it."""
+    if len(step_seconds) < 59:
+        return None
+    return sorted(step_seconds)[math.ceil(0.95 * len(step_seconds)) - 1]
+
+
+def has_drift(windows):
+    """Whether the first and last thirds differ by over 2 %, beyond what their intervals explain."""
+    third = len(windows) // 3
+    if third < MIN_SAMPLES:
+        return False
+    first, last = windows[:third], windows[-third:]
+    (a_low, a_high), (b_low, b_high) = median_interval(first), median_interval(last)
+    differ = abs(statistics.median(last) / statistics.median(first) - 1) > 0.02
+    return differ and (a_high < b_low or b_high < a_low)

@@ -1,0 +1,57 @@
+"""The door of every script: reads the settings, runs what they ask for, and turns mistakes into one line."""
+
+import logging
+import os
+import sys
+
+from bench import environment, report, results, sweep
+from bench.run import run_once
+from bench.settings import SettingError, combinations, read_settings
+
+EXIT_STATUS = {"ok": 0, "interrupted": 130}
+
+
+def main(script, describe_workload):
+    """Run one benchmark from the environment's settings.
+
+    Args:
+        script: its name in the settings' declarations ("image").
+        describe_workload: Settings -> Workload.
+
+    Returns:
+        The exit status: 0 measured, 1 tried and failed (the rows say why), 2 asked for wrongly,
+        130 interrupted.
+    """
+    logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("bench").setLevel(logging.INFO)
+    try:
+        environment.refuse_rosetta()
+        changes, settings = combinations(script), read_settings(script)
+        host = environment.describe_host(settings.machine)
+        path = settings.results_dir / f"{host.machine}.csv"
+        results.prepare(path)
+        if len(changes) * settings.runs > 1:
+            return sweep.run_all(script, changes, settings.runs, host, path, describe_workload)
+        return run_alone(settings, host, path, describe_workload)
+    except (SettingError, results.ResultsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: windows that were not complete are not in the results", file=sys.stderr)
+        return 130
+
+
+def run_alone(settings, host, path, describe_workload):
+    """Run one combination in this process, each row shown and stored as soon as it is measured."""
+    status, flags = None, set()
+    for row in run_once(settings, host, describe_workload):
+        if status is None:
+            print(report.describe_task(row))
+        print(report.describe_result(row), flush=True)
+        results.append(path, row)
+        status = row["status"]
+        flags.update(row.get("flags", "").split())
+    if flags:
+        print(report.explain(flags))
+    print(f"added to {os.path.relpath(path)}")
+    return EXIT_STATUS.get(status, 1)

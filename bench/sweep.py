@@ -1,0 +1,103 @@
+"""Many runs in a row, each in a process of its own.
+
+A fresh process starts with nothing allocated, compiled or tuned; it shows how much figures differ between
+processes (RUNS); and when the system ends one for want of memory, the others still run. This process
+imports no framework.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bench import report, results
+from bench.run import begin_row
+from bench.settings import read_settings
+
+log = logging.getLogger("bench")
+OWN_WORD = (0, 1, 2, 130)  # exit statuses of a run that has said itself what became of it
+
+
+def run_all(script, changes, runs, host, path, describe_workload):
+    """Run every combination so many times, one bar over all of them.
+
+    Args:
+        changes: what combinations() gave, changes of the environment.
+        host, path: where the rows of a process that was killed go; the others write their own.
+
+    Returns:
+        The exit status: 0 when at least one run was measured and none was asked for wrongly.
+    """
+    plan = [change for change in changes for _ in range(runs)]
+    statuses = []
+    tqdm.monitor_interval = 0
+    with tqdm(plan, unit=" runs", disable=None, file=sys.stderr) as bar:
+        for change in bar:
+            wanted = ", ".join(f"{name}={text}" for name, text in change.items())
+            bar.set_postfix_str(wanted)
+            log.info("run %d of %d: %s", len(statuses) + 1, len(plan), wanted or "as asked")
+            status = run_child(change)
+            if status not in OWN_WORD:
+                settings = read_settings(script, os.environ | change)
+                row = describe_death(settings, host, describe_workload, status)
+                results.append(path, row)
+                tqdm.write(f"{report.describe_task(row)}\n{report.describe_result(row)}", file=sys.stdout)
+            statuses.append(status)
+            if status == 130:
+                break
+    if 130 in statuses or 2 in statuses:
+        return 130 if 130 in statuses else 2
+    return 0 if 0 in statuses else 1
+
+
+def run_child(change):
+    """Run this script on one combination, pass its words on, and return its exit status (negative: a signal)."""
+    environ = os.environ | change | {"RUNS": "1"}
+    # In a session of its own, so that Ctrl-C reaches it once, through this process.
+    child = subprocess.Popen(
+        [sys.executable, *sys.argv],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    prefer_as_victim(child.pid)
+    try:
+        out, err = child.communicate()
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate()
+        child.returncode = 130
+    if child.returncode:
+        tqdm.write(err.rstrip(), file=sys.stderr)
+    tqdm.write(out.rstrip(), file=sys.stdout)
+    sys.stdout.flush()
+    return child.returncode
+
+
+def prefer_as_victim(pid):
+    """Ask Linux to end this run, and nothing else, when memory runs out; other systems go without."""
+    try:
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+    except OSError:
+        return
+
+
+def describe_death(settings, host, describe_workload, status):
+    """The row of a run whose process ended without a word of its own."""
+    settings = settings.on("cpu" if host.driver is None and host.gpu_cores is None else "gpu")
+    row = begin_row(settings, host, describe_workload(settings), settings.phase, settings.scope[0])
+    killed = status == -signal.SIGKILL
+    reason = f"signal {-status}" if status < 0 else f"exit status {status}"
+    why = ", most likely for want of memory: choose a smaller BATCH_SIZE" if killed else ""
+    return row | {
+        "status": "out_of_memory" if killed else "crashed",
+        "note": f"the process was ended by {reason}{why}",
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
