@@ -17,7 +17,7 @@ if ! has uv; then
 fi
 
 if has uv; then
-    works || uv venv --quiet --clear --python-preference system --python '>=3.11,<3.13' .venv
+    works || { rm -rf .venv && uv venv --quiet --python-preference system --python '>=3.11,<3.13' .venv; }
     install="uv pip install --quiet --python .venv/bin/python"
 else
     for python in python3.12 python3.11; do has "$python" && break; done

@@ -36,6 +36,9 @@ def main(script, describe_workload):
     except (SettingError, results.ResultsError) as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read our words has gone, as `head` does; the rows are stored
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("interrupted: windows that were not complete are not in the results", file=sys.stderr)
         return 130
@@ -45,10 +48,10 @@ def run_alone(settings, host, path, describe_workload):
     """Run one combination in this process, each row shown and stored as soon as it is measured."""
     status, flags = None, set()
     for row in run_once(settings, host, describe_workload):
+        results.append(path, row)
         if status is None:
             print(report.describe_task(row))
         print(report.describe_result(row), flush=True)
-        results.append(path, row)
         status = row["status"]
         flags.update(row.get("flags", "").split())
     if flags:

@@ -37,12 +37,13 @@ BARRIER_TRIES = 3
 FLAGS = {
     "not_steady": "the warm-up was still getting faster or slower when MAX_SECONDS ended it",
     "ci_not_met": "the interval is wider than TARGET_CI; a longer MAX_SECONDS narrows it",
-    "few_windows": "fewer than 20 windows: the interval is their whole range; a longer MAX_SECONDS gives more",
+    "few_windows": "fewer than 20 windows: the interval is their whole range, or missing; longer runs have more",
     "drift": "the speed changed during the measurement (heat, a clock, another program)",
     "outliers": "some windows took over 1.5 times the median",
     "mean_differs": "the mean is more than 5 % away from the median: look at both",
     "recompiled": "the framework compiled again inside the measurement",
     "contended": "other programs took over 10 % of a core during the measurement: close them and repeat",
+    "barrier_shows": "waiting for the device takes over 1 % of this part's time, which is included",
     "short": "under twenty queues of batches: a queue that was full at the start still shows",
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
     "not_finite": "the work ended in infinities or NaN",
@@ -144,7 +145,7 @@ def _measure(session, items_per_step, limits, clock, on_window, watches):
         prove_barrier(session, clock, steps)
         prove_output_varies(session)
     else:
-        warmup = drain_queue(session, clock)
+        warmup = drain_queue(session, clock, limits.max_seconds)
         steps = choose_stream_steps(warmup.step_seconds, session.num_workers, limits.max_seconds)
     warm_up_rest(session, items_per_step, limits)
     traces = count_traces(session)
@@ -156,6 +157,8 @@ def _measure(session, items_per_step, limits, clock, on_window, watches):
     flags += [] if warmup.steady else ["not_steady"]
     flags += [] if count_traces(session) == traces else ["recompiled"]
     flags += [] if math.isfinite(session.probe()) else ["not_finite"]
+    if session.prepare and idle_synchronize_seconds(session, clock) > MAX_SYNCHRONIZE_SHARE * warmup.step_seconds:
+        flags.append("barrier_shows")
     flags += ["short"] if is_short(session, series) else []
     by_totals = session.queue_steps is not None or limits.num_items is not None
     return summarize(series, items_per_step, limits, first_step_seconds, warmup.seconds, flags, by_totals)
@@ -285,7 +288,12 @@ def is_steady(paces):
 
 def idle_synchronize_seconds(session, clock):
     """What the barrier itself costs when there is nothing to wait for."""
-    return statistics.median(timed(session, clock, 0) for _ in range(10))
+    costs = []
+    for _ in range(10):
+        start = clock()
+        session.synchronize()
+        costs.append(clock() - start)
+    return statistics.median(costs)
 
 
 def choose_steps(step_seconds, synchronize_seconds):
@@ -294,16 +302,27 @@ def choose_steps(step_seconds, synchronize_seconds):
     return max(1, math.ceil(window / step_seconds))
 
 
-def drain_queue(session, clock):
-    """Throw away twice the batches that may have been waiting; the pace of the second half is the pipeline's own."""
-    steps = max(session.queue_steps, MIN_WARMUP_STEPS)
-    first, second = repeat(session, clock, steps), repeat(session, clock, steps)
-    return WarmUp(second.step_seconds, first.seconds + second.seconds, steady=True)
+def drain_queue(session, clock, max_seconds):
+    """Throw away twice the batches that may have been waiting; the last ones' pace is the pipeline's own.
+
+    It ends at max_seconds all the same: where so few steps take so long the device is the limit, and the queue
+    is full for good; else the measurement will be flagged as short.
+    """
+    start, steps = clock(), 0
+    while True:
+        block = max(1, session.num_workers)
+        seconds = timed(session, clock, block)
+        steps += block
+        elapsed = clock() - start
+        if steps >= max(2 * session.queue_steps, MIN_WARMUP_STEPS) or elapsed >= max_seconds:
+            return WarmUp(seconds / block, elapsed, steady=True)
 
 
 def choose_stream_steps(step_seconds, num_workers, max_seconds):
-    """Steps per window of a pipeline: a multiple of its workers, because they deliver in turns."""
+    """Steps per window of a pipeline: a multiple of its workers, because they deliver in turns, if time allows."""
     workers = max(1, num_workers)
+    if workers * step_seconds > max_seconds / MIN_SAMPLES:
+        return 1
     window = max(MIN_WINDOW_SECONDS, max_seconds / STREAM_WINDOWS)
     return workers * max(1, round(window / (step_seconds * workers)))
 
@@ -329,20 +348,26 @@ def run_until_sure(session, clock, steps, limits, on_window=None, watches=()):
 
 
 def run_exactly(session, clock, steps, items_per_step, num_items, on_window=None, watches=()):
-    """Measure exactly so many items, at least one full step of them; returns a Series, the rest in its tail."""
+    """Measure exactly so many items, at least one full step of them; returns a Series, the rest in its tail.
+
+    A pipeline prepares the last batch whole, which makes it look slower by the part that is not counted.
+    """
     full_steps, rest = divmod(num_items, items_per_step)
     steps = max(1, min(steps, full_steps // MIN_SAMPLES))
     count, left = divmod(full_steps, steps)
     series = Series(steps, [])
     collect(session, clock, series, lambda windows, _: "num_images" * (len(windows) == count), on_window, watches)
     if series.stop_reason == "num_images" and (left or rest):
-        start = clock()
-        for _ in range(left):
-            session.step()
-        if rest:
-            session.step(rest)
-        session.synchronize()
-        series.tail_items, series.tail_seconds = left * items_per_step + rest, clock() - start
+        try:
+            start = clock()
+            for _ in range(left):
+                session.step()
+            if rest:
+                session.step(rest)
+            session.synchronize()
+            series.tail_items, series.tail_seconds = left * items_per_step + rest, clock() - start
+        except KeyboardInterrupt:
+            series.stop_reason = "interrupted"
     return series
 
 

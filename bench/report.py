@@ -25,11 +25,13 @@ def progress(workload):
 
         def on_window(windows, steps):
             nonlocal shown
+            if len(windows) == 1:
+                bar.reset()  # its rate leaves out what came before the first window
             if bar.disable or time.perf_counter() - shown < REFRESH_SECONDS:
                 return
             items = workload.items_per_step * steps
-            bar.n = items * len(windows)
-            bar.set_postfix_str(f"median {items / statistics.median(windows):.4g} {workload.unit}/s")
+            bar.set_postfix_str(f"median {items / statistics.median(windows):.4g} {workload.unit}/s", refresh=False)
+            bar.update(items * len(windows) - bar.n)
             shown = time.perf_counter()
 
         yield on_window
@@ -49,7 +51,7 @@ def describe_task(row):
 
 def describe_result(row):
     """The lines of one row: what was measured, how sure that is, and every doubt."""
-    label = row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"]
+    label = row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"] or "all"
     if not row.get("throughput"):
         return f"  {label:<11} {row['status']}: {row['note']}"
     lines = [f"{row['throughput']:.4g} {row['unit']}  {describe_interval(row)}", describe_details(row)]
@@ -80,7 +82,7 @@ def describe_details(row):
 def describe_interval(row):
     low, high = row["throughput_low"], row["throughput_high"]
     if low is None:
-        return "from a single window"
+        return f"without an interval ({row['windows']} windows)"
     if row["windows"] < ENOUGH_WINDOWS:
         return f"range of {row['windows']} windows: {low:.4g} to {high:.4g}"
     return f"+- {50 * (high - low) / row['throughput']:.2g} % within this run ({row['windows']} windows)"

@@ -5,6 +5,7 @@ moment loses at most the row being measured.
 """
 
 import csv
+import errno
 import io
 import os
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ COLUMNS = {
     # which
     "schema": "version of this list's meaning",
     "method_version": "version of the method in bench/measure.py",
-    "run_id": "the same for all rows of one command",
+    "run_id": "the same for all rows of one run: a combination of settings, in one process",
     "timestamp": "UTC, when the row was written",
     "status": "ok, or why there is no full result: out_of_memory, sync_incomplete, interrupted ...",
     "flags": "doubts about the result, separated by spaces (bench/measure.py has the words)",
@@ -57,12 +58,12 @@ COLUMNS = {
     "matrix_size": "m x n x k",
     "num_workers": "input processes",
     "num_threads": "CPU threads of the framework",
-    "data": "cifar10 or synthetic",
+    "data": "synthetic, jpeg or cifar10",
     "optimizer": "sgd or adam",
     "seed": "of data and weights",
     # result
     "unit": "of throughput",
-    "throughput": "items per second of the median window",
+    "throughput": "items per second: of the median window; of a pipeline or NUM_IMAGES, all items over all seconds",
     "throughput_low": "lower end of its interval",
     "throughput_high": "upper end of its interval",
     "step_seconds_median": "median window / its steps",
@@ -108,9 +109,11 @@ def prepare(path):
     path = Path(path)
     try:
         _columns_to_write(path)
-        nearest = next(place for place in (path, *path.parents) if place.exists())
-        if not os.access(nearest, os.W_OK) or not (nearest == path or nearest.is_dir()):
+        nearest = next(place for place in path.parents if place.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             raise OSError(0, f"{nearest} is no folder to write in")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise OSError(0, f"{path} is read-only")
     except OSError as error:
         raise ResultsError(
             f"RESULTS_DIR={str(path.parent)!r} cannot be written to ({error.strerror}): "
@@ -122,20 +125,25 @@ def append(path, row):
     """Append one row, a dict with any of COLUMNS; None is written as blank.
 
     Raises:
-        ResultsError: the file has a foreign header or an incomplete last line, or its lock is stuck.
+        ResultsError: a foreign header, an incomplete last line, a stuck lock, a full disk.
         ValueError: the row has a key that is not a column.
     """
     path = Path(path)
     unknown = set(row) - set(COLUMNS)
     if unknown:
         raise ValueError(f"no such columns: {', '.join(sorted(unknown))}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
-        columns = _columns_to_write(path)
-        if columns != _columns_of(path):
-            _migrate(path, columns)
-        line = _as_line(columns or COLUMNS, row)
-        _write_at_once(path, line if columns else _as_line(COLUMNS, {c: c for c in COLUMNS}) + line)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            columns = _columns_to_write(path)
+            if columns != _columns_of(path):
+                _migrate(path, columns)
+            line = _as_line(columns or COLUMNS, row)
+            _write_at_once(path, line if columns else _as_line(COLUMNS, {c: c for c in COLUMNS}) + line)
+    except OSError as error:
+        raise ResultsError(
+            f"{path} cannot be written to ({error.strerror}): the row is lost, free or mend it"
+        ) from None
 
 
 def read(path):
@@ -201,7 +209,7 @@ def _write_at_once(path, text):
         size = os.fstat(file).st_size
         if os.write(file, data) != len(data):
             os.ftruncate(file, size)
-            raise ResultsError(f"{path}: the disk is full: free some space and run again")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(file)
     finally:
         os.close(file)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 import traceback
 import uuid
 from dataclasses import asdict, replace
@@ -9,7 +10,7 @@ from datetime import UTC, datetime
 
 from bench import environment, frameworks, measure, meters, report, results
 from bench.data import RESIDENT_BATCHES
-from bench.settings import SettingError
+from bench.settings import SCOPES, SettingError
 from bench.verdict import Rate, name_bottleneck
 
 log = logging.getLogger("bench")
@@ -44,10 +45,10 @@ def run_once(settings, host, describe_workload):
         try:
             if settings.batch_size == "auto":
                 settings = replace(
-                    settings, batch_size=choose_batch_size(framework, device.device, settings, describe_workload)
+                    settings, batch_size=choose_batch_size(framework, device.device, settings, host, describe_workload)
                 )
                 row["batch_size"] = settings.batch_size
-            row |= measure_quantity(framework, settings, host, describe_workload, phase, scope)
+            row |= measure_quantity(framework, device.device, settings, host, describe_workload, phase, scope)
         except SettingError:
             raise
         except Exception as error:
@@ -64,7 +65,9 @@ def run_once(settings, host, describe_workload):
 
 def quantities(settings):
     """(phase, scope) of every row that the settings ask for; the parts of training follow the whole."""
-    for scope in settings.scope:
+    for scope in SCOPES:
+        if scope not in settings.scope:
+            continue
         yield settings.phase, scope
         if (settings.phase, scope) == ("training", "device"):
             yield from ((part, "device") for part in PARTS_OF_TRAINING)
@@ -72,11 +75,12 @@ def quantities(settings):
 
 def begin_row(settings, host, workload, phase, scope):
     """The columns that are known before anything runs."""
-    streams = scope != "device"
+    streams = scope in ("input", "end_to_end")
     set_here = [f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name)]
     return {
         "schema": results.SCHEMA,
         "method_version": measure.METHOD_VERSION,
+        "run_id": uuid.uuid4().hex[:12],
         "status": "ok",
         "note": "; ".join(set_here),
         **asdict(host),
@@ -98,7 +102,7 @@ def begin_row(settings, host, workload, phase, scope):
     }
 
 
-def measure_quantity(framework, settings, host, describe_workload, phase, scope):
+def measure_quantity(framework, device, settings, host, describe_workload, phase, scope):
     """Open a session, measure it, close it; returns the columns that this fills."""
     items = settings.num_images if phase == settings.phase else None
     if items:
@@ -119,7 +123,7 @@ def measure_quantity(framework, settings, host, describe_workload, phase, scope)
             "batch_size": workload.items_per_step,
             "parameters": session.parameters,
             "measured_precision": session.measured_precision,
-            "peak_memory_bytes": session.peak_memory_bytes() or meters.process_peak_bytes(),
+            "peak_memory_bytes": peak_memory_bytes(session, device),
         }
     finally:
         session.close()
@@ -141,42 +145,46 @@ def refuse_too_large(workload, host):
         )
 
 
-def choose_batch_size(framework, device, settings, describe_workload):
+def choose_batch_size(framework, device, settings, host, describe_workload):
     """The fastest batch size that fits, by doubling from one.
 
     Only running out of memory ends the doubling, or a next size that would take over MAX_SECONDS a step, or,
     where the system would swap or kill in place of refusing, more memory than is free.
     """
-    fastest, size = (0.0, None), 1
+    fastest, size, before = (0.0, None), 1, meters.process_peak_bytes()
     while True:
         trial = replace(settings, batch_size=size)
         try:
-            seconds, memory = try_batch_size(framework, trial, describe_workload(trial))
+            workload = describe_workload(trial)
+            refuse_too_large(workload, host)
+            seconds, peak = try_batch_size(framework, device, trial, workload)
         except Exception as error:
-            if describe_failure(error)[0] != "out_of_memory" or size == 1:
+            if frameworks.describe_failure(error)[0] != "out_of_memory" or size == 1:
                 raise
             break
         log.info("BATCH_SIZE=%d: %.4g a second", size, size / seconds)
         fastest = max(fastest, (size / seconds, size))
         free = meters.available_bytes() if device in ("cpu", "mps") else None
-        if 2 * seconds > settings.max_seconds or (free and 2 * memory > free):
+        if 2 * seconds > settings.max_seconds or (free and 2 * (peak - before) > free):
             break
         size *= 2
     return fastest[1]
 
 
-def try_batch_size(framework, settings, workload):
-    """(seconds a step, bytes that it took) of a short look at one batch size."""
-    meters.reset_process_peak()
-    before = meters.process_peak_bytes()
+def try_batch_size(framework, device, settings, workload):
+    """(seconds a step, bytes at the peak) of a short look at one batch size."""
     session = framework.open_session(workload, settings, settings.phase, "device")
+    clock = time.perf_counter
     try:
-        clock = measure.time.perf_counter
         measure.timed(session, clock, 1)
-        seconds = min(measure.timed(session, clock, 1) for _ in range(3))
-        return seconds, session.peak_memory_bytes() or meters.process_peak_bytes() - before
+        return min(measure.timed(session, clock, 1) for _ in range(3)), peak_memory_bytes(session, device) or 0
     finally:
         session.close()
+
+
+def peak_memory_bytes(session, device):
+    """The device's, as the framework counts it; the process's where the device is the CPU; None where unknown."""
+    return meters.process_peak_bytes() if device == "cpu" else session.peak_memory_bytes()
 
 
 def describe_failure(error):

@@ -85,7 +85,15 @@ def slug(text):
 
 
 def folder(text):
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("a folder, and there is no such user") from None
+
+
+def usable_cores():
+    """Cores that this process may run on, which a cluster or a container may have limited."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def whole_or_auto(minimum):
@@ -178,7 +186,7 @@ class Settings:
     )
     num_workers: int = setting(
         whole(0, 1024),
-        os.cpu_count() or 1,
+        usable_cores(),
         "processes that prepare images; 0: the main process does",
         shown="the number of cores",
         only=IMAGE,

@@ -31,11 +31,14 @@ def run_all(script, changes, runs, host, path, describe_workload):
         host, path: where the rows of a process that was killed go; the others write their own.
 
     Returns:
-        The exit status: 0 when at least one run was measured and none was asked for wrongly.
+        The exit status: 0 when at least one run was measured; 2 or 130, and no further run, when one was
+        asked for wrongly or interrupted.
     """
     plan = [change for change in changes for _ in range(runs)]
     statuses = []
     tqdm.monitor_interval = 0
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end the run under way as Ctrl-C does: it would go on unseen
+        signal.signal(number, signal.default_int_handler)
     with tqdm(plan, unit=" runs", disable=None, file=sys.stderr) as bar:
         for change in bar:
             wanted = ", ".join(f"{name}={text}" for name, text in change.items())
@@ -48,10 +51,8 @@ def run_all(script, changes, runs, host, path, describe_workload):
                 results.append(path, row)
                 tqdm.write(f"{report.describe_task(row)}\n{report.describe_result(row)}", file=sys.stdout)
             statuses.append(status)
-            if status == 130:
-                break
-    if 130 in statuses or 2 in statuses:
-        return 130 if 130 in statuses else 2
+            if status in (2, 130):
+                return status
     return 0 if 0 in statuses else 1
 
 
@@ -74,8 +75,11 @@ def run_child(change):
         child.send_signal(signal.SIGINT)
         out, err = child.communicate()
         child.returncode = 130
-    if child.returncode:
-        tqdm.write(err.rstrip(), file=sys.stderr)
+    finally:
+        if child.poll() is None:
+            child.kill()
+    said = err.strip().splitlines()
+    tqdm.write("\n".join(said[-1:] if child.returncode == 130 else said), file=sys.stderr)
     tqdm.write(out.rstrip(), file=sys.stdout)
     sys.stdout.flush()
     return child.returncode
@@ -91,8 +95,10 @@ def prefer_as_victim(pid):
 
 def describe_death(settings, host, describe_workload, status):
     """The row of a run whose process ended without a word of its own."""
-    settings = settings.on("cpu" if host.driver is None and host.gpu_cores is None else "gpu")
-    row = begin_row(settings, host, describe_workload(settings), settings.phase, settings.scope[0])
+    without_gpu = settings.use_gpu is False or (host.driver is None and host.gpu_cores is None)
+    settings = settings.on("cpu" if without_gpu else "gpu")
+    scope = settings.scope[0] if len(settings.scope) == 1 else None  # nobody knows which of several it was
+    row = begin_row(settings, host, describe_workload(settings), settings.phase, scope)
     killed = status == -signal.SIGKILL
     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
     why = ", most likely for want of memory: choose a smaller BATCH_SIZE" if killed else ""

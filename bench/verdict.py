@@ -14,8 +14,9 @@ class Rate:
     high: float | None = None
 
     def overlaps(self, other):
+        """Whether the two cannot be told apart; without intervals they cannot."""
         if None in (self.low, other.low):
-            return False
+            return True
         return self.low <= other.high and other.low <= self.high
 
 
@@ -35,12 +36,13 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     d, p, e = (rate.throughput for rate in (device, pipeline, end_to_end))
     alone = f"the model takes {d:,.4g} images/s, the input pipeline prepares {p:,.4g}"
     if device.overlaps(pipeline):
-        return "undecided", f"no limit can be named: {alone}, and their intervals overlap"
+        return "undecided", f"no limit can be named: {alone}, and their intervals overlap or are unknown"
     slower = "device" if d < p else "input"
     words = {"device": "limited by the model", "input": "limited by the input pipeline"}
     if shares_cores:
         together = 1 / (1 / d + 1 / p)
-        return slower, f"{words[slower]}: {alone}; sharing the cores, {together:,.4g} are expected of both"
+        both = f"sharing the cores, {together:,.4g} are expected of both, and {e:,.4g} were measured"
+        return slower, f"{words[slower]}: {alone}, and {both}"
     if e < OVERLAP * min(d, p):
         return "overlap", f"limited by poor overlap: {alone}, and both together reach only {e:,.4g}"
     return slower, f"{words[slower]}: {alone}"

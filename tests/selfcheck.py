@@ -8,12 +8,17 @@ judged by its interval. The tests prove behaviour with fakes; this proves the nu
 import os
 import statistics
 import sys
+import tempfile
 import time
 
+import numpy
 import torch
 import torchvision
+from PIL import Image
+from torchvision import transforms
 
-from bench import frameworks, measure
+from bench import data, frameworks, intervals, measure
+from bench.frameworks import on_torch
 from bench.settings import read_settings
 from image_benchmark import image_workload
 
@@ -25,7 +30,9 @@ SPIN_SECONDS = 0.010
 class Spinning:
     """A step that takes 10 ms of wall time by the clock itself."""
 
-    def step(self):
+    queue_steps = prepare = None
+
+    def step(self, items=None):
         end = time.perf_counter() + SPIN_SECONDS
         while time.perf_counter() < end:
             pass
@@ -77,21 +84,61 @@ def torch_loop(phase, batch_size, device):
     return block
 
 
+def check_pipeline():
+    """One core's JPEG pipeline beside the ancestor's: random pixels to PIL, then the same transforms, no JPEG."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    random = numpy.random.default_rng(0)
+    usual = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize(on_torch.IMAGENET_MEAN, on_torch.IMAGENET_STD),
+        ]
+    )
+
+    def random_image(_):
+        height, width = random.integers(200, 501, size=2)
+        return usual(Image.fromarray(random.integers(256, size=(height, width, 3), dtype=numpy.uint8)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = on_torch.JpegDataset(data.write_jpegs(folder, 64, 0), 224, 1000, training=False)
+        pairs = [(images_per_second(files.__getitem__), images_per_second(random_image)) for _ in range(PAIRS)]
+    torch.set_num_threads(threads)
+    return compare("input pipeline on one core", pairs, lambda low, high: low >= 1.6)
+
+
+def images_per_second(prepare):
+    start = time.perf_counter()
+    for i in range(64):
+        prepare(i)
+    return 64 / (time.perf_counter() - start)
+
+
 def check_resnet(phase):
-    settings = read_settings("image", {"BATCH_SIZE": "4"} | dict(os.environ) | {"PHASE": phase, "MODEL": "resnet50"})
+    environ = {"BATCH_SIZE": "4"} | dict(os.environ) | {"PHASE": phase, "MODEL": "resnet50"}
+    settings = read_settings("image", environ)
     framework = frameworks.load(settings.framework)
     workload = image_workload(settings)
     session = framework.open_session(workload, settings, phase, "device")
-    by_hand = torch_loop(phase, settings.batch_size, framework.find_device(settings.use_gpu).device)
+    by_hand = torch_loop(phase, settings.batch_size, framework.find_device(settings).device)
     pairs = [one_pair(session, by_hand, workload) for _ in range(PAIRS)]
+    session.close()
+    what = f"resnet50 {phase}, batch {settings.batch_size}"
+    return compare(what, pairs, lambda low, high: low <= 1 + TOLERANCE and high >= 1 - TOLERANCE)
+
+
+def compare(what, pairs, is_right):
+    """Say what (ours, theirs) come to; whether it is right follows from the ends of their ratio's interval."""
     ratios = [ours / theirs for ours, theirs in pairs]
-    low, high = measure.median_interval(ratios)
+    low, high = intervals.median_interval(ratios)
     ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
     return say(
-        f"resnet50 {phase}, batch {settings.batch_size}",
-        f"ours {ours:.4g}, by hand {theirs:.4g} images/s, ratio {statistics.median(ratios):.4f} "
-        f"({low:.4f} to {high:.4f}, {PAIRS} pairs)",
-        low <= 1 + TOLERANCE and high >= 1 - TOLERANCE,
+        what,
+        f"ours {ours:.4g}, theirs {theirs:.4g} images/s, ratio {statistics.median(ratios):.4f} "
+        f"({low:.4f} to {high:.4f}, {len(pairs)} pairs)",
+        is_right(low, high),
     )
 
 
@@ -107,5 +154,5 @@ def say(what, figures, right):
 
 
 if __name__ == "__main__":
-    passed = [check_spinning(), check_resnet("inference"), check_resnet("training")]
+    passed = [check_spinning(), check_pipeline(), check_resnet("inference"), check_resnet("training")]
     sys.exit(0 if all(passed) else 1)

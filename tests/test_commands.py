@@ -103,7 +103,7 @@ def test_uv_is_used_where_there_is_one(bare):
     executable(folder / "bin" / "uv", f'echo "uv $*" >>log; [ "$1" = pip ] || {{ {MAKE_VENV}; }}')
     status, _, log = run()
     assert status == 0
-    assert log[0].startswith("uv venv --quiet --clear --python-preference system --python >=3.11,<3.13")
+    assert log[0].startswith("uv venv --quiet --python-preference system --python >=3.11,<3.13")
     assert log[-1] == "uv pip install --quiet --python .venv/bin/python -r r.txt"
     assert "venv -m bench.environment" in log
 

@@ -449,3 +449,45 @@ def test_a_part_of_a_step_is_timed_without_what_comes_before_it():
     assert result.step_seconds_median == pytest.approx(0.020, rel=0.01)
     assert result.steps_per_window == 1
     assert fake.calls.count("prepare") >= result.windows
+
+
+def test_ctrl_c_in_the_last_batch_keeps_the_windows():
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.1)
+    step, small = fake.step, []
+
+    def press(items=None):
+        small.append(items)
+        if small.count(40) == 4:  # three warm-up steps of this size, then the real one
+            raise KeyboardInterrupt
+        step()
+
+    fake.step = press
+    result = measure(fake, 64, Limits(num_items=1000), clock=clock)
+    assert (result.stop_reason, result.items) == ("interrupted", 960)
+
+
+def test_draining_a_slow_pipeline_ends_in_time():
+    clock = Clock()
+    result = measure(Pipeline(clock, prepare=0.1, step=2.0, workers=16), 1, Limits(max_seconds=10), clock=clock)
+    assert result.warmup_seconds < 45
+    assert result.steps_per_window == 1
+    assert "short" in result.flags
+
+
+@pytest.mark.parametrize(("seconds", "shows"), [(0.002, True), (0.0001, False)])
+def test_a_barrier_that_shows_in_a_part_is_flagged(seconds, shows):
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.020)
+    synchronize = fake.synchronize
+
+    def slow():
+        synchronize()
+        clock.now += seconds
+
+    fake.synchronize, fake.prepare = slow, lambda: None
+    assert ("barrier_shows" in measure(fake, 1, Limits(), clock=clock).flags) == shows
+
+
+def test_without_intervals_no_limit_is_named():
+    assert name_bottleneck(Rate(100), Rate(300), Rate(99), shares_cores=False)[0] == "undecided"

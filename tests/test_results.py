@@ -1,9 +1,11 @@
 """Rows are never lost, mixed or overwritten."""
 
 import csv
+import errno
 import subprocess
 import sys
 import time
+from os import write
 
 import pytest
 
@@ -119,3 +121,20 @@ def test_kill_at_any_moment_leaves_a_readable_file(tmp_path):
         kept = [int(row["items"]) for row in results.read(path) if row["run_id"] == str(attempt)]
         assert kept == list(range(len(kept)))
         assert kept
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "m.csv"
+    results.append(path, {"run_id": "a"})
+    before = path.read_text()
+
+    def full(file, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(results.os, "write", full)
+    with pytest.raises(ResultsError, match="No space left on device"):
+        results.append(path, {"run_id": "b"})
+    monkeypatch.setattr(results.os, "write", lambda file, data: write(file, data[:10]))
+    with pytest.raises(ResultsError, match="No space left on device"):
+        results.append(path, {"run_id": "b"})
+    assert path.read_text() == before

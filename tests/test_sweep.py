@@ -13,6 +13,7 @@ from image_benchmark import image_workload
 STAND_IN = """
 import os, signal, sys, time
 what = os.environ["MODEL"]
+print("WARNING: no GPU", file=sys.stderr)
 print("asked for", what, os.environ.get("RUNS"), flush=True)
 if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
 if what == "aborted": os.kill(os.getpid(), signal.SIGABRT)
@@ -35,7 +36,7 @@ def run_all(monkeypatch, tmp_path, capsys):
 
     def call(*models, runs=1):
         path = tmp_path / "m.csv"
-        changes = [{"MODEL": model} for model in models]
+        changes = [{"MODEL": model, "USE_GPU": "0"} for model in models]
         status = sweep.run_all("image", changes, runs, describe_host("m"), path, image_workload)
         said = capsys.readouterr()
         return status, said.out, said.err, results.read(path) if path.exists() else []
@@ -44,8 +45,9 @@ def run_all(monkeypatch, tmp_path, capsys):
 
 
 def test_every_combination_runs_and_says_so(run_all):
-    status, out, _, rows = run_all("a", "b", runs=2)
+    status, out, err, rows = run_all("a", "b", runs=2)
     assert status == 0
+    assert err.count("WARNING: no GPU") == 4
     assert out.splitlines() == ["asked for a 1"] * 2 + ["asked for b 1"] * 2
     assert rows == []
 
@@ -60,14 +62,15 @@ def test_a_process_that_is_killed_leaves_a_row_and_the_others_run(run_all, model
     assert "asked for b" in out
     assert (len(rows), rows[0]["status"], rows[0]["model"], rows[0]["throughput"]) == (1, status, model, "")
     assert note in rows[0]["note"]
-    assert rows[0]["machine"] == "m"
+    assert (rows[0]["machine"], rows[0]["scope"], rows[0]["batch_size"]) == ("m", "", "16")
+    assert rows[0]["run_id"]
 
 
-def test_a_mistake_in_one_entry_is_told_and_the_others_run(run_all):
+def test_a_mistake_in_one_entry_ends_the_sweep(run_all):
     code, out, err, _ = run_all("unknown", "b")
     assert code == 2
     assert "MODEL='unknown' is not known" in err
-    assert "asked for b" in out
+    assert "asked for b" not in out
 
 
 def test_the_exit_status_says_whether_anything_was_measured(run_all):
@@ -82,6 +85,9 @@ class InterruptedChild:
 
     def __init__(self, *_, **options):
         assert options["start_new_session"]  # or the terminal would send it a second signal
+
+    def poll(self):
+        return self.returncode
 
     def communicate(self):
         if not self.signals:

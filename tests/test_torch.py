@@ -1,6 +1,7 @@
 """PyTorch for real: small networks, few steps. Where an accelerator is found, the same tests run on it."""
 
 import csv
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +197,34 @@ def test_a_depth_of_random_layers_keeps_two_images_apart():
     with torch.no_grad():
         a, b = session.model(next(session.batches)[0]).double()
     assert (a - b).norm() > 0.01 * a.norm()
+
+
+def test_a_size_that_does_not_suit_the_model_is_a_mistake():
+    with pytest.raises(SettingError, match="does not suit vit_b_32"):
+        open_session(MODEL="vit_b_32", IMAGE_SIZE="32")
+
+
+def test_vgg_takes_the_size_of_cifar_images():
+    session = open_session(MODEL="vgg11", IMAGE_SIZE="32")
+    session.step()
+    assert np.isfinite(session.probe())
+
+
+@pytest.mark.parametrize("scope", ["device", "input"])
+def test_an_unknown_model_is_refused_in_every_scope(scope):
+    with pytest.raises(SettingError, match="is not in torchvision"):
+        open_session(MODEL="resnet5O", SCOPE=scope)
+
+
+def test_the_forward_pass_holds_one_graph_at_a_time():
+    session = open_session(part="forward", PHASE="training")
+    session.step()
+    assert session.watched.grad_fn is None
+    first = weakref.ref(session.loss)
+    model, seen = session.model, []
+    session.model = lambda images: seen.append(first()) or model(images)
+    session.step()
+    assert seen == [None]
 
 
 def test_an_unknown_model_names_the_nearest():

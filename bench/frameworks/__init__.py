@@ -71,7 +71,8 @@ def load(name):
 def describe_failure(error):
     """(status, reason) of an exception out of a framework, on one line."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    memory = ("out of memory", "can't allocate memory", "unable to allocate", "oom when allocating")
+    memory = ("out of memory", "can't allocate memory", "unable to allocate", "oom when allocating", "alloc_failed")
+    memory += ("invalid buffer size", "killed by signal: killed")
     if isinstance(error, MemoryError) or any(words in reason.lower() for words in memory):
         return "out_of_memory", reason
     if isinstance(error, NotImplementedError) or "not implemented for" in reason:

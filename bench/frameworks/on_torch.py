@@ -17,7 +17,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from bench import check, data
-from bench.frameworks import Device
+from bench.frameworks import Device, describe_failure
 from bench.measure import MeasurementError
 from bench.settings import SettingError
 
@@ -52,14 +52,25 @@ def open_session(workload, settings, phase, scope):
     """A session of this file, checked and on its device; raises SettingError or MeasurementError."""
     if workload.name not in BUILDERS:
         raise SettingError(f"FRAMEWORK='torch' cannot run {workload.name}: it has {', '.join(BUILDERS)}")
+    if workload.name == "image":
+        refuse_unknown_model(workload.model)
     set_float32("tf32" if settings.precision == "tf32" else "ieee")
     torch.manual_seed(settings.seed)
     place = Place(settings)
     if scope == "input":
         return InputSession(place, JpegStream(workload, settings, phase))
-    stream = JpegStream(workload, settings, phase) if scope == "end_to_end" else None
-    model = place.prove(BUILDERS[workload.name](workload), workload)
-    return STEPS[phase](place, model, stream or resident_batches(place, workload))
+    try:
+        model = place.prove(BUILDERS[workload.name](workload), workload)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if settings.image_size is None or describe_failure(error)[0] != "failed":
+            raise
+        raise SettingError(
+            f"IMAGE_SIZE={str(settings.image_size)!r} does not suit {workload.model} ({error}): "
+            "leave it out for the model's own size"
+        ) from None
+    streams = scope == "end_to_end"
+    batches = JpegStream(workload, settings, phase) if streams else resident_batches(place, workload)
+    return STEPS[phase](place, model, batches)
 
 
 def set_float32(precision):
@@ -80,12 +91,16 @@ def list_models():
     return torchvision.models.list_models(module=torchvision.models)
 
 
+def refuse_unknown_model(name):
+    """Raise SettingError, with the nearest names, for a model that torchvision does not have."""
+    known = list_models()
+    if name not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=3) or known[:3]
+        raise SettingError(f"MODEL={name!r} is not in torchvision: did you mean {', '.join(near)}?")
+
+
 def build_image(workload):
     """A torchvision classification model with random weights and without auxiliary heads."""
-    known = list_models()
-    if workload.model not in known:
-        near = difflib.get_close_matches(workload.model.lower(), known, n=3) or known[:3]
-        raise SettingError(f"MODEL={workload.model!r} is not in torchvision: did you mean {', '.join(near)}?")
     extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
     model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.classes, **extra)
     for layer in model.modules():
@@ -139,6 +154,7 @@ class Place:
         self.compile = settings.compile
         self.dtype = WHOLE_MODEL.get(settings.precision, torch.float32)
         self.format = MEMORY_FORMATS[settings.memory_format]
+        self.memory("reset_peak_memory_stats")
         self.measured_precision = self._measure_precision()
         if settings.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
@@ -148,10 +164,11 @@ class Place:
         return torch.autocast(self.device, kind) if kind else nullcontext()
 
     def put(self, images, labels):
-        """A batch on the device; from pinned memory, without waiting for it."""
+        """A batch on the device. CUDA copies in the background; on MPS that is not known to be safe."""
+        early = self.device == "cuda"
         images, labels = torch.as_tensor(images), torch.as_tensor(labels)
-        images = images.to(self.device, self.dtype, memory_format=self.format, non_blocking=True)
-        return images, labels.to(self.device, non_blocking=True)
+        images = images.to(self.device, self.dtype, memory_format=self.format, non_blocking=early)
+        return images, labels.to(self.device, non_blocking=early)
 
     @torch.no_grad()
     def prove(self, model, workload):
@@ -182,7 +199,7 @@ class Place:
             left, right = map(torch.from_numpy, pair)
             with self.autocast():
                 got = work(left.to(self.device, self.dtype), right.to(self.device, self.dtype))
-            errors.append(check.relative_error(got.double().cpu(), work(left.double(), right.double())))
+            errors.append(check.relative_error(got.cpu().double(), work(left.double(), right.double())))
         return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
 
 
@@ -269,7 +286,7 @@ class TorchSession:
         images, labels = next(self.batches)
         if self.queue_steps is not None:
             images, labels = self.place.put(images, labels)
-        return images[:items], labels[:items]
+        return (images, labels) if items is None else (images[:items], labels[:items])
 
     def synchronize(self):
         if self.place.device != "cpu":
@@ -285,16 +302,18 @@ class TorchSession:
     def close(self):
         if self.queue_steps is not None:
             self.batches.close()
+        place = self.place
         vars(self).clear()  # whatever holds memory
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
+        place.memory("empty_cache")
 
 
 class InputSession(TorchSession):
     """A step prepares one batch and copies it to the device; there is no model."""
 
     def step(self, items=None):
-        self.watched, _ = self.next_batch(items)
+        images, _ = self.next_batch(items)
+        # A few values: reading all of a batch that has just been mapped would take longer than reading it again.
+        self.watched = images[-1, -1, -1]
 
 
 class Inference(TorchSession):
@@ -329,9 +348,11 @@ class Training(Inference):
         super().__init__(place, model, batches)
         # Fused: one kernel for all weights, where the loop over them would be what is measured; and without it
         # the gradient scaler reads a scalar back in every step.
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=True)
-        # The usual first scale of 65,536 overflows until it has been halved often enough, and skips those updates.
         uses_scaler = place.precision == "mixed_float16"
+        # MPS had no fused SGD with a scaler before torch 2.13.
+        fused = not (uses_scaler and place.device == "mps")
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=fused)
+        # The usual first scale of 65,536 overflows until it has been halved often enough, and skips those updates.
         self.scaler = torch.amp.GradScaler(place.device, init_scale=256, enabled=uses_scaler)
         self.watched = self.last_weight = list(model.parameters())[-1]
 
@@ -342,6 +363,7 @@ class Training(Inference):
 
     def forward(self, items=None):
         images, labels = self.next_batch(items)
+        self.loss = None  # with it goes the last step's graph, before the next one is built
         self.optimizer.zero_grad(set_to_none=True)
         with self.place.autocast():
             self.loss = functional.cross_entropy(self.model(images), labels)
@@ -359,7 +381,7 @@ class Forward(Training):
 
     def step(self, items=None):
         self.forward(items)
-        self.watched = self.loss
+        self.watched = self.loss.detach()
 
 
 class Backward(Training):
