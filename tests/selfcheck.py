@@ -85,7 +85,7 @@ def torch_loop(phase, batch_size, device):
 
 
 def check_pipeline():
-    """One core's JPEG pipeline beside the ancestor's: random pixels to PIL, then the same transforms, no JPEG."""
+    """One core's JPEG pipeline beside the ancestor's: random floats to PIL, then the same transforms, no JPEG."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     random = numpy.random.default_rng(0)
@@ -100,7 +100,8 @@ def check_pipeline():
 
     def random_image(_):
         height, width = random.integers(200, 501, size=2)
-        return usual(Image.fromarray(random.integers(256, size=(height, width, 3), dtype=numpy.uint8)))
+        pixels = random.random((height, width, 3)) * 255
+        return usual(Image.fromarray(pixels.astype(numpy.uint8)))
 
     with tempfile.TemporaryDirectory() as folder:
         files = on_torch.JpegDataset(data.write_jpegs(folder, 64, 0), 224, 1000, training=False)
