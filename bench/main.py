@@ -48,10 +48,12 @@ def run_alone(settings, host, path, describe_workload):
     """Run one combination in this process, each row shown and stored as soon as it is measured."""
     status, flags = None, set()
     for row in run_once(settings, host, describe_workload):
-        results.append(path, row)
-        if status is None:
-            print(report.describe_task(row))
-        print(report.describe_result(row), flush=True)
+        try:
+            results.append(path, row)
+        finally:  # what cannot be stored is shown all the same
+            if status is None:
+                print(report.describe_task(row))
+            print(report.describe_result(row), flush=True)
         status = row["status"]
         flags.update(row.get("flags", "").split())
     if flags:

@@ -38,9 +38,9 @@ def run_once(settings, host, describe_workload):
     if settings.use_gpu and device.device == "cpu":
         log.warning("WARNING: USE_GPU=1, but there is no GPU that %s can use: measuring the CPU", settings.framework)
     settings = settings.on(device.device)
-    run_id, done = uuid.uuid4().hex[:12], {}
+    run_id, done = new_run_id(), {}
     for phase, scope in quantities(settings):
-        row = begin_row(settings, host, describe_workload(settings), phase, scope) | {"run_id": run_id}
+        row = begin_row(settings, host, describe_workload(settings), phase, scope, run_id)
         row |= asdict(device) | {"device_name": device.device_name or host.cpu_name}
         try:
             if settings.batch_size == "auto":
@@ -57,7 +57,7 @@ def run_once(settings, host, describe_workload):
         done[scope if phase == settings.phase else phase] = row
         if scope == "end_to_end" and row["status"] == "ok":
             row |= judge(row, done)
-        row["timestamp"] = datetime.now(UTC).isoformat(timespec="seconds")
+        row["timestamp"] = utc_now()
         yield row
         if row["status"] != "ok":
             return
@@ -73,14 +73,22 @@ def quantities(settings):
             yield from ((part, "device") for part in PARTS_OF_TRAINING)
 
 
-def begin_row(settings, host, workload, phase, scope):
+def new_run_id():
+    return uuid.uuid4().hex[:12]
+
+
+def utc_now():
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def begin_row(settings, host, workload, phase, scope, run_id):
     """The columns that are known before anything runs."""
     streams = scope in ("input", "end_to_end")
     set_here = [f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name)]
     return {
         "schema": results.SCHEMA,
         "method_version": measure.METHOD_VERSION,
-        "run_id": uuid.uuid4().hex[:12],
+        "run_id": run_id,
         "status": "ok",
         "note": "; ".join(set_here),
         **asdict(host),
@@ -199,11 +207,10 @@ def describe_failure(error):
 
 def judge(row, done):
     """The columns that say what limits the machine, once all three scopes are measured."""
-    if not {"device", "input", "end_to_end"} <= set(done):
+    if not set(SCOPES) <= set(done):
         return {}
     device, pipeline, both = (
-        Rate(*(done[scope][name] for name in ("throughput", "throughput_low", "throughput_high")))
-        for scope in ("device", "input", "end_to_end")
+        Rate(*(done[scope][name] for name in ("throughput", "throughput_low", "throughput_high"))) for scope in SCOPES
     )
     bottleneck, why = name_bottleneck(device, pipeline, both, shares_cores=row["device"] == "cpu")
     columns = {"bottleneck": bottleneck, "note": join(why, row["note"])}

@@ -10,13 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tqdm import tqdm
 
 from bench import report, results
-from bench.run import begin_row
+from bench.run import begin_row, new_run_id, utc_now
 from bench.settings import read_settings
 
 log = logging.getLogger("bench")
@@ -79,9 +78,11 @@ def run_child(change):
         if child.poll() is None:
             child.kill()
     said = err.strip().splitlines()
-    tqdm.write("\n".join(said[-1:] if child.returncode == 130 else said), file=sys.stderr)
-    tqdm.write(out.rstrip(), file=sys.stdout)
-    sys.stdout.flush()
+    if said:
+        tqdm.write("\n".join(said[-1:] if child.returncode == 130 else said), file=sys.stderr)
+    if out:
+        tqdm.write(out.rstrip(), file=sys.stdout)
+        sys.stdout.flush()
     return child.returncode
 
 
@@ -98,12 +99,12 @@ def describe_death(settings, host, describe_workload, status):
     without_gpu = settings.use_gpu is False or (host.driver is None and host.gpu_cores is None)
     settings = settings.on("cpu" if without_gpu else "gpu")
     scope = settings.scope[0] if len(settings.scope) == 1 else None  # nobody knows which of several it was
-    row = begin_row(settings, host, describe_workload(settings), settings.phase, scope)
+    row = begin_row(settings, host, describe_workload(settings), settings.phase, scope, new_run_id())
     killed = status == -signal.SIGKILL
     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
     why = ", most likely for want of memory: choose a smaller BATCH_SIZE" if killed else ""
     return row | {
         "status": "out_of_memory" if killed else "crashed",
         "note": f"the process was ended by {reason}{why}",
-        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "timestamp": utc_now(),
     }

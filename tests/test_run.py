@@ -209,3 +209,14 @@ def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
 def test_auto_where_nothing_fits_is_a_row(image):
     code, _, _, rows = image(BATCH_SIZE="auto", MODEL="too_big")
     assert (code, rows[0]["status"], rows[0]["batch_size"]) == (1, "out_of_memory", "auto")
+
+
+def test_a_result_that_cannot_be_stored_is_shown_all_the_same(image, monkeypatch):
+    def full(path, row):
+        raise results.ResultsError("the disk is full")
+
+    monkeypatch.setattr(results, "append", full)
+    code, out, err, _ = image()
+    assert code == 2
+    assert "images/s" in out
+    assert err.splitlines()[-1] == "the disk is full"
