@@ -6,13 +6,19 @@
 # Settings have no defaults here: bench/settings.py declares them. GNU make 3.81, the Mac's, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help image test selfcheck resolve-mac clean
+.PHONY: help image mlp transformer tflops plot compare table test selfcheck resolve-mac clean
 
-REQUIREMENTS := $(if $(filter Darwin,$(shell uname -s)),requirements-mac.txt,requirements-cuda.txt)
+# On a Mac one environment holds both frameworks; on Linux each has its own (requirements-cuda.txt says why).
+MAC := $(filter Darwin,$(shell uname -s))
+TORCH := .venv
+TENSORFLOW := $(if $(MAC),.venv,.venv-tensorflow)
+IS_TENSORFLOW := $(filter tensorflow TensorFlow Tensorflow TENSORFLOW tf TF,$(FRAMEWORK))
+IS_TORCH := $(if $(IS_TENSORFLOW),,$(FRAMEWORK))
+VENV := $(if $(IS_TENSORFLOW),$(TENSORFLOW),$(TORCH))
 
 ifeq ($(PYTHON),)
-RUN := .venv/bin/python
-READY := .venv/installed
+RUN := $(VENV)/bin/python
+READY := $(VENV)/installed
 else
 RUN := $(PYTHON)
 READY :=
@@ -21,13 +27,36 @@ endif
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@$(or $(PYTHON),$(wildcard .venv/bin/python),python3) bench/settings.py
+	@$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3) bench/settings.py
 
 image: $(READY) ## images per second of an image network
 	@$(RUN) image_benchmark.py
 
-test: $(READY) ## the tests
+mlp: $(READY) ## images per second of a multilayer perceptron on CIFAR-10
+	@$(RUN) mlp_benchmark.py
+
+transformer: $(READY) ## sequences per second of BERT-like encoders
+	@$(RUN) transformer_benchmark.py
+
+tflops: $(READY) ## the machine's ceilings: matrix products over sizes and precisions, memory bandwidth
+	@$(RUN) tflops_sweep.py
+
+plot: $(READY) ## pictures and tables of everything in results/
+	@$(RUN) plot_results.py
+
+compare: $(READY) ## row by row: make compare A=results/x.csv B=results/y.csv, or two machines' names
+	@$(RUN) compare_results.py
+
+table: $(READY) ## the latest rows of this machine, to paste into an issue
+	@$(RUN) -m bench.tables
+
+test: $(if $(READY),$(if $(IS_TORCH),$(READY),$(TORCH)/installed $(TENSORFLOW)/installed)) ## the tests, of both frameworks unless FRAMEWORK names one
+ifneq ($(or $(PYTHON),$(IS_TORCH),$(MAC)),)
 	@$(RUN) -m pytest
+else
+	@$(if $(IS_TENSORFLOW),,FRAMEWORK=torch $(TORCH)/bin/python -m pytest)
+	@FRAMEWORK=tensorflow TORCH_PYTHON=$(TORCH)/bin/python $(TENSORFLOW)/bin/python -m pytest
+endif
 
 selfcheck: $(READY) ## our figures beside those of hand-written loops (about ten minutes)
 	@$(RUN) -m tests.selfcheck
@@ -40,8 +69,12 @@ resolve-mac: $(READY) ## proves that requirements-mac.txt can be installed on a 
 	done
 
 clean: ## removes what was installed here
-	rm -rf .venv .uv
+	rm -rf .venv .venv-tensorflow .uv
 
-.venv/installed: $(REQUIREMENTS) requirements-common.txt bench/install.sh
-	@sh bench/install.sh $(REQUIREMENTS)
+.venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt) requirements-common.txt bench/install.sh
+	@sh bench/install.sh $< .venv
+	@touch $@
+
+.venv-tensorflow/installed: requirements-cuda-tensorflow.txt requirements-common.txt bench/install.sh
+	@sh bench/install.sh $< .venv-tensorflow
 	@touch $@

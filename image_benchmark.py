@@ -7,27 +7,39 @@
 `make help` lists the settings.
 """
 
+import functools
 import sys
 
+from bench import data
 from bench.main import main
 from bench.workload import Workload, image_counts
 
-IMAGE_SIZE = {"inception_v3": 299}  # the size that a network was made for, where it is not 224
+# The size that a network was made for, where it is not 224.
+IMAGE_SIZE = {"inception_v3": 299}
+IMAGE_SIZE |= {
+    "keras-inceptionv3": 299,
+    "keras-xception": 299,
+    "keras-inceptionresnetv2": 299,
+    "keras-nasnetlarge": 331,
+}
 
 
 def image_workload(settings):
     """One step is one batch of colour images, sorted into ImageNet's 1,000 classes."""
     size = settings.image_size or IMAGE_SIZE.get(settings.model, 224)
+    shape, classes = (3, size, size), 1000
     parameters, flops = image_counts(settings.model, size, settings.phase)
     return Workload(
         name="image",
         model=settings.model,
         unit="images",
         items_per_step=settings.batch_size,
-        item_shape=(3, size, size),
-        classes=1000,
+        item_shape=shape,
+        classes=classes,
         parameters=parameters,
         flops_per_item=flops,
+        batches=functools.partial(data.image_batches, shape, classes),
+        columns={"image_size": size, "data": "synthetic"},
     )
 
 

@@ -48,6 +48,18 @@ def check_output(got, expected=None):
         raise MeasurementError("wrong_output", f"two items differ by {apart:.1e} only, the devices by {error:.1e}")
 
 
+def check_samples(got, expected, measured_precision):
+    """Raise MeasurementError unless an operator's output, at some places, is what float64 gives.
+
+    The error may be ten times that of rounding the operands, because sums grow long.
+    """
+    limits = {"tf32": 1e-3, "float16": 1e-3} | {name: limit for limit, name in PRECISION_BY_ERROR}
+    limit = 10 * max((limit for name, limit in limits.items() if name in measured_precision), default=1)
+    error = relative_error(got, expected)
+    if not error < limit:
+        raise MeasurementError("wrong_output", f"the output differs from float64's by {error:.1e} (relative L2)")
+
+
 def probe_inputs(seed=0):
     """Seeded normal inputs of a matrix product and a convolution.
 

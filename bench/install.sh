@@ -1,14 +1,15 @@
 #!/bin/sh
-# Builds .venv from a requirements file; `make` calls it.   sh bench/install.sh requirements-cuda.txt
+# Builds an environment from a requirements file; `make` calls it.   sh bench/install.sh requirements-cuda.txt .venv
 #
 # uv does it in seconds and brings a Python where there is none that fits: the user's own uv, else a
 # private one in .uv, else pip does it with a Python 3.11 or 3.12 that is there.
 set -eu
 requirements=$1
+venv=$2
 PATH=$PATH:$PWD/.uv/bin
 
 has() { command -v "$1" >/dev/null 2>&1; }
-works() { [ -x .venv/bin/python ] && .venv/bin/python -c "" 2>/dev/null; }
+works() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -c "" 2>/dev/null; }
 say() { echo "$*" >&2; }
 
 if ! has uv; then
@@ -17,15 +18,15 @@ if ! has uv; then
 fi
 
 if has uv; then
-    works || { rm -rf .venv && uv venv --quiet --python-preference system --python '>=3.11,<3.13' .venv; }
-    install="uv pip install --quiet --python .venv/bin/python"
+    works || { rm -rf "$venv" && uv venv --quiet --python-preference system --python '>=3.11,<3.13' "$venv"; }
+    install="uv pip install --quiet --python $venv/bin/python"
 else
     for python in python3.12 python3.11; do has "$python" && break; done
     has "$python" || { say "no uv and no Python 3.11 or 3.12: install one of them, or set PYTHON=..."; exit 2; }
-    works || "$python" -m venv --clear .venv
-    install=".venv/bin/python -m pip install --quiet --disable-pip-version-check"
+    works || "$python" -m venv --clear "$venv"
+    install="$venv/bin/python -m pip install --quiet --disable-pip-version-check"
 fi
 
-.venv/bin/python -m bench.environment >/dev/null # an unusable Python says so before the downloads
-say "installing $requirements into .venv (a few GB the first time)"
+"$venv/bin/python" -m bench.environment >/dev/null # an unusable Python says so before the downloads
+say "installing $requirements into $venv (a few GB the first time)"
 $install -r "$requirements"

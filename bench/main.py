@@ -4,19 +4,20 @@ import logging
 import os
 import sys
 
-from bench import environment, report, results, sweep
+from bench import environment, peaks, report, results, sweep
 from bench.run import run_once
 from bench.settings import SettingError, combinations, read_settings
 
 EXIT_STATUS = {"ok": 0, "interrupted": 130}
 
 
-def main(script, describe_workload):
+def main(script, describe_workload, run_alone=None):
     """Run one benchmark from the environment's settings.
 
     Args:
         script: its name in the settings' declarations ("image").
         describe_workload: Settings -> Workload.
+        run_alone: runs one combination in this process, where that is not one workload after the other.
 
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), 2 asked for wrongly,
@@ -32,7 +33,7 @@ def main(script, describe_workload):
         results.prepare(path)
         if len(changes) * settings.runs > 1:
             return sweep.run_all(script, changes, settings.runs, host, path, describe_workload)
-        return run_alone(settings, host, path, describe_workload)
+        return (run_alone or run_workload)(settings, host, path, describe_workload)
     except (SettingError, results.ResultsError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -44,19 +45,22 @@ def main(script, describe_workload):
         return 130
 
 
-def run_alone(settings, host, path, describe_workload):
+def run_workload(settings, host, path, describe_workload):
     """Run one combination in this process, each row shown and stored as soon as it is measured."""
     status, flags = None, set()
+    best = peaks.measured_peaks(results.read(path)) if path.exists() else {}
     for row in run_once(settings, host, describe_workload):
         try:
             results.append(path, row)
         finally:  # what cannot be stored is shown all the same
             if status is None:
                 print(report.describe_task(row))
-            print(report.describe_result(row), flush=True)
+            print(report.describe_result(row, peaks.fraction_of_peak(row, best)), flush=True)
         status = row["status"]
         flags.update(row.get("flags", "").split())
     if flags:
         print(report.explain(flags))
+    if row.get("tflops") and peaks.fraction_of_peak(row, best) is None:
+        print(f"  `make tflops` measures this machine's peak in {row['precision']}, to compare with")
     print(f"added to {os.path.relpath(path)}")
     return EXIT_STATUS.get(status, 1)

@@ -15,6 +15,7 @@ import gc
 import math
 import statistics
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bench.intervals import MIN_SAMPLES, has_drift, median_interval, p95
@@ -47,6 +48,7 @@ FLAGS = {
     "short": "under twenty queues of batches: a queue that was full at the start still shows",
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
     "not_finite": "the work ended in infinities or NaN",
+    "implausible": "over 1.3 times what the vendor says that the chip can do",
 }
 
 
@@ -120,14 +122,40 @@ def measure(session, items_per_step, limits, *, clock=time.perf_counter, on_wind
         MeasurementError: `sync_incomplete` or `constant_output`: there is no believable number.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
+    with collector_at_rest():
+        return _measure(session, items_per_step, limits, clock, on_window, watches)
+
+
+@contextmanager
+def collector_at_rest():
+    """No garbage collection inside; afterwards it is as it was."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        return _measure(session, items_per_step, limits, clock, on_window, watches)
+        yield
     finally:
         if was_enabled:
             gc.enable()
+
+
+def measure_epoch(session, order, *, clock=time.perf_counter, watches=()):
+    """(seconds, flags) of one pass over the training data; the session has run both of its shapes before.
+
+    Args:
+        order: the items in the order in which they are trained on.
+        clock, watches: as measure() takes them.
+    """
+    traces = count_traces(session)
+    with collector_at_rest():
+        for watch in watches:
+            watch.start()
+        start = clock()
+        session.train_epoch(order)
+        session.synchronize()
+        seconds = clock() - start
+    flags = [flag for watch in watches for flag in watch.flags()]
+    return seconds, flags + ([] if count_traces(session) == traces else ["recompiled"])
 
 
 def _measure(session, items_per_step, limits, clock, on_window, watches):

@@ -41,20 +41,27 @@ def describe_task(row):
     """What runs, in one line, from the first of its rows."""
     place = row.get("device_name") or row["cpu_name"]
     threads = f", {row['num_threads']} threads" if row.get("device") == "cpu" else ""
-    compiled = ", compiled" if row["compile"] else ""
-    return (
-        f"{row['model']} {row['phase']}, {row['precision']}{compiled}, {row['memory_format']}, "
-        f"batch {row['batch_size']}, {row['framework']} {row.get('framework_version', '')} "
-        f"on {place} ({row.get('device', 'ended early')}{threads})"
-    )
+    how = [row["precision"], "compiled" if row["compile"] else None, row["memory_format"]]
+    how += [row["data"] if row["workload"] == "mlp" else None]
+    how += [f"{row['sequence_length']} tokens" if row.get("sequence_length") else None]
+    how += [f"batch {row['batch_size']}" if row["batch_size"] else None]
+    who = f"{row['framework']} {row.get('framework_version', '')} on {place}"
+    what = " ".join(filter(None, [row["model"], row["phase"]]))
+    return f"{', '.join(filter(None, [what, *how, who]))} ({row.get('device', 'ended early')}{threads})"
 
 
-def describe_result(row):
+def describe_result(row, peak_fraction=None):
     """The lines of one row: what was measured, how sure that is, and every doubt."""
     label = row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"] or "all"
+    label = f"{label} {row['epoch']}" if row.get("epoch") else label
     if not row.get("throughput"):
         return f"  {label:<11} {row['status']}: {row['note']}"
-    lines = [f"{row['throughput']:.4g} {row['unit']}  {describe_interval(row)}", describe_details(row)]
+    rate = f"{row['throughput']:.4g} {row['unit']}  "
+    lines = (
+        [rate + describe_epoch(row)]
+        if row.get("epoch")
+        else [rate + describe_interval(row), describe_details(row, peak_fraction)]
+    )
     if row["status"] != "ok":
         lines.append(f"{row['status']}: the row holds the windows that were complete")
     if row["flags"]:
@@ -64,18 +71,25 @@ def describe_result(row):
     return f"  {label:<11} " + ("\n" + " " * 14).join(lines)
 
 
+def describe_epoch(row):
+    each = 1e6 * row["seconds"] / row["items"]
+    learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
+    return f"{row['seconds']:.4g} s, {each:.4g} us an image, {learnt}"
+
+
 def explain(flags):
     """The flags of a run in words, each once."""
     return "\n".join(f"  {flag}: {words}" for flag, words in FLAGS.items() if flag in flags)
 
 
-def describe_details(row):
+def describe_details(row, peak_fraction):
     details = [f"first step {row['first_step_seconds']:.3g} s"]
     if row.get("peak_memory_bytes"):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row.get("tflops"):
-        details.append(f"{row['tflops']:.3g} TFLOP/s, {row['measured_precision']} as measured")
+        share = "" if peak_fraction is None else f" ({100 * peak_fraction:.3g} % of this machine's measured peak)"
+        details.append(f"{row['tflops']:.3g} TFLOP/s{share}, {row['measured_precision']} as measured")
     return ", ".join(details)
 
 

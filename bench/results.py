@@ -44,10 +44,10 @@ COLUMNS = {
     "framework": "torch or tensorflow",
     "framework_version": "with its build",
     # workload
-    "workload": "image, mlp, transformer, matmul ...",
-    "model": "network",
-    "phase": "inference, training, forward, backward or optimizer",
-    "scope": "device (resident batches), input (pipeline alone) or end_to_end",
+    "workload": "image, mlp, transformer, matmul, convolution or bandwidth",
+    "model": "network; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ...",
+    "phase": "inference, training, forward, backward or optimizer; blank for a single operator",
+    "scope": "device (resident batches), input (pipeline alone), end_to_end, or epoch (all training data once)",
     "precision": "as asked for",
     "measured_precision": "as a probe against float64 found it",
     "compile": "1 or 0",
@@ -56,10 +56,11 @@ COLUMNS = {
     "image_size": "pixels a side",
     "sequence_length": "tokens",
     "matrix_size": "m x n x k",
-    "num_workers": "input processes",
+    "num_workers": "input processes, or threads of tf.data",
     "num_threads": "CPU threads of the framework",
     "data": "synthetic, jpeg or cifar10",
     "optimizer": "sgd or adam",
+    "epoch": "its number, from 1, in the scope epoch",
     "seed": "of data and weights",
     # result
     "unit": "of throughput",
@@ -75,12 +76,13 @@ COLUMNS = {
     "seconds": "in all windows",
     "first_step_seconds": "of the very first step: allocation, autotuning, compilation",
     "warmup_seconds": "from there until steady",
-    "stop_reason": "target_ci, max_seconds, num_images or interrupted",
+    "stop_reason": "target_ci, max_seconds, num_images, epoch or interrupted",
     "bottleneck": "device, input ...",
     # learning
     "parameters": "trainable",
-    "loss_first": "of the first step",
-    "loss_last": "of the last step",
+    "loss_first": "of an epoch's first step",
+    "loss_last": "of its last step",
+    "loss_mean": "of all its steps",
     "accuracy": "on test data, 0 to 1",
     # physics
     "flops_per_item": "of the phase; 1 multiply-add = 2",
@@ -144,6 +146,12 @@ def append(path, row):
         raise ResultsError(
             f"{path} cannot be written to ({error.strerror}): the row is lost, free or mend it"
         ) from None
+
+
+def check(path):
+    """Raise ResultsError for a file that is not ours, was written by a newer version, or ends in the midst of a row."""
+    if not _columns_to_write(path):
+        raise ResultsError(f"{path} is empty")
 
 
 def read(path):

@@ -1,7 +1,9 @@
 """The one path through the house: settings -> session -> measurement -> row."""
 
 import logging
+import math
 import os
+import statistics
 import time
 import traceback
 import uuid
@@ -9,7 +11,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from bench import environment, frameworks, measure, meters, report, results
-from bench.data import RESIDENT_BATCHES
+from bench.data import RESIDENT_BATCHES, epoch_order
 from bench.settings import SCOPES, SettingError
 from bench.verdict import Rate, name_bottleneck
 
@@ -36,41 +38,50 @@ def run_once(settings, host, describe_workload):
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
     if settings.use_gpu and device.device == "cpu":
-        log.warning("WARNING: USE_GPU=1, but there is no GPU that %s can use: measuring the CPU", settings.framework)
+        warn_of_no_gpu(settings)
     settings = settings.on(device.device)
     run_id, done = new_run_id(), {}
     for phase, scope in quantities(settings):
-        row = begin_row(settings, host, describe_workload(settings), phase, scope, run_id)
-        row |= asdict(device) | {"device_name": device.device_name or host.cpu_name}
+        begun = begin_row(settings, host, describe_workload(settings), phase, scope, run_id)
+        begun |= asdict(device) | {"device_name": device.device_name or host.cpu_name}
         try:
             if settings.batch_size == "auto":
                 settings = replace(
                     settings, batch_size=choose_batch_size(framework, device.device, settings, host, describe_workload)
                 )
-                row["batch_size"] = settings.batch_size
-            row |= measure_quantity(framework, device.device, settings, host, describe_workload, phase, scope)
+                begun["batch_size"] = settings.batch_size
+            log.info("%s, %s: building and checking, then measuring", phase, scope)
+            for columns in measure_quantity(framework, device.device, settings, host, describe_workload, phase, scope):
+                row = begun | columns
+                done[scope if phase == settings.phase else phase] = row
+                if scope == "end_to_end" and row["status"] == "ok":
+                    row |= judge(row, done)
+                yield row | {"timestamp": utc_now()}
+                if row["status"] != "ok":
+                    return
         except SettingError:
             raise
+        except ModuleNotFoundError as error:  # a package that one kind of work alone needs
+            raise frameworks.missing_package(settings.framework, error) from None
         except Exception as error:
-            row["status"], reason = describe_failure(error)
-            row["note"] = join(reason, row["note"])
-        done[scope if phase == settings.phase else phase] = row
-        if scope == "end_to_end" and row["status"] == "ok":
-            row |= judge(row, done)
-        row["timestamp"] = utc_now()
-        yield row
-        if row["status"] != "ok":
+            yield begun | describe_failure(error, begun["note"]) | {"timestamp": utc_now()}
             return
+
+
+def warn_of_no_gpu(settings):
+    log.warning("WARNING: USE_GPU=1, but there is no GPU that %s can use: measuring the CPU", settings.framework)
 
 
 def quantities(settings):
     """(phase, scope) of every row that the settings ask for; the parts of training follow the whole."""
     for scope in SCOPES:
-        if scope not in settings.scope:
+        if scope not in (settings.scope or ("device",)):
             continue
         yield settings.phase, scope
         if (settings.phase, scope) == ("training", "device"):
             yield from ((part, "device") for part in PARTS_OF_TRAINING)
+    if settings.epochs:
+        yield "training", "epoch"
 
 
 def new_run_id():
@@ -98,49 +109,79 @@ def begin_row(settings, host, workload, phase, scope, run_id):
         "phase": phase,
         "scope": scope,
         "precision": settings.precision,
-        "compile": int(settings.compile),
+        "compile": None if settings.compile is None else int(settings.compile),
         "memory_format": settings.memory_format,
         "batch_size": settings.batch_size,
-        "image_size": workload.item_shape[-1],
         "num_workers": settings.num_workers if streams else None,
-        "data": "jpeg" if streams else "synthetic",
-        "optimizer": None if phase == "inference" else "sgd",
+        "optimizer": None if phase == "inference" else settings.optimizer,
         "seed": settings.seed,
         "unit": f"{workload.unit}/s",
+        **workload.columns,
+        **({"data": "jpeg"} if streams else {}),
     }
 
 
-def measure_quantity(framework, device, settings, host, describe_workload, phase, scope):
-    """Open a session, measure it, close it; returns the columns that this fills."""
-    items = settings.num_images if phase == settings.phase else None
-    if items:
-        settings = replace(settings, batch_size=min(settings.batch_size, items))
+def measure_quantity(framework, device, settings, host, describe_workload, phase, scope, progress=None):
+    """Open a session, measure it, close it; yields the columns that this fills, of an epoch's scope for each epoch."""
     workload = describe_workload(replace(settings, phase=phase))
-    log.info("%s, %s: building and checking, then measuring", phase, scope)
+    items = settings.num_images if phase == settings.phase and scope in SCOPES else None
+    most = len(workload.dataset()[1]) if scope == "epoch" else items
+    if most and most < settings.batch_size:
+        settings = replace(settings, batch_size=most)
+        workload = describe_workload(replace(settings, phase=phase))
     refuse_too_large(workload, host)
     meters.reset_process_peak()
     session = framework.open_session(workload, settings, phase, scope)
-    limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
     try:
-        with report.progress(workload) as on_window:
-            measured = measure.measure(
-                session, workload.items_per_step, limits, on_window=on_window, watches=meters.watches()
-            )
-        columns = asdict(measured) | {
-            "flags": " ".join(measured.flags),
-            "batch_size": workload.items_per_step,
-            "parameters": session.parameters,
-            "measured_precision": session.measured_precision,
-            "peak_memory_bytes": peak_memory_bytes(session, device),
-        }
+        if scope == "epoch":
+            measured = measure_epochs(session, workload, settings)
+        else:
+            limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
+            measured = [measure_steps(session, workload, limits, progress or report.progress)]
+        for columns in measured:
+            if workload.flops_per_item and scope != "input":
+                columns["flops_per_item"] = workload.flops_per_item
+                columns["tflops"] = columns["throughput"] * workload.flops_per_item / 1e12
+            yield columns | {
+                "batch_size": workload.items_per_step,
+                "parameters": session.parameters,
+                "measured_precision": session.measured_precision,
+                "peak_memory_bytes": peak_memory_bytes(session, device),
+            }
     finally:
         session.close()
-    if measured.stop_reason == "interrupted":
-        columns["status"] = "interrupted"
-    if workload.flops_per_item and scope != "input":
-        columns["flops_per_item"] = workload.flops_per_item
-        columns["tflops"] = measured.throughput * workload.flops_per_item / 1e12
-    return columns
+
+
+def measure_steps(session, workload, limits, progress):
+    """The columns of the result of equal steps."""
+    with progress(workload) as on_window:
+        measured = measure.measure(
+            session, workload.items_per_step, limits, on_window=on_window, watches=meters.watches()
+        )
+    interrupted = {"status": "interrupted"} if measured.stop_reason == "interrupted" else {}
+    return asdict(measured) | {"flags": " ".join(measured.flags)} | interrupted
+
+
+def measure_epochs(session, workload, settings):
+    """Train whole epochs; yields the columns of each: what it took and what was learnt."""
+    count = len(workload.dataset()[1])
+    for epoch in range(1, settings.epochs + 1):
+        order = epoch_order(count, settings.seed, epoch)
+        seconds, flags = measure.measure_epoch(session, order, watches=meters.watches())
+        losses = session.losses()
+        flags += [] if math.isfinite(sum(losses)) else ["not_finite"]
+        yield {
+            "epoch": epoch,
+            "stop_reason": "epoch",
+            "flags": " ".join(flags),
+            "throughput": count / seconds,
+            "items": count,
+            "seconds": seconds,
+            "loss_first": losses[0],
+            "loss_last": losses[-1],
+            "loss_mean": statistics.fmean(losses),
+            "accuracy": session.evaluate(),
+        }
 
 
 def refuse_too_large(workload, host):
@@ -185,7 +226,8 @@ def try_batch_size(framework, device, settings, workload):
     clock = time.perf_counter
     try:
         measure.timed(session, clock, 1)
-        return min(measure.timed(session, clock, 1) for _ in range(3)), peak_memory_bytes(session, device) or 0
+        fastest = min(measure.timed(session, clock, 1) for _ in range(3))
+        return fastest, peak_memory_bytes(session, device) or meters.process_peak_bytes()
     finally:
         session.close()
 
@@ -195,14 +237,15 @@ def peak_memory_bytes(session, device):
     return meters.process_peak_bytes() if device == "cpu" else session.peak_memory_bytes()
 
 
-def describe_failure(error):
-    """(status, reason) of what ended a measurement; a failure that nobody foresaw shows its place as well."""
+def describe_failure(error, note):
+    """The columns that say what ended a measurement; a failure that nobody foresaw shows its place as well."""
     if isinstance(error, measure.MeasurementError):
-        return error.status, str(error)
-    status, reason = frameworks.describe_failure(error)
+        status, reason = error.status, str(error)
+    else:
+        status, reason = frameworks.describe_failure(error)
     if status == "failed":
         traceback.print_exception(error)
-    return status, reason
+    return {"status": status, "note": join(reason, note)}
 
 
 def judge(row, done):

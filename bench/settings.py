@@ -13,6 +13,7 @@ import difflib
 import os
 import re
 import sys
+import textwrap
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,7 @@ from pathlib import Path
 SCOPES = ("device", "input", "end_to_end")
 ROOT = Path(__file__).resolve().parent.parent
 # Variables of the Makefile itself: not settings, but not misspelt ones either.
-MAKE_VARIABLES = ("PYTHON",)
+MAKE_VARIABLES = ("PYTHON", "A", "B", "FAIL_ON_SLOWER")
 
 
 class SettingError(Exception):
@@ -36,6 +37,20 @@ class ByDevice:
 
     def __str__(self):
         return f"{self.gpu} ({self.cpu} on a CPU)"
+
+
+@dataclass(frozen=True)
+class ByFramework:
+    """A default that some frameworks change."""
+
+    usual: object
+    changed: dict
+
+    def under(self, framework):
+        return self.changed.get(framework, self.usual)
+
+    def __str__(self):
+        return f"{self.usual} ({', '.join(f'{name}: {value}' for name, value in self.changed.items())})"
 
 
 # Kinds: each turns the text into a value, or raises ValueError with the words after "must be".
@@ -64,6 +79,15 @@ def above_zero(text):
     if not 0 < value < float("inf"):
         raise ValueError("a number above 0")
     return value
+
+
+def matrix_size(text):
+    """M for M x M x M, or MxNxK, of a product of M x K with K x N: (m, n, k)."""
+    sides = text.lower().split("x")
+    if len(sides) not in (1, 3) or not all(re.fullmatch("[1-9][0-9]{0,5}", side) for side in sides):
+        raise ValueError("M or MxNxK, whole numbers from 1 to 999999")
+    m, n, k = (int(side) for side in sides * (3 // len(sides)))
+    return m, n, k
 
 
 def one_of(*names, **synonyms):
@@ -113,13 +137,13 @@ def setting(kind, default, meaning, *, shown=None, only=None, synonym=None, swee
 
     Args:
         kind: text -> value, or ValueError with what it must be.
-        default: the value when it is not set; a dict {script: value} when scripts differ.
+        default: the value when it is not set; a dict {script: value} when scripts differ; a tuple where it is a list.
         meaning: one line for the tables.
         shown: the default in words, where its value says too little.
         only: the scripts that use it; None means all of them.
         synonym: a second environment variable of the same meaning.
-        sweep: a comma list is allowed, and each of its entries is a run of its own.
-        several: a comma list is allowed, and its entries are all used in one run: the value is a tuple.
+        sweep: a comma list is allowed, and each of its entries is a run of its own. True, or the scripts where so.
+        several: a comma list is allowed, and its entries are all used in one run: the value is a tuple. The same.
     """
     if isinstance(default, dict):
         only = tuple(default)
@@ -128,6 +152,8 @@ def setting(kind, default, meaning, *, shown=None, only=None, synonym=None, swee
 
 
 IMAGE = ("image",)
+MLP = ("mlp",)
+NETWORKS = ("image", "mlp", "transformer")
 
 
 @dataclass(frozen=True)
@@ -146,16 +172,26 @@ class Settings:
     )
     model: str = setting(
         str,
-        {"image": "resnet50"},
-        "any classification model of torchvision, random weights; IMAGE_MODEL is a synonym",
+        {
+            "image": "resnet50",
+            "mlp": ("mlp-5x1024", "mlp-10x1024", "mlp-15x1024", "mlp-20x1024"),
+            "transformer": ("distilbert", "bert-large"),
+        },
+        "image: any classification model of torchvision, or Keras's own as keras-resnet50 ...; mlp: mlp-DEPTHxWIDTH or "
+        "mlp-WIDTH-WIDTH-...; transformer: distilbert, bert-base, bert-large; random weights; IMAGE_MODEL is a synonym",
         synonym="IMAGE_MODEL",
         sweep=True,
     )
-    phase: str = setting(one_of("inference", "training"), {"image": "inference"}, "inference or training", sweep=True)
+    phase: str = setting(
+        one_of("inference", "training"),
+        {"image": "inference", "mlp": "training", "transformer": "training"},
+        "inference or training",
+        sweep=True,
+    )
     batch_size: int | str | ByDevice = setting(
         whole_or_auto(1),
-        {"image": ByDevice(gpu=64, cpu=16)},
-        "images in one step; auto: the fastest that fits, by doubling",
+        {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4)},
+        "items in one step; auto: the fastest that fits, by doubling",
         sweep=True,
     )
     num_images: int | None = setting(
@@ -163,23 +199,51 @@ class Settings:
         None,
         "exactly so many images for each scope, whatever MAX_SECONDS says",
         shown="as many as the statistics need",
-        only=IMAGE,
+        only=IMAGE + MLP,
     )
     image_size: int | None = setting(
         whole(32, 4096), None, "pixels a side", shown="the model's own (224; inception_v3 299)", only=IMAGE
     )
-    precision: str = setting(
-        one_of("float32", "tf32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16"),
-        "float32",
-        "float32 (TF32 off), tf32, mixed_float16, mixed_bfloat16 (autocast), float16, bfloat16",
-        sweep=True,
+    precision: str | tuple[str, ...] = setting(
+        one_of("float32", "tf32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64"),
+        dict.fromkeys(NETWORKS, "float32") | {"tflops": ("float32", "tf32", "float16", "bfloat16")},
+        "float32 (TF32 off), tf32, mixed_float16, mixed_bfloat16 (autocast), float16, bfloat16, float64",
+        shown="float32 (tflops: float32,tf32,float16,bfloat16)",
+        sweep=NETWORKS,
+        several=("tflops",),
     )
-    compile: bool = setting(flag, False, "1: torch.compile", shown="0", sweep=True)
+    compile: bool = setting(flag, False, "1: torch.compile, or XLA in TensorFlow", shown="0", only=NETWORKS, sweep=True)
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),
-        {"image": "channels_first"},
-        "channels_first or channels_last",
+        {"image": ByFramework("channels_first", {"tensorflow": "channels_last"})},
+        "channels_first or channels_last (TensorFlow: that alone)",
         sweep=True,
+    )
+    optimizer: str = setting(
+        one_of("sgd", "adam"),
+        {"image": "sgd", "mlp": "sgd", "transformer": "adam"},
+        "sgd (learning rate 0.01, no momentum) or adam (0.00001), in training",
+        sweep=True,
+    )
+    sequence_length: int = setting(
+        whole(1, 512), {"transformer": 128}, "tokens in one sequence, without padding", sweep=True
+    )
+    data: str | None = setting(
+        one_of("cifar10", "synthetic"),
+        None,
+        "cifar10 (170 MB, fetched into data/ once) or synthetic; not set and no network: synthetic, with a warning",
+        shown="cifar10",
+        only=MLP,
+    )
+    epochs: int = setting(
+        whole(0, 1000), {"mlp": 0}, "also train so many whole epochs; each gives its seconds, loss and test accuracy"
+    )
+    sizes: tuple[tuple[int, int, int], ...] = setting(
+        matrix_size,
+        {"tflops": tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))},
+        "matrices that are multiplied: M, or MxNxK for M x K times K x N",
+        shown="32,64,128 ... 8192",
+        several=True,
     )
     scope: tuple[str, ...] = setting(
         one_of(*SCOPES), {"image": SCOPES}, "which of the three throughputs", shown=",".join(SCOPES), several=True
@@ -187,12 +251,17 @@ class Settings:
     num_workers: int = setting(
         whole(0, 1024),
         usable_cores(),
-        "processes that prepare images; 0: the main process does",
+        "processes that prepare images, threads in TensorFlow; 0: the main process does",
         shown="the number of cores",
         only=IMAGE,
     )
     num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
-    max_seconds: float = setting(above_zero, 10.0, "time limit of one measurement", shown="10")
+    max_seconds: float = setting(
+        above_zero,
+        dict.fromkeys(NETWORKS, 10.0) | {"tflops": 1.0},
+        "time limit of one measurement",
+        shown="10 (tflops: 1)",
+    )
     target_ci: float = setting(
         above_zero, 1.0, "stop when the 95 % interval's half-width is within this many percent", shown="1"
     )
@@ -225,8 +294,10 @@ def read_settings(script, environ=os.environ):
     Of a list that asks for several runs the first entry counts: combinations() takes it apart.
     """
     refuse_misspelt(environ)
-    values = {f.name: _read_one(f, script, environ) for f in fields(Settings)}
-    return Settings(**{f.name: values[f.name][0] if f.metadata["sweep"] else values[f.name] for f in fields(Settings)})
+    read = {f.name: _read_one(f, script, environ) for f in fields(Settings)}
+    values = {f.name: read[f.name][0] if _applies(f, "sweep", script) else read[f.name] for f in fields(Settings)}
+    by_framework = {name: value for name, value in values.items() if isinstance(value, ByFramework)}
+    return Settings(**values | {name: v.under(values["framework"]) for name, v in by_framework.items()})
 
 
 def combinations(script, environ=os.environ):
@@ -234,10 +305,11 @@ def combinations(script, environ=os.environ):
     refuse_misspelt(environ)
     choices = []
     for declared in fields(Settings):
-        if declared.metadata["sweep"] and len(_read_one(declared, script, environ)) > 1:
+        values = _read_one(declared, script, environ) if _applies(declared, "sweep", script) else ()
+        if len(values) > 1:
             given = [name for name in _names(declared) if name in environ]
-            entries = [entry.strip() for entry in environ[given[0]].split(",")]
-            choices.append([dict.fromkeys(given, entry) for entry in entries])
+            entries = [entry.strip() for entry in environ[given[0]].split(",")] if given else values
+            choices.append([dict.fromkeys(given or [variable(declared)], entry) for entry in entries])
     return [{name: text for change in changes for name, text in change.items()} for changes in product(*choices)]
 
 
@@ -246,19 +318,25 @@ def _names(declared):
     return (variable(declared), synonym) if synonym else (variable(declared),)
 
 
+def _applies(declared, rule, script):
+    """Whether "sweep" or "several" holds for a setting in a script."""
+    return declared.metadata[rule] is True or script in (declared.metadata[rule] or ())
+
+
 def _read_one(declared, script, environ):
     """The value of a setting; a tuple where a list is allowed."""
     about = declared.metadata
-    listed = about["sweep"] or about["several"]
+    sweep = _applies(declared, "sweep", script)
+    listed = sweep or _applies(declared, "several", script)
     if about["only"] and script not in about["only"]:
-        return (None,) if listed else None
+        return (None,) if sweep else None
     given = {name: environ[name].strip() for name in _names(declared) if name in environ}
     if len(set(given.values())) > 1:
         raise SettingError(" and ".join(f"{n}={t!r}" for n, t in given.items()) + " must agree: set only one of them")
     for name, text in given.items():
         return _parse_list(name, text, about["kind"]) if listed else _parse(name, text, about["kind"])
     default = about["default"][script] if isinstance(about["default"], dict) else about["default"]
-    return (default,) if about["sweep"] else default
+    return (default,) if sweep and not isinstance(default, tuple) else default
 
 
 def _parse(name, text, kind):
@@ -300,7 +378,7 @@ def refuse_misspelt(environ):
             raise SettingError(f"{name} is not a setting: " + (f"did you mean {near}?" if near else "see `make help`"))
     for name in environ:
         meant = plain.get(name.replace("_", "").lower())
-        if meant and name not in known:
+        if meant and meant not in MAKE_VARIABLES and name not in known:
             raise SettingError(f"{name}={environ[name]!r} is not a setting: did you mean {meant}?")
 
 
@@ -318,8 +396,8 @@ def table():
     for declared in fields(Settings):
         about = declared.metadata
         default = about["default"]
-        if isinstance(default, dict):
-            default = " / ".join(str(value) for value in default.values())
+        if isinstance(default, dict) and not about["shown"]:
+            default = " / ".join(",".join(v) if isinstance(v, tuple) else str(v) for v in default.values())
         yield (
             variable(declared),
             str(about["shown"] or default),
@@ -336,9 +414,11 @@ def as_markdown():
 
 def as_text():
     """The table of `make help`."""
-    rows = [(name, default, meaning) for name, default, _, meaning in table()]
-    wide = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    return "\n".join(f"  {n:<{wide[0]}}  {d:<{wide[1]}}  {m}" for n, d, m in rows)
+    lines = []
+    for name, default, _, meaning in table():
+        lines += textwrap.wrap(meaning, 110, initial_indent=f"  {name:<17}", subsequent_indent=" " * 19)
+        lines += [f"{'':19}default: {default}"]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def run_all(script, changes, runs, host, path, describe_workload):
     """
     plan = [change for change in changes for _ in range(runs)]
     statuses = []
+    # What all of them need is fetched here, once, where its progress can be seen.
+    describe_workload(read_settings(script, os.environ | plan[0]).on("cpu"))
     tqdm.monitor_interval = 0
     for number in (signal.SIGTERM, signal.SIGHUP):  # end the run under way as Ctrl-C does: it would go on unseen
         signal.signal(number, signal.default_int_handler)
@@ -98,11 +100,15 @@ def describe_death(settings, host, describe_workload, status):
     """The row of a run whose process ended without a word of its own."""
     without_gpu = settings.use_gpu is False or (host.driver is None and host.gpu_cores is None)
     settings = settings.on("cpu" if without_gpu else "gpu")
-    scope = settings.scope[0] if len(settings.scope) == 1 else None  # nobody knows which of several it was
+    scopes = settings.scope or ("device",)
+    scope = scopes[0] if len(scopes) == 1 else None  # nobody knows which of several it was
     row = begin_row(settings, host, describe_workload(settings), settings.phase, scope, new_run_id())
+    if isinstance(settings.precision, tuple):  # a sweep of ceilings: nobody knows at which of them it ended
+        row |= {"precision": None, "matrix_size": None}
     killed = status == -signal.SIGKILL
     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
-    why = ", most likely for want of memory: choose a smaller BATCH_SIZE" if killed else ""
+    smaller = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
+    why = f", most likely for want of memory: choose a smaller {smaller}" if killed else ""
     return row | {
         "status": "out_of_memory" if killed else "crashed",
         "note": f"the process was ended by {reason}{why}",

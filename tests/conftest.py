@@ -1,11 +1,22 @@
-"""No test sees the settings of whoever runs it, and none writes into results/."""
+"""No test sees the settings of whoever runs it, and none writes into results/.
+
+FRAMEWORK names the one framework whose tests run; tests that need none run with torch's. Without it all of them
+run, and a framework that is not installed is a failure.
+"""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from bench.run import ALLOCATOR_VARIABLES
-from bench.settings import known_names
+from bench.settings import known_names, read_settings
+
+OF_TENSORFLOW = {"test_tensorflow.py"}
+ALL = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+if "FRAMEWORK" in os.environ:
+    asked = read_settings("tests", {"FRAMEWORK": os.environ["FRAMEWORK"]}).framework
+    collect_ignore = sorted({"torch": OF_TENSORFLOW, "tensorflow": ALL - OF_TENSORFLOW}[asked])
 
 
 @pytest.fixture(autouse=True)

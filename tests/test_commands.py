@@ -87,7 +87,11 @@ def bare(tmp_path):
 
     def run():
         done = subprocess.run(
-            ["sh", str(script), "r.txt"], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin"}, capture_output=True, text=True
+            ["sh", str(script), "r.txt", ".venv"],
+            cwd=tmp_path,
+            env={"PATH": f"{tmp_path}/bin"},
+            capture_output=True,
+            text=True,
         )
         log = tmp_path / "log"
         return done.returncode, done.stderr, log.read_text().splitlines() if log.exists() else []
@@ -133,3 +137,72 @@ def test_the_requirements_of_a_mac_can_be_installed():
         pytest.skip("the package registry does not answer")
     assert status == 0, err
     assert out.count("resolved") == 4
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="on a Mac both have one environment")
+def test_make_chooses_the_environment_of_the_framework():
+    for environ, python in (
+        ({}, ".venv/bin/python mlp_benchmark.py"),
+        ({"FRAMEWORK": "tf"}, ".venv-tensorflow/bin/python mlp_benchmark.py"),
+        ({"FRAMEWORK": "tensorflow", "PYTHON": "python3"}, "python3 mlp_benchmark.py"),
+    ):
+        _, out, _ = call("make", "--dry-run", "mlp", **environ)
+        assert out.splitlines()[-1] == python
+
+
+@pytest.mark.parametrize(
+    ("asked", "tests"),
+    [
+        ({}, ["FRAMEWORK=torch", "FRAMEWORK=tensorflow"]),
+        ({"FRAMEWORK": "torch"}, [".venv/bin/python -m pytest"]),
+        (
+            {"FRAMEWORK": "tensorflow"},
+            ["FRAMEWORK=tensorflow TORCH_PYTHON=.venv/bin/python"],
+        ),
+        ({"PYTHON": "python3"}, ["python3 -m pytest"]),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "darwin", reason="on a Mac both have one environment")
+def test_make_test_tests_both_frameworks_unless_one_is_named(asked, tests):
+    _, out, _ = call("make", "--dry-run", "test", **asked)
+    runs = [line for line in out.splitlines() if "pytest" in line]
+    assert len(runs) == len(tests)
+    assert all(run.startswith(test) for run, test in zip(runs, tests, strict=True))
+
+
+def load_broken_tensorflow(tmp_path, program, before="pass"):
+    """The line that a run gets where importing tensorflow runs this program."""
+    (tmp_path / "tensorflow.py").write_text(program)
+    load = (
+        "import platform, sys\nfrom bench import frameworks\nfrom bench.settings import SettingError\n"
+        f"{before}\ntry:\n    frameworks.load('tensorflow')\nexcept SettingError as error:\n    print(error)"
+    )
+    status, out, err = call(sys.executable, "-c", load, PYTHONPATH=f"{tmp_path}:{os.getcwd()}")
+    assert (status, err, len(out.splitlines())) == (0, "", 1)
+    return out.strip()
+
+
+def test_a_metal_plug_in_of_another_tensorflow_is_told_in_one_line(tmp_path):
+    program = (
+        "class NotFoundError(Exception): pass\n"
+        "raise NotFoundError('dlopen(libmetal_plugin.dylib):\\n Symbol not found: _TF_X')"
+    )
+    said = load_broken_tensorflow(tmp_path, program, "platform.system = lambda: 'Darwin'")
+    assert said.startswith("FRAMEWORK='tensorflow' cannot be loaded (... dlopen(libmetal_plugin.dylib): Symbol not")
+    assert "tensorflow-metal 1.2.0 needs TensorFlow 2.16 to 2.19, `pip install" in said
+    said = load_broken_tensorflow(
+        tmp_path, "raise ImportError('a\\nTraceback ' * 100)", "platform.system = lambda: 'Linux'"
+    )
+    assert said.endswith("install it again, as requirements-cuda-tensorflow.txt says")
+    assert len(said) < 400
+
+
+def test_a_missing_tensorflow_names_the_cure(tmp_path):
+    missing = "raise ModuleNotFoundError('No module named tensorflow', name='tensorflow')"
+    file = "requirements-mac.txt" if sys.platform == "darwin" else "requirements-cuda-tensorflow.txt"
+    assert load_broken_tensorflow(tmp_path, missing, "sys.version_info = (3, 12)") == (
+        "FRAMEWORK='tensorflow' needs the package tensorflow: `make image FRAMEWORK=tensorflow` installs it; "
+        f"with PYTHON=... install it there: `pip install -r {file}`"
+    )
+    a_mac = "platform.system = lambda: 'Darwin'; sys.version_info = (3, 13)"
+    assert "has no Metal plug-in for Python 3.13 or newer: " in load_broken_tensorflow(tmp_path, missing, a_mac)

@@ -11,22 +11,25 @@ import pytest
 from bench import measure
 
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "keras", "transformers")
-SCRIPTS = sorted(Path().glob("*_benchmark.py"))
+SCRIPTS = sorted(Path().glob("*.py"))
 # Every room, from the ground up: a file imports from the lines before its own.
 LAYERS = [
     ["bench"],
-    ["bench.settings", "bench.workload", "bench.data", "bench.intervals", "bench.verdict"],
-    ["bench.measure", "bench.environment", "bench.meters", "bench.results"],
-    ["bench.check", "bench.report", "bench.frameworks"],
-    ["bench.frameworks.on_torch"],
+    ["bench.settings", "bench.data", "bench.intervals", "bench.verdict"],
+    ["bench.workload", "bench.cifar10"],
+    ["bench.measure", "bench.environment", "bench.meters", "bench.results", "bench.peaks"],
+    ["bench.check", "bench.report", "bench.frameworks", "bench.tables"],
+    ["plot_results", "compare_results"],
+    ["bench.frameworks.on_tensorflow", "bench.frameworks.on_torch"],
     ["bench.run"],
     ["bench.sweep"],
     ["bench.main"],
-    [path.stem for path in SCRIPTS],
+    [path.stem for path in SCRIPTS if path.stem not in ("plot_results", "compare_results")],
 ]
 STANDARD_LIBRARY_ONLY = (
     "bench.settings",
     "bench.environment",
+    "bench.peaks",
     "bench.measure",
     "bench.intervals",
     "bench.workload",
@@ -87,14 +90,14 @@ def output_of(*command):
 
 
 def test_every_flag_has_its_words():
-    sources = ROOMS["bench.measure"].read_text() + ROOMS["bench.meters"].read_text()
+    sources = "".join(ROOMS[room].read_text() for room in ("bench.measure", "bench.meters", "tflops_sweep"))
     assert all(f'"{flag}"' in sources.partition("class MeasurementError")[2] for flag in measure.FLAGS)
 
 
 def test_make_alone_lists_targets_and_settings():
     listed = output_of("make")
     assert "make image" in listed
-    assert "BATCH_SIZE     64 (16 on a CPU)" in listed
+    assert "default: 64 (16 on a CPU) / 32 / 32 (4 on a CPU)" in listed
     assert listed == output_of("make", "help")
 
 

@@ -1,30 +1,39 @@
 """The path from settings to row, walked with a framework of one file that nothing else knows of."""
 
+import functools
+import shutil
 from contextlib import nullcontext
 
 import pytest
 
-from bench import frameworks, meters, results, run
+from bench import frameworks, meters, results, run, sweep
+from bench.data import image_batches
 from bench.main import main
 from bench.workload import Workload
+from mlp_benchmark import mlp_workload
+from transformer_benchmark import transformer_workload
 
 
 def tiny_workload(settings):
     shape = (3, 8, 8)
-    return Workload("image", settings.model, "images", settings.batch_size, shape, 10, 1920, 3840)
+    batches = functools.partial(image_batches, shape, 10)
+    columns = {"image_size": 8, "data": "synthetic"}
+    return Workload("image", settings.model, "images", settings.batch_size, shape, 10, 1920, 3840, batches, columns)
 
 
 @pytest.fixture
 def image(monkeypatch, tmp_path, capsys):
     """Runs the script's main() with these settings; returns (exit status, stdout, stderr, rows)."""
-    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, "tests/frameworks"])
+    # The whole of what a new framework takes: a file on the package's path.
+    shutil.copy("tests/frameworks/on_numpy.py", tmp_path)
+    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, str(tmp_path)])
 
-    def call(**environ):
+    def call(script="image", describe_workload=tiny_workload, **environ):
         values = {"FRAMEWORK": "numpy", "MODEL": "linear", "MAX_SECONDS": "0.1", "BATCH_SIZE": "8", "MACHINE": "m"}
         values |= {"SCOPE": "device"}
         for name, value in (values | environ).items():
             monkeypatch.setenv(name, value)
-        status = main("image", tiny_workload)
+        status = main(script, describe_workload)
         said = capsys.readouterr()
         path = tmp_path / "results" / "m.csv"
         return status, said.out, said.err, results.read(path) if path.exists() else []
@@ -49,7 +58,7 @@ def test_a_measurement_becomes_a_row(image):
 
 # Columns that no part of the program fills yet; a part that comes takes its own off this list.
 WAITING = {
-    *("source", "sequence_length", "matrix_size", "loss_first", "loss_last", "accuracy"),
+    *("source", "matrix_size"),
     *("power_watts", "power_scope", "joules_per_item", "temperature_c"),
 }
 
@@ -58,6 +67,8 @@ def test_every_column_is_filled_and_every_value_has_a_column(image, monkeypatch)
     rows = []
     monkeypatch.setattr(results, "append", lambda path, row: rows.append(row))
     image(SCOPE="device,input,end_to_end")
+    image("mlp", mlp_workload, MODEL="mlp-10", DATA="synthetic", EPOCHS="1", PHASE="inference")
+    image("transformer", transformer_workload, MODEL="distilbert", PHASE="inference")
     filled = {name for row in rows for name in row}
     assert set(results.COLUMNS) - filled == WAITING
     assert filled <= set(results.COLUMNS)
@@ -116,7 +127,7 @@ def test_ctrl_c_before_the_first_window_writes_nothing(image):
     ("environ", "said"),
     [
         ({"BATCH_SIZE": "abc"}, "BATCH_SIZE='abc' must be a whole number from 1 to 1000000000, or auto\n"),
-        ({"FRAMEWORK": "pytorch2"}, "FRAMEWORK='pytorch2' must be one of: numpy, torch\n"),
+        ({"FRAMEWORK": "pytorch2"}, "FRAMEWORK='pytorch2' must be one of: numpy, tensorflow, torch\n"),
         ({"MODEL": "unknown"}, "MODEL='unknown' is not in NumPy: did you mean linear?\n"),
         ({"RESULTS_DIR": "Makefile"}, "RESULTS_DIR='Makefile' cannot be written to"),
     ],
@@ -220,3 +231,26 @@ def test_a_result_that_cannot_be_stored_is_shown_all_the_same(image, monkeypatch
     assert code == 2
     assert "images/s" in out
     assert err.splitlines()[-1] == "the disk is full"
+
+
+def test_a_framework_of_one_file_runs_make_mlp(image, monkeypatch):
+    code, out, _, rows = image("mlp", mlp_workload, MODEL="mlp-10", DATA="synthetic", BATCH_SIZE="32", EPOCHS="2")
+    assert code == 0
+    assert [row["phase"] for row in rows] == ["training", "forward", "backward", "optimizer", "training", "training"]
+    assert [(row["scope"], row["epoch"]) for row in rows[-2:]] == [("epoch", "1"), ("epoch", "2")]
+    assert {(row["workload"], row["data"], row["framework"]) for row in rows} == {("mlp", "synthetic", "numpy")}
+    last = rows[-1]
+    # 1,562 whole batches and one of 16 images.
+    assert (last["items"], last["loss_first"], last["loss_last"]) == ("50000", "32", "16")
+    assert float(last["loss_mean"]) == pytest.approx(50_000 / 1563, rel=1e-5)
+    assert float(last["throughput"]) == pytest.approx(50_000 / float(last["seconds"]), rel=1e-4)
+    assert out.count(" us an image, mean loss 31.9898, test accuracy 0.2500") == 2
+
+
+def test_default_models_run_one_after_the_other(image, monkeypatch):
+    ran = []
+    monkeypatch.setattr(sweep, "run_all", lambda script, changes, *rest: ran.extend(changes) or 0)
+    monkeypatch.delenv("MODEL", raising=False)
+    monkeypatch.setenv("FRAMEWORK", "numpy")
+    assert main("mlp", mlp_workload) == 0
+    assert [change["MODEL"] for change in ran] == ["mlp-5x1024", "mlp-10x1024", "mlp-15x1024", "mlp-20x1024"]

@@ -1,8 +1,19 @@
 """Settings: what users type, and the one line they get when it is wrong."""
 
+from dataclasses import fields
+
 import pytest
 
-from bench.settings import SettingError, as_markdown, combinations, known_names, read_settings, slug
+from bench.settings import (
+    MAKE_VARIABLES,
+    SettingError,
+    Settings,
+    as_markdown,
+    combinations,
+    known_names,
+    read_settings,
+    slug,
+)
 
 
 def refusal(**environ):
@@ -43,7 +54,7 @@ def test_batch_size(value):
     ("name", "value", "cure"),
     [
         ("USE_GPU", "yes please", "1 or 0"),
-        ("PRECISION", "fp8", "one of: float32, tf32, mixed_float16, mixed_bfloat16, float16, bfloat16"),
+        ("PRECISION", "fp8", "one of: float32, tf32, mixed_float16, mixed_bfloat16, float16, bfloat16, float64"),
         ("NUM_IMAGES", "0", "a whole number from 1 to 1000000000"),
         ("NUM_WORKERS", "-1", "a whole number from 0 to 1024"),
         ("IMAGE_SIZE", "7", "a whole number from 32 to 4096"),
@@ -64,9 +75,12 @@ def test_a_wrong_value_is_named_with_its_cure(name, value, cure):
     assert refusal(**{name: value}) == f"{name}={value!r} must be {cure}"
 
 
-@pytest.mark.parametrize("name", [n for n in known_names() if n != "PYTHON"])
+@pytest.mark.parametrize("name", [n for n in known_names() if n not in MAKE_VARIABLES])
 def test_an_empty_value_is_refused(name):
-    assert refusal(**{name: " "}) == f"{name}='' is empty: give it a value, or leave it out for its default"
+    only = {field.name.upper(): field.metadata["only"] for field in fields(Settings)}.get(name) or ("image",)
+    with pytest.raises(SettingError) as error:
+        read_settings(only[0], {name: " "})
+    assert str(error.value) == f"{name}='' is empty: give it a value, or leave it out for its default"
 
 
 def test_synonyms_must_agree():
@@ -86,7 +100,8 @@ def test_a_misspelt_variable_is_refused(name):
 
 
 def test_other_programs_variables_are_left_alone():
-    assert read_settings("image", {"BATCHES": "1", "MODELS": "x", "HOME": "/"}).batch_size.gpu == 64
+    environ = {"BATCHES": "1", "MODELS": "x", "HOME": "/", "a": "1", "_": "/bin/env"}
+    assert read_settings("image", environ).batch_size.gpu == 64
 
 
 @pytest.mark.parametrize(
@@ -158,3 +173,32 @@ def test_a_wrong_list_is_named_with_its_cure(name, value, said):
 
 def test_settings_that_take_one_value_take_no_list():
     assert refusal(RUNS="1,2") == "RUNS='1,2' must be a whole number from 1 to 1000"
+
+
+def test_each_script_has_its_defaults():
+    mlp, transformer = read_settings("mlp", {}), read_settings("transformer", {})
+    assert (mlp.phase, mlp.on("cuda").batch_size, mlp.optimizer, mlp.epochs, mlp.scope) == (
+        "training",
+        32,
+        "sgd",
+        0,
+        None,
+    )
+    assert (transformer.phase, transformer.optimizer, transformer.sequence_length) == ("training", "adam", 128)
+    assert (transformer.on("cuda").batch_size, transformer.on("cpu").batch_size) == (32, 4)
+    assert transformer.num_images is None
+
+
+def test_a_default_may_be_a_list():
+    assert combinations("transformer", {"SEED": "1"}) == [{"MODEL": "distilbert"}, {"MODEL": "bert-large"}]
+    assert combinations("transformer", {"MODEL": "bert-base"}) == [{}]
+    assert read_settings("transformer", {}).model == "distilbert"
+
+
+def test_the_memory_format_follows_the_framework_unless_it_is_named():
+    assert read_settings("image", {}).memory_format == "channels_first"
+    assert read_settings("image", {"FRAMEWORK": "tf"}).memory_format == "channels_last"
+    assert (
+        read_settings("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_first"}).memory_format == "channels_first"
+    )
+    assert read_settings("image", {"FRAMEWORK": "another"}).memory_format == "channels_first"

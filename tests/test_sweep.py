@@ -5,9 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import results, sweep
+import tflops_sweep
+from bench import report, results, sweep
 from bench.environment import describe_host
+from bench.settings import read_settings
 from image_benchmark import image_workload
+from mlp_benchmark import mlp_workload
+from transformer_benchmark import transformer_workload
 
 # A run in place of the real script: it obeys the model that it is asked for.
 STAND_IN = """
@@ -104,3 +108,27 @@ def test_ctrl_c_reaches_the_run_that_is_under_way_and_starts_no_other(run_all, m
     code, out, _, _ = run_all("a", "b")
     assert code == 130
     assert out.splitlines() == ["what was measured"]
+
+
+@pytest.mark.parametrize(
+    ("script", "describe_workload", "model"),
+    [("mlp", mlp_workload, "mlp-8"), ("transformer", transformer_workload, "bert-large")],
+)
+def test_a_killed_run_of_any_script_is_a_row(script, describe_workload, model):
+    settings = read_settings(script, {"MODEL": model, "DATA": "synthetic"})
+    row = sweep.describe_death(settings, describe_host("m"), describe_workload, -9)
+    assert (row["status"], row["scope"], row["workload"], row["model"]) == ("out_of_memory", "device", script, model)
+    assert "BATCH_SIZE" in row["note"]
+
+
+def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
+    row = sweep.describe_death(read_settings("tflops", {}), describe_host("m"), tflops_sweep.first_size, -9)
+    assert (row["status"], row["workload"], row["precision"], row["matrix_size"]) == (
+        "out_of_memory",
+        "matmul",
+        None,
+        None,
+    )
+    assert "choose a smaller SIZES" in row["note"]
+    assert "out_of_memory" in report.describe_result(row)
+    assert report.describe_task(row).startswith("matmul, torch")

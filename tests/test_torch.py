@@ -8,21 +8,33 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from bench import data, frameworks, measure
+from bench import cifar10, data, frameworks, measure
 from bench.frameworks import on_torch
 from bench.settings import SettingError, read_settings
+from bench.workload import ENCODERS
 from image_benchmark import image_workload
+from mlp_benchmark import mlp_workload
 from tests import count_flops
+from tests.torch_reference import TINY
+from transformer_benchmark import transformer_workload
 
 DEVICE = on_torch.choose_device(None)
+SCRIPTS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
+SMALL = {
+    "image": {"MODEL": "squeezenet1_1", "BATCH_SIZE": "2"},
+    "mlp": {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "8"},
+    "transformer": {"MODEL": "tiny-bert", "SEQUENCE_LENGTH": "8", "BATCH_SIZE": "2"},
+}
+ENCODERS.update(TINY)
 
 
-def open_session(**environ):
-    phase, scope = environ.pop("part", None), environ.get("SCOPE", "device")
-    settings = read_settings("image", {"BATCH_SIZE": "2", "MODEL": "squeezenet1_1"} | environ).on(DEVICE)
-    workload = image_workload(settings)
-    return on_torch.open_session(workload, settings, phase or settings.phase, scope)
+def open_session(script="image", part=None, scope=None, **environ):
+    settings = read_settings(script, SMALL[script] | environ).on(DEVICE)
+    workload = SCRIPTS[script](settings)
+    return on_torch.open_session(workload, settings, part or settings.phase, scope or environ.get("SCOPE", "device"))
 
 
 @pytest.mark.parametrize("phase", ["inference", "training"])
@@ -35,6 +47,89 @@ def test_a_real_measurement(phase, precision, memory_format):
     assert session.measured_precision == {"float32": "float32", "mixed_bfloat16": "bfloat16"}[precision]
     assert (session.peak_memory_bytes() is None) == (DEVICE == "cpu")
     session.close()
+
+
+@pytest.mark.parametrize("script", ["mlp", "transformer"])
+@pytest.mark.parametrize("phase", ["inference", "training"])
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_other_workloads_are_measured(script, phase, precision):
+    session = open_session(script, PHASE=phase, PRECISION=precision)
+    assert measure.measure(session, 2, measure.Limits(max_seconds=0.2)).throughput > 0
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "environ"),
+    [
+        ("mlp", {"MODEL": "mlp-3000-1000"}),
+        ("transformer", {"MODEL": "tiny-bert"}),
+        ("transformer", {"MODEL": "tiny-distilbert"}),
+    ],
+)
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_the_formulas_agree_with_the_counter(script, environ, phase):
+    session = open_session(script, USE_GPU="0", PHASE=phase, **environ)
+    settings = read_settings(script, SMALL[script] | {"PHASE": phase} | environ)
+    # Without it the CPU's attention is one operator that the counter does not know.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        session.step()
+    assert counter.get_total_flops() == SCRIPTS[script](settings).flops_per_item * settings.batch_size
+
+
+@pytest.mark.parametrize("model", ["distilbert", "bert-base", "bert-large"])
+def test_encoders_have_the_published_parameters(model):
+    workload = transformer_workload(read_settings("transformer", {"MODEL": model}))
+    with torch.device("meta"):
+        network = on_torch.build_transformer(workload)
+    assert on_torch.count_parameters(network) == workload.parameters
+    assert network.network.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_optimizer_is_the_one_asked_for(optimizer):
+    session = open_session("mlp", OPTIMIZER=optimizer)
+    assert type(session.optimizer).__name__.lower() == optimizer
+    assert session.optimizer.defaults["lr"] == {"sgd": 0.01, "adam": 1e-5}[optimizer]
+
+
+@pytest.fixture
+def small_dataset(monkeypatch):
+    """150 images to learn from and 40 to test on."""
+    images, labels = cifar10.synthetic_images(190, seed=0)
+    images = cifar10.as_floats(images)
+    split = images[:150], labels[:150], images[150:], labels[150:]
+    monkeypatch.setattr(cifar10, "dataset", lambda kind, seed: split)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_warm_up_of_epochs_leaves_no_trace(small_dataset, optimizer):
+    session, fresh = (open_session("mlp", scope=s, BATCH_SIZE="32", OPTIMIZER=optimizer) for s in ("epoch", "device"))
+    for a, b in zip(session.model.parameters(), fresh.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not session.optimizer.state_dict()["state"]
+
+
+def test_epochs_see_every_image_and_learn(small_dataset):
+    session = open_session("mlp", scope="epoch", BATCH_SIZE="32")
+    losses = []
+    for epoch in range(1, 4):
+        seconds, flags = measure.measure_epoch(session, data.epoch_order(150, 0, epoch))
+        losses.append(np.mean(session.losses()))
+    assert seconds > 0
+    assert flags == []
+    assert len(session.losses()) == 5
+    assert losses[2] < losses[0]
+    assert 0 <= session.evaluate() <= 1
+
+
+def test_an_epoch_takes_the_batches_in_the_given_order(small_dataset):
+    session = open_session("mlp", scope="epoch", BATCH_SIZE="64")
+    seen, forward = [], session.model.forward
+    session.model.forward = lambda inputs: seen.append(inputs.cpu()) or forward(inputs)
+    order = data.epoch_order(150, 3, 1)
+    session.train_epoch(order)
+    assert [len(inputs) for inputs in seen] == [64, 64, 22]
+    assert torch.equal(torch.cat(seen), session.train[0].cpu()[order])
 
 
 def test_training_changes_the_weights_and_inference_does_not():
@@ -145,7 +240,7 @@ def test_images_are_transformed_as_for_imagenet(tmp_path):
     image = image.resize([int(side * scale) for side in image.size], Image.Resampling.BILINEAR)
     left, top = ((side - 224) / 2 for side in image.size)
     cut = np.asarray(image.crop((round(left), round(top), round(left) + 224, round(top) + 224)), np.float32) / 255
-    expected = ((cut - on_torch.IMAGENET_MEAN) / on_torch.IMAGENET_STD).transpose(2, 0, 1)
+    expected = ((cut - data.IMAGENET_MEAN) / data.IMAGENET_STD).transpose(2, 0, 1)
     assert np.abs(got.numpy() - expected).mean() < 0.05
     assert label == 0
 

@@ -9,6 +9,7 @@ A file called torch.py would shadow the real one, hence the name.
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +17,7 @@ from typing import Protocol
 from bench.settings import SettingError
 
 PREFIX = "on_"
-INSTALL = "`make image` installs it here; with PYTHON=... install it there: `pip install -r requirements-cuda.txt`"
+REQUIREMENTS = {"tensorflow": "requirements-cuda-tensorflow.txt"}  # on Linux; the others are in requirements-cuda.txt
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,12 @@ class Device:
 class Session(Protocol):
     """One workload on one device, checked and ready to be timed.
 
-    What a step is follows from phase and scope. Optional: trace_count(), how often the step was compiled.
+    What a step is follows from phase and scope. Optional: trace_count(), how often the step was compiled; and in
+    the scope "epoch", where a workload has a dataset:
+
+    train_epoch(order)   submit a step for each batch of the training data in this order, the smaller last one too
+    losses()             of those steps, as floats
+    evaluate()           the share of the test data that is sorted right
     """
 
     parameters: int | None  # trainable; None where there is no model
@@ -65,16 +71,28 @@ def load(name):
     try:
         return importlib.import_module(f"{__name__}.{PREFIX}{name}")
     except ModuleNotFoundError as error:
-        raise SettingError(f"FRAMEWORK={name!r} needs the package {error.name}: {INSTALL}") from None
+        raise missing_package(name, error) from None
+    except ImportError as error:
+        raise SettingError(f"FRAMEWORK={name!r} {error}") from None
+
+
+def missing_package(framework, error):
+    """The SettingError for a ModuleNotFoundError."""
+    file = "requirements-mac.txt" if sys.platform == "darwin" else REQUIREMENTS.get(framework, "requirements-cuda.txt")
+    return SettingError(
+        f"FRAMEWORK={framework!r} needs the package {error.name}: `make image FRAMEWORK={framework}` installs it; "
+        f"with PYTHON=... install it there: `pip install -r {file}`"
+    )
 
 
 def describe_failure(error):
     """(status, reason) of an exception out of a framework, on one line."""
     reason = " ".join(str(error).split()) or type(error).__name__
     memory = ("out of memory", "can't allocate memory", "unable to allocate", "oom when allocating", "alloc_failed")
-    memory += ("invalid buffer size", "killed by signal: killed")
+    memory += ("invalid buffer size", "killed by signal: killed", "dst tensor is not initialized")
     if isinstance(error, MemoryError) or any(words in reason.lower() for words in memory):
         return "out_of_memory", reason
-    if isinstance(error, NotImplementedError) or "not implemented for" in reason:
+    unsupported = ("not implemented for", "cannot assign a device", "no opkernel was registered")
+    if isinstance(error, NotImplementedError) or any(words in reason.lower() for words in unsupported):
         return "unsupported", reason
     return "failed", f"{type(error).__name__}: {reason}"

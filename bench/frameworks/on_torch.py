@@ -1,14 +1,14 @@
 """All the PyTorch there is here. CUDA and MPS take one path, torch.accelerator, so that a run on either
 proves the lines of both."""
 
-import atexit
 import difflib
 import functools
 import itertools
 import os
-import tempfile
 from contextlib import nullcontext
+from itertools import pairwise
 
+import numpy as np
 import torch
 import torchvision
 from torch.nn import functional
@@ -20,13 +20,13 @@ from bench import check, data
 from bench.frameworks import Device, describe_failure
 from bench.measure import MeasurementError
 from bench.settings import SettingError
+from bench.workload import ENCODERS, LEARNING_RATES, mlp_widths
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
-WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-LEARNING_RATE = 0.01
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def find_device(settings):
@@ -50,13 +50,15 @@ def choose_device(use_gpu):
 
 def open_session(workload, settings, phase, scope):
     """A session of this file, checked and on its device; raises SettingError or MeasurementError."""
-    if workload.name not in BUILDERS:
+    if workload.name not in BUILDERS and workload.model not in OPERATORS:
         raise SettingError(f"FRAMEWORK='torch' cannot run {workload.name}: it has {', '.join(BUILDERS)}")
     if workload.name == "image":
         refuse_unknown_model(workload.model)
     set_float32("tf32" if settings.precision == "tf32" else "ieee")
     torch.manual_seed(settings.seed)
     place = Place(settings)
+    if workload.model in OPERATORS:
+        return Operator(place, workload)
     if scope == "input":
         return InputSession(place, JpegStream(workload, settings, phase))
     try:
@@ -68,6 +70,8 @@ def open_session(workload, settings, phase, scope):
             f"IMAGE_SIZE={str(settings.image_size)!r} does not suit {workload.model} ({error}): "
             "leave it out for the model's own size"
         ) from None
+    if scope == "epoch":
+        return Epochs(place, model, workload)
     streams = scope == "end_to_end"
     batches = JpegStream(workload, settings, phase) if streams else resident_batches(place, workload)
     return STEPS[phase](place, model, batches)
@@ -110,7 +114,68 @@ def build_image(workload):
     return model
 
 
-BUILDERS = {"image": build_image}
+def build_mlp(workload):
+    """Dense layers, Glorot-uniform with zero biases, with ReLU between them."""
+    layers = []
+    for inputs, outputs in pairwise((*workload.item_shape, *mlp_widths(workload.model), workload.classes)):
+        layer = torch.nn.Linear(inputs, outputs)
+        torch.nn.init.xavier_uniform_(layer.weight)
+        torch.nn.init.zeros_(layer.bias)
+        layers += [layer, torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def build_transformer(workload):
+    """The encoder and classifier of the transformers library, attention by scaled_dot_product_attention, no mask."""
+    import transformers  # ten seconds, which only those who need it should pay
+
+    encoder = ENCODERS[workload.model]
+    sizes = {"vocab_size": encoder.vocabulary, "max_position_embeddings": encoder.positions}
+    sizes |= {"num_labels": workload.classes, "attn_implementation": "sdpa"}
+    if not encoder.is_bert:
+        inside = {"n_layers": encoder.layers, "dim": encoder.width, "n_heads": encoder.heads}
+        config = transformers.DistilBertConfig(hidden_dim=encoder.inner, **inside, **sizes)
+        return Logits(transformers.DistilBertForSequenceClassification(config))
+    inside = {"num_hidden_layers": encoder.layers, "hidden_size": encoder.width}
+    inside |= {"num_attention_heads": encoder.heads, "intermediate_size": encoder.inner}
+    return Logits(transformers.BertForSequenceClassification(transformers.BertConfig(**inside, **sizes)))
+
+
+class Logits(torch.nn.Module):
+    """A network of the transformers library, whose output is a record, as one whose output is a tensor."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, ids):
+        return self.network(input_ids=ids).logits
+
+
+BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer}
+
+
+def copy(x, out):
+    return out.copy_(x)
+
+
+def add(x, y, out):
+    return torch.add(x, y, out=out)
+
+
+def multiply_add(x, y, out):
+    return torch.add(y, x, alpha=2.0, out=out)
+
+
+# The calls that users write. What has an `out` moves as many bytes as its operands have.
+OPERATORS = {
+    "matmul": torch.mm,
+    "conv1x1": functional.conv2d,
+    "conv3x3": functools.partial(functional.conv2d, padding=1),
+    "copy": copy,
+    "add": add,
+    "multiply-add": multiply_add,
+}
 
 
 def count_parameters(model):
@@ -150,10 +215,11 @@ class Place:
     def __init__(self, settings):
         self.device = choose_device(settings.use_gpu)
         self.seed = settings.seed
+        self.optimizer = settings.optimizer
         self.precision = settings.precision
         self.compile = settings.compile
         self.dtype = WHOLE_MODEL.get(settings.precision, torch.float32)
-        self.format = MEMORY_FORMATS[settings.memory_format]
+        self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)
         self.memory("reset_peak_memory_stats")
         self.measured_precision = self._measure_precision()
         if settings.precision == "tf32" and "tf32" not in self.measured_precision:
@@ -163,18 +229,24 @@ class Place:
         kind = AUTOCAST.get(self.precision)
         return torch.autocast(self.device, kind) if kind else nullcontext()
 
-    def put(self, images, labels):
+    def put(self, inputs, labels):
         """A batch on the device. CUDA copies in the background; on MPS that is not known to be safe."""
         early = self.device == "cuda"
-        images, labels = torch.as_tensor(images), torch.as_tensor(labels)
-        images = images.to(self.device, self.dtype, memory_format=self.format, non_blocking=early)
-        return images, labels.to(self.device, non_blocking=early)
+        inputs, labels = torch.as_tensor(inputs), torch.as_tensor(labels)
+        dtype = self.dtype if inputs.is_floating_point() else inputs.dtype
+        inputs = inputs.to(self.device, dtype, memory_format=self.format, non_blocking=early)
+        return inputs, labels.to(self.device, non_blocking=early)
+
+    def put_operand(self, array):
+        """An array on the device, images and kernels of convolutions in channels_last."""
+        format = torch.channels_last if array.ndim == 4 else torch.contiguous_format
+        return torch.as_tensor(array).to(self.device, self.dtype, memory_format=format)
 
     @torch.no_grad()
     def prove(self, model, workload):
         """The model on its device, once it is the right one and its output for a pair of images is right there."""
         check.check_parameters(count_parameters(model), workload.parameters)
-        (pair, labels), *_ = data.image_batches(2, workload.item_shape, workload.classes, self.seed)
+        (pair, labels), *_ = workload.batches(2, self.seed)
         calibrate(model, torch.from_numpy(pair))
         comparable = self.device != "cpu" and self.precision == "float32"
         expected = model.eval()(torch.from_numpy(pair)).numpy() if comparable else None
@@ -205,23 +277,14 @@ class Place:
 
 def resident_batches(place, workload):
     """Batches that stay on the device and take turns, without end."""
-    batches = data.image_batches(workload.items_per_step, workload.item_shape, workload.classes, place.seed)
-    return itertools.cycle([place.put(*batch) for batch in batches])
-
-
-@functools.cache
-def jpeg_files(seed):
-    """Paths of the pool of JPEG files, written once and removed with the process."""
-    folder = tempfile.TemporaryDirectory(prefix="jpegs-")
-    atexit.register(folder.cleanup)
-    return data.write_jpegs(folder.name, data.JPEG_FILES, seed)
+    return itertools.cycle([place.put(*batch) for batch in workload.batches(workload.items_per_step, place.seed)])
 
 
 class JpegStream:
     """Batches out of JPEG files, decoded and transformed in worker processes, without end."""
 
     def __init__(self, workload, settings, phase, context=None):
-        paths = jpeg_files(settings.seed)
+        paths = data.jpeg_files(settings.seed)
         self.num_workers = settings.num_workers
         self.queue_steps = self.num_workers * (PREFETCH + 1)  # ready, and one in each worker's hands
         loader = DataLoader(
@@ -264,7 +327,7 @@ class JpegDataset(Dataset):
         self.paths, self.classes = paths, classes
         cut = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
         whole = [v2.Resize(size * 256 // 224, antialias=True), v2.CenterCrop(size)]
-        as_floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+        as_floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)]
         self.transform = v2.Compose((cut if training else whole) + as_floats)
 
     def __getitem__(self, index):
@@ -283,10 +346,10 @@ class TorchSession:
         self.num_workers = getattr(batches, "num_workers", None)
 
     def next_batch(self, items=None):
-        images, labels = next(self.batches)
+        inputs, labels = next(self.batches)
         if self.queue_steps is not None:
-            images, labels = self.place.put(images, labels)
-        return (images, labels) if items is None else (images[:items], labels[:items])
+            inputs, labels = self.place.put(inputs, labels)
+        return (inputs, labels) if items is None else (inputs[:items], labels[:items])
 
     def synchronize(self):
         if self.place.device != "cpu":
@@ -316,6 +379,26 @@ class InputSession(TorchSession):
         self.watched = images[-1, -1, -1]
 
 
+class Operator(TorchSession):
+    """A step is one operator on the next operands."""
+
+    def __init__(self, place, workload):
+        sets = workload.batches(workload.items_per_step, place.seed)
+        super().__init__(place, itertools.cycle([[place.put_operand(each) for each in operands] for operands in sets]))
+        self.measured_precision, self.work = place.measured_precision, OPERATORS[workload.model]
+        indices, expected = workload.samples(sets[0])
+        got = self.work(*next(self.batches))[tuple(torch.from_numpy(each).to(place.device) for each in indices)]
+        check.check_samples(got.cpu().double().numpy(), expected, place.measured_precision)
+
+    @torch.inference_mode()
+    def step(self, items=None):
+        self.output = self.work(*next(self.batches))
+
+    @property
+    def watched(self):
+        return self.output[-1, -1] if self.output.ndim > 2 else self.output[-1]
+
+
 class Inference(TorchSession):
     """A step is one forward pass without gradients."""
 
@@ -330,9 +413,9 @@ class Inference(TorchSession):
 
     @torch.inference_mode()
     def step(self, items=None):
-        images, _ = self.next_batch(items)
+        inputs, _ = self.next_batch(items)
         with self.place.autocast():
-            self.watched = self.model(images)
+            self.watched = self.model(inputs)
 
     def trace_count(self):
         # Importing it takes a second, which only those who compile should pay.
@@ -340,7 +423,7 @@ class Inference(TorchSession):
 
 
 class Training(Inference):
-    """A step is forward, backward and SGD."""
+    """A step is forward, backward and the optimizer."""
 
     training = True
 
@@ -351,7 +434,8 @@ class Training(Inference):
         uses_scaler = place.precision == "mixed_float16"
         # MPS had no fused SGD with a scaler before torch 2.13.
         fused = not (uses_scaler and place.device == "mps")
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=fused)
+        rate = LEARNING_RATES[place.optimizer]
+        self.optimizer = OPTIMIZERS[place.optimizer](model.parameters(), lr=rate, fused=fused)
         # The usual first scale of 65,536 overflows until it has been halved often enough, and skips those updates.
         self.scaler = torch.amp.GradScaler(place.device, init_scale=256, enabled=uses_scaler)
         self.watched = self.last_weight = list(model.parameters())[-1]
@@ -362,11 +446,11 @@ class Training(Inference):
         self.update()
 
     def forward(self, items=None):
-        images, labels = self.next_batch(items)
+        inputs, labels = self.next_batch(items)
         self.loss = None  # with it goes the last step's graph, before the next one is built
         self.optimizer.zero_grad(set_to_none=True)
         with self.place.autocast():
-            self.loss = functional.cross_entropy(self.model(images), labels)
+            self.loss = functional.cross_entropy(self.model(inputs), labels)
 
     def backward(self):
         self.scaler.scale(self.loss).backward()
@@ -374,6 +458,47 @@ class Training(Inference):
     def update(self):
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+
+class Epochs(Training):
+    """Whole passes over the training data, which lie on the device; a batch is gathered there."""
+
+    def __init__(self, place, model, workload):
+        super().__init__(place, model, None)
+        train_inputs, train_labels, *test = workload.dataset()
+        self.train, self.test = place.put(train_inputs, train_labels), place.put(*test)
+        self.batch_size = workload.items_per_step
+        self._warm_up()
+
+    def _warm_up(self):
+        """Run both shapes of batches, the last one is smaller, and take back what they changed."""
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        optimizer, scaler = self.optimizer.state_dict(), self.scaler.state_dict()
+        count = len(self.train[0])
+        self.train_epoch(np.arange(min(count, self.batch_size + (count % self.batch_size or self.batch_size))))
+        self.model.load_state_dict(weights)
+        self.optimizer.load_state_dict(optimizer)
+        self.scaler.load_state_dict(scaler)
+
+    def train_epoch(self, order):
+        inputs, labels = self.train
+        batches = torch.as_tensor(order, device=self.place.device).split(self.batch_size)
+        self.batches = ((inputs[some], labels[some]) for some in batches)
+        self._losses = []
+        for _ in batches:
+            self.step()
+            self._losses.append(self.loss.detach())
+
+    def losses(self):
+        return torch.stack(self._losses).tolist()
+
+    @torch.no_grad()
+    def evaluate(self):
+        self.model.eval()
+        with self.place.autocast():
+            logits = torch.cat([self.model(some) for some in self.test[0].split(1000)])
+        self.model.train()
+        return (logits.argmax(1) == self.test[1]).float().mean().item()
 
 
 class Forward(Training):

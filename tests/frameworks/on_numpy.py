@@ -7,7 +7,6 @@ import itertools
 
 import numpy as np
 
-from bench import data
 from bench.frameworks import Device
 from bench.settings import SettingError
 
@@ -31,14 +30,15 @@ class Session:
     measured_precision = "float32"
 
     def __init__(self, workload, settings, scope):
-        if scope != "device":
+        if scope in ("input", "end_to_end"):
             self.queue_steps, self.num_workers = 2, settings.num_workers
         self.model = workload.model
         self.steps = 0
+        self.workload, self.batch_size = workload, workload.items_per_step
         pixels = int(np.prod(workload.item_shape))
         self.weights = np.random.default_rng(settings.seed).standard_normal((pixels, 10), dtype=np.float32)
         self.parameters = self.weights.size
-        batches = data.image_batches(workload.items_per_step, workload.item_shape, workload.classes, settings.seed)
+        batches = workload.batches(workload.items_per_step, settings.seed)
         self.batches = itertools.cycle([images.reshape(len(images), -1) for images, _ in batches])
         self.output = None
 
@@ -49,6 +49,16 @@ class Session:
         if self.model == "is_interrupted":
             raise KeyboardInterrupt
         self.output = next(self.batches)[:items] @ self.weights
+
+    def train_epoch(self, order):
+        images = self.workload.dataset()[0]
+        self.seen = [images[order[i : i + self.batch_size]] for i in range(0, len(order), self.batch_size)]
+
+    def losses(self):
+        return [float(len(batch)) for batch in self.seen]
+
+    def evaluate(self):
+        return 0.25
 
     def synchronize(self):
         pass

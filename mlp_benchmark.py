@@ -1,0 +1,38 @@
+"""Images per second through a multilayer perceptron on CIFAR-10, in training or inference.
+
+    make mlp
+    EPOCHS=5 MODEL=mlp-3000-1000 make mlp
+    FRAMEWORK=tensorflow DATA=synthetic python mlp_benchmark.py
+
+`make help` lists the settings.
+"""
+
+import functools
+import sys
+
+from bench import cifar10
+from bench.main import main
+from bench.workload import CIFAR_CLASSES, CIFAR_SIDE, Workload, mlp_counts, mlp_widths
+
+
+def mlp_workload(settings):
+    """One step is one batch of images of 32 x 32 pixels, as vectors, sorted into ten classes."""
+    parameters, flops = mlp_counts(mlp_widths(settings.model), settings.phase)
+    data = cifar10.choose(settings.data)
+    return Workload(
+        name="mlp",
+        model=settings.model,
+        unit="images",
+        items_per_step=settings.batch_size,
+        item_shape=(3 * CIFAR_SIDE**2,),
+        classes=CIFAR_CLASSES,
+        parameters=parameters,
+        flops_per_item=flops,
+        batches=functools.partial(cifar10.batches, data),
+        columns={"image_size": CIFAR_SIDE, "data": data},
+        dataset=functools.partial(cifar10.dataset, data, settings.seed),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main("mlp", mlp_workload))

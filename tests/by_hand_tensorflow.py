@@ -1,0 +1,100 @@
+"""Loops that a careful TensorFlow user would write, and Keras's own, for `make selfcheck FRAMEWORK=tensorflow`."""
+
+import os
+import statistics
+import time
+
+from bench.frameworks import on_tensorflow  # first: it says which backend Keras has
+from tests.selfcheck import check_loops, check_product, is_one
+
+# isort: split
+import keras
+import tensorflow as tf
+
+MODEL = "mobilenet_v2"  # the same network in Keras's applications
+
+
+def checks():
+    on_tensorflow.choose_device(None)
+    yield check_product(product)
+    yield check_loops("inference", MODEL, {"a loop by hand": (loop("inference"), is_one)})
+    training = {
+        "a loop by hand": (loop("training"), is_one),
+        "model.fit without XLA": (fit(jit_compile=False), lambda low, high: high > 1),
+        "model.fit": (fit(jit_compile="auto"), lambda low, high: True),  # XLA, where Keras chooses it: shown only
+    }
+    yield check_loops("training", MODEL, training)
+
+
+def product(side):
+    """Gives block(runs) -> products a second of the median run, each of them waited for."""
+    a, b = (tf.random.normal((side, side)) for _ in range(2))
+
+    def read_clock():
+        start = time.perf_counter()
+        tf.linalg.matmul(a, b)
+        tf.test.experimental.sync_devices()
+        return time.perf_counter() - start
+
+    return lambda runs: 1 / statistics.median(read_clock() for _ in range(runs))
+
+
+def build():
+    """(network, images, labels) of a user who sets nothing up."""
+    batch_size = int(os.environ.get("BATCH_SIZE", 4))
+    model = keras.applications.MobileNetV2(weights=None, classifier_activation=None)
+    images = tf.random.normal((batch_size, 224, 224, 3))
+    labels = tf.random.uniform((batch_size,), maxval=1000, dtype=tf.int64)
+    return model, images, labels
+
+
+def loop(phase):
+    """Steps as in TensorFlow's guide to training loops, each block ended by a read of the last one's result."""
+    model, images, labels = build()
+    optimizer = keras.optimizers.SGD(0.01)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def infer():
+        return model(images, training=False)
+
+    @tf.function
+    def train():
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(images, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+        return loss
+
+    step = train if phase == "training" else infer
+
+    def read_clock(steps):
+        start = time.perf_counter()
+        for _ in range(steps):
+            result = step()
+        result.numpy()
+        return (time.perf_counter() - start) / steps
+
+    def block(readings, steps):
+        read_clock(2)
+        return len(labels) / statistics.median(read_clock(steps) for _ in range(readings))
+
+    return block
+
+
+def fit(jit_compile):
+    """What most people run: model.fit on one batch that is there already."""
+    model, images, labels = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=jit_compile)
+
+    def read_clock(steps):
+        batches = tf.data.Dataset.from_tensors((images, labels)).repeat(steps)
+        start = time.perf_counter()
+        model.fit(batches, shuffle=False, verbose=0)
+        return (time.perf_counter() - start) / steps
+
+    def block(readings, steps):
+        read_clock(2)
+        return len(labels) / read_clock(readings * steps)
+
+    return block

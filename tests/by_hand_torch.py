@@ -1,0 +1,106 @@
+"""Loops that a careful PyTorch user would write, for `make selfcheck`."""
+
+import os
+import statistics
+import tempfile
+import time
+
+import numpy
+import torch
+import torchvision
+from PIL import Image
+from torchvision import transforms
+
+from bench import data
+from bench.frameworks import on_torch
+from tests.selfcheck import PAIRS, check_loops, check_product, compare, is_one
+
+
+def checks():
+    yield check_product(product)
+    yield check_pipeline()
+    for phase in ("inference", "training"):
+        yield check_loops(phase, "resnet50", {"a loop by hand": (loop(phase), is_one)})
+
+
+def loop(phase):
+    """ResNet-50 as a careful user would time it."""
+    device, batch_size = on_torch.choose_device(None), int(os.environ.get("BATCH_SIZE", 4))
+    model = torchvision.models.resnet50(weights=None).to(device)
+    images = torch.randn(batch_size, 3, 224, 224, device=device)
+    labels = torch.randint(1000, (batch_size,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+
+    def infer():
+        with torch.inference_mode():
+            model(images)
+
+    def train():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    step = train if phase == "training" else infer
+    model.train(phase == "training")
+
+    def read_clock(steps):
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        if device != "cpu":
+            torch.accelerator.synchronize()
+        return (time.perf_counter() - start) / steps
+
+    def block(readings, steps):
+        read_clock(2)
+        return batch_size / statistics.median(read_clock(steps) for _ in range(readings))
+
+    return block
+
+
+def product(side):
+    """Gives block(runs) -> products a second of the median run, each of them waited for."""
+    device = on_torch.choose_device(None)
+    a, b = (torch.randn(side, side, device=device) for _ in range(2))
+
+    def read_clock():
+        start = time.perf_counter()
+        torch.mm(a, b)
+        if device != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter() - start
+
+    return lambda runs: 1 / statistics.median(read_clock() for _ in range(runs))
+
+
+def check_pipeline():
+    """One core's JPEG pipeline beside the ancestor's: random floats to PIL, then the same transforms, no JPEG."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    random = numpy.random.default_rng(0)
+    usual = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD),
+        ]
+    )
+
+    def random_image(_):
+        height, width = random.integers(200, 501, size=2)
+        pixels = random.random((height, width, 3)) * 255
+        return usual(Image.fromarray(pixels.astype(numpy.uint8)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = on_torch.JpegDataset(data.write_jpegs(folder, 64, 0), 224, 1000, training=False)
+        pairs = [(images_per_second(files.__getitem__), images_per_second(random_image)) for _ in range(PAIRS)]
+    torch.set_num_threads(threads)
+    return compare("input pipeline on one core", pairs, lambda low, high: low >= 1.6)
+
+
+def images_per_second(prepare):
+    start = time.perf_counter()
+    for i in range(64):
+        prepare(i)
+    return 64 / (time.perf_counter() - start)

@@ -1,0 +1,194 @@
+"""The data behind the pictures, the page, and that labels do not overlap; not pixels."""
+
+import csv
+import importlib.util
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib import pyplot as plt
+
+import plot_results
+from bench import results, tables
+from tests.test_tables import BASE, rate
+
+SPEC = importlib.util.spec_from_file_location("convert", "results/published/convert.py")
+convert = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(convert)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "results"
+
+
+def write(folder, rows, machine="a"):
+    for row in rows:
+        results.append(folder / f"{machine}.csv", BASE | {"machine": machine} | row)
+
+
+def summary(folder):
+    rows = tables.read_rows(sorted(folder.glob("*.csv")))
+    found = tables.add_peak_fraction(tables.summarize(rows), rows)
+    return found.assign(published=found["source"] != "")
+
+
+def test_the_fastest_settings_of_a_machine_are_drawn(folder):
+    write(folder, [rate(10), rate(30) | {"precision": "tf32"}, rate(99) | {"scope": "input"}])
+    write(folder, [rate(500) | {"image_size": "32"}])
+    write(folder, [rate(20) | {"device": "cuda"}, rate(5)], "b")
+    found = plot_results.fastest(summary(folder), workload="image", model="resnet50", phase="training")
+    assert [(r["machine"], r["kind"], r["value"]) for r in found.to_dict("records")] == [
+        ("b", "cpu", 5),
+        ("b", "gpu", 20),
+        ("a", "cpu", 30),
+    ]
+    assert plot_results.label(found.to_dict("records")[-1]) == "a (CPU): torch, tf32, batch 16"
+
+
+def test_epochs_against_depth_with_seconds_as_published(folder):
+    mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32", "data": "cifar10"}
+    write(folder, [rate(5000) | mlp | {"model": "mlp-5x1024"}, rate(2500) | mlp | {"model": "mlp-10x1024"}])
+    write(folder, [rate(1) | mlp | {"model": "mlp-3000-1000"}])
+    timed = {"throughput": "", "throughput_low": "", "throughput_high": "", "seconds": "60", "items": "150000"}
+    write(folder, [timed | mlp | {"model": "mlp-5x1024", "source": "https://x"}], "p")
+    found = plot_results.depths(summary(folder))
+    assert sorted(zip(found["machine"], found["depth"], found["epoch_seconds"], strict=True)) == [
+        ("a", 5, 10),
+        ("a", 10, 20),
+        ("p", 5, 20),
+    ]
+
+
+def test_sizes_speed_ups_and_joules(folder):
+    matmul = {"workload": "matmul", "model": "matmul", "phase": "", "unit": "products/s"}
+    write(folder, [matmul | {"matrix_size": "64x64x64", "tflops": "1.5"}, matmul | {"matrix_size": "8x64x512"}])
+    write(folder, [rate(10), rate(80) | {"device": "cuda", "power_watts": "40"}])
+    found = summary(folder)
+    assert plot_results.sizes(found)["side"].tolist() == pytest.approx([64, 64])
+    assert sorted(plot_results.sizes(found)["value"]) == [1.5, 2.4]
+    assert plot_results.speed_ups(found)["speed_up"].tolist() == [8]
+    assert plot_results.per_joule(found)["items_per_joule"].tolist() == [2]
+
+
+def test_scopes_stand_together_with_their_limit(folder):
+    write(folder, [rate(100), rate(40) | {"scope": "input"}])
+    assert plot_results.scopes(summary(folder)).empty
+    write(folder, [rate(38) | {"scope": "end_to_end", "bottleneck": "input", "data": "jpeg"}])
+    (row,) = plot_results.scopes(summary(folder)).to_dict("records")
+    assert (row["device"], row["input"], row["end_to_end"], row["bottleneck"]) == (100, 40, 38, "input")
+
+
+def many(folder, count):
+    """Machines with a row for every picture."""
+    for i in range(count):
+        name = f"a-rather-long-machine-name-{i}"
+        rows = [rate(10 * 1.3**i) | {"phase": phase, "power_watts": "50"} for phase in ("inference", "training")]
+        rows += [rate(9) | {"scope": "input"}, rate(8) | {"scope": "end_to_end", "bottleneck": "input"}]
+        rows += [rate(50 * 1.2**i) | {"device": "cuda"}]
+        bert = {"workload": "transformer", "model": "bert-large", "image_size": "", "sequence_length": "128"}
+        rows += [rate(3 + i) | bert]
+        mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32"}
+        rows += [rate(9000 / depth + i) | mlp | {"model": f"mlp-{depth}x1024"} for depth in (5, 10)]
+        matmul = {"workload": "matmul", "phase": "", "unit": "products/s", "matrix_size": "64x64x64"}
+        rows += [rate(1) | matmul | {"model": model, "tflops": str(1 + i)} for model in ("matmul", "matmul-peak")]
+        rows += [rate(40 + i) | {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": ""}]
+        write(folder, rows, name)
+    return summary(folder)
+
+
+def overlapping(texts, renderer):
+    boxes = [text.get_window_extent(renderer) for text in texts if text.get_visible() and text.get_text()]
+    return [(a, b) for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_labels_do_not_overlap(folder, count):
+    found = many(folder, count)
+    for name, draw in plot_results.PICTURES.items():
+        figure = draw(found)
+        assert figure is not None, name
+        figure.canvas.draw()
+        renderer = figure.canvas.get_renderer()
+        for axes in figure.axes:
+            assert not overlapping(axes.get_yticklabels(), renderer), name
+            assert not overlapping(axes.texts, renderer), name
+        for legend in figure.legends:
+            assert not overlapping(legend.get_texts(), renderer), name
+        plt.close(figure)
+
+
+def test_everything_is_drawn_and_the_page_has_the_figures(folder):
+    many(folder, 3)
+    written = plot_results.plot(folder)
+    assert [path.stem for path in written] == [*plot_results.PICTURES, "README"]
+    page = written[-1].read_text()
+    assert "![images](plots/images.png)" in page
+    assert (
+        "| a-rather-long-machine-name-0 | resnet50, training, float32, batch 16, 224 px | torch 2.15 | cpu | 10 "
+        in page
+    )
+    assert "[a-rather-long-machine-name-0.csv](a-rather-long-machine-name-0.csv)" in page
+    assert "## GPU over CPU" in page
+
+
+def test_without_own_rows_the_published_ones_are_drawn(folder, monkeypatch):
+    folder.mkdir()
+    (folder / "published.csv").write_bytes(Path("results/published.csv").read_bytes())
+    written = {path.stem for path in plot_results.plot(folder)}
+    assert written >= {"images", "transformers", "mlp", "peaks", "bandwidth", "README"}
+
+
+def test_a_wrong_clock_is_not_drawn_as_speed(folder):
+    write(folder, [rate(10) | {"source": "https://x", "status": "unsynchronised"}, rate(5) | {"status": "cpu_time"}])
+    assert summary(folder).empty
+
+
+def test_published_rows_are_what_the_sources_say():
+    with open("results/published/results.csv", newline="") as lines:
+        published = list(csv.DictReader(lines))
+    stored = results.read("results/published.csv")
+    assert len(stored) == len(published) == 200
+    for source, row in zip(published, stored, strict=True):
+        assert row["source"] == source["source"]
+        assert row["note"].startswith(f"published as {source['value']} {source['unit']}")
+        if source["unit"] in ("seconds", "minutes", "us/sample"):
+            assert row["throughput"] == ""
+        else:
+            assert float(row["throughput"] or row["tflops"]) == pytest.approx(float(source["value"]), rel=1e-5)
+    assert {row["status"] for row in stored} == {"ok", "cpu_time", "unsynchronised"}
+
+
+def test_the_stored_conversion_is_the_scripts(tmp_path, monkeypatch):
+    with open("results/published/results.csv", newline="") as lines:
+        rows = [convert.convert(published) for published in csv.DictReader(lines)]
+    for row in rows:
+        results.append(tmp_path / "again.csv", row)
+    assert (tmp_path / "again.csv").read_text() == Path("results/published.csv").read_text()
+
+
+def test_no_framework_is_needed():
+    program = "import sys, plot_results, compare_results; print({'torch', 'tensorflow', 'keras'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_repetitions_are_one_line_however_many(folder):
+    write(folder, [rate(10 + i) for i in range(3)])
+    path = folder / "a.csv"
+    header, *lines = path.read_text().splitlines(keepends=True)
+    path.write_text(header + "".join(lines) * 5000)
+    assert summary(folder)["rows"].tolist() == [15_000]
+
+
+def test_more_bars_than_can_be_read_are_counted(folder):
+    write(folder, [rate(10)])
+    path = folder / "a.csv"
+    header, line = path.read_text().splitlines(keepends=True)
+    path.write_text(header + "".join(line.replace(",a,", f",m{i},", 1) for i in range(100)))
+    figure = plot_results.picture_of_images(summary(folder))
+    assert figure.axes[0].get_title(loc="left") == "resnet50, training, 224 x 224 pixels (and 60 slower ones)"
+    assert len(figure.axes[0].get_yticklabels()) == plot_results.MAX_BARS
+    plt.close(figure)

@@ -1,0 +1,217 @@
+"""What rows say together: repetitions, comparisons, and files that are not as they should be."""
+
+import math
+
+import pandas as pd
+import pytest
+
+import compare_results
+from bench import results, tables
+
+BASE = {
+    **{"schema": "1", "run_id": "r", "status": "ok", "machine": "a", "device": "cpu", "framework": "torch"},
+    **{"framework_version": "2.15", "workload": "image", "model": "resnet50", "phase": "training", "scope": "device"},
+    **{"precision": "float32", "compile": "0", "batch_size": "16", "image_size": "224", "unit": "images/s"},
+    **{"throughput": "100", "throughput_low": "99", "throughput_high": "101", "tflops": "2.4"},
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes rows, each as changes of BASE, into results/<machine>.csv; gives the path."""
+
+    def call(*changes, machine="a"):
+        path = tmp_path / "results" / f"{machine}.csv"
+        for change in changes:
+            results.append(path, BASE | {"machine": machine} | change)
+        return path
+
+    return call
+
+
+def summary(*paths):
+    said = []
+    rows = tables.read_rows(paths, said.append)
+    return tables.add_peak_fraction(tables.summarize(rows), rows), said
+
+
+def rate(throughput, width=0.01):
+    return {
+        "throughput": str(throughput),
+        "throughput_low": str(throughput * (1 - width)),
+        "throughput_high": str(throughput * (1 + width)),
+    }
+
+
+def test_one_row_keeps_its_own_interval(write):
+    (row,) = summary(write({}))[0].to_dict("records")
+    assert (row["value"], row["low"], row["high"], row["per"], row["rows"]) == (100, 99, 101, "images/s", 1)
+    assert tables.name_work(row) == "resnet50, training, float32, batch 16, 224 px"
+
+
+def test_repetitions_give_the_median_and_what_covers_all_of_them(write):
+    (row,) = summary(write(rate(100), rate(90), rate(110)))[0].to_dict("records")
+    assert (row["value"], row["rows"]) == (100, 3)
+    assert (row["low"], row["high"]) == pytest.approx((89.1, 111.1))
+    assert tables.interval(row) == "89.1 to 111.1, 3 runs"
+
+
+def test_rows_of_an_older_version_are_not_mixed_in(write):
+    (row,) = summary(write(rate(50) | {"framework_version": "2.14"}, rate(100), rate(102)))[0].to_dict("records")
+    assert (row["value"], row["rows"], row["framework_version"]) == (101, 2, "2.15")
+
+
+def test_published_figures_are_never_taken_together(write):
+    found, _ = summary(write(rate(826) | {"source": "https://x"}, rate(1218) | {"source": "https://x"}))
+    assert found["value"].tolist() == [826, 1218]
+
+
+def test_other_settings_and_machines_are_other_lines(write):
+    paths = write({}, {"batch_size": "32"}, {"precision": "tf32"}, {"status": "failed"}), write({}, machine="b")
+    found, _ = summary(*paths)
+    assert len(found) == 4
+    assert sorted(found["machine"]) == ["a", "a", "a", "b"]
+
+
+def test_the_fraction_of_the_peak_needs_a_peak(write):
+    peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "9.6", "unit": "products/s"}
+    found, _ = summary(write({}, peak), write({}, machine="b"))
+    fractions = {(row["machine"], row["model"]): row["of_peak"] for row in found.to_dict("records")}
+    assert fractions[("a", "resnet50")] == 0.25
+    assert math.isnan(fractions[("b", "resnet50")])
+    assert found[found["model"] == "matmul-peak"]["value"].tolist() == [9.6]
+
+
+def broken(tmp_path, text):
+    path = tmp_path / "broken.csv"
+    path.write_text(text)
+    return path
+
+
+def header(extra=""):
+    return ",".join([*results.COLUMNS]) + extra
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a,b\n1,2\n", "has a foreign header"),
+        ("", "is empty"),
+        (header() + "\n1,cut", "its last line is cut short"),
+        (header(",from_the_future") + "\n", "was written by a newer version"),
+        (header() + "\n" + "," * len(results.COLUMNS) + "\n", "its rows have more columns than the header"),
+        (header() + "\n" + "1,2\n" + "," * 200 + "\n", "Expected"),
+    ],
+)
+def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_path, text, why):
+    found, said = summary(broken(tmp_path, text), write({}))
+    assert len(found) == 1
+    (line,) = said
+    assert "broken.csv" in line
+    assert why in line
+    assert "\n" not in line
+
+
+def test_a_file_of_an_older_schema_is_read(tmp_path):
+    old = list(BASE)
+    path = tmp_path / "old.csv"
+    path.write_text(",".join(old) + "\n" + ",".join(BASE.values()) + "\n")
+    found, said = summary(path)
+    assert (said, found["value"].tolist(), found["epoch"].tolist()) == ([], [100.0], [""])
+
+
+# Comparing
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (1.05, 1.2, "faster"),
+        (0.8, 0.95, "slower"),
+        (0.995, 1.005, "same"),
+        (0.9, 1.1, "cannot tell"),
+        (0.98, 1.005, "cannot tell"),
+        (math.nan, math.nan, "cannot tell"),
+    ],
+)
+def test_the_verdict_has_four_cases(low, high, said):
+    assert compare_results.verdict(low, high) == said
+
+
+@pytest.fixture
+def compare(write, monkeypatch, tmp_path, capsys):
+    def call(a, b, **environ):
+        write(*a, machine="a")
+        write(*b, machine="b")
+        status = compare_results.main({"RESULTS_DIR": str(tmp_path / "results"), "A": "a", "B": "b"} | environ)
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return call
+
+
+def test_equal_work_is_compared_and_the_rest_is_listed(compare):
+    a = [rate(100), rate(10) | {"model": "vgg16"}, rate(7) | {"model": "alexnet"}]
+    b = [rate(200) | {"framework_version": "2.16"}, rate(5) | {"model": "vgg16"}, rate(1) | {"batch_size": "99"}]
+    status, out, err = compare(a, b)
+    assert (status, err) == (0, "")
+    lines = [line.split(" | ") for line in out.splitlines() if line.startswith("| ")]
+    assert [line[-1].rstrip(" |") for line in lines[2:]] == ["faster", "slower"]
+    assert lines[2][4:6] == ["2.000", "1.960 to 2.040"]
+    assert "geometric mean of 2 ratios: 1.000" in out  # 2 x 1/2
+    assert "framework_version: 2.15 in A, 2.15, 2.16 in B" in out
+    assert "only in A: alexnet, training, float32, batch 16, 224 px (torch)" in out
+    assert "only in B: resnet50, training, float32, batch 99, 224 px (torch)" in out
+
+
+def test_a_gpu_is_never_compared_with_a_cpu(compare):
+    _, out, _ = compare([{}], [{"device": "cuda"}])
+    assert "nothing in A and B has equal settings" in out
+    _, out, _ = compare([{"device": "mps", "model": "x"}], [{"device": "cuda", "model": "x"}])
+    assert "geometric mean of 1 ratios" in out
+
+
+def test_ci_can_fail_on_slower(compare):
+    assert compare([rate(100)], [rate(50)])[0] == 0
+    assert compare([], [], FAIL_ON_SLOWER="1")[0] == 1
+    assert compare([], [], FAIL_ON_SLOWER="0")[0] == 0
+    assert compare_results.main({"A": "x", "FAIL_ON_SLOWER": "yes"}) == 2
+
+
+def test_where_nothing_can_be_compared_ci_hears_of_it(compare):
+    assert compare([rate(1)], [rate(1) | {"model": "x"}], FAIL_ON_SLOWER="1")[0] == 1
+
+
+def test_peaks_are_compared_at_whatever_size_they_were_reached(compare):
+    peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "image_size": "", "unit": "products/s"}
+    a = peak | {"matrix_size": "64x64x64", "tflops": "2", "batch_size": "", "throughput": "1"}
+    b = peak | {"matrix_size": "32x32x32", "tflops": "4", "batch_size": "1", "memory_format": "channels_last"}
+    _, out, _ = compare([a], [b])
+    assert "geometric mean of 1 ratios: 2.000" in out
+
+
+def test_a_wrong_side_is_one_line(compare):
+    status, out, err = compare([{}], [{}], B="nothing")
+    assert (status, out) == (2, "")
+    assert err == "B='nothing' is no file, and no machine in results/ (there are: a, b)\n"
+    status, _, err = compare([], [], A="")
+    assert err == "A='' is empty: name a CSV file, or a machine that has one in results/\n"
+
+
+def test_a_table_to_paste(write, monkeypatch, tmp_path, capsys):
+    write({}, {"throughput": "", "throughput_low": "", "throughput_high": "", "status": "failed"})
+    monkeypatch.setenv("MACHINE", "a")
+    assert tables.main() == 0
+    out = capsys.readouterr().out
+    assert (
+        "| resnet50, training, float32, batch 16, 224 px | torch 2.15 | cpu | 100 images/s | 99 to 101 | 2.4 |" in out
+    )
+    monkeypatch.setenv("MACHINE", "nobody")
+    assert tables.main() == 1
+    assert "nobody.csv does not exist" in capsys.readouterr().err
+
+
+def test_unknown_figures_are_blank_and_no_cell_breaks_the_table():
+    assert tables.figure(None) == tables.figure(math.nan) == tables.figure("") == ""
+    assert tables.markdown(("a", "b"), [["x|y", ""]]) == "| a |\n| --- |\n| x/y |"
+    assert pd.isna(tables.summarize(tables.read_rows([]))["rows"].max())

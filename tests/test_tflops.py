@@ -1,0 +1,286 @@
+"""The sweep of ceilings, walked with a machine whose speed the tests decide; then for real, small."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tflops_sweep
+from bench import peaks, results, run
+from bench.frameworks import on_torch
+from bench.main import main
+from bench.measure import MeasurementError
+from bench.settings import SettingError, read_settings
+
+DRAW = tflops_sweep.draw
+RATES = {"matmul": {32: 0.1, 64: 0.4, 128: 0.3, 512: 0.35}, "conv1x1": 0.2, "conv3x3": 0.25}
+
+
+@pytest.fixture
+def sweep(monkeypatch, tmp_path, capsys):
+    """Runs make tflops on a machine of these TFLOP/s; gives (status, out, err, rows, calls)."""
+
+    def call(rates=RATES, fails=(), again=1.0, interrupted=None, **environ):
+        calls = []
+
+        def measure_quantity(framework, device, settings, host, describe_workload, phase, scope, progress):
+            workload = describe_workload(settings)
+            size = workload.columns.get("matrix_size", "")
+            calls.append((settings.precision, workload.model, size, settings.seed))
+            if settings.precision in fails:
+                raise MeasurementError("unsupported", f"no {settings.precision} here")
+            if workload.name == "bandwidth":
+                return [{"throughput": 40.0, "flags": "", "tflops": None}]
+            rate = rates[workload.model]
+            if isinstance(rate, dict):
+                rate = rate[int(size.split("x")[0])] * (again if settings.seed else 1)
+            status = "interrupted" if size == interrupted else "ok"
+            return [{"tflops": rate, "flags": "", "throughput": rate, "step_seconds_median": 1.0, "status": status}]
+
+        monkeypatch.setattr(run, "measure_quantity", measure_quantity)
+        monkeypatch.setattr(tflops_sweep, "draw", lambda folder: None)
+        for name, value in ({"SIZES": "32,64,128", "PRECISION": "float32", "MACHINE": "m"} | environ).items():
+            monkeypatch.setenv(name, value)
+        status = main("tflops", tflops_sweep.first_size, tflops_sweep.run_sweep)
+        said = capsys.readouterr()
+        path = tmp_path / "results" / "m.csv"
+        return status, said.out, said.err, results.read(path) if path.exists() else [], calls
+
+    return call
+
+
+def test_the_best_size_is_measured_again_and_that_is_the_peak(sweep):
+    status, out, _, rows, calls = sweep(again=0.9)
+    assert status == 0
+    assert calls[:5] == [
+        ("float32", "matmul", "32x32x32", 0),
+        ("float32", "matmul", "64x64x64", 0),
+        ("float32", "matmul", "128x128x128", 0),
+        ("float32", "matmul", "64x64x64", 1),
+        ("float32", "conv1x1", "64x64x64", 1),
+    ]
+    (peak,) = [row for row in rows if row["model"] == "matmul-peak"]
+    assert (peak["workload"], peak["matrix_size"], peak["tflops"]) == ("matmul", "64x64x64", "0.36")
+    assert peak["note"] == "the best of 3 sizes, measured again"
+    assert [line.split() for line in out.splitlines() if "64x64x64" in line] == [["64x64x64", "0.4*"]]
+    assert ["peak", "0.36"] in [line.split() for line in out.splitlines()]
+
+
+def test_a_faster_convolution_is_the_peak_and_says_so(sweep):
+    *_, rows, _ = sweep(RATES | {"conv1x1": 0.9})
+    (peak,) = [row for row in rows if row["model"] == "matmul-peak"]
+    assert (peak["workload"], peak["tflops"], peak["memory_format"]) == ("matmul", "0.9", "channels_last")
+    assert peak["note"] == "a 1x1 convolution in channels_last, faster than the product (0.4 TFLOP/s)"
+
+
+def test_a_precision_that_is_not_there_is_one_row_and_the_others_run(sweep):
+    status, out, _, rows, _ = sweep(fails=["tf32"], PRECISION="tf32,float32")
+    assert status == 0
+    assert [(row["status"], row["note"]) for row in rows if row["precision"] == "tf32"] == [
+        ("unsupported", "no tf32 here")
+    ]
+    assert "tf32 matmul: unsupported: no tf32 here" in out
+    assert any(row["model"] == "matmul-peak" for row in rows)
+
+
+def test_where_nothing_works_it_has_failed(sweep):
+    assert sweep(fails=["float32"])[0] == 1
+
+
+def test_what_takes_too_long_is_left_out_with_a_line(sweep):
+    rates = RATES | {"matmul": {32: 1e-6, 512: 1e-6, 8192: 1.0}}
+    _, _, err, rows, calls = sweep(rates, SIZES="32,8192")
+    assert "float32 matmul 8192x8192x8192 is left out: one step would take about 1.1e+06 s: a longer MAX_SECONDS" in err
+    assert "8192x8192x8192" not in {row["matrix_size"] for row in rows}
+    assert "conv3x3" not in {model for _, model, *_ in calls}
+
+
+def test_a_tiny_product_says_nothing_about_a_large_one(sweep):
+    rates = RATES | {"matmul": {32: 1e-6, 512: 1.0, 8192: 2.0}}
+    *_, rows, calls = sweep(rates, SIZES="32,8192", MAX_SECONDS="3")
+    assert [row["matrix_size"] for row in rows if row["model"] == "matmul"] == ["32x32x32", "8192x8192x8192"]
+    assert "conv3x3" in {model for _, model, *_ in calls}
+
+
+def test_ctrl_c_keeps_the_row_and_ends_the_sweep(sweep):
+    status, out, _, rows, calls = sweep(interrupted="64x64x64")
+    assert status == 130
+    assert [row["status"] for row in rows] == ["ok", "interrupted"]
+    assert calls[-1][2] == "64x64x64"
+    assert "32x32x32" in out
+
+
+def test_a_sweep_of_bandwidth_alone_has_no_picture_and_no_crash(tmp_path, capsys):
+    (tmp_path / "results").mkdir()
+    DRAW(tmp_path / "results")
+    assert capsys.readouterr().out == ""
+
+
+def test_before_a_large_size_a_small_one_is_looked_at(sweep):
+    rates = RATES | {"matmul": {512: 1e-6, 4096: 1.0}}
+    _, _, err, rows, calls = sweep(rates, SIZES="4096")
+    assert calls[0][2] == "512x512x512"
+    assert "4096x4096x4096 is left out" in err
+    assert not [row for row in rows if row["workload"] == "matmul"]
+
+
+def test_what_cannot_fit_is_left_out_with_a_line(sweep):
+    *_, err, rows, _ = sweep(RATES | {"matmul": {512: 1.0, 32: 1.0}}, SIZES="32,900000")
+    assert "900000x900000x900000 is left out: it takes" in err
+    assert len([row for row in rows if row["model"] == "matmul"]) == 1
+
+
+@pytest.mark.parametrize("sizes", ["0", "abc", "1e6", "8x8", "8x8x0", "-4", "32,"])
+def test_wrong_sizes_are_one_line(sweep, sizes):
+    status, out, err, rows, _ = sweep(SIZES=sizes)
+    assert (status, out, rows, len(err.splitlines())) == (2, "", [], 1)
+    assert err.startswith(f"SIZES={sizes!r} ")
+
+
+def test_the_precisions_of_networks_are_refused(sweep):
+    status, _, err, rows, _ = sweep(PRECISION="mixed_float16")
+    assert (status, rows) == (2, [])
+    assert err == "PRECISION='mixed_float16' is for networks: name the 16-bit precision itself\n"
+
+
+def test_triples_are_taken():
+    assert read_settings("tflops", {"SIZES": "64, 8X16x32"}).sizes == ((64, 64, 64), (8, 16, 32))
+    assert tflops_sweep.matmul((8, 16, 32)).flops_per_item == 2 * 8 * 16 * 32
+    assert read_settings("tflops", {}).sizes[-1] == (8192, 8192, 8192)
+
+
+def test_operands_are_bounded_and_take_turns():
+    sets = tflops_sweep.matmul((64, 32, 16)).batches(1, 0)
+    assert len(sets) == tflops_sweep.MAX_SETS
+    assert [array.shape for array in sets[0]] == [(64, 16), (16, 32)]
+    assert not np.array_equal(sets[0][0], sets[1][0])
+    assert 0.9 < np.std(sets[0][0]) < 1.1
+    big = tflops_sweep.convolution("cpu").batches(1, 0)
+    assert len(big) * sum(array.nbytes for array in big[0]) >= tflops_sweep.CACHE_BYTES
+
+
+# For real, on the CPU
+
+
+def open_session(workload, precision="float32"):
+    settings = read_settings("tflops", {"USE_GPU": "0"})
+    return on_torch.open_session(workload, replace(settings, precision=precision), None, "device")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+def test_products_and_convolutions_are_right_before_they_are_timed(precision):
+    for workload in (tflops_sweep.matmul((48, 40, 56)), tflops_sweep.convolution_as_product((48, 40, 56))):
+        session = open_session(workload, precision)
+        session.step()
+        assert session.measured_precision == precision
+        assert np.isfinite(session.probe())
+
+
+def test_the_ancestors_convolution_and_the_bandwidth(monkeypatch):
+    monkeypatch.setattr(tflops_sweep, "COPY_NUMBERS", 2**16)
+    works = [tflops_sweep.bandwidth(*item) for item in tflops_sweep.BANDWIDTHS.items()]
+    for workload in [tflops_sweep.convolution("cpu"), *works]:
+        session = open_session(workload)
+        session.step()
+        assert np.isfinite(session.probe())
+    gigabytes = 4 * 2**16 / 1e9
+    assert [work.items_per_step / gigabytes for work in works] == pytest.approx([2, 3, 3])
+
+
+@pytest.mark.parametrize("model", ["matmul", "conv1x1", "copy", "add", "multiply-add"])
+def test_a_wrong_operator_is_refused(monkeypatch, model):
+    monkeypatch.setattr(tflops_sweep, "COPY_NUMBERS", 2**16)
+    right = on_torch.OPERATORS[model]
+    monkeypatch.setitem(on_torch.OPERATORS, model, lambda *operands: right(*operands) * 1.01)
+    size = (32, 32, 32)
+    works = [tflops_sweep.matmul(size), tflops_sweep.convolution_as_product(size)]
+    works += [tflops_sweep.bandwidth(*item) for item in tflops_sweep.BANDWIDTHS.items()]
+    with pytest.raises(MeasurementError, match=r"the output differs from float64's by 1\.0e-02"):
+        open_session(next(work for work in works if work.model == model))
+
+
+def test_a_real_sweep_fills_rows_and_draws(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tflops_sweep, "COPY_NUMBERS", 2**20)
+    environ = {"SIZES": "32,64x64x128", "PRECISION": "float32,tf32", "MAX_SECONDS": "0.05", "MACHINE": "m"}
+    for name, value in (environ | {"USE_GPU": "0"}).items():
+        monkeypatch.setenv(name, value)
+    assert main("tflops", tflops_sweep.first_size, tflops_sweep.run_sweep) == 0
+    rows = results.read(tmp_path / "results" / "m.csv")
+    assert {row["model"] for row in rows if row["status"] == "ok"} >= {"matmul", "conv1x1", "matmul-peak", "copy"}
+    (product, *_) = [row for row in rows if row["model"] == "matmul"]
+    expected = float(product["throughput"]) * 2 * 32**3 / 1e12
+    assert float(product["tflops"]) == pytest.approx(expected, rel=1e-4)
+    assert (product["unit"], product["phase"], product["optimizer"], product["batch_size"]) == (
+        "products/s",
+        "",
+        "",
+        "",
+    )
+    assert {row["unit"] for row in rows if row["workload"] == "bandwidth"} == {"GB/s"}
+    assert (tmp_path / "results" / "plots" / "tflops.png").stat().st_size > 10_000
+    assert "plots/tflops.png" in capsys.readouterr().out
+
+
+# Peaks
+
+
+def peak_row(**changes):
+    row = dict.fromkeys(results.COLUMNS, "")
+    row |= {"model": "matmul-peak", "status": "ok", "machine": "m", "device": "cuda", "precision": "float16"}
+    return row | {"tflops": "100", "framework": "torch"} | changes
+
+
+def test_the_fraction_is_of_the_best_peak_in_the_same_precision():
+    best = peaks.measured_peaks(
+        [
+            peak_row(),
+            peak_row(tflops="400", framework="tensorflow"),
+            peak_row(tflops="900", flags="implausible"),
+            peak_row(tflops="800", status="interrupted"),
+            peak_row(tflops="50", precision="float32"),
+            peak_row(tflops="1", device="cpu"),
+        ]
+    )
+    row = {"machine": "m", "device": "cuda", "precision": "mixed_float16", "tflops": 100.0}
+    assert peaks.fraction_of_peak(row, best) == 0.25
+    assert peaks.fraction_of_peak(row | {"precision": "float32"}, best) == 2.0
+    assert peaks.fraction_of_peak(row | {"precision": "bfloat16"}, best) is None
+    assert peaks.fraction_of_peak(row | {"machine": "n"}, best) is None
+    assert peaks.fraction_of_peak(row | {"tflops": None}, best) is None
+
+
+def test_frameworks_that_differ_are_told_apart_in_words():
+    rows = [peak_row(), peak_row(framework="tensorflow", tflops="220"), peak_row(device="cpu", framework="jax")]
+    assert peaks.compare_frameworks(rows, "cuda") == [
+        "float16: torch reaches 100 TFLOP/s of the 220 that tensorflow reaches on this machine"
+    ]
+    assert peaks.compare_frameworks([peak_row(), peak_row(framework="tensorflow", tflops="109")], "cuda") == []
+
+
+@pytest.mark.parametrize(
+    ("device_name", "precision", "tflops", "implausible"),
+    [
+        ("NVIDIA H200", "float16", 1200.0, False),
+        ("NVIDIA H200", "float16", 1300.0, True),
+        ("NVIDIA GeForce RTX 3090", "float32", 40.0, False),
+        ("NVIDIA GeForce RTX 3090", "float32", 50.0, True),
+        ("Apple M4 (10-core GPU)", "float32", 50.0, False),  # its peak is nobody's official figure
+        ("AMD EPYC", "float32", 50.0, False),
+    ],
+)
+def test_more_than_the_vendor_promises_is_implausible(device_name, precision, tflops, implausible):
+    row = {"device_name": device_name, "precision": precision, "tflops": tflops}
+    assert peaks.is_implausible(row) == implausible
+
+
+def test_every_alias_leads_to_a_peak():
+    with open(peaks.VENDOR_PEAKS, newline="") as lines:
+        known = {row["device"] for row in csv.DictReader(lines)}
+    assert set(peaks.ALIASES.values()) <= known
+
+
+def test_an_unknown_operator_is_refused_by_name():
+    workload = replace(tflops_sweep.matmul((8, 8, 8)), name="fft", model="fft")
+    with pytest.raises(SettingError, match="FRAMEWORK='torch' cannot run fft"):
+        open_session(workload)

@@ -1,0 +1,327 @@
+"""The machine's own ceilings: matrix products over sizes and precisions, convolutions, memory bandwidth.
+
+    make tflops
+    SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
+    FRAMEWORK=tensorflow python tflops_sweep.py
+
+`make help` lists the settings.
+"""
+
+import logging
+import math
+import os
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+from tqdm import tqdm
+
+from bench import data, environment, frameworks, peaks, report, results, run
+from bench.main import EXIT_STATUS, main
+from bench.settings import SettingError
+from bench.workload import Workload
+
+log = logging.getLogger("bench")
+
+# Operands take turns; together they are more than any last-level cache holds, if so few can be.
+CACHE_BYTES = 2**28
+MIN_SETS, MAX_SETS = 2, 16
+SAMPLES = 64  # entries of an output that are compared with float64
+COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
+LOOK_SIZE = (512, 512, 512)  # how fast a product is, before a large one is tried
+
+
+def name_size(size):
+    return "x".join(map(str, size))
+
+
+def operator(model, name, unit, items, flops, shapes, samples, columns=None):
+    """The Workload of one operator on float32 operands of these shapes."""
+    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / sum(4 * math.prod(shape) for shape in shapes))))
+    return Workload(
+        name=name,
+        model=model,
+        unit=unit,
+        items_per_step=items,
+        item_shape=(),
+        classes=0,
+        parameters=None,
+        flops_per_item=flops,
+        batches=lambda _, seed: data.operand_sets(shapes, sets, seed),
+        columns={"data": "synthetic"} | (columns or {}),
+        samples=samples,
+    )
+
+
+def matmul(size):
+    """M x K times K x N: 2 M N K FLOPs."""
+    m, n, k = size
+    columns = {"matrix_size": name_size(size)}
+    return operator("matmul", "matmul", "products", 1, 2 * m * n * k, ((m, k), (k, n)), sample_product, columns)
+
+
+def convolution_as_product(size):
+    """The same product as a convolution of 1 x 1: M pixels of K channels become M pixels of N channels."""
+    m, n, k = size
+    height = math.gcd(m, 2 ** (m.bit_length() // 2))
+    shapes = (1, k, height, m // height), (n, k, 1, 1)
+    columns = {"matrix_size": name_size(size), "memory_format": "channels_last", "batch_size": 1}
+    return operator("conv1x1", "convolution", "products", 1, 2 * m * n * k, shapes, sample_convolution, columns)
+
+
+def convolution(device):
+    """The ancestor's: 3 x 3, 128 channels, images of 256 x 256; 2 x 9 x 128 x 128 FLOPs a pixel."""
+    batch_size, channels, side = 4 if device == "cpu" else 32, 128, 256
+    flops = 2 * 9 * channels * channels * side * side
+    shapes = (batch_size, channels, side, side), (channels, channels, 3, 3)
+    columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch_size}
+    return operator("conv3x3", "convolution", "images", batch_size, flops, shapes, sample_convolution, columns)
+
+
+def bandwidth(model, formula):
+    """Moves arrays: as many GB as its operands have, the output being the last of them."""
+    arrays = formula.__code__.co_argcount + 1
+    gigabytes = arrays * 4 * COPY_NUMBERS / 1e9
+
+    def samples(operands):
+        (places,) = draw_places(operands[0].shape)
+        return (places,), formula(*(each[places].astype(np.float64) for each in operands[:-1]))
+
+    shapes = ((COPY_NUMBERS,),) * arrays
+    return replace(operator(model, "bandwidth", "GB", gigabytes, None, shapes, samples), flops_per_item=None)
+
+
+# Every output is compared with float64 at some places before it is timed.
+
+
+def draw_places(shape):
+    return tuple(np.random.default_rng(0).integers(side, size=SAMPLES) for side in shape)
+
+
+def sample_product(operands):
+    a, b = operands
+    rows, columns = draw_places((len(a), b.shape[1]))
+    return (rows, columns), np.einsum("sk,sk->s", a[rows].astype(np.float64), b[:, columns].T.astype(np.float64))
+
+
+def sample_convolution(operands):
+    """Convolution of stride 1 with zeros around the image, at some places."""
+    x, kernel = operands
+    reach = kernel.shape[-1] // 2
+    batch, out, row, column = places = draw_places((len(x), len(kernel), *x.shape[2:]))
+    total = np.zeros(SAMPLES)
+    for dy in range(-reach, reach + 1):
+        for dx in range(-reach, reach + 1):
+            y, z = row + dy, column + dx
+            inside = (y >= 0) & (y < x.shape[2]) & (z >= 0) & (z < x.shape[3])
+            pixels = x[batch, :, y.clip(0, x.shape[2] - 1), z.clip(0, x.shape[3] - 1)].astype(np.float64)
+            weights = kernel[out, :, dy + reach, dx + reach].astype(np.float64)
+            total += inside * np.einsum("sc,sc->s", pixels, weights)
+    return places, total
+
+
+@dataclass
+class Sweep:
+    """One sweep under way: where its rows go, what it has found, and the bar that shows it."""
+
+    settings: object
+    host: environment.Environment
+    path: object
+    run_id: str = field(default_factory=run.new_run_id)
+    rows: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.framework = frameworks.load(self.settings.framework)
+        self.device = self.framework.find_device(self.settings)
+        if self.settings.use_gpu and self.device.device == "cpu":
+            run.warn_of_no_gpu(self.settings)
+        self.precisions = self.settings.precision
+        count = len(self.precisions) * (len(self.settings.sizes) + 3) + 3
+        self.bar = tqdm(total=count, unit=" measured", disable=None, leave=False, file=sys.stderr)
+
+    def measure(self, workload, precision, seed=0, counts=True):
+        """The row of one operator, not stored yet; a failure is a row too."""
+        settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed).on(self.device.device)
+        row = run.begin_row(settings, self.host, workload, None, "device", self.run_id)
+        row |= asdict(self.device) | {"device_name": self.device.device_name or self.host.cpu_name}
+        self.bar.set_description_str(f"{precision} {workload.model} {workload.columns.get('matrix_size', '')}".strip())
+        try:
+            show = lambda workload: nullcontext()  # noqa: E731  the sweep has a bar of its own
+            arguments = (self.framework, self.device.device, settings, self.host, lambda _: workload)
+            (columns,) = run.measure_quantity(*arguments, None, "device", progress=show)
+            row |= columns | {"batch_size": workload.columns.get("batch_size")}
+        except Exception as error:
+            row |= run.describe_failure(error, row["note"])
+        self.bar.update(int(counts))
+        return row
+
+    def keep(self, row):
+        """Store a row, with a flag where it is over what the vendor says."""
+        if peaks.is_implausible(row):
+            row["flags"] = " ".join([*row["flags"].split(), "implausible"])
+        results.append(self.path, row | {"timestamp": run.utc_now()})
+        self.rows.append(row)
+        if row["status"] == "interrupted":  # in the midst of its windows; what was complete is stored
+            raise KeyboardInterrupt
+        return row["status"] == "ok"
+
+    def leaves_out(self, workload, precision, flops_per_second, why=""):
+        """Whether one step is too much for this machine or for MAX_SECONDS; then a line says so."""
+        seconds = workload.items_per_step * workload.flops_per_item / (flops_per_second or math.inf)
+        if not why and seconds > self.settings.max_seconds / 2:  # a dozen steps are the least that a result takes
+            why = f"one step would take about {seconds:.2g} s: a longer MAX_SECONDS includes it"
+        if why:
+            what = f"{workload.model} {workload.columns.get('matrix_size', '')}".strip()
+            tqdm.write(f"{precision} {what} is left out: {why}", file=sys.stderr)
+            self.bar.update()
+        return bool(why)
+
+    def best(self, precision):
+        """The fastest product of a precision so far, or None."""
+        found = [r for r in self.rows if r["model"] == "matmul" and r["precision"] == precision and r["status"] == "ok"]
+        return max(found, key=lambda row: row["tflops"], default=None)
+
+
+def sweep_sizes(sweep, precision):
+    """Measure the products of one precision, small ones first; leaves out what cannot fit or takes too long."""
+    last, flops_per_second = (0, 0, 0), None
+    for size in sorted(sweep.settings.sizes, key=math.prod):
+        workload = matmul(size)
+        # From a tiny product, which takes as long as it takes to start one, nothing follows for a large one.
+        if math.prod(last) < math.prod(LOOK_SIZE) < math.prod(size):
+            flops_per_second = look(sweep, precision)
+        if sweep.leaves_out(workload, precision, flops_per_second, too_large(sweep, size)):
+            continue
+        row = sweep.measure(workload, precision)
+        if not sweep.keep(row):
+            tqdm.write(f"{precision} {row['status']}: {row['note']}", file=sys.stderr)
+            return
+        last, flops_per_second = size, 1e12 * row["tflops"]
+        best = sweep.best(precision)
+        sweep.bar.set_postfix_str(f"best {best['tflops']:.4g} TFLOP/s at {best['matrix_size']}")
+
+
+def look(sweep, precision):
+    """FLOP/s of a product of middling size, which is not stored; None where it fails."""
+    row = sweep.measure(matmul(LOOK_SIZE), precision, counts=False)
+    return 1e12 * row["tflops"] if row["status"] == "ok" else None
+
+
+def too_large(sweep, size):
+    """Why a product cannot fit; "" where it can, or where only trying tells."""
+    m, n, k = size
+    gib = 4 * (MIN_SETS * (m * k + k * n) + m * n) / environment.GIB
+    installed = sweep.host.memory_gb
+    return f"it takes {gib:.3g} GiB and the machine has {installed:g}" if installed and gib > installed / 2 else ""
+
+
+def find_peak(sweep, precision):
+    """Measure the best size again, fresh, for a maximum of noisy figures flatters itself; and as a convolution.
+
+    The BLAS behind a CPU's matrix product may leave half of the chip unused where its convolutions do not.
+    """
+    best = sweep.best(precision)
+    if best is None:
+        return
+    size = tuple(map(int, best["matrix_size"].split("x")))
+    peak = sweep.measure(matmul(size), precision, seed=1)
+    rival = sweep.measure(convolution_as_product(size), precision, seed=1)
+    sweep.keep(rival)
+    note = f"the best of {len(sweep.settings.sizes)} sizes, measured again"
+    if rival["status"] == "ok" and rival["tflops"] > peak.get("tflops", 0):
+        note = f"a 1x1 convolution in channels_last, faster than the product ({peak.get('tflops', 0):.4g} TFLOP/s)"
+        peak = rival
+    sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": run.join(note, peak["note"])})
+
+
+def run_sweep(settings, host, path, _):
+    """Run everything, then say what was found; returns the exit status."""
+    networks_only = [precision for precision in settings.precision if precision.startswith("mixed")]
+    if networks_only:
+        raise SettingError(f"PRECISION={networks_only[0]!r} is for networks: name the 16-bit precision itself")
+    sweep = Sweep(settings, host, path)
+    try:
+        for precision in sweep.precisions:
+            sweep_sizes(sweep, precision)
+            find_peak(sweep, precision)
+            if sweep.best(precision):
+                conv3x3 = convolution(sweep.device.device)
+                rate = max(1e12 * sweep.best(precision)["tflops"], look(sweep, precision) or 0)
+                if not sweep.leaves_out(conv3x3, precision, rate):
+                    sweep.keep(sweep.measure(conv3x3, precision))
+        for model, formula in BANDWIDTHS.items():
+            sweep.keep(sweep.measure(bandwidth(model, formula), "float32"))
+        status = "ok" if any(row["status"] == "ok" for row in sweep.rows) else "failed"
+    except KeyboardInterrupt:
+        status = "interrupted"
+    finally:
+        sweep.bar.close()
+    print(describe(sweep, results.read(path) if path.exists() else []))
+    if status == "ok":
+        draw(settings.results_dir)
+    print(f"added to {os.path.relpath(path)}")
+    return EXIT_STATUS.get(status, 1)
+
+
+BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "multiply-add": lambda x, y: 2 * x + y}
+
+
+def describe(sweep, stored):
+    """The closing table: TFLOP/s by size and precision, the best of each marked, then peaks and GB/s."""
+    first = f"TFLOP/s, {sweep.settings.framework} {sweep.device.framework_version}"
+    lines = [f"{first} on {sweep.device.device_name or sweep.host.cpu_name} ({sweep.device.device})"]
+    ok = [row for row in sweep.rows if row["status"] == "ok"]
+    shown = [precision for precision in sweep.precisions if sweep.best(precision)]
+    lines.append(f"  {'':16}" + "".join(f"{precision:>12}" for precision in shown))
+    table = []
+    cells = {
+        (row["model"], row["matrix_size"] if row["model"] == "matmul" else "", row["precision"]): row
+        for row in ok
+        if row.get("matrix_size") or row["model"] == "conv3x3"
+    }
+    for size in sorted(sweep.settings.sizes, key=math.prod):
+        table.append(describe_line(cells, "matmul", name_size(size), shown, sweep))
+    for model, label in (("conv1x1", "1x1 convolution"), ("conv3x3", "3x3 convolution"), ("matmul-peak", "peak")):
+        table.append(describe_line(cells, model, "", shown, sweep, label))
+    lines += [line for line in table if line]
+    failed = [row for row in sweep.rows if row["status"] != "ok"]
+    lines += [f"{row['precision']} {row['model']}: {row['status']}: {row['note']}" for row in failed]
+    moved = [f"{row['model']} {row['throughput']:.4g} GB/s" for row in ok if row["workload"] == "bandwidth"]
+    lines += ["bandwidth, float32: " + ", ".join(moved)] if moved else []
+    flags = {flag for row in ok for flag in row["flags"].split()} - {"few_windows", "ci_not_met"}
+    lines += [report.explain(flags)] if flags else []
+    return "\n".join(lines + peaks.compare_frameworks(stored, sweep.device.device))
+
+
+def describe_line(cells, model, size, precisions, sweep, label=None):
+    """One line of the closing table; "" where no precision has anything in it."""
+    if not any((model, size, precision) in cells for precision in precisions):
+        return ""
+    line = f"  {label or size:<16}"
+    for precision in precisions:
+        row = cells.get((model, size, precision))
+        mark = "*" if row is sweep.best(precision) else " "
+        line += f"{row['tflops']:>11.4g}{mark}" if row else f"{'':12}"
+    return line.rstrip()
+
+
+def draw(folder):
+    """The picture of all sweeps that are stored; without pandas and matplotlib there is none."""
+    try:
+        import plot_results
+    except ImportError as error:
+        log.warning("no picture: it needs the package %s", error.name)
+        return
+    path = plot_results.draw_tflops(folder)
+    if path:
+        print(f"drawn as {os.path.relpath(path)}")
+
+
+def first_size(settings):
+    """The Workload of a sweep that ended without a word."""
+    return matmul(settings.sizes[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main("tflops", first_size, run_sweep))
