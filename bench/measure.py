@@ -33,7 +33,7 @@ ENOUGH_WINDOWS = 20
 STREAM_WINDOWS = 40  # of a pipeline, in MAX_SECONDS
 ENOUGH_QUEUES = 20
 MIN_MEASURED_SECONDS = 0.5
-BARRIER_TRIES = 3
+BARRIER_TRIES = 4
 
 FLAGS = {
     "not_steady": "the warm-up was still getting faster or slower when MAX_SECONDS ended it",
@@ -165,13 +165,14 @@ def _measure(session, items_per_step, limits, clock, on_window, watches):
     if session.prepare:
         # The whole that it is a part of was warmed up and its barrier proved before it. A short part leaves the
         # caches cold, so that a first probe takes longer than a second: seen to be 0.1 ms on a CPU.
-        warmup, steps = repeat(session, clock, PART_WARMUP_STEPS), 1
-        prove_barrier(session, clock, steps, tolerance=1e-3)
+        warmup = repeat(session, clock, PART_WARMUP_STEPS)
+        prove_barrier(session, clock, steps=1, tolerance=1e-3)
+        steps = 1
         prove_output_varies(session)
     elif session.queue_steps is None:
         warmup = warm_up(session, clock, limits.max_seconds)
         steps = choose_steps(warmup.step_seconds, idle_synchronize_seconds(session, clock))
-        prove_barrier(session, clock, steps)
+        steps = prove_barrier(session, clock, steps)
         prove_output_varies(session)
     else:
         warmup = drain_queue(session, clock, limits.max_seconds)
@@ -223,10 +224,12 @@ def timed_apart(session, clock):
 
 
 def prove_barrier(session, clock, steps, tolerance=1e-4):
-    """Raise MeasurementError when synchronize() returns before the work is done.
+    """Steps in a window of which the barrier leaves no work that shows; MeasurementError when there are none.
 
     A probe reads a scalar that depends on the last step, so it has to wait for that step. After a true
-    barrier nothing is left to wait for, and a first probe takes as long as a second one.
+    barrier nothing is left to wait for, and a first probe takes as long as a second one, but for what the
+    work has pushed out of the caches. That does not grow with the work, as what a broken barrier leaves does:
+    hence each further try is twice as long.
 
     Args:
         steps: how many to submit before the barrier.
@@ -241,7 +244,8 @@ def prove_barrier(session, clock, steps, tolerance=1e-4):
         session.probe()
         waited = (middle - start) - (clock() - middle)
         if waited <= max(tolerance, work / 100):
-            return
+            return steps
+        steps *= 2
     raise MeasurementError(
         "sync_incomplete",
         f"synchronize() returned {waited * 1e3:.1f} ms before the work was done, {BARRIER_TRIES} times in a row",

@@ -53,6 +53,24 @@ def test_a_barrier_that_does_not_wait_for_short_steps_is_refused_too():
     assert error.value.status == "sync_incomplete"
 
 
+def test_cold_caches_after_short_work_lengthen_the_windows():
+    clock = Clock()
+    fake = Device(clock)
+    synchronize, probe, cold = fake.synchronize, fake.probe, []
+
+    def leaves_the_caches_cold():
+        synchronize()
+        cold.append(None)
+
+    def slow_when_cold():
+        clock.now += 0.0007 if cold else 0
+        cold.clear()
+        return probe()
+
+    fake.synchronize, fake.probe = leaves_the_caches_cold, slow_when_cold
+    assert measure(fake, 1, Limits(), clock=clock).steps_per_window == 12  # 3 of them are 30 ms
+
+
 def test_one_slow_first_probe_is_forgiven():
     clock = Clock()
     fake = Device(clock)
