@@ -14,111 +14,15 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 
-import numpy as np
 from tqdm import tqdm
 
-from bench import data, environment, frameworks, peaks, report, results, run
+from bench import environment, frameworks, operators, peaks, report, results, run
 from bench.main import EXIT_STATUS, main
 from bench.settings import SettingError
-from bench.workload import Workload
 
 log = logging.getLogger("bench")
 
-# Operands take turns; together they are more than any last-level cache holds, if so few can be.
-CACHE_BYTES = 2**28
-MIN_SETS, MAX_SETS = 2, 16
-SAMPLES = 64  # entries of an output that are compared with float64
-COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 LOOK_SIZE = (512, 512, 512)  # how fast a product is, before a large one is tried
-
-
-def name_size(size):
-    return "x".join(map(str, size))
-
-
-def operator(model, name, unit, items, flops, shapes, samples, columns=None):
-    """The Workload of one operator on float32 operands of these shapes."""
-    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / sum(4 * math.prod(shape) for shape in shapes))))
-    return Workload(
-        name=name,
-        model=model,
-        unit=unit,
-        items_per_step=items,
-        item_shape=(),
-        classes=0,
-        parameters=None,
-        flops_per_item=flops,
-        batches=lambda _, seed: data.operand_sets(shapes, sets, seed),
-        columns={"data": "synthetic"} | (columns or {}),
-        samples=samples,
-    )
-
-
-def matmul(size):
-    """M x K times K x N: 2 M N K FLOPs."""
-    m, n, k = size
-    columns = {"matrix_size": name_size(size)}
-    return operator("matmul", "matmul", "products", 1, 2 * m * n * k, ((m, k), (k, n)), sample_product, columns)
-
-
-def convolution_as_product(size):
-    """The same product as a convolution of 1 x 1: M pixels of K channels become M pixels of N channels."""
-    m, n, k = size
-    height = math.gcd(m, 2 ** (m.bit_length() // 2))
-    shapes = (1, k, height, m // height), (n, k, 1, 1)
-    columns = {"matrix_size": name_size(size), "memory_format": "channels_last", "batch_size": 1}
-    return operator("conv1x1", "convolution", "products", 1, 2 * m * n * k, shapes, sample_convolution, columns)
-
-
-def convolution(device):
-    """The ancestor's: 3 x 3, 128 channels, images of 256 x 256; 2 x 9 x 128 x 128 FLOPs a pixel."""
-    batch_size, channels, side = 4 if device == "cpu" else 32, 128, 256
-    flops = 2 * 9 * channels * channels * side * side
-    shapes = (batch_size, channels, side, side), (channels, channels, 3, 3)
-    columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch_size}
-    return operator("conv3x3", "convolution", "images", batch_size, flops, shapes, sample_convolution, columns)
-
-
-def bandwidth(model, formula):
-    """Moves arrays: as many GB as its operands have, the output being the last of them."""
-    arrays = formula.__code__.co_argcount + 1
-    gigabytes = arrays * 4 * COPY_NUMBERS / 1e9
-
-    def samples(operands):
-        (places,) = draw_places(operands[0].shape)
-        return (places,), formula(*(each[places].astype(np.float64) for each in operands[:-1]))
-
-    shapes = ((COPY_NUMBERS,),) * arrays
-    return replace(operator(model, "bandwidth", "GB", gigabytes, None, shapes, samples), flops_per_item=None)
-
-
-# Every output is compared with float64 at some places before it is timed.
-
-
-def draw_places(shape):
-    return tuple(np.random.default_rng(0).integers(side, size=SAMPLES) for side in shape)
-
-
-def sample_product(operands):
-    a, b = operands
-    rows, columns = draw_places((len(a), b.shape[1]))
-    return (rows, columns), np.einsum("sk,sk->s", a[rows].astype(np.float64), b[:, columns].T.astype(np.float64))
-
-
-def sample_convolution(operands):
-    """Convolution of stride 1 with zeros around the image, at some places."""
-    x, kernel = operands
-    reach = kernel.shape[-1] // 2
-    batch, out, row, column = places = draw_places((len(x), len(kernel), *x.shape[2:]))
-    total = np.zeros(SAMPLES)
-    for dy in range(-reach, reach + 1):
-        for dx in range(-reach, reach + 1):
-            y, z = row + dy, column + dx
-            inside = (y >= 0) & (y < x.shape[2]) & (z >= 0) & (z < x.shape[3])
-            pixels = x[batch, :, y.clip(0, x.shape[2] - 1), z.clip(0, x.shape[3] - 1)].astype(np.float64)
-            weights = kernel[out, :, dy + reach, dx + reach].astype(np.float64)
-            total += inside * np.einsum("sc,sc->s", pixels, weights)
-    return places, total
 
 
 @dataclass
@@ -187,7 +91,7 @@ def sweep_sizes(sweep, precision):
     """Measure the products of one precision, small ones first; leaves out what cannot fit or takes too long."""
     last, flops_per_second = (0, 0, 0), None
     for size in sorted(sweep.settings.sizes, key=math.prod):
-        workload = matmul(size)
+        workload = operators.matmul(size)
         # From a tiny product, which takes as long as it takes to start one, nothing follows for a large one.
         if math.prod(last) < math.prod(LOOK_SIZE) < math.prod(size):
             flops_per_second = look(sweep, precision)
@@ -204,14 +108,18 @@ def sweep_sizes(sweep, precision):
 
 def look(sweep, precision):
     """FLOP/s of a product of middling size, which is not stored; None where it fails."""
-    row = sweep.measure(matmul(LOOK_SIZE), precision, counts=False)
+    row = sweep.measure(operators.matmul(LOOK_SIZE), precision, counts=False)
     return 1e12 * row["tflops"] if row["status"] == "ok" else None
+
+
+def size_of(row):
+    return tuple(map(int, row["matrix_size"].split("x")))
 
 
 def too_large(sweep, size):
     """Why a product cannot fit; "" where it can, or where only trying tells."""
     m, n, k = size
-    gib = 4 * (MIN_SETS * (m * k + k * n) + m * n) / environment.GIB
+    gib = 4 * (operators.MIN_SETS * (m * k + k * n) + m * n) / environment.GIB
     installed = sweep.host.memory_gb
     return f"it takes {gib:.3g} GiB and the machine has {installed:g}" if installed and gib > installed / 2 else ""
 
@@ -224,9 +132,9 @@ def find_peak(sweep, precision):
     best = sweep.best(precision)
     if best is None:
         return
-    size = tuple(map(int, best["matrix_size"].split("x")))
-    peak = sweep.measure(matmul(size), precision, seed=1)
-    rival = sweep.measure(convolution_as_product(size), precision, seed=1)
+    size = size_of(best)
+    peak = sweep.measure(operators.matmul(size), precision, seed=1)
+    rival = sweep.measure(operators.convolution_as_product(size), precision, seed=1)
     sweep.keep(rival)
     note = f"the best of {len(sweep.settings.sizes)} sizes, measured again"
     if rival["status"] == "ok" and rival["tflops"] > peak.get("tflops", 0):
@@ -246,12 +154,14 @@ def run_sweep(settings, host, path, _):
             sweep_sizes(sweep, precision)
             find_peak(sweep, precision)
             if sweep.best(precision):
-                conv3x3 = convolution(sweep.device.device)
-                rate = max(1e12 * sweep.best(precision)["tflops"], look(sweep, precision) or 0)
+                conv3x3 = operators.convolution(sweep.device.device)
+                rate = 1e12 * sweep.best(precision)["tflops"]
+                if math.prod(size_of(sweep.best(precision))) < math.prod(LOOK_SIZE):
+                    rate = max(rate, look(sweep, precision) or 0)
                 if not sweep.leaves_out(conv3x3, precision, rate):
                     sweep.keep(sweep.measure(conv3x3, precision))
-        for model, formula in BANDWIDTHS.items():
-            sweep.keep(sweep.measure(bandwidth(model, formula), "float32"))
+        for model, formula in operators.BANDWIDTHS.items():
+            sweep.keep(sweep.measure(operators.bandwidth(model, formula), "float32"))
         status = "ok" if any(row["status"] == "ok" for row in sweep.rows) else "failed"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -262,9 +172,6 @@ def run_sweep(settings, host, path, _):
         draw(settings.results_dir)
     print(f"added to {os.path.relpath(path)}")
     return EXIT_STATUS.get(status, 1)
-
-
-BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "multiply-add": lambda x, y: 2 * x + y}
 
 
 def describe(sweep, stored):
@@ -281,7 +188,7 @@ def describe(sweep, stored):
         if row.get("matrix_size") or row["model"] == "conv3x3"
     }
     for size in sorted(sweep.settings.sizes, key=math.prod):
-        table.append(describe_line(cells, "matmul", name_size(size), shown, sweep))
+        table.append(describe_line(cells, "matmul", operators.name_size(size), shown, sweep))
     for model, label in (("conv1x1", "1x1 convolution"), ("conv3x3", "3x3 convolution"), ("matmul-peak", "peak")):
         table.append(describe_line(cells, model, "", shown, sweep, label))
     lines += [line for line in table if line]
@@ -320,7 +227,7 @@ def draw(folder):
 
 def first_size(settings):
     """The Workload of a sweep that ended without a word."""
-    return matmul(settings.sizes[0])
+    return operators.matmul(settings.sizes[0])
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import sys
 import time
 from dataclasses import replace
 
-import tflops_sweep
-from bench import frameworks, intervals, measure
+from bench import frameworks, intervals, measure, operators
 from bench.settings import read_settings
 from image_benchmark import image_workload
 
@@ -70,7 +69,7 @@ def check_product(by_hand, side=1024):
     framework = frameworks.load(settings.framework)
     framework.find_device(settings)
     settings = replace(settings, precision="float32")
-    session = framework.open_session(tflops_sweep.matmul((side,) * 3), settings, None, "device")
+    session = framework.open_session(operators.matmul((side,) * 3), settings, None, "device")
     block = by_hand(side)
     pairs = [(measure.measure(session, 1, measure.Limits(max_seconds=1)).throughput, block(50)) for _ in range(PAIRS)]
     session.close()

@@ -54,7 +54,13 @@ def test_a_wrong_model_leaves_nothing_behind(tmp_path):
 def test_ctrl_c_ends_a_real_run_in_one_line(tmp_path):
     environ = os.environ | SMALL | {"MAX_SECONDS": "60"}
     program = subprocess.Popen(
-        [sys.executable, "image_benchmark.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+        [sys.executable, "image_benchmark.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+        # A shell starts what it puts into the background deaf to Ctrl-C, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while "then measuring" not in (line := program.stderr.readline()):
         assert line, "the program ended before it measured"

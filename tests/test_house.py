@@ -17,7 +17,7 @@ LAYERS = [
     ["bench"],
     ["bench.settings", "bench.data", "bench.intervals", "bench.verdict"],
     ["bench.workload", "bench.cifar10"],
-    ["bench.measure", "bench.environment", "bench.meters", "bench.results", "bench.peaks"],
+    ["bench.measure", "bench.environment", "bench.meters", "bench.results", "bench.peaks", "bench.operators"],
     ["bench.check", "bench.report", "bench.frameworks", "bench.tables"],
     ["plot_results", "compare_results"],
     ["bench.frameworks.on_tensorflow", "bench.frameworks.on_torch"],

@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-import tflops_sweep
-from bench import check, data, measure
+from bench import check, data, measure, operators
 from bench.frameworks import on_tensorflow
 from bench.settings import SettingError, read_settings
 from bench.workload import ENCODERS, encoder_counts
@@ -479,10 +478,10 @@ def test_training_images_are_cropped_at_random(tmp_path):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "float64"])
 def test_operators_are_right_and_can_be_measured(monkeypatch, precision):
-    monkeypatch.setattr(tflops_sweep, "COPY_NUMBERS", 2**16)
+    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     size = (48, 40, 56)
-    works = [tflops_sweep.matmul(size), tflops_sweep.convolution_as_product(size)]
-    works += [tflops_sweep.bandwidth(*item) for item in tflops_sweep.BANDWIDTHS.items()]
+    works = [operators.matmul(size), operators.convolution_as_product(size)]
+    works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     settings = replace(read_settings("tflops", {"FRAMEWORK": "tensorflow"}), precision=precision)
     for workload in works:
         session = on_tensorflow.open_session(workload, settings, None, "device")
@@ -494,7 +493,7 @@ def test_a_wrong_operator_is_refused(monkeypatch):
     monkeypatch.setitem(on_tensorflow.OPERATORS, "matmul", lambda a, b: tf.linalg.matmul(a, b) * 1.01)
     settings = replace(read_settings("tflops", {"FRAMEWORK": "tensorflow"}), precision="float32")
     with pytest.raises(measure.MeasurementError, match="the output differs from float64"):
-        on_tensorflow.open_session(tflops_sweep.matmul((32, 32, 32)), settings, None, "device")
+        on_tensorflow.open_session(operators.matmul((32, 32, 32)), settings, None, "device")
 
 
 # The device

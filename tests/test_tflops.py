@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tflops_sweep
-from bench import peaks, results, run
+from bench import operators, peaks, results, run
 from bench.frameworks import on_torch
 from bench.main import main
 from bench.measure import MeasurementError
@@ -146,18 +146,18 @@ def test_the_precisions_of_networks_are_refused(sweep):
 
 def test_triples_are_taken():
     assert read_settings("tflops", {"SIZES": "64, 8X16x32"}).sizes == ((64, 64, 64), (8, 16, 32))
-    assert tflops_sweep.matmul((8, 16, 32)).flops_per_item == 2 * 8 * 16 * 32
+    assert operators.matmul((8, 16, 32)).flops_per_item == 2 * 8 * 16 * 32
     assert read_settings("tflops", {}).sizes[-1] == (8192, 8192, 8192)
 
 
 def test_operands_are_bounded_and_take_turns():
-    sets = tflops_sweep.matmul((64, 32, 16)).batches(1, 0)
-    assert len(sets) == tflops_sweep.MAX_SETS
+    sets = operators.matmul((64, 32, 16)).batches(1, 0)
+    assert len(sets) == operators.MAX_SETS
     assert [array.shape for array in sets[0]] == [(64, 16), (16, 32)]
     assert not np.array_equal(sets[0][0], sets[1][0])
     assert 0.9 < np.std(sets[0][0]) < 1.1
-    big = tflops_sweep.convolution("cpu").batches(1, 0)
-    assert len(big) * sum(array.nbytes for array in big[0]) >= tflops_sweep.CACHE_BYTES
+    big = operators.convolution("cpu").batches(1, 0)
+    assert len(big) * sum(array.nbytes for array in big[0]) >= operators.CACHE_BYTES
 
 
 # For real, on the CPU
@@ -170,7 +170,7 @@ def open_session(workload, precision="float32"):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 def test_products_and_convolutions_are_right_before_they_are_timed(precision):
-    for workload in (tflops_sweep.matmul((48, 40, 56)), tflops_sweep.convolution_as_product((48, 40, 56))):
+    for workload in (operators.matmul((48, 40, 56)), operators.convolution_as_product((48, 40, 56))):
         session = open_session(workload, precision)
         session.step()
         assert session.measured_precision == precision
@@ -178,9 +178,9 @@ def test_products_and_convolutions_are_right_before_they_are_timed(precision):
 
 
 def test_the_ancestors_convolution_and_the_bandwidth(monkeypatch):
-    monkeypatch.setattr(tflops_sweep, "COPY_NUMBERS", 2**16)
-    works = [tflops_sweep.bandwidth(*item) for item in tflops_sweep.BANDWIDTHS.items()]
-    for workload in [tflops_sweep.convolution("cpu"), *works]:
+    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
+    works = [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
+    for workload in [operators.convolution("cpu"), *works]:
         session = open_session(workload)
         session.step()
         assert np.isfinite(session.probe())
@@ -190,18 +190,18 @@ def test_the_ancestors_convolution_and_the_bandwidth(monkeypatch):
 
 @pytest.mark.parametrize("model", ["matmul", "conv1x1", "copy", "add", "multiply-add"])
 def test_a_wrong_operator_is_refused(monkeypatch, model):
-    monkeypatch.setattr(tflops_sweep, "COPY_NUMBERS", 2**16)
+    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     right = on_torch.OPERATORS[model]
     monkeypatch.setitem(on_torch.OPERATORS, model, lambda *operands: right(*operands) * 1.01)
     size = (32, 32, 32)
-    works = [tflops_sweep.matmul(size), tflops_sweep.convolution_as_product(size)]
-    works += [tflops_sweep.bandwidth(*item) for item in tflops_sweep.BANDWIDTHS.items()]
+    works = [operators.matmul(size), operators.convolution_as_product(size)]
+    works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     with pytest.raises(MeasurementError, match=r"the output differs from float64's by 1\.0e-02"):
         open_session(next(work for work in works if work.model == model))
 
 
 def test_a_real_sweep_fills_rows_and_draws(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(tflops_sweep, "COPY_NUMBERS", 2**20)
+    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**20)
     environ = {"SIZES": "32,64x64x128", "PRECISION": "float32,tf32", "MAX_SECONDS": "0.05", "MACHINE": "m"}
     for name, value in (environ | {"USE_GPU": "0"}).items():
         monkeypatch.setenv(name, value)
@@ -281,6 +281,6 @@ def test_every_alias_leads_to_a_peak():
 
 
 def test_an_unknown_operator_is_refused_by_name():
-    workload = replace(tflops_sweep.matmul((8, 8, 8)), name="fft", model="fft")
+    workload = replace(operators.matmul((8, 8, 8)), name="fft", model="fft")
     with pytest.raises(SettingError, match="FRAMEWORK='torch' cannot run fft"):
         open_session(workload)
