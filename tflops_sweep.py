@@ -52,8 +52,8 @@ class Sweep:
         self.bar.set_description_str(f"{precision} {workload.model} {workload.columns.get('matrix_size', '')}".strip())
         try:
             show = lambda workload: nullcontext()  # noqa: E731  the sweep has a bar of its own
-            arguments = (self.framework, self.device.device, settings, self.host, lambda _: workload)
-            (columns,) = run.measure_quantity(*arguments, None, "device", progress=show)
+            bench = run.Bench(self.framework, self.device.device, self.host, lambda _: workload)
+            (columns,) = run.measure_quantity(bench, settings, None, "device", progress=show)
             row |= columns | {"batch_size": workload.columns.get("batch_size")}
         except Exception as error:
             row |= run.describe_failure(error, row["note"])

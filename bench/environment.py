@@ -31,6 +31,7 @@ class Environment:
     os: str
     driver: str | None  # NVIDIA's
     power_source: str | None  # "ac" or "battery"
+    low_power_mode: int | None  # 1 or 0
     commit: str | None  # of this repository; "-dirty" when its programs are not as committed
     python: str
 
@@ -49,6 +50,7 @@ def describe_host(machine=None):
         os=find_os(),
         driver=driver,
         power_source=find_power_source(),
+        low_power_mode=find_low_power_mode(),
         commit=find_commit(),
         python=platform.python_version(),
     )
@@ -129,6 +131,15 @@ def find_power_source():
     if any(_text(s / "online").strip() == "1" for s in supplies):
         return "ac"
     return "battery" if any(_text(s / "status").strip() == "Discharging" for s in supplies) else None
+
+
+def find_low_power_mode():
+    """1 or 0 of a Mac's low-power mode or a PC's platform profile; None where there is neither."""
+    if platform.system() == "Darwin":
+        said = re.search(r"lowpowermode\s+([01])", _output("pmset", "-g") or "")
+        return int(said[1]) if said else None
+    profile = _text("/sys/firmware/acpi/platform_profile").strip()
+    return int(profile in ("low-power", "quiet")) if profile else None
 
 
 def find_commit():

@@ -47,7 +47,7 @@ def main(script, describe_workload, run_alone=None):
 
 def run_workload(settings, host, path, describe_workload):
     """Run one combination in this process, each row shown and stored as soon as it is measured."""
-    status, flags = None, set()
+    status, flags, sustained = None, set(), []
     best = peaks.measured_peaks(results.read(path)) if path.exists() else {}
     for row in run_once(settings, host, describe_workload):
         try:
@@ -58,6 +58,9 @@ def run_workload(settings, host, path, describe_workload):
             print(report.describe_result(row, peaks.fraction_of_peak(row, best)), flush=True)
         status = row["status"]
         flags.update(row.get("flags", "").split())
+        sustained += [row] if row.get("elapsed_seconds") else []
+    if sustained:
+        print(report.describe_sustained(sustained))
     if flags:
         print(report.explain(flags))
     if row.get("tflops") and peaks.fraction_of_peak(row, best) is None:

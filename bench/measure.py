@@ -34,6 +34,8 @@ STREAM_WINDOWS = 40  # of a pipeline, in MAX_SECONDS
 ENOUGH_QUEUES = 20
 MIN_MEASURED_SECONDS = 0.5
 BARRIER_TRIES = 4
+ENERGY_SECONDS = 5.0  # counters of energy move ten times a second on some cards: 2 % of this
+SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
 
 FLAGS = {
     "not_steady": "the warm-up was still getting faster or slower when MAX_SECONDS ended it",
@@ -47,6 +49,7 @@ FLAGS = {
     "barrier_shows": "waiting for the device takes over 1 % of this part's time, which is included",
     "short": "under twenty queues of batches: a queue that was full at the start still shows",
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
+    "throttled": "heat or a power limit slowed the machine down meanwhile: cool it, plug it in, and repeat",
     "not_finite": "the work ended in infinities or NaN",
     "implausible": "over 1.3 times what the vendor says that the chip can do",
 }
@@ -89,7 +92,7 @@ class Measurement:
     seconds: float
     first_step_seconds: float
     warmup_seconds: float
-    stop_reason: str  # "target_ci", "max_seconds", "num_images" or "interrupted"
+    stop_reason: str  # "target_ci", "max_seconds", "num_images", "interval" or "interrupted"
     flags: tuple[str, ...]
 
 
@@ -158,7 +161,80 @@ def measure_epoch(session, order, *, clock=time.perf_counter, watches=()):
     return seconds, flags + ([] if count_traces(session) == traces else ["recompiled"])
 
 
+def sustain(
+    session, items_per_step, limits, seconds, *, clock=time.perf_counter, on_window=None, watches=(), joules=None
+):
+    """Measure the same work for so many seconds, without a pause; the other arguments are measure()'s.
+
+    Args:
+        joules: a counter of energy, read between windows.
+
+    Yields:
+        (seconds since the first window began, Measurement of the last ten of them, joules spent in them or None).
+    """
+    ready = get_ready(session, items_per_step, limits, clock)
+    watched = (session, ready, items_per_step, limits, clock, watches)
+
+    def ten_seconds(steps):
+        enough = lambda windows, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS)  # noqa: E731
+        return collect(session, clock, Series(steps, []), enough, on_window, watches)
+
+    with collector_at_rest():  # over all of it: a pause to collect would be a pause to cool down
+        began, measured = clock(), None
+        while clock() - began < seconds and (measured is None or measured.stop_reason != "interrupted"):
+            before = joules() if joules else None
+            measured = take(*watched, ten_seconds)
+            yield clock() - began, measured, joules() - before if joules else None
+
+
+def measure_energy(session, items_per_step, steps, joules, *, clock=time.perf_counter):
+    """(watts, joules an item) of ENERGY_SECONDS or more of the steps that have just been measured.
+
+    Both readings of the counter come after a barrier: all the work between them is in, and none before or after.
+
+    Args:
+        steps: between two looks at the clock.
+        joules: a counter of energy.
+    """
+    with collector_at_rest():
+        session.synchronize()
+        start, before, done = clock(), joules(), 0
+        while clock() - start < ENERGY_SECONDS:
+            timed(session, clock, steps)
+            done += steps
+        spent, seconds = joules() - before, clock() - start
+    return spent / seconds, spent / (done * items_per_step)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    step_seconds: float
+    seconds: float
+    steady: bool
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A session that is warm, with its barrier proved, and the steps that a window of it takes."""
+
+    first_step_seconds: float
+    warmup: WarmUp
+    steps: int
+
+
 def _measure(session, items_per_step, limits, clock, on_window, watches):
+    ready = get_ready(session, items_per_step, limits, clock)
+
+    def windows(steps):
+        if limits.num_items is None:
+            return run_until_sure(session, clock, steps, limits, on_window, watches)
+        return run_exactly(session, clock, steps, items_per_step, limits.num_items, on_window, watches)
+
+    return take(session, ready, items_per_step, limits, clock, watches, windows)
+
+
+def get_ready(session, items_per_step, limits, clock):
+    """Run the first step, prove the barrier and warm up; returns a Ready, raises MeasurementError."""
     first_step_seconds = timed(session, clock, 1)
     # A barrier that does not wait lets the warm-up queue minutes of work: look once before it, coarsely.
     prove_barrier(session, clock, steps=1, tolerance=1e-3)
@@ -178,11 +254,13 @@ def _measure(session, items_per_step, limits, clock, on_window, watches):
         warmup = drain_queue(session, clock, limits.max_seconds)
         steps = choose_stream_steps(warmup.step_seconds, session.num_workers, limits.max_seconds)
     warm_up_rest(session, items_per_step, limits)
-    traces = count_traces(session)
-    if limits.num_items is None:
-        series = run_until_sure(session, clock, steps, limits, on_window, watches)
-    else:
-        series = run_exactly(session, clock, steps, items_per_step, limits.num_items, on_window, watches)
+    return Ready(first_step_seconds, warmup, steps)
+
+
+def take(session, ready, items_per_step, limits, clock, watches, windows):
+    """The Measurement of what windows(steps) gives, a Series, and of all that was seen meanwhile."""
+    traces, warmup = count_traces(session), ready.warmup
+    series = windows(ready.steps)
     flags = [flag for watch in watches for flag in watch.flags()]
     flags += [] if warmup.steady else ["not_steady"]
     flags += [] if count_traces(session) == traces else ["recompiled"]
@@ -191,7 +269,7 @@ def _measure(session, items_per_step, limits, clock, on_window, watches):
         flags.append("barrier_shows")
     flags += ["short"] if is_short(session, series) else []
     by_totals = session.queue_steps is not None or limits.num_items is not None
-    return summarize(series, items_per_step, limits, first_step_seconds, warmup.seconds, flags, by_totals)
+    return summarize(series, items_per_step, limits, ready.first_step_seconds, warmup.seconds, flags, by_totals)
 
 
 def count_traces(session):
@@ -267,13 +345,6 @@ def prove_output_varies(session):
         if values[-1] != values[0]:
             return
     raise MeasurementError("constant_output", "four steps on different data gave the same output")
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    step_seconds: float
-    seconds: float
-    steady: bool
 
 
 def warm_up(session, clock, max_seconds):

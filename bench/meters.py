@@ -1,16 +1,30 @@
-"""What else the machine was doing: each meter is optional, and none of them stops a measurement."""
+"""What else the machine was doing: each meter is optional, and none of them stops a measurement.
 
+A watch is what measure() takes: start() before the first window, flags() after the last.
+"""
+
+import logging
 import resource
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+from bench import sensors
 
 try:
     import psutil
 except ImportError:  # the flags of its meters are then never raised
     psutil = None
 
+log = logging.getLogger("bench")
+
 CONTENDED_CORES = 0.10
+IDLE_SECONDS = 3.0
+# NVML's other reasons for a lower clock are the power limit of hard work, and what somebody asked for.
+SLOWED_BY = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+SLOWED_AT = ("heavy", "trapping", "sleeping")
 
 
 def process_peak_bytes():
@@ -83,6 +97,54 @@ class SwapWatch:
         return ["swapping"] if self._swapped_bytes() > self._start else []
 
 
-def watches():
-    """The meters that can run here, for measure()."""
-    return (ContentionWatch(), SwapWatch()) if psutil else ()
+class HeatWatch:
+    """Reads degrees, clock and thermal pressure after the last window; flags `throttled` where one says so."""
+
+    def __init__(self, read, read_pressure=sensors.read_thermal_pressure):
+        self._read, self._read_pressure = read, read_pressure
+
+    def start(self):
+        self.columns = {}
+
+    def flags(self):
+        try:
+            self.columns = self._read() | {"thermal_pressure": self._read_pressure()}
+        except Exception as error:  # drivers and kernels have many ways to fail
+            log.info("no temperature: %s", error)
+            return []
+        slowed = set(SLOWED_BY) & set(self.columns.get("throttle_reasons", "").split())
+        return ["throttled"] if slowed or self.columns["thermal_pressure"] in SLOWED_AT else []
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """The meters of one device."""
+
+    counter: object = None  # of energy, as sensors.py has them
+    read: Callable[[], dict] = dict  # columns of heat and clock
+    idle_watts: float | None = None
+
+    def watches(self):
+        """New ones, for measure()."""
+        return (*((ContentionWatch(), SwapWatch()) if psutil else ()), HeatWatch(self.read))
+
+    @property
+    def joules(self):
+        """The energy counter's reading, as a function; None where there is none."""
+        return self.counter.joules if self.counter else None
+
+
+def open_instruments(device, device_name, clock=time.perf_counter, sleep=time.sleep):
+    """The Instruments of a device ("cpu", "cuda", "mps") that does nothing yet; says what is missing, and the cure."""
+    try:
+        read = sensors.open_nvidia(device_name).read if device == "cuda" else sensors.Processor().read
+    except sensors.Unavailable:
+        read = dict
+    try:
+        counter = sensors.open_energy_counter(device, device_name)
+    except sensors.Unavailable as why:
+        log.info("power and energy stay blank: %s", why)
+        return Instruments(read=read)
+    start, before = clock(), counter.joules()
+    sleep(IDLE_SECONDS)
+    return Instruments(counter, read, (counter.joules() - before) / (clock() - start))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from bench.measure import ENOUGH_WINDOWS, FLAGS
+from bench.verdict import burst_and_sustained
 
 REFRESH_SECONDS = 0.25
 
@@ -57,6 +58,10 @@ def describe_result(row, peak_fraction=None):
     if not row.get("throughput"):
         return f"  {label:<11} {row['status']}: {row['note']}"
     rate = f"{row['throughput']:.4g} {row['unit']}  "
+    if row.get("elapsed_seconds"):
+        return (
+            f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate.strip(), *describe_physics(row)])}  {row['flags']}"
+        )
     lines = (
         [rate + describe_epoch(row)]
         if row.get("epoch")
@@ -77,6 +82,28 @@ def describe_epoch(row):
     return f"{row['seconds']:.4g} s, {each:.4g} us an image, {learnt}"
 
 
+def describe_physics(row):
+    """What power and heat were, as far as they are known."""
+    said = []
+    if row.get("power_watts"):
+        per_item = f", {row['joules_per_item']:.3g} J an item"
+        idle = f", idle {row['idle_watts']:.3g} W" if row.get("idle_watts") is not None else ""
+        said.append(f"{row['power_watts']:.4g} W of the {row['power_scope']}{per_item}{idle}")
+    if row.get("temperature_c") is not None:
+        said.append(f"{row['temperature_c']:.0f} C")
+    return said
+
+
+def describe_sustained(rows):
+    """What heat did to the speed in a sustained run, in one line; "" where it was too short to tell."""
+    parts = [[row[name] for name in ("elapsed_seconds", "seconds", "items")] for row in rows if row.get("throughput")]
+    burst, sustained = burst_and_sustained(parts) if parts else (None, None)
+    if burst is None or sustained is None:
+        return ""
+    rates = f"burst {burst:.4g} (first 30 s), sustained {sustained:.4g} {rows[0]['unit']} (last third)"
+    return f"  {rates}: sustained is {sustained / burst:.3f} of burst"
+
+
 def explain(flags):
     """The flags of a run in words, each once."""
     return "\n".join(f"  {flag}: {words}" for flag, words in FLAGS.items() if flag in flags)
@@ -90,7 +117,7 @@ def describe_details(row, peak_fraction):
     if row.get("tflops"):
         share = "" if peak_fraction is None else f" ({100 * peak_fraction:.3g} % of this machine's measured peak)"
         details.append(f"{row['tflops']:.3g} TFLOP/s{share}, {row['measured_precision']} as measured")
-    return ", ".join(details)
+    return ", ".join(details + describe_physics(row))
 
 
 def describe_interval(row):

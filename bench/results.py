@@ -38,6 +38,7 @@ COLUMNS = {
     "os": "operating system",
     "driver": "NVIDIA driver",
     "power_source": "ac or battery",
+    "low_power_mode": "1 or 0, where the system has one",
     # software
     "commit": "of this repository; -dirty when its programs were changed",
     "python": "version",
@@ -47,7 +48,7 @@ COLUMNS = {
     "workload": "image, mlp, transformer, matmul, convolution or bandwidth",
     "model": "network; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ...",
     "phase": "inference, training, forward, backward or optimizer; blank for a single operator",
-    "scope": "device (resident batches), input (pipeline alone), end_to_end, or epoch (all training data once)",
+    "scope": "device (resident batches), input (pipeline alone), end_to_end, epoch (all training data once), sustained",
     "precision": "as asked for",
     "measured_precision": "as a probe against float64 found it",
     "compile": "1 or 0",
@@ -76,7 +77,8 @@ COLUMNS = {
     "seconds": "in all windows",
     "first_step_seconds": "of the very first step: allocation, autotuning, compilation",
     "warmup_seconds": "from there until steady",
-    "stop_reason": "target_ci, max_seconds, num_images, epoch or interrupted",
+    "stop_reason": "target_ci, max_seconds, num_images, epoch, interval (of a sustained run) or interrupted",
+    "elapsed_seconds": "in the scope sustained: from the start of the run to the end of this row's ten seconds",
     "bottleneck": "device, input ...",
     # learning
     "parameters": "trainable",
@@ -88,10 +90,16 @@ COLUMNS = {
     "flops_per_item": "of the phase; 1 multiply-add = 2",
     "tflops": "throughput x flops_per_item / 10**12",
     "peak_memory_bytes": "allocated on the device; of the process where the device is the cpu",
+    "reserved_memory_bytes": "the most that the framework kept for itself on the device",
     "power_watts": "mean during the work",
     "power_scope": "what power_watts covers",
     "joules_per_item": "power_watts / throughput",
-    "temperature_c": "of the device",
+    "idle_watts": "of the same, before anything was put on the device",
+    "temperature_c": "of the device, right after the work",
+    "clock_mhz": "of the device, likewise",
+    "throttle_reasons": "why NVIDIA's driver keeps the clock below its best, likewise",
+    "thermal_pressure": "a Mac's level, likewise: nominal, moderate, heavy ...",
+    "canary_ratio": "a small matrix product's time after the measurement over that before the run's first one",
 }
 
 

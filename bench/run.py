@@ -7,10 +7,13 @@ import statistics
 import time
 import traceback
 import uuid
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from types import ModuleType
 
 from bench import environment, frameworks, measure, meters, report, results
+from bench.canary import Canary, open_canary
 from bench.data import RESIDENT_BATCHES, epoch_order
 from bench.settings import SCOPES, SettingError
 from bench.verdict import Rate, name_bottleneck
@@ -30,6 +33,18 @@ ALLOCATOR_VARIABLES = (
 PARTS_OF_TRAINING = ("forward", "backward", "optimizer")
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What the measurements of one run have in common."""
+
+    framework: ModuleType
+    device: str
+    host: environment.Environment
+    describe_workload: Callable
+    instruments: meters.Instruments = field(default_factory=meters.Instruments)
+    canary: Canary | None = None
+
+
 def run_once(settings, host, describe_workload):
     """Measure one combination; yields a row, a dict of results.COLUMNS, for each quantity as it is measured.
 
@@ -40,18 +55,20 @@ def run_once(settings, host, describe_workload):
     if settings.use_gpu and device.device == "cpu":
         warn_of_no_gpu(settings)
     settings = settings.on(device.device)
+    instruments = meters.open_instruments(device.device, device.device_name)
+    bench = Bench(framework, device.device, host, describe_workload, instruments)
     run_id, done = new_run_id(), {}
     for phase, scope in quantities(settings):
         begun = begin_row(settings, host, describe_workload(settings), phase, scope, run_id)
         begun |= asdict(device) | {"device_name": device.device_name or host.cpu_name}
         try:
+            if not done:
+                bench = replace(bench, canary=open_canary(framework, device.device, settings))
             if settings.batch_size == "auto":
-                settings = replace(
-                    settings, batch_size=choose_batch_size(framework, device.device, settings, host, describe_workload)
-                )
+                settings = replace(settings, batch_size=choose_batch_size(bench, settings))
                 begun["batch_size"] = settings.batch_size
             log.info("%s, %s: building and checking, then measuring", phase, scope)
-            for columns in measure_quantity(framework, device.device, settings, host, describe_workload, phase, scope):
+            for columns in measure_between_canaries(bench, settings, phase, scope):
                 row = begun | columns
                 done[scope if phase == settings.phase else phase] = row
                 if scope == "end_to_end" and row["status"] == "ok":
@@ -74,6 +91,9 @@ def warn_of_no_gpu(settings):
 
 def quantities(settings):
     """(phase, scope) of every row that the settings ask for; the parts of training follow the whole."""
+    if settings.sustain:
+        yield settings.phase, "sustained"
+        return
     for scope in SCOPES:
         if scope not in (settings.scope or ("device",)):
             continue
@@ -121,24 +141,35 @@ def begin_row(settings, host, workload, phase, scope, run_id):
     }
 
 
-def measure_quantity(framework, device, settings, host, describe_workload, phase, scope, progress=None):
-    """Open a session, measure it, close it; yields the columns that this fills, of an epoch's scope for each epoch."""
-    workload = describe_workload(replace(settings, phase=phase))
+def measure_between_canaries(bench, settings, phase, scope):
+    """What measure_quantity() yields; of a single quantity with the canary's ratio, and its flag.
+
+    The session is closed by then: the processes of a pipeline would go on preparing, and look like heat.
+    """
+    if bench.canary is None or scope in ("epoch", "sustained"):
+        yield from measure_quantity(bench, settings, phase, scope)
+        return
+    bench.canary.start()
+    (columns,) = measure_quantity(bench, settings, phase, scope)
+    if columns.get("status", "ok") == "ok":
+        columns["canary_ratio"], throttled = bench.canary.compare()
+        columns["flags"] = " ".join(dict.fromkeys([*columns["flags"].split(), *throttled]))
+    yield columns
+
+
+def measure_quantity(bench, settings, phase, scope, progress=None):
+    """Open a session, measure it, close it; yields the columns of it, of whole epochs and sustained runs many times."""
+    workload = bench.describe_workload(replace(settings, phase=phase))
     items = settings.num_images if phase == settings.phase and scope in SCOPES else None
     most = len(workload.dataset()[1]) if scope == "epoch" else items
     if most and most < settings.batch_size:
         settings = replace(settings, batch_size=most)
-        workload = describe_workload(replace(settings, phase=phase))
-    refuse_too_large(workload, host)
+        workload = bench.describe_workload(replace(settings, phase=phase))
+    refuse_too_large(workload, bench.host)
     meters.reset_process_peak()
-    session = framework.open_session(workload, settings, phase, scope)
+    session = bench.framework.open_session(workload, settings, phase, scope)
     try:
-        if scope == "epoch":
-            measured = measure_epochs(session, workload, settings)
-        else:
-            limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
-            measured = [measure_steps(session, workload, limits, progress or report.progress)]
-        for columns in measured:
+        for columns in measure_scope(bench, session, workload, settings, items, scope, progress or report.progress):
             if workload.flops_per_item and scope != "input":
                 columns["flops_per_item"] = workload.flops_per_item
                 columns["tflops"] = columns["throughput"] * workload.flops_per_item / 1e12
@@ -146,28 +177,74 @@ def measure_quantity(framework, device, settings, host, describe_workload, phase
                 "batch_size": workload.items_per_step,
                 "parameters": session.parameters,
                 "measured_precision": session.measured_precision,
-                "peak_memory_bytes": peak_memory_bytes(session, device),
+                "peak_memory_bytes": peak_memory_bytes(session, bench.device),
+                "reserved_memory_bytes": session.reserved_memory_bytes(),
+                "idle_watts": bench.instruments.idle_watts,
             }
     finally:
         session.close()
 
 
-def measure_steps(session, workload, limits, progress):
-    """The columns of the result of equal steps."""
+def measure_scope(bench, session, workload, settings, items, scope, progress):
+    """Yields the columns of a session's results."""
+    limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
+    if scope == "epoch":
+        yield from measure_epochs(bench.instruments, session, workload, settings)
+    elif scope == "sustained":
+        yield from measure_sustained(bench.instruments, session, workload, limits, settings.sustain, progress)
+    else:
+        yield measure_steps(bench.instruments, session, workload, limits, progress)
+
+
+def measure_steps(instruments, session, workload, limits, progress):
+    """The columns of the result of equal steps, then of their energy where there is a counter."""
+    watches = instruments.watches()
     with progress(workload) as on_window:
-        measured = measure.measure(
-            session, workload.items_per_step, limits, on_window=on_window, watches=meters.watches()
-        )
+        measured = measure.measure(session, workload.items_per_step, limits, on_window=on_window, watches=watches)
+    columns = columns_of(measured, watches)
+    # A part of training has another part before each step, whose energy would be counted too.
+    if instruments.joules and not session.prepare and measured.stop_reason != "interrupted":
+        try:
+            watts, joules = measure.measure_energy(
+                session, workload.items_per_step, measured.steps_per_window, instruments.joules
+            )
+            columns |= energy_columns(instruments, watts, joules)
+        except KeyboardInterrupt:  # the throughput is known by now
+            columns["status"] = "interrupted"
+    return columns
+
+
+def measure_sustained(instruments, session, workload, limits, seconds, progress):
+    """Yields the columns of every ten seconds of a long run."""
+    watches, items = instruments.watches(), workload.items_per_step
+    with progress(workload) as on_window:
+        for elapsed, measured, joules in measure.sustain(
+            session, items, limits, seconds, on_window=on_window, watches=watches, joules=instruments.joules
+        ):
+            columns = columns_of(measured, watches) | {"elapsed_seconds": elapsed}
+            if joules is not None:
+                columns |= energy_columns(instruments, joules / measured.seconds, joules / measured.items)
+            yield columns
+
+
+def columns_of(measured, watches):
+    """The columns of a Measurement, and of what was read meanwhile."""
     interrupted = {"status": "interrupted"} if measured.stop_reason == "interrupted" else {}
-    return asdict(measured) | {"flags": " ".join(measured.flags)} | interrupted
+    read = {name: value for watch in watches for name, value in getattr(watch, "columns", {}).items()}
+    return asdict(measured) | read | {"flags": " ".join(dict.fromkeys(measured.flags))} | interrupted
 
 
-def measure_epochs(session, workload, settings):
+def energy_columns(instruments, watts, joules_per_item):
+    scope = instruments.counter.power_scope
+    return {"power_watts": watts, "joules_per_item": joules_per_item, "power_scope": scope}
+
+
+def measure_epochs(instruments, session, workload, settings):
     """Train whole epochs; yields the columns of each: what it took and what was learnt."""
     count = len(workload.dataset()[1])
     for epoch in range(1, settings.epochs + 1):
         order = epoch_order(count, settings.seed, epoch)
-        seconds, flags = measure.measure_epoch(session, order, watches=meters.watches())
+        seconds, flags = measure.measure_epoch(session, order, watches=instruments.watches())
         losses = session.losses()
         flags += [] if math.isfinite(sum(losses)) else ["not_finite"]
         yield {
@@ -194,7 +271,7 @@ def refuse_too_large(workload, host):
         )
 
 
-def choose_batch_size(framework, device, settings, host, describe_workload):
+def choose_batch_size(bench, settings):
     """The fastest batch size that fits, by doubling from one.
 
     Only running out of memory ends the doubling, or a next size that would take over MAX_SECONDS a step, or,
@@ -204,30 +281,30 @@ def choose_batch_size(framework, device, settings, host, describe_workload):
     while True:
         trial = replace(settings, batch_size=size)
         try:
-            workload = describe_workload(trial)
-            refuse_too_large(workload, host)
-            seconds, peak = try_batch_size(framework, device, trial, workload)
+            workload = bench.describe_workload(trial)
+            refuse_too_large(workload, bench.host)
+            seconds, peak = try_batch_size(bench, trial, workload)
         except Exception as error:
             if frameworks.describe_failure(error)[0] != "out_of_memory" or size == 1:
                 raise
             break
         log.info("BATCH_SIZE=%d: %.4g a second", size, size / seconds)
         fastest = max(fastest, (size / seconds, size))
-        free = meters.available_bytes() if device in ("cpu", "mps") else None
+        free = meters.available_bytes() if bench.device in ("cpu", "mps") else None
         if 2 * seconds > settings.max_seconds or (free and 2 * (peak - before) > free):
             break
         size *= 2
     return fastest[1]
 
 
-def try_batch_size(framework, device, settings, workload):
+def try_batch_size(bench, settings, workload):
     """(seconds a step, bytes at the peak) of a short look at one batch size."""
-    session = framework.open_session(workload, settings, settings.phase, "device")
+    session = bench.framework.open_session(workload, settings, settings.phase, "device")
     clock = time.perf_counter
     try:
         measure.timed(session, clock, 1)
         fastest = min(measure.timed(session, clock, 1) for _ in range(3))
-        return fastest, peak_memory_bytes(session, device) or meters.process_peak_bytes()
+        return fastest, peak_memory_bytes(session, bench.device) or meters.process_peak_bytes()
     finally:
         session.close()
 

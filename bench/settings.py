@@ -238,6 +238,13 @@ class Settings:
     epochs: int = setting(
         whole(0, 1000), {"mlp": 0}, "also train so many whole epochs; each gives its seconds, loss and test accuracy"
     )
+    sustain: int | None = setting(
+        whole(60, 86_400),
+        None,
+        "keep one workload running for so many seconds, a row each ten: what heat does to the speed",
+        shown="no",
+        only=NETWORKS,
+    )
     sizes: tuple[tuple[int, int, int], ...] = setting(
         matrix_size,
         {"tflops": tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))},

@@ -1,8 +1,9 @@
-"""What limits a machine: the model, or the input pipeline? From three throughputs of the same work."""
+"""What limits a machine: the model, the input pipeline, or heat? From throughputs of the same work."""
 
 from dataclasses import dataclass
 
 OVERLAP = 0.95  # of the slower part, where the two work side by side
+BURST_SECONDS = 30  # of a sustained run
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,19 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     if e < OVERLAP * min(d, p):
         return "overlap", f"limited by poor overlap: {alone}, and both together reach only {e:,.4g}"
     return slower, f"{words[slower]}: {alone}"
+
+
+def burst_and_sustained(rows):
+    """(items per second in the first half minute, and in the last third) of a sustained run.
+
+    Args:
+        rows: of one run, (elapsed_seconds, seconds, items) each: time from the run's start to the row's end, time
+            in its windows, items in them. A row belongs to where its middle lies.
+    """
+    total = max(elapsed for elapsed, _, _ in rows)
+
+    def rate(begin, end):
+        some = [(seconds, items) for elapsed, seconds, items in rows if begin <= elapsed - seconds / 2 < end]
+        return sum(items for _, items in some) / sum(seconds for seconds, _ in some) if some else None
+
+    return rate(0, BURST_SECONDS), rate(total * 2 / 3, total)

@@ -15,10 +15,10 @@ SCRIPTS = sorted(Path().glob("*.py"))
 # Every room, from the ground up: a file imports from the lines before its own.
 LAYERS = [
     ["bench"],
-    ["bench.settings", "bench.data", "bench.intervals", "bench.verdict"],
+    ["bench.settings", "bench.data", "bench.intervals", "bench.verdict", "bench.sensors"],
     ["bench.workload", "bench.cifar10"],
     ["bench.measure", "bench.environment", "bench.meters", "bench.results", "bench.peaks", "bench.operators"],
-    ["bench.check", "bench.report", "bench.frameworks", "bench.tables"],
+    ["bench.check", "bench.report", "bench.frameworks", "bench.tables", "bench.canary"],
     ["plot_results", "compare_results"],
     ["bench.frameworks.on_tensorflow", "bench.frameworks.on_torch"],
     ["bench.run"],

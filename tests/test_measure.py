@@ -17,9 +17,11 @@ from bench.measure import (
     doubts,
     is_steady,
     measure,
+    measure_energy,
     run_until_sure,
+    sustain,
 )
-from bench.verdict import Rate, name_bottleneck
+from bench.verdict import Rate, burst_and_sustained, name_bottleneck
 from tests.fakes import Clock, Device
 
 
@@ -505,6 +507,89 @@ def test_a_barrier_that_shows_in_a_part_is_flagged(seconds, shows):
 
     fake.synchronize, fake.prepare = slow, lambda: None
     assert ("barrier_shows" in measure(fake, 1, Limits(), clock=clock).flags) == shows
+
+
+# Energy
+
+
+class EnergyCounter:
+    """Counts the device's work at 100 W and all time at 10 W; remembers whether it was read at rest."""
+
+    def __init__(self, fake):
+        self.fake, self.idle_when_read = fake, []
+
+    def __call__(self):
+        fake = self.fake
+        self.idle_when_read.append(fake.clock.now >= fake.free_at)
+        done = fake.steps * 0.010 - max(0, fake.free_at - fake.clock.now)
+        return 10 * fake.clock.now + 100 * done
+
+
+def test_the_energy_window_has_synchronised_work_alone():
+    clock = Clock()
+    fake = Device(clock)
+    counter = EnergyCounter(fake)
+    fake.step()  # still under way when the window is asked for
+    watts, joules = measure_energy(fake, 4, 3, counter, clock=clock)
+    assert counter.idle_when_read == [True, True]
+    assert watts == pytest.approx(110, rel=0.01)
+    assert joules == pytest.approx(110 * 0.010 / 4, rel=0.01)
+    assert clock.now >= 5
+
+
+def test_an_unsynchronised_energy_window_would_show():
+    clock = Clock()
+    fake = Device(clock, barrier=False)
+    counter = EnergyCounter(fake)
+    fake.step()
+    measure_energy(fake, 4, 3, counter, clock=clock)
+    assert counter.idle_when_read == [False, False]
+
+
+# A sustained run
+
+
+def sustained(seconds, **device):
+    clock = Clock()
+    fake = Device(clock, **device)
+    return list(sustain(fake, 2, Limits(), seconds, clock=clock, joules=EnergyCounter(fake))), fake
+
+
+def test_a_sustained_run_is_cut_into_tens_of_seconds():
+    parts, fake = sustained(60)
+    assert [elapsed for elapsed, *_ in parts] == pytest.approx([10, 20, 30, 40, 50, 60], abs=0.3)
+    assert all(part.seconds == pytest.approx(10, abs=0.1) for _, part, _ in parts)
+    assert {part.stop_reason for _, part, _ in parts} == {"interval"}
+    assert sum(part.items for _, part, _ in parts) <= 2 * fake.steps
+    assert [joules / part.seconds for _, part, joules in parts] == pytest.approx([110] * 6, rel=0.01)
+
+
+def test_a_machine_that_grows_hot_is_slower_in_the_last_third():
+    hot = lambda i: 0.010 if i < 4000 else 0.020  # noqa: E731
+    parts, _ = sustained(120, work=hot)
+    rows = [(elapsed, part.seconds, part.items) for elapsed, part, _ in parts]
+    burst, last = burst_and_sustained(rows)
+    assert burst == pytest.approx(200, rel=0.01)
+    assert last == pytest.approx(100, rel=0.01)
+
+
+def test_ctrl_c_ends_a_sustained_run_with_what_was_complete():
+    seen = []
+
+    def work(i):
+        if i == 2500:
+            raise KeyboardInterrupt
+        return 0.010
+
+    clock = Clock()
+    for _, part, joules in sustain(Device(clock, work=work), 1, Limits(), 600, clock=clock):
+        seen.append((part.stop_reason, joules))
+    assert seen[:-1] == [("interval", None)] * len(seen[:-1])
+    assert seen[-1] == ("interrupted", None)
+
+
+def test_too_short_a_run_has_no_last_third():
+    assert burst_and_sustained([(10, 10, 50)]) == (5, None)
 
 
 def test_without_intervals_no_limit_is_named():

@@ -60,6 +60,67 @@ def test_the_peak_of_the_process_is_plausible():
     assert 10e6 < meters.process_peak_bytes() < 1e12
 
 
-def test_without_psutil_there_are_no_watches(monkeypatch):
+def test_without_psutil_heat_alone_is_watched(monkeypatch):
+    names = lambda: [type(watch).__name__ for watch in meters.Instruments().watches()]  # noqa: E731
+    assert names() == ["ContentionWatch", "SwapWatch", "HeatWatch"]
     monkeypatch.setattr(meters, "psutil", None)
-    assert meters.watches() == ()
+    assert names() == ["HeatWatch"]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "pressure", "flags"),
+    [
+        ("", None, []),
+        ("sw_power_cap gpu_idle", "nominal", []),
+        ("", "moderate", []),
+        ("", "heavy", ["throttled"]),
+        ("sw_power_cap hw_thermal_slowdown", None, ["throttled"]),
+    ],
+)
+def test_heat_is_what_the_system_says(reasons, pressure, flags):
+    read = {"temperature_c": 88, "throttle_reasons": reasons}
+    watch = meters.HeatWatch(lambda: read, lambda: pressure)
+    watch.start()
+    assert watch.columns == {}
+    assert watch.flags() == flags
+    assert watch.columns == read | {"thermal_pressure": pressure}
+
+
+def test_a_sensor_that_fails_stops_nothing(caplog):
+    def fails():
+        raise OSError("a bus error")
+
+    watch = meters.HeatWatch(fails)
+    watch.start()
+    assert (watch.flags(), watch.columns) == ([], {})
+
+
+class Counter:
+    power_scope = "cpu package"
+
+    def __init__(self, clock, watts):
+        self.joules = lambda: 1000 + watts * clock.now
+
+
+def test_idle_power_is_measured_where_there_is_a_counter(monkeypatch):
+    clock = Clock()
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    monkeypatch.setattr(meters.sensors, "open_energy_counter", lambda device, name: Counter(clock, 12))
+    instruments = meters.open_instruments("cpu", None, clock, sleep)
+    assert instruments.idle_watts == pytest.approx(12)
+    assert clock.now >= 3
+    assert instruments.joules() == pytest.approx(1036)
+
+
+def test_what_is_missing_is_said_once_and_left_blank(monkeypatch, caplog):
+    def missing(device, name):
+        raise meters.sensors.Unavailable("`sudo chmod` lets everybody read them")
+
+    monkeypatch.setattr(meters.sensors, "open_energy_counter", missing)
+    caplog.set_level("INFO", "bench")
+    instruments = meters.open_instruments("cpu", None)
+    assert (instruments.joules, instruments.idle_watts) == (None, None)
+    assert caplog.messages == ["power and energy stay blank: `sudo chmod` lets everybody read them"]

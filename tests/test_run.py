@@ -2,11 +2,13 @@
 
 import functools
 import shutil
+import time
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
-from bench import frameworks, meters, results, run, sweep
+from bench import frameworks, measure, meters, results, run, sweep, verdict
 from bench.data import image_batches
 from bench.main import main
 from bench.workload import Workload
@@ -56,21 +58,108 @@ def test_a_measurement_becomes_a_row(image):
     assert "m.csv" in out
 
 
-# Columns that no part of the program fills yet; a part that comes takes its own off this list.
-WAITING = {
-    *("source", "matrix_size"),
-    *("power_watts", "power_scope", "joules_per_item", "temperature_c"),
-}
+OF_OTHERS = {"source", "matrix_size"}  # of published rows, of the sweep
 
 
-def test_every_column_is_filled_and_every_value_has_a_column(image, monkeypatch):
+class Counter:
+    """An energy counter of a machine that draws 50 W."""
+
+    power_scope = "gpu board"
+
+    def joules(self):
+        return 50 * time.perf_counter()
+
+
+class Canary:
+    """A canary that has been told what to say."""
+
+    def __init__(self, *said):
+        self.said = said
+
+    def start(self):
+        self.started = True
+
+    def compare(self):
+        assert self.started
+        return self.said
+
+
+@pytest.fixture
+def instrumented(monkeypatch):
+    """A machine with every meter there is, whose windows are short."""
+    heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
+    instruments = meters.Instruments(Counter(), lambda: heat, idle_watts=7.0)
+    monkeypatch.setattr(meters, "open_instruments", lambda *device: instruments)
+    monkeypatch.setattr(run, "open_canary", lambda *device: Canary(1.07, ["throttled"]))
+    monkeypatch.setattr(measure, "ENERGY_SECONDS", 0.05)
+    monkeypatch.setattr(measure, "SUSTAINED_SECONDS", 0.1)
+
+
+def shorten_sustain(monkeypatch, seconds):
+    read = run.measure_sustained
+    monkeypatch.setattr(run, "measure_sustained", lambda *rest: read(*rest[:4], seconds, rest[5]))
+
+
+def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
+    _, out, _, rows = image()
+    (row,) = rows
+    assert float(row["power_watts"]) == pytest.approx(50, rel=0.01)
+    assert float(row["joules_per_item"]) > 0
+    assert (row["power_scope"], row["idle_watts"], row["temperature_c"]) == ("gpu board", "7", "61")
+    assert (row["clock_mhz"], row["throttle_reasons"], row["canary_ratio"]) == ("1980", "sw_power_cap", "1.07")
+    assert "throttled" in row["flags"].split()
+    assert " W of the gpu board, " in out
+    assert "throttled: heat or a power limit" in out
+
+
+def test_a_part_of_training_has_no_energy_of_its_own(instrumented, monkeypatch):
+    monkeypatch.setattr(measure, "measure_energy", lambda *rest: pytest.fail("another part's work is in it"))
+    instruments = meters.open_instruments()
+    part = SimpleNamespace(prepare=lambda: None)
+    measured = SimpleNamespace(stop_reason="target_ci", flags=(), steps_per_window=1)
+    monkeypatch.setattr(measure, "measure", lambda *rest, **more: measured)
+    monkeypatch.setattr(run, "asdict", vars)
+    workload = SimpleNamespace(items_per_step=1)
+    columns = run.measure_steps(instruments, part, workload, None, lambda workload: nullcontext())
+    assert "power_watts" not in columns
+
+
+def test_ctrl_c_in_the_energy_window_keeps_the_throughput(image, instrumented, monkeypatch):
+    def pressed(*rest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "measure_energy", pressed)
+    code, _, _, rows = image()
+    assert (code, rows[0]["status"], rows[0]["power_watts"]) == (130, "interrupted", "")
+    assert float(rows[0]["throughput"]) > 0
+
+
+def test_a_sustained_run_has_a_row_for_each_part(image, instrumented, monkeypatch):
+    shorten_sustain(monkeypatch, 0.35)
+    monkeypatch.setattr(verdict, "BURST_SECONDS", 0.15)
+    code, out, _, rows = image(SUSTAIN="60", SCOPE="device,input")
+    assert code == 0
+    assert len(rows) >= 3
+    assert {(row["scope"], row["stop_reason"], row["canary_ratio"]) for row in rows} == {("sustained", "interval", "")}
+    elapsed = [float(row["elapsed_seconds"]) for row in rows]
+    assert elapsed == sorted(elapsed)
+    assert all(float(row["power_watts"]) == pytest.approx(50, rel=0.05) for row in rows)
+    assert "burst" in out
+    assert "sustained" in out
+
+
+def test_every_column_is_filled_and_every_value_has_a_column(image, instrumented, monkeypatch):
     rows = []
     monkeypatch.setattr(results, "append", lambda path, row: rows.append(row))
+    with monkeypatch.context() as short:
+        shorten_sustain(short, 0.2)
+        image(SUSTAIN="60")
+    monkeypatch.delenv("SUSTAIN")
     image(SCOPE="device,input,end_to_end")
     image("mlp", mlp_workload, MODEL="mlp-10", DATA="synthetic", EPOCHS="1", PHASE="inference")
     image("transformer", transformer_workload, MODEL="distilbert", PHASE="inference")
     filled = {name for row in rows for name in row}
-    assert set(results.COLUMNS) - filled == WAITING
+    assert set(results.COLUMNS) - filled == OF_OTHERS
     assert filled <= set(results.COLUMNS)
 
 
@@ -199,7 +288,7 @@ def test_num_images_are_measured_exactly(image):
 def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
     seconds = {1: 1.0, 2: 1.5, 4: 2.0, 8: 6.0}
 
-    def look(framework, device, settings, workload):
+    def look(bench, settings, workload):
         if settings.batch_size not in seconds:
             raise MemoryError("out of memory")
         return seconds[settings.batch_size], 6000

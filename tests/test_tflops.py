@@ -24,8 +24,8 @@ def sweep(monkeypatch, tmp_path, capsys):
     def call(rates=RATES, fails=(), again=1.0, interrupted=None, **environ):
         calls = []
 
-        def measure_quantity(framework, device, settings, host, describe_workload, phase, scope, progress):
-            workload = describe_workload(settings)
+        def measure_quantity(bench, settings, phase, scope, progress):
+            workload = bench.describe_workload(settings)
             size = workload.columns.get("matrix_size", "")
             calls.append((settings.precision, workload.model, size, settings.seed))
             if settings.precision in fails:

@@ -57,7 +57,10 @@ class Session(Protocol):
         """Wait for, and read, a scalar that depends on the last step: in training on an updated weight."""
 
     def peak_memory_bytes(self) -> int | None:
-        """The most that was allocated on the device; None where the framework cannot say."""
+        """The most that this session had allocated on the device; None where the framework cannot say."""
+
+    def reserved_memory_bytes(self) -> int | None:
+        """The most that the framework kept for itself there; None where it cannot say."""
 
     def close(self) -> None:
         """Give the device's memory back."""

@@ -371,6 +371,7 @@ class Place:
         policy = keras.config.dtype_policy()
         self.dtype, self.compute_dtype = policy.variable_dtype, policy.compute_dtype
         self.reset_peak_memory()
+        self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
         self.measured_precision = self._measure_precision()
         if settings.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
@@ -541,7 +542,10 @@ class TensorFlowSession:
     def peak_memory_bytes(self):
         if self.place.device != "cuda":  # Metal does not say
             return None
-        return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+        return tf.config.experimental.get_memory_info("GPU:0")["peak"] - self.place.used_before
+
+    def reserved_memory_bytes(self):
+        return None  # TensorFlow does not say
 
     def close(self):
         if self.queue_steps is not None:

@@ -221,6 +221,7 @@ class Place:
         self.dtype = WHOLE_MODEL.get(settings.precision, torch.float32)
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)
         self.memory("reset_peak_memory_stats")
+        self.used_before = self.memory("memory_allocated") or 0
         self.measured_precision = self._measure_precision()
         if settings.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
@@ -360,7 +361,11 @@ class TorchSession:
         return torch.linalg.vector_norm(self.watched.detach().float()).item()
 
     def peak_memory_bytes(self):
-        return self.place.memory("max_memory_allocated")
+        peak = self.place.memory("max_memory_allocated")
+        return None if peak is None else peak - self.place.used_before
+
+    def reserved_memory_bytes(self):
+        return self.place.memory("max_memory_reserved")
 
     def close(self):
         if self.queue_steps is not None:

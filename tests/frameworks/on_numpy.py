@@ -16,6 +16,8 @@ def find_device(settings):
 
 
 def open_session(workload, settings, phase, scope):
+    if workload.name == "matmul":
+        raise SettingError("FRAMEWORK='numpy' cannot run matmul")
     if workload.model == "unknown":
         raise SettingError(f"MODEL={workload.model!r} is not in NumPy: did you mean linear?")
     if workload.model == "too_big":
@@ -67,6 +69,9 @@ class Session:
         return 1.0 if self.model == "is_constant" else float(np.linalg.norm(self.output))
 
     def peak_memory_bytes(self):
+        return None
+
+    def reserved_memory_bytes(self):
         return None
 
     def close(self):

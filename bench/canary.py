@@ -1,0 +1,76 @@
+"""A canary for heat: a small matrix product, timed before a run's first measurement and after each of them.
+
+It works on any machine and needs no rights: where the same little work takes longer afterwards, and no other program
+can be the reason, heat or a power limit has slowed the machine down.
+"""
+
+import logging
+import statistics
+import time
+from dataclasses import replace
+
+from bench import data, meters, operators
+from bench.measure import timed
+
+log = logging.getLogger("bench")
+
+WINDOW_SECONDS = 0.020
+WINDOWS = 15
+WARMUP_SECONDS = 0.2  # an idle GPU needs some time to reach its clock
+SLOWER = 1.03
+
+
+def open_canary(framework, device, settings):
+    """A Canary on this device, None where the framework has no matrix product."""
+    side = 512 if device == "cpu" else 2048
+    one_pair = lambda _, seed: data.operand_sets(((side, side),) * 2, 1, seed)  # noqa: E731
+    try:
+        # In the precision of what is measured: the switch for TF32 is one for all of a process.
+        workload = replace(operators.matmul((side,) * 3), batches=one_pair)
+        return Canary(framework.open_session(workload, settings, None, "device"))
+    except Exception as error:  # a doubt that cannot be raised is no reason to stop
+        log.info("no canary for heat: %s", error)
+        return None
+
+
+class Canary:
+    """Compares the machine with itself.
+
+    Args:
+        session: of a small piece of work, always the same.
+        clock: seconds on the wall.
+        contention: a watch that tells when other programs are the reason, None where nothing can.
+    """
+
+    def __init__(self, session, clock=time.perf_counter, contention=None):
+        self._session, self._clock = session, clock
+        self._contention = contention or (meters.ContentionWatch() if meters.psutil else None)
+        self._first = time_canary(session, clock)
+        self.start()
+
+    def start(self):
+        """Call before a measurement."""
+        if self._contention:
+            self._contention.start()
+
+    def compare(self):
+        """(ratio, flags) after a measurement: seconds now over those at first, and whether that is `throttled`."""
+        ratio = time_canary(self._session, self._clock) / self._first
+        disturbed = self._contention and self._contention.flags()
+        return ratio, ["throttled"] if ratio > SLOWER and not disturbed else []
+
+
+def time_canary(session, clock):
+    """Seconds of one step: the lower quartile of short windows.
+
+    Other programs make some windows longer; heat and power limits make all of them longer.
+    """
+    start, steps = clock(), 1
+    while True:
+        seconds = timed(session, clock, steps)
+        if seconds < WINDOW_SECONDS:
+            steps *= 2
+        elif clock() - start >= WARMUP_SECONDS:
+            break
+    windows = [timed(session, clock, steps) / steps for _ in range(WINDOWS)]
+    return statistics.quantiles(windows, n=4)[0]
