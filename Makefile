@@ -6,7 +6,7 @@
 # Settings have no defaults here: bench/settings.py declares them. GNU make 3.81, the Mac's, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help image mlp transformer tflops plot compare table test selfcheck resolve-mac clean
+.PHONY: help image mlp transformer tflops plot compare table doctor test selfcheck resolve-mac clean
 
 # On a Mac one environment holds both frameworks; on Linux each has its own (requirements-cuda.txt says why).
 MAC := $(filter Darwin,$(shell uname -s))
@@ -49,6 +49,9 @@ compare: $(READY) ## row by row: make compare A=results/x.csv B=results/y.csv, o
 
 table: $(READY) ## the latest rows of this machine, to paste into an issue
 	@$(RUN) -m bench.tables
+
+doctor: ## what can run here, what cannot, and the command that mends it
+	@$(or $(wildcard $(VENV)/bin/python),$(shell command -v python3),$(PYTHON)) -m bench.doctor
 
 test: $(if $(READY),$(if $(IS_TORCH),$(READY),$(TORCH)/installed $(TENSORFLOW)/installed)) ## the tests, of both frameworks unless FRAMEWORK names one
 ifneq ($(or $(PYTHON),$(IS_TORCH),$(MAC)),)

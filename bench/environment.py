@@ -5,6 +5,8 @@
 Standard library only. Whatever cannot be found out is blank (None), never a guess and never an error.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import platform
@@ -110,6 +112,15 @@ def find_memory_gb():
     else:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return round(size / GIB, 1) or None
+
+
+def find_swapped_gb():
+    """Swap in use, in units of 2**30 bytes; None where the system does not say."""
+    if platform.system() == "Darwin":
+        said = re.search(r"used = ([0-9.]+)M", _output("sysctl", "-n", "vm.swapusage") or "")
+        return float(said[1]) / 1024 if said else None
+    known = dict(re.findall(r"^(SwapTotal|SwapFree):\s+(\d+) kB$", _text("/proc/meminfo"), re.M))
+    return (int(known["SwapTotal"]) - int(known["SwapFree"])) * 1024 / GIB if len(known) == 2 else None
 
 
 def find_os():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bench import results
+
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
 
 
@@ -212,3 +214,28 @@ def test_a_missing_tensorflow_names_the_cure(tmp_path):
     )
     a_mac = "platform.system = lambda: 'Darwin'; sys.version_info = (3, 13)"
     assert "has no Metal plug-in for Python 3.13 or newer: " in load_broken_tensorflow(tmp_path, missing, a_mac)
+
+
+WITHOUT_METERS = """
+import os, runpy, sys
+sys.modules |= dict.fromkeys(["psutil", "pynvml", "zeus_apple_silicon"])  # importing them fails
+for script, model in (("image", "squeezenet1_1"), ("mlp", "mlp-8"), ("transformer", "distilbert")):
+    os.environ["MODEL"] = model
+    try:
+        runpy.run_path(f"{script}_benchmark.py", run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, end.code
+"""
+
+
+def test_every_benchmark_runs_without_the_optional_packages(tmp_path):
+    small = SMALL | {"PHASE": "inference", "DATA": "synthetic", "SEQUENCE_LENGTH": "8", "USE_GPU": "0"}
+    status, _, err = call(sys.executable, "-c", WITHOUT_METERS, **small)
+    assert status == 0, err
+    rows = results.read(tmp_path / "results" / "here.csv")
+    assert [(row["workload"], row["status"]) for row in rows] == [
+        ("image", "ok"),
+        ("mlp", "ok"),
+        ("transformer", "ok"),
+    ]
+    assert {(row["power_watts"], row["temperature_c"], row["clock_mhz"]) for row in rows} == {("", "", "")}

@@ -117,3 +117,24 @@ def test_changed_programs_are_dirty_and_new_rows_are_not(monkeypatch, tmp_path):
     assert environment.find_commit() == commit
     (tmp_path / "program.py").write_text("2")
     assert environment.find_commit() == f"{commit}-dirty"
+
+
+def test_low_power_mode(monkeypatch, tmp_path):
+    answers(monkeypatch)
+    monkeypatch.setattr(environment, "_text", lambda path: "low-power\n")
+    monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
+    assert environment.find_low_power_mode() == 1
+    monkeypatch.setattr(environment, "_text", lambda path: "")
+    assert environment.find_low_power_mode() is None
+    on_a_mac(monkeypatch)
+    answers(monkeypatch, pmset="System-wide power settings:\n lowpowermode         1\n disksleep 10")
+    assert environment.find_low_power_mode() == 1
+
+
+def test_swap_in_use(monkeypatch):
+    monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(environment, "_text", lambda path: "SwapTotal:  4194304 kB\nSwapFree:  3145728 kB\n")
+    assert environment.find_swapped_gb() == 1
+    on_a_mac(monkeypatch)
+    answers(monkeypatch, sysctl="total = 3072.00M  used = 1536.00M  free = 1536.00M  (encrypted)")
+    assert environment.find_swapped_gb() == 1.5

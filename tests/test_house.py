@@ -23,7 +23,7 @@ LAYERS = [
     ["bench.frameworks.on_tensorflow", "bench.frameworks.on_torch"],
     ["bench.run"],
     ["bench.sweep"],
-    ["bench.main"],
+    ["bench.main", "bench.doctor"],
     [path.stem for path in SCRIPTS if path.stem not in ("plot_results", "compare_results")],
 ]
 STANDARD_LIBRARY_ONLY = (

@@ -1,0 +1,224 @@
+"""What can run here and what cannot, each with the one command that mends it.
+
+    make doctor
+
+Standard library only, so that it answers before anything is installed. Each framework is tried in a process of its
+own, because a broken one may die there. The exit status is 1 where none of them can run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from bench import environment, sensors
+from bench.settings import ROOT, SettingError, read_settings
+
+GB = 10**9
+INSTALLED_GB = 8  # what the larger of the environments takes
+TRY_SECONDS = 300  # the first import after an installation reads a few GB
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    subject: str
+    state: str  # "ok", "no" where something cannot run or be trusted, "--" where only something optional is missing
+    words: str
+
+    def __str__(self):
+        return f"{self.subject:<12} {self.state:<3} {self.words}"
+
+
+def main():
+    """Print the report; the exit status is 1 where no framework can run, 2 for a mistake in the settings."""
+    try:
+        settings = read_settings("doctor")
+    except SettingError as error:
+        print(error, file=sys.stderr)
+        return 2
+    tried = {}
+    for name in ("torch", "tensorflow"):
+        tried[name] = try_framework(name, find_interpreter(name))
+        print(describe_framework(name, tried[name]), flush=True)
+    first = next((facts for facts in tried.values() if "device" in facts), {})
+    findings = [*describe_meters(first), describe_fallback(), describe_power(), *describe_memory()]
+    for finding in [*findings, describe_results(settings.results_dir), describe_disk(), describe_network()]:
+        print(finding, flush=True)
+    if not first:
+        print("\nno framework can run here", file=sys.stderr)
+    return 0 if first else 1
+
+
+# Frameworks
+
+
+def find_interpreter(framework):
+    """The Python that make would run a framework with, a path or a command; None where it is not installed yet."""
+    if os.environ.get("PYTHON"):
+        return os.environ["PYTHON"]
+    separate = framework == "tensorflow" and platform.system() != "Darwin"
+    path = ROOT / (".venv-tensorflow" if separate else ".venv") / "bin" / "python"
+    return str(path) if path.exists() else None
+
+
+def try_framework(name, interpreter):
+    """What report_framework() says in a process of that interpreter; or {"problem": words}."""
+    if interpreter is None:
+        return {"problem": f"not installed: `make image FRAMEWORK={name}` does it"}
+    command = [interpreter, "-m", "bench.doctor", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=TRY_SECONDS)
+    except OSError as error:
+        return {"problem": f"PYTHON={interpreter!r} cannot be started ({error.strerror}): name another interpreter"}
+    except subprocess.TimeoutExpired:
+        return {"problem": f"no answer in {TRY_SECONDS} s: `make clean`, then `make image FRAMEWORK={name}`"}
+    if done.returncode < 0:
+        return {"problem": describe_signal(-done.returncode)}
+    lines = (done.stdout.strip() or done.stderr.strip() or "it ended without a word").splitlines()
+    try:
+        return json.loads(lines[-1])
+    except ValueError:
+        return {"problem": lines[-1]}
+
+
+def describe_signal(number):
+    if number == signal.SIGILL:
+        return "it died of an illegal instruction: an x86-64 build on an arm64 Mac, or a CPU without AVX: `make clean`"
+    return f"it died of signal {number} ({signal.strsignal(number)}): `make clean`, then install it again"
+
+
+def report_framework(name):
+    """Try a framework in this process; returns facts about it, among them "problem" where there is one."""
+    from bench import frameworks
+
+    try:
+        environment.refuse_rosetta()
+        from bench import operators
+
+        settings = replace(read_settings("tflops", {"FRAMEWORK": name}), precision="float32")
+        framework = frameworks.load(name)
+        device = framework.find_device(settings)
+        settings = settings.on(device.device)
+        # Its output is compared with float64 before it would be timed.
+        session = framework.open_session(operators.matmul((256, 256, 256)), settings, None, "device")
+    except SettingError as error:
+        return {"problem": str(error)}
+    except ModuleNotFoundError as error:
+        return {"problem": str(frameworks.missing_package(name, error))}
+    except Exception as error:
+        return {"problem": ": ".join(frameworks.describe_failure(error))}
+    facts = asdict(device) | {"measured_precision": session.measured_precision, "python": platform.python_version()}
+    return facts | report_meters(device) | {"has_psutil": sensors.psutil is not None}
+
+
+def report_meters(device):
+    try:
+        counter = sensors.open_energy_counter(device.device, device.device_name)
+        return {"energy": counter.power_scope}
+    except sensors.Unavailable as why:
+        return {"no_energy": str(why)}
+
+
+def describe_framework(name, facts):
+    if "problem" in facts:
+        return Finding(name, "no", facts["problem"])
+    place = f"{facts['device_name'] or 'the CPU'} ({facts['device']})"
+    right = f"a product agrees with float64's as {facts['measured_precision']} should"
+    words = f"{facts['framework_version']}, Python {facts['python']}, on {place}: {right}"
+    return Finding(name, "ok", words + missing_gpu(name, facts["device"]))
+
+
+def missing_gpu(name, device):
+    """What to do about a GPU that is there and that the framework does not see; "" where all is well."""
+    if device != "cpu":
+        return ""
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return f"; it does not see the GPU: `make clean`, then `make image FRAMEWORK={name}` with macOS 14 or newer"
+    card, driver = environment.find_nvidia()
+    return f"; it does not see the {card}: a newer driver than {driver} may be needed" if card else ""
+
+
+# Everything else
+
+
+def describe_meters(facts):
+    if not facts:
+        return
+    if "energy" in facts:
+        yield Finding("energy", "ok", f"of the {facts['energy']}")
+    else:
+        yield Finding("energy", "--", f"stays blank: {facts['no_energy']}")
+    if facts["has_psutil"]:
+        yield Finding("load", "ok", "other programs' load and swapping are seen")
+    else:
+        yield Finding("load", "--", "not seen: `pip install psutil`")
+    pressure = sensors.read_thermal_pressure()
+    if pressure:
+        yield Finding("heat", "no" if pressure != "nominal" else "ok", f"thermal pressure is {pressure}")
+
+
+def describe_fallback():
+    if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
+        words = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
+        return Finding("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {words}")
+    return Finding("environment", "ok", "no variable moves work elsewhere")
+
+
+def describe_power():
+    source, low = environment.find_power_source(), environment.find_low_power_mode()
+    if low:
+        return Finding("power", "no", "low-power mode slows everything: turn it off in the system's settings")
+    if source == "battery":
+        return Finding("power", "no", "on battery, which may slow everything: plug it in")
+    return Finding("power", "ok", source or "the system says nothing about its source")
+
+
+def describe_memory():
+    memory = environment.find_memory_gb()
+    yield Finding("memory", "ok" if memory else "--", f"{memory:g} GiB" if memory else "the system does not say")
+    swapped = environment.find_swapped_gb()
+    if swapped is not None:
+        yield Finding("swap", "ok", f"{swapped:.1f} GiB in use; a run during which that grows is flagged")
+
+
+def describe_results(folder):
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK):
+        return Finding("results", "ok", f"rows go to {os.path.relpath(folder)}")
+    return Finding("results", "no", f"RESULTS_DIR={str(folder)!r} cannot be written to: name a folder that can")
+
+
+def describe_disk():
+    free = shutil.disk_usage(ROOT).free / GB
+    if free < INSTALLED_GB and not (ROOT / ".venv").exists():
+        return Finding("disk", "no", f"{free:.0f} GB free, an installation takes {INSTALLED_GB}: make room")
+    return Finding("disk", "ok", f"{free:.0f} GB free")
+
+
+def describe_network(host="www.cs.toronto.edu", folder=ROOT / "data"):
+    """CIFAR-10's home. Without it `make mlp` takes synthetic images."""
+    if any(Path(folder).glob("cifar-10*")):
+        return Finding("CIFAR-10", "ok", "is here already")
+    try:
+        socket.create_connection((host, 443), timeout=5).close()
+    except OSError as error:
+        words = f"{host} does not answer ({error}): DATA=synthetic is taken, unless DATA=cifar10 is set"
+        return Finding("CIFAR-10", "--", words)
+    return Finding("CIFAR-10", "ok", f"{host} answers")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(report_framework(sys.argv[1])))
+    else:
+        sys.exit(main())
