@@ -49,6 +49,15 @@ def test_what_was_slow_from_the_start_on_is_compared_with_the_start():
     assert [bird.compare()[1] for _ in range(2)] == [["throttled"]] * 2
 
 
+def test_a_machine_that_moves_by_itself_is_not_called_hot(monkeypatch):
+    readings = iter([1.00, 1.06, 1.00, 1.08, 1.20, 1.20, 1.05, 1.12, 1.12, 1.12])
+    monkeypatch.setattr(canary, "time_canary", lambda session, clock: next(readings))
+    bird = canary.Canary(None, Clock(), Contention([]))
+    assert bird.compare() == (1.08, [])  # within 3 % of the slowest at first
+    assert bird.compare() == (1.20, [])  # once only
+    assert bird.compare() == (1.12, ["throttled"])
+
+
 def test_single_slow_windows_do_not_count():
     clock = Clock()
     session = Device(clock, work=lambda i: 0.030 if i % 3 else 0.060)
