@@ -81,6 +81,7 @@ def read_side(side, environ, folder):
     summary = tables.summarize(tables.read_rows([path], said.append))
     # A peak is the best of its machine, at whatever size and by whatever operator it was reached.
     summary.loc[summary["model"] == "matmul-peak", ["matrix_size", "memory_format", "batch_size"]] = ""
+    summary = summary.drop_duplicates(["machine", *tables.WORK], keep="last")
     if summary.empty:
         raise SettingError(f"{side}={str(path)!r} has no rows to compare" + "".join(f" ({line})" for line in said))
     if summary["machine"].nunique() > 1:
@@ -94,8 +95,8 @@ def describe(both):
         (
             tables.name_work(row),
             row["framework"],
-            f"{row['value_a']:.4g}",
-            f"{row['value_b']:.4g} {row['per_b']}",
+            tables.figure(row["value_a"]),
+            f"{tables.figure(row['value_b'])} {row['per_b']}",
             f"{row['ratio']:.3f}",
             "" if math.isnan(row["low"]) or math.isnan(row["high"]) else f"{row['low']:.3f} to {row['high']:.3f}",
             row["verdict"],

@@ -3,7 +3,7 @@
 python -m bench.tables     the latest rows of this machine, to paste into an issue (`make table`)
 """
 
-import csv
+import math
 import sys
 from pathlib import Path
 
@@ -21,20 +21,25 @@ WORK = (
 VERSIONS = ("framework_version", "driver", "os", "python", "commit", "num_threads", "num_workers", "power_source")
 NUMBERS = (
     *("throughput", "throughput_low", "throughput_high", "tflops", "seconds", "items", "peak_memory_bytes"),
-    *("power_watts", "joules_per_item", "step_seconds_median"),
+    *("power_watts", "joules_per_item", "step_seconds_median", "loss_mean", "accuracy"),
+)
+TEXTS = (
+    *("status", "flags", "source", "note", "machine", "device", "device_name", "unit", "bottleneck"),
+    *(column for column in (*WORK, *VERSIONS) if column != "kind"),
 )
 OPERATORS = ("matmul", "convolution")
+SINGLE = (*OPERATORS, "bandwidth")  # one operator in place of a network
 DONE = ("ok", "interrupted")
 
 
 def read_rows(paths, warn=print):
-    """All rows of these CSV files, as text, in a frame with the columns of results.py, `file` and `kind`.
+    """All rows of these CSV files in a frame: TEXTS, blank where unknown, NUMBERS as floats, `file` and `kind`.
 
+    The other columns stay unread: no table or picture has them, and most of the time goes into reading.
     A foreign, newer or broken file is named in one line and left out.
     """
     frames = [frame for path in paths if (frame := _read_file(path, warn)) is not None]
-    columns = [*results.COLUMNS, "file"]
-    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns, dtype=str)
+    rows = pd.concat(frames, ignore_index=True) if frames else _complete(pd.DataFrame(), "")
     rows["kind"] = rows["device"].where(rows["device"].isin(["cpu", ""]), "gpu")
     return rows
 
@@ -42,59 +47,92 @@ def read_rows(paths, warn=print):
 def _read_file(path, warn):
     try:
         results.check(path)
-        read = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="error", quoting=csv.QUOTE_MINIMAL)
+        _check_lines(Path(path).read_bytes().splitlines())
+        read = pd.read_csv(
+            path,
+            dtype=dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, float),
+            usecols=lambda column: column in TEXTS or column in NUMBERS,
+            na_values=dict.fromkeys(NUMBERS, ""),
+            keep_default_na=False,
+        )
     except (results.ResultsError, OSError, ValueError) as error:  # pandas' own are ValueErrors
         warn(f"{path} is left out: {' '.join(str(error).split())}")
         return None
-    if not isinstance(read.index, pd.RangeIndex):
-        warn(f"{path} is left out: its rows have more columns than the header")
-        return None
-    return read.reindex(columns=list(results.COLUMNS), fill_value="").assign(file=Path(path).name)
+    return _complete(read, Path(path).name)
 
 
-def summarize(rows):
+def _check_lines(lines):
+    """Raise ValueError for a line with more or fewer cells than the header, which pandas forgives."""
+    wanted = lines[0].count(b",")
+    for number, line in enumerate(lines, 1):
+        if line.count(b",") != wanted and line and b'"' not in line:
+            raise ValueError(f"its line {number} has {line.count(b',') + 1} columns, its header {wanted + 1}")
+
+
+def _complete(read, file):
+    """With the columns that a file of an older version lacks: blank, or NaN where they are numbers."""
+    missing = {column: "" for column in TEXTS if column not in read} | {
+        column: math.nan for column in NUMBERS if column not in read
+    }
+    return read.assign(**missing, file=file)
+
+
+def summarize(rows, statuses=DONE):
     """One line for each machine and work: the latest repetitions together.
 
     Adds to the latest row's columns, numbers as floats: `value`, its unit in `per` (TFLOP/s for operators), `low` and
-    `high`: the row's own interval, or, where there are several rows, what covers all of theirs; `rows`, their number.
+    `high`: the row's own interval, or, where there are several rows, what covers all of theirs; `rows`, their number;
+    `published`: whether others measured it.
     """
-    done = rows[rows["status"].isin(DONE)].copy()
-    for column in NUMBERS:
-        done[column] = pd.to_numeric(done[column], errors="coerce")
+    done = rows[rows["status"].isin(statuses)]
     is_operator = done["workload"].isin(OPERATORS)
     scale = (done["tflops"] / done["throughput"]).where(is_operator & done["throughput"].notna(), 1.0)
-    done["value"] = done["tflops"].where(is_operator, done["throughput"])
-    done["low"], done["high"] = done["throughput_low"] * scale, done["throughput_high"] * scale
-    done["per"] = done["unit"].mask(is_operator, "TFLOP/s")
-    done["own_value"] = done["value"]
-    if done.empty:
-        return done.assign(rows=pd.Series(dtype=int))
+    done = done.assign(
+        value=done["tflops"].where(is_operator, done["throughput"]),
+        low=done["throughput_low"] * scale,
+        high=done["throughput_high"] * scale,
+        per=done["unit"].mask(is_operator, "TFLOP/s"),
+        published=done["source"] != "",
+        joules_per_item=done["joules_per_item"].fillna(done["power_watts"] / done["throughput"]),
+        rows=1,
+    )
     # Published figures are of different sources and setups: none of them repeats another.
-    done["alone"] = done.index.where(done["source"] != "", -1)
-    same_work = ["machine", *WORK, "alone"]
-    group = done.groupby(same_work, sort=False, dropna=False).ngroup()
-    repetition = done.groupby([*same_work, *VERSIONS], sort=False, dropna=False).ngroup()
-    latest = repetition.groupby(group).transform("last")
-    current = done[repetition == latest]
-    group = group[current.index]
-    together = current.groupby(group)
-    last = together.tail(1).set_index(group[together.tail(1).index])
-    last["rows"] = together.size()
-    middles = ["value", "tflops", "peak_memory_bytes", "power_watts", "joules_per_item"]
-    last[middles] = together[middles].median()
-    last["low"] = together[["low", "own_value"]].min().min(axis=1).where(last["rows"] > 1, last["low"])
-    last["high"] = together[["high", "own_value"]].max().max(axis=1).where(last["rows"] > 1, last["high"])
+    alone = pd.Series(done.index, index=done.index).where(done["published"], -1)
+    group = done.groupby(["machine", *WORK, alone], sort=False).ngroup()
+    repetition = done.groupby([group, *VERSIONS], sort=False).ngroup()
+    current = repetition == repetition.groupby(group).transform("last")
+    return take_together(done[current], group[current])
+
+
+def take_together(current, group):
+    """The last row of each group; of several rows the median, an interval that covers them all, and their number."""
+    is_last, is_one = ~group.duplicated(keep="last"), ~group.duplicated(keep=False)
+    last = current[is_last].set_index(group[is_last])
+    several = current[~is_one].groupby(group[~is_one])
+    low, high = several[["low", "value"]].min().min(axis=1), several[["high", "value"]].max().max(axis=1)
+    middles = several[["value", "tflops", "peak_memory_bytes", "power_watts", "joules_per_item"]].median()
+    for column, found in {**middles, "low": low, "high": high, "rows": several.size()}.items():
+        last.loc[found.index, column] = found
     return last.reset_index(drop=True)
 
 
 def add_peak_fraction(summary, rows):
-    """The column `of_peak`: TFLOP/s over the machine's own best measured peak among all rows, as text."""
-    best = peaks.measured_peaks(rows[rows["model"] == "matmul-peak"].to_dict("records"))
-    fractions = [
-        peaks.fraction_of_peak(row | {"tflops": row["tflops"] if row["tflops"] == row["tflops"] else None}, best)
-        for row in summary.to_dict("records")
-    ]
-    return summary.assign(of_peak=pd.Series(fractions, index=summary.index, dtype=float))
+    """The column `of_peak`: TFLOP/s over the machine's own best measured peak among all rows."""
+    key = ["machine", "device", "precision"]
+    found = rows.loc[rows["model"] == "matmul-peak", [*key, "model", "status", "flags", "tflops"]]
+    best = peaks.measured_peaks(found.to_dict("records"))
+    lines = [[*each, float(row["tflops"])] for each, row in best.items()]
+    ceilings = pd.DataFrame(lines, columns=[*key, "peak"]).astype(dict.fromkeys(key, str))
+    mine = summary[key].assign(precision=summary["precision"].replace(peaks.SIXTEEN_BITS))
+    return summary.assign(of_peak=summary["tflops"] / mine.merge(ceilings, on=key, how="left")["peak"])
+
+
+def thin(frame, limit):
+    """At most so many lines: own before published ones, and each machine's first before any machine's second."""
+    if len(frame) <= limit:
+        return frame
+    turns = pd.DataFrame({"published": frame["published"], "turn": frame.groupby("machine", sort=False).cumcount()})
+    return frame[frame.index.isin(turns.sort_values(["published", "turn"], kind="stable").index[:limit])]
 
 
 def name_work(row):
@@ -110,7 +148,10 @@ def name_work(row):
 
 def figure(value, pattern="{:.4g}"):
     """A number as text, blank where it is unknown."""
-    return "" if value is None or pd.isna(value) or value == "" else pattern.format(float(value))
+    if value is None or pd.isna(value) or value == "":
+        return ""
+    text = pattern.format(float(value))
+    return f"{float(text):.0f}" if "e+" in text else text
 
 
 def interval(row):
@@ -118,7 +159,7 @@ def interval(row):
     if pd.isna(row["low"]) or pd.isna(row["high"]):
         return ""
     of = f", {row['rows']} runs" if row["rows"] > 1 else ""
-    return f"{row['low']:.4g} to {row['high']:.4g}{of}"
+    return f"{figure(row['low'])} to {figure(row['high'])}{of}"
 
 
 def markdown(header, lines):
@@ -131,20 +172,34 @@ def markdown(header, lines):
 HEADER = ("work", "framework", "on", "result", "interval", "TFLOP/s", "of peak", "GB", "W", "J/item", "flags")
 
 
+def describe_rate(row):
+    """A line's result with its unit: a rate, or the seconds in place of which a source gives none."""
+    if pd.notna(row["value"]):
+        return f"{figure(row['value'])} {row['per']}"
+    if pd.notna(row["seconds"]):
+        return f"{figure(row['seconds'])} s"
+    return f"{figure(row['step_seconds_median'])} s a step"
+
+
 def describe(row):
     """The cells of HEADER for one line."""
-    if pd.notna(row["value"]):
-        rate = f"{figure(row['value'])} {row['per']}"
-    elif pd.notna(row["seconds"]):
-        rate = f"{figure(row['seconds'])} s"
-    else:
-        rate = f"{figure(row['step_seconds_median'])} s a step"
     of_peak = figure(100 * row["of_peak"], "{:.0f} %") if pd.notna(row["of_peak"]) else ""
     tflops = "" if row["workload"] in OPERATORS else figure(row["tflops"], "{:.3g}")
     memory = figure(row["peak_memory_bytes"] / 1e9, "{:.2f}") if pd.notna(row["peak_memory_bytes"]) else ""
     watts, joules = figure(row["power_watts"], "{:.0f}"), figure(row["joules_per_item"], "{:.3g}")
     framework = f"{row['framework']} {row['framework_version']}".strip()
-    cells = (name_work(row), framework, row["kind"], rate, interval(row), tflops, of_peak, memory, watts, joules)
+    cells = (
+        name_work(row),
+        framework,
+        row["kind"],
+        describe_rate(row),
+        interval(row),
+        tflops,
+        of_peak,
+        memory,
+        watts,
+        joules,
+    )
     return [*cells, row["flags"]]
 
 

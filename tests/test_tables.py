@@ -99,8 +99,8 @@ def header(extra=""):
         ("", "is empty"),
         (header() + "\n1,cut", "its last line is cut short"),
         (header(",from_the_future") + "\n", "was written by a newer version"),
-        (header() + "\n" + "," * len(results.COLUMNS) + "\n", "its rows have more columns than the header"),
-        (header() + "\n" + "1,2\n" + "," * 200 + "\n", "Expected"),
+        (header() + "\n" + "," * len(results.COLUMNS) + "\n", "its line 2 has"),
+        (header() + "\n" + "1,2\n", "its line 2 has 2 columns, its header"),
     ],
 )
 def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_path, text, why):
@@ -188,6 +188,8 @@ def test_peaks_are_compared_at_whatever_size_they_were_reached(compare):
     b = peak | {"matrix_size": "32x32x32", "tflops": "4", "batch_size": "1", "memory_format": "channels_last"}
     _, out, _ = compare([a], [b])
     assert "geometric mean of 1 ratios: 2.000" in out
+    _, out, _ = compare([a | {"matrix_size": "16x16x16", "tflops": "1"}], [])
+    assert "geometric mean of 1 ratios: 4.000" in out  # the latest of A's two peaks, once
 
 
 def test_a_wrong_side_is_one_line(compare):
@@ -209,6 +211,17 @@ def test_a_table_to_paste(write, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("MACHINE", "nobody")
     assert tables.main() == 1
     assert "nobody.csv does not exist" in capsys.readouterr().err
+
+
+def test_own_lines_and_each_machines_first_are_kept():
+    frame = pd.DataFrame({"machine": list("aaabc"), "published": [False] * 4 + [True], "value": range(5)})
+    assert tables.thin(frame, 3)["value"].tolist() == [0, 1, 3]
+    assert tables.thin(frame, 1)["value"].tolist() == [0]
+    assert tables.thin(frame, 5) is frame
+
+
+def test_figures_have_four_digits_and_no_exponent_where_they_are_large():
+    assert [tables.figure(value) for value in (0.5214, 1695.96, 20153.2, 1e-05)] == ["0.5214", "1696", "20150", "1e-05"]
 
 
 def test_unknown_figures_are_blank_and_no_cell_breaks_the_table():
