@@ -3,10 +3,12 @@
     make plot
 
 Needs pandas and matplotlib, no framework and no screen. Pictures draw every machine's own rows beside the published
-ones (results/published.csv), which are paler; rows whose clock was wrong are in no picture.
+ones (results/published.csv), which are hollow; rows whose clock was wrong are in no picture.
 """
 
+import functools
 import logging
+import math
 import os
 import sys
 from pathlib import Path
@@ -16,7 +18,8 @@ import matplotlib
 matplotlib.use("Agg")  # no screen is needed
 import pandas as pd
 from matplotlib import pyplot as plt
-from matplotlib.patches import Patch
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from bench import tables
 from bench.settings import SettingError, read_settings
@@ -27,18 +30,26 @@ log = logging.getLogger("bench")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":")
-OWN, PUBLISHED = "#0072B2", "#A6CEE3"
+OWN, PUBLISHED = COLOURS[:2]
+WIDTH = 9  # inches: about as many hundred pixels as the README's column has
 LOG_FROM = 20  # times: where values span more, the axis is logarithmic
-MAX_BARS = 40  # in a panel
-MAX_LINES = 40  # in a picture of lines
+BAR = 0.19  # inches from one bar to the next
+LETTER = 0.063  # inches that a letter of 8 points takes, on a generous average
+MAX_BARS = 32  # in each of four panels
+MAX_PANELS = 6  # those with the most bars
+MAX_LINES = 32  # in a picture of lines
+MAX_TABLE = 200  # lines of one table: GitHub shows no page over 512 KB
+MAX_BESIDE = 40  # own lines beside those of a source
 TRAINED_IMAGES = 50_000  # in an epoch of CIFAR-10
+RATE = ("value", "low", "high")
+SCOPES = {"device": "the model, on resident batches", "input": "the input pipeline", "end_to_end": "both together"}
+SQUARE = r"^matmul(?:-\d+)?$"  # models whose size is drawn
 
 
 def plot(folder):
     """Draw everything and write the tables; returns the paths that were written."""
     rows = tables.read_rows(sorted(Path(folder).glob("*.csv")), warn=log.warning)
     summary = tables.add_peak_fraction(tables.summarize(rows), rows)
-    summary["published"] = summary["source"] != ""
     drawn = []
     for name, draw in PICTURES.items():
         figure = draw(summary)
@@ -48,14 +59,14 @@ def plot(folder):
         else:
             drawn.append(save(figure, folder, name))
     page = Path(folder) / "README.md"
-    page.write_text(write_page(summary, drawn), encoding="utf-8")
+    page.write_text(write_page(summary, read_cited(rows), drawn), encoding="utf-8")
     return [*drawn, page]
 
 
 def save(figure, folder, name):
     path = Path(folder) / "plots" / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight")
+    figure.savefig(path)
     plt.close(figure)
     return path
 
@@ -70,13 +81,23 @@ def draw_tflops(folder):
 # Data behind the pictures: each function gives a frame, which the tests look at.
 
 
+def resident(summary):
+    """Rates of resident batches, of pictures and sequences of the usual size."""
+    usual = summary["image_size"].isin(["", "224"]) | (summary["workload"] != "image")
+    usual &= summary["sequence_length"].isin(["", "128"])
+    return summary[usual & (summary["scope"] == "device") & summary["value"].notna()]
+
+
+def best(found, *apart):
+    """The highest line of each machine, kind of device, framework and whatever else is to be told apart, falling."""
+    found = found.sort_values("value", ascending=False)
+    return found.drop_duplicates(["machine", "kind", "framework", *apart])
+
+
 def fastest(summary, *, workload, model, phase):
     """The fastest line of each machine, kind of device and framework, on resident batches."""
-    found = summary[(summary["workload"] == workload) & (summary["model"] == model) & (summary["phase"] == phase)]
-    usual = found["image_size"].isin(["", "224"]) & found["sequence_length"].isin(["", "128"])
-    found = found[(found["scope"] == "device") & found["value"].notna() & usual]
-    best = found.groupby(["machine", "kind", "framework"], sort=False)["value"].idxmax()
-    return found.loc[best].sort_values("value")
+    work = (summary["workload"] == workload) & (summary["model"] == model) & (summary["phase"] == phase)
+    return best(resident(summary[work]))
 
 
 def depths(summary):
@@ -93,99 +114,203 @@ def depths(summary):
 
 
 def sizes(summary):
-    """TFLOP/s against the size of square products, `side` being the cube root of M N K for others."""
-    found = summary[(summary["model"] == "matmul") & summary["value"].notna()].copy()
+    """TFLOP/s against the size of products, `side` being the cube root of M N K where they are not square."""
+    found = summary[summary["model"].str.match(SQUARE) & summary["value"].notna()].copy()
     sides = found["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     found = found.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3))
     return found[found["side"].notna()].sort_values("side")
 
 
-def speed_ups(summary):
-    """GPU over CPU of the same machine and work: `speed_up`, with `batch_size`, `phase` and `model`."""
-    work = ["machine", *(column for column in tables.WORK if column != "kind")]
-    found = summary[(summary["scope"] == "device") & summary["value"].notna() & (summary["workload"] != "matmul")]
+def matrix_peaks(summary):
+    """The best product of each machine, kind, framework and precision: own peaks, and whatever others published."""
+    products = summary["model"].eq("matmul-peak") | (summary["published"] & (summary["workload"] == "matmul"))
+    found = best(summary[products & summary["value"].notna()], "precision")
+    how = found["memory_format"].where(found["memory_format"] == "", "as a 1x1 convolution")
+    return found.assign(memory_format=how, batch_size="")
+
+
+def bandwidths(summary):
+    """GB/s of each machine, kind, framework and operator."""
+    return best(summary[(summary["workload"] == "bandwidth") & summary["value"].notna()], "model")
+
+
+def speed_ups(found):
+    """GPU over CPU of the same machine and work: `speed_up` with its `low` and `high`.
+
+    A published figure's machine is its source and the name of the chip before the parenthesis, and its speed-up is that
+    of the seconds, where it has no rate.
+    """
+    found = found[(found["scope"] == "device") & ~found["workload"].isin(tables.SINGLE)]
+    chip = found["source"] + found["device_name"].where(found["published"], "").str.replace(r" \(.*", "", regex=True)
+    found = found.assign(place=chip.where(found["published"], found["machine"]), is_rate=found["value"].notna())
+    work = ["place", "is_rate", *(column for column in tables.WORK if column != "kind")]
     both = found[found["kind"] == "gpu"].merge(found[found["kind"] == "cpu"], on=work, suffixes=("", "_cpu"))
-    return both.assign(speed_up=both["value"] / both["value_cpu"])
+    ratio = both["value"] / both["value_cpu"]
+    for seconds in ("seconds", "step_seconds_median"):
+        ratio = ratio.fillna(both[f"{seconds}_cpu"] / both[seconds])
+    low, high = both["low"] / both["high_cpu"], both["high"] / both["low_cpu"]
+    both = both.assign(speed_up=ratio, low=low, high=high, batch=pd.to_numeric(both["batch_size"]))
+    both = both[ratio.notna()].drop_duplicates([column for column in work if column != "is_rate"], keep="last")
+    order = ["published", "model", "phase", "batch", "speed_up"]
+    return both.sort_values(order, ascending=[True] * 4 + [False], ignore_index=True)
 
 
 def per_joule(summary):
     """Items per joule where power is known, the best of each machine, framework, model and phase."""
-    found = summary[summary["power_watts"].notna() & summary["throughput"].notna() & (summary["scope"] == "device")]
-    found = found.assign(items_per_joule=found["value"] / found["power_watts"])
-    best = found.groupby(["machine", "kind", "framework", "model", "phase"], sort=False)["items_per_joule"].idxmax()
-    return found.loc[best].sort_values("items_per_joule")
+    found = resident(summary)
+    found = found[found["power_watts"].notna() & ~found["workload"].isin(tables.SINGLE)]
+    rates = {column: found[column] / found["power_watts"] for column in ("value", "low", "high")}
+    return best(found.assign(**rates), "model", "phase")
 
 
 def scopes(summary):
-    """Rates of the three scopes by machine and work, where all were measured; `bottleneck` as found then."""
+    """Lines where all three scopes were measured: `value_device`, `low_device`, `high_device`, and so on of each.
+
+    `bottleneck` is what limited it as found then.
+    """
     work = ["machine", *(column for column in tables.WORK if column not in ("scope", "data"))]
-    found = summary[(summary["workload"] == "image") & summary["value"].notna()]
-    wide = found.pivot_table(index=work, columns="scope", values="value", aggfunc="last", sort=False)
-    if not {"device", "input", "end_to_end"} <= set(wide.columns):
-        return wide.iloc[:0].reset_index()
-    limits = found[found["scope"] == "end_to_end"].set_index(work)["bottleneck"]
-    return wide.dropna().join(limits.groupby(level=work, sort=False).last()).reset_index()
+    found = summary[(summary["workload"] == "image") & summary["value"].notna() & ~summary["published"]]
+
+    def one(scope):
+        lines = found[found["scope"] == scope].drop_duplicates(work, keep="last")
+        return lines.rename(columns={column: f"{column}_{scope}" for column in RATE})
+
+    wide = one("end_to_end")
+    for scope in ("device", "input"):
+        wide = wide.merge(one(scope)[[*work, *(f"{column}_{scope}" for column in RATE)]], on=work)
+    return wide.sort_values("value_end_to_end", ascending=False)
 
 
 # Pictures
 
 
-def bars(panels, unit, value="value"):
-    """Horizontal bars, a panel for each (title, frame); None where all are empty."""
-    panels = [cap(title, frame) for title, frame in panels if len(frame)]
+def bars(panels, unit):
+    """Horizontal bars of `value`, `low` and `high`, a panel for each (title, frame); None where all are empty."""
+    panels = [(title, frame) for title, frame in panels if len(frame)]
     if not panels:
         return None
-    heights = [len(frame) + 2 for _, frame in panels]
-    size = (9, 0.24 * sum(heights) + 0.6)
-    figure, all_axes = plt.subplots(
-        len(panels), figsize=size, dpi=130, height_ratios=heights, squeeze=False, layout="constrained"
-    )
-    for (title, frame), axes in zip(panels, all_axes[:, 0], strict=True):
-        colours = [PUBLISHED if published else OWN for published in frame["published"]]
-        low, high = frame[value] - frame["low"], frame["high"] - frame[value]
-        errors = None if value != "value" else [low.clip(lower=0).fillna(0), high.clip(lower=0).fillna(0)]
-        axes.barh(range(len(frame)), frame[value], color=colours, xerr=errors, ecolor="#444444", height=0.75)
-        axes.set_yticks(range(len(frame)), [label(row) for row in frame.to_dict("records")], fontsize=7)
-        axes.set_ylim(-0.6, len(frame) - 0.4)
-        ends = frame[value] if errors is None else frame[["value", "high"]].max(axis=1)
-        for i, (number, end) in enumerate(zip(frame[value], ends, strict=True)):
-            write_number(axes, f"{number:.4g}", end, i)
-        if frame[value].max() > LOG_FROM * frame[value].min():
-            axes.set_xscale("log")
-        axes.margins(x=0.12)
-        axes.set_title(title, fontsize=9, loc="left")
-        axes.set_xlabel(unit, fontsize=8)
-        axes.tick_params(axis="x", labelsize=7)
-        axes.grid(axis="x", alpha=0.3)
-    if any(frame["published"].any() for _, frame in panels):
-        keys = [Patch(color=OWN, label="measured by this program"), Patch(color=PUBLISHED, label="published elsewhere")]
-        all_axes[0, 0].legend(handles=keys, fontsize=7, loc="lower right")
+    fullest = sorted((len(frame) for _, frame in panels), reverse=True)[:MAX_PANELS]
+    panels = [(title, frame) for title, frame in panels if len(frame) >= fullest[-1]][:MAX_PANELS]
+    most = MAX_BARS * 4 // max(4, len(panels))
+    panels = [(title, frame, tables.thin(frame, most).iloc[::-1]) for title, frame in panels]
+    shown = pd.concat([frame for *_, frame in panels])
+    settings = [say_settings(frame) for *_, frame in panels]
+    names = [[name(row) for row in frame.to_dict("records")] for *_, frame in panels]
+    figure, all_axes = lay_out([len(frame) for *_, frame in panels], names, [each for _, each in settings])
+    is_log = set_scale(all_axes[0], shown)
+    for (title, found, frame), (common, particular), axes, left in zip(panels, settings, all_axes, names, strict=True):
+        left_out = f" ({len(found) - len(frame)} more in the tables)" if len(found) > len(frame) else ""
+        axes.set_title(", ".join([title, *common]) + left_out, fontsize=9.5, loc="left", pad=4)
+        places = pd.Series(range(len(frame)), index=frame.index)
+        for is_published, part in frame.groupby("published"):
+            mark(axes, part, places[part.index], PUBLISHED if is_published else OWN, is_log, is_hollow=is_published)
+        write_beside(axes, frame, left, particular)
+        axes.tick_params(labelbottom=axes is all_axes[-1])
+    all_axes[-1].set_xlabel(unit, fontsize=8.5)
+    add_key(figure, shown["published"])
     return figure
 
 
-def cap(title, frame):
-    """A panel of no more bars than a reader can look at, the longest of them."""
-    left_out = len(frame) - MAX_BARS
-    return (f"{title} (and {left_out} slower ones)", frame.tail(MAX_BARS)) if left_out > 0 else (title, frame)
+def lay_out(counts, left, right):
+    """A figure with an axes for so many bars each, one above the other, and margins for the words beside them.
+
+    Margins are reckoned from the number of letters: measuring the words would take as long again as drawing them.
+    """
+    margins = [max(len(word) for words in side for word in words) * LETTER + 0.1 for side in (left, right)]
+    height = BAR * sum(counts) + 0.36 * len(counts) + 0.75
+    figure, all_axes, top = plt.figure(figsize=(WIDTH, height), dpi=130), [], height
+    for count in counts:
+        top -= 0.36 + BAR * count
+        place = (margins[0], top + 0.03, WIDTH - sum(margins), BAR * count)
+        shape = (place[0] / WIDTH, place[1] / height, place[2] / WIDTH, place[3] / height)
+        all_axes.append(figure.add_axes(shape, sharex=all_axes[0] if all_axes else None))
+    return figure, all_axes
+
+
+def set_scale(axes, found):
+    """A logarithmic axis where values span much, else one from zero, with room for figures; returns which."""
+    ends = found[list(RATE)].where(found[list(RATE)] > 0)
+    lowest, highest = ends.min(axis=None), ends.max(axis=None)
+    if highest <= LOG_FROM * lowest:
+        axes.set_xlim(0, 1.15 * highest)
+        return False
+    axes.set_xscale("log")
+    axes.set_xlim(lowest / 1.3, highest * (highest / lowest) ** 0.16)
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    return True
+
+
+def mark(axes, frame, places, colour, is_log, is_hollow=False, height=0.7):
+    """Bars from zero with their intervals; points on a logarithmic axis, which has no zero for a bar to start from."""
+    errors = [(frame["value"] - frame["low"]).clip(lower=0), (frame["high"] - frame["value"]).clip(lower=0)]
+    errors = [each.fillna(0) for each in errors]
+    face = "white" if is_hollow else colour
+    if is_log:
+        look = {"fmt": "o", "markersize": 5, "markerfacecolor": face, "elinewidth": 2}
+        axes.errorbar(frame["value"], places, xerr=errors, color=colour, **look)
+    else:
+        axes.barh(places, frame["value"], height, xerr=errors, color=face, edgecolor=colour, ecolor="#444444")
+
+
+def write_beside(axes, frame, left, right):
+    """Names on the left of a panel, figures at the marks, particular settings on the right."""
+    across = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    ends = frame[["value", "high"]].max(axis=1)
+    for place, (who, how, end, value) in enumerate(zip(left, right, ends, frame["value"], strict=True)):
+        write_number(axes, tables.figure(value), end, place)
+        axes.text(-0.01, place, who, fontsize=8, ha="right", **across)
+        axes.text(1.01, place, how, fontsize=8, **across)
+    axes.set_yticks([])
+    axes.hlines(range(len(frame)), 0, 1, transform=across["transform"], color="#DDDDDD", linewidth=0.6, zorder=0)
+    axes.set_ylim(-0.6, len(frame) - 0.4)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
 
 
 def write_number(axes, text, end, place):
     """The figure of a bar, beside the end of it."""
-    axes.annotate(text, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=6)
+    axes.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
 
 
-def label(row):
-    """A bar's name: the device, and the settings that make it what it is."""
+def add_key(figure, published):
+    """Which marks are whose, where not all of them are of this program."""
+    looks = {
+        False: {"color": OWN, "label": "measured by this program, with its interval"},
+        True: {"color": PUBLISHED, "markerfacecolor": "white", "label": "published elsewhere"},
+    }
+    if published.any():
+        keys = [Line2D([], [], linestyle="", marker="o", **looks[each]) for each in sorted(set(published))]
+        figure.legend(handles=keys, fontsize=8.5, loc="lower center", ncols=2, frameon=False)
+
+
+def name(row):
+    """Who did it: the machine, or the device as a source names it, and the framework."""
     device = row["device_name"] if row["published"] else row["machine"]
-    settings = [row["framework"], row["precision"], "compiled" if row["compile"] == "1" else ""]
-    settings += [f"batch {row['batch_size']}" if row["batch_size"] else "", row["memory_format"].replace("_first", "")]
     on_cpu = "" if row["kind"] == "gpu" or row["published"] else " (CPU)"
-    return f"{device}{on_cpu}: {', '.join(each for each in settings if each and each != 'channels')}"
+    return f"{device}{on_cpu}, {row['framework']}"
+
+
+def say_settings(frame):
+    """Settings in words: a list of those that all lines have in common, and a text for each line of the rest."""
+    words = {
+        "phase": frame["phase"],
+        "precision": frame["precision"],
+        "compile": frame["compile"].map({"1": "compiled"}).fillna(""),
+        "batch_size": ("batch " + frame["batch_size"]).where(frame["batch_size"] != "", ""),
+        "memory_format": frame["memory_format"].replace("channels_first", ""),
+        "optimizer": frame["optimizer"],
+    }
+    particular = [setting for setting in words if words[setting].nunique() > 1]
+    common = [words[setting].iloc[0] for setting in words if setting not in particular]
+    lines = zip(*(words[setting] for setting in particular), strict=True) if particular else [()] * len(frame)
+    return list(filter(None, common)), [", ".join(filter(None, line)) for line in lines]
 
 
 def picture_of_images(summary):
     panels = [
-        (f"{model}, {phase}, 224 x 224 pixels", fastest(summary, workload="image", model=model, phase=phase))
+        (f"{model}, 224 x 224 pixels", fastest(summary, workload="image", model=model, phase=phase))
         for model in ("resnet50", "mobilenet_v2")
         for phase in ("inference", "training")
     ]
@@ -194,71 +319,79 @@ def picture_of_images(summary):
 
 def picture_of_transformers(summary):
     panels = [
-        (f"{model}, {phase}", fastest(summary, workload="transformer", model=model, phase=phase))
+        (model, fastest(summary, workload="transformer", model=model, phase=phase))
         for model in ("distilbert", "bert-base", "bert-large")
         for phase in ("inference", "training")
     ]
-    return bars(panels, "sequences/s, the fastest settings of each")
+    return bars(panels, "sequences/s of 128 tokens, the fastest settings of each")
 
 
 def picture_of_bandwidth(summary):
-    found = summary[(summary["workload"] == "bandwidth") & summary["value"].notna()].sort_values("value")
+    found = bandwidths(summary)
     panels = [(model, found[found["model"] == model]) for model in ("copy", "add", "multiply-add")]
     return bars(panels, "GB/s, bytes read and written")
 
 
 def picture_of_peaks(summary):
-    found = summary[summary["model"].isin(["matmul-peak", "matmul-best"]) & summary["value"].notna()]
-    panels = [
-        (f"best matrix product, {precision}", found[found["precision"] == precision].sort_values("value"))
-        for precision in ("float32", "tf32", "float16", "bfloat16", "float64")
-    ]
-    return bars(panels, "TFLOP/s")
+    found = matrix_peaks(summary)
+    precisions = ("float32", "tf32", "float16", "bfloat16", "float64")
+    return bars([("best matrix product", found[found["precision"] == each]) for each in precisions], "TFLOP/s")
 
 
 def picture_of_joules(summary):
     found = per_joule(summary)
-    works = found[["model", "phase"]].drop_duplicates().itertuples(index=False, name=None)
-    panels = [(f"{m}, {p}", found[(found["model"] == m) & (found["phase"] == p)]) for m, p in sorted(works)]
-    return bars(panels, "items per joule", "items_per_joule")
+    works = sorted(set(zip(found["model"], found["phase"], strict=True)))
+    panels = [(m, found[(found["model"] == m) & (found["phase"] == p)]) for m, p in works]
+    return bars(panels, "images or sequences per joule, of the power that each one's meter covers")
 
 
 def picture_of_speed_ups(summary):
     found = speed_ups(summary)
-    found = found[found["workload"] == "image"]
-    found = found.assign(label_batch=pd.to_numeric(found["batch_size"])).sort_values(["model", "phase", "label_batch"])
-    works = found[["model", "phase"]].drop_duplicates().itertuples(index=False, name=None)
-    panels = [(f"{m}, {p}: GPU over CPU", found[(found["model"] == m) & (found["phase"] == p)]) for m, p in works]
-    return bars(panels, "times as fast", "speed_up")
+    found = found[found["phase"] != "optimizer"].assign(value=found["speed_up"])
+    panels = [(f"{model}, GPU over CPU", found[found["model"] == model]) for model in sorted(set(found["model"]))]
+    return bars(panels, "times as fast")
 
 
-def style(i):
+def lines(found, apart, value):
+    """[(first row, frame)] for a picture of lines: no more than can be told apart, the highest first."""
+    tops = found.loc[found.groupby(apart, sort=False)[value].idxmax()].sort_values(value, ascending=False)
+    tops = tables.thin(tops, MAX_LINES)
+    parts = dict(list(found.merge(tops[apart], on=apart).groupby(apart)))
+    return [(top, parts[tuple(top[column] for column in apart)]) for top in tops.to_dict("records")]
+
+
+def style(i, published):
+    """The look of the i-th line."""
     return {
         "color": COLOURS[i % len(COLOURS)],
         "marker": MARKERS[i % len(MARKERS)],
         "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
-        "markersize": 4,
-        "linewidth": 1.2,
+        "markersize": 5,
+        "markerfacecolor": "white" if published else None,
+        "linewidth": 1 if published else 1.8,
     }
 
 
 def line_picture(count, panels=1):
-    """(figure, axes): wide enough for `panels`, and high enough for a legend of `count` names below them."""
-    rows = -(-count // 2)
-    figure, axes = plt.subplots(1, panels, figsize=(9, 4.2 + 0.17 * rows), dpi=130, squeeze=False, layout="constrained")
+    """(figure, axes): `panels` side by side, and room for a legend of `count` names below them."""
+    height = 3.6 + 0.17 * -(-count // 2)
+    figure, axes = plt.subplots(1, panels, figsize=(WIDTH, height), dpi=130, squeeze=False, layout="constrained")
     return figure, axes[0]
+
+
+def draw_line(axes, x, value, low, high, look):
+    """A line with the interval of each point, as far as it has one."""
+    errors = [(value - low).clip(lower=0).fillna(0), (high - value).clip(lower=0).fillna(0)]
+    axes.errorbar(x, value, yerr=errors, elinewidth=1, capsize=2, **look)
 
 
 def finish(figure, axes):
     for each in axes:
         each.grid(alpha=0.3)
-        each.tick_params(labelsize=7)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
+        each.tick_params(labelsize=8)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend([handle[0] for handle in handles], names, loc="outside lower center", ncols=2, fontsize=8)
     return figure
-
-
-def name_line(names, published):
-    return ", ".join(names) + (" (published)" if published else "")
 
 
 def picture_of_depths(summary):
@@ -266,69 +399,80 @@ def picture_of_depths(summary):
     found = depths(summary)
     if found.empty:
         return None
-    groups = list(found.groupby(["machine", "kind", "framework"]))[:MAX_LINES]
-    figure, (seconds, rates) = axes = line_picture(len(groups), panels=2)
-    for i, (names, line) in enumerate(groups):
-        published = line["published"].all()
-        look = style(i) | {"label": name_line(names, published), "alpha": 0.6 if published else 1.0}
-        seconds.plot(line["depth"], line["epoch_seconds"], **look)
-        rates.plot(line["depth"], line["images_per_second"], **look)
-        rates.fill_between(line["depth"], line["low"], line["high"], color=look["color"], alpha=0.15)
-    for each, unit in ((seconds, "seconds an epoch of 50,000 images"), (rates, "images/s")):
-        values = found["epoch_seconds" if each is seconds else "images_per_second"]
-        each.set_yscale("log" if values.max() > LOG_FROM * values.min() else "linear")
-        each.set_xlabel("hidden layers of 1024", fontsize=8)
-        each.set_ylabel(unit, fontsize=8)
+    drawn = lines(found, ["machine", "kind", "framework"], "images_per_second")
+    figure, (seconds, rates) = axes = line_picture(len(drawn), panels=2)
+    for i, (top, line) in enumerate(drawn):
+        look = style(i, top["published"]) | {"label": name(top) + (" (published)" if top["published"] else "")}
+        low, high = TRAINED_IMAGES / line["high"], TRAINED_IMAGES / line["low"]
+        draw_line(seconds, line["depth"], line["epoch_seconds"], low, high, look)
+        draw_line(rates, line["depth"], line["images_per_second"], line["low"], line["high"], look)
+    for each, column in ((seconds, "epoch_seconds"), (rates, "images_per_second")):
+        if found[column].max() > LOG_FROM * found[column].min():
+            each.set_yscale("log")
+            each.yaxis.set_major_formatter("{x:,g}")
+        else:
+            each.set_ylim(bottom=0)
+        each.set_xlabel("hidden layers of 1024", fontsize=8.5)
         each.set_xticks(sorted(found["depth"].unique()))
-    figure.suptitle("MLP on CIFAR-10, training, batch 32, float32", fontsize=9)
+    seconds.set_title("seconds an epoch of 50,000 images", fontsize=9)
+    rates.set_title("images/s", fontsize=9)
+    figure.suptitle("A multilayer perceptron on CIFAR-10, training, batch 32, float32", fontsize=10)
     return finish(figure, axes[1])
 
 
 def picture_of_sizes(summary):
-    """TFLOP/s against matrix size, the best size of each line marked; None without rows."""
+    """TFLOP/s against matrix size, the best size of each line ringed and named; None without rows."""
     found = sizes(summary)
     if found.empty:
         return None
-    groups = list(found.groupby(["machine", "kind", "framework", "precision"]))[:MAX_LINES]
-    figure, (axes,) = line_picture(len(groups))
-    for i, (names, line) in enumerate(groups):
-        look = style(i)
-        axes.plot(line["side"], line["value"], label=name_line(names, False), **look)
-        best = line.loc[line["value"].idxmax()]
-        axes.axvline(best["side"], color=look["color"], linestyle="--", linewidth=0.7, alpha=0.5)
+    drawn = lines(found, ["machine", "kind", "framework", "precision"], "value")
+    figure, (axes,) = line_picture(len(drawn))
+    for i, (top, line) in enumerate(drawn):
+        source = " (published)" if top["published"] else f": best at M = {top['side']:.0f}"
+        look = style(i, top["published"]) | {"label": f"{name(top)}, {top['precision']}{source}"}
+        draw_line(axes, line["side"], line["value"], line["low"], line["high"], look)
+        if top["published"]:
+            continue  # of one size alone
+        axes.plot(top["side"], top["value"], "o", markersize=11, markerfacecolor="none", color=look["color"])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel("M of a product of M x M x M (cube root of M N K for others)", fontsize=8)
-    axes.set_ylabel("TFLOP/s", fontsize=8)
-    axes.set_title("Matrix products; a dashed line marks each one's best size", fontsize=9)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,g}")
+    axes.set_xlabel("M of a product of M x M x M (cube root of M N K for others)", fontsize=8.5)
+    axes.set_ylabel("TFLOP/s", fontsize=8.5)
+    axes.set_title("Matrix products; a ring marks each one's best size", fontsize=10)
     return finish(figure, [axes])
 
 
 def picture_of_scopes(summary):
     """The three throughputs of image runs side by side, the limiting one marked; None without rows."""
-    found = scopes(summary).head(MAX_BARS)
+    found = tables.thin(scopes(summary), MAX_BARS).iloc[::-1]
     if found.empty:
         return None
-    figure, axes = plt.subplots(figsize=(9, 0.75 * len(found) + 1.2), dpi=130, layout="constrained")
-    for j, (scope, colour) in enumerate(zip(("device", "input", "end_to_end"), COLOURS, strict=False)):
-        places = [i + 0.27 * (1 - j) for i in range(len(found))]
-        axes.barh(places, found[scope], height=0.25, color=colour, label=scope.replace("_", " "))
-        for place, rate, limit in zip(places, found[scope], found["bottleneck"], strict=True):
-            write_number(axes, f"{rate:.4g}{' limits' if scope == limit else ''}", rate, place)
+    common, particular = say_settings(found)
     names = [
-        f"{row['machine']} ({row['kind']})\n{row['model']} {row['phase']}, {row['framework']}, {row['precision']}, "
-        f"batch {row['batch_size']}"
-        for row in found.to_dict("records")
+        f"{name(row)}\n{row['model']} {each}" for row, each in zip(found.to_dict("records"), particular, strict=True)
     ]
-    axes.set_yticks(range(len(found)), names, fontsize=7)
-    rates = found[["device", "input", "end_to_end"]]
-    if rates.max(axis=None) > LOG_FROM * rates.min(axis=None):
-        axes.set_xscale("log")
-    axes.margins(x=0.15)
-    axes.set_xlabel("images/s", fontsize=8)
-    axes.set_title("What limits it: the model, the input pipeline, both together", fontsize=9)
+    figure, (axes,) = lay_out([2.5 * len(found)], ["\n".join(names).split("\n")], [[""]])
+    three = {scope: found[[f"{each}_{scope}" for each in RATE]].set_axis(list(RATE), axis=1) for scope in SCOPES}
+    is_log = set_scale(axes, pd.concat(three.values()))
+    for j, (scope, rates) in enumerate(three.items()):
+        places = [i + 0.27 * (1 - j) for i in range(len(found))]
+        mark(axes, rates, places, COLOURS[j], is_log, height=0.25)
+        ends = rates[["value", "high"]].max(axis=1)
+        for place, value, end, limit in zip(places, rates["value"], ends, found["bottleneck"], strict=True):
+            write_number(axes, tables.figure(value) + (" limits" if scope == limit else ""), end, place)
+    axes.set_yticks(range(len(found)), names, fontsize=8)
+    axes.set_ylim(-0.55, len(found) - 0.45)
+    axes.set_xlabel("images/s", fontsize=8.5)
+    axes.set_title(", ".join(["What limits it", *common]), fontsize=9.5, loc="left")
+    axes.tick_params(labelsize=8)
     axes.grid(axis="x", alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=7)
+    keys = [
+        Line2D([], [], color=colour, marker="o", linestyle="", label=words)
+        for colour, words in zip(COLOURS, SCOPES.values(), strict=False)
+    ]
+    figure.legend(handles=keys, loc="lower center", ncols=3, fontsize=8.5, frameon=False)
     return figure
 
 
@@ -358,35 +502,139 @@ TITLES = {
 }
 
 
-def write_page(summary, pictures):
-    """results/README.md: pictures, then a table for each workload, own rows before published ones."""
+WRONG_CLOCKS = ("cpu_time", "unsynchronised")
+WRONG_SAYS = "Figures as their sources print them. They are no speed, and in no picture."
+WRONG_HEADER = ("device", "work", "framework", "published as", "clock", "why it is not believed", "source")
+SPEED_UPS_SAY = (
+    "The same work on both of one machine, by phase and batch size, as benchmark-pytorch-mps has it. Its own GPU "
+    "figures come from a clock that did not wait for the GPU."
+)
+SPEED_UP_HEADER = (
+    *("machine", "work", "framework", "CPU", "GPU", "CPU s a step", "GPU s a step", "times as fast", "interval"),
+    *("clock", "file"),
+)
+
+# Whose pictures and tables these continue: a part of the source's address, its name, what is to be said, more columns.
+ANCESTORS = {
+    "particle1331/M1-tensorflow-benchmark/": (
+        "M1-tensorflow-benchmark",
+        "Its picture, what an epoch takes against depth, is [mlp](plots/mlp.png). It timed three whole epochs, tracing "
+        "and warm-up included; later versions time the CPU's seconds.",
+        ("s an epoch",),
+    ),
+    "tlkh/tf-metal-experiments/": (
+        "tf-metal-experiments",
+        "An M1 Max in float32 beside an RTX 3090 in float16 with XLA, as it set them. Its picture of matrix products "
+        "is [tflops](plots/tflops.png).",
+        (),
+    ),
+    "How Fast Can M1 Chip Run Tensorflow": (
+        "How Fast Can M1 Chip Run Tensorflow",
+        "Microseconds a sample in the last of five epochs, rounded by Keras. `EPOCHS=5 MODEL=mlp-3000-1000 make mlp` "
+        "measures the same.",
+        ("us an item", "loss", "accuracy"),
+    ),
+    "karimamunaff/apple-silicon-pytorch/": (
+        "apple-silicon-pytorch",
+        "Its rate includes making and resizing random images on one core: it is an input pipeline's more than a GPU's.",
+        (),
+    ),
+    "gau-nernst/benchmark-pytorch-mps/": (
+        "benchmark-pytorch-mps",
+        "Its seconds are those of one step. The ratios are under GPU over CPU.",
+        ("s a step",),
+    ),
+}
+
+
+def read_cited(rows):
+    """All published figures, those of a wrong clock too, as tables.summarize() gives them."""
+    cited = tables.summarize(rows[rows["source"] != ""], statuses=(*tables.DONE, *WRONG_CLOCKS))
+    return cited.assign(of_peak=math.nan)
+
+
+def write_page(summary, cited, pictures):
+    """results/README.md: pictures, then a table for each workload and each ancestor, own rows before published ones."""
     parts = ["# Results", "Written by `make plot` from the files here, whose names stand at the end of each line."]
     parts += [f"![{path.stem}](plots/{path.name})" for path in pictures]
     for workload, title in TITLES.items():
-        lines = summary[summary["workload"] == workload].sort_values(["published", "machine"], kind="stable")
-        if len(lines):
-            header = ("machine", *tables.HEADER, "file")
-            cells = [[row["machine"], *tables.describe(row), cite(row)] for row in lines.to_dict("records")]
-            parts += [f"## {title}", tables.markdown(header, cells)]
-    ups = speed_ups(summary)
-    if len(ups):
-        cells = [describe_speed_up(row) for row in ups.to_dict("records")]
-        header = ("machine", "work", "CPU", "GPU", "times as fast", "interval", "file")
-        parts += ["## GPU over CPU", tables.markdown(header, cells)]
-    ancestor = summary[summary["source"].str.contains("tlkh/tf-metal-experiments/", regex=False)]
-    if len(ancestor):
-        lines = ancestor.sort_values(["workload", "model", "device_name"]).to_dict("records")
-        cells = [[row["device_name"], *tables.describe(row), cite(row)] for row in lines]
-        parts += ["## As tf-metal-experiments set an M1 Max beside an RTX 3090"]
-        parts += [tables.markdown(("device", *tables.HEADER, "file"), cells)]
+        found = summary[summary["workload"] == workload].sort_values(["published", "machine"], kind="stable")
+        parts += write_section(title, "", found, ("machine", *tables.HEADER, "file"), describe_line)
+    stated = cited[~cited["note"].str.contains("; derived;", regex=False)]  # what a source itself says
+    ups = pd.concat([speed_ups(summary[~summary["published"]]), speed_ups(stated)])
+    parts += write_section("GPU over CPU", SPEED_UPS_SAY, ups, SPEED_UP_HEADER, describe_speed_up)
+    for source, (title, says, extra) in ANCESTORS.items():
+        theirs = stated[stated["source"].str.contains(source, regex=False)]
+        found = pd.concat([theirs, own_beside(summary, theirs)]) if len(theirs) else theirs
+        header = ("machine", *tables.HEADER, *extra, "clock", "file")
+        parts += write_section(f"Beside {title}", says, found, header, functools.partial(describe_beside, extra))
+    wrong = cited[cited["status"].isin(WRONG_CLOCKS)]
+    parts += write_section("Published with a wrong clock", WRONG_SAYS, wrong, WRONG_HEADER, describe_wrong)
     return "\n\n".join(parts) + "\n"
 
 
+def write_section(title, says, found, header, describe):
+    """The paragraphs of a section: heading, sentence, table; [] where nothing was found."""
+    if found.empty:
+        return []
+    kept = tables.thin(found.reset_index(drop=True), MAX_TABLE)
+    left_out = len(found) - len(kept)
+    rest = (
+        f"{left_out} more lines are not on this page; `MACHINE=... make table` has all of a machine."
+        if left_out
+        else ""
+    )
+    table = tables.markdown(header, [describe(row) for row in kept.to_dict("records")])
+    return [part for part in (f"## {title}", says, table, rest) if part]
+
+
+def own_beside(summary, theirs):
+    """Own lines of the models and phases of a source, the fastest of each batch size, precision and scope."""
+    work = ["workload", "model", "phase"]
+    theirs = theirs.assign(model=theirs["model"].where(theirs["workload"] != "matmul", "matmul-peak"))
+    found = summary[~summary["published"] & summary["value"].notna()].merge(theirs[work].drop_duplicates(), on=work)
+    found = best(found, *work, "scope", "epoch", "precision", "batch_size")
+    return tables.thin(found.sort_values([*work, "machine", "scope", "epoch"], kind="stable"), MAX_BESIDE)
+
+
+def describe_line(row):
+    return [row["machine"], *tables.describe(row), cite(row)]
+
+
+def describe_beside(extra, row):
+    figures = {
+        "s an epoch": TRAINED_IMAGES * seconds_an_item(row),
+        "us an item": 1e6 * seconds_an_item(row),
+        "s a step": row["step_seconds_median"],
+        "loss": row["loss_mean"],
+        "accuracy": row["accuracy"],
+    }
+    cells = [tables.figure(figures[each]) for each in extra]
+    return [row["machine"], *tables.describe(row), *cells, row["status"].replace("ok", ""), cite(row)]
+
+
+def seconds_an_item(row):
+    """Wall seconds for one item, however it was published; NaN where that cannot be known."""
+    if pd.notna(row["value"]):
+        return 1 / row["value"]
+    if pd.notna(row["items"]):
+        return row["seconds"] / row["items"]
+    return row["step_seconds_median"] / float(row["batch_size"] or math.nan)
+
+
 def describe_speed_up(row):
-    low, high = row["low"] / row["high_cpu"], row["high"] / row["low_cpu"]
-    between = "" if pd.isna(low) or pd.isna(high) else f"{low:.3g} to {high:.3g}"
-    rates = [f"{row['value_cpu']:.4g}", f"{row['value']:.4g}", f"{row['speed_up']:.3g}"]
-    return [row["machine"], tables.name_work(row), *rates, between, cite(row)]
+    cpu = {column: row[f"{column}_cpu"] for column in ("value", "per", "seconds", "step_seconds_median")}
+    steps = [tables.figure(each["step_seconds_median"]) for each in (cpu, row)]
+    rates = [tables.describe_rate(cpu), tables.describe_rate(row), *steps, f"{row['speed_up']:.3g}"]
+    between = "" if pd.isna(row["low"]) or pd.isna(row["high"]) else f"{row['low']:.3g} to {row['high']:.3g}"
+    clock = row["status"].replace("ok", "")
+    return [row["machine"], tables.name_work(row), row["framework"], *rates, between, clock, cite(row)]
+
+
+def describe_wrong(row):
+    figure, _, why = row["note"].removeprefix("published as ").partition("; ")
+    why = why.removeprefix(f"{row['status']}; ")
+    return [row["device_name"], tables.name_work(row), row["framework"], figure, row["status"], why, cite(row)]
 
 
 def cite(row):

@@ -31,8 +31,7 @@ def write(folder, rows, machine="a"):
 
 def summary(folder):
     rows = tables.read_rows(sorted(folder.glob("*.csv")))
-    found = tables.add_peak_fraction(tables.summarize(rows), rows)
-    return found.assign(published=found["source"] != "")
+    return tables.add_peak_fraction(tables.summarize(rows), rows)
 
 
 def test_the_fastest_settings_of_a_machine_are_drawn(folder):
@@ -41,11 +40,12 @@ def test_the_fastest_settings_of_a_machine_are_drawn(folder):
     write(folder, [rate(20) | {"device": "cuda"}, rate(5)], "b")
     found = plot_results.fastest(summary(folder), workload="image", model="resnet50", phase="training")
     assert [(r["machine"], r["kind"], r["value"]) for r in found.to_dict("records")] == [
-        ("b", "cpu", 5),
-        ("b", "gpu", 20),
         ("a", "cpu", 30),
+        ("b", "gpu", 20),
+        ("b", "cpu", 5),
     ]
-    assert plot_results.label(found.to_dict("records")[-1]) == "a (CPU): torch, tf32, batch 16"
+    assert plot_results.name(found.to_dict("records")[0]) == "a (CPU), torch"
+    assert plot_results.say_settings(found) == (["training", "batch 16"], ["tf32", "float32", "float32"])
 
 
 def test_epochs_against_depth_with_seconds_as_published(folder):
@@ -70,7 +70,7 @@ def test_sizes_speed_ups_and_joules(folder):
     assert plot_results.sizes(found)["side"].tolist() == pytest.approx([64, 64])
     assert sorted(plot_results.sizes(found)["value"]) == [1.5, 2.4]
     assert plot_results.speed_ups(found)["speed_up"].tolist() == [8]
-    assert plot_results.per_joule(found)["items_per_joule"].tolist() == [2]
+    assert plot_results.per_joule(found)["value"].tolist() == [2]
 
 
 def test_scopes_stand_together_with_their_limit(folder):
@@ -78,7 +78,8 @@ def test_scopes_stand_together_with_their_limit(folder):
     assert plot_results.scopes(summary(folder)).empty
     write(folder, [rate(38) | {"scope": "end_to_end", "bottleneck": "input", "data": "jpeg"}])
     (row,) = plot_results.scopes(summary(folder)).to_dict("records")
-    assert (row["device"], row["input"], row["end_to_end"], row["bottleneck"]) == (100, 40, 38, "input")
+    assert [row[f"value_{scope}"] for scope in plot_results.SCOPES] == [100, 40, 38]
+    assert (row["low_input"], row["bottleneck"]) == (pytest.approx(39.6), "input")
 
 
 def many(folder, count):
@@ -99,6 +100,10 @@ def many(folder, count):
     return summary(folder)
 
 
+def bar_names(figure):
+    return [text for text in figure.axes[0].texts if text.get_ha() == "right"]
+
+
 def overlapping(texts, renderer):
     boxes = [text.get_window_extent(renderer) for text in texts if text.get_visible() and text.get_text()]
     return [(a, b) for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
@@ -113,8 +118,10 @@ def test_labels_do_not_overlap(folder, count):
         figure.canvas.draw()
         renderer = figure.canvas.get_renderer()
         for axes in figure.axes:
-            assert not overlapping(axes.get_yticklabels(), renderer), name
-            assert not overlapping(axes.texts, renderer), name
+            assert not overlapping([*axes.get_yticklabels(), *axes.texts], renderer), name
+            box = axes.get_tightbbox(renderer)
+            assert box.x0 >= 0, name
+            assert box.x1 <= figure.bbox.x1, name
         for legend in figure.legends:
             assert not overlapping(legend.get_texts(), renderer), name
         plt.close(figure)
@@ -146,6 +153,72 @@ def test_a_wrong_clock_is_not_drawn_as_speed(folder):
     assert summary(folder).empty
 
 
+def test_a_published_speed_up_is_that_of_one_source_and_chip(folder):
+    seconds = {"throughput": "", "throughput_low": "", "throughput_high": "", "tflops": "", "source": "https://x"}
+    write(folder, [seconds | {"device_name": "Apple M1 (CPU)", "seconds": "0.4"}], "apple-m1-cpu")
+    gpu = seconds | {"device": "mps", "device_name": "Apple M1 (GPU)", "seconds": "0.1", "status": "unsynchronised"}
+    write(folder, [gpu, gpu | {"device_name": "Apple M2"}, gpu | {"source": "https://y"}], "apple-m1-gpu")
+    rows = tables.read_rows(sorted(folder.glob("*.csv")))
+    (row,) = plot_results.speed_ups(plot_results.read_cited(rows)).to_dict("records")
+    assert (row["speed_up"], row["status"]) == (4, "unsynchronised")
+    assert plot_results.describe_speed_up(row)[3:] == [
+        *("0.4 s", "0.1 s", "", "", "4", "", "unsynchronised"),
+        "[apple-m1-gpu.csv](apple-m1-gpu.csv), [source](https://x)",
+    ]
+
+
+def page_of(folder):
+    """The lines of each section of the page, by its title."""
+    sections = plot_results.plot(folder)[-1].read_text().split("\n## ")[1:]
+    return {title: lines for title, *lines in (section.splitlines() for section in sections)}
+
+
+def test_every_ancestor_stands_beside_own_rows(folder):
+    mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32"}
+    own = [rate(2000) | mlp | {"model": "mlp-3000-1000", "loss_mean": "1.5", "accuracy": "0.49"}]
+    own += [rate(100) | {"phase": "inference", "batch_size": "1", "step_seconds_median": "0.01"}]
+    write(folder, own, "mine")
+    (folder / "published.csv").write_bytes(Path("results/published.csv").read_bytes())
+    page = page_of(folder)
+    for title, *_ in plot_results.ANCESTORS.values():
+        assert f"Beside {title}" in page
+    header, _, *lines = [line for line in page["Beside How Fast Can M1 Chip Run Tensorflow"] if line.startswith("|")]
+    cells = [dict(zip(header.split(" | "), line.split(" | "), strict=True)) for line in lines]
+    each = {line["| machine"].removeprefix("| "): line["us an item"] for line in cells}
+    assert each == {
+        **{"apple-m1-gpu": "293", "apple-m1-cpu": "485", "nvidia-a100-pcie-40gb": "98"},
+        **{"intel-core-i9-model-not-stated": "676", "mine": "500"},
+    }
+    assert (cells[-1]["loss"], cells[-1]["accuracy"]) == ("1.5", "0.49")
+    depths = "\n".join(page["Beside M1-tensorflow-benchmark"])
+    assert "| mlp-5x1024, training, float32, batch 32 | tensorflow 2.7.0 | cpu | 66.52 s | 22.17 |" in depths
+    steps = "\n".join(page["Beside benchmark-pytorch-mps"])
+    assert "| 0.05158 s |" in steps
+    assert "| mine | resnet50, inference, float32, batch 1, 224 px | torch 2.15 | cpu | 100 images/s |" in steps
+    assert "| 247.2 images/s |" in "\n".join(page["Beside apple-silicon-pytorch"])
+    assert "| 140 images/s | 21.00 | 42 | 0.3 |" in "\n".join(page["Beside tf-metal-experiments"]).replace(
+        " |  |", " |"
+    )
+
+
+def test_a_wrong_clock_is_told_with_its_reason(folder):
+    folder.mkdir()
+    (folder / "published.csv").write_bytes(Path("results/published.csv").read_bytes())
+    told = page_of(folder)["Published with a wrong clock"]
+    assert sum("| unsynchronised |" in line or "| cpu_time |" in line for line in told) == 13
+    assert any("| 0.079660 seconds | unsynchronised | seconds per iteration" in line for line in told)
+
+
+def test_a_page_has_an_end(folder, monkeypatch):
+    monkeypatch.setattr(plot_results, "MAX_TABLE", 3)
+    write(folder, [rate(10 + i) | {"batch_size": str(i)} for i in range(5)])
+    write(folder, [rate(10)], "b")
+    images = page_of(folder)["Image networks"]
+    assert sum(line.startswith("| ") for line in images) == 2 + 3
+    assert sum(line.startswith("| b ") for line in images) == 1
+    assert images[-1].startswith("3 more lines are not on this page")
+
+
 def test_published_rows_are_what_the_sources_say():
     with open("results/published/results.csv", newline="") as lines:
         published = list(csv.DictReader(lines))
@@ -166,7 +239,7 @@ def test_the_stored_conversion_is_the_scripts(tmp_path, monkeypatch):
         rows = [convert.convert(published) for published in csv.DictReader(lines)]
     for row in rows:
         results.append(tmp_path / "again.csv", row)
-    assert (tmp_path / "again.csv").read_text() == Path("results/published.csv").read_text()
+    assert results.read(tmp_path / "again.csv") == results.read("results/published.csv")
 
 
 def test_no_framework_is_needed():
@@ -189,6 +262,8 @@ def test_more_bars_than_can_be_read_are_counted(folder):
     header, line = path.read_text().splitlines(keepends=True)
     path.write_text(header + "".join(line.replace(",a,", f",m{i},", 1) for i in range(100)))
     figure = plot_results.picture_of_images(summary(folder))
-    assert figure.axes[0].get_title(loc="left") == "resnet50, training, 224 x 224 pixels (and 60 slower ones)"
-    assert len(figure.axes[0].get_yticklabels()) == plot_results.MAX_BARS
+    assert figure.axes[0].get_title(loc="left") == (
+        "resnet50, 224 x 224 pixels, training, float32, batch 16 (68 more in the tables)"
+    )
+    assert len(bar_names(figure)) == plot_results.MAX_BARS
     plt.close(figure)
