@@ -51,7 +51,9 @@ table: $(READY) ## the latest rows of this machine, to paste into an issue
 	@$(RUN) -m bench.tables
 
 doctor: ## what can run here, what cannot, and the command that mends it
-	@$(or $(wildcard $(VENV)/bin/python),$(shell command -v python3),$(PYTHON)) -m bench.doctor
+	@for python in $(VENV)/bin/python python3 $(PYTHON); do \
+	    "$$python" -c "" 2>/dev/null && exec "$$python" -m bench.doctor; \
+	done; echo "no Python answers: install Python 3.12, or name one by PYTHON=..." >&2; exit 1
 
 test: $(if $(READY),$(if $(IS_TORCH),$(READY),$(TORCH)/installed $(TENSORFLOW)/installed)) ## the tests, of both frameworks unless FRAMEWORK names one
 ifneq ($(or $(PYTHON),$(IS_TORCH),$(MAC)),)

@@ -50,16 +50,16 @@ def plot(folder):
     """Draw everything and write the tables; returns the paths that were written."""
     rows = tables.read_rows(sorted(Path(folder).glob("*.csv")), warn=log.warning)
     summary = tables.add_peak_fraction(tables.summarize(rows), rows)
-    drawn = []
+    runs, drawn = tables.sustained_runs(rows), []
     for name, draw in PICTURES.items():
-        figure = draw(summary)
+        figure = draw(runs if name == "sustained" else summary)
         if figure is None:
             log.info("%s: no rows to draw", name)
             (Path(folder) / "plots" / f"{name}.png").unlink(missing_ok=True)
         else:
             drawn.append(save(figure, folder, name))
     page = Path(folder) / "README.md"
-    page.write_text(write_page(summary, read_cited(rows), drawn), encoding="utf-8")
+    page.write_text(write_page(summary, read_cited(rows), runs, drawn), encoding="utf-8")
     return [*drawn, page]
 
 
@@ -390,7 +390,8 @@ def finish(figure, axes):
         each.grid(alpha=0.3)
         each.tick_params(labelsize=8)
     handles, names = axes[0].get_legend_handles_labels()
-    figure.legend([handle[0] for handle in handles], names, loc="outside lower center", ncols=2, fontsize=8)
+    handles = [handle[0] if isinstance(handle, tuple) else handle for handle in handles]  # of a line with intervals
+    figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
@@ -476,6 +477,43 @@ def picture_of_scopes(summary):
     return figure
 
 
+def picture_of_sustained(runs):
+    """Rate, power and temperature over the minutes of sustained runs, as far as they are known; None without runs."""
+    if not runs:
+        return None
+    panels = {"throughput": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
+    panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
+    shown = runs[-MAX_LINES:]
+    height = 0.8 + 1.8 * len(panels) + 0.17 * -(-len(shown) // 2)
+    figure, all_axes = plt.subplots(
+        len(panels), 1, figsize=(WIDTH, height), dpi=130, sharex=True, squeeze=False, layout="constrained"
+    )
+    all_axes = all_axes[:, 0]
+    for i, run in enumerate(shown):
+        top = run.iloc[0]
+        burst, sustained = tables.burst_and_sustained(run)
+        kept = "" if math.isnan(burst + sustained) else f": {100 * sustained / burst:.0f} % of the first 30 s kept"
+        look = style(i, False) | {"label": f"{name(top)}, {top['model']} {top['phase']}, {top['precision']}{kept}"}
+        for axes, column in zip(all_axes, panels, strict=True):
+            axes.plot((run["elapsed_seconds"] - run["seconds"] / 2) / 60, run[column], **look)
+    for axes, unit in zip(all_axes, panels.values(), strict=True):
+        axes.set_ylabel(unit, fontsize=8.5)
+    set_scale_of_rates(all_axes[0], shown)
+    all_axes[-1].set_xlabel("minutes", fontsize=8.5)
+    all_axes[0].set_title("The same work without a pause", fontsize=10)
+    return finish(figure, all_axes)
+
+
+def set_scale_of_rates(axes, runs):
+    """From zero, or logarithmic where the runs differ that much."""
+    rates = pd.concat([run["throughput"] for run in runs])
+    if rates.max() > LOG_FROM * rates.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,g}")
+    else:
+        axes.set_ylim(0, 1.1 * rates.max())
+
+
 PICTURES = {
     "images": picture_of_images,
     "transformers": picture_of_transformers,
@@ -486,6 +524,7 @@ PICTURES = {
     "scopes": picture_of_scopes,
     "speedup": picture_of_speed_ups,
     "joules": picture_of_joules,
+    "sustained": picture_of_sustained,
 }
 
 
@@ -553,7 +592,11 @@ def read_cited(rows):
     return cited.assign(of_peak=math.nan)
 
 
-def write_page(summary, cited, pictures):
+SUSTAINED_SAYS = "`SUSTAIN=600 make image`: the rate of the first half minute, and of the last third."
+SUSTAINED_HEADER = ("machine", "work", "framework", "minutes", "burst", "sustained", "ratio", "W", "degrees C", "file")
+
+
+def write_page(summary, cited, runs, pictures):
     """results/README.md: pictures, then a table for each workload and each ancestor, own rows before published ones."""
     parts = ["# Results", "Written by `make plot` from the files here, whose names stand at the end of each line."]
     parts += [f"![{path.stem}](plots/{path.name})" for path in pictures]
@@ -563,6 +606,9 @@ def write_page(summary, cited, pictures):
     stated = cited[~cited["note"].str.contains("; derived;", regex=False)]  # what a source itself says
     ups = pd.concat([speed_ups(summary[~summary["published"]]), speed_ups(stated)])
     parts += write_section("GPU over CPU", SPEED_UPS_SAY, ups, SPEED_UP_HEADER, describe_speed_up)
+    if runs:
+        table = tables.markdown(SUSTAINED_HEADER, [describe_sustained(run) for run in runs[-MAX_TABLE:]])
+        parts += ["## Sustained runs", SUSTAINED_SAYS, table]
     for source, (title, says, extra) in ANCESTORS.items():
         theirs = stated[stated["source"].str.contains(source, regex=False)]
         found = pd.concat([theirs, own_beside(summary, theirs)]) if len(theirs) else theirs
@@ -629,6 +675,15 @@ def describe_speed_up(row):
     between = "" if pd.isna(row["low"]) or pd.isna(row["high"]) else f"{row['low']:.3g} to {row['high']:.3g}"
     clock = row["status"].replace("ok", "")
     return [row["machine"], tables.name_work(row), row["framework"], *rates, between, clock, cite(row)]
+
+
+def describe_sustained(run):
+    first, last = run.iloc[0], run.iloc[-1]
+    burst, sustained = tables.burst_and_sustained(run)
+    who = [first["machine"], tables.name_work(first), f"{first['framework']} {first['framework_version']}"]
+    rates = [f"{tables.figure(burst)} {first['unit']}", tables.figure(sustained), tables.figure(sustained / burst)]
+    physics = [tables.figure(last["power_watts"]), tables.figure(last["temperature_c"])]
+    return [*who, tables.figure(last["elapsed_seconds"] / 60), *rates, *physics, cite(first)]
 
 
 def describe_wrong(row):

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from tqdm import tqdm
 
-from bench import environment, frameworks, operators, peaks, report, results, run
+from bench import environment, frameworks, meters, operators, peaks, report, results, run
 from bench.main import EXIT_STATUS, main
 from bench.settings import SettingError
 
@@ -40,7 +40,9 @@ class Sweep:
         self.device = self.framework.find_device(self.settings)
         if self.settings.use_gpu and self.device.device == "cpu":
             run.warn_of_no_gpu(self.settings)
-        self.precisions = self.settings.precision
+        # No energy: five seconds more of each product would be most of the time that a sweep takes.
+        read = meters.open_heat_reader(self.device.device, self.device.device_name)
+        self.instruments, self.precisions = meters.Instruments(read=read), self.settings.precision
         count = len(self.precisions) * (len(self.settings.sizes) + 3) + 3
         self.bar = tqdm(total=count, unit=" measured", disable=None, leave=False, file=sys.stderr)
 
@@ -52,7 +54,7 @@ class Sweep:
         self.bar.set_description_str(f"{precision} {workload.model} {workload.columns.get('matrix_size', '')}".strip())
         try:
             show = lambda workload: nullcontext()  # noqa: E731  the sweep has a bar of its own
-            bench = run.Bench(self.framework, self.device.device, self.host, lambda _: workload)
+            bench = run.Bench(self.framework, self.device.device, self.host, lambda _: workload, self.instruments)
             (columns,) = run.measure_quantity(bench, settings, None, "device", progress=show)
             row |= columns | {"batch_size": workload.columns.get("batch_size")}
         except Exception as error:

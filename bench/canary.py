@@ -1,7 +1,7 @@
 """A canary for heat: a small matrix product, timed before a run's first measurement and after each of them.
 
 It works on any machine and needs no rights: where the same little work takes longer afterwards, and no other program
-can be the reason, heat or a power limit has slowed the machine down.
+is seen that could be the reason, heat or a power limit has slowed the machine down.
 """
 
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger("bench")
 
 WINDOW_SECONDS = 0.020
 WINDOWS = 15
-WARMUP_SECONDS = 0.2  # an idle GPU needs some time to reach its clock
+WARMUP_SECONDS = 1.0
 SLOWER = 1.03
 READINGS = 3  # a shared machine moves by more than that by itself: all of these must agree
 
@@ -28,7 +28,8 @@ def open_canary(framework, device, settings):
     try:
         # In the precision of what is measured: the switch for TF32 is one for all of a process.
         workload = replace(operators.matmul((side,) * 3), batches=one_pair)
-        return Canary(framework.open_session(workload, settings, None, "device"))
+        contention = meters.Guard(meters.ContentionWatch()) if device == "cpu" and meters.psutil else None
+        return Canary(framework.open_session(workload, settings, None, "device"), contention=contention)
     except Exception as error:  # a doubt that cannot be raised is no reason to stop
         log.info("no canary for heat: %s", error)
         return None
@@ -40,44 +41,43 @@ class Canary:
     Args:
         session: of a small piece of work, always the same.
         clock: seconds on the wall.
-        contention: a watch that tells when other programs are the reason, None where nothing can.
+        contention: a watch that tells when other programs are the reason; None where they cannot be, or nothing tells.
     """
 
     def __init__(self, session, clock=time.perf_counter, contention=None):
-        self._session, self._clock = session, clock
-        self._contention = contention or (meters.ContentionWatch() if meters.psutil else None)
-        self._first = [time_canary(session, clock) for _ in range(READINGS)]
-        self.start()
-
-    def start(self):
-        """Call before a measurement."""
-        if self._contention:
-            self._contention.start()
+        self._session, self._clock, self._contention = session, clock, contention
+        self._steps = choose_steps(session, clock)
+        self._first = [self._read() for _ in range(READINGS)]
 
     def compare(self):
         """(ratio, flags) after a measurement: seconds now over those at first, and whether that is `throttled`.
 
         It is where each reading now is over 3 % slower than the slowest at first, and other programs are no reason.
         """
-        limit, now = SLOWER * max(self._first), [time_canary(self._session, self._clock)]
+        if self._contention:
+            self._contention.start()
+        limit, now = SLOWER * max(self._first), [self._read()]
         while now[-1] > limit and len(now) < READINGS:
-            now.append(time_canary(self._session, self._clock))
+            now.append(self._read())
         disturbed = self._contention and self._contention.flags()
         slowed = min(now) > limit and not disturbed
         return statistics.median(now) / statistics.median(self._first), ["throttled"] if slowed else []
 
+    def _read(self):
+        """Seconds of one step: the lower quartile of short windows.
 
-def time_canary(session, clock):
-    """Seconds of one step: the lower quartile of short windows.
+        Other programs make some windows longer; heat and power limits make all of them longer.
+        """
+        windows = [timed(self._session, self._clock, self._steps) / self._steps for _ in range(WINDOWS)]
+        return statistics.quantiles(windows, n=4)[0]
 
-    Other programs make some windows longer; heat and power limits make all of them longer.
-    """
+
+def choose_steps(session, clock):
+    """Steps in a window, after a warm-up: an idle GPU needs some time to reach its clock."""
     start, steps = clock(), 1
     while True:
         seconds = timed(session, clock, steps)
         if seconds < WINDOW_SECONDS:
             steps *= 2
         elif clock() - start >= WARMUP_SECONDS:
-            break
-    windows = [timed(session, clock, steps) / steps for _ in range(WINDOWS)]
-    return statistics.quantiles(windows, n=4)[0]
+            return steps

@@ -13,9 +13,10 @@ import os
 import platform
 import shutil
 import signal
-import socket
+import ssl
 import subprocess
 import sys
+import urllib.request
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from bench.settings import ROOT, SettingError, read_settings
 
 GB = 10**9
 INSTALLED_GB = 8  # what the larger of the environments takes
+CIFAR10 = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"  # as in cifar10.py, which needs more packages
 TRY_SECONDS = 300  # the first import after an installation reads a few GB
 
 
@@ -48,15 +50,31 @@ def main():
         return 2
     tried = {}
     for name in ("torch", "tensorflow"):
+        print(f"trying {name} ...", file=sys.stderr)
         tried[name] = try_framework(name, find_interpreter(name))
         print(describe_framework(name, tried[name]), flush=True)
-    first = next((facts for facts in tried.values() if "device" in facts), {})
-    findings = [*describe_meters(first), describe_fallback(), describe_power(), *describe_memory()]
-    for finding in [*findings, describe_results(settings.results_dir), describe_disk(), describe_network()]:
-        print(finding, flush=True)
+    works = [facts for facts in tried.values() if "device" in facts]
+    first = next((facts for facts in works if facts["device"] != "cpu"), works[0] if works else {})
+    print_findings("meters", describe_meters, first)
+    print_findings("environment", describe_fallback)
+    print_findings("power", describe_power)
+    print_findings("memory", describe_memory)
+    print_findings("results", describe_results, settings.results_dir)
+    print_findings("disk", describe_disk)
+    print_findings("CIFAR-10", describe_network)
     if not first:
         print("\nno framework can run here", file=sys.stderr)
     return 0 if first else 1
+
+
+def print_findings(subject, describe, *arguments):
+    """Print what an examination finds; one that fails is a finding too."""
+    try:
+        findings = describe(*arguments)
+        for finding in [findings] if isinstance(findings, Finding) else findings:
+            print(finding, flush=True)
+    except Exception as error:
+        print(Finding(subject, "--", f"cannot be examined: {type(error).__name__}: {error}"), flush=True)
 
 
 # Frameworks
@@ -68,7 +86,7 @@ def find_interpreter(framework):
         return os.environ["PYTHON"]
     separate = framework == "tensorflow" and platform.system() != "Darwin"
     path = ROOT / (".venv-tensorflow" if separate else ".venv") / "bin" / "python"
-    return str(path) if path.exists() else None
+    return str(path) if os.path.lexists(path) else None
 
 
 def try_framework(name, interpreter):
@@ -79,7 +97,12 @@ def try_framework(name, interpreter):
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=TRY_SECONDS)
     except OSError as error:
-        return {"problem": f"PYTHON={interpreter!r} cannot be started ({error.strerror}): name another interpreter"}
+        cure = (
+            "name another interpreter"
+            if os.environ.get("PYTHON")
+            else f"`make clean`, then `make image FRAMEWORK={name}`"
+        )
+        return {"problem": f"PYTHON={interpreter!r} cannot be started ({error.strerror}): {cure}"}
     except subprocess.TimeoutExpired:
         return {"problem": f"no answer in {TRY_SECONDS} s: `make clean`, then `make image FRAMEWORK={name}`"}
     if done.returncode < 0:
@@ -122,11 +145,14 @@ def report_framework(name):
 
 
 def report_meters(device):
+    from bench import meters
+
+    name = device.device_name or environment.find_cpu_name()
+    heat = {column: value for column, value in meters.open_heat_reader(device.device, name)().items() if value}
     try:
-        counter = sensors.open_energy_counter(device.device, device.device_name)
-        return {"energy": counter.power_scope}
+        return {"heat": heat, "energy": sensors.open_energy_counter(device.device, name).power_scope}
     except sensors.Unavailable as why:
-        return {"no_energy": str(why)}
+        return {"heat": heat, "no_energy": str(why)}
 
 
 def describe_framework(name, facts):
@@ -134,8 +160,9 @@ def describe_framework(name, facts):
         return Finding(name, "no", facts["problem"])
     place = f"{facts['device_name'] or 'the CPU'} ({facts['device']})"
     right = f"a product agrees with float64's as {facts['measured_precision']} should"
+    missing = missing_gpu(name, facts["device"])
     words = f"{facts['framework_version']}, Python {facts['python']}, on {place}: {right}"
-    return Finding(name, "ok", words + missing_gpu(name, facts["device"]))
+    return Finding(name, "--" if missing else "ok", words + missing)
 
 
 def missing_gpu(name, device):
@@ -145,7 +172,13 @@ def missing_gpu(name, device):
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return f"; it does not see the GPU: `make clean`, then `make image FRAMEWORK={name}` with macOS 14 or newer"
     card, driver = environment.find_nvidia()
-    return f"; it does not see the {card}: a newer driver than {driver} may be needed" if card else ""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    why = (
+        f"CUDA_VISIBLE_DEVICES={hidden!r} hides it"
+        if hidden
+        else f"it may be built for CPUs, or driver {driver} too old"
+    )
+    return f"; it does not see the {card}: {why}" if card else ""
 
 
 # Everything else
@@ -165,6 +198,10 @@ def describe_meters(facts):
     pressure = sensors.read_thermal_pressure()
     if pressure:
         yield Finding("heat", "no" if pressure != "nominal" else "ok", f"thermal pressure is {pressure}")
+    elif facts["heat"]:
+        yield Finding("heat", "ok", ", ".join(f"{column} {value}" for column, value in facts["heat"].items()))
+    else:
+        yield Finding("heat", "--", "nothing shows temperature or clock")
 
 
 def describe_fallback():
@@ -192,8 +229,8 @@ def describe_memory():
 
 
 def describe_results(folder):
-    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK):
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
+    if os.path.isdir(nearest) and os.access(nearest, os.W_OK):
         return Finding("results", "ok", f"rows go to {os.path.relpath(folder)}")
     return Finding("results", "no", f"RESULTS_DIR={str(folder)!r} cannot be written to: name a folder that can")
 
@@ -205,16 +242,21 @@ def describe_disk():
     return Finding("disk", "ok", f"{free:.0f} GB free")
 
 
-def describe_network(host="www.cs.toronto.edu", folder=ROOT / "data"):
+def describe_network(url=CIFAR10, folder=ROOT / "data"):
     """CIFAR-10's home. Without it `make mlp` takes synthetic images."""
-    if any(Path(folder).glob("cifar-10*")):
+    name = url.rpartition("/")[2]
+    if (Path(folder) / name).exists():
         return Finding("CIFAR-10", "ok", "is here already")
     try:
-        socket.create_connection((host, 443), timeout=5).close()
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
+    except ssl.SSLCertVerificationError:
+        pass  # `make mlp` brings certificates of its own
     except OSError as error:
-        words = f"{host} does not answer ({error}): DATA=synthetic is taken, unless DATA=cifar10 is set"
-        return Finding("CIFAR-10", "--", words)
-    return Finding("CIFAR-10", "ok", f"{host} answers")
+        reason = getattr(error, "reason", error)
+        if not isinstance(reason, ssl.SSLCertVerificationError):
+            words = f"{url} does not answer ({reason}): synthetic images are taken, unless DATA=cifar10 is set"
+            return Finding("CIFAR-10", "--", words)
+    return Finding("CIFAR-10", "ok", "can be fetched")
 
 
 if __name__ == "__main__":

@@ -147,8 +147,9 @@ def find_power_source():
 def find_low_power_mode():
     """1 or 0 of a Mac's low-power mode or a PC's platform profile; None where there is neither."""
     if platform.system() == "Darwin":
-        said = re.search(r"lowpowermode\s+([01])", _output("pmset", "-g") or "")
-        return int(said[1]) if said else None
+        # Where there is a high-power mode as well, the name is powermode and 2 the high one.
+        said = re.search(r"\b(?:low)?powermode\s+([0-2])", _output("pmset", "-g") or "")
+        return int(said[1] == "1") if said else None
     profile = _text("/sys/firmware/acpi/platform_profile").strip()
     return int(profile in ("low-power", "quiet")) if profile else None
 

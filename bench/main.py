@@ -59,8 +59,9 @@ def run_workload(settings, host, path, describe_workload):
         status = row["status"]
         flags.update(row.get("flags", "").split())
         sustained += [row] if row.get("elapsed_seconds") else []
-    if sustained:
-        print(report.describe_sustained(sustained))
+    kept = report.describe_sustained(sustained)
+    if kept:
+        print(kept)
     if flags:
         print(report.explain(flags))
     if row.get("tflops") and peaks.fraction_of_peak(row, best) is None:

@@ -170,7 +170,7 @@ def sustain(
         joules: a counter of energy, read between windows.
 
     Yields:
-        (seconds since the first window began, Measurement of the last ten of them, joules spent in them or None).
+        (seconds since the first window began, Measurement of the last ten of them, mean watts in them or None).
     """
     ready = get_ready(session, items_per_step, limits, clock)
     watched = (session, ready, items_per_step, limits, clock, watches)
@@ -182,9 +182,12 @@ def sustain(
     with collector_at_rest():  # over all of it: a pause to collect would be a pause to cool down
         began, measured = clock(), None
         while clock() - began < seconds and (measured is None or measured.stop_reason != "interrupted"):
-            before = joules() if joules else None
+            start, before = clock(), joules() if joules else None
             measured = take(*watched, ten_seconds)
-            yield clock() - began, measured, joules() - before if joules else None
+            # After Ctrl-C the energy of a window that was not complete would be in it.
+            known = joules and measured.stop_reason != "interrupted"
+            watts = (joules() - before) / (clock() - start) if known else None
+            yield clock() - began, measured, watts
 
 
 def measure_energy(session, items_per_step, steps, joules, *, clock=time.perf_counter):

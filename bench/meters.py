@@ -4,11 +4,12 @@ A watch is what measure() takes: start() before the first window, flags() after 
 """
 
 import logging
+import math
 import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import sensors
@@ -21,7 +22,7 @@ except ImportError:  # the flags of its meters are then never raised
 log = logging.getLogger("bench")
 
 CONTENDED_CORES = 0.10
-IDLE_SECONDS = 3.0
+IDLE_SECONDS = 5.0
 # NVML's other reasons for a lower clock are the power limit of hard work, and what somebody asked for.
 SLOWED_BY = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 SLOWED_AT = ("heavy", "trapping", "sleeping")
@@ -88,7 +89,9 @@ class SwapWatch:
     """Flags `swapping` when the system wrote memory out to disk."""
 
     def __init__(self, swapped_bytes=None):
-        self._swapped_bytes = swapped_bytes or (lambda: psutil.swap_memory().sout)
+        # psutil's `sout` on a Mac are pages written to files, not what went to swap.
+        field = "used" if sys.platform == "darwin" else "sout"
+        self._swapped_bytes = swapped_bytes or (lambda: getattr(psutil.swap_memory(), field))
 
     def start(self):
         self._start = self._swapped_bytes()
@@ -107,13 +110,35 @@ class HeatWatch:
         self.columns = {}
 
     def flags(self):
-        try:
-            self.columns = self._read() | {"thermal_pressure": self._read_pressure()}
-        except Exception as error:  # drivers and kernels have many ways to fail
-            log.info("no temperature: %s", error)
-            return []
+        self.columns = self._read() | {"thermal_pressure": self._read_pressure()}
         slowed = set(SLOWED_BY) & set(self.columns.get("throttle_reasons", "").split())
         return ["throttled"] if slowed or self.columns["thermal_pressure"] in SLOWED_AT else []
+
+
+class Guard:
+    """A watch whose failures stop nothing: drivers and kernels have many ways to fail."""
+
+    def __init__(self, watch):
+        self._watch, self._works = watch, True
+
+    def start(self):
+        self._call(self._watch.start)
+
+    def flags(self):
+        return self._call(self._watch.flags) or []
+
+    @property
+    def columns(self):
+        return getattr(self._watch, "columns", {})
+
+    def _call(self, function):
+        if not self._works:
+            return None
+        try:
+            return function()
+        except Exception as error:
+            self._works = False
+            log.info("%s sees nothing: %s: %s", type(self._watch).__name__, type(error).__name__, error)
 
 
 @dataclass(frozen=True)
@@ -126,25 +151,37 @@ class Instruments:
 
     def watches(self):
         """New ones, for measure()."""
-        return (*((ContentionWatch(), SwapWatch()) if psutil else ()), HeatWatch(self.read))
+        # Heat first: a GPU's clock and its reasons are those of the moment.
+        watches = (HeatWatch(self.read), *((ContentionWatch(), SwapWatch()) if psutil else ()))
+        return tuple(map(Guard, watches))
 
-    @property
     def joules(self):
-        """The energy counter's reading, as a function; None where there is none."""
-        return self.counter.joules if self.counter else None
+        """The energy counter's reading, NaN where it fails: what is computed from that is unknown."""
+        try:
+            return self.counter.joules()
+        except Exception as error:
+            log.info("no energy: %s", error)
+            return math.nan
+
+
+def open_heat_reader(device, device_name):
+    """A function that gives the columns of heat and clock, as far as they can be had."""
+    try:
+        return sensors.open_nvidia(device_name).read if device == "cuda" else sensors.Processor().read
+    except sensors.Unavailable:
+        return dict
 
 
 def open_instruments(device, device_name, clock=time.perf_counter, sleep=time.sleep):
     """The Instruments of a device ("cpu", "cuda", "mps") that does nothing yet; says what is missing, and the cure."""
-    try:
-        read = sensors.open_nvidia(device_name).read if device == "cuda" else sensors.Processor().read
-    except sensors.Unavailable:
-        read = dict
+    read = open_heat_reader(device, device_name)
     try:
         counter = sensors.open_energy_counter(device, device_name)
     except sensors.Unavailable as why:
         log.info("power and energy stay blank: %s", why)
         return Instruments(read=read)
-    start, before = clock(), counter.joules()
+    instruments = Instruments(counter, read)
+    start, before = clock(), instruments.joules()
     sleep(IDLE_SECONDS)
-    return Instruments(counter, read, (counter.joules() - before) / (clock() - start))
+    watts = (instruments.joules() - before) / (clock() - start)
+    return replace(instruments, idle_watts=None if math.isnan(watts) else watts)

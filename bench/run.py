@@ -55,14 +55,14 @@ def run_once(settings, host, describe_workload):
     if settings.use_gpu and device.device == "cpu":
         warn_of_no_gpu(settings)
     settings = settings.on(device.device)
-    instruments = meters.open_instruments(device.device, device.device_name)
+    instruments = meters.open_instruments(device.device, device.device_name or host.cpu_name)
     bench = Bench(framework, device.device, host, describe_workload, instruments)
     run_id, done = new_run_id(), {}
     for phase, scope in quantities(settings):
         begun = begin_row(settings, host, describe_workload(settings), phase, scope, run_id)
         begun |= asdict(device) | {"device_name": device.device_name or host.cpu_name}
         try:
-            if not done:
+            if not done and needs_canary(scope):
                 bench = replace(bench, canary=open_canary(framework, device.device, settings))
             if settings.batch_size == "auto":
                 settings = replace(settings, batch_size=choose_batch_size(bench, settings))
@@ -146,15 +146,30 @@ def measure_between_canaries(bench, settings, phase, scope):
 
     The session is closed by then: the processes of a pipeline would go on preparing, and look like heat.
     """
-    if bench.canary is None or scope in ("epoch", "sustained"):
+    if bench.canary is None or not needs_canary(scope):
         yield from measure_quantity(bench, settings, phase, scope)
         return
-    bench.canary.start()
     (columns,) = measure_quantity(bench, settings, phase, scope)
     if columns.get("status", "ok") == "ok":
-        columns["canary_ratio"], throttled = bench.canary.compare()
-        columns["flags"] = " ".join(dict.fromkeys([*columns["flags"].split(), *throttled]))
+        columns |= compare_canary(bench.canary, columns["flags"])
     yield columns
+
+
+def needs_canary(scope):
+    """Whole epochs and sustained runs are long enough to show heat themselves."""
+    return scope not in ("epoch", "sustained")
+
+
+def compare_canary(canary, flags):
+    """The columns that the canary fills; whatever becomes of it, what was measured stays."""
+    try:
+        ratio, throttled = canary.compare()
+    except KeyboardInterrupt:
+        return {"status": "interrupted"}
+    except Exception as error:
+        log.info("no canary: %s: %s", type(error).__name__, error)
+        return {}
+    return {"canary_ratio": ratio, "flags": " ".join(dict.fromkeys([*flags.split(), *throttled]))}
 
 
 def measure_quantity(bench, settings, phase, scope, progress=None):
@@ -193,17 +208,19 @@ def measure_scope(bench, session, workload, settings, items, scope, progress):
     elif scope == "sustained":
         yield from measure_sustained(bench.instruments, session, workload, limits, settings.sustain, progress)
     else:
-        yield measure_steps(bench.instruments, session, workload, limits, progress)
+        # A part of training has another part before each step, whose energy would be counted too; and of a pipeline
+        # alone a card's counter shows the rest that it has.
+        has_energy = bench.instruments.counter and not session.prepare and (scope, bench.device) != ("input", "cuda")
+        yield measure_steps(bench.instruments, session, workload, limits, progress, has_energy)
 
 
-def measure_steps(instruments, session, workload, limits, progress):
-    """The columns of the result of equal steps, then of their energy where there is a counter."""
+def measure_steps(instruments, session, workload, limits, progress, has_energy):
+    """The columns of the result of equal steps, then of their energy."""
     watches = instruments.watches()
     with progress(workload) as on_window:
         measured = measure.measure(session, workload.items_per_step, limits, on_window=on_window, watches=watches)
     columns = columns_of(measured, watches)
-    # A part of training has another part before each step, whose energy would be counted too.
-    if instruments.joules and not session.prepare and measured.stop_reason != "interrupted":
+    if has_energy and measured.stop_reason != "interrupted":
         try:
             watts, joules = measure.measure_energy(
                 session, workload.items_per_step, measured.steps_per_window, instruments.joules
@@ -217,24 +234,27 @@ def measure_steps(instruments, session, workload, limits, progress):
 def measure_sustained(instruments, session, workload, limits, seconds, progress):
     """Yields the columns of every ten seconds of a long run."""
     watches, items = instruments.watches(), workload.items_per_step
+    joules = instruments.joules if instruments.counter else None
     with progress(workload) as on_window:
-        for elapsed, measured, joules in measure.sustain(
-            session, items, limits, seconds, on_window=on_window, watches=watches, joules=instruments.joules
+        for elapsed, measured, watts in measure.sustain(
+            session, items, limits, seconds, on_window=on_window, watches=watches, joules=joules
         ):
             columns = columns_of(measured, watches) | {"elapsed_seconds": elapsed}
-            if joules is not None:
-                columns |= energy_columns(instruments, joules / measured.seconds, joules / measured.items)
+            if watts is not None:
+                columns |= energy_columns(instruments, watts, watts * measured.seconds / measured.items)
             yield columns
 
 
 def columns_of(measured, watches):
     """The columns of a Measurement, and of what was read meanwhile."""
     interrupted = {"status": "interrupted"} if measured.stop_reason == "interrupted" else {}
-    read = {name: value for watch in watches for name, value in getattr(watch, "columns", {}).items()}
+    read = {name: value for watch in watches for name, value in watch.columns.items()}
     return asdict(measured) | read | {"flags": " ".join(dict.fromkeys(measured.flags))} | interrupted
 
 
 def energy_columns(instruments, watts, joules_per_item):
+    if math.isnan(watts):
+        return {}
     scope = instruments.counter.power_scope
     return {"power_watts": watts, "joules_per_item": joules_per_item, "power_scope": scope}
 

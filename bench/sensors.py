@@ -28,16 +28,21 @@ def open_energy_counter(device, device_name):
 
     It has `joules()` and `power_scope`, what those joules were spent by.
     """
-    if device == "cuda":
-        counter = open_nvidia(device_name)
-    elif sys.platform == "darwin":
-        counter = open_apple()
-    elif device == "cpu":
-        counter = Rapl()
-    else:
-        raise Unavailable(f"nothing here reads the energy of {device}")
-    counter.joules()
-    return counter
+    try:
+        if device == "cuda":
+            counter = open_nvidia(device_name)
+        elif sys.platform == "darwin":
+            counter = open_apple(device_name)
+        elif device == "cpu":
+            counter = Rapl()
+        else:
+            raise Unavailable(f"nothing here reads the energy of {device}")
+        counter.joules()
+        return counter
+    except Unavailable:
+        raise
+    except Exception as error:  # libraries of drivers and kernels have many ways to fail
+        raise Unavailable(f"its counter cannot be read: {type(error).__name__}: {error}") from None
 
 
 def open_nvidia(device_name):
@@ -67,29 +72,48 @@ class NvidiaCard:
     def _find(self, device_name):
         """The card that CUDA calls the first."""
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+        if chosen.startswith("MIG") or " MIG " in (device_name or ""):
+            raise Unavailable("a MIG slice has no counter of its own, and the board's has its neighbours' work in it")
         if chosen.startswith("GPU-"):
             return self._ask(self._nvml.nvmlDeviceGetHandleByUUID, chosen)
-        count = self._ask(self._nvml.nvmlDeviceGetCount)
-        numbers = [int(chosen)] if chosen.isdigit() else range(count)
+        numbers = range(self._ask(self._nvml.nvmlDeviceGetCount))
         cards = [self._ask(self._nvml.nvmlDeviceGetHandleByIndex, number) for number in numbers]
-        # CUDA may count its cards in another order than NVML does: then the name tells.
-        named = [card for card in cards if count == 1 or self._ask(self._nvml.nvmlDeviceGetName, card) == device_name]
-        if len(named) != 1:
-            raise Unavailable(f"which of {count} cards runs is not clear: set CUDA_VISIBLE_DEVICES to one number")
-        return named[0]
+        if len(cards) == 1:
+            return cards[0]
+        names = [self._ask(self._nvml.nvmlDeviceGetName, card) for card in cards]
+        # CUDA counts unlike cards by their speed, NVML by their place: then the name tells.
+        same_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        if chosen.isdigit() and int(chosen) < len(cards) and same_order:
+            return cards[int(chosen)]
+        if names.count(device_name) == 1:
+            return cards[names.index(device_name)]
+        raise Unavailable(
+            f"which of {len(cards)} cards runs is not clear: set CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES "
+            "to one number"
+        )
 
     def joules(self):
         return self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._card) / 1000  # it counts millijoules
 
     def read(self):
-        """Columns: degrees, MHz of the multiprocessors, and why the clock is not at its best."""
+        """Columns, None where a card does not say: degrees, MHz of its multiprocessors, why that is not its best."""
         nvml, card = self._nvml, self._card
-        reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, card)
+        # The second is what drivers before release 535 have.
+        for ask in (nvml.nvmlDeviceGetCurrentClocksEventReasons, nvml.nvmlDeviceGetCurrentClocksThrottleReasons):
+            reasons = self._try(ask, card)
+            if reasons is not None:
+                break
         return {
-            "temperature_c": self._ask(nvml.nvmlDeviceGetTemperature, card, nvml.NVML_TEMPERATURE_GPU),
-            "clock_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_SM),
-            "throttle_reasons": " ".join(name for name, bit in REASONS.items() if reasons & bit),
+            "clock_mhz": self._try(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_SM),
+            "temperature_c": self._try(nvml.nvmlDeviceGetTemperature, card, nvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": " ".join(name for name, bit in REASONS.items() if (reasons or 0) & bit),
         }
+
+    def _try(self, function, *arguments):
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError:
+            return None
 
 
 # nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
@@ -106,28 +130,28 @@ REASONS = {
 }
 
 
-def open_apple():
+def open_apple(chip_name):
     try:
         from zeus_apple_silicon import AppleEnergyMonitor
     except ImportError:
         raise Unavailable(
-            "the package zeus-apple-silicon is not installed: `pip install zeus-apple-silicon` (Python below 3.14)"
+            "the package zeus-apple-silicon is not installed: `pip install zeus-apple-silicon` (an Apple chip, and "
+            "Python below 3.14)"
         ) from None
-    try:
-        return AppleChip(AppleEnergyMonitor())
-    except RuntimeError as error:
-        raise Unavailable(f"macOS does not show its energy counters: {error}") from None
+    return AppleChip(AppleEnergyMonitor(), chip_name)
 
 
 class AppleChip:
     """The whole chip, by IOReport's estimates. https://github.com/ml-energy/zeus-apple-silicon"""
 
-    def __init__(self, monitor):
+    def __init__(self, monitor, chip_name=None):
         self._monitor = monitor
         counted = monitor.get_cumulative_energy()
-        self._names = [name for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None]
-        self.power_scope = "+".join(part for part, name in APPLE_PARTS.items() if name in self._names)
-        if not self._names:
+        parts = {part: name for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None}
+        if "Ultra" in (chip_name or ""):  # two dies, of whose CPU counters the package keeps the last one alone
+            parts.pop("cpu", None)
+        self._names, self.power_scope = list(parts.values()), "+".join(parts)
+        if not parts:
             raise Unavailable("this Mac's chip shows no energy counters")
 
     def joules(self):
@@ -140,7 +164,8 @@ class Rapl:
 
     power_scope = "cpu package"
 
-    def __init__(self, root=POWERCAP):
+    def __init__(self, root=None):
+        root = root or POWERCAP
         zones = sorted(zone for zone in root.glob("intel-rapl:*") if zone.name.count(":") == 1)
         self._packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
         if not self._packages:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench import environment, peaks, results
+from bench import environment, peaks, results, verdict
 from bench.settings import SettingError, read_settings
 
 # Rows are of the same work when these agree; which machine and which versions did it is what one compares.
@@ -22,9 +22,10 @@ VERSIONS = ("framework_version", "driver", "os", "python", "commit", "num_thread
 NUMBERS = (
     *("throughput", "throughput_low", "throughput_high", "tflops", "seconds", "items", "peak_memory_bytes"),
     *("power_watts", "joules_per_item", "step_seconds_median", "loss_mean", "accuracy"),
+    *("elapsed_seconds", "temperature_c"),
 )
 TEXTS = (
-    *("status", "flags", "source", "note", "machine", "device", "device_name", "unit", "bottleneck"),
+    *("status", "flags", "source", "note", "machine", "device", "device_name", "unit", "bottleneck", "run_id"),
     *(column for column in (*WORK, *VERSIONS) if column != "kind"),
 )
 OPERATORS = ("matmul", "convolution")
@@ -78,13 +79,13 @@ def _complete(read, file):
 
 
 def summarize(rows, statuses=DONE):
-    """One line for each machine and work: the latest repetitions together.
+    """One line for each machine and work: the latest repetitions together; without sustained runs.
 
     Adds to the latest row's columns, numbers as floats: `value`, its unit in `per` (TFLOP/s for operators), `low` and
     `high`: the row's own interval, or, where there are several rows, what covers all of theirs; `rows`, their number;
     `published`: whether others measured it.
     """
-    done = rows[rows["status"].isin(statuses)]
+    done = rows[rows["status"].isin(statuses) & (rows["scope"] != "sustained")]
     is_operator = done["workload"].isin(OPERATORS)
     scale = (done["tflops"] / done["throughput"]).where(is_operator & done["throughput"].notna(), 1.0)
     done = done.assign(
@@ -102,6 +103,22 @@ def summarize(rows, statuses=DONE):
     repetition = done.groupby([group, *VERSIONS], sort=False).ngroup()
     current = repetition == repetition.groupby(group).transform("last")
     return take_together(done[current], group[current])
+
+
+def sustained_runs(rows):
+    """[frame]: of each machine and work the latest sustained run, a row each ten seconds."""
+    found = rows[(rows["scope"] == "sustained") & rows["status"].isin(DONE) & rows["throughput"].notna()]
+    if found.empty:
+        return []
+    latest = found.groupby(["machine", *WORK], sort=False)["run_id"].transform("last")
+    found = found[found["run_id"] == latest].assign(published=False)
+    return [run.sort_values("elapsed_seconds") for _, run in found.groupby("run_id", sort=False)]
+
+
+def burst_and_sustained(run):
+    """Rates of a sustained run in its first half minute and in its last third, NaN where it was too short."""
+    rows = run[["elapsed_seconds", "seconds", "items"]].itertuples(index=False, name=None)
+    return tuple(math.nan if rate is None else rate for rate in verdict.burst_and_sustained(list(rows)))
 
 
 def take_together(current, group):

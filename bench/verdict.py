@@ -50,7 +50,7 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
 
 
 def burst_and_sustained(rows):
-    """(items per second in the first half minute, and in the last third) of a sustained run.
+    """(items per second in the first half minute, and in the last third) of a sustained run, None where too short.
 
     Args:
         rows: of one run, (elapsed_seconds, seconds, items) each: time from the run's start to the row's end, time
@@ -62,4 +62,4 @@ def burst_and_sustained(rows):
         some = [(seconds, items) for elapsed, seconds, items in rows if begin <= elapsed - seconds / 2 < end]
         return sum(items for _, items in some) / sum(seconds for seconds, _ in some) if some else None
 
-    return rate(0, BURST_SECONDS), rate(total * 2 / 3, total)
+    return rate(0, BURST_SECONDS), rate(total * 2 / 3, total) if total * 2 / 3 >= BURST_SECONDS else None

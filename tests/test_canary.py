@@ -25,7 +25,6 @@ def compared(slower, others=()):
     clock, pace = Clock(), [1.0]
     bird = canary.Canary(Device(clock, work=lambda i: 0.001 * pace[0]), clock, Contention(others))
     pace[0] = slower
-    bird.start()
     return bird.compare()
 
 
@@ -51,24 +50,26 @@ def test_what_was_slow_from_the_start_on_is_compared_with_the_start():
 
 def test_a_machine_that_moves_by_itself_is_not_called_hot(monkeypatch):
     readings = iter([1.00, 1.06, 1.00, 1.08, 1.20, 1.20, 1.05, 1.12, 1.12, 1.12])
-    monkeypatch.setattr(canary, "time_canary", lambda session, clock: next(readings))
-    bird = canary.Canary(None, Clock(), Contention([]))
+    monkeypatch.setattr(canary.Canary, "_read", lambda bird: next(readings))
+    clock = Clock()
+    bird = canary.Canary(Device(clock), clock, Contention([]))
     assert bird.compare() == (1.08, [])  # within 3 % of the slowest at first
     assert bird.compare() == (1.20, [])  # once only
     assert bird.compare() == (1.12, ["throttled"])
 
 
 def test_single_slow_windows_do_not_count():
-    clock = Clock()
-    session = Device(clock, work=lambda i: 0.030 if i % 3 else 0.060)
-    assert canary.time_canary(session, clock) == pytest.approx(0.030, rel=0.01)
+    clock, burst = Clock(), [0]
+    bird = canary.Canary(Device(clock, work=lambda i: 0.030 + burst[0] * (i % 3 == 0)), clock)
+    burst[0] = 0.060
+    assert bird.compare() == (pytest.approx(1, rel=0.01), [])
 
 
 def test_a_window_is_twenty_milliseconds_after_a_warm_up():
     clock = Clock()
-    session = Device(clock, work=lambda i: 0.010 if i > 8 else 0.020)  # a clock that rises first
-    assert canary.time_canary(session, clock) == pytest.approx(0.010, rel=0.01)
-    assert 0.2 + 15 * 0.02 <= clock.now < 1
+    session = Device(clock, work=lambda i: 0.010 if clock.now > 0.7 else 0.020)  # a clock that rises first
+    assert canary.choose_steps(session, clock) == 2
+    assert 1 <= clock.now < 1.1
 
 
 def test_a_framework_without_a_product_has_no_canary():

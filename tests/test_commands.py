@@ -219,10 +219,13 @@ def test_a_missing_tensorflow_names_the_cure(tmp_path):
 WITHOUT_METERS = """
 import os, runpy, sys
 sys.modules |= dict.fromkeys(["psutil", "pynvml", "zeus_apple_silicon"])  # importing them fails
-for script, model in (("image", "squeezenet1_1"), ("mlp", "mlp-8"), ("transformer", "distilbert")):
+for script, model in (
+    ("image_benchmark", "squeezenet1_1"), ("mlp_benchmark", "mlp-8"), ("transformer_benchmark", "distilbert"),
+    ("tflops_sweep", ""),
+):
     os.environ["MODEL"] = model
     try:
-        runpy.run_path(f"{script}_benchmark.py", run_name="__main__")
+        runpy.run_path(f"{script}.py", run_name="__main__")
     except SystemExit as end:
         assert not end.code, end.code
 """
@@ -230,12 +233,10 @@ for script, model in (("image", "squeezenet1_1"), ("mlp", "mlp-8"), ("transforme
 
 def test_every_benchmark_runs_without_the_optional_packages(tmp_path):
     small = SMALL | {"PHASE": "inference", "DATA": "synthetic", "SEQUENCE_LENGTH": "8", "USE_GPU": "0"}
+    small |= {"SIZES": "32", "PRECISION": "float32"}
     status, _, err = call(sys.executable, "-c", WITHOUT_METERS, **small)
     assert status == 0, err
     rows = results.read(tmp_path / "results" / "here.csv")
-    assert [(row["workload"], row["status"]) for row in rows] == [
-        ("image", "ok"),
-        ("mlp", "ok"),
-        ("transformer", "ok"),
-    ]
-    assert {(row["power_watts"], row["temperature_c"], row["clock_mhz"]) for row in rows} == {("", "", "")}
+    ran = {row["workload"] for row in rows if row["status"] == "ok"}
+    assert ran >= {"image", "mlp", "transformer", "matmul"}
+    assert {(row["temperature_c"], row["clock_mhz"]) for row in rows} == {("", "")}

@@ -1,5 +1,6 @@
 """What the doctor says of machines that are not here."""
 
+import ast
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from bench import doctor, environment, sensors
 WORKS = {
     **{"device": "cuda", "device_name": "NVIDIA H200", "framework_version": "2.15.0", "num_threads": 8},
     **{"measured_precision": "float32", "python": "3.12.3", "energy": "gpu board", "has_psutil": True},
+    "heat": {"temperature_c": 61, "clock_mhz": 1980},
 }
 
 
@@ -38,11 +40,12 @@ def test_one_framework_that_works_is_enough(visit):
     )
     assert said["tensorflow"] == "no  not installed: `make image` does it"
     assert said["energy"] == "ok  of the gpu board"
+    assert said["heat"] == "ok  temperature_c 61, clock_mhz 1980"
 
 
 def test_where_nothing_can_run_it_exits_with_one(visit):
     status, said, err = visit(torch={"problem": "a"}, tensorflow={"problem": "b"})
-    assert (status, err) == (1, "\nno framework can run here\n")
+    assert (status, err.splitlines()[-1]) == (1, "no framework can run here")
     assert "energy" not in said
 
 
@@ -97,7 +100,11 @@ def test_a_real_framework_is_tried():
 def test_a_gpu_that_is_not_seen_is_told(monkeypatch):
     monkeypatch.setattr(environment, "find_nvidia", lambda: ("NVIDIA H200", "470.1"))
     monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
-    assert "does not see the NVIDIA H200: a newer driver than 470.1" in doctor.missing_gpu("torch", "cpu")
+    assert "does not see the NVIDIA H200: it may be built for CPUs, or driver 470.1" in doctor.missing_gpu(
+        "torch", "cpu"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert "CUDA_VISIBLE_DEVICES='-1' hides it" in doctor.missing_gpu("torch", "cpu")
     assert doctor.missing_gpu("torch", "cuda") == ""
     monkeypatch.setattr(doctor.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(doctor.platform, "machine", lambda: "arm64")
@@ -120,6 +127,35 @@ def test_what_slows_or_hinders_is_told(monkeypatch, tmp_path):
 
 
 def test_without_a_network_cifar_may_be_here_already(tmp_path):
-    assert doctor.describe_network("host.invalid", tmp_path).state == "--"
+    nowhere = "https://host.invalid/cifar-10-binary.tar.gz"
+    assert doctor.describe_network(nowhere, tmp_path).state == "--"
+    (tmp_path / "cifar-10-binary.tar.gz.12.part").touch()
+    assert doctor.describe_network(nowhere, tmp_path).state == "--"
     (tmp_path / "cifar-10-binary.tar.gz").touch()
-    assert doctor.describe_network("host.invalid", tmp_path).state == "ok"
+    assert doctor.describe_network(nowhere, tmp_path).state == "ok"
+
+
+def test_an_examination_that_fails_is_a_finding(capsys):
+    def fails():
+        raise PermissionError(13, "Permission denied")
+
+    doctor.print_findings("results", fails)
+    assert capsys.readouterr().out.startswith("results      --  cannot be examined: PermissionError")
+
+
+def test_a_python_that_has_gone_is_told_with_its_cure(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(tmp_path / "gone")
+    assert "`make clean`" in doctor.try_framework("torch", doctor.find_interpreter("torch"))["problem"]
+
+
+@pytest.mark.parametrize("room", ["doctor", "environment", "sensors", "settings"])
+def test_the_python_of_a_bare_mac_can_read_it(room):
+    ast.parse(Path(f"bench/{room}.py").read_text(), feature_version=(3, 9))
+
+
+def test_the_archive_is_the_one_that_is_fetched():
+    from bench import cifar10
+
+    assert doctor.CIFAR10 == cifar10.URL

@@ -129,6 +129,8 @@ def test_low_power_mode(monkeypatch, tmp_path):
     on_a_mac(monkeypatch)
     answers(monkeypatch, pmset="System-wide power settings:\n lowpowermode         1\n disksleep 10")
     assert environment.find_low_power_mode() == 1
+    answers(monkeypatch, pmset=" powermode            2\n")
+    assert environment.find_low_power_mode() == 0
 
 
 def test_swap_in_use(monkeypatch):

@@ -561,7 +561,24 @@ def test_a_sustained_run_is_cut_into_tens_of_seconds():
     assert all(part.seconds == pytest.approx(10, abs=0.1) for _, part, _ in parts)
     assert {part.stop_reason for _, part, _ in parts} == {"interval"}
     assert sum(part.items for _, part, _ in parts) <= 2 * fake.steps
-    assert [joules / part.seconds for _, part, joules in parts] == pytest.approx([110] * 6, rel=0.01)
+    assert [watts for *_, watts in parts] == pytest.approx([110] * 6, rel=0.01)
+
+
+def test_what_lies_between_the_parts_is_not_counted_as_work():
+    clock = Clock()
+    fake = Device(clock)
+
+    class Slow:
+        def start(self):
+            clock.now += 1
+
+        def flags(self):
+            clock.now += 1
+            return []
+
+    parts = list(sustain(fake, 1, Limits(), 30, clock=clock, watches=[Slow()], joules=EnergyCounter(fake)))
+    # Ten seconds at 110 W and two at the 10 W of a device that waits.
+    assert [watts for *_, watts in parts] == pytest.approx([(1100 + 20) / 12] * len(parts), rel=0.01)
 
 
 def test_a_machine_that_grows_hot_is_slower_in_the_last_third():
@@ -582,14 +599,16 @@ def test_ctrl_c_ends_a_sustained_run_with_what_was_complete():
         return 0.010
 
     clock = Clock()
-    for _, part, joules in sustain(Device(clock, work=work), 1, Limits(), 600, clock=clock):
-        seen.append((part.stop_reason, joules))
-    assert seen[:-1] == [("interval", None)] * len(seen[:-1])
-    assert seen[-1] == ("interrupted", None)
+    fake = Device(clock, work=work)
+    for _, part, watts in sustain(fake, 1, Limits(), 600, clock=clock, joules=EnergyCounter(fake)):
+        seen.append((part.stop_reason, watts is not None))
+    assert seen[:-1] == [("interval", True)] * len(seen[:-1])
+    assert seen[-1] == ("interrupted", False)
 
 
 def test_too_short_a_run_has_no_last_third():
     assert burst_and_sustained([(10, 10, 50)]) == (5, None)
+    assert burst_and_sustained([(10, 10, 50), (20, 10, 50), (30, 10, 40), (40, 10, 30)])[1] is None  # within the first
 
 
 def test_without_intervals_no_limit_is_named():

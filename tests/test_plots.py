@@ -82,6 +82,33 @@ def test_scopes_stand_together_with_their_limit(folder):
     assert (row["low_input"], row["bottleneck"]) == (pytest.approx(39.6), "input")
 
 
+def sustained(run, rates, **changes):
+    """Rows of ten seconds each."""
+    kinds = {"scope": "sustained", "run_id": run, "seconds": "10"}
+    return [
+        rate(each) | kinds | {"elapsed_seconds": str(10 * i), "items": str(10 * each)} | changes
+        for i, each in enumerate(rates, 1)
+    ]
+
+
+def test_a_sustained_run_is_no_line_of_its_own_and_the_latest_counts(folder):
+    write(folder, [rate(55), *sustained("old", [1] * 9), *sustained("new", [100, 100, 100, 90, 80, 60, 50, 50, 50])])
+    assert summary(folder)["value"].tolist() == [55]
+    (run,) = tables.sustained_runs(tables.read_rows([folder / "a.csv"]))
+    assert set(run["run_id"]) == {"new"}
+    assert tables.burst_and_sustained(run) == (100, 50)
+    page = plot_results.plot(folder)[-1].read_text()
+    assert "| a | resnet50, training, sustained, float32, batch 16, 224 px | torch 2.15 | 1.5 | 100 images/s |" in page
+
+
+def test_a_short_sustained_run_has_no_ratio(folder):
+    write(folder, sustained("r", [10, 10], power_watts="40", temperature_c="61"))
+    (run,) = runs = tables.sustained_runs(tables.read_rows([folder / "a.csv"]))
+    cells = plot_results.describe_sustained(run)
+    assert cells[4:9] == ["10 images/s", "", "", "40", "61"]
+    assert len(plot_results.picture_of_sustained(runs).axes) == 3
+
+
 def many(folder, count):
     """Machines with a row for every picture."""
     for i in range(count):
@@ -96,6 +123,7 @@ def many(folder, count):
         matmul = {"workload": "matmul", "phase": "", "unit": "products/s", "matrix_size": "64x64x64"}
         rows += [rate(1) | matmul | {"model": model, "tflops": str(1 + i)} for model in ("matmul", "matmul-peak")]
         rows += [rate(40 + i) | {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": ""}]
+        rows += sustained(f"run-{i}", [10 + i] * 9)
         write(folder, rows, name)
     return summary(folder)
 
@@ -112,8 +140,9 @@ def overlapping(texts, renderer):
 @pytest.mark.parametrize("count", [3, 30])
 def test_labels_do_not_overlap(folder, count):
     found = many(folder, count)
+    runs = tables.sustained_runs(tables.read_rows(sorted(folder.glob("*.csv"))))
     for name, draw in plot_results.PICTURES.items():
-        figure = draw(found)
+        figure = draw(runs if name == "sustained" else found)
         assert figure is not None, name
         figure.canvas.draw()
         renderer = figure.canvas.get_renderer()

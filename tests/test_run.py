@@ -71,16 +71,14 @@ class Counter:
 
 
 class Canary:
-    """A canary that has been told what to say."""
+    """A canary that has been told what to say, or to fail."""
 
-    def __init__(self, *said):
+    def __init__(self, said):
         self.said = said
 
-    def start(self):
-        self.started = True
-
     def compare(self):
-        assert self.started
+        if isinstance(self.said, BaseException):
+            raise self.said
         return self.said
 
 
@@ -90,7 +88,7 @@ def instrumented(monkeypatch):
     heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
     instruments = meters.Instruments(Counter(), lambda: heat, idle_watts=7.0)
     monkeypatch.setattr(meters, "open_instruments", lambda *device: instruments)
-    monkeypatch.setattr(run, "open_canary", lambda *device: Canary(1.07, ["throttled"]))
+    monkeypatch.setattr(run, "open_canary", lambda *device: Canary((1.07, ["throttled"])))
     monkeypatch.setattr(measure, "ENERGY_SECONDS", 0.05)
     monkeypatch.setattr(measure, "SUSTAINED_SECONDS", 0.1)
 
@@ -112,16 +110,40 @@ def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
     assert "throttled: heat or a power limit" in out
 
 
-def test_a_part_of_training_has_no_energy_of_its_own(instrumented, monkeypatch):
-    monkeypatch.setattr(measure, "measure_energy", lambda *rest: pytest.fail("another part's work is in it"))
-    instruments = meters.open_instruments()
-    part = SimpleNamespace(prepare=lambda: None)
-    measured = SimpleNamespace(stop_reason="target_ci", flags=(), steps_per_window=1)
-    monkeypatch.setattr(measure, "measure", lambda *rest, **more: measured)
-    monkeypatch.setattr(run, "asdict", vars)
-    workload = SimpleNamespace(items_per_step=1)
-    columns = run.measure_steps(instruments, part, workload, None, lambda workload: nullcontext())
-    assert "power_watts" not in columns
+def test_a_part_of_training_has_no_energy_of_its_own(instrumented):
+    session, asked = SimpleNamespace(prepare=lambda: None), []
+    bench = SimpleNamespace(instruments=meters.open_instruments(), device="cpu")
+    settings = SimpleNamespace(max_seconds=1, target_ci=1)
+    for part, scope, device in (
+        (session, "device", "cpu"),
+        (SimpleNamespace(prepare=None), "input", "cuda"),  # a card that rests
+        (SimpleNamespace(prepare=None), "input", "cpu"),
+    ):
+        bench.device = device
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "measure_steps", lambda *rest: asked.append(bool(rest[-1])))
+            list(run.measure_scope(bench, part, None, settings, None, scope, None))
+    assert asked == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"), [(KeyboardInterrupt(), "interrupted", 130), (RuntimeError("lost"), "ok", 0)]
+)
+def test_whatever_becomes_of_the_canary_the_row_stays(image, instrumented, monkeypatch, fault, status, code):
+    monkeypatch.setattr(run, "open_canary", lambda *device: Canary(fault))
+    said, _, _, rows = image()
+    assert (said, rows[0]["status"], rows[0]["canary_ratio"]) == (code, status, "")
+    assert float(rows[0]["throughput"]) > 0
+
+
+def test_a_counter_that_fails_leaves_blanks(image, instrumented, monkeypatch):
+    def lost(counter):
+        raise meters.sensors.Unavailable("GPU is lost")
+
+    monkeypatch.setattr(Counter, "joules", lost)
+    code, _, _, rows = image()
+    assert (code, rows[0]["power_watts"], rows[0]["joules_per_item"]) == (0, "", "")
+    assert float(rows[0]["throughput"]) > 0
 
 
 def test_ctrl_c_in_the_energy_window_keeps_the_throughput(image, instrumented, monkeypatch):

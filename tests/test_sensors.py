@@ -47,6 +47,9 @@ class Nvml:
         return {1: 1980}[kind]
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, card):
+        raise NVMLError("Function Not Found")
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, card):
         return 0x4 | 0x40
 
 
@@ -72,6 +75,7 @@ def test_an_nvidia_card_counts_millijoules(nvml):
     ("names", "visible", "card"),
     [
         (("B", "A"), "", 1),  # CUDA's first is not NVML's: the name tells
+        (("B", "A"), "0", 1),
         (("A", "A", "A"), "2", 2),
         (("A", "A"), "GPU-1234", 1),
         (("A as the driver calls it",), "", 0),
@@ -83,12 +87,26 @@ def test_the_card_that_runs_is_found(nvml, monkeypatch, names, visible, card):
     assert sensors.open_nvidia("A").joules() == 5000.123 + card / 1000
 
 
-@pytest.mark.parametrize(("names", "visible"), [(("A", "A"), ""), (("B", "A"), "0")])
-def test_a_card_that_may_be_another_is_not_read(nvml, monkeypatch, names, visible):
+@pytest.mark.parametrize(
+    ("names", "visible", "why"),
+    [
+        (("A", "A"), "", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (("A", "A", "B"), "1", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"),  # CUDA's second may be NVML's first
+        (("A",), "MIG-1234", "a MIG slice"),
+    ],
+)
+def test_a_card_that_may_be_another_is_not_read(nvml, monkeypatch, names, visible, why):
     nvml.names = names
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(sensors.Unavailable, match="set CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(sensors.Unavailable, match=why):
         sensors.open_nvidia("A")
+
+
+def test_unlike_cards_are_known_by_number_where_cuda_counts_by_place(nvml, monkeypatch):
+    nvml.names = ("A", "A", "B")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert sensors.open_nvidia("A").joules() == 5000.124
 
 
 def test_a_card_without_a_counter_says_so_and_is_read_otherwise(nvml):
@@ -123,6 +141,17 @@ def test_an_apple_chip_adds_the_parts_that_it_has(monkeypatch):
     assert (chip.joules(), chip.power_scope) == (1.8, "cpu+gpu+dram+ane")
     with pytest.raises(sensors.Unavailable, match="no energy counters"):
         sensors.AppleChip(SimpleNamespace(get_cumulative_energy=apple_metrics))
+    assert sensors.open_energy_counter("cpu", "Apple M1 Ultra").power_scope == "gpu+dram+ane"
+
+
+def test_a_library_that_fails_otherwise_is_no_error(monkeypatch):
+    def fails():
+        raise ValueError("Unsupported or invalid energy unit provided: pJ")
+
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=fails))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(sensors.Unavailable, match="ValueError: Unsupported or invalid energy unit"):
+        sensors.open_energy_counter("mps", "Apple M9")
 
 
 @pytest.fixture

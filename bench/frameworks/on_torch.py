@@ -222,6 +222,7 @@ class Place:
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)
         self.memory("reset_peak_memory_stats")
         self.used_before = self.memory("memory_allocated") or 0
+        self.reserved_before = self.memory("memory_reserved") or 0
         self.measured_precision = self._measure_precision()
         if settings.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
@@ -365,7 +366,8 @@ class TorchSession:
         return None if peak is None else peak - self.place.used_before
 
     def reserved_memory_bytes(self):
-        return self.place.memory("max_memory_reserved")
+        most = self.place.memory("max_memory_reserved")
+        return None if most is None else most - self.place.reserved_before
 
     def close(self):
         if self.queue_steps is not None:
