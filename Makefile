@@ -66,12 +66,12 @@ endif
 selfcheck: $(READY) ## our figures beside those of hand-written loops (about ten minutes)
 	@$(RUN) -m tests.selfcheck
 
-resolve-mac: $(READY) ## proves that requirements-mac.txt can be installed on a Mac
-	@for version in 3.11 3.12 3.13 3.14; do \
-	    MACOSX_DEPLOYMENT_TARGET=14.0 $(RUN) -m uv pip compile --quiet --only-binary :all: \
-	        --python-platform aarch64-apple-darwin --python-version $$version requirements-mac.txt >/dev/null \
-	    && echo "Python $$version on Apple silicon: resolved" || exit 1; \
-	done
+resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## proves that requirements-mac.txt can be installed on a Mac
+
+resolve-mac-%: $(READY)
+	@MACOSX_DEPLOYMENT_TARGET=14.0 $(RUN) -m uv pip compile --quiet --only-binary :all: \
+	    --python-platform aarch64-apple-darwin --python-version $* requirements-mac.txt >/dev/null
+	@echo "Python $* on Apple silicon: resolved"
 
 clean: ## removes what was installed here
 	rm -rf .venv .venv-tensorflow .uv

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import results
+from bench import meters, operators, results, sensors
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
 
@@ -140,7 +141,7 @@ def test_without_a_python_the_cure_is_named(bare):
 
 @pytest.mark.skipif(not importlib.util.find_spec("uv"), reason="PYTHON=... without uv")
 def test_the_requirements_of_a_mac_can_be_installed():
-    status, out, err = call("make", "resolve-mac", f"PYTHON={sys.executable}")
+    status, out, err = call("make", "--jobs=4", "resolve-mac", f"PYTHON={sys.executable}")
     if status and ("error sending request" in err or "Failed to fetch" in err):
         pytest.skip("the package registry does not answer")
     assert status == 0, err
@@ -216,27 +217,25 @@ def test_a_missing_tensorflow_names_the_cure(tmp_path):
     assert "has no Metal plug-in for Python 3.13 or newer: " in load_broken_tensorflow(tmp_path, missing, a_mac)
 
 
-WITHOUT_METERS = """
-import os, runpy, sys
-sys.modules |= dict.fromkeys(["psutil", "pynvml", "zeus_apple_silicon"])  # importing them fails
-for script, model in (
-    ("image_benchmark", "squeezenet1_1"), ("mlp_benchmark", "mlp-8"), ("transformer_benchmark", "distilbert"),
-    ("tflops_sweep", ""),
-):
-    os.environ["MODEL"] = model
-    try:
-        runpy.run_path(f"{script}.py", run_name="__main__")
-    except SystemExit as end:
-        assert not end.code, end.code
-"""
-
-
-def test_every_benchmark_runs_without_the_optional_packages(tmp_path):
+def test_every_benchmark_runs_without_the_optional_packages(monkeypatch, tmp_path):
+    optional = ("psutil", "pynvml", "zeus_apple_silicon")
+    program = f"import sys; sys.modules |= dict.fromkeys({optional}); import bench.meters, bench.sensors"
+    assert call(sys.executable, "-c", program) == (0, "", "")
+    for package in optional:
+        monkeypatch.setitem(sys.modules, package, None)  # importing it fails
+    for room in (meters, sensors):
+        monkeypatch.setattr(room, "psutil", None)
     small = SMALL | {"PHASE": "inference", "DATA": "synthetic", "SEQUENCE_LENGTH": "8", "USE_GPU": "0"}
-    small |= {"SIZES": "32", "PRECISION": "float32"}
-    status, _, err = call(sys.executable, "-c", WITHOUT_METERS, **small)
-    assert status == 0, err
+    for name, value in (small | {"SIZES": "32", "PRECISION": "float32", "MAX_SECONDS": "0.05"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**20)
+    scripts = {"image_benchmark": "squeezenet1_1", "mlp_benchmark": "mlp-8", "transformer_benchmark": "distilbert"}
+    for script, model in (scripts | {"tflops_sweep": ""}).items():
+        monkeypatch.setenv("MODEL", model)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(f"{script}.py", run_name="__main__")
+        assert end.value.code == 0, script
     rows = results.read(tmp_path / "results" / "here.csv")
     ran = {row["workload"] for row in rows if row["status"] == "ok"}
     assert ran >= {"image", "mlp", "transformer", "matmul"}
-    assert {(row["temperature_c"], row["clock_mhz"]) for row in rows} == {("", "")}
+    assert {(row["temperature_c"], row["clock_mhz"], row["power_watts"]) for row in rows} == {("", "", "")}
