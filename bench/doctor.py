@@ -185,6 +185,7 @@ def missing_gpu(name, device):
 
 
 def describe_meters(facts):
+    """Findings about energy, load and heat, from what a framework's process told; none where none could run."""
     if not facts:
         return
     if "energy" in facts:

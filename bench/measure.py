@@ -49,7 +49,7 @@ FLAGS = {
     "barrier_shows": "waiting for the device takes over 1 % of this part's time, which is included",
     "short": "under twenty queues of batches: a queue that was full at the start still shows",
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
-    "throttled": "heat or a power limit slowed the machine down meanwhile: cool it, plug it in, and repeat",
+    "throttled": "the machine itself grew slower: heat, a power limit, or a virtual machine's neighbours",
     "not_finite": "the work ended in infinities or NaN",
     "implausible": "over 1.3 times what the vendor says that the chip can do",
 }

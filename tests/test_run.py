@@ -107,7 +107,7 @@ def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
     assert (row["clock_mhz"], row["throttle_reasons"], row["canary_ratio"]) == ("1980", "sw_power_cap", "1.07")
     assert "throttled" in row["flags"].split()
     assert " W of the gpu board, " in out
-    assert "throttled: heat or a power limit" in out
+    assert "throttled: the machine itself grew slower" in out
 
 
 def test_a_part_of_training_has_no_energy_of_its_own(instrumented):

@@ -189,7 +189,7 @@ def test_the_parts_together_are_the_whole():
     parts.prepare()
     parts.step()
     for a, b in zip(weights_of(whole), weights_of(parts), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+        assert a == pytest.approx(b, abs=1e-6)
 
 
 @pytest.fixture
