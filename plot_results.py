@@ -164,11 +164,11 @@ def per_joule(summary):
 
 
 def scopes(summary):
-    """Lines where all three scopes were measured: `value_device`, `low_device`, `high_device`, and so on of each.
+    """Lines where one run measured all three scopes: `value_device`, `low_device`, `high_device`, and so on of each.
 
     `bottleneck` is what limited it as found then.
     """
-    work = ["machine", *(column for column in tables.WORK if column not in ("scope", "data"))]
+    work = ["machine", "run_id", *(column for column in tables.WORK if column not in ("scope", "data"))]
     found = summary[(summary["workload"] == "image") & summary["value"].notna() & ~summary["published"]]
 
     def one(scope):

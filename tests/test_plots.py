@@ -80,6 +80,9 @@ def test_scopes_stand_together_with_their_limit(folder):
     (row,) = plot_results.scopes(summary(folder)).to_dict("records")
     assert [row[f"value_{scope}"] for scope in plot_results.SCOPES] == [100, 40, 38]
     assert (row["low_input"], row["bottleneck"]) == (pytest.approx(39.6), "input")
+    # A later run of one of them belongs to another hour.
+    write(folder, [rate(200) | {"run_id": "later"}])
+    assert plot_results.scopes(summary(folder)).empty
 
 
 def sustained(run, rates, **changes):
