@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
@@ -295,7 +296,14 @@ def test_more_bars_than_can_be_read_are_counted(folder):
     path.write_text(header + "".join(line.replace(",a,", f",m{i},", 1) for i in range(100)))
     figure = plot_results.picture_of_images(summary(folder))
     assert figure.axes[0].get_title(loc="left") == (
-        "resnet50, 224 x 224 pixels, training, float32, batch 16 (68 more in the tables)"
+        "resnet50, 224 x 224 pixels, training, float32, batch 16 (32 of 100)"
     )
-    assert len(bar_names(figure)) == plot_results.MAX_BARS
+    assert len(bar_names(figure)) == plot_results.MAX_IN_PANEL
     plt.close(figure)
+
+
+def test_a_picture_has_room_for_all_of_a_panel_unless_the_others_need_it():
+    panels = [pd.DataFrame({"machine": range(n), "published": False}) for n in (10, 30, 40)]
+    assert [len(each) for each in plot_results.share_out(panels[:2])] == [10, 30]
+    assert [len(each) for each in plot_results.share_out(panels)] == [10, 27, 27]
+    assert [len(each) for each in plot_results.share_out(panels[2:])] == [plot_results.MAX_IN_PANEL]

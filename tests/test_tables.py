@@ -112,6 +112,25 @@ def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_p
     assert "\n" not in line
 
 
+@pytest.mark.parametrize("cell", ["fast", '"3'])
+def test_a_cell_that_cannot_be_read_costs_its_own_file_alone(write, tmp_path, cell):
+    row = ",".join(cell if column == "throughput" else BASE.get(column, "") for column in results.COLUMNS)
+    paths = [write({}), broken(tmp_path, f"{header()}\n{row}\n"), write({}, machine="b")]
+    said = []
+    rows = tables.read_rows(paths, said.append)
+    assert rows[["machine", "file"]].to_numpy().tolist() == [["a", "a.csv"], ["b", "b.csv"]]
+    assert len(said) == 1
+    assert "broken.csv" in said[0]
+
+
+def test_every_row_names_its_file(write, tmp_path):
+    short = tmp_path / "short.csv"
+    short.write_text(",".join(BASE) + "\n" + ",".join(BASE.values()) + "\n")
+    rows = tables.read_rows([write({}, {}), short, write({}, machine="b")])
+    assert sorted(rows["file"]) == ["a.csv", "a.csv", "b.csv", "short.csv"]
+    assert rows.loc[rows["machine"] == "b", "file"].tolist() == ["b.csv"]
+
+
 def test_a_file_of_an_older_schema_is_read(tmp_path):
     old = list(BASE)
     path = tmp_path / "old.csv"
