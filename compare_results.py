@@ -45,7 +45,7 @@ def compare(a, b):
 def differences(both):
     """Sentences: which versions and circumstances differ between the lines that are compared."""
     said = []
-    for column in tables.VERSIONS:
+    for column in (*tables.VERSIONS, *tables.SETUP):
         values = [sorted(set(both[f"{column}_{side}"]) - {""}) for side in "ab"]
         if values[0] != values[1]:
             said.append(f"{column}: {', '.join(values[0]) or 'unknown'} in A, {', '.join(values[1]) or 'unknown'} in B")
@@ -81,7 +81,8 @@ def read_side(side, environ, folder):
     summary = tables.summarize(tables.read_rows([path], said.append))
     # A peak is the best of its machine, at whatever size and by whatever operator it was reached.
     summary.loc[summary["model"] == "matmul-peak", ["matrix_size", "memory_format", "batch_size"]] = ""
-    summary = summary.drop_duplicates(["machine", *tables.WORK], keep="last")
+    summary = summary.drop_duplicates(["machine", *tables.WORK], keep="last")  # of several setups the latest
+    summary["flags"] = [tables.say_flags(row) for row in summary[["flags", "status"]].to_dict("records")]
     if summary.empty:
         raise SettingError(f"{side}={str(path)!r} has no rows to compare" + "".join(f" ({line})" for line in said))
     if summary["machine"].nunique() > 1:
@@ -100,10 +101,11 @@ def describe(both):
             f"{row['ratio']:.3f}",
             "" if math.isnan(row["low"]) or math.isnan(row["high"]) else f"{row['low']:.3f} to {row['high']:.3f}",
             row["verdict"],
+            "; ".join(f"{side.upper()}: {row[f'flags_{side}']}" for side in "ab" if row[f"flags_{side}"]),
         )
         for row in both.to_dict("records")
     ]
-    return tables.markdown(("work", "framework", "A", "B", "B / A", "interval", "B is"), lines)
+    return tables.markdown(("work", "framework", "A", "B", "B / A", "interval", "B is", "flags"), lines)
 
 
 def main(environ=os.environ):

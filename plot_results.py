@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import sys
+import urllib.parse
 from pathlib import Path
 
 import matplotlib
@@ -20,12 +21,13 @@ matplotlib.use("Agg")  # no screen is needed
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from bench import tables
 from bench.settings import SettingError, read_settings
 
 log = logging.getLogger("bench")
+plt.rcParams["text.parse_math"] = False  # a name may have a $ in it
 plt.rcParams["text.hinting"] = "no_hinting"  # of no use at 130 dots an inch, and a third of the time of a letter
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
@@ -41,10 +43,12 @@ MAX_BARS = 64  # in one picture
 MAX_IN_PANEL = 32
 MAX_PANELS = 6  # those with the most bars
 MAX_LINES = 20  # in a picture of lines
+MAX_LETTERS = 40  # of a machine's name
 MAX_TABLE = 200  # lines of one table: GitHub shows no page over 512 KB
 MAX_BESIDE = 40  # own lines beside those of a source
 TRAINED_IMAGES = 50_000  # in an epoch of CIFAR-10
 RATE = ("value", "low", "high")
+WHO = ["published", "machine", "kind", "framework"]
 SCOPES = {"device": "the model, on resident batches", "input": "the input pipeline", "end_to_end": "both together"}
 SQUARE = r"^matmul(?:-\d+)?$"  # models whose size is drawn
 
@@ -53,9 +57,10 @@ def plot(folder):
     """Draw everything and write the tables; returns the paths that were written."""
     rows = tables.read_rows(sorted(Path(folder).glob("*.csv")), warn=log.warning)
     summary = tables.add_peak_fraction(tables.summarize(rows), rows)
+    believed = summary[~summary["flags"].str.contains("implausible")]
     runs, drawn = tables.sustained_runs(rows), []
     for name, draw in PICTURES.items():
-        figure = draw(runs if name == "sustained" else summary)
+        figure = draw(runs if name == "sustained" else believed)
         if figure is None:
             log.info("%s: no rows to draw", name)
             (Path(folder) / "plots" / f"{name}.png").unlink(missing_ok=True)
@@ -94,7 +99,7 @@ def resident(summary):
 def best(found, *apart):
     """The highest line of each machine, kind of device, framework and whatever else is to be told apart, falling."""
     found = found.sort_values("value", ascending=False)
-    return found.drop_duplicates(["machine", "kind", "framework", *apart])
+    return found.drop_duplicates([*WHO, *apart])
 
 
 def fastest(summary, *, workload, model, phase):
@@ -104,7 +109,7 @@ def fastest(summary, *, workload, model, phase):
 
 
 def depths(summary):
-    """Seconds an epoch against depth for mlp-<depth>x1024 in training, a line each machine, kind and framework."""
+    """Seconds an epoch against depth for mlp-<depth>x1024 in training, of WHO, the fastest of each depth."""
     found = summary[(summary["workload"] == "mlp") & (summary["phase"] == "training")].copy()
     found["depth"] = pd.to_numeric(found["model"].str.extract(r"^mlp-(\d+)x1024$")[0])
     found = found[found["depth"].notna() & (found["batch_size"] == "32") & (found["precision"] == "float32")]
@@ -113,7 +118,8 @@ def depths(summary):
     found = found[found["images_per_second"].notna() & (found["scope"] == "device") & (found["compile"] != "1")]
     # SGD is the default that all of them ran; a rate that a source's seconds were turned into is the same figure.
     found = found[found["optimizer"].isin(["", "sgd"])]
-    return found.drop_duplicates(["machine", "kind", "framework", "depth"]).sort_values("depth")
+    found = found.sort_values(["data", "images_per_second"], ascending=[True, False])  # CIFAR-10, else synthetic
+    return found.drop_duplicates([*WHO, "depth"]).sort_values("depth")
 
 
 def sizes(summary):
@@ -152,7 +158,8 @@ def speed_ups(found):
     for seconds in ("seconds", "step_seconds_median"):
         ratio = ratio.fillna(both[f"{seconds}_cpu"] / both[seconds])
     low, high = both["low"] / both["high_cpu"], both["high"] / both["low_cpu"]
-    both = both.assign(speed_up=ratio, low=low, high=high, batch=pd.to_numeric(both["batch_size"]))
+    batch = pd.to_numeric(both["batch_size"], errors="coerce")
+    both = both.assign(speed_up=ratio, low=low, high=high, batch=batch)
     both = both[ratio.notna()].drop_duplicates([column for column in work if column != "is_rate"], keep="last")
     order = ["published", "model", "phase", "batch", "speed_up"]
     return both.sort_values(order, ascending=[True] * 4 + [False], ignore_index=True)
@@ -192,8 +199,8 @@ def bars(panels, unit):
     panels = [(title, frame) for title, frame in panels if len(frame)]
     if not panels:
         return None
-    fullest = sorted((len(frame) for _, frame in panels), reverse=True)[:MAX_PANELS]
-    panels = [(title, frame) for title, frame in panels if len(frame) >= fullest[-1]][:MAX_PANELS]
+    more = f" ({len(panels) - MAX_PANELS} more panels' worth in the tables)" if len(panels) > MAX_PANELS else ""
+    panels = choose_panels(panels)
     kept = share_out([frame for _, frame in panels])
     panels = [(title, found, frame.iloc[::-1]) for (title, found), frame in zip(panels, kept, strict=True)]
     shown = pd.concat([frame for *_, frame in panels])
@@ -209,9 +216,15 @@ def bars(panels, unit):
             mark(axes, part, places[part.index], PUBLISHED if is_published else OWN, is_log, is_hollow=is_published)
         write_beside(axes, frame, left, particular)
         axes.tick_params(labelbottom=axes is all_axes[-1])
-    all_axes[-1].set_xlabel(unit, fontsize=8.5)
+    all_axes[-1].set_xlabel(unit + more, fontsize=8.5)
     add_key(figure, shown["published"])
     return figure
+
+
+def choose_panels(panels):
+    """MAX_PANELS of these (title, frame): those with own rows first, then the fullest; their order stays."""
+    rank = [(frame["published"].all(), -len(frame), i) for i, (_, frame) in enumerate(panels)]
+    return [panels[i] for i in sorted(i for *_, i in sorted(rank)[:MAX_PANELS])]
 
 
 def share_out(frames):
@@ -226,12 +239,12 @@ def lay_out(counts, left, right):
     Margins are reckoned from the number of letters: measuring the words would take as long again as drawing them.
     """
     margins = [max(len(word) for words in side for word in words) * LETTER + 0.1 for side in (left, right)]
-    height = BAR * sum(counts) + 0.36 * len(counts) + 0.75
-    figure, all_axes, top = plt.figure(figsize=(WIDTH, height), dpi=130), [], height
+    height, width = BAR * sum(counts) + 0.36 * len(counts) + 0.75, max(WIDTH, sum(margins) + 2.5)
+    figure, all_axes, top = plt.figure(figsize=(width, height), dpi=130), [], height
     for count in counts:
         top -= 0.36 + BAR * count
-        place = (margins[0], top + 0.03, WIDTH - sum(margins), BAR * count)
-        shape = (place[0] / WIDTH, place[1] / height, place[2] / WIDTH, place[3] / height)
+        place = (margins[0], top + 0.03, width - sum(margins), BAR * count)
+        shape = (place[0] / width, place[1] / height, place[2] / width, place[3] / height)
         all_axes.append(figure.add_axes(shape, sharex=all_axes[0] if all_axes else None))
     return figure, all_axes
 
@@ -297,6 +310,8 @@ def name(row):
     """Who did it: the machine, or the device as a source names it, and the framework."""
     device = row["device_name"] if row["published"] else row["machine"]
     on_cpu = "" if row["kind"] == "gpu" or row["published"] else " (CPU)"
+    device = device.lstrip("_")  # a legend leaves such names out
+    device = device if len(device) <= MAX_LETTERS else f"{device[: MAX_LETTERS - 1]}\u2026"
     return f"{device}{on_cpu}, {row['framework']}"
 
 
@@ -380,9 +395,9 @@ def style(i, published):
     }
 
 
-def line_picture(count, rows=1, columns=1, inches=2.7):
-    """(figure, axes): panels so many inches high, with room for titles and for a legend of `count` names below."""
-    below, above = 0.65 + 0.17 * -(-count // 2), 0.35 if columns == 1 else 0.6
+def line_picture(names, rows=1, columns=1, inches=2.7):
+    """(figure, axes): panels so many inches high, with room for titles and for a legend of these names below."""
+    below, above = 0.65 + 0.17 * -(-len(names) // columns_of(names)), 0.35 if columns == 1 else 0.6
     height = below + inches * rows + above
     margins = {"left": 0.75 / WIDTH, "right": 1 - 0.15 / WIDTH, "bottom": below / height, "top": 1 - above / height}
     figure, axes = plt.subplots(
@@ -391,9 +406,15 @@ def line_picture(count, rows=1, columns=1, inches=2.7):
     return figure, axes.ravel()
 
 
+def columns_of(names):
+    """How many columns of a legend these names leave room for."""
+    return 2 if max(map(len, names)) * LETTER < WIDTH / 2 - 0.6 else 1
+
+
 def by_powers(axis, base=10, between=(1, 2, 5)):
-    """Plain numbers on a logarithmic axis, at these parts of each power of the base."""
-    axis.set_major_locator(LogLocator(base=base, subs=between))
+    """Plain numbers on a logarithmic axis with its data: at these parts of each power, if that gives enough of them."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(base=base, subs=between) if high > base**2 * low else MaxNLocator(5))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:,g}")
 
@@ -410,7 +431,7 @@ def finish(figure, axes):
         each.tick_params(labelsize=8)
     handles, names = axes[0].get_legend_handles_labels()
     handles = [handle[0] if isinstance(handle, tuple) else handle for handle in handles]  # of a line with intervals
-    figure.legend(handles, names, loc="lower center", ncols=2, fontsize=8)
+    figure.legend(handles, names, loc="lower center", ncols=columns_of(names), fontsize=8)
     return figure
 
 
@@ -419,10 +440,11 @@ def picture_of_depths(summary):
     found = depths(summary)
     if found.empty:
         return None
-    drawn = lines(found, ["machine", "kind", "framework"], "images_per_second")
-    figure, (seconds, rates) = line_picture(len(drawn), columns=2)
+    drawn = lines(found, WHO, "images_per_second")
+    names = [name(top) + (" (published)" if top["published"] else "") for top, _ in drawn]
+    figure, (seconds, rates) = line_picture(names, columns=2)
     for i, (top, line) in enumerate(drawn):
-        look = style(i, top["published"]) | {"label": name(top) + (" (published)" if top["published"] else "")}
+        look = style(i, top["published"]) | {"label": names[i]}
         low, high = TRAINED_IMAGES / line["high"], TRAINED_IMAGES / line["low"]
         draw_line(seconds, line["depth"], line["epoch_seconds"], low, high, look)
         draw_line(rates, line["depth"], line["images_per_second"], line["low"], line["high"], look)
@@ -436,7 +458,7 @@ def picture_of_depths(summary):
         each.set_xticks(sorted(found["depth"].unique()))
     seconds.set_title("seconds an epoch of 50,000 images", fontsize=9)
     rates.set_title("images/s", fontsize=9)
-    figure.suptitle("A multilayer perceptron on CIFAR-10, training, batch 32, float32", fontsize=10)
+    figure.suptitle("A multilayer perceptron, images of CIFAR-10's size, training, batch 32, float32", fontsize=10)
     return finish(figure, [seconds, rates])
 
 
@@ -445,11 +467,12 @@ def picture_of_sizes(summary):
     found = sizes(summary)
     if found.empty:
         return None
-    drawn = lines(found, ["machine", "kind", "framework", "precision"], "value")
-    figure, (axes,) = line_picture(len(drawn))
+    drawn = lines(found, [*WHO, "precision"], "value")
+    best_at = [" (published)" if top["published"] else f": best at M = {top['side']:.0f}" for top, _ in drawn]
+    names = [f"{name(top)}, {top['precision']}{each}" for (top, _), each in zip(drawn, best_at, strict=True)]
+    figure, (axes,) = line_picture(names)
     for i, (top, line) in enumerate(drawn):
-        source = " (published)" if top["published"] else f": best at M = {top['side']:.0f}"
-        look = style(i, top["published"]) | {"label": f"{name(top)}, {top['precision']}{source}"}
+        look = style(i, top["published"]) | {"label": names[i]}
         draw_line(axes, line["side"], line["value"], line["low"], line["high"], look)
         if top["published"]:
             continue  # of one size alone
@@ -500,15 +523,13 @@ def picture_of_sustained(runs):
     """Rate, power and temperature over the minutes of sustained runs, as far as they are known; None without runs."""
     if not runs:
         return None
-    panels = {"throughput": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
+    panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
     panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
     shown = runs[-MAX_LINES:]
-    figure, all_axes = line_picture(len(shown), rows=len(panels), inches=1.8)
+    names = [name_sustained(run) for run in shown]
+    figure, all_axes = line_picture(names, rows=len(panels), inches=1.8)
     for i, run in enumerate(shown):
-        top = run.iloc[0]
-        burst, sustained = tables.burst_and_sustained(run)
-        kept = "" if math.isnan(burst + sustained) else f": {100 * sustained / burst:.0f} % of the first 30 s kept"
-        look = style(i, False) | {"label": f"{name(top)}, {top['model']} {top['phase']}, {top['precision']}{kept}"}
+        look = style(i, False) | {"label": names[i]}
         for axes, column in zip(all_axes, panels, strict=True):
             axes.plot((run["elapsed_seconds"] - run["seconds"] / 2) / 60, run[column], **look)
     for axes, unit in zip(all_axes, panels.values(), strict=True):
@@ -519,9 +540,16 @@ def picture_of_sustained(runs):
     return finish(figure, all_axes)
 
 
+def name_sustained(run):
+    top = run.iloc[0]
+    burst, sustained = tables.burst_and_sustained(run)
+    kept = "" if math.isnan(burst + sustained) else f": {100 * sustained / burst:.0f} % of the first 30 s kept"
+    return f"{name(top)}, {top['model']} {top['phase']}, {top['precision']}{kept}"
+
+
 def set_scale_of_rates(axes, runs):
     """From zero, or logarithmic where the runs differ that much."""
-    rates = pd.concat([run["throughput"] for run in runs])
+    rates = pd.concat([run["rate"] for run in runs])
     if rates.max() > LOG_FROM * rates.min():
         axes.set_yscale("log")
         by_powers(axes.yaxis)
@@ -548,7 +576,7 @@ PICTURES = {
 
 TITLES = {
     "image": "Image networks",
-    "mlp": "Multilayer perceptrons on CIFAR-10",
+    "mlp": "Multilayer perceptrons, images of CIFAR-10's size",
     "transformer": "Transformers",
     "matmul": "Matrix products",
     "convolution": "Convolutions",
@@ -615,7 +643,8 @@ def write_page(summary, cited, runs, pictures):
     """results/README.md: pictures, then a table for each workload and each ancestor, own rows before published ones."""
     parts = ["# Results", "Written by `make plot` from the files here, whose names stand at the end of each line."]
     parts += [f"![{path.stem}](plots/{path.name})" for path in pictures]
-    for workload, title in TITLES.items():
+    others = {workload: workload for workload in sorted(set(summary["workload"]) - set(TITLES))}
+    for workload, title in (TITLES | others).items():
         found = summary[summary["workload"] == workload].sort_values(["published", "machine"], kind="stable")
         parts += write_section(title, "", found, ("machine", *tables.HEADER, "file"), describe_line)
     stated = cited[~cited["note"].str.contains("; derived;", regex=False)]  # what a source itself says
@@ -680,14 +709,14 @@ def seconds_an_item(row):
         return 1 / row["value"]
     if pd.notna(row["items"]):
         return row["seconds"] / row["items"]
-    return row["step_seconds_median"] / float(row["batch_size"] or math.nan)
+    return row["step_seconds_median"] / pd.to_numeric(row["batch_size"] or math.nan, errors="coerce")
 
 
 def describe_speed_up(row):
-    cpu = {column: row[f"{column}_cpu"] for column in ("value", "per", "seconds", "step_seconds_median")}
+    cpu = {column: row[f"{column}_cpu"] for column in ("value", "per", "seconds", "items", "step_seconds_median")}
     steps = [tables.figure(each["step_seconds_median"]) for each in (cpu, row)]
-    rates = [tables.describe_rate(cpu), tables.describe_rate(row), *steps, f"{row['speed_up']:.3g}"]
-    between = "" if pd.isna(row["low"]) or pd.isna(row["high"]) else f"{row['low']:.3g} to {row['high']:.3g}"
+    rates = [tables.describe_rate(cpu), tables.describe_rate(row), *steps, tables.figure(row["speed_up"], "{:.3g}")]
+    between = tables.interval(row | {"rows": 1})
     clock = row["status"].replace("ok", "")
     return [row["machine"], tables.name_work(row), row["framework"], *rates, between, clock, cite(row)]
 
@@ -711,7 +740,7 @@ def cite(row):
     """The file that a line is in, and the source of a published figure."""
     link = row["source"].split(" ")[0]
     source = f", [source]({link})" if link.startswith("http") else f", {row['source']}" if row["source"] else ""
-    return f"[{row['file']}]({row['file']}){source}"
+    return f"[{row['file']}]({urllib.parse.quote(row['file'])}){source}"
 
 
 def main():

@@ -253,7 +253,7 @@ def columns_of(measured, watches):
 
 
 def energy_columns(instruments, watts, joules_per_item):
-    if math.isnan(watts):
+    if not watts > 0:  # unknown, or a counter that stands still
         return {}
     scope = instruments.counter.power_scope
     return {"power_watts": watts, "joules_per_item": joules_per_item, "power_scope": scope}

@@ -18,16 +18,20 @@ WORK = (
     *("workload", "model", "phase", "scope", "epoch", "kind", "framework", "precision", "compile", "memory_format"),
     *("batch_size", "image_size", "sequence_length", "matrix_size", "data", "optimizer"),
 )
-# Rows of the same work are repetitions of each other when these agree as well; the latest such group counts.
-VERSIONS = ("framework_version", "driver", "os", "python", "commit", "num_threads", "num_workers", "power_source")
+# How a machine was set up for it: each way is a line of its own.
+SETUP = ("num_threads", "num_workers", "power_source")
+# Rows of the same work and setup are repetitions of each other when these agree; the latest such group counts.
+VERSIONS = ("framework_version", "driver", "os", "python", "commit")
 NUMBERS = (
     *("throughput", "throughput_low", "throughput_high", "tflops", "seconds", "items", "peak_memory_bytes"),
     *("power_watts", "joules_per_item", "step_seconds_median", "loss_mean", "accuracy"),
     *("elapsed_seconds", "temperature_c"),
 )
+# Unknown is blank, so that there is no 0 either; what a network learns can be anything.
+POSITIVE = tuple(column for column in NUMBERS if column not in ("loss_mean", "accuracy", "temperature_c"))
 TEXTS = (
-    *("status", "flags", "source", "note", "machine", "device", "device_name", "unit", "bottleneck", "run_id"),
-    *(column for column in (*WORK, *VERSIONS) if column != "kind"),
+    *("timestamp", "status", "flags", "source", "note", "machine", "device", "device_name", "unit", "bottleneck"),
+    *("run_id", *(column for column in (*WORK, *SETUP, *VERSIONS) if column != "kind")),
 )
 OPERATORS = ("matmul", "convolution")
 SINGLE = (*OPERATORS, "bandwidth")  # one operator in place of a network
@@ -35,7 +39,7 @@ DONE = ("ok", "interrupted")
 
 
 def read_rows(paths, warn=print):
-    """All rows of these CSV files in a frame: TEXTS, blank where unknown, NUMBERS as floats, `file` and `kind`.
+    """All rows of these CSV files, a machine's oldest first: TEXTS, blank where unknown, NUMBERS, `file` and `kind`.
 
     The other columns stay unread: no table or picture has them, and most of the time goes into reading.
     A foreign, newer or broken file is named in one line and left out.
@@ -51,7 +55,15 @@ def read_rows(paths, warn=print):
     frames = [frame for header, files in alike.items() for frame in _parse_all(header, files, warn)]
     rows = pd.concat(frames, ignore_index=True) if frames else _complete(pd.DataFrame())
     rows["kind"] = rows["device"].where(rows["device"].isin(["cpu", ""]), "gpu")
-    return rows
+    return rows if _is_in_order(rows) else rows.sort_values("timestamp", kind="stable", ignore_index=True)
+
+
+def _is_in_order(rows):
+    """Whether the measured rows of each machine stand together, oldest first, as they do in a file of its own."""
+    own = rows.loc[rows["source"] == "", ["machine", "timestamp"]]
+    machines, times = own["machine"].to_numpy(), own["timestamp"].to_numpy()
+    is_same = machines[1:] == machines[:-1]
+    return len(set(machines)) >= (~is_same).sum() + 1 and not (is_same & (times[1:] < times[:-1])).any()
 
 
 def _leave_out(path, error, warn):
@@ -89,6 +101,9 @@ def _parse(header, files):
     names = [name for path, rows, _ in files for name in [Path(path).name] * rows]
     if len(read) != len(names):
         raise ValueError(f"{len(names)} lines below its header are {len(read)} rows: a quotation mark stays open")
+    for column in POSITIVE:
+        if column in read and not (read[column].isna() | read[column].between(0, math.inf, inclusive="neither")).all():
+            raise ValueError(f"its {column} is not always above 0 and finite")
     return _complete(read.assign(file=names))
 
 
@@ -99,11 +114,11 @@ def _complete(read):
 
 
 def summarize(rows, statuses=DONE):
-    """One line for each machine and work: the latest repetitions together; without sustained runs.
+    """One line for each machine, work and setup: the latest repetitions together; without sustained runs.
 
     Adds to the latest row's columns, numbers as floats: `value`, its unit in `per` (TFLOP/s for operators), `low` and
     `high`: the row's own interval, or, where there are several rows, what covers all of theirs; `rows`, their number;
-    `published`: whether others measured it.
+    `published`: whether others measured it; `setup`: in words, where a machine has several for the same work.
     """
     done = rows[rows["status"].isin(statuses) & (rows["scope"] != "sustained")]
     is_operator = done["workload"].isin(OPERATORS)
@@ -119,10 +134,36 @@ def summarize(rows, statuses=DONE):
     )
     # Published figures are of different sources and setups: none of them repeats another.
     alone = pd.Series(done.index, index=done.index).where(done["published"], -1)
-    group = done.groupby(["machine", *WORK, alone], sort=False).ngroup()
+    work = done.groupby(["machine", *WORK, alone], sort=False).ngroup()
+    group = done.groupby([work, *SETUP], sort=False).ngroup()
     repetition = done.groupby([group, *VERSIONS], sort=False).ngroup()
-    current = repetition == repetition.groupby(group).transform("last")
-    return take_together(done[current], group[current])
+    counts = _counts(done, work)
+    current = counts & (repetition == repetition.where(counts).groupby(group).transform("last"))
+    lines = take_together(done[current], group[current])
+    return lines.assign(setup=_name_setups(lines, work[current][~group[current].duplicated(keep="last")]))
+
+
+def _counts(done, work):
+    """Which rows do: none twice, as in a copy of a file, and none that was interrupted where another was not."""
+    again = pd.DataFrame({"work": work, "run": done["run_id"], "at": done["timestamp"]}).duplicated()
+    again &= done["run_id"] != ""
+    is_whole = done["status"] != "interrupted"
+    return ~again & (is_whole | ~is_whole.groupby(work).transform("any"))
+
+
+def _name_setups(lines, work):
+    """What sets a line apart from others of the same machine and work, blank where there are none."""
+    several = work.duplicated(keep=False).to_numpy()
+    words = pd.Series("", index=lines.index)
+    words[several] = [
+        ", ".join(
+            [f"{row.num_threads or 'unknown'} threads"]
+            + ([f"{row.num_workers} workers"] if row.num_workers else [])
+            + (["on battery"] if row.power_source == "battery" else [])
+        )
+        for row in lines[several].itertuples()
+    ]
+    return words
 
 
 def sustained_runs(rows):
@@ -131,7 +172,8 @@ def sustained_runs(rows):
     if found.empty:
         return []
     latest = found.groupby(["machine", *WORK], sort=False)["run_id"].transform("last")
-    found = found[found["run_id"] == latest].assign(published=False)
+    found = found[found["run_id"] == latest]
+    found = found.assign(published=False, rate=found["items"] / found["seconds"])
     return [run.sort_values("elapsed_seconds") for _, run in found.groupby("run_id", sort=False)]
 
 
@@ -142,7 +184,7 @@ def burst_and_sustained(run):
 
 
 def take_together(current, group):
-    """The last row of each group; of several rows the median, an interval that covers them all, and their number."""
+    """The last row of each group; of several rows the median, what covers all intervals, all flags, their number."""
     is_last, is_one = ~group.duplicated(keep="last"), ~group.duplicated(keep=False)
     last = current[is_last].set_index(group[is_last])
     several = current[~is_one].groupby(group[~is_one])
@@ -150,18 +192,30 @@ def take_together(current, group):
     middles = several[["value", "tflops", "peak_memory_bytes", "power_watts", "joules_per_item"]].median()
     for column, found in {**middles, "low": low, "high": high, "rows": several.size()}.items():
         last.loc[found.index, column] = found
+    flags = _all_flags(current.loc[~is_one, "flags"], group[~is_one])
+    last.loc[list(flags), "flags"] = list(flags.values())
     return last.reset_index(drop=True)
 
 
+def _all_flags(flags, group):
+    """{group: its flags, each once}, of groups that have any."""
+    found = {}
+    different = pd.DataFrame({"group": group, "flags": flags})[flags != ""].drop_duplicates()
+    for place, words in zip(different["group"], different["flags"], strict=True):
+        found.setdefault(place, {}).update(dict.fromkeys(words.split()))
+    return {place: " ".join(words) for place, words in found.items()}
+
+
 def add_peak_fraction(summary, rows):
-    """The column `of_peak`: TFLOP/s over the machine's own best measured peak among all rows."""
+    """The column `of_peak`: TFLOP/s over the machine's own best peak among all rows, where both were measured here."""
     key = ["machine", "device", "precision"]
     found = rows.loc[rows["model"] == "matmul-peak", [*key, "model", "status", "flags", "tflops"]]
     best = peaks.measured_peaks(found.to_dict("records"))
     lines = [[*each, float(row["tflops"])] for each, row in best.items()]
     ceilings = pd.DataFrame(lines, columns=[*key, "peak"]).astype(dict.fromkeys(key, str))
     mine = summary[key].assign(precision=summary["precision"].replace(peaks.SIXTEEN_BITS))
-    return summary.assign(of_peak=summary["tflops"] / mine.merge(ceilings, on=key, how="left")["peak"])
+    ceiling = mine.merge(ceilings, on=key, how="left")["peak"].where(~summary["published"])
+    return summary.assign(of_peak=summary["tflops"] / ceiling)
 
 
 def thin(frame, limit):
@@ -180,6 +234,8 @@ def name_work(row):
     words += [f"batch {row['batch_size']}" if row["batch_size"] else ""]
     words += [f"{row['sequence_length']} tokens" if row["sequence_length"] else ""]
     words += [f"{row['image_size']} px" if row["workload"] == "image" and row["image_size"] else ""]
+    words += ["synthetic images" if row["workload"] == "mlp" and row["data"] == "synthetic" else ""]
+    words += [row.get("setup", "")]
     return ", ".join(word for word in words if word)
 
 
@@ -214,7 +270,7 @@ def describe_rate(row):
     if pd.notna(row["value"]):
         return f"{figure(row['value'])} {row['per']}"
     if pd.notna(row["seconds"]):
-        return f"{figure(row['seconds'])} s"
+        return f"{figure(row['seconds'])} s" + (f" for {row['items']:,.0f} items" if pd.notna(row["items"]) else "")
     return f"{figure(row['step_seconds_median'])} s a step"
 
 
@@ -237,7 +293,12 @@ def describe(row):
         watts,
         joules,
     )
-    return [*cells, row["flags"]]
+    return [*cells, say_flags(row)]
+
+
+def say_flags(row):
+    """A line's doubts: its flags, and whether it was interrupted."""
+    return f"{row['flags']}{' interrupted' if row['status'] == 'interrupted' else ''}".strip()
 
 
 def main():

@@ -63,6 +63,38 @@ def test_epochs_against_depth_with_seconds_as_published(folder):
     ]
 
 
+def test_depths_are_those_of_the_ancestors_settings(folder):
+    mlp = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "data": "synthetic"}
+    others = [{"batch_size": "64"}, {"precision": "bfloat16"}, {"optimizer": "adam"}, {"scope": "end_to_end"}]
+    write(folder, [rate(9000) | mlp | {"phase": "inference"}, *(rate(9000) | mlp | other for other in others)])
+    assert plot_results.depths(summary(folder)).empty
+    write(folder, [rate(8000) | mlp, rate(5000) | mlp | {"data": "cifar10"}])
+    assert plot_results.depths(summary(folder))["images_per_second"].tolist() == [5000]
+
+
+def test_a_published_figure_of_the_same_name_hides_no_own_one(folder):
+    matmul = {"workload": "matmul", "model": "matmul-peak", "phase": "", "matrix_size": "64x64x64", "device": "cuda"}
+    write(folder, [rate(200), rate(269) | {"source": "https://x"}, matmul | {"tflops": "700"}])
+    write(folder, [matmul | {"tflops": "790", "model": "matmul-best", "source": "https://x"}])
+    found = summary(folder)
+    drawn = plot_results.fastest(found, workload="image", model="resnet50", phase="training")
+    assert drawn[["value", "published"]].to_numpy().tolist() == [[269, True], [200, False]]
+    assert sorted(plot_results.matrix_peaks(found)["value"]) == [700, 790]
+
+
+def test_only_resident_batches_of_the_usual_size_are_set_side_by_side(folder):
+    bert = {"workload": "transformer", "model": "bert-base", "image_size": ""}
+    write(folder, [rate(10), rate(99) | {"scope": "end_to_end"}, rate(98) | {"image_size": "128"}])
+    write(folder, [rate(20) | bert | {"sequence_length": "128"}, rate(97) | bert | {"sequence_length": "384"}])
+    assert sorted(plot_results.resident(summary(folder))["value"]) == [10, 20]
+
+
+def test_a_speed_ups_interval_has_the_worst_of_both(folder):
+    write(folder, [rate(10, width=0.1), rate(80, width=0.5) | {"device": "cuda"}])
+    (row,) = plot_results.speed_ups(summary(folder)).to_dict("records")
+    assert (row["speed_up"], row["low"], row["high"]) == (8, pytest.approx(40 / 11), pytest.approx(120 / 9))
+
+
 def test_sizes_speed_ups_and_joules(folder):
     matmul = {"workload": "matmul", "model": "matmul", "phase": "", "unit": "products/s"}
     write(folder, [matmul | {"matrix_size": "64x64x64", "tflops": "1.5"}, matmul | {"matrix_size": "8x64x512"}])
@@ -111,6 +143,134 @@ def test_a_short_sustained_run_has_no_ratio(folder):
     cells = plot_results.describe_sustained(run)
     assert cells[4:9] == ["10 images/s", "", "", "40", "61"]
     assert len(plot_results.picture_of_sustained(runs).axes) == 3
+
+
+def points(axes):
+    """[(colour, face, [(value, low, high)])] of the points with intervals in an axes, bars apart."""
+    found = []
+    for container in axes.containers:
+        line, _, (ends,) = container.lines
+        spans = [tuple(each) for each in ends.get_segments()]
+        along = 0 if container.has_xerr else 1
+        values = line.get_xydata()[:, along]
+        found.append(
+            (
+                line.get_color(),
+                line.get_markerfacecolor(),
+                [(value, *(point[along] for point in span)) for value, span in zip(values, spans, strict=True)],
+            )
+        )
+    return found
+
+
+def test_own_marks_are_filled_and_published_ones_hollow_each_with_its_interval(folder):
+    write(folder, [rate(1000, width=0.1), rate(10) | {"source": "https://x"}])
+    figure = plot_results.picture_of_images(summary(folder))
+    own, published = points(figure.axes[0])
+    assert own == (plot_results.OWN, plot_results.OWN, [(1000, pytest.approx(900), pytest.approx(1100))])
+    assert published[:2] == (plot_results.PUBLISHED, "white")
+    plt.close(figure)
+
+
+def test_the_part_that_limits_is_marked(folder):
+    write(folder, [rate(100), rate(40) | {"scope": "input"}, rate(38) | {"scope": "end_to_end", "bottleneck": "input"}])
+    figure = plot_results.picture_of_scopes(summary(folder))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["100", "40 limits", "38"]
+    plt.close(figure)
+
+
+def test_seconds_an_epoch_have_the_interval_of_their_rate(folder):
+    write(folder, [rate(5000, width=0.5) | {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024"}])
+    figure = plot_results.picture_of_depths(summary(folder))
+    (*_, ends), *_ = points(figure.axes[0])
+    assert ends == [(10, pytest.approx(50_000 / 7500), 20)]
+    plt.close(figure)
+
+
+def test_the_best_size_has_the_ring(folder):
+    matmul = {"workload": "matmul", "model": "matmul", "phase": ""}
+    sides = {64: 1, 128: 5, 256: 3}
+    write(folder, [matmul | {"matrix_size": f"{m}x{m}x{m}", "tflops": str(t)} for m, t in sides.items()])
+    figure = plot_results.picture_of_sizes(summary(folder))
+    (ring,) = [line for line in figure.axes[0].lines if line.get_markersize() > 10]
+    assert ring.get_xydata().tolist() == [pytest.approx([128, 5])]
+    assert figure.legends[0].get_texts()[0].get_text() == "a (CPU), torch, float32: best at M = 128"
+    plt.close(figure)
+
+
+def test_every_size_has_an_axis_with_figures(folder):
+    matmul = {"workload": "matmul", "model": "matmul", "phase": ""}
+    write(folder, [matmul | {"matrix_size": f"{m}x{m}x{m}", "tflops": "12"} for m in (6000, 7000, 7900)])
+    figure = plot_results.picture_of_sizes(summary(folder))
+    figure.canvas.draw()
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        low, high = axis.get_view_interval()
+        assert sum(low <= each <= high for each in axis.get_majorticklocs()) >= 2
+    plt.close(figure)
+
+
+def test_a_panel_for_each_operator(folder):
+    stream = {"workload": "bandwidth", "phase": "", "unit": "GB/s"}
+    write(folder, [rate(40) | stream | {"model": model} for model in ("copy", "add", "multiply-add")])
+    figure = plot_results.picture_of_bandwidth(summary(folder))
+    assert [axes.get_title(loc="left").split(",")[0] for axes in figure.axes] == ["copy", "add", "multiply-add"]
+    plt.close(figure)
+
+
+def test_a_sustained_run_is_drawn_by_the_rate_of_each_ten_seconds(folder):
+    rows = sustained("r", [60] * 9)
+    write(folder, [row | {"items": "550"} for row in rows])
+    figure = plot_results.picture_of_sustained(tables.sustained_runs(tables.read_rows([folder / "a.csv"])))
+    (line,) = figure.axes[0].lines
+    assert line.get_xdata().tolist() == pytest.approx([(10 * i - 5) / 60 for i in range(1, 10)])
+    assert line.get_ydata().tolist() == [55] * 9
+    plt.close(figure)
+
+
+def test_of_many_panels_those_with_own_rows_are_drawn(folder):
+    power = {"power_watts": "10"}
+    write(folder, [rate(1) | power | {"model": f"theirs-{i}", "source": "https://x"} for i in range(7)])
+    write(folder, [rate(1) | power | {"model": "yours"}])
+    figure = plot_results.picture_of_joules(summary(folder))
+    titles = [axes.get_title(loc="left").split(",")[0] for axes in figure.axes]
+    assert titles == [*(f"theirs-{i}" for i in range(5)), "yours"]
+    assert "2 more" in figure.axes[-1].get_xlabel()
+    plt.close(figure)
+
+
+def test_what_is_implausible_is_in_the_tables_and_in_no_picture(folder):
+    write(folder, [rate(10), rate(99999) | {"flags": "implausible", "batch_size": "1"}])
+    page = plot_results.plot(folder)[-1].read_text()
+    assert "99999" in page.replace("100000", "99999")
+    assert (folder / "plots" / "images.png").exists()
+    write(folder, [rate(88888) | {"flags": "implausible"}])
+    plot_results.plot(folder)
+    assert not (folder / "plots" / "images.png").exists()
+
+
+def test_work_of_another_program_version_has_a_table(folder):
+    write(folder, [rate(10) | {"workload": "audio", "model": "whisper"}])
+    assert any("| whisper, training" in line for line in page_of(folder)["audio"])
+
+
+def test_a_file_with_a_blank_in_its_name_can_be_followed(folder):
+    write(folder, [rate(10)], "a b (1)")
+    assert "[a b (1).csv](a%20b%20%281%29.csv)" in plot_results.plot(folder)[-1].read_text()
+
+
+@pytest.mark.parametrize("name", ["nvidia-rtx-6000-" * 6, "cost$of$\\foo$", "_under_score_"])
+def test_any_name_can_be_drawn(folder, name):
+    many_words = {"precision": "mixed_bfloat16", "compile": "1", "memory_format": "channels_last", "machine": name}
+    matmul = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "machine": name}
+    few_words = {"framework": "tensorflow", "batch_size": "4", "machine": name}
+    write(folder, [rate(10) | many_words, rate(9) | few_words, matmul, matmul | {"precision": "float16"}])
+    for draw in (plot_results.picture_of_images, plot_results.picture_of_sizes):
+        figure = draw(summary(folder))
+        figure.canvas.draw()
+        for part in (*figure.axes, *figure.legends):
+            box = part.get_tightbbox(figure.canvas.get_renderer())
+            assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+        plt.close(figure)
 
 
 def many(folder, count):
@@ -224,9 +384,12 @@ def test_every_ancestor_stands_beside_own_rows(folder):
     }
     assert (cells[-1]["loss"], cells[-1]["accuracy"]) == ("1.5", "0.49")
     depths = "\n".join(page["Beside M1-tensorflow-benchmark"])
-    assert "| mlp-5x1024, training, float32, batch 32 | tensorflow 2.7.0 | cpu | 66.52 s | 22.17 |" in depths
+    assert (
+        "| mlp-5x1024, training, float32, batch 32 | tensorflow 2.7.0 | cpu | 66.52 s for 150,000 items | 22.17 |"
+        in depths
+    )
     steps = "\n".join(page["Beside benchmark-pytorch-mps"])
-    assert "| 0.05158 s |" in steps
+    assert "| 0.05158 s a step |" in steps
     assert "| mine | resnet50, inference, float32, batch 1, 224 px | torch 2.15 | cpu | 100 images/s |" in steps
     assert "| 247.2 images/s |" in "\n".join(page["Beside apple-silicon-pytorch"])
     assert "| 140 images/s | 21.00 | 42 | 0.3 |" in "\n".join(page["Beside tf-metal-experiments"]).replace(

@@ -9,7 +9,7 @@ import compare_results
 from bench import results, tables
 
 BASE = {
-    **{"schema": "1", "run_id": "r", "status": "ok", "machine": "a", "device": "cpu", "framework": "torch"},
+    **{"schema": "1", "run_id": "", "status": "ok", "machine": "a", "device": "cpu", "framework": "torch"},
     **{"framework_version": "2.15", "workload": "image", "model": "resnet50", "phase": "training", "scope": "device"},
     **{"precision": "float32", "compile": "0", "batch_size": "16", "image_size": "224", "unit": "images/s"},
     **{"throughput": "100", "throughput_low": "99", "throughput_high": "101", "tflops": "2.4"},
@@ -61,6 +61,45 @@ def test_rows_of_an_older_version_are_not_mixed_in(write):
     assert (row["value"], row["rows"], row["framework_version"]) == (101, 2, "2.15")
 
 
+def test_the_latest_row_counts_whatever_file_it_is_in(write, tmp_path):
+    old, new = {"timestamp": "2025-01-01", "commit": "old"}, {"timestamp": "2026-01-01", "commit": "new"}
+    paths = [write(rate(200) | new), tmp_path / "results" / "z.csv"]
+    write(rate(100) | old, machine="z")
+    paths[1].write_text(paths[1].read_text().replace(",z,", ",a,"))
+    assert summary(*paths)[0]["value"].tolist() == [200]
+    merged = write(rate(300) | new, rate(100) | old, machine="merged")
+    assert summary(merged)[0]["value"].tolist() == [300]
+
+
+def test_a_copy_of_a_file_counts_once(write, tmp_path):
+    path = write(rate(100) | {"run_id": "x"}, rate(110) | {"run_id": "y"})
+    copy = tmp_path / "results" / "a (1).csv"
+    copy.write_bytes(path.read_bytes())
+    assert summary(path, copy)[0]["rows"].tolist() == [2]
+
+
+def test_every_setup_is_a_line_that_says_so(write):
+    base = rate(1000) | {"num_threads": "64", "power_source": "ac"}
+    found, _ = summary(write(base, rate(50) | {"num_threads": "1"}, base | rate(400) | {"power_source": "battery"}))
+    names = {row["value"]: tables.name_work(row).partition("224 px, ")[2] for row in found.to_dict("records")}
+    assert names == {1000: "64 threads", 50: "1 threads", 400: "64 threads, on battery"}
+    found, _ = summary(write(rate(10) | {"num_threads": "64"}, machine="b"))
+    assert found["setup"].tolist() == [""]
+
+
+def test_an_interrupted_run_counts_where_there_is_no_other(write):
+    stopped = rate(60) | {"status": "interrupted", "commit": "later"}
+    found, _ = summary(write(rate(100), stopped, stopped | {"model": "vgg16"}))
+    lines = {row["model"]: (row["value"], tables.say_flags(row)) for row in found.to_dict("records")}
+    assert lines == {"resnet50": (100, ""), "vgg16": (60, "interrupted")}
+
+
+def test_no_doubt_of_a_repetition_is_lost(write):
+    flags = ("throttled contended", "", "contended drift", "")
+    (row,) = summary(write(*(rate(100 + i) | {"flags": each} for i, each in enumerate(flags))))[0].to_dict("records")
+    assert tables.say_flags(row) == "throttled contended drift"
+
+
 def test_published_figures_are_never_taken_together(write):
     found, _ = summary(write(rate(826) | {"source": "https://x"}, rate(1218) | {"source": "https://x"}))
     assert found["value"].tolist() == [826, 1218]
@@ -80,6 +119,25 @@ def test_the_fraction_of_the_peak_needs_a_peak(write):
     assert fractions[("a", "resnet50")] == 0.25
     assert math.isnan(fractions[("b", "resnet50")])
     assert found[found["model"] == "matmul-peak"]["value"].tolist() == [9.6]
+
+
+def test_mixed_precision_is_beside_the_peak_of_its_sixteen_bits(write):
+    peak = {"workload": "matmul", "model": "matmul-peak", "precision": "bfloat16", "tflops": "24"}
+    found, _ = summary(write({"precision": "mixed_bfloat16"}, peak))
+    assert found["of_peak"].tolist() == pytest.approx([0.1, 1])
+
+
+def test_nobody_elses_figure_is_beside_a_peak_measured_here(write):
+    peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "700", "unit": "products/s"}
+    theirs = peak | {"model": "matmul-best", "tflops": "790", "source": "https://x"}
+    found, _ = summary(write(peak, theirs))
+    assert found["of_peak"].tolist() == pytest.approx([1, math.nan], nan_ok=True)
+
+
+def test_an_operators_interval_is_in_tflops(write):
+    row = rate(1000, width=0.1) | {"workload": "matmul", "model": "matmul", "tflops": "2"}
+    (row,) = summary(write(row))[0].to_dict("records")
+    assert (row["value"], row["low"], row["high"], row["per"]) == (2, pytest.approx(1.8), pytest.approx(2.2), "TFLOP/s")
 
 
 def broken(tmp_path, text):
@@ -112,7 +170,7 @@ def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_p
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("cell", ["fast", '"3'])
+@pytest.mark.parametrize("cell", ["fast", '"3', "0", "-5", "inf"])
 def test_a_cell_that_cannot_be_read_costs_its_own_file_alone(write, tmp_path, cell):
     row = ",".join(cell if column == "throughput" else BASE.get(column, "") for column in results.COLUMNS)
     paths = [write({}), broken(tmp_path, f"{header()}\n{row}\n"), write({}, machine="b")]
@@ -147,7 +205,7 @@ def test_a_file_of_an_older_schema_is_read(tmp_path):
     [
         (1.05, 1.2, "faster"),
         (0.8, 0.95, "slower"),
-        (0.995, 1.005, "same"),
+        (0.991, 1.009, "same"),
         (0.9, 1.1, "cannot tell"),
         (0.98, 1.005, "cannot tell"),
         (math.nan, math.nan, "cannot tell"),
@@ -194,7 +252,20 @@ def test_ci_can_fail_on_slower(compare):
     assert compare([rate(100)], [rate(50)])[0] == 0
     assert compare([], [], FAIL_ON_SLOWER="1")[0] == 1
     assert compare([], [], FAIL_ON_SLOWER="0")[0] == 0
-    assert compare_results.main({"A": "x", "FAIL_ON_SLOWER": "yes"}) == 2
+    status, out, err = compare([], [], FAIL_ON_SLOWER="yes")
+    assert (status, out, err) == (2, "", "FAIL_ON_SLOWER='yes' must be 1 or 0\n")
+
+
+def test_doubts_stand_beside_a_verdict(compare):
+    _, out, _ = compare([rate(100)], [rate(80) | {"flags": "throttled"}])
+    assert "| slower | B: throttled |" in out
+
+
+def test_of_several_setups_the_latest_is_compared_and_named(compare):
+    a = [rate(100) | {"num_threads": "64"}, rate(10) | {"num_threads": "1"}]
+    _, out, _ = compare(a, [rate(20) | {"num_threads": "64"}])
+    assert "geometric mean of 1 ratios: 2.000" in out
+    assert "num_threads: 1 in A, 64 in B" in out
 
 
 def test_where_nothing_can_be_compared_ci_hears_of_it(compare):

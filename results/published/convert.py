@@ -24,6 +24,8 @@ SAMPLES = {"mlp": "images/s", "transformer": "sequences/s"}  # what "samples" ar
 SECONDS = {"seconds": 1.0, "minutes": 60.0}
 IMAGES_IN_AN_EPOCH = 50_000  # of CIFAR-10
 MODELS = {"vgg16-bn": "vgg16_bn", "vgg16-cifar10-32px": "vgg16", "resnet50-128px": "resnet50"}
+# What a note says of a rate that has the input pipeline in it.
+WITH_INPUT = re.compile("^end-to-end|data loading included|decode and resize included|ImageNet")
 
 
 def convert(published):
@@ -42,14 +44,15 @@ def convert(published):
         "framework": published["framework"],
         "framework_version": published["framework_version"].replace("unknown", ""),
         "workload": workload,
-        "model": MODELS.get(published["model"], published["model"]),
+        "model": model_of(published),
         "phase": None if is_operator else published["mode"],
-        "scope": "end_to_end" if published["timing_note"].startswith("end-to-end") else "device",
+        "scope": "end_to_end" if WITH_INPUT.search(published["timing_note"]) else "device",
         "precision": published["precision"],
         "compile": None if is_operator else COMPILED[published["compiler"]],
         "memory_format": memory_format_of(published["timing_note"]),
         "batch_size": published["batch_size"],
         "image_size": image_size_of(published),
+        "sequence_length": found(r"sequence length (\d+)", published["timing_note"]),
         "matrix_size": matrix_size_of(published["model"]),
         "power_watts": published["power_w"],
         "peak_memory_bytes": round(float(published["memory_gb"]) * 1e9) if published["memory_gb"] else None,
@@ -62,13 +65,41 @@ def result_of(published):
     value, unit = float(published["value"]), published["unit"]
     if unit == "TFLOPS":
         return {"tflops": value}
+    if unit in SECONDS and is_of_a_step(published):
+        return {"step_seconds_median": value * SECONDS[unit]}
     if unit in SECONDS:
-        epochs = re.search(r"epochs=(\d+)", published["timing_note"])
-        items = IMAGES_IN_AN_EPOCH * int(epochs[1]) if epochs and published["workload"] == "mlp" else None
-        return {"seconds": value * SECONDS[unit], "items": items}
+        return {"seconds": value * SECONDS[unit], "items": items_of(published)}
     if unit == "us/sample":
         return {"step_seconds_median": value * 1e-6 * float(published["batch_size"])}
     return {"throughput": value, "unit": RATES.get(unit) or SAMPLES[published["workload"]]}
+
+
+def is_of_a_step(published):
+    """Whether seconds are those of one step; benchmark-pytorch-mps has no other."""
+    return "seconds per iteration" in published["timing_note"] or "benchmark-pytorch-mps" in published["source"]
+
+
+def items_of(published):
+    """How many items went through in published seconds, None where that is not said."""
+    note, batch = published["timing_note"], int(published["batch_size"])
+    epochs, steps = found(r"epochs=(\d+)", note), found(r"(\d+) (?:steps|batches)", note)
+    images = found(r"(\d+) images", note)
+    if epochs:
+        return IMAGES_IN_AN_EPOCH * int(epochs)
+    return int(steps) * batch if steps else int(images) if images else None
+
+
+def found(pattern, text):
+    """The first group of a pattern, None where it is not in the text."""
+    match = re.search(pattern, text)
+    return match[1] if match else None
+
+
+def model_of(published):
+    """Its name here; another one where not all of it is trained."""
+    is_part = "only the last transformer block" in published["timing_note"]
+    name = MODELS.get(published["model"], published["model"])
+    return f"{name}-last-block" if is_part else name
 
 
 def status_of(note):
@@ -86,8 +117,7 @@ def memory_format_of(note):
 
 
 def image_size_of(published):
-    size = re.search(r"-(\d+)px", published["model"])
-    return size[1] if size else {"mlp": 32}.get(published["workload"])
+    return found(r"-(\d+)px", published["model"]) or {"mlp": 32}.get(published["workload"])
 
 
 def matrix_size_of(model):
