@@ -408,13 +408,16 @@ def line_picture(names, rows=1, columns=1, inches=2.7):
 
 def columns_of(names):
     """How many columns of a legend these names leave room for."""
-    return 2 if max(map(len, names)) * LETTER < WIDTH / 2 - 0.6 else 1
+    return 2 if max(map(len, names)) * LETTER < WIDTH / 2 - 0.5 else 1
 
 
 def by_powers(axis, base=10, between=(1, 2, 5)):
-    """Plain numbers on a logarithmic axis with its data: at these parts of each power, if that gives enough of them."""
+    """Plain numbers on a logarithmic axis with its data: at these parts of each power, or at more where it is short."""
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(base=base, subs=between) if high > base**2 * low else MaxNLocator(5))
+    if high < 4 * low:
+        axis.set_major_locator(MaxNLocator(5))
+    else:
+        axis.set_major_locator(LogLocator(base=base, subs=(1, 2, 5) if base == 10 and high < 100 * low else between))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:,g}")
 

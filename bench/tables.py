@@ -157,8 +157,8 @@ def _name_setups(lines, work):
     words = pd.Series("", index=lines.index)
     words[several] = [
         ", ".join(
-            [f"{row.num_threads or 'unknown'} threads"]
-            + ([f"{row.num_workers} workers"] if row.num_workers else [])
+            [f"threads: {row.num_threads or 'unknown'}"]
+            + ([f"workers: {row.num_workers}"] if row.num_workers else [])
             + (["on battery"] if row.power_source == "battery" else [])
         )
         for row in lines[several].itertuples()

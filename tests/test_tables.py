@@ -82,7 +82,7 @@ def test_every_setup_is_a_line_that_says_so(write):
     base = rate(1000) | {"num_threads": "64", "power_source": "ac"}
     found, _ = summary(write(base, rate(50) | {"num_threads": "1"}, base | rate(400) | {"power_source": "battery"}))
     names = {row["value"]: tables.name_work(row).partition("224 px, ")[2] for row in found.to_dict("records")}
-    assert names == {1000: "64 threads", 50: "1 threads", 400: "64 threads, on battery"}
+    assert names == {1000: "threads: 64", 50: "threads: 1", 400: "threads: 64, on battery"}
     found, _ = summary(write(rate(10) | {"num_threads": "64"}, machine="b"))
     assert found["setup"].tolist() == [""]
 

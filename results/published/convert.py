@@ -52,7 +52,7 @@ def convert(published):
         "memory_format": memory_format_of(published["timing_note"]),
         "batch_size": published["batch_size"],
         "image_size": image_size_of(published),
-        "sequence_length": found(r"sequence length (\d+)", published["timing_note"]),
+        "sequence_length": sequence_length_of(published),
         "matrix_size": matrix_size_of(published["model"]),
         "power_watts": published["power_w"],
         "peak_memory_bytes": round(float(published["memory_gb"]) * 1e9) if published["memory_gb"] else None,
@@ -118,6 +118,12 @@ def memory_format_of(note):
 
 def image_size_of(published):
     return found(r"-(\d+)px", published["model"]) or {"mlp": 32}.get(published["workload"])
+
+
+def sequence_length_of(published):
+    """Tokens, None where they are not stated; the figures derived from a source's own do not repeat them."""
+    is_of_128 = "pytorch-apple-silicon-benchmarks" in published["source"]
+    return found(r"sequence length (\d+)", published["timing_note"]) or (128 if is_of_128 else None)
 
 
 def matrix_size_of(model):
