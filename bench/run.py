@@ -52,8 +52,8 @@ def run_once(settings, host, describe_workload):
     """
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
-    if settings.use_gpu and device.device == "cpu":
-        warn_of_no_gpu(settings)
+    if device.device == "cpu":
+        warn_of_no_gpu(settings, host)
     settings = settings.on(device.device)
     instruments = meters.open_instruments(device.device, device.device_name or host.cpu_name)
     bench = Bench(framework, device.device, host, describe_workload, instruments)
@@ -85,8 +85,11 @@ def run_once(settings, host, describe_workload):
             return
 
 
-def warn_of_no_gpu(settings):
-    log.warning("WARNING: USE_GPU=1, but there is no GPU that %s can use: measuring the CPU", settings.framework)
+def warn_of_no_gpu(settings, host):
+    """Warn where a GPU was asked for, or its driver is there, and the framework cannot use it."""
+    driver = f"there is NVIDIA's driver {host.driver}" if host.driver and settings.use_gpu is None else ""
+    if asked := "USE_GPU=1" if settings.use_gpu else driver:
+        log.warning("WARNING: %s, but there is no GPU that %s can use: measuring the CPU", asked, settings.framework)
 
 
 def quantities(settings):
@@ -303,7 +306,7 @@ def choose_batch_size(bench, settings):
         try:
             workload = bench.describe_workload(trial)
             refuse_too_large(workload, bench.host)
-            seconds, peak = try_batch_size(bench, trial, workload)
+            seconds, taken = try_batch_size(bench, trial, workload, before)
         except Exception as error:
             if frameworks.describe_failure(error)[0] != "out_of_memory" or size == 1:
                 raise
@@ -311,20 +314,21 @@ def choose_batch_size(bench, settings):
         log.info("BATCH_SIZE=%d: %.4g a second", size, size / seconds)
         fastest = max(fastest, (size / seconds, size))
         free = meters.available_bytes() if bench.device in ("cpu", "mps") else None
-        if 2 * seconds > settings.max_seconds or (free and 2 * (peak - before) > free):
+        if 2 * seconds > settings.max_seconds or (free and 2 * taken > free):
             break
         size *= 2
     return fastest[1]
 
 
-def try_batch_size(bench, settings, workload):
-    """(seconds a step, bytes at the peak) of a short look at one batch size."""
+def try_batch_size(bench, settings, workload, before):
+    """(seconds a step, bytes that it took) of a short look at one batch size; the process had `before` bytes."""
     session = bench.framework.open_session(workload, settings, settings.phase, "device")
     clock = time.perf_counter
     try:
         measure.timed(session, clock, 1)
         fastest = min(measure.timed(session, clock, 1) for _ in range(3))
-        return fastest, peak_memory_bytes(session, bench.device) or meters.process_peak_bytes()
+        on_device = None if bench.device == "cpu" else session.peak_memory_bytes()
+        return fastest, meters.process_peak_bytes() - before if on_device is None else on_device
     finally:
         session.close()
 

@@ -71,7 +71,7 @@ class NvidiaCard:
 
     def _find(self, device_name):
         """The card that CUDA calls the first."""
-        chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
         if chosen.startswith("MIG") or " MIG " in (device_name or ""):
             raise Unavailable("a MIG slice has no counter of its own, and the board's has its neighbours' work in it")
         if chosen.startswith("GPU-"):

@@ -40,6 +40,9 @@ class Device:
         if self.barrier:
             self.clock.now = max(self.clock.now, self.free_at)
 
+    def reset_peak_memory(self):
+        self.calls.append("reset_peak_memory")
+
     def probe(self):
         self.calls.append("probe")
         self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS

@@ -34,6 +34,9 @@ class Spinning:
     def synchronize(self):
         pass
 
+    def reset_peak_memory(self):
+        pass
+
     def probe(self):
         return time.perf_counter()
 

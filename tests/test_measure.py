@@ -73,6 +73,15 @@ def test_cold_caches_after_short_work_lengthen_the_windows():
     assert measure(fake, 1, Limits(), clock=clock).steps_per_window == 12  # 3 of them are 30 ms
 
 
+def test_what_the_first_step_took_of_memory_is_forgotten_once_it_is_done():
+    clock = Clock()
+    fake = Device(clock)
+    measure(fake, 1, Limits(), clock=clock)
+    forgotten = fake.calls.index("reset_peak_memory")
+    assert (fake.calls[:forgotten].count("step"), fake.calls[forgotten - 1]) == (1, "synchronize")
+    assert fake.calls.count("reset_peak_memory") == 1
+
+
 def test_one_slow_first_probe_is_forgiven():
     clock = Clock()
     fake = Device(clock)

@@ -4,15 +4,17 @@ import functools
 import shutil
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from bench import frameworks, measure, meters, results, run, sweep, verdict
+from bench import environment, frameworks, measure, meters, results, run, sweep, verdict
 from bench.data import image_batches
 from bench.main import main
 from bench.workload import Workload
 from mlp_benchmark import mlp_workload
+from tests.fakes import Clock, Device
 from transformer_benchmark import transformer_workload
 
 
@@ -265,6 +267,26 @@ def test_a_gpu_that_is_not_there_is_warned_of(image, caplog):
     assert "USE_GPU=1, but there is no GPU that numpy can use" in caplog.text
 
 
+def test_a_driver_without_a_gpu_is_warned_of(image, caplog, monkeypatch):
+    host = environment.describe_host("here")
+    monkeypatch.setattr(environment, "describe_host", lambda machine: replace(host, driver="550.1"))
+    image()
+    assert "there is NVIDIA's driver 550.1, but there is no GPU that numpy can use" in caplog.text
+    caplog.clear()
+    image(USE_GPU="0")
+    assert "WARNING" not in caplog.text
+
+
+@pytest.mark.parametrize(("device", "own", "taken"), [("cpu", 7, 30), ("mps", 7, 7), ("mps", None, 30)])
+def test_what_a_batch_size_takes_is_counted_where_it_is_taken(monkeypatch, device, own, taken):
+    session = Device(Clock())
+    session.peak_memory_bytes, session.close = lambda: own, lambda: None
+    monkeypatch.setattr(meters, "process_peak_bytes", lambda: 100)
+    framework = SimpleNamespace(open_session=lambda *_: session)
+    bench = run.Bench(framework, device, None, None)
+    assert run.try_batch_size(bench, SimpleNamespace(phase="training"), None, 70)[1] == taken
+
+
 def test_a_users_allocator_settings_are_noted(image, monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000000")
     *_, rows = image()
@@ -310,12 +332,11 @@ def test_num_images_are_measured_exactly(image):
 def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
     seconds = {1: 1.0, 2: 1.5, 4: 2.0, 8: 6.0}
 
-    def look(bench, settings, workload):
+    def look(bench, settings, workload, before):
         if settings.batch_size not in seconds:
             raise MemoryError("out of memory")
-        return seconds[settings.batch_size], 6000
+        return seconds[settings.batch_size], 1000
 
-    monkeypatch.setattr(meters, "process_peak_bytes", lambda: 5000)
     monkeypatch.setattr(run, "try_batch_size", look)
     *_, rows = image(BATCH_SIZE="auto", MAX_SECONDS="100", TARGET_CI="50")
     assert rows[0]["batch_size"] == "4"

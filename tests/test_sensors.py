@@ -77,13 +77,15 @@ def test_an_nvidia_card_counts_millijoules(nvml):
         (("B", "A"), "", 1),  # CUDA's first is not NVML's: the name tells
         (("B", "A"), "0", 1),
         (("A", "A", "A"), "2", 2),
+        (("A", "A", "A"), None, 0),
         (("A", "A"), "GPU-1234", 1),
         (("A as the driver calls it",), "", 0),
     ],
 )
 def test_the_card_that_runs_is_found(nvml, monkeypatch, names, visible, card):
     nvml.names = names
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert sensors.open_nvidia("A").joules() == 5000.123 + card / 1000
 
 

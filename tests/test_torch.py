@@ -381,10 +381,30 @@ def test_float32_is_float32():
         assert {room.fp32_precision for room in rooms} == {precision}
 
 
+def test_what_was_compiled_is_forgotten(monkeypatch):
+    resets = []
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))
+    for is_compiled in (False, True):
+        session = open_session()
+        session.place.compile = is_compiled
+        session.close()
+    assert len(resets) == 1
+
+
 def test_failures_are_told_apart():
     assert frameworks.describe_failure(torch.OutOfMemoryError("CUDA out of memory. Tried"))[0] == "out_of_memory"
     cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
     assert frameworks.describe_failure(cpu)[0] == "out_of_memory"
+    for words, status in (
+        ("FIND was unable to find an engine to execute this computation", "out_of_memory"),
+        ("failed to allocate memory [Op:AddV2]", "out_of_memory"),
+        ("Could not satisfy device specification '/device:GPU:0'. enable_soft_placement=0.", "unsupported"),
+        ("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.", "unsupported"),
+        ("MPS: _linalg_svd is not supported at the MPS device", "unsupported"),
+    ):
+        assert frameworks.describe_failure(RuntimeError(words)) == (status, words)
+    exhausted = type("ResourceExhaustedError", (Exception,), {})
+    assert frameworks.describe_failure(exhausted("as it is"))[0] == "out_of_memory"
     assert frameworks.describe_failure(RuntimeError("odd\nthing")) == ("failed", "RuntimeError: odd thing")
 
 

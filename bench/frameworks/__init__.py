@@ -53,6 +53,9 @@ class Session(Protocol):
     def synchronize(self) -> None:
         """Return when all submitted work is complete."""
 
+    def reset_peak_memory(self) -> None:
+        """Forget the peaks so far: a first step that tries several ways takes memory that the work itself does not."""
+
     def probe(self) -> float:
         """Wait for, and read, a scalar that depends on the last step: in training on an updated weight."""
 
@@ -93,9 +96,14 @@ def describe_failure(error):
     reason = " ".join(str(error).split()) or type(error).__name__
     memory = ("out of memory", "can't allocate memory", "unable to allocate", "oom when allocating", "alloc_failed")
     memory += ("invalid buffer size", "killed by signal: killed", "dst tensor is not initialized")
-    if isinstance(error, MemoryError) or any(words in reason.lower() for words in memory):
+    # cuDNN's autotuner says the second when no candidate's workspace could be had.
+    memory += ("failed to allocate memory", "unable to find an engine to execute this computation")
+    exhausted = isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "ResourceExhaustedError")
+    if exhausted or any(words in reason.lower() for words in memory):
         return "out_of_memory", reason
     unsupported = ("not implemented for", "cannot assign a device", "no opkernel was registered")
+    unsupported += ("could not satisfy device specification", "not implemented on mps", "not supported at the mps")
+    unsupported += ("doesn't support float64",)
     if isinstance(error, NotImplementedError) or any(words in reason.lower() for words in unsupported):
         return "unsupported", reason
     return "failed", f"{type(error).__name__}: {reason}"

@@ -532,6 +532,9 @@ class TensorFlowSession:
         if self.place.device != "cuda":
             self.probe()
 
+    def reset_peak_memory(self):
+        self.place.reset_peak_memory()
+
     def probe(self):
         # A norm, because one element may be a dead unit's; by NumPy, which takes less time than a few operators.
         return float(np.linalg.norm(np.asarray(self.watched).astype(np.float32)))

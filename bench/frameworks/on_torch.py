@@ -3,6 +3,7 @@ proves the lines of both."""
 
 import difflib
 import functools
+import gc
 import itertools
 import os
 from contextlib import nullcontext
@@ -223,13 +224,12 @@ class Place:
         self.memory("reset_peak_memory_stats")
         self.used_before = self.memory("memory_allocated") or 0
         self.reserved_before = self.memory("memory_reserved") or 0
-        self.measured_precision = self._measure_precision()
+        self.measured_precision = measure_precision(self.device, self.precision)
         if settings.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
 
     def autocast(self):
-        kind = AUTOCAST.get(self.precision)
-        return torch.autocast(self.device, kind) if kind else nullcontext()
+        return autocast(self.device, self.precision)
 
     def put(self, inputs, labels):
         """A batch on the device. CUDA copies in the background; on MPS that is not known to be safe."""
@@ -266,15 +266,23 @@ class Place:
         except (AttributeError, NotImplementedError, RuntimeError):
             return None
 
-    @torch.no_grad()
-    def _measure_precision(self):
-        errors = []
-        for work, pair in zip((torch.matmul, functional.conv2d), check.probe_inputs(), strict=True):
-            left, right = map(torch.from_numpy, pair)
-            with self.autocast():
-                got = work(left.to(self.device, self.dtype), right.to(self.device, self.dtype))
-            errors.append(check.relative_error(got.cpu().double(), work(left.double(), right.double())))
-        return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
+
+def autocast(device, precision):
+    kind = AUTOCAST.get(precision)
+    return torch.autocast(device, kind) if kind else nullcontext()
+
+
+@functools.cache  # a CPU may need seconds for it in float16
+@torch.no_grad()
+def measure_precision(device, precision):
+    """What products in a precision are computed in on a device, as bench/check.py names it."""
+    dtype, errors = WHOLE_MODEL.get(precision, torch.float32), []
+    for work, pair in zip((torch.matmul, functional.conv2d), check.probe_inputs(), strict=True):
+        left, right = map(torch.from_numpy, pair)
+        with autocast(device, precision):
+            got = work(left.to(device, dtype), right.to(device, dtype))
+        errors.append(check.relative_error(got.cpu().double(), work(left.double(), right.double())))
+    return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
 
 
 def resident_batches(place, workload):
@@ -357,6 +365,10 @@ class TorchSession:
         if self.place.device != "cpu":
             torch.accelerator.synchronize()
 
+    def reset_peak_memory(self):
+        self.place.memory("empty_cache")  # cuDNN tried its algorithms in it
+        self.place.memory("reset_peak_memory_stats")
+
     def probe(self):
         # A norm, because one element may be a dead unit's, and a sum over classes has no gradient.
         return torch.linalg.vector_norm(self.watched.detach().float()).item()
@@ -374,6 +386,9 @@ class TorchSession:
             self.batches.close()
         place = self.place
         vars(self).clear()  # whatever holds memory
+        if place.compile:
+            torch._dynamo.reset()  # from eight models on it would no longer compile, and not say so
+            gc.collect()  # what it compiled for training holds the weights in a cycle
         place.memory("empty_cache")
 
 

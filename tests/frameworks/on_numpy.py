@@ -65,6 +65,9 @@ class Session:
     def synchronize(self):
         pass
 
+    def reset_peak_memory(self):
+        pass
+
     def probe(self):
         return 1.0 if self.model == "is_constant" else float(np.linalg.norm(self.output))
 
