@@ -524,13 +524,38 @@ def test_a_gpu_is_set_up(monkeypatch):
     calls = []
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["one"])
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, on: calls.append((gpu, on)))
-    monkeypatch.setattr(tf.config, "set_soft_device_placement", lambda on: calls.append(("soft", on)))
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     assert on_tensorflow.choose_device(None) == "cuda"
     assert calls == [("one", True)]
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     assert on_tensorflow.choose_device(True) == "mps"
-    assert calls[-1] == ("soft", False)
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+@pytest.mark.parametrize(("script", "operators"), [("image", "Conv2D"), ("mlp", "MatMul"), ("transformer", "MatMul")])
+def test_a_gpu_that_leaves_its_work_to_the_cpu_is_refused(monkeypatch, script, operators, phase):
+    # There is no GPU here: what is placed on one runs on the CPU, as TensorFlow does where a kernel is missing.
+    monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
+    with pytest.raises(measure.MeasurementError, match=f"no kernel on this mps for .*{operators}") as caught:
+        open_session(script, PHASE=phase)
+    assert caught.value.status == "unsupported"
+    assert ("Grad" in str(caught.value) or "Backprop" in str(caught.value)) == (phase == "training")
+
+
+def test_an_operator_that_runs_on_the_cpu_is_no_result_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
+    settings = replace(read_settings("tflops", {"FRAMEWORK": "tensorflow"}), precision="float32")
+    with pytest.raises(measure.MeasurementError, match="TensorFlow runs matmul on the CPU"):
+        on_tensorflow.open_session(operators.matmul((32, 32, 32)), settings, None, "device")
+
+
+@pytest.mark.parametrize("system", ["Linux", "Darwin"])
+def test_a_copy_is_one(monkeypatch, system):
+    monkeypatch.setattr(platform, "system", lambda: system)
+    x = tf.random.normal((64, 64))
+    copy = on_tensorflow.OPERATORS["copy"](x, None)
+    assert np.array_equal(x, copy)
+    assert not np.shares_memory(np.asarray(x), np.asarray(copy))
 
 
 def test_a_workload_without_a_builder_is_refused(monkeypatch):

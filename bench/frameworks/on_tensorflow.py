@@ -45,6 +45,7 @@ except Exception as error:  # of a plug-in that was linked with another TensorFl
 import keras
 import numpy as np
 from keras import layers, ops
+from tensorflow.python.eager import context  # nothing public says on which device an operator of a graph runs
 
 from bench import check, data
 from bench.frameworks import Device, describe_failure
@@ -53,6 +54,11 @@ from bench.settings import SettingError, usable_cores
 from bench.workload import ENCODERS, LEARNING_RATES, mlp_widths
 
 POLICIES = {"tf32": "float32"}  # Keras's names of the precisions are ours otherwise
+# Operators that make up a step's time, by how their names begin. Metal lacks kernels for much of the bookkeeping in
+# integers beside them (random keys, counters of steps), which TensorFlow then leaves to the CPU.
+EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedConv", "Depthwise", "_FusedDepthwise")
+EXPENSIVE += ("FusedBatchNorm", "_FusedBatchNorm", "MaxPool", "AvgPool", "Relu", "BiasAdd", "Softmax", "SparseSoftmax")
+EXPENSIVE += ("Gather", "ResourceGather", "StatelessRandomUniform")
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
 LOSS_SCALE = 256  # the usual 32,768 overflows until it has been halved often enough, and skips those updates
 PREFETCH = 2
@@ -79,11 +85,7 @@ def choose_device(use_gpu):
         return "cpu"
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
-    if platform.system() != "Darwin":
-        return "cuda"
-    # Metal only: an operator without a Metal kernel is an error then, and not the CPU's work without a word.
-    tf.config.set_soft_device_placement(False)
-    return "mps"
+    return "mps" if platform.system() == "Darwin" else "cuda"
 
 
 def open_session(workload, settings, phase, scope):
@@ -105,7 +107,7 @@ def open_session(workload, settings, phase, scope):
         return InputSession(place, JpegStream(workload, settings, phase))
     try:
         with place.scope():
-            model = place.prove(BUILDERS[workload.name](workload), workload)
+            model = place.prove(BUILDERS[workload.name](workload), workload, is_trained=phase != "inference")
     except ValueError as error:
         if settings.image_size is None or describe_failure(error)[0] != "failed":
             raise
@@ -332,7 +334,8 @@ OPERATORS = {
     "matmul": tf.linalg.matmul,
     "conv1x1": convolve,
     "conv3x3": convolve,
-    "copy": lambda x, out: tf.raw_ops.DeepCopy(x=x),
+    # Metal has no kernel for DeepCopy.
+    "copy": lambda x, out: tf.raw_ops.Snapshot(input=x) if platform.system() == "Darwin" else tf.raw_ops.DeepCopy(x=x),
     "add": lambda x, y, out: x + y,
     # Eagerly it would be two operators, which move more bytes than the one that torch has for it.
     "multiply-add": tf.function(lambda x, y, out: 2.0 * x + y, jit_compile=platform.system() != "Darwin"),
@@ -403,18 +406,21 @@ class Place:
         with self.scope():
             return [tf.cast(tf.identity(each), self.dtype) for each in arrays]
 
-    def prove(self, model, workload):
+    def prove(self, model, workload, is_trained):
         """The model, once it is the right one and its output for a pair of items is right on its device."""
         check.check_parameters(count_parameters(model), workload.parameters)
         (pair, labels), *_ = workload.batches(2, self.seed)
-        inputs, _ = self.put(pair, labels)
+        inputs, labels = self.put(pair, labels)
         calibrate(model, inputs)
         expected = None
         if self.device != "cpu" and self.precision == "float32":
             with tf.device("CPU:0"):
                 expected = model(tf.identity(inputs), training=False).numpy()
         # In a graph, as it will be measured: Metal's wrong results come from operators that a graph fuses.
-        got = self.function(lambda inputs: model(inputs, training=False))(inputs)
+        with expensive_work_stays_on(self.device):
+            got = self.function(lambda inputs: model(inputs, training=False))(inputs)
+            if is_trained and self.device != "cpu":
+                self.function(lambda *batch: differentiate(model, *batch))(inputs, labels)
         check.check_output(tf.cast(got, tf.float32).numpy(), expected)
         self.reset_peak_memory()
         return model
@@ -434,6 +440,37 @@ class Place:
                 expected = work(*(tf.constant(each, tf.float64) for each in pair))
             errors.append(check.relative_error(tf.cast(got, tf.float64).numpy(), expected.numpy()))
         return check.name_precision(*errors, is_float16=self.compute_dtype == "float16")
+
+
+@contextmanager
+def expensive_work_stays_on(device):
+    """Raise MeasurementError where a graph that is run inside leaves EXPENSIVE operators on floats to the CPU.
+
+    TensorFlow does that where a device has no kernel. To forbid it altogether, set_soft_device_placement(False), leaves
+    no network of Keras's on Metal: https://developer.apple.com/forums/thread/759438
+    """
+    if device == "cpu":
+        yield
+        return
+    with context.collect_graphs() as graphs:
+        yield
+    moved = [node for graph in graphs for node in graph.node if "CPU" in node.device and node.op.startswith(EXPENSIVE)]
+    if names := sorted({node.op for node in moved if has_floats(node)}):
+        reason = f"it has no kernel on this {device} for {', '.join(names)}: TensorFlow would run that on the CPU"
+        raise MeasurementError("unsupported", reason)
+
+
+def has_floats(node):
+    types = (value.type for value in node.attr.values() if value.WhichOneof("value") == "type")
+    return any(tf.as_dtype(each).is_floating for each in types)
+
+
+def differentiate(model, inputs, labels):
+    """The gradients of a batch's mean loss."""
+    with tf.GradientTape() as tape:
+        logits = tf.cast(model(inputs, training=True), tf.float32)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+    return tape.gradient(loss, [weight.value for weight in model.trainable_variables])
 
 
 def resident_batches(place, workload):
@@ -577,7 +614,10 @@ class Operator(TensorFlowSession):
         if len(indices) == 4:
             indices = indices[0], indices[2], indices[3], indices[1]
         with place.scope():
-            got = tf.gather_nd(self.work(*next(self.batches)), np.stack(indices, -1))
+            output = self.work(*next(self.batches))
+            if place.device != "cpu" and "CPU" in output.backing_device:
+                raise MeasurementError("unsupported", f"TensorFlow runs {workload.model} on the CPU, not the GPU")
+            got = tf.gather_nd(output, np.stack(indices, -1))
         check.check_samples(tf.cast(got, tf.float64).numpy(), expected, place.measured_precision)
 
     def step(self, items=None):
