@@ -685,7 +685,8 @@ def own_beside(summary, theirs):
     """Own lines of the models and phases of a source, the fastest of each batch size, precision and scope."""
     work = ["workload", "model", "phase"]
     theirs = theirs.assign(model=theirs["model"].where(theirs["workload"] != "matmul", "matmul-peak"))
-    found = summary[~summary["published"] & summary["value"].notna()].merge(theirs[work].drop_duplicates(), on=work)
+    own = summary[summary["model"].isin(theirs["model"]) & ~summary["published"] & summary["value"].notna()]
+    found = own.merge(theirs[work].drop_duplicates(), on=work)
     found = best(found, *work, "scope", "epoch", "precision", "batch_size")
     return tables.thin(found.sort_values([*work, "machine", "scope", "epoch"], kind="stable"), MAX_BESIDE)
 

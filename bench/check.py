@@ -48,6 +48,16 @@ def check_output(got, expected=None):
         raise MeasurementError("wrong_output", f"two items differ by {apart:.1e} only, the devices by {error:.1e}")
 
 
+def check_compiled(got, expected):
+    """Raise MeasurementError unless a compiled network's outputs are those of the network itself.
+
+    In float32 and better only: in 16 bits a deep network makes a tenth and more out of another order of rounding.
+    """
+    error = relative_error(got, expected)
+    if not error < MAX_RELATIVE_ERROR:
+        raise MeasurementError("wrong_output", f"compiled, the output differs by {error:.1e} (relative L2)")
+
+
 def check_samples(got, expected, measured_precision):
     """Raise MeasurementError unless an operator's output, at some places, is what float64 gives.
 

@@ -239,7 +239,7 @@ def _measure(session, items_per_step, limits, clock, on_window, watches):
 def get_ready(session, items_per_step, limits, clock):
     """Run the first step, prove the barrier and warm up; returns a Ready, raises MeasurementError."""
     first_step_seconds = timed(session, clock, 1)
-    session.reset_peak_memory()
+    session.settle()
     # A barrier that does not wait lets the warm-up queue minutes of work: look once before it, coarsely.
     prove_barrier(session, clock, steps=1, tolerance=1e-3)
     if session.prepare:

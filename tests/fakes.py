@@ -40,8 +40,8 @@ class Device:
         if self.barrier:
             self.clock.now = max(self.clock.now, self.free_at)
 
-    def reset_peak_memory(self):
-        self.calls.append("reset_peak_memory")
+    def settle(self):
+        self.calls.append("settle")
 
     def probe(self):
         self.calls.append("probe")

@@ -34,7 +34,7 @@ class Spinning:
     def synchronize(self):
         pass
 
-    def reset_peak_memory(self):
+    def settle(self):
         pass
 
     def probe(self):

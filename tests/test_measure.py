@@ -77,9 +77,9 @@ def test_what_the_first_step_took_of_memory_is_forgotten_once_it_is_done():
     clock = Clock()
     fake = Device(clock)
     measure(fake, 1, Limits(), clock=clock)
-    forgotten = fake.calls.index("reset_peak_memory")
+    forgotten = fake.calls.index("settle")
     assert (fake.calls[:forgotten].count("step"), fake.calls[forgotten - 1]) == (1, "synchronize")
-    assert fake.calls.count("reset_peak_memory") == 1
+    assert fake.calls.count("settle") == 1
 
 
 def test_one_slow_first_probe_is_forgiven():

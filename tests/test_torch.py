@@ -381,6 +381,30 @@ def test_float32_is_float32():
         assert {room.fp32_precision for room in rooms} == {precision}
 
 
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_what_is_compiled_wrongly_is_refused(monkeypatch, phase):
+    def settle(compiler, **environ):
+        monkeypatch.setattr(torch, "compile", compiler)
+        session = open_session(PHASE=phase, COMPILE="1", **{"MODEL": "resnet18"} | environ)
+        session.step()
+        session.settle()
+        session.close()
+
+    def right(model, dynamic):
+        return model
+
+    def wrong(model, dynamic):
+        return lambda images: model(images) * 1.01
+
+    settle(right)
+    with pytest.raises(measure.MeasurementError, match="compiled, the output differs by") as caught:
+        settle(wrong)
+    assert caught.value.status == "wrong_output"
+    settle(wrong, PRECISION="mixed_bfloat16")  # rounding alone makes more of a difference there
+    if phase == "training":
+        settle(wrong, MODEL="mobilenet_v2")  # dropout drops something else each time
+
+
 def test_what_was_compiled_is_forgotten(monkeypatch):
     resets = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))

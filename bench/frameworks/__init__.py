@@ -53,8 +53,11 @@ class Session(Protocol):
     def synchronize(self) -> None:
         """Return when all submitted work is complete."""
 
-    def reset_peak_memory(self) -> None:
-        """Forget the peaks so far: a first step that tries several ways takes memory that the work itself does not."""
+    def settle(self) -> None:
+        """Called once, after the first step, untimed: prove what that compiled, and forget the memory it took.
+
+        A first step that tries several algorithms takes memory that the work itself does not.
+        """
 
     def probe(self) -> float:
         """Wait for, and read, a scalar that depends on the last step: in training on an updated weight."""

@@ -569,8 +569,8 @@ class TensorFlowSession:
         if self.place.device != "cuda":
             self.probe()
 
-    def reset_peak_memory(self):
-        self.place.reset_peak_memory()
+    def settle(self):
+        self.place.reset_peak_memory()  # what is compiled was proved before
 
     def probe(self):
         # A norm, because one element may be a dead unit's; by NumPy, which takes less time than a few operators.

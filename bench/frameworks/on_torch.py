@@ -365,7 +365,7 @@ class TorchSession:
         if self.place.device != "cpu":
             torch.accelerator.synchronize()
 
-    def reset_peak_memory(self):
+    def settle(self):
         self.place.memory("empty_cache")  # cuDNN tried its algorithms in it
         self.place.memory("reset_peak_memory_stats")
 
@@ -432,13 +432,28 @@ class Inference(TorchSession):
         self.parameters = count_parameters(model)
         self.measured_precision = place.measured_precision
         model.train(self.training)
+        self.eager = model
         self.model = torch.compile(model, dynamic=False) if place.compile else model
 
+    def settle(self):
+        if self.place.compile and self.place.precision in ("float32", "float64"):
+            self.prove_compiled()
+        super().settle()
+
+    def prove_compiled(self):
+        """Raise MeasurementError unless what was compiled gives what the network itself gives, for one batch."""
+        inputs, _ = self.next_batch()
+        logits = (self.logits(model, inputs).detach().cpu().numpy() for model in (self.model, self.eager))
+        check.check_compiled(*logits)
+
     @torch.inference_mode()
+    def logits(self, model, inputs):
+        with self.place.autocast():
+            return model(inputs)
+
     def step(self, items=None):
         inputs, _ = self.next_batch(items)
-        with self.place.autocast():
-            self.watched = self.model(inputs)
+        self.watched = self.logits(self.model, inputs)
 
     def trace_count(self):
         # Importing it takes a second, which only those who compile should pay.
@@ -462,6 +477,15 @@ class Training(Inference):
         # The usual first scale of 65,536 overflows until it has been halved often enough, and skips those updates.
         self.scaler = torch.amp.GradScaler(place.device, init_scale=256, enabled=uses_scaler)
         self.watched = self.last_weight = list(model.parameters())[-1]
+
+    def prove_compiled(self):
+        drops = any(isinstance(layer, torch.nn.Dropout) and layer.p for layer in self.eager.modules())
+        if not drops:  # each call would drop others
+            super().prove_compiled()
+
+    def logits(self, model, inputs):
+        with self.place.autocast():
+            return model(inputs)
 
     def step(self, items=None):
         self.forward(items)

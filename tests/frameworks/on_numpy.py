@@ -65,7 +65,7 @@ class Session:
     def synchronize(self):
         pass
 
-    def reset_peak_memory(self):
+    def settle(self):
         pass
 
     def probe(self):
