@@ -57,10 +57,9 @@ def plot(folder):
     """Draw everything and write the tables; returns the paths that were written."""
     rows = tables.read_rows(sorted(Path(folder).glob("*.csv")), warn=log.warning)
     summary = tables.add_peak_fraction(tables.summarize(rows), rows)
-    believed = summary[~summary["flags"].str.contains("implausible")]
-    runs, drawn = tables.sustained_runs(rows), []
+    runs, drawn, shown = tables.sustained_runs(rows), [], believed(summary)
     for name, draw in PICTURES.items():
-        figure = draw(runs if name == "sustained" else believed)
+        figure = draw(runs if name == "sustained" else shown)
         if figure is None:
             log.info("%s: no rows to draw", name)
             (Path(folder) / "plots" / f"{name}.png").unlink(missing_ok=True)
@@ -69,6 +68,10 @@ def plot(folder):
     page = Path(folder) / "README.md"
     page.write_text(write_page(summary, read_cited(rows), runs, drawn), encoding="utf-8")
     return [*drawn, page]
+
+
+def believed(summary):
+    return summary[~summary["flags"].str.contains("implausible")]
 
 
 def save(figure, folder, name):
@@ -82,7 +85,7 @@ def save(figure, folder, name):
 def draw_tflops(folder):
     """The picture of all sweeps in a folder, at the end of one; returns its path, None where there is nothing."""
     summary = tables.summarize(tables.read_rows(sorted(Path(folder).glob("*.csv")), warn=log.warning))
-    figure = picture_of_sizes(summary)
+    figure = picture_of_sizes(believed(summary))
     return save(figure, folder, "tflops") if figure else None
 
 
@@ -127,7 +130,8 @@ def sizes(summary):
     found = summary[summary["model"].str.match(SQUARE) & summary["value"].notna()].copy()
     sides = found["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     found = found.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3))
-    return found[found["side"].notna()].sort_values("side")
+    found = found[found["side"].notna()].sort_values("value", ascending=False)  # of several setups the fastest
+    return found.drop_duplicates([*WHO, "precision", "model", "matrix_size"]).sort_values("side")
 
 
 def matrix_peaks(summary):
@@ -160,7 +164,10 @@ def speed_ups(found):
     low, high = both["low"] / both["high_cpu"], both["high"] / both["low_cpu"]
     batch = pd.to_numeric(both["batch_size"], errors="coerce")
     both = both.assign(speed_up=ratio, low=low, high=high, batch=batch)
-    both = both[ratio.notna()].drop_duplicates([column for column in work if column != "is_rate"], keep="last")
+    # Of several setups equal ones, else the fastest.
+    both["is_equal"] = (both["num_threads"] == both["num_threads_cpu"]) & (both["setup"] == both["setup_cpu"])
+    both = both[ratio.notna()].sort_values(["is_equal", "value_cpu"], na_position="first", kind="stable")
+    both = both.drop_duplicates([column for column in work if column != "is_rate"], keep="last")
     order = ["published", "model", "phase", "batch", "speed_up"]
     return both.sort_values(order, ascending=[True] * 4 + [False], ignore_index=True)
 
@@ -324,6 +331,7 @@ def say_settings(frame):
         "batch_size": ("batch " + frame["batch_size"]).where(frame["batch_size"] != "", ""),
         "memory_format": frame["memory_format"].replace("channels_first", ""),
         "optimizer": frame["optimizer"],
+        "setup": frame["setup"],
     }
     particular = [setting for setting in words if words[setting].nunique() > 1]
     common = [words[setting].iloc[0] for setting in words if setting not in particular]
@@ -719,7 +727,9 @@ def seconds_an_item(row):
 def describe_speed_up(row):
     cpu = {column: row[f"{column}_cpu"] for column in ("value", "per", "seconds", "items", "step_seconds_median")}
     steps = [tables.figure(each["step_seconds_median"]) for each in (cpu, row)]
-    rates = [tables.describe_rate(cpu), tables.describe_rate(row), *steps, tables.figure(row["speed_up"], "{:.3g}")]
+    setup = f" ({row['setup_cpu']})" if row["setup_cpu"] else ""
+    on_cpu = tables.describe_rate(cpu) + setup
+    rates = [on_cpu, tables.describe_rate(row), *steps, tables.figure(row["speed_up"], "{:.3g}")]
     between = tables.interval(row | {"rows": 1})
     clock = row["status"].replace("ok", "")
     return [row["machine"], tables.name_work(row), row["framework"], *rates, between, clock, cite(row)]

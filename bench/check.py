@@ -6,6 +6,7 @@ from bench.measure import MeasurementError
 
 # float32 sums of a deep network in another order differ by about 1e-5; a wrong kernel by about 1.
 MAX_RELATIVE_ERROR = 1e-3
+MAX_TRAINING_ERROR = 0.1
 
 # Relative L2 error of a product whose inputs were rounded to a format's significand (24, 11 and 8 bits),
 # the limits halfway between formats in powers of ten. Winograd convolutions cost float32 up to 1e-5.
@@ -48,13 +49,21 @@ def check_output(got, expected=None):
         raise MeasurementError("wrong_output", f"two items differ by {apart:.1e} only, the devices by {error:.1e}")
 
 
-def check_compiled(got, expected):
+def check_compiled(got, expected, again=None):
     """Raise MeasurementError unless a compiled network's outputs are those of the network itself.
 
     In float32 and better only: in 16 bits a deep network makes a tenth and more out of another order of rounding.
+
+    Args:
+        again: of a network in training, the same as expected, computed once more. Where the two differ, layers draw at
+            random, and nothing can be said. Statistics of a batch make rounding grow: seen to be 2e-3 in a ResNet-152.
     """
-    error = relative_error(got, expected)
-    if not error < MAX_RELATIVE_ERROR:
+    error, limit = relative_error(got, expected), MAX_RELATIVE_ERROR
+    if again is not None:
+        limit = MAX_TRAINING_ERROR
+        if relative_error(again, expected) > limit / 10:
+            return
+    if not error < limit:
         raise MeasurementError("wrong_output", f"compiled, the output differs by {error:.1e} (relative L2)")
 
 

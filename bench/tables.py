@@ -27,8 +27,10 @@ NUMBERS = (
     *("power_watts", "joules_per_item", "step_seconds_median", "loss_mean", "accuracy"),
     *("elapsed_seconds", "temperature_c"),
 )
-# Unknown is blank, so that there is no 0 either; what a network learns can be anything.
-POSITIVE = tuple(column for column in NUMBERS if column not in ("loss_mean", "accuracy", "temperature_c"))
+# Unknown is blank, so that there is no 0: a file that has one in the figures themselves is broken, and one in a meter's
+# column is a meter that stood still. What a network learns can be anything.
+METERS = ("peak_memory_bytes", "power_watts", "joules_per_item")
+POSITIVE = tuple(column for column in NUMBERS if column not in (*METERS, "loss_mean", "accuracy", "temperature_c"))
 TEXTS = (
     *("timestamp", "status", "flags", "source", "note", "machine", "device", "device_name", "unit", "bottleneck"),
     *("run_id", *(column for column in (*WORK, *SETUP, *VERSIONS) if column != "kind")),
@@ -95,15 +97,17 @@ def _parse(header, files):
         io.BytesIO(b"".join([header, b"\n", *(text for *_, text in files)])),
         dtype=dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, float),
         usecols=lambda column: column in TEXTS or column in NUMBERS,
-        na_values=dict.fromkeys(NUMBERS, ""),
+        na_values={column: ["", "nan"] for column in NUMBERS},
         keep_default_na=False,
     )
     names = [name for path, rows, _ in files for name in [Path(path).name] * rows]
     if len(read) != len(names):
         raise ValueError(f"{len(names)} lines below its header are {len(read)} rows: a quotation mark stays open")
-    for column in POSITIVE:
-        if column in read and not (read[column].isna() | read[column].between(0, math.inf, inclusive="neither")).all():
+    for column in {*POSITIVE, *METERS} & {*read}:
+        is_sound = read[column].between(0, math.inf, inclusive="neither")
+        if column in POSITIVE and not (is_sound | read[column].isna()).all():
             raise ValueError(f"its {column} is not always above 0 and finite")
+        read[column] = read[column].where(is_sound)
     return _complete(read.assign(file=names))
 
 
@@ -135,7 +139,8 @@ def summarize(rows, statuses=DONE):
     # Published figures are of different sources and setups: none of them repeats another.
     alone = pd.Series(done.index, index=done.index).where(done["published"], -1)
     work = done.groupby(["machine", *WORK, alone], sort=False).ngroup()
-    group = done.groupby([work, *SETUP], sort=False).ngroup()
+    setup = [done[column].replace("", "ac") if column == "power_source" else done[column] for column in SETUP]
+    group = done.groupby([work, *setup], sort=False).ngroup()
     repetition = done.groupby([group, *VERSIONS], sort=False).ngroup()
     counts = _counts(done, work)
     current = counts & (repetition == repetition.where(counts).groupby(group).transform("last"))

@@ -10,6 +10,15 @@ RANDOM = np.random.default_rng(0)
 OUTPUT = RANDOM.standard_normal((2, 1000))
 
 
+def test_a_compiled_network_may_round_otherwise_and_no_more():
+    check.check_compiled(OUTPUT * 1.0001, OUTPUT)
+    check.check_compiled(OUTPUT * 1.01, OUTPUT, again=OUTPUT)  # in training the batch's statistics make more of it
+    check.check_compiled(OUTPUT * 2, OUTPUT, again=-OUTPUT)  # it draws at random
+    for wrong, again in ((1.01, None), (1.5, OUTPUT), (np.nan, OUTPUT)):
+        with pytest.raises(MeasurementError, match="compiled, the output differs"):
+            check.check_compiled(OUTPUT * wrong, OUTPUT, again)
+
+
 def test_the_same_output_within_rounding_passes():
     nearly = OUTPUT * (1 + 1e-5 * RANDOM.standard_normal(OUTPUT.shape))
     assert check.check_output(nearly, OUTPUT) is check.check_output(OUTPUT) is None

@@ -106,6 +106,27 @@ def test_sizes_speed_ups_and_joules(folder):
     assert plot_results.per_joule(found)["value"].tolist() == [2]
 
 
+def test_of_several_setups_equal_ones_make_a_speed_up(folder):
+    cpu = [rate(80) | {"num_threads": "8"}, rate(10) | {"num_threads": "1"}]
+    write(folder, [*cpu, rate(160) | {"device": "cuda", "num_threads": "8"}])
+    (row,) = plot_results.speed_ups(summary(folder)).to_dict("records")
+    assert row["speed_up"] == 2
+    assert plot_results.describe_speed_up(row)[3] == "80 images/s (threads: 8)"
+    write(folder, [*cpu, rate(160) | {"device": "cuda", "num_threads": "4"}], "b")
+    assert plot_results.speed_ups(summary(folder))["speed_up"].tolist() == [2, 2]  # else the fastest
+
+
+def test_of_several_setups_the_fastest_is_a_point_of_a_line(folder):
+    matmul = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64"}
+    write(folder, [matmul | {"tflops": t, "num_threads": n} for n, t in (("1", "1"), ("2", "2"), ("4", "1.5"))])
+    assert plot_results.sizes(summary(folder))["value"].tolist() == [2]
+
+
+def test_setups_are_told_apart_in_a_picture(folder):
+    write(folder, [rate(10) | {"num_threads": "1"}, rate(20) | {"num_threads": "2"}])
+    assert plot_results.say_settings(summary(folder))[1] == ["threads: 1", "threads: 2"]
+
+
 def test_scopes_stand_together_with_their_limit(folder):
     write(folder, [rate(100), rate(40) | {"scope": "input"}])
     assert plot_results.scopes(summary(folder)).empty
@@ -246,6 +267,9 @@ def test_what_is_implausible_is_in_the_tables_and_in_no_picture(folder):
     write(folder, [rate(88888) | {"flags": "implausible"}])
     plot_results.plot(folder)
     assert not (folder / "plots" / "images.png").exists()
+    matmul = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64"}
+    write(folder, [matmul | {"tflops": "900", "flags": "implausible"}])
+    assert plot_results.draw_tflops(folder) is None
 
 
 def test_work_of_another_program_version_has_a_table(folder):

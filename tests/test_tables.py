@@ -83,8 +83,9 @@ def test_every_setup_is_a_line_that_says_so(write):
     found, _ = summary(write(base, rate(50) | {"num_threads": "1"}, base | rate(400) | {"power_source": "battery"}))
     names = {row["value"]: tables.name_work(row).partition("224 px, ")[2] for row in found.to_dict("records")}
     assert names == {1000: "threads: 64", 50: "threads: 1", 400: "threads: 64, on battery"}
-    found, _ = summary(write(rate(10) | {"num_threads": "64"}, machine="b"))
-    assert found["setup"].tolist() == [""]
+    mains = rate(10) | {"num_threads": "64"}
+    found, _ = summary(write(mains, mains | {"power_source": "ac"}, machine="b"))
+    assert (found["setup"].tolist(), found["rows"].tolist()) == ([""], [2])
 
 
 def test_an_interrupted_run_counts_where_there_is_no_other(write):
@@ -179,6 +180,14 @@ def test_a_cell_that_cannot_be_read_costs_its_own_file_alone(write, tmp_path, ce
     assert rows[["machine", "file"]].to_numpy().tolist() == [["a", "a.csv"], ["b", "b.csv"]]
     assert len(said) == 1
     assert "broken.csv" in said[0]
+
+
+def test_what_a_network_did_not_learn_and_a_meter_that_stood_still_cost_nothing(write):
+    still = {"loss_mean": "nan", "accuracy": "0", "power_watts": "0", "joules_per_item": "0", "peak_memory_bytes": "0"}
+    found, said = summary(write(still))
+    (row,) = found.to_dict("records")
+    assert (said, row["value"], row["accuracy"]) == ([], 100, 0)
+    assert all(math.isnan(row[column]) for column in still if column != "accuracy")
 
 
 def test_every_row_names_its_file(write, tmp_path):

@@ -549,6 +549,15 @@ def test_an_operator_that_runs_on_the_cpu_is_no_result_of_a_gpu(monkeypatch):
         on_tensorflow.open_session(operators.matmul((32, 32, 32)), settings, None, "device")
 
 
+def test_what_is_compiled_wrongly_is_refused(monkeypatch):
+    function = on_tensorflow.Place.function
+    wrong = lambda place, work: function(place, lambda *batch: work(*batch) * 1.01)  # noqa: E731
+    monkeypatch.setattr(on_tensorflow.Place, "function", wrong)
+    with pytest.raises(measure.MeasurementError, match="compiled, the output differs by") as caught:
+        open_session(PHASE="inference", COMPILE="1")
+    assert caught.value.status == "wrong_output"
+
+
 @pytest.mark.parametrize("system", ["Linux", "Darwin"])
 def test_a_copy_is_one(monkeypatch, system):
     monkeypatch.setattr(platform, "system", lambda: system)

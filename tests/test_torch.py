@@ -394,7 +394,7 @@ def test_what_is_compiled_wrongly_is_refused(monkeypatch, phase):
         return model
 
     def wrong(model, dynamic):
-        return lambda images: model(images) * 1.01
+        return lambda images: model(images) * (1.01 if phase == "inference" else 1.5)
 
     settle(right)
     with pytest.raises(measure.MeasurementError, match="compiled, the output differs by") as caught:
@@ -403,6 +403,7 @@ def test_what_is_compiled_wrongly_is_refused(monkeypatch, phase):
     settle(wrong, PRECISION="mixed_bfloat16")  # rounding alone makes more of a difference there
     if phase == "training":
         settle(wrong, MODEL="mobilenet_v2")  # dropout drops something else each time
+        settle(wrong, MODEL="swin_t")  # which has stochastic depth in its place
 
 
 def test_what_was_compiled_is_forgotten(monkeypatch):

@@ -422,6 +422,8 @@ class Place:
             if is_trained and self.device != "cpu":
                 self.function(lambda *batch: differentiate(model, *batch))(inputs, labels)
         check.check_output(tf.cast(got, tf.float32).numpy(), expected)
+        if self.compile and self.precision in ("float32", "float64"):
+            check.check_compiled(got.numpy(), model(inputs, training=False).numpy())
         self.reset_peak_memory()
         return model
 
