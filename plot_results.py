@@ -58,8 +58,9 @@ def plot(folder):
     rows = tables.read_rows(sorted(Path(folder).glob("*.csv")), warn=log.warning)
     summary = tables.add_peak_fraction(tables.summarize(rows), rows)
     runs, drawn, shown = tables.sustained_runs(rows), [], believed(summary)
+    others = {"sustained": runs, "scopes": believed(tables.summarize(of_pipelines(rows)))}
     for name, draw in PICTURES.items():
-        figure = draw(runs if name == "sustained" else shown)
+        figure = draw(others.get(name, shown))
         if figure is None:
             log.info("%s: no rows to draw", name)
             (Path(folder) / "plots" / f"{name}.png").unlink(missing_ok=True)
@@ -72,6 +73,11 @@ def plot(folder):
 
 def believed(summary):
     return summary[~summary["flags"].str.contains("implausible")]
+
+
+def of_pipelines(rows):
+    """Rows of the runs that measured both together: a later run of the model alone is no part of any of them."""
+    return rows[rows["run_id"].isin(rows.loc[rows["scope"] == "end_to_end", "run_id"])]
 
 
 def save(figure, folder, name):

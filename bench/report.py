@@ -57,7 +57,7 @@ def describe_result(row, peak_fraction=None):
     label = f"{label} {row['epoch']}" if row.get("epoch") else label
     if not row.get("throughput"):
         return f"  {label:<11} {row['status']}: {row['note']}"
-    rate = f"{row['throughput']:.4g} {row['unit']}  "
+    rate = f"{four_digits(row['throughput'])} {row['unit']}  "
     if row.get("elapsed_seconds"):
         return (
             f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate.strip(), *describe_physics(row)])}  {row['flags']}"
@@ -125,5 +125,11 @@ def describe_interval(row):
     if low is None:
         return f"without an interval ({row['windows']} windows)"
     if row["windows"] < ENOUGH_WINDOWS:
-        return f"range of {row['windows']} windows: {low:.4g} to {high:.4g}"
+        return f"range of {row['windows']} windows: {four_digits(low)} to {four_digits(high)}"
     return f"+- {50 * (high - low) / row['throughput']:.2g} % within this run ({row['windows']} windows)"
+
+
+def four_digits(value):
+    """A rate as text, without an exponent where it is large."""
+    text = f"{value:.4g}"
+    return f"{float(text):.0f}" if "e+" in text else text

@@ -139,6 +139,14 @@ def test_scopes_stand_together_with_their_limit(folder):
     assert plot_results.scopes(summary(folder)).empty
 
 
+def test_a_later_run_of_the_model_alone_hides_no_pipeline(folder):
+    three = [rate(100), rate(40) | {"scope": "input"}, rate(38) | {"scope": "end_to_end", "bottleneck": "input"}]
+    write(folder, [row | {"run_id": "three"} for row in three])
+    write(folder, [rate(200) | {"run_id": "later", "commit": "later"}])
+    rows = plot_results.of_pipelines(tables.read_rows([folder / "a.csv"]))
+    assert plot_results.scopes(tables.summarize(rows))["value_device"].tolist() == [100]
+
+
 def sustained(run, rates, **changes):
     """Rows of ten seconds each."""
     kinds = {"scope": "sustained", "run_id": run, "seconds": "10"}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import environment, frameworks, measure, meters, results, run, sweep, verdict
+from bench import environment, frameworks, measure, meters, report, results, run, sweep, verdict
 from bench.data import image_batches
 from bench.main import main
 from bench.workload import Workload
@@ -56,7 +56,7 @@ def test_a_measurement_becomes_a_row(image):
     assert low <= middle <= high
     assert float(row["tflops"]) == pytest.approx(middle * 3840 / 1e12, rel=1e-4)
     assert int(row["items"]) == 8 * int(row["windows"]) * int(row["steps_per_window"])
-    assert f"{middle:.4g} images/s" in out
+    assert f"{report.four_digits(middle)} images/s" in out
     assert "m.csv" in out
 
 

@@ -132,3 +132,7 @@ def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
     assert "choose a smaller SIZES" in row["note"]
     assert "out_of_memory" in report.describe_result(row)
     assert report.describe_task(row).startswith("matmul, torch")
+
+
+def test_rates_have_no_exponent():
+    assert [report.four_digits(rate) for rate in (0.01234567, 24.4, 15452.3)] == ["0.01235", "24.4", "15450"]
