@@ -727,7 +727,7 @@ def seconds_an_item(row):
         return 1 / row["value"]
     if pd.notna(row["items"]):
         return row["seconds"] / row["items"]
-    return row["step_seconds_median"] / pd.to_numeric(row["batch_size"] or math.nan, errors="coerce")
+    return row["step_seconds_median"] / pd.to_numeric(row["batch_size"], errors="coerce")
 
 
 def describe_speed_up(row):

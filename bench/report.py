@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from bench.measure import ENOUGH_WINDOWS, FLAGS
+from bench.results import without_exponent
 from bench.verdict import burst_and_sustained
 
 REFRESH_SECONDS = 0.25
@@ -131,5 +132,4 @@ def describe_interval(row):
 
 def four_digits(value):
     """A rate as text, without an exponent where it is large."""
-    text = f"{value:.4g}"
-    return f"{float(text):.0f}" if "e+" in text else text
+    return without_exponent(f"{value:.4g}")

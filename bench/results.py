@@ -210,6 +210,11 @@ def _as_line(columns, row):
     return line.getvalue()
 
 
+def without_exponent(text):
+    """A number's text, as it is or, where it has the exponent of a large one, written out."""
+    return f"{float(text):.0f}" if "e+" in text else text
+
+
 def _plain(value):
     """One cell: blank for None, and no line break, so that a row is a line."""
     if value is None:

@@ -103,7 +103,7 @@ def _parse(header, files):
     names = [name for path, rows, _ in files for name in [Path(path).name] * rows]
     if len(read) != len(names):
         raise ValueError(f"{len(names)} lines below its header are {len(read)} rows: a quotation mark stays open")
-    for column in {*POSITIVE, *METERS} & {*read}:
+    for column in (each for each in (*POSITIVE, *METERS) if each in read):
         is_sound = read[column].between(0, math.inf, inclusive="neither")
         if column in POSITIVE and not (is_sound | read[column].isna()).all():
             raise ValueError(f"its {column} is not always above 0 and finite")
@@ -248,8 +248,7 @@ def figure(value, pattern="{:.4g}"):
     """A number as text, blank where it is unknown."""
     if value is None or pd.isna(value) or value == "":
         return ""
-    text = pattern.format(float(value))
-    return f"{float(text):.0f}" if "e+" in text else text
+    return results.without_exponent(pattern.format(float(value)))
 
 
 def interval(row):

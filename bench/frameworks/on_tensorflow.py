@@ -467,11 +467,16 @@ def has_floats(node):
     return any(tf.as_dtype(each).is_floating for each in types)
 
 
+def mean_loss(model, inputs, labels):
+    """Of a batch in training, in float32."""
+    logits = tf.cast(model(inputs, training=True), tf.float32)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
 def differentiate(model, inputs, labels):
     """The gradients of a batch's mean loss."""
     with tf.GradientTape() as tape:
-        logits = tf.cast(model(inputs, training=True), tf.float32)
-        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        loss = mean_loss(model, inputs, labels)
     return tape.gradient(loss, [weight.value for weight in model.trainable_variables])
 
 
@@ -665,8 +670,7 @@ class Training(Inference):
 
     def _losses_of(self, inputs, labels):
         """(loss, the loss as the optimizer wants it scaled) of a batch."""
-        logits = tf.cast(self.model(inputs, training=True), tf.float32)
-        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        loss = mean_loss(self.model, inputs, labels)
         return loss, self.optimizer.scale_loss(loss)
 
     def _train(self, inputs, labels):

@@ -445,16 +445,14 @@ class Inference(TorchSession):
         """Raise MeasurementError unless what was compiled gives what the network itself gives, for one batch."""
         inputs, _ = self.next_batch()
         models = [self.model, self.eager, self.eager][: 3 if self.training else 2]
-        check.check_compiled(*(self.logits(model, inputs).detach().cpu().numpy() for model in models))
+        with torch.inference_mode(not self.training):
+            check.check_compiled(*(model(inputs).detach().cpu().numpy() for model in models))
 
     @torch.inference_mode()
-    def logits(self, model, inputs):
-        with self.place.autocast():
-            return model(inputs)
-
     def step(self, items=None):
         inputs, _ = self.next_batch(items)
-        self.watched = self.logits(self.model, inputs)
+        with self.place.autocast():
+            self.watched = self.model(inputs)
 
     def trace_count(self):
         # Importing it takes a second, which only those who compile should pay.
@@ -478,10 +476,6 @@ class Training(Inference):
         # The usual first scale of 65,536 overflows until it has been halved often enough, and skips those updates.
         self.scaler = torch.amp.GradScaler(place.device, init_scale=256, enabled=uses_scaler)
         self.watched = self.last_weight = list(model.parameters())[-1]
-
-    def logits(self, model, inputs):
-        with self.place.autocast():
-            return model(inputs)
 
     def step(self, items=None):
         self.forward(items)
