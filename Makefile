@@ -48,7 +48,7 @@ compare: $(READY) ## row by row: make compare A=results/x.csv B=results/y.csv, o
 	@$(RUN) compare_results.py
 
 table: $(READY) ## the latest rows of this machine, to paste into an issue
-	@$(RUN) -m bench.tables
+	@$(RUN) -m bench.rows.tables
 
 doctor: ## what can run here, what cannot, and the command that mends it
 	@for python in $(VENV)/bin/python python3 $(PYTHON); do \

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench import tables
+from bench.rows import tables
 from bench.settings import ROOT, SettingError, read_settings
 
 SAME = 0.01  # within this, two rates are the same

@@ -10,9 +10,9 @@
 import functools
 import sys
 
-from bench import data
 from bench.main import main
-from bench.workload import Workload, image_counts
+from bench.work import data
+from bench.work.workload import Workload, image_counts
 
 # The size that a network was made for, where it is not 224.
 IMAGE_SIZE = {"inception_v3": 299}

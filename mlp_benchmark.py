@@ -10,9 +10,9 @@
 import functools
 import sys
 
-from bench import cifar10
 from bench.main import main
-from bench.workload import CIFAR_CLASSES, CIFAR_SIDE, Workload, mlp_counts, mlp_widths
+from bench.work import cifar10
+from bench.work.workload import CIFAR_CLASSES, CIFAR_SIDE, Workload, mlp_counts, mlp_widths
 
 
 def mlp_workload(settings):

@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from bench import tables
+from bench.rows import tables
 from bench.settings import SettingError, read_settings
 
 log = logging.getLogger("bench")

@@ -16,9 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 
 from tqdm import tqdm
 
-from bench import environment, frameworks, meters, operators, peaks, report, results, run
+from bench import frameworks, run
+from bench.machine import environment, meters
 from bench.main import EXIT_STATUS, main
+from bench.rows import peaks, report, results
 from bench.settings import SettingError
+from bench.work import operators
 
 log = logging.getLogger("bench")
 

@@ -10,10 +10,10 @@
 import functools
 import sys
 
-from bench import data
 from bench.main import main
 from bench.settings import SettingError
-from bench.workload import ENCODERS, Workload, encoder_counts
+from bench.work import data
+from bench.work.workload import ENCODERS, Workload, encoder_counts
 
 
 def transformer_workload(settings):

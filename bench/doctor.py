@@ -20,7 +20,7 @@ import urllib.request
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bench import environment, sensors
+from bench.machine import environment, sensors
 from bench.settings import ROOT, SettingError, read_settings
 
 GB = 10**9
@@ -126,7 +126,7 @@ def report_framework(name):
 
     try:
         environment.refuse_rosetta()
-        from bench import operators
+        from bench.work import operators
 
         settings = replace(read_settings("tflops", {"FRAMEWORK": name}), precision="float32")
         framework = frameworks.load(name)
@@ -145,7 +145,7 @@ def report_framework(name):
 
 
 def report_meters(device):
-    from bench import meters
+    from bench.machine import meters
 
     name = device.device_name or environment.find_cpu_name()
     heat = {column: value for column, value in meters.open_heat_reader(device.device, name)().items() if value}

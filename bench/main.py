@@ -4,9 +4,11 @@ import logging
 import os
 import sys
 
-from bench import environment, peaks, report, results, sweep
+from bench import combinations
+from bench.machine import environment
+from bench.rows import peaks, report, results
 from bench.run import run_once
-from bench.settings import SettingError, combinations, read_settings
+from bench.settings import SettingError, list_runs, read_settings
 
 EXIT_STATUS = {"ok": 0, "interrupted": 130}
 
@@ -27,12 +29,12 @@ def main(script, describe_workload, run_alone=None):
     logging.getLogger("bench").setLevel(logging.INFO)
     try:
         environment.refuse_rosetta()
-        changes, settings = combinations(script), read_settings(script)
+        changes, settings = list_runs(script), read_settings(script)
         host = environment.describe_host(settings.machine)
         path = settings.results_dir / f"{host.machine}.csv"
         results.prepare(path)
         if len(changes) * settings.runs > 1:
-            return sweep.run_all(script, changes, settings.runs, host, path, describe_workload)
+            return combinations.run_all(script, changes, settings.runs, host, path, describe_workload)
         return (run_alone or run_workload)(settings, host, path, describe_workload)
     except (SettingError, results.ResultsError) as error:
         print(error, file=sys.stderr)

@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from types import ModuleType
 
-from bench import environment, frameworks, measure, meters, report, results
-from bench.canary import Canary, open_canary
-from bench.data import RESIDENT_BATCHES, epoch_order
+from bench import frameworks
+from bench.machine import environment, meters
+from bench.rows import report, results
+from bench.rows.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES, SettingError
-from bench.verdict import Rate, name_bottleneck
+from bench.timing import measure
+from bench.timing.canary import Canary, open_canary
+from bench.work.data import RESIDENT_BATCHES, epoch_order
 
 log = logging.getLogger("bench")
 
@@ -149,12 +152,12 @@ def measure_between_canaries(bench, settings, phase, scope):
 
     The session is closed by then: the processes of a pipeline would go on preparing, and look like heat.
     """
-    if bench.canary is None or not needs_canary(scope):
+    if bench.timing.canary is None or not needs_canary(scope):
         yield from measure_quantity(bench, settings, phase, scope)
         return
     (columns,) = measure_quantity(bench, settings, phase, scope)
     if columns.get("status", "ok") == "ok":
-        columns |= compare_canary(bench.canary, columns["flags"])
+        columns |= compare_canary(bench.timing.canary, columns["flags"])
     yield columns
 
 

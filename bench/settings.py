@@ -40,17 +40,47 @@ class ByDevice:
 
 
 @dataclass(frozen=True)
-class ByFramework:
-    """A default that some frameworks change."""
+class Framework:
+    """What is known of a framework before it is imported; its code is bench/frameworks/on_<name>.py."""
 
-    usual: object
-    changed: dict
+    title: str  # as its makers write it
+    synonyms: tuple[str, ...] = ()
+    memory_formats: tuple[str, ...] = ("channels_first", "channels_last")  # of image models, the default first
+    # On Linux in an environment of its own, .venv-<name> from requirements-cuda-<name>.txt, because its CUDA wheels
+    # overwrite files of PyTorch's. The Makefile follows the file names.
+    has_own_environment: bool = False
+
+
+FRAMEWORKS = {
+    "torch": Framework("PyTorch", ("pytorch",)),
+    "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
+}
+
+
+def requirements_of(framework):
+    """The requirements file of a framework on this system."""
+    if sys.platform == "darwin":
+        return "requirements-mac.txt"
+    return (
+        f"requirements-cuda-{framework}.txt" if FRAMEWORKS[framework].has_own_environment else "requirements-cuda.txt"
+    )
+
+
+def environment_of(framework):
+    """The folder that make installs a framework into on this system."""
+    apart = sys.platform != "darwin" and FRAMEWORKS[framework].has_own_environment
+    return ROOT / (f".venv-{framework}" if apart else ".venv")
+
+
+@dataclass(frozen=True)
+class MemoryFormat:
+    """The default of MEMORY_FORMAT, which the framework decides."""
 
     def under(self, framework):
-        return self.changed.get(framework, self.usual)
+        return FRAMEWORKS[framework].memory_formats[0] if framework in FRAMEWORKS else "channels_first"
 
     def __str__(self):
-        return f"{self.usual} ({', '.join(f'{name}: {value}' for name, value in self.changed.items())})"
+        return "channels_first (TensorFlow: channels_last)"
 
 
 # Kinds: each turns the text into a value, or raises ValueError with the words after "must be".
@@ -215,7 +245,7 @@ class Settings:
     compile: bool = setting(flag, False, "1: torch.compile, or XLA in TensorFlow", shown="0", only=NETWORKS, sweep=True)
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),
-        {"image": ByFramework("channels_first", {"tensorflow": "channels_last"})},
+        {"image": MemoryFormat()},
         "channels_first or channels_last (TensorFlow: that alone)",
         sweep=True,
     )
@@ -298,16 +328,16 @@ def known_names():
 def read_settings(script, environ=os.environ):
     """Settings of one run of a script ("image") from the environment; raises SettingError.
 
-    Of a list that asks for several runs the first entry counts: combinations() takes it apart.
+    Of a list that asks for several runs the first entry counts: list_runs() takes it apart.
     """
     refuse_misspelt(environ)
     read = {f.name: _read_one(f, script, environ) for f in fields(Settings)}
     values = {f.name: read[f.name][0] if _applies(f, "sweep", script) else read[f.name] for f in fields(Settings)}
-    by_framework = {name: value for name, value in values.items() if isinstance(value, ByFramework)}
+    by_framework = {name: value for name, value in values.items() if isinstance(value, MemoryFormat)}
     return Settings(**values | {name: v.under(values["framework"]) for name, v in by_framework.items()})
 
 
-def combinations(script, environ=os.environ):
+def list_runs(script, environ=os.environ):
     """The runs that the lists ask for, as changes of the environment: {variable: text} each."""
     refuse_misspelt(environ)
     choices = []

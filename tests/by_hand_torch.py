@@ -11,8 +11,8 @@ import torchvision
 from PIL import Image
 from torchvision import transforms
 
-from bench import data
 from bench.frameworks import on_torch
+from bench.work import data
 from tests.selfcheck import PAIRS, check_loops, check_product, compare, is_one
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import sensors
+from bench.machine import sensors
 from bench.run import ALLOCATOR_VARIABLES
 from bench.settings import known_names, read_settings
 
-OF_TENSORFLOW = {"test_tensorflow.py"}
-ALL = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+OF_TENSORFLOW = {"frameworks/test_tensorflow.py"}
+ALL = {path.relative_to(Path(__file__).parent).as_posix() for path in Path(__file__).parent.rglob("test_*.py")}
 if "FRAMEWORK" in os.environ:
     asked = read_settings("tests", {"FRAMEWORK": os.environ["FRAMEWORK"]}).framework
     collect_ignore = sorted({"torch": OF_TENSORFLOW, "tensorflow": ALL - OF_TENSORFLOW}[asked])

@@ -12,8 +12,10 @@ import sys
 import time
 from dataclasses import replace
 
-from bench import frameworks, intervals, measure, operators
+from bench import frameworks
 from bench.settings import read_settings
+from bench.timing import intervals, measure
+from bench.work import operators
 from image_benchmark import image_workload
 
 PAIRS = 15

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import meters, operators, results, sensors
+from bench.machine import meters, sensors
+from bench.rows import results
+from bench.work import operators
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
 
@@ -118,7 +120,7 @@ def test_uv_is_used_where_there_is_one(bare):
     assert status == 0
     assert log[0].startswith("uv venv --quiet --python-preference system --python >=3.11,<3.13")
     assert log[-1] == "uv pip install --quiet --python .venv/bin/python -r r.txt"
-    assert "venv -m bench.environment" in log
+    assert "venv -m bench.machine.environment" in log
 
 
 def test_pip_does_it_where_uv_cannot_be_had(bare):
@@ -219,7 +221,7 @@ def test_a_missing_tensorflow_names_the_cure(tmp_path):
 
 def test_every_benchmark_runs_without_the_optional_packages(monkeypatch, tmp_path):
     optional = ("psutil", "pynvml", "zeus_apple_silicon")
-    program = f"import sys; sys.modules |= dict.fromkeys({optional}); import bench.meters, bench.sensors"
+    program = f"import sys; sys.modules |= dict.fromkeys({optional}); from bench.machine import meters, sensors"
     assert call(sys.executable, "-c", program) == (0, "", "")
     for package in optional:
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails

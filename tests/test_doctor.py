@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import doctor, environment, sensors
+from bench import doctor
+from bench.machine import environment, sensors
 
 WORKS = {
     **{"device": "cuda", "device_name": "NVIDIA H200", "framework_version": "2.15.0", "num_threads": 8},
@@ -156,6 +157,6 @@ def test_the_python_of_a_bare_mac_can_read_it(room):
 
 
 def test_the_archive_is_the_one_that_is_fetched():
-    from bench import cifar10
+    from bench.work import cifar10
 
     assert doctor.CIFAR10 == cifar10.URL

@@ -8,32 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from bench import measure
+from bench.timing import measure
 
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "keras", "transformers")
 SCRIPTS = sorted(Path().glob("*.py"))
-# Every room, from the ground up: a file imports from the lines before its own.
+# From the ground up: a file imports from its own folder and from the lines before, never from its own line otherwise.
 LAYERS = [
-    ["bench"],
-    ["bench.settings", "bench.data", "bench.intervals", "bench.verdict", "bench.sensors"],
-    ["bench.workload", "bench.cifar10"],
-    ["bench.measure", "bench.environment", "bench.meters", "bench.results", "bench.peaks", "bench.operators"],
-    ["bench.check", "bench.report", "bench.frameworks", "bench.tables", "bench.canary"],
-    ["plot_results", "compare_results"],
-    ["bench.frameworks.on_tensorflow", "bench.frameworks.on_torch"],
+    ["bench.settings"],
+    ["bench.work", "bench.machine"],
+    ["bench.timing"],
+    ["bench.frameworks", "bench.rows"],
     ["bench.run"],
-    ["bench.sweep"],
+    ["bench.combinations", "bench.plots"],
     ["bench.main", "bench.doctor"],
-    [path.stem for path in SCRIPTS if path.stem not in ("plot_results", "compare_results")],
+    [path.stem for path in SCRIPTS],
 ]
 STANDARD_LIBRARY_ONLY = (
     "bench.settings",
-    "bench.environment",
-    "bench.peaks",
-    "bench.measure",
-    "bench.intervals",
-    "bench.workload",
-    "bench.verdict",
+    "bench.machine.environment",
+    "bench.rows.peaks",
+    "bench.timing.measure",
+    "bench.timing.intervals",
+    "bench.work.workload",
+    "bench.rows.verdict",
 )
 
 
@@ -48,33 +45,38 @@ def imports_of(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in ROOMS else node.module for name in inner)
+            yield from (name if name in FILES else node.module for name in inner)
 
 
-ROOMS = {module_name(path): path for path in [*Path("bench").rglob("*.py"), *SCRIPTS]}
+FILES = {module_name(path): path for path in [*Path("bench").rglob("*.py"), *SCRIPTS]}
 
 
-def test_every_room_has_its_place():
-    assert sorted(ROOMS) == sorted(name for layer in LAYERS for name in layer)
+def layer_of(module):
+    """(height, entry of LAYERS) that a module belongs to; None outside of the house."""
+    for height, layer in enumerate(LAYERS):
+        for entry in layer:
+            if module == entry or module.startswith(f"{entry}."):
+                return height, entry
+    return None
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_run_downward(room):
-    height = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-    for imported in imports_of(ROOMS[room]):
-        if imported in height:
-            assert height[imported] < height[room], f"{room} imports {imported}"
+@pytest.mark.parametrize("module", sorted(FILES.keys() - {"bench"}))
+def test_imports_run_downward(module):
+    height, entry = layer_of(module)
+    for imported in imports_of(FILES[module]):
+        there = layer_of(imported)
+        assert there is None or there[1] == entry or there[0] < height, f"{module} imports {imported}"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_frameworks_are_imported_in_their_own_file_alone(room):
-    found = {name.split(".")[0] for name in imports_of(ROOMS[room])} & set(FRAMEWORKS)
-    assert not found or room.startswith("bench.frameworks.on_")
+@pytest.mark.parametrize("module", FILES)
+def test_frameworks_are_imported_in_their_own_file_alone(module):
+    found = {name.split(".")[0] for name in imports_of(FILES[module])} & set(FRAMEWORKS)
+    assert not found or module.startswith("bench.frameworks.on_")
 
 
-@pytest.mark.parametrize("room", STANDARD_LIBRARY_ONLY)
-def test_these_need_the_standard_library_alone(room):
-    found = {name.split(".")[0] for name in imports_of(ROOMS[room])}
+@pytest.mark.parametrize("module", STANDARD_LIBRARY_ONLY)
+def test_these_need_the_standard_library_alone(module):
+    found = {name.split(".")[0] for name in imports_of(FILES[module])}
     assert found <= set(sys.stdlib_module_names) | {"bench"}
 
 
@@ -90,7 +92,9 @@ def output_of(*command):
 
 
 def test_every_flag_has_its_words():
-    sources = "".join(ROOMS[room].read_text() for room in ("bench.measure", "bench.meters", "tflops_sweep"))
+    sources = "".join(
+        FILES[module].read_text() for module in ("bench.timing.measure", "bench.machine.meters", "tflops_sweep")
+    )
     assert all(f'"{flag}"' in sources.partition("class MeasurementError")[2] for flag in measure.FLAGS)
 
 

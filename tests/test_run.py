@@ -9,10 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import environment, frameworks, measure, meters, report, results, run, sweep, verdict
-from bench.data import image_batches
+from bench import combinations, frameworks, run
+from bench.machine import environment, meters
 from bench.main import main
-from bench.workload import Workload
+from bench.rows import report, results, verdict
+from bench.timing import measure
+from bench.work.data import image_batches
+from bench.work.workload import Workload
 from mlp_benchmark import mlp_workload
 from tests.fakes import Clock, Device
 from transformer_benchmark import transformer_workload
@@ -381,7 +384,7 @@ def test_a_framework_of_one_file_runs_make_mlp(image, monkeypatch):
 
 def test_default_models_run_one_after_the_other(image, monkeypatch):
     ran = []
-    monkeypatch.setattr(sweep, "run_all", lambda script, changes, *rest: ran.extend(changes) or 0)
+    monkeypatch.setattr(combinations, "run_all", lambda script, changes, *rest: ran.extend(changes) or 0)
     monkeypatch.delenv("MODEL", raising=False)
     monkeypatch.setenv("FRAMEWORK", "numpy")
     assert main("mlp", mlp_workload) == 0

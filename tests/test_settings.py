@@ -9,8 +9,8 @@ from bench.settings import (
     SettingError,
     Settings,
     as_markdown,
-    combinations,
     known_names,
+    list_runs,
     read_settings,
     slug,
 )
@@ -134,7 +134,7 @@ def test_the_readme_has_the_table():
 
 def test_lists_ask_for_every_combination():
     environ = {"BATCH_SIZE": "1,4,16", "USE_GPU": "0,1", "PHASE": "inference,training", "SEED": "1"}
-    changes = combinations("image", environ)
+    changes = list_runs("image", environ)
     assert len(changes) == 12
     assert changes[0] == {"USE_GPU": "0", "PHASE": "inference", "BATCH_SIZE": "1"}
     runs = [read_settings("image", environ | change) for change in changes]
@@ -142,12 +142,12 @@ def test_lists_ask_for_every_combination():
 
 
 def test_without_lists_there_is_one_run_that_changes_nothing():
-    assert combinations("image", {"BATCH_SIZE": "4"}) == [{}]
-    assert combinations("image", {"SCOPE": "device,input"}) == [{}]
+    assert list_runs("image", {"BATCH_SIZE": "4"}) == [{}]
+    assert list_runs("image", {"SCOPE": "device,input"}) == [{}]
 
 
 def test_a_list_under_a_synonym():
-    changes = combinations("image", {"IMAGE_MODEL": "vgg11, vgg16"})
+    changes = list_runs("image", {"IMAGE_MODEL": "vgg11, vgg16"})
     assert changes == [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]
 
 
@@ -190,8 +190,8 @@ def test_each_script_has_its_defaults():
 
 
 def test_a_default_may_be_a_list():
-    assert combinations("transformer", {"SEED": "1"}) == [{"MODEL": "distilbert"}, {"MODEL": "bert-large"}]
-    assert combinations("transformer", {"MODEL": "bert-base"}) == [{}]
+    assert list_runs("transformer", {"SEED": "1"}) == [{"MODEL": "distilbert"}, {"MODEL": "bert-large"}]
+    assert list_runs("transformer", {"MODEL": "bert-base"}) == [{}]
     assert read_settings("transformer", {}).model == "distilbert"
 
 

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import tflops_sweep
-from bench import operators, peaks, results, run
+from bench import run
 from bench.frameworks import on_torch
 from bench.main import main
-from bench.measure import MeasurementError
+from bench.rows import peaks, results
 from bench.settings import SettingError, read_settings
+from bench.timing.measure import MeasurementError
+from bench.work import operators
 
 DRAW = tflops_sweep.draw
 RATES = {"matmul": {32: 0.1, 64: 0.4, 128: 0.3, 512: 0.35}, "conv1x1": 0.2, "conv3x3": 0.25}

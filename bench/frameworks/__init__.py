@@ -42,7 +42,7 @@ class Session(Protocol):
     """
 
     parameters: int | None  # trainable; None where there is no model
-    measured_precision: str | None  # as bench/check.py names it
+    measured_precision: str | None  # as bench/timing/check.py names it
     num_workers: int | None  # processes that prepare batches; None: the batches are resident
     queue_steps: int | None  # batches that they may have ready or in their hands
     prepare: Callable[[], None] | None  # what has to come before each step, and is not timed

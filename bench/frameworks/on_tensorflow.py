@@ -47,11 +47,12 @@ import numpy as np
 from keras import layers, ops
 from tensorflow.python.eager import context  # nothing public says on which device an operator of a graph runs
 
-from bench import check, data
 from bench.frameworks import Device, describe_failure
-from bench.measure import MeasurementError
 from bench.settings import SettingError, usable_cores
-from bench.workload import ENCODERS, LEARNING_RATES, mlp_widths
+from bench.timing import check
+from bench.timing.measure import MeasurementError
+from bench.work import data
+from bench.work.workload import ENCODERS, LEARNING_RATES, mlp_widths
 
 POLICIES = {"tf32": "float32"}  # Keras's names of the precisions are ours otherwise
 # Operators that make up a step's time, by how their names begin. Metal lacks kernels for much of the bookkeeping in

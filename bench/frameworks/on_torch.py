@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
-from bench import check, data, meters
 from bench.frameworks import Device, describe_failure
-from bench.measure import MeasurementError
+from bench.machine import meters
 from bench.settings import SettingError
-from bench.workload import ENCODERS, LEARNING_RATES, mlp_widths
+from bench.timing import check
+from bench.timing.measure import MeasurementError
+from bench.work import data
+from bench.work.workload import ENCODERS, LEARNING_RATES, mlp_widths
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -275,7 +277,7 @@ def autocast(device, precision):
 @functools.cache  # a CPU may need seconds for it in float16
 @torch.no_grad()
 def measure_precision(device, precision):
-    """What products in a precision are computed in on a device, as bench/check.py names it."""
+    """What products in a precision are computed in on a device, as bench/timing/check.py names it."""
     dtype, errors = WHOLE_MODEL.get(precision, torch.float32), []
     for work, pair in zip((torch.matmul, functional.conv2d), check.probe_inputs(), strict=True):
         left, right = map(torch.from_numpy, pair)

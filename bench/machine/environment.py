@@ -1,0 +1,193 @@
+"""What a result was measured on: machine, chip, system, driver, power source and commit.
+
+    python -m bench.machine.environment    prints it
+
+Standard library only. Whatever cannot be found out is blank (None), never a guess and never an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.settings import ROOT, SettingError, slug
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One host. Names are those that the system reports."""
+
+    machine: str  # the rows' machine and the stem of their file
+    gpu_cores: int | None  # Apple silicon only: the same chip is sold with several counts
+    cpu_name: str | None
+    cpu_count: int  # logical CPUs
+    memory_gb: float | None  # installed memory in units of 2**30 bytes, as memory is sold
+    os: str
+    driver: str | None  # NVIDIA's
+    power_source: str | None  # "ac" or "battery"
+    low_power_mode: int | None  # 1 or 0
+    commit: str | None  # of this repository; "-dirty" when its programs are not as committed
+    python: str
+
+
+def describe_host(machine=None):
+    """The Environment of this host; machine overrides the name that it would get."""
+    cpu_name, cpu_count = find_cpu_name(), os.cpu_count() or 1
+    gpu_name, driver = find_nvidia()
+    gpu_cores = find_apple_gpu_cores()
+    return Environment(
+        machine=machine or name_machine(cpu_name, cpu_count, gpu_name, gpu_cores),
+        gpu_cores=gpu_cores,
+        cpu_name=cpu_name,
+        cpu_count=cpu_count,
+        memory_gb=find_memory_gb(),
+        os=find_os(),
+        driver=driver,
+        power_source=find_power_source(),
+        low_power_mode=find_low_power_mode(),
+        commit=find_commit(),
+        python=platform.python_version(),
+    )
+
+
+def refuse_rosetta():
+    """Raise SettingError for an x86-64 Python on an arm64 Mac: the frameworks die there by an illegal instruction."""
+    if platform.system() != "Darwin" or platform.machine() != "x86_64":
+        return
+    if _output("sysctl", "-n", "hw.optional.arm64") == "1":
+        raise SettingError(
+            f"PYTHON={sys.executable!r} is an x86-64 program on an arm64 Mac: install an arm64 Python "
+            "(`arch -arm64 brew install python@3.12`), then `make clean`"
+        )
+
+
+def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
+    """A slug for the host by its best accelerator: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores."""
+    if gpu_name:
+        return slug(gpu_name if "nvidia" in gpu_name.lower() else f"nvidia {gpu_name}")
+    chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", cpu_name or "", flags=re.I)
+    return slug(f"{chip.strip() or 'cpu'} " + (f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"))
+
+
+def find_cpu_name():
+    if platform.system() == "Darwin":
+        return _output("sysctl", "-n", "machdep.cpu.brand_string")
+    found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
+    return found[1].strip() if found else platform.processor() or platform.machine() or None
+
+
+def find_nvidia():
+    """(name, driver version) of the first NVIDIA card, or (None, None)."""
+    lines = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader") or ""
+    first = [part.strip() for part in lines.partition("\n")[0].split(",")]
+    return (first[0], first[1]) if len(first) == 2 else (None, None)
+
+
+def find_apple_gpu_cores():
+    if platform.system() != "Darwin":
+        return None
+    return parse_gpu_cores(_output("system_profiler", "SPDisplaysDataType", "-json"))
+
+
+def parse_gpu_cores(profile):
+    """The core count in what `system_profiler SPDisplaysDataType -json` prints, or None."""
+    try:
+        displays = json.loads(profile or "")["SPDisplaysDataType"]
+        return next(int(d["sppci_cores"]) for d in displays if "sppci_cores" in d)
+    except (KeyError, StopIteration, TypeError, ValueError):
+        return None
+
+
+def find_memory_gb():
+    if platform.system() == "Darwin":
+        size = int(_output("sysctl", "-n", "hw.memsize") or 0)
+    else:
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return round(size / GIB, 1) or None
+
+
+def find_swapped_gb():
+    """Swap in use, in units of 2**30 bytes; None where the system does not say."""
+    if platform.system() == "Darwin":
+        said = re.search(r"used = ([0-9.]+)M", _output("sysctl", "-n", "vm.swapusage") or "")
+        return float(said[1]) / 1024 if said else None
+    known = dict(re.findall(r"^(SwapTotal|SwapFree):\s+(\d+) kB$", _text("/proc/meminfo"), re.M))
+    return (int(known["SwapTotal"]) - int(known["SwapFree"])) * 1024 / GIB if len(known) == 2 else None
+
+
+def find_os():
+    if platform.system() == "Darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"] + ", "
+    except (OSError, KeyError):
+        name = ""
+    return f"{name}{platform.system()} {platform.release()}"
+
+
+def find_power_source():
+    """ "ac", "battery", or None where nothing says (most desktops and servers)."""
+    if platform.system() == "Darwin":
+        said = re.search("drawing from '(AC|Battery)", _output("pmset", "-g", "batt") or "")
+        return {"AC": "ac", "Battery": "battery"}[said[1]] if said else None
+    supplies = list(Path("/sys/class/power_supply").glob("*"))
+    if any(_text(s / "online").strip() == "1" for s in supplies):
+        return "ac"
+    return "battery" if any(_text(s / "status").strip() == "Discharging" for s in supplies) else None
+
+
+def find_low_power_mode():
+    """1 or 0 of a Mac's low-power mode or a PC's platform profile; None where there is neither."""
+    if platform.system() == "Darwin":
+        # Where there is a high-power mode as well, the name is powermode and 2 the high one.
+        said = re.search(r"\b(?:low)?powermode\s+([0-2])", _output("pmset", "-g") or "")
+        return int(said[1] == "1") if said else None
+    profile = _text("/sys/firmware/acpi/platform_profile").strip()
+    return int(profile in ("low-power", "quiet")) if profile else None
+
+
+def find_commit():
+    """The short commit of this repository. New rows in results/ do not make its programs dirty."""
+    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
+    return f"{commit}-dirty" if commit and changed else commit
+
+
+def _output(*command):
+    """What a command prints, stripped; None when it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _text(path):
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def main():
+    """Print this host; the exit status is 2 where no framework could run."""
+    try:
+        refuse_rosetta()
+    except SettingError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for name, value in asdict(describe_host()).items():
+        print(f"{name:13} {'' if value is None else value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What is shown: pictures and the results page."""

@@ -1,0 +1,1 @@
+"""What is kept: rows in CSV files, and what they say when compared."""

@@ -1,0 +1,171 @@
+"""The registry of columns: each cell of a row once, with its role, its meaning and its words.
+
+Tables, plots, comparisons and the report derive what they need from it. A new setting that defines the work is
+one line here, its declaration in bench/settings.py, and the place that uses it.
+"""
+
+from dataclasses import dataclass, field
+
+SCHEMA = 1  # of the columns' meaning; a new column alone does not raise it
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. Unknown is blank, never 0; times are wall seconds."""
+
+    # "work": rows are comparable only where these agree. "setup": another way to do the same work on the same machine.
+    # "version": software. "identity": which row of which machine. "result": what was found.
+    role: str
+    meaning: str
+    # "number"; "positive": a number that is never 0 in a sound file; "meter": likewise, but 0 means a stuck meter.
+    kind: str = "text"
+    blank: str = ""  # what an empty cell stands for
+    # A pattern, or the words for some values; "" where the value is not said. Only work and setup are said.
+    words: str | dict[str, str] = field(default_factory=dict)
+    said_for: tuple[str, ...] = ()  # the workloads that say it; none: all of them
+
+    def say(self, value):
+        """A value of this column in words."""
+        if value in ("", None, self.blank) or self.words == "":
+            return ""
+        return self.words.get(value, value) if isinstance(self.words, dict) else self.words.format(value)
+
+
+COLUMNS = {
+    # which
+    "schema": Column("identity", "version of this list's meaning"),
+    "method_version": Column("identity", "version of the method in bench/timing/measure.py"),
+    "run_id": Column("identity", "the same for all rows of one run: a combination of settings, in one process"),
+    "timestamp": Column("identity", "UTC, when the row was written"),
+    "status": Column("result", "ok, or why there is no full result: out_of_memory, sync_incomplete, interrupted ..."),
+    "flags": Column("result", "doubts about the result, separated by spaces (bench/timing/measure.py has the words)"),
+    "source": Column("identity", "where a published figure comes from; blank for a measurement of this program"),
+    "note": Column("result", "the reason of a status, or what limits the machine"),
+    # machine
+    "machine": Column("identity", "the host by its best accelerator, whatever ran"),
+    "device": Column("identity", "what ran: cpu, cuda, mps"),
+    "device_name": Column("identity", "its name as the system reports it"),
+    "gpu_cores": Column("identity", "Apple GPU cores"),
+    "cpu_name": Column("identity", "processor"),
+    "cpu_count": Column("identity", "logical CPUs"),
+    "memory_gb": Column("identity", "installed memory, units of 2**30 bytes"),
+    "os": Column("version", "operating system"),
+    "driver": Column("version", "NVIDIA driver"),
+    "power_source": Column("setup", "ac or battery", blank="ac", words={"battery": "on battery"}),
+    "low_power_mode": Column("setup", "1 or 0, where the system has one", blank="0", words={"1": "in low-power mode"}),
+    "allocator": Column("setup", "the memory allocator's environment variables, separated by spaces"),
+    # software
+    "commit": Column("version", "of this repository; -dirty when its programs were changed"),
+    "python": Column("version", "version"),
+    "framework": Column("work", "torch or tensorflow", words=""),
+    "framework_version": Column("version", "with its build"),
+    # workload
+    "workload": Column("work", "image, mlp, transformer, matmul, convolution or bandwidth", words=""),
+    "model": Column(
+        "work", "its name; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ..."
+    ),
+    "phase": Column("work", "inference, training, forward, backward or optimizer; blank for a single operator"),
+    "scope": Column(
+        "work",
+        "device (resident batches), input (pipeline alone), end_to_end, epoch (all training data once), sustained",
+        words={"device": ""},
+    ),
+    "epoch": Column("work", "its number, from 1, in the scope epoch", words="epoch {}"),
+    "matrix_size": Column("work", "m x n x k"),
+    "precision": Column("work", "as asked for"),
+    "measured_precision": Column("result", "as a probe against float64 found it"),
+    "compile": Column("work", "1 or 0", words={"1": "compiled", "0": ""}),
+    "memory_format": Column("work", "channels_first or channels_last"),
+    "batch_size": Column("work", "items in one step", words="batch {}"),
+    "image_size": Column("work", "pixels a side", words="{} px", said_for=("image",)),
+    "sequence_length": Column("work", "tokens", words="{} tokens"),
+    "data": Column("work", "synthetic, jpeg or cifar10", words="{} images", said_for=("mlp",)),
+    "optimizer": Column("work", "sgd or adam"),
+    "num_workers": Column("setup", "input processes, or threads of tf.data", words="{} workers"),
+    "num_threads": Column("setup", "CPU threads of the framework", words="{} threads"),
+    "seed": Column("identity", "of data and weights"),
+    # result
+    "unit": Column("result", "of throughput"),
+    "throughput": Column(
+        "result",
+        "items per second: of the median window; of a pipeline or NUM_IMAGES, all items over all seconds",
+        "positive",
+    ),
+    "throughput_low": Column("result", "lower end of its interval", "positive"),
+    "throughput_high": Column("result", "upper end of its interval", "positive"),
+    "step_seconds_median": Column("result", "median window / its steps", "positive"),
+    "step_seconds_p95": Column("result", "95th percentile of single steps, from 59 of them on", "positive"),
+    "step_seconds_min": Column("result", "fastest window / its steps", "positive"),
+    "windows": Column("result", "how many were measured", "number"),
+    "steps_per_window": Column("result", "steps between two clock readings", "number"),
+    "items": Column("result", "in all windows; items / seconds is the mean throughput", "positive"),
+    "seconds": Column("result", "in all windows", "positive"),
+    "first_step_seconds": Column("result", "of the very first step: allocation, autotuning, compilation", "positive"),
+    "warmup_seconds": Column("result", "from there until steady", "number"),
+    "stop_reason": Column(
+        "result", "target_ci, max_seconds, num_images, epoch, interval (of a sustained run) or interrupted"
+    ),
+    "elapsed_seconds": Column(
+        "result", "in the scope sustained: from the start of the run to the end of this row's ten seconds", "positive"
+    ),
+    "bottleneck": Column("result", "device, input ..."),
+    # learning
+    "parameters": Column("result", "trainable", "number"),
+    "loss_first": Column("result", "of an epoch's first step", "number"),
+    "loss_last": Column("result", "of its last step", "number"),
+    "loss_mean": Column("result", "of all its steps", "number"),
+    "accuracy": Column("result", "on test data, 0 to 1", "number"),
+    # physics
+    "flops_per_item": Column("result", "of the phase; 1 multiply-add = 2", "positive"),
+    "tflops": Column("result", "throughput x flops_per_item / 10**12", "positive"),
+    "peak_memory_bytes": Column(
+        "result", "allocated on the device; of the process where the device is the cpu", "meter"
+    ),
+    "reserved_memory_bytes": Column("result", "the most that the framework kept for itself on the device", "meter"),
+    "power_watts": Column(
+        "result", "mean over five seconds or more of the work; in the scope sustained over the row's own", "meter"
+    ),
+    "power_scope": Column("result", "what power_watts covers"),
+    "joules_per_item": Column("result", "in those seconds, which follow the windows", "meter"),
+    "idle_watts": Column("result", "of the same, before the run put any work on the device", "meter"),
+    "temperature_c": Column("result", "of the device, right after the work", "number"),
+    "clock_mhz": Column("result", "of the device, likewise", "meter"),
+    "throttle_reasons": Column("result", "why NVIDIA's driver keeps the clock below its best, likewise"),
+    "thermal_pressure": Column("result", "a Mac's level, likewise: nominal, moderate, heavy ..."),
+    "canary_ratio": Column(
+        "result", "a small matmul's time after the measurement over that before the run's first one", "positive"
+    ),
+}
+
+
+def of_role(*roles):
+    """The names of the columns with one of these roles, in their order."""
+    return tuple(name for name, column in COLUMNS.items() if column.role in roles)
+
+
+def of_kind(*kinds):
+    """The names of the columns of one of these kinds, in their order."""
+    return tuple(name for name, column in COLUMNS.items() if column.kind in kinds)
+
+
+WORK, SETUP, VERSIONS = of_role("work"), of_role("setup"), of_role("version")
+
+
+def words_of(row, names=WORK):
+    """{column: words} of those columns of a row that have something to say, in their order."""
+    found = {name: COLUMNS[name].say(row.get(name)) for name in names if is_said(name, row.get("workload"))}
+    return {name: words for name, words in found.items() if words}
+
+
+def is_said(name, workload):
+    return not COLUMNS[name].said_for or workload in COLUMNS[name].said_for
+
+
+def describe_work(row):
+    """A row's work in words: "resnet50, training, float32, channels_last, batch 16, sgd"."""
+    return ", ".join(words_of(row).values())
+
+
+def describe_setup(row):
+    """How the machine was set up for it, in words: "2 threads, on battery"."""
+    return ", ".join(words_of(row, SETUP).values())

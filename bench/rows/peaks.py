@@ -1,0 +1,101 @@
+"""Ceilings: what a chip should be able to do, by its vendor, and what it has been measured to do here."""
+
+import csv
+import functools
+from pathlib import Path
+
+VENDOR_PEAKS = Path(__file__).with_name("peaks.csv")
+IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
+FRAMEWORKS_DIFFER = 1.1
+# Words of a source that is, or cites, the vendor's own document; peaks of other origin are no yardstick.
+OF_A_VENDOR = ("datasheet", "whitepaper")
+SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
+
+# What drivers call a card: its name in peaks.csv.
+ALIASES = {
+    "NVIDIA A100-SXM4-80GB": "NVIDIA A100 SXM 80GB",
+    "NVIDIA A100 80GB PCIe": "NVIDIA A100 PCIe 80GB",
+    "NVIDIA H100 80GB HBM3": "NVIDIA H100 SXM 80GB",
+    "NVIDIA H100 PCIe": "NVIDIA H100 PCIe 80GB",
+    "NVIDIA H200": "NVIDIA H200 SXM",
+    "NVIDIA B200": "NVIDIA B200 SXM",
+    "AMD Instinct MI300X": "AMD MI300X",
+    "Tesla V100-SXM2-16GB": "NVIDIA V100 SXM2",
+    "Tesla V100-PCIE-16GB": "NVIDIA V100 PCIe",
+    "Tesla T4": "NVIDIA T4",
+    "Tesla P100-PCIE-16GB": "NVIDIA P100 PCIe 16GB",
+    "Tesla P100-SXM2-16GB": "NVIDIA P100 SXM2",
+    "Tesla K80": "NVIDIA K80 (one GK210)",
+    "NVIDIA GeForce RTX 3090": "NVIDIA RTX 3090",
+    "NVIDIA GeForce RTX 4090": "NVIDIA RTX 4090",
+}
+
+
+@functools.cache
+def vendor_peaks(path=VENDOR_PEAKS):
+    """{(device, precision): TFLOP/s} of those peaks that come from a vendor."""
+    with open(path, newline="", encoding="utf-8") as lines:
+        return {
+            (row["device"], row["dtype"]): float(row["peak_tflops"])
+            for row in csv.DictReader(lines)
+            if row["peak_tflops"] and any(word in row["source"].lower() for word in OF_A_VENDOR)
+        }
+
+
+def is_implausible(row):
+    """Whether a row's TFLOP/s are over 1.3 times its device's peak; False for a device that is not known."""
+    name = ALIASES.get(row.get("device_name"), row.get("device_name"))
+    peak = vendor_peaks().get((name, row["precision"]))
+    return bool(peak and row.get("tflops") and row["tflops"] > IMPLAUSIBLE * peak)
+
+
+def measured_peaks(rows):
+    """{(machine, device, precision): row} of the best measured peak, whichever framework reached it.
+
+    Args:
+        rows: dicts of text as results.read() gives them.
+    """
+    best = {}
+    for row in rows:
+        if is_peak(row) and "implausible" not in row["flags"]:
+            key = row["machine"], row["device"], row["precision"]
+            if key not in best or float(row["tflops"]) > float(best[key]["tflops"]):
+                best[key] = row
+    return best
+
+
+def is_peak(row):
+    """Whether a row, as text, is a measured peak with a figure."""
+    if row["model"] != "matmul-peak" or row["status"] != "ok":
+        return False
+    try:
+        return float(row["tflops"]) > 0
+    except ValueError:
+        return False
+
+
+def fraction_of_peak(row, best):
+    """TFLOP/s of a row over its machine's measured peak in the same precision; None where either is unknown.
+
+    It may exceed 1: convolutions can beat the matrix product.
+    """
+    precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
+    peak = best.get((row["machine"], row["device"], precision))
+    return float(row["tflops"]) / float(peak["tflops"]) if peak and row.get("tflops") else None
+
+
+def compare_frameworks(rows, device):
+    """A sentence for each precision in which two frameworks' latest peaks on a device differ by over 10 %."""
+    latest = {}
+    for row in rows:
+        if is_peak(row) and row["device"] == device:
+            latest.setdefault(row["precision"], {})[row["framework"]] = float(row["tflops"])
+    said = []
+    for precision, by_framework in latest.items():
+        ranked = sorted(by_framework.items(), key=lambda item: -item[1])
+        (fast, high), (slow, low) = ranked[0], ranked[-1]
+        if high > FRAMEWORKS_DIFFER * low:
+            said.append(
+                f"{precision}: {slow} reaches {low:.4g} TFLOP/s of the {high:.4g} that {fast} reaches on this machine"
+            )
+    return said

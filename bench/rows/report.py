@@ -1,0 +1,135 @@
+"""What a person sees of a run: the progress bar while it measures, the result in words when it is done."""
+
+import statistics
+import sys
+import time
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+from bench.rows.results import without_exponent
+from bench.rows.verdict import burst_and_sustained
+from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
+
+REFRESH_SECONDS = 0.25
+
+
+@contextmanager
+def progress(workload):
+    """A bar on stderr, in items per second; yields the function that measure() calls after each window.
+
+    Only between windows does it move: no monitor thread, and its figure is the median of the windows.
+    Where stderr is no terminal there is no bar.
+    """
+    tqdm.monitor_interval = 0
+    with tqdm(desc=workload.model, unit=f" {workload.unit}", disable=None, leave=False, file=sys.stderr) as bar:
+        shown = time.perf_counter()
+
+        def on_window(windows, steps):
+            nonlocal shown
+            if len(windows) == 1:
+                bar.reset()  # its rate leaves out what came before the first window
+            if bar.disable or time.perf_counter() - shown < REFRESH_SECONDS:
+                return
+            items = workload.items_per_step * steps
+            bar.set_postfix_str(f"median {items / statistics.median(windows):.4g} {workload.unit}/s", refresh=False)
+            bar.update(items * len(windows) - bar.n)
+            shown = time.perf_counter()
+
+        yield on_window
+
+
+def describe_task(row):
+    """What runs, in one line, from the first of its rows."""
+    place = row.get("device_name") or row["cpu_name"]
+    threads = f", {row['num_threads']} threads" if row.get("device") == "cpu" else ""
+    how = [row["precision"], "compiled" if row["compile"] else None, row["memory_format"]]
+    how += [row["data"] if row["workload"] == "mlp" else None]
+    how += [f"{row['sequence_length']} tokens" if row.get("sequence_length") else None]
+    how += [f"batch {row['batch_size']}" if row["batch_size"] else None]
+    who = f"{row['framework']} {row.get('framework_version', '')} on {place}"
+    what = " ".join(filter(None, [row["model"], row["phase"]]))
+    return f"{', '.join(filter(None, [what, *how, who]))} ({row.get('device', 'ended early')}{threads})"
+
+
+def describe_result(row, peak_fraction=None):
+    """The lines of one row: what was measured, how sure that is, and every doubt."""
+    label = row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"] or "all"
+    label = f"{label} {row['epoch']}" if row.get("epoch") else label
+    if not row.get("throughput"):
+        return f"  {label:<11} {row['status']}: {row['note']}"
+    rate = f"{four_digits(row['throughput'])} {row['unit']}  "
+    if row.get("elapsed_seconds"):
+        return (
+            f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate.strip(), *describe_physics(row)])}  {row['flags']}"
+        )
+    lines = (
+        [rate + describe_epoch(row)]
+        if row.get("epoch")
+        else [rate + describe_interval(row), describe_details(row, peak_fraction)]
+    )
+    if row["status"] != "ok":
+        lines.append(f"{row['status']}: the row holds the windows that were complete")
+    if row["flags"]:
+        lines.append("flags: " + ", ".join(row["flags"].split()))
+    if row.get("bottleneck"):
+        lines.append(row["note"].partition(";")[0])
+    return f"  {label:<11} " + ("\n" + " " * 14).join(lines)
+
+
+def describe_epoch(row):
+    each = 1e6 * row["seconds"] / row["items"]
+    learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
+    return f"{row['seconds']:.4g} s, {each:.4g} us an image, {learnt}"
+
+
+def describe_physics(row):
+    """What power and heat were, as far as they are known."""
+    said = []
+    if row.get("power_watts"):
+        per_item = f", {row['joules_per_item']:.3g} J an item"
+        idle = f", idle {row['idle_watts']:.3g} W" if row.get("idle_watts") is not None else ""
+        said.append(f"{row['power_watts']:.4g} W of the {row['power_scope']}{per_item}{idle}")
+    if row.get("temperature_c") is not None:
+        said.append(f"{row['temperature_c']:.0f} C")
+    return said
+
+
+def describe_sustained(rows):
+    """What heat did to the speed in a sustained run, in one line; "" where it was too short to tell."""
+    parts = [[row[name] for name in ("elapsed_seconds", "seconds", "items")] for row in rows if row.get("throughput")]
+    burst, sustained = burst_and_sustained(parts) if parts else (None, None)
+    if burst is None or sustained is None:
+        return ""
+    rates = f"burst {burst:.4g} (first 30 s), sustained {sustained:.4g} {rows[0]['unit']} (last third)"
+    return f"  {rates}: sustained is {sustained / burst:.3f} of burst"
+
+
+def explain(flags):
+    """The flags of a run in words, each once."""
+    return "\n".join(f"  {flag}: {words}" for flag, words in FLAGS.items() if flag in flags)
+
+
+def describe_details(row, peak_fraction):
+    details = [f"first step {row['first_step_seconds']:.3g} s"]
+    if row.get("peak_memory_bytes"):
+        scope = "of the process" if row["device"] == "cpu" else "on the device"
+        details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
+    if row.get("tflops"):
+        share = "" if peak_fraction is None else f" ({100 * peak_fraction:.3g} % of this machine's measured peak)"
+        details.append(f"{row['tflops']:.3g} TFLOP/s{share}, {row['measured_precision']} as measured")
+    return ", ".join(details + describe_physics(row))
+
+
+def describe_interval(row):
+    low, high = row["throughput_low"], row["throughput_high"]
+    if low is None:
+        return f"without an interval ({row['windows']} windows)"
+    if row["windows"] < ENOUGH_WINDOWS:
+        return f"range of {row['windows']} windows: {four_digits(low)} to {four_digits(high)}"
+    return f"+- {50 * (high - low) / row['throughput']:.2g} % within this run ({row['windows']} windows)"
+
+
+def four_digits(value):
+    """A rate as text, without an exponent where it is large."""
+    return without_exponent(f"{value:.4g}")

@@ -1,0 +1,1 @@
+"""What is done: a workload's sizes, its data and its FLOP count."""

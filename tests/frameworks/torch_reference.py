@@ -1,0 +1,65 @@
+"""Networks of on_torch.py with their weights, inputs and outputs, for the other frameworks to compare with.
+
+    python -m tests.torch_reference FOLDER     writes FOLDER/<model>.npz, one for each case
+
+A program of its own, because on Linux no environment holds two frameworks.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bench.settings import read_settings
+from bench.work.workload import ENCODERS, Encoder
+from image_benchmark import image_workload
+from mlp_benchmark import mlp_workload
+from transformer_benchmark import transformer_workload
+
+# As deep and wide as it takes to see a difference; the published sizes would take gigabytes to hand over.
+TINY = {
+    "tiny-distilbert": Encoder(layers=2, width=64, heads=4, inner=128, token_types=0, vocabulary=500),
+    "tiny-bert": Encoder(layers=2, width=64, heads=4, inner=128, token_types=2, vocabulary=500),
+}
+# SGD: Adam's first step is the sign of the gradient, which is noise where the gradient is zero.
+TINY_SETTINGS = {"SEQUENCE_LENGTH": "16", "OPTIMIZER": "sgd"}
+CASES = {
+    "resnet18": ("image", image_workload, {"IMAGE_SIZE": "64"}),
+    "resnet50": ("image", image_workload, {"IMAGE_SIZE": "96"}),
+    "mlp-64-32": ("mlp", mlp_workload, {"DATA": "synthetic"}),
+    "tiny-distilbert": ("transformer", transformer_workload, TINY_SETTINGS),
+    "tiny-bert": ("transformer", transformer_workload, TINY_SETTINGS),
+}
+
+
+def describe(model, **environ):
+    """(workload, settings) of a case."""
+    ENCODERS.update(TINY)
+    script, describe_workload, extra = CASES[model]
+    settings = read_settings(script, {"MODEL": model, "BATCH_SIZE": "2"} | extra | environ).on("cpu")
+    return describe_workload(settings), settings
+
+
+def write(model, folder):
+    import torch
+
+    from bench.frameworks import on_torch
+
+    session = on_torch.open_session(*describe(model, USE_GPU="0"), "training", "device")
+    inputs, labels = session.next_batch()
+    kept = {name: value.numpy().copy() for name, value in session.model.state_dict().items()}
+    with torch.no_grad():
+        logits = session.model.eval()(inputs).numpy()
+    session.model.train(model not in TINY)  # dropout draws other numbers in other frameworks
+    session.batches, losses = itertools.repeat((inputs, labels)), []
+    for _ in range(3):
+        session.step()
+        losses.append(session.loss.item())
+    facts = {"inputs": inputs.numpy(), "labels": labels.numpy(), "logits": logits, "losses": losses}
+    np.savez(Path(folder) / f"{model}.npz", **{f"_{name}": value for name, value in facts.items()}, **kept)
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        write(case, sys.argv[1])

@@ -1,0 +1,139 @@
+"""Sweeps: every combination in a process of its own; what happens to one does not happen to the others."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import tflops_sweep
+from bench import combinations
+from bench.machine.environment import describe_host
+from bench.rows import report, results
+from bench.settings import read_settings
+from image_benchmark import image_workload
+from mlp_benchmark import mlp_workload
+from transformer_benchmark import transformer_workload
+
+# A run in place of the real script: it obeys the model that it is asked for.
+STAND_IN = """
+import os, signal, sys, time
+what = os.environ["MODEL"]
+print("WARNING: no GPU", file=sys.stderr)
+print("asked for", what, os.environ.get("RUNS"), flush=True)
+if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
+if what == "aborted": os.kill(os.getpid(), signal.SIGABRT)
+if what == "unknown": print("MODEL='unknown' is not known", file=sys.stderr)
+if what == "slow":
+    try:
+        print("sleeping", file=sys.stderr, flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        sys.exit(130)
+sys.exit({"fails": 1, "unknown": 2}.get(what, 0))
+"""
+
+
+@pytest.fixture
+def run_all(monkeypatch, tmp_path, capsys):
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+
+    def call(*models, runs=1):
+        path = tmp_path / "m.csv"
+        changes = [{"MODEL": model, "USE_GPU": "0"} for model in models]
+        status = combinations.run_all("image", changes, runs, describe_host("m"), path, image_workload)
+        said = capsys.readouterr()
+        return status, said.out, said.err, results.read(path) if path.exists() else []
+
+    return call
+
+
+def test_every_combination_runs_and_says_so(run_all):
+    status, out, err, rows = run_all("a", "b", runs=2)
+    assert status == 0
+    assert err.count("WARNING: no GPU") == 4
+    assert out.splitlines() == ["asked for a 1"] * 2 + ["asked for b 1"] * 2
+    assert rows == []
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "note"),
+    [("killed", "out_of_memory", "signal 9, most likely for want of memory"), ("aborted", "crashed", "signal 6")],
+)
+def test_a_process_that_is_killed_leaves_a_row_and_the_others_run(run_all, model, status, note):
+    code, out, _, rows = run_all("a", model, "b")
+    assert code == 0
+    assert "asked for b" in out
+    assert (len(rows), rows[0]["status"], rows[0]["model"], rows[0]["throughput"]) == (1, status, model, "")
+    assert note in rows[0]["note"]
+    assert (rows[0]["machine"], rows[0]["scope"], rows[0]["batch_size"]) == ("m", "", "16")
+    assert rows[0]["run_id"]
+
+
+def test_a_mistake_in_one_entry_ends_the_sweep(run_all):
+    code, out, err, _ = run_all("unknown", "b")
+    assert code == 2
+    assert "MODEL='unknown' is not known" in err
+    assert "asked for b" not in out
+
+
+def test_the_exit_status_says_whether_anything_was_measured(run_all):
+    assert run_all("fails", "fails")[0] == 1
+    assert run_all("fails", "a")[0] == 0
+
+
+class InterruptedChild:
+    """A child that is under way when Ctrl-C is pressed, and ends well when the signal reaches it."""
+
+    pid, returncode, signals = 0, 0, ()
+
+    def __init__(self, *_, **options):
+        assert options["start_new_session"]  # or the terminal would send it a second signal
+
+    def poll(self):
+        return self.returncode
+
+    def communicate(self):
+        if not self.signals:
+            raise KeyboardInterrupt
+        return "what was measured", ""
+
+    def send_signal(self, number):
+        self.signals = (number,)
+
+
+def test_ctrl_c_reaches_the_run_that_is_under_way_and_starts_no_other(run_all, monkeypatch):
+    monkeypatch.setattr(combinations, "subprocess", SimpleNamespace(Popen=InterruptedChild, PIPE=None))
+    monkeypatch.setattr(combinations, "prefer_as_victim", lambda pid: None)
+    code, out, _, _ = run_all("a", "b")
+    assert code == 130
+    assert out.splitlines() == ["what was measured"]
+
+
+@pytest.mark.parametrize(
+    ("script", "describe_workload", "model"),
+    [("mlp", mlp_workload, "mlp-8"), ("transformer", transformer_workload, "bert-large")],
+)
+def test_a_killed_run_of_any_script_is_a_row(script, describe_workload, model):
+    settings = read_settings(script, {"MODEL": model, "DATA": "synthetic"})
+    row = combinations.describe_death(settings, describe_host("m"), describe_workload, -9)
+    assert (row["status"], row["scope"], row["workload"], row["model"]) == ("out_of_memory", "device", script, model)
+    assert "BATCH_SIZE" in row["note"]
+
+
+def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
+    row = combinations.describe_death(read_settings("tflops", {}), describe_host("m"), tflops_sweep.first_size, -9)
+    assert (row["status"], row["workload"], row["precision"], row["matrix_size"]) == (
+        "out_of_memory",
+        "matmul",
+        None,
+        None,
+    )
+    assert "choose a smaller SIZES" in row["note"]
+    assert "out_of_memory" in report.describe_result(row)
+    assert report.describe_task(row).startswith("matmul, torch")
+
+
+def test_rates_have_no_exponent():
+    assert [report.four_digits(rate) for rate in (0.01234567, 24.4, 15452.3)] == ["0.01235", "24.4", "15450"]

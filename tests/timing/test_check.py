@@ -1,0 +1,80 @@
+"""The work is proved right before it is timed: wrong work is caught, right work is not."""
+
+import numpy as np
+import pytest
+
+from bench.timing import check
+from bench.timing.measure import MeasurementError
+
+RANDOM = np.random.default_rng(0)
+OUTPUT = RANDOM.standard_normal((2, 1000))
+
+
+def test_a_compiled_network_may_round_otherwise_and_no_more():
+    check.check_compiled(OUTPUT * 1.0001, OUTPUT)
+    check.check_compiled(OUTPUT * 1.01, OUTPUT, again=OUTPUT)  # in training the batch's statistics make more of it
+    check.check_compiled(OUTPUT * 2, OUTPUT, again=-OUTPUT)  # it draws at random
+    for wrong, again in ((1.01, None), (1.5, OUTPUT), (np.nan, OUTPUT)):
+        with pytest.raises(MeasurementError, match="compiled, the output differs"):
+            check.check_compiled(OUTPUT * wrong, OUTPUT, again)
+
+
+def test_the_same_output_within_rounding_passes():
+    nearly = OUTPUT * (1 + 1e-5 * RANDOM.standard_normal(OUTPUT.shape))
+    assert check.check_output(nearly, OUTPUT) is check.check_output(OUTPUT) is None
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "said"),
+    [
+        (OUTPUT * 1.01, OUTPUT, "differs from the CPU's by 1.0e-02"),
+        (np.where(np.abs(OUTPUT) > 2, np.nan, OUTPUT), OUTPUT, "infinities or NaN"),
+        (np.full((2, 10), np.inf), None, "infinities or NaN"),
+        (np.zeros((2, 10)), np.zeros((2, 10)), "all zero"),
+        # a network that hardly sees its input: both items alike, to within the devices' difference
+        (np.ones((2, 10)) + 5e-4, np.ones((2, 10)), "two items differ by 0.0e+00 only"),
+    ],
+)
+def test_a_wrong_output_is_refused(got, expected, said):
+    with pytest.raises(MeasurementError) as error:
+        check.check_output(got, expected)
+    assert error.value.status == "wrong_output"
+    assert said in str(error.value)
+
+
+def test_another_network_is_refused():
+    check.check_parameters(7, 7)
+    check.check_parameters(7, None)
+    with pytest.raises(MeasurementError, match="has 8 trainable parameters, not 7") as error:
+        check.check_parameters(8, 7)
+    assert error.value.status == "wrong_model"
+
+
+def rounded(values, bits):
+    """float32 values with a significand of so many bits, as tensor cores round their inputs."""
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    return np.ldexp(np.round(mantissa * 2**bits), exponent - bits)
+
+
+def matmul_error(round_inputs):
+    (a, b), _ = check.probe_inputs()
+    return check.relative_error(round_inputs(a) @ round_inputs(b), a.astype(np.float64) @ b)
+
+
+@pytest.mark.parametrize(
+    ("round_inputs", "name"),
+    [
+        (lambda x: x.astype(np.float64), "float64"),
+        (lambda x: x, "float32"),
+        (lambda x: rounded(x, 11), "tf32"),
+        (lambda x: rounded(x, 8), "bfloat16"),
+        (lambda x: rounded(x, 4), "lower"),
+    ],
+)
+def test_the_probe_names_what_the_hardware_did(round_inputs, name):
+    error = matmul_error(round_inputs)
+    assert check.name_precision(error, error) == name
+
+
+def test_the_probe_tells_when_matmul_and_convolution_differ():
+    assert check.name_precision(1e-7, 3e-4) == "matmul float32, convolution tf32"

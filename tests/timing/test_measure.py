@@ -1,0 +1,624 @@
+"""Each pitfall of benchmarking, with the fake that falls into it."""
+
+import gc
+import inspect
+import random
+import time
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from bench.rows.verdict import Rate, burst_and_sustained, name_bottleneck
+from bench.timing.intervals import median_interval, p95, sign_autocorrelation
+from bench.timing.measure import (
+    Limits,
+    MeasurementError,
+    choose_steps,
+    doubts,
+    is_steady,
+    measure,
+    measure_energy,
+    run_until_sure,
+    sustain,
+)
+from tests.fakes import Clock, Device
+
+
+def measured(limits=None, items=1, watches=(), on_window=None, **device):
+    clock = Clock()
+    fake = Device(clock, **device)
+    result = measure(fake, items, limits or Limits(), clock=clock, watches=watches, on_window=on_window)
+    return result, fake
+
+
+def test_asynchronous_work_is_waited_for():
+    result, _ = measured(items=64)
+    assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
+    assert result.throughput == pytest.approx(6400, rel=0.01)
+    assert result.stop_reason == "target_ci"
+    assert result.flags == ()
+
+
+def test_a_barrier_that_does_not_wait_is_refused_within_a_second():
+    clock = Clock()
+    with pytest.raises(MeasurementError) as error:
+        measure(Device(clock, barrier=False), 1, Limits(), clock=clock)
+    assert error.value.status == "sync_incomplete"
+    assert clock.now < 1
+
+
+def test_a_barrier_that_does_not_wait_for_short_steps_is_refused_too():
+    clock = Clock()
+    with pytest.raises(MeasurementError, match="before the work was done") as error:
+        measure(Device(clock, work=lambda i: 0.0005, barrier=False), 1, Limits(), clock=clock)
+    assert error.value.status == "sync_incomplete"
+
+
+def test_cold_caches_after_short_work_lengthen_the_windows():
+    clock = Clock()
+    fake = Device(clock)
+    synchronize, probe, cold = fake.synchronize, fake.probe, []
+
+    def leaves_the_caches_cold():
+        synchronize()
+        cold.append(None)
+
+    def slow_when_cold():
+        clock.now += 0.0007 if cold else 0
+        cold.clear()
+        return probe()
+
+    fake.synchronize, fake.probe = leaves_the_caches_cold, slow_when_cold
+    assert measure(fake, 1, Limits(), clock=clock).steps_per_window == 12  # 3 of them are 30 ms
+
+
+def test_what_the_first_step_took_of_memory_is_forgotten_once_it_is_done():
+    clock = Clock()
+    fake = Device(clock)
+    measure(fake, 1, Limits(), clock=clock)
+    forgotten = fake.calls.index("settle")
+    assert (fake.calls[:forgotten].count("step"), fake.calls[forgotten - 1]) == (1, "synchronize")
+    assert fake.calls.count("settle") == 1
+
+
+def test_one_slow_first_probe_is_forgiven():
+    clock = Clock()
+    fake = Device(clock)
+    probe, probes = fake.probe, []
+
+    def compiles_on_first_call():
+        probes.append(None)
+        clock.now += 0.2 if len(probes) == 1 else 0
+        return probe()
+
+    fake.probe = compiles_on_first_call
+    assert measure(fake, 1, Limits(), clock=clock).stop_reason == "target_ci"
+
+
+def test_a_step_that_caches_its_input_is_refused():
+    with pytest.raises(MeasurementError) as error:
+        measured(values=lambda steps: 1.25)
+    assert error.value.status == "constant_output"
+
+
+def test_an_output_that_is_no_number_is_flagged():
+    result, _ = measured(values=lambda steps: float("nan"))
+    assert result.flags == ("not_finite",)
+
+
+def test_compilation_stays_in_the_first_step():
+    result, _ = measured(work=lambda i: 0.300 if i == 0 else 0.010)
+    assert result.first_step_seconds == pytest.approx(0.310, rel=0.05)
+    assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
+
+
+def test_the_warm_up_lasts_until_the_pace_is_steady():
+    result, _ = measured(work=lambda i: 0.010 * (1 + 4 * max(0.0, 1 - i / 200)))
+    assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
+    assert "drift" not in result.flags
+    assert result.warmup_seconds > 4
+
+
+def test_a_warm_up_that_never_settles_ends_and_is_flagged():
+    result, _ = measured(Limits(max_seconds=3), work=lambda i: 0.010 * 1.01**i)
+    assert "not_steady" in result.flags
+    assert result.warmup_seconds == pytest.approx(3, rel=0.2)
+
+
+def test_long_steps_need_only_two_alike():
+    assert is_steady([9.0, 0.50, 0.51])
+    assert not is_steady([0.50, 0.60])
+    assert not is_steady([0.02] * 9)
+    assert is_steady([0.02] * 10)
+    assert not is_steady([0.0205] * 5 + [0.02] * 5)
+
+
+def test_wall_time_is_reported_not_cpu_time():
+    sleeping = SimpleNamespace(
+        prepare=None, queue_steps=None, step=lambda: time.sleep(0.030), synchronize=lambda: None, probe=random.random
+    )
+    clock = inspect.signature(measure).parameters["clock"].default
+    windows = run_until_sure(sleeping, clock, 1, Limits(max_seconds=0.2, target_ci=1e-9)).windows
+    assert clock is time.perf_counter
+    assert min(windows) >= 0.030
+
+
+def test_a_window_is_k_steps_and_one_synchronise_and_nothing_else():
+    clock, seen = Clock(), [[]]
+    fake = Device(clock, work=lambda i: 0.004)
+    run_until_sure(fake, clock, 7, Limits(), on_window=lambda windows, steps: seen.append(list(fake.calls)))
+    assert len(seen) == 21
+    for before, after in pairwise(seen):
+        assert after[len(before) :] == ["step"] * 7 + ["synchronize"]
+
+
+class StepWatch:
+    """Reads the device's step count when measure() says that the windows begin and end."""
+
+    def __init__(self, fake):
+        self.fake, self.counts = fake, []
+
+    def start(self):
+        self.counts.append(self.fake.steps)
+
+    def flags(self):
+        self.counts.append(self.fake.steps)
+        return ["contended"]
+
+
+def test_steps_counted_are_steps_executed_and_watches_enclose_them():
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.004)
+    watch = StepWatch(fake)
+    result = measure(fake, 3, Limits(), clock=clock, watches=[watch])
+    executed = watch.counts[1] - watch.counts[0]
+    assert executed == result.windows * result.steps_per_window
+    assert result.items == 3 * executed
+    assert result.seconds == pytest.approx(executed * 0.004, rel=0.01)
+    assert result.flags == ("contended",)
+
+
+def test_compiling_inside_the_windows_is_flagged():
+    clock = Clock()
+    fake = Device(clock)
+    fake.trace_count = lambda: fake.steps // 100
+    assert "recompiled" in measure(fake, 1, Limits(), clock=clock).flags
+    fake.trace_count = lambda: 1
+    assert measure(fake, 1, Limits(), clock=clock).flags == ()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_rests_while_measuring_and_is_restored(enabled):
+    states = []
+
+    def fail_at_step_100(i):
+        states.append(gc.isenabled())
+        if i == 100:
+            raise RuntimeError("the device is gone")
+        return 0.010
+
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(RuntimeError):
+            measured(work=fail_at_step_100)
+        assert gc.isenabled() == enabled
+        assert not any(states)
+    finally:
+        gc.enable()
+
+
+def test_ctrl_c_keeps_the_complete_windows():
+    def press(i):
+        if i == 100:
+            raise KeyboardInterrupt
+        return 0.010
+
+    result, _ = measured(Limits(target_ci=1e-9), work=press)
+    assert result.stop_reason == "interrupted"
+    assert result.items == result.windows * result.steps_per_window > 0
+
+
+def test_ctrl_c_before_the_first_window_is_passed_on():
+    def press(i):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(work=press)
+
+
+def noisy(seconds, spread, seed=0):
+    rng = random.Random(seed)
+    return lambda i: seconds * rng.uniform(1 - spread, 1 + spread)
+
+
+def test_noise_that_never_narrows_stops_at_the_time_limit():
+    result, _ = measured(Limits(max_seconds=10, target_ci=0.01), work=noisy(0.1, 0.4))
+    assert result.stop_reason == "max_seconds"
+    assert result.seconds == pytest.approx(10, rel=0.02)
+    assert "ci_not_met" in result.flags
+
+
+def test_six_windows_at_least_unless_they_take_three_times_the_limit():
+    result, _ = measured(Limits(max_seconds=10), work=lambda i: 4.0)
+    assert (result.windows, result.flags) == (6, ("few_windows",))
+    result, _ = measured(Limits(max_seconds=10), work=lambda i: 8.0)
+    assert (result.windows, result.flags) == (4, ("few_windows",))
+
+
+def test_a_single_window_has_no_interval():
+    result, _ = measured(Limits(max_seconds=1), work=lambda i: 8.0)
+    assert result.windows == 1
+    assert (result.throughput_low, result.throughput_high) == (None, None)
+    assert "ci_not_met" in result.flags
+
+
+def test_the_interval_of_throughput_is_the_reciprocal_of_that_of_time():
+    result, _ = measured(Limits(max_seconds=5, target_ci=0.01), items=10, work=noisy(0.1, 0.1))
+    assert result.throughput_low < result.throughput < result.throughput_high
+    assert result.throughput_low > 10 / 0.11
+    assert result.throughput_high < 10 / 0.09
+    assert result.throughput == pytest.approx(10 / result.step_seconds_median)
+
+
+def test_windows_outlast_the_clock_and_the_barrier():
+    assert choose_steps(step_seconds=0.001, synchronize_seconds=0) == 25
+    assert choose_steps(step_seconds=0.001, synchronize_seconds=0.001) == 100
+    assert choose_steps(step_seconds=0.4, synchronize_seconds=0.001) == 1
+
+
+def test_a_slow_barrier_lengthens_the_windows():
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.010)
+    synchronize = fake.synchronize
+
+    def slow():
+        synchronize()
+        clock.now += 0.002
+
+    fake.synchronize = slow
+    result = measure(fake, 1, Limits(), clock=clock)
+    assert result.steps_per_window >= 17  # 200 ms at 12 ms a step, as the warm-up sees it
+    assert result.step_seconds_median == pytest.approx(0.010, rel=0.02)
+
+
+def test_rare_slow_steps_show_in_p95_and_not_in_the_median():
+    usual = noisy(0.03, 0.005)
+    result, _ = measured(Limits(max_seconds=20, target_ci=0.001), work=lambda i: 0.3 if i % 12 == 0 else usual(i))
+    assert result.step_seconds_median == pytest.approx(0.03, rel=0.01)
+    assert result.step_seconds_p95 == pytest.approx(0.3, rel=0.01)
+    assert {"outliers", "mean_differs"} <= set(result.flags)
+    assert result.items / result.seconds < 0.9 * result.throughput
+
+
+def test_p95_needs_59_single_steps():
+    assert p95([1.0] * 58) is None
+    assert p95([1.0] * 57 + [9.0] * 2) == 1.0
+    assert p95(list(range(1, 101))) == 95
+
+
+def test_p95_is_blank_when_a_window_holds_several_steps():
+    result, _ = measured(Limits(max_seconds=5, target_ci=0.001), work=noisy(0.005, 0.1))
+    assert result.windows > 59
+    assert result.step_seconds_p95 is None
+
+
+def test_a_change_of_speed_is_flagged():
+    assert "drift" in doubts([1.00, 1.01] * 15 + [1.05, 1.06] * 15, Limits())
+    assert "drift" not in doubts([1.00, 1.06] * 30, Limits())
+    assert "drift" not in doubts([1.0] * 30 + [1.01] * 30, Limits())
+
+
+def series(rng, rho, n):
+    x = rng.gauss(0, 1)
+    for _ in range(n):
+        x = rho * x + (1 - rho * rho) ** 0.5 * rng.gauss(0, 1)
+        yield 100 + x
+
+
+@pytest.mark.parametrize(("rho", "n", "least"), [(0, 6, 0.94), (0, 20, 0.94), (0, 60, 0.94), (0.6, 60, 0.92)])
+def test_the_interval_covers_the_median_as_often_as_it_says(rho, n, least):
+    rng = random.Random(1)
+    covered = 0
+    for _ in range(2000):
+        low, high = median_interval(list(series(rng, rho, n)))
+        covered += low <= 100 <= high
+    assert covered / 2000 >= least
+
+
+def test_the_interval_is_not_needlessly_wide():
+    rng = random.Random(2)
+    widths = []
+    for _ in range(200):
+        low, high = median_interval(list(series(rng, 0, 400)))
+        widths.append(high - low)
+    # 2 x 1.96 standard errors of a Gaussian median: sqrt(pi / 2) / sqrt(n)
+    assert sum(widths) / 200 == pytest.approx(2 * 1.96 * 1.2533 / 20, rel=0.15)
+
+
+def test_the_interval_of_many_samples_joins_that_of_few():
+    rng = random.Random(3)
+    samples = list(series(rng, 0, 1001))
+    (low, high), (low_more, high_more) = median_interval(samples[:1000]), median_interval(samples)
+    assert (low_more, high_more) == pytest.approx((low, high), abs=0.02)
+
+
+def test_autocorrelation_is_estimated_without_shape():
+    rng = random.Random(4)
+    assert sign_autocorrelation(list(series(rng, 0.6, 20_000))) == pytest.approx(0.6, abs=0.03)
+    assert sign_autocorrelation(list(series(rng, 0.0, 20_000))) == pytest.approx(0.0, abs=0.03)
+    assert sign_autocorrelation([1.0] * 30) == 0
+
+
+class Pipeline(Device):
+    """Workers that take `prepare` seconds a batch and work ahead, and a device that then works on the batches.
+
+    A batch is begun when its worker has finished the one before and its place in the queue is free. Without
+    overlap the batch is begun when it is asked for, and the device is idle.
+    """
+
+    def __init__(self, clock, prepare, step=0.0, workers=2, prefetch=2, overlap=True):
+        super().__init__(clock, work=lambda i: step)
+        self.num_workers, self.queue_steps = workers, workers * (prefetch + 1)
+        self.prepare_seconds, self.overlap = prepare, overlap
+        self.ready, self.taken = [], []
+
+    def step(self, items=None):
+        i = len(self.taken)
+        worker_free = self.ready[i - self.num_workers] if i >= self.num_workers else 0.0
+        place_free = self.taken[i - self.queue_steps] if i >= self.queue_steps else 0.0
+        asked_for = 0.0 if self.overlap else max(self.clock.now, self.free_at)
+        self.ready.append(max(worker_free, place_free, asked_for) + self.prepare_seconds)
+        self.clock.now = max(self.clock.now, self.ready[-1])
+        self.taken.append(self.clock.now)
+        super().step()
+
+
+def stream_rate(max_seconds=10, **pipeline):
+    clock = Clock()
+    fake = Pipeline(clock, **pipeline)
+    clock.now = 1000.0  # the queue has long been full
+    result = measure(fake, 1, Limits(max_seconds=max_seconds), clock=clock)
+    return result, Rate(result.throughput, result.throughput_low, result.throughput_high)
+
+
+def test_a_full_queue_is_not_given_away():
+    result, _ = stream_rate(prepare=0.1)
+    assert result.throughput == pytest.approx(20, rel=0.02)  # two workers at ten a second
+    assert result.steps_per_window % 2 == 0
+
+
+def test_windows_of_a_pipeline_leave_nothing_out():
+    clock = Clock()
+    fake = Pipeline(clock, prepare=0.1)
+    begin = SimpleNamespace(start=lambda: begin.at.append(clock.now), at=[], flags=list)
+    shown = []
+    series = run_until_sure(fake, clock, 2, Limits(max_seconds=3), on_window=shown.append, watches=[begin])
+    assert sum(series.windows) == pytest.approx(clock.now - begin.at[0])
+    assert not shown
+
+
+@pytest.mark.parametrize(
+    ("prepare", "overlap", "name"),
+    [(0.2, True, "input"), (0.01, True, "device"), (0.1, False, "overlap"), (0.05, False, "overlap")],
+)
+def test_the_limiting_part_is_named(prepare, overlap, name):
+    device, _ = measured(work=lambda i: 0.09)
+    _, pipeline = stream_rate(prepare=prepare, workers=1, overlap=overlap)
+    _, both = stream_rate(prepare=prepare, step=0.09, workers=1, overlap=overlap)
+    model = Rate(device.throughput, device.throughput_low, device.throughput_high)
+    assert name_bottleneck(model, pipeline, both, shares_cores=False)[0] == name
+
+
+def test_no_limit_is_named_where_intervals_overlap():
+    name, words = name_bottleneck(Rate(100, 95, 105), Rate(104, 102, 106), Rate(99, 98, 100), shares_cores=False)
+    assert name == "undecided"
+    assert "their intervals overlap" in words
+
+
+def test_on_a_cpu_the_expectation_is_told():
+    name, words = name_bottleneck(Rate(100, 99, 101), Rate(300, 290, 310), Rate(76, 75, 77), shares_cores=True)
+    assert name == "device"
+    assert "75 are expected" in words
+
+
+def test_a_pipeline_measured_for_a_few_queues_is_flagged():
+    assert "short" in stream_rate(prepare=0.5)[0].flags
+    assert "short" not in stream_rate(prepare=0.02)[0].flags
+
+
+@pytest.mark.parametrize(("num_items", "rest"), [(1000, 40), (640, 0), (64, 0), (100, 36)])
+def test_a_given_number_of_items_is_measured_exactly(num_items, rest):
+    clock, sizes = Clock(), []
+    fake = Device(clock, work=lambda i: 0.1)
+    step = fake.step
+
+    def count(items=None):
+        sizes.append(items or 64)
+        step()
+
+    fake.step = count
+    watch = SimpleNamespace(start=sizes.clear, flags=list)
+    result = measure(fake, 64, Limits(max_seconds=0.1, num_items=num_items), clock=clock, watches=[watch])
+    assert result.items == num_items == sum(sizes)
+    assert sizes == [64] * (num_items // 64) + [rest] * (rest > 0)
+    assert result.stop_reason == "num_images"
+    assert result.seconds == pytest.approx(0.1 * len(sizes), rel=0.01)
+    assert result.throughput == pytest.approx(num_items / result.seconds)
+    assert (result.throughput_low is None) == (num_items // 64 < 6)
+
+
+def test_a_smaller_last_batch_is_warmed_up():
+    clock, seen = Clock(), set()
+    fake = Device(clock)
+    step = fake.step
+
+    def compiles_each_shape(items=None):
+        clock.now += 0 if items in seen else 5
+        seen.add(items)
+        step()
+
+    fake.step = compiles_each_shape
+    fake.trace_count = lambda: len(seen)
+    result = measure(fake, 10, Limits(num_items=105), clock=clock)
+    assert result.seconds == pytest.approx(11 * 0.010, rel=0.01)
+    assert "recompiled" not in result.flags
+
+
+def test_a_part_of_a_step_is_timed_without_what_comes_before_it():
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.020)
+
+    def forward():
+        fake.calls.append("prepare")
+        fake.free_at = max(fake.free_at, clock.now) + 0.300
+
+    fake.prepare = forward
+    result = measure(fake, 1, Limits(max_seconds=5), clock=clock)
+    assert result.step_seconds_median == pytest.approx(0.020, rel=0.01)
+    assert result.steps_per_window == 1
+    assert fake.calls.count("prepare") >= result.windows
+
+
+def test_ctrl_c_in_the_last_batch_keeps_the_windows():
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.1)
+    step, small = fake.step, []
+
+    def press(items=None):
+        small.append(items)
+        if small.count(40) == 4:  # three warm-up steps of this size, then the real one
+            raise KeyboardInterrupt
+        step()
+
+    fake.step = press
+    result = measure(fake, 64, Limits(num_items=1000), clock=clock)
+    assert (result.stop_reason, result.items) == ("interrupted", 960)
+
+
+def test_draining_a_slow_pipeline_ends_in_time():
+    clock = Clock()
+    result = measure(Pipeline(clock, prepare=0.1, step=2.0, workers=16), 1, Limits(max_seconds=10), clock=clock)
+    assert result.warmup_seconds < 45
+    assert result.steps_per_window == 1
+    assert "short" in result.flags
+
+
+@pytest.mark.parametrize(("seconds", "shows"), [(0.002, True), (0.0001, False)])
+def test_a_barrier_that_shows_in_a_part_is_flagged(seconds, shows):
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 0.020)
+    synchronize = fake.synchronize
+
+    def slow():
+        synchronize()
+        clock.now += seconds
+
+    fake.synchronize, fake.prepare = slow, lambda: None
+    assert ("barrier_shows" in measure(fake, 1, Limits(), clock=clock).flags) == shows
+
+
+# Energy
+
+
+class EnergyCounter:
+    """Counts the device's work at 100 W and all time at 10 W; remembers whether it was read at rest."""
+
+    def __init__(self, fake):
+        self.fake, self.idle_when_read = fake, []
+
+    def __call__(self):
+        fake = self.fake
+        self.idle_when_read.append(fake.clock.now >= fake.free_at)
+        done = fake.steps * 0.010 - max(0, fake.free_at - fake.clock.now)
+        return 10 * fake.clock.now + 100 * done
+
+
+def test_the_energy_window_has_synchronised_work_alone():
+    clock = Clock()
+    fake = Device(clock)
+    counter = EnergyCounter(fake)
+    fake.step()  # still under way when the window is asked for
+    watts, joules = measure_energy(fake, 4, 3, counter, clock=clock)
+    assert counter.idle_when_read == [True, True]
+    assert watts == pytest.approx(110, rel=0.01)
+    assert joules == pytest.approx(110 * 0.010 / 4, rel=0.01)
+    assert clock.now >= 5
+
+
+def test_an_unsynchronised_energy_window_would_show():
+    clock = Clock()
+    fake = Device(clock, barrier=False)
+    counter = EnergyCounter(fake)
+    fake.step()
+    measure_energy(fake, 4, 3, counter, clock=clock)
+    assert counter.idle_when_read == [False, False]
+
+
+# A sustained run
+
+
+def sustained(seconds, **device):
+    clock = Clock()
+    fake = Device(clock, **device)
+    return list(sustain(fake, 2, Limits(), seconds, clock=clock, joules=EnergyCounter(fake))), fake
+
+
+def test_a_sustained_run_is_cut_into_tens_of_seconds():
+    parts, fake = sustained(60)
+    assert [elapsed for elapsed, *_ in parts] == pytest.approx([10, 20, 30, 40, 50, 60], abs=0.3)
+    assert all(part.seconds == pytest.approx(10, abs=0.1) for _, part, _ in parts)
+    assert {part.stop_reason for _, part, _ in parts} == {"interval"}
+    assert sum(part.items for _, part, _ in parts) <= 2 * fake.steps
+    assert [watts for *_, watts in parts] == pytest.approx([110] * 6, rel=0.01)
+
+
+def test_what_lies_between_the_parts_is_not_counted_as_work():
+    clock = Clock()
+    fake = Device(clock)
+
+    class Slow:
+        def start(self):
+            clock.now += 1
+
+        def flags(self):
+            clock.now += 1
+            return []
+
+    parts = list(sustain(fake, 1, Limits(), 30, clock=clock, watches=[Slow()], joules=EnergyCounter(fake)))
+    # Ten seconds at 110 W and two at the 10 W of a device that waits.
+    assert [watts for *_, watts in parts] == pytest.approx([(1100 + 20) / 12] * len(parts), rel=0.01)
+
+
+def test_a_machine_that_grows_hot_is_slower_in_the_last_third():
+    hot = lambda i: 0.010 if i < 4000 else 0.020  # noqa: E731
+    parts, _ = sustained(120, work=hot)
+    rows = [(elapsed, part.seconds, part.items) for elapsed, part, _ in parts]
+    burst, last = burst_and_sustained(rows)
+    assert burst == pytest.approx(200, rel=0.01)
+    assert last == pytest.approx(100, rel=0.01)
+
+
+def test_ctrl_c_ends_a_sustained_run_with_what_was_complete():
+    seen = []
+
+    def work(i):
+        if i == 2500:
+            raise KeyboardInterrupt
+        return 0.010
+
+    clock = Clock()
+    fake = Device(clock, work=work)
+    for _, part, watts in sustain(fake, 1, Limits(), 600, clock=clock, joules=EnergyCounter(fake)):
+        seen.append((part.stop_reason, watts is not None))
+    assert seen[:-1] == [("interval", True)] * len(seen[:-1])
+    assert seen[-1] == ("interrupted", False)
+
+
+def test_too_short_a_run_has_no_last_third():
+    assert burst_and_sustained([(10, 10, 50)]) == (5, None)
+    assert burst_and_sustained([(10, 10, 50), (20, 10, 50), (30, 10, 40), (40, 10, 30)])[1] is None  # within the first
+
+
+def test_without_intervals_no_limit_is_named():
+    assert name_bottleneck(Rate(100), Rate(300), Rate(99), shares_cores=False)[0] == "undecided"

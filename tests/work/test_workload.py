@@ -1,0 +1,74 @@
+"""Names, parameters and FLOPs of the networks that have no table of their own, against published figures."""
+
+import pytest
+
+from bench.settings import SettingError, read_settings
+from bench.work.workload import ENCODERS, encoder_counts, image_counts, mlp_counts, mlp_widths
+from mlp_benchmark import mlp_workload
+from transformer_benchmark import transformer_workload
+
+
+@pytest.mark.parametrize(
+    ("model", "widths"),
+    [("mlp-5x1024", (1024,) * 5), ("mlp-3000-1000", (3000, 1000)), ("mlp-7", (7,)), ("mlp-2x1", (1, 1))],
+)
+def test_an_mlp_is_named_after_its_layers(model, widths):
+    assert mlp_widths(model) == widths
+
+
+@pytest.mark.parametrize("model", ["mlp", "mlp-", "mlp-0x5", "mlp-5x0", "mlp-5x", "mlp-1001x8", "mlp-a", "resnet50"])
+def test_another_name_is_refused(model):
+    with pytest.raises(SettingError, match=f"MODEL='{model}' must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-"):
+        mlp_widths(model)
+
+
+def test_the_blogs_network_counts_as_published():
+    parameters, flops = mlp_counts((3000, 1000), "inference")
+    assert parameters == 12_230_010  # 9,219,000 + 3,001,000 + 10,010
+    assert flops == 2 * (3072 * 3000 + 3000 * 1000 + 1000 * 10)
+    assert mlp_counts((3000, 1000), "training")[1] == 3 * flops - 2 * 3072 * 3000
+
+
+@pytest.mark.parametrize(
+    ("model", "encoder_alone"), [("distilbert", 66_362_880), ("bert-base", 109_482_240), ("bert-large", 335_141_888)]
+)
+def test_encoders_have_the_published_number_of_parameters(model, encoder_alone):
+    encoder = ENCODERS[model]
+    width = encoder.width
+    head = 8 * (width + 1) + (0 if encoder.is_bert else (width + 1) * width)  # BERT's pooler is in the encoder's count
+    assert encoder_counts(encoder, 128, "training")[0] == encoder_alone + head
+
+
+def test_bert_base_takes_the_flops_that_its_size_says():
+    # 2 FLOPs a parameter outside of the tables and a token, and the attention's own products.
+    encoder = ENCODERS["bert-base"]
+    flops = encoder_counts(encoder, 128, "inference")[1]
+    assert flops / 128 == pytest.approx(2 * 85_054_464 + 12 * 4 * 128 * 768, rel=0.01)
+    assert encoder_counts(encoder, 128, "training")[1] == 3 * flops
+    assert encoder_counts(encoder, 512, "inference")[1] > 4 * flops
+
+
+def test_the_parts_of_training_add_up():
+    for counts in (mlp_counts, lambda *a: encoder_counts(ENCODERS["distilbert"], 128, a[1])):
+        forward, backward, training = (counts((64, 32), phase)[1] for phase in ("forward", "backward", "training"))
+        assert forward + backward == training
+        assert counts((64, 32), "optimizer")[1] is None
+    assert image_counts("resnet50", 224, "training")[1] == sum(
+        image_counts("resnet50", 224, phase)[1] for phase in ("forward", "backward")
+    )
+
+
+def test_the_scripts_describe_their_work():
+    mlp = mlp_workload(read_settings("mlp", {"MODEL": "mlp-3000-1000", "DATA": "synthetic"}))
+    assert (mlp.unit, mlp.items_per_step, mlp.item_shape, mlp.parameters) == ("images", 32, (3072,), 12_230_010)
+    environ = {"MODEL": "bert-base", "SEQUENCE_LENGTH": "64", "BATCH_SIZE": "2"}
+    bert = transformer_workload(read_settings("transformer", environ))
+    ((ids, labels), *_) = batches = bert.batches(2, seed=0)
+    assert (len(batches), ids.shape, labels.shape) == (4, (2, 64), (2,))
+    assert 1 <= ids.min() <= ids.max() < 30522
+    assert labels.max() < 8
+
+
+def test_an_unknown_encoder_names_those_there_are():
+    with pytest.raises(SettingError, match="MODEL='gpt' must be one of: distilbert, bert-base, bert-large"):
+        transformer_workload(read_settings("transformer", {"MODEL": "gpt"}))
