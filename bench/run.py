@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import statistics
 import time
 import traceback
@@ -23,16 +22,6 @@ from bench.work.data import RESIDENT_BATCHES, epoch_order
 
 log = logging.getLogger("bench")
 
-# They move CPU results by a factor of two: left as the user has them, and noted in the row.
-ALLOCATOR_VARIABLES = (
-    "LD_PRELOAD",
-    "MALLOC_ARENA_MAX",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TRIM_THRESHOLD_",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-)
 PARTS_OF_TRAINING = ("forward", "backward", "optimizer")
 
 
@@ -121,13 +110,12 @@ def utc_now():
 def begin_row(settings, host, workload, phase, scope, run_id):
     """The columns that are known before anything runs."""
     streams = scope in ("input", "end_to_end")
-    set_here = [f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name)]
     return {
         "schema": results.SCHEMA,
         "method_version": measure.METHOD_VERSION,
         "run_id": run_id,
         "status": "ok",
-        "note": "; ".join(set_here),
+        "note": "",
         **asdict(host),
         "framework": settings.framework,
         "workload": workload.name,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.machine import sensors
-from bench.run import ALLOCATOR_VARIABLES
+from bench.machine.environment import ALLOCATOR_VARIABLES
 from bench.settings import known_names, read_settings
 
 OF_TENSORFLOW = {"frameworks/test_tensorflow.py"}

@@ -290,10 +290,10 @@ def test_what_a_batch_size_takes_is_counted_where_it_is_taken(monkeypatch, devic
     assert run.try_batch_size(bench, SimpleNamespace(phase="training"), None, 70)[1] == taken
 
 
-def test_a_users_allocator_settings_are_noted(image, monkeypatch):
+def test_a_users_allocator_settings_are_in_the_row(image, monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000000")
     *_, rows = image()
-    assert rows[0]["note"] == "MALLOC_TRIM_THRESHOLD_=100000000"
+    assert rows[0]["allocator"] == "MALLOC_TRIM_THRESHOLD_=100000000"
 
 
 def test_no_meter_is_needed(image, monkeypatch):

@@ -19,6 +19,16 @@ from pathlib import Path
 from bench.settings import ROOT, SettingError, slug
 
 GIB = 2**30
+# They change CPU results by up to a factor of two: rows with different values are different setups.
+ALLOCATOR_VARIABLES = (
+    "LD_PRELOAD",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Environment:
     driver: str | None  # NVIDIA's
     power_source: str | None  # "ac" or "battery"
     low_power_mode: int | None  # 1 or 0
+    allocator: str | None  # its environment variables as NAME=value, separated by spaces
     commit: str | None  # of this repository; "-dirty" when its programs are not as committed
     python: str
 
@@ -53,6 +64,7 @@ def describe_host(machine=None):
         driver=driver,
         power_source=find_power_source(),
         low_power_mode=find_low_power_mode(),
+        allocator=find_allocator(),
         commit=find_commit(),
         python=platform.python_version(),
     )
@@ -152,6 +164,11 @@ def find_low_power_mode():
         return int(said[1] == "1") if said else None
     profile = _text("/sys/firmware/acpi/platform_profile").strip()
     return int(profile in ("low-power", "quiet")) if profile else None
+
+
+def find_allocator():
+    """The variables of ALLOCATOR_VARIABLES that are set, as NAME=value; None where none is."""
+    return " ".join(f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name)) or None
 
 
 def find_commit():

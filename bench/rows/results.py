@@ -39,6 +39,7 @@ COLUMNS = {
     "driver": "NVIDIA driver",
     "power_source": "ac or battery",
     "low_power_mode": "1 or 0, where the system has one",
+    "allocator": "the memory allocator's environment variables",
     # software
     "commit": "of this repository; -dirty when its programs were changed",
     "python": "version",
