@@ -140,12 +140,12 @@ def measure_between_canaries(bench, settings, phase, scope):
 
     The session is closed by then: the processes of a pipeline would go on preparing, and look like heat.
     """
-    if bench.timing.canary is None or not needs_canary(scope):
+    if bench.canary is None or not needs_canary(scope):
         yield from measure_quantity(bench, settings, phase, scope)
         return
     (columns,) = measure_quantity(bench, settings, phase, scope)
     if columns.get("status", "ok") == "ok":
-        columns |= compare_canary(bench.timing.canary, columns["flags"])
+        columns |= compare_canary(bench.canary, columns["flags"])
     yield columns
 
 
