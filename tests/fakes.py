@@ -29,7 +29,7 @@ class Device:
         self.steps = 0
         self.calls = []
 
-    def step(self, items=None):
+    def step(self):
         self.calls.append("step")
         self.clock.now += self.SUBMIT_SECONDS
         self.free_at = max(self.free_at, self.clock.now) + self.work(self.steps)

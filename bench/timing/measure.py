@@ -7,16 +7,19 @@ The order of a measurement:
 A window is: read the clock, submit k steps, synchronise, read the clock. Nothing else happens inside,
 no window is ever dropped, and every doubt becomes a flag beside the number (FLAGS has the words).
 
-An input pipeline prepares batches ahead, so its windows leave nothing out: each begins where the last one
-ended, and the batches that were waiting at the start are thrown away first.
+There are three regimes (REGIMES): whole steps on resident batches, one part of a training step, and a stream of
+batches from an input pipeline. A pipeline prepares batches ahead, so its windows have no gaps: each begins where the
+last one ended. Batches that were waiting at the start are thrown away first.
 """
 
 import gc
 import math
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
 
@@ -34,12 +37,13 @@ STREAM_WINDOWS = 40  # of a pipeline, in MAX_SECONDS
 ENOUGH_QUEUES = 20
 MIN_MEASURED_SECONDS = 0.5
 BARRIER_TRIES = 4
-ENERGY_SECONDS = 5.0  # counters of energy move ten times a second on some cards: 2 % of this
+FINE, COARSE = 1e-4, 1e-3  # seconds: tolerances of the barrier's proof
+ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
 
 FLAGS = {
     "not_steady": "the warm-up was still getting faster or slower when MAX_SECONDS ended it",
-    "ci_not_met": "the interval is wider than TARGET_CI; a longer MAX_SECONDS narrows it",
+    "ci_not_met": "the interval is wider than TARGET_CI: a longer MAX_SECONDS narrows it",
     "few_windows": "fewer than 20 windows: the interval is their whole range, or missing; longer runs have more",
     "drift": "the speed changed during the measurement (heat, a clock, another program)",
     "outliers": "some windows took over 1.5 times the median",
@@ -69,15 +73,35 @@ class Limits:
 
     max_seconds: float = 10.0
     target_ci: float = 1.0  # percent
-    num_items: int | None = None  # exactly so many, whatever the other two say
+    num_items: int | None = None  # at least so many, in whole steps, whatever the other two say
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is measured, with what, and until when."""
+
+    session: Any  # the Session of bench/frameworks/__init__.py
+    items_per_step: int
+    limits: Limits = Limits()
+    clock: Callable[[], float] = time.perf_counter  # wall seconds
+    # Called between windows with the list of their seconds and the steps in each; never inside a stream.
+    on_window: Callable[[list[float], int], None] | None = None
+    watches: Sequence[Any] = ()  # meters: start() before the first window, flags() after the last
+
+    @property
+    def regime(self):
+        """A key of REGIMES."""
+        if self.session.queue_steps is not None:
+            return "stream"
+        return "part" if self.session.prepare else "step"
 
 
 @dataclass(frozen=True)
 class Measurement:
     """What was measured. Seconds are wall seconds; throughput is items per second.
 
-    The throughput of resident batches is that of the median window; that of a pipeline, or of a given
-    number of items, is all items over all seconds. Without an interval both of its ends are None.
+    The throughput of resident batches is that of the median window. For a pipeline, or a given number of items, it
+    is all items over all seconds. Without an interval both of its ends are None.
     """
 
     throughput: float
@@ -98,25 +122,33 @@ class Measurement:
 
 @dataclass
 class Series:
-    """Windows of equally many steps, in seconds, and what was left for a last, smaller piece."""
+    """Windows of equally many steps, in seconds, and the steps left over for a shorter piece at the end."""
 
     steps: int
     windows: list[float]
     stop_reason: str = ""
-    tail_items: int = 0
+    tail_steps: int = 0
     tail_seconds: float = 0.0
 
 
-def measure(session, items_per_step, limits, *, clock=time.perf_counter, on_window=None, watches=()):
-    """Measure a session's steps; the garbage collector rests meanwhile.
+@dataclass(frozen=True)
+class WarmUp:
+    step_seconds: float
+    seconds: float
+    steady: bool = True
 
-    Args:
-        session: what frameworks/__init__.py calls a Session.
-        items_per_step: items that one step works through.
-        limits: when to stop.
-        clock: seconds, as a float, of a clock on the wall.
-        on_window: called between windows with the list of their seconds and the steps in each.
-        watches: meters with start() and flags(), started before the first window and read after the last.
+
+@dataclass(frozen=True)
+class Ready:
+    """A session that is warm and whose barrier is proved, and the steps that a window takes."""
+
+    first_step_seconds: float
+    warmup: WarmUp
+    steps: int
+
+
+def measure(job):
+    """Measure a job's steps; the garbage collector rests meanwhile.
 
     Returns:
         A Measurement. After Ctrl-C: of the complete windows, with stop_reason "interrupted".
@@ -126,7 +158,8 @@ def measure(session, items_per_step, limits, *, clock=time.perf_counter, on_wind
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
     with collector_at_rest():
-        return _measure(session, items_per_step, limits, clock, on_window, watches)
+        ready = get_ready(job)
+        return measure_ready(job, ready, run_until_sure if job.limits.num_items is None else run_exactly)
 
 
 @contextmanager
@@ -142,138 +175,117 @@ def collector_at_rest():
             gc.enable()
 
 
-def measure_epoch(session, order, *, clock=time.perf_counter, watches=()):
-    """(seconds, flags) of one pass over the training data; the session has run both of its shapes before.
+def measure_epoch(job, order):
+    """(seconds, flags) of one pass over the training data, after the session has run both shapes of its batches.
 
     Args:
         order: the items in the order in which they are trained on.
-        clock, watches: as measure() takes them.
     """
-    traces = count_traces(session)
+    traces = count_traces(job.session)
     with collector_at_rest():
-        for watch in watches:
+        for watch in job.watches:
             watch.start()
-        start = clock()
-        session.train_epoch(order)
-        session.synchronize()
-        seconds = clock() - start
-    flags = [flag for watch in watches for flag in watch.flags()]
-    return seconds, flags + ([] if count_traces(session) == traces else ["recompiled"])
+        start = job.clock()
+        job.session.train_epoch(order)
+        job.session.synchronize()
+        seconds = job.clock() - start
+    flags = [flag for watch in job.watches for flag in watch.flags()]
+    return seconds, flags + ([] if count_traces(job.session) == traces else ["recompiled"])
 
 
-def sustain(
-    session, items_per_step, limits, seconds, *, clock=time.perf_counter, on_window=None, watches=(), joules=None
-):
-    """Measure the same work for so many seconds, without a pause; the other arguments are measure()'s.
+def sustain(job, seconds, joules=None):
+    """Measure the same work for so many seconds, without a pause.
 
     Args:
-        joules: a counter of energy, read between windows.
+        joules: reads a counter of energy; called between windows.
 
     Yields:
         (seconds since the first window began, Measurement of the last ten of them, mean watts in them or None).
     """
-    ready = get_ready(session, items_per_step, limits, clock)
-    watched = (session, ready, items_per_step, limits, clock, watches)
-
-    def ten_seconds(steps):
-        enough = lambda windows, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS)  # noqa: E731
-        return collect(session, clock, Series(steps, []), enough, on_window, watches)
-
+    ready = get_ready(job)
+    enough = lambda windows, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS)  # noqa: E731
     with collector_at_rest():  # over all of it: a pause to collect would be a pause to cool down
-        began, measured = clock(), None
-        while clock() - began < seconds and (measured is None or measured.stop_reason != "interrupted"):
-            start, before = clock(), joules() if joules else None
-            measured = take(*watched, ten_seconds)
-            # After Ctrl-C the energy of a window that was not complete would be in it.
+        began, measured = job.clock(), None
+        while job.clock() - began < seconds and (measured is None or measured.stop_reason != "interrupted"):
+            start, before = job.clock(), joules() if joules else None
+            measured = measure_ready(job, ready, lambda job, steps: collect(job, Series(steps, []), enough))
+            # After Ctrl-C the counter would include the energy of an incomplete window.
             known = joules and measured.stop_reason != "interrupted"
-            watts = (joules() - before) / (clock() - start) if known else None
-            yield clock() - began, measured, watts
+            watts = (joules() - before) / (job.clock() - start) if known else None
+            yield job.clock() - began, measured, watts
 
 
-def measure_energy(session, items_per_step, steps, joules, *, clock=time.perf_counter):
+def measure_energy(job, steps, joules):
     """(watts, joules an item) of ENERGY_SECONDS or more of the steps that have just been measured.
 
-    Both readings of the counter come after a barrier: all the work between them is in, and none before or after.
+    The counter is read after a barrier both times, so it covers exactly the work between the two readings.
 
     Args:
         steps: between two looks at the clock.
-        joules: a counter of energy.
+        joules: reads a counter of energy.
     """
     with collector_at_rest():
-        session.synchronize()
-        start, before, done = clock(), joules(), 0
-        while clock() - start < ENERGY_SECONDS:
-            timed(session, clock, steps)
+        job.session.synchronize()
+        start, before, done = job.clock(), joules(), 0
+        while job.clock() - start < ENERGY_SECONDS:
+            timed(job.session, job.clock, steps)
             done += steps
-        spent, seconds = joules() - before, clock() - start
-    return spent / seconds, spent / (done * items_per_step)
+        spent, seconds = joules() - before, job.clock() - start
+    return spent / seconds, spent / (done * job.items_per_step)
 
 
-@dataclass(frozen=True)
-class WarmUp:
-    step_seconds: float
-    seconds: float
-    steady: bool
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A session that is warm, with its barrier proved, and the steps that a window of it takes."""
-
-    first_step_seconds: float
-    warmup: WarmUp
-    steps: int
-
-
-def _measure(session, items_per_step, limits, clock, on_window, watches):
-    ready = get_ready(session, items_per_step, limits, clock)
-
-    def windows(steps):
-        if limits.num_items is None:
-            return run_until_sure(session, clock, steps, limits, on_window, watches)
-        return run_exactly(session, clock, steps, items_per_step, limits.num_items, on_window, watches)
-
-    return take(session, ready, items_per_step, limits, clock, watches, windows)
-
-
-def get_ready(session, items_per_step, limits, clock):
+def get_ready(job):
     """Run the first step, prove the barrier and warm up; returns a Ready, raises MeasurementError."""
-    first_step_seconds = timed(session, clock, 1)
-    session.settle()
+    first_step_seconds = timed(job.session, job.clock, 1)
+    job.session.settle()
     # A barrier that does not wait lets the warm-up queue minutes of work: look once before it, coarsely.
-    prove_barrier(session, clock, steps=1, tolerance=1e-3)
-    if session.prepare:
-        # The whole that it is a part of was warmed up and its barrier proved before it. A short part leaves the
-        # caches cold, so that a first probe takes longer than a second: seen to be 0.1 ms on a CPU.
-        warmup = repeat(session, clock, PART_WARMUP_STEPS)
-        prove_barrier(session, clock, steps=1, tolerance=1e-3)
-        steps = 1
-        prove_output_varies(session)
-    elif session.queue_steps is None:
-        warmup = warm_up(session, clock, limits.max_seconds)
-        steps = choose_steps(warmup.step_seconds, idle_synchronize_seconds(session, clock))
-        steps = prove_barrier(session, clock, steps)
-        prove_output_varies(session)
-    else:
-        warmup = drain_queue(session, clock, limits.max_seconds)
-        steps = choose_stream_steps(warmup.step_seconds, session.num_workers, limits.max_seconds)
-    warm_up_rest(session, items_per_step, limits)
+    prove_barrier(job, 1, COARSE)
+    warmup, steps = REGIMES[job.regime](job)
     return Ready(first_step_seconds, warmup, steps)
 
 
-def take(session, ready, items_per_step, limits, clock, watches, windows):
-    """The Measurement of what windows(steps) gives, a Series, and of all that was seen meanwhile."""
-    traces, warmup = count_traces(session), ready.warmup
-    series = windows(ready.steps)
-    flags = [flag for watch in watches for flag in watch.flags()]
+def get_step_ready(job):
+    """(WarmUp, steps in a window) of whole steps on resident batches."""
+    warmup = warm_up(job.session, job.clock, job.limits.max_seconds)
+    steps = choose_steps(warmup.step_seconds, idle_synchronize_seconds(job))
+    steps = prove_barrier(job, steps, FINE)
+    prove_output_varies(job.session)
+    return warmup, steps
+
+
+def get_part_ready(job):
+    """The same of a part of a training step: the full step is already warm, and its barrier proved."""
+    start = job.clock()
+    step_seconds = timed(job.session, job.clock, PART_WARMUP_STEPS) / PART_WARMUP_STEPS
+    warmup = WarmUp(step_seconds, job.clock() - start)
+    # A short part leaves the caches cold, which was seen to add 0.1 ms to the first probe on a CPU.
+    prove_barrier(job, 1, COARSE)
+    prove_output_varies(job.session)
+    return warmup, 1
+
+
+def get_stream_ready(job):
+    """The same of batches from an input pipeline."""
+    warmup = drain_queue(job)
+    return warmup, choose_stream_steps(warmup.step_seconds, job.session.num_workers, job.limits.max_seconds)
+
+
+REGIMES = {"step": get_step_ready, "part": get_part_ready, "stream": get_stream_ready}
+
+
+def measure_ready(job, ready, run):
+    """The Measurement of the windows that run(job, steps) gives, with the flags that were raised meanwhile."""
+    session, warmup = job.session, ready.warmup
+    traces = count_traces(session)
+    series = run(job, ready.steps)
+    flags = [flag for watch in job.watches for flag in watch.flags()]
     flags += [] if warmup.steady else ["not_steady"]
     flags += [] if count_traces(session) == traces else ["recompiled"]
     flags += [] if math.isfinite(session.probe()) else ["not_finite"]
-    if session.prepare and idle_synchronize_seconds(session, clock) > MAX_SYNCHRONIZE_SHARE * warmup.step_seconds:
+    if job.regime == "part" and idle_synchronize_seconds(job) > MAX_SYNCHRONIZE_SHARE * warmup.step_seconds:
         flags.append("barrier_shows")
     flags += ["short"] if is_short(session, series) else []
-    by_totals = session.queue_steps is not None or limits.num_items is not None
-    return summarize(series, items_per_step, limits, ready.first_step_seconds, warmup.seconds, flags, by_totals)
+    return summarize(job, ready, series, flags)
 
 
 def count_traces(session):
@@ -284,7 +296,7 @@ def count_traces(session):
 def timed(session, clock, steps):
     """Seconds from submitting the first of some steps until all of them are complete.
 
-    Where a step needs something done before it (the backward pass a forward one), each is timed on its own.
+    Where a step needs another part before it (backward needs forward), each step is timed on its own.
     """
     if session.prepare:
         return sum(timed_apart(session, clock) for _ in range(steps))
@@ -305,19 +317,19 @@ def timed_apart(session, clock):
     return clock() - start
 
 
-def prove_barrier(session, clock, steps, tolerance=1e-4):
-    """Steps in a window of which the barrier leaves no work that shows; MeasurementError when there are none.
+def prove_barrier(job, steps, tolerance):
+    """Steps in a window after which the barrier leaves no work that shows; MeasurementError when there are none.
 
-    A probe reads a scalar that depends on the last step, so it has to wait for that step. After a true
-    barrier nothing is left to wait for, and a first probe takes as long as a second one, but for what the
-    work has pushed out of the caches. That does not grow with the work, as what a broken barrier leaves does:
-    hence each further try is twice as long.
+    A probe reads a scalar that depends on the last step, so it has to wait for that step. After a true barrier
+    nothing is left to wait for, and a first probe takes as long as a second one. Cold caches may add a constant
+    time; unfinished work grows with the steps. Hence each further try is twice as long.
 
     Args:
         steps: how many to submit before the barrier.
         tolerance: seconds that the first probe may take more than the second one;
             one percent of the submitted work where that is more.
     """
+    session, clock, waited = job.session, job.clock, 0.0
     for _ in range(BARRIER_TRIES):
         work = timed(session, clock, steps)
         start = clock()
@@ -337,7 +349,7 @@ def prove_barrier(session, clock, steps, tolerance=1e-4):
 def prove_output_varies(session):
     """Raise MeasurementError when steps on different batches all give the same value.
 
-    Then a cache answers in place of the work, or the step does not look at its input.
+    Then a cache answers instead of the work, or the step ignores its input.
     """
     values = []
     for _ in range(4):
@@ -345,7 +357,7 @@ def prove_output_varies(session):
             session.prepare()
         session.step()
         values.append(session.probe())
-        # NaN is unequal to itself; that fault is told as not_finite.
+        # NaN is unequal to itself; that fault is reported as not_finite.
         if values[-1] != values[0]:
             return
     raise MeasurementError("constant_output", "four steps on different data gave the same output")
@@ -365,24 +377,9 @@ def warm_up(session, clock, max_seconds):
         else:
             paces.append(pace)
         if steps >= MIN_WARMUP_STEPS and elapsed >= MIN_WARMUP_SECONDS and is_steady(paces):
-            return WarmUp(pace, elapsed, steady=True)
+            return WarmUp(pace, elapsed)
         if steps >= MIN_WARMUP_STEPS and elapsed >= max_seconds:
             return WarmUp(pace, elapsed, steady=False)
-
-
-def repeat(session, clock, steps):
-    """A warm-up of so many steps, without a look at its pace."""
-    start = clock()
-    seconds = timed(session, clock, steps)
-    return WarmUp(seconds / steps, clock() - start, steady=True)
-
-
-def warm_up_rest(session, items_per_step, limits):
-    """The last, smaller batch of a given number of items has a shape of its own to be tuned and compiled for."""
-    rest = (limits.num_items or 0) % items_per_step
-    for _ in range(MIN_WARMUP_STEPS if rest else 0):
-        session.step(rest)
-    session.synchronize()
 
 
 def is_steady(paces):
@@ -394,13 +391,13 @@ def is_steady(paces):
     return abs(statistics.median(paces[-5:]) / statistics.median(paces[-10:-5]) - 1) < 0.02
 
 
-def idle_synchronize_seconds(session, clock):
+def idle_synchronize_seconds(job):
     """What the barrier itself costs when there is nothing to wait for."""
     costs = []
     for _ in range(10):
-        start = clock()
-        session.synchronize()
-        costs.append(clock() - start)
+        start = job.clock()
+        job.session.synchronize()
+        costs.append(job.clock() - start)
     return statistics.median(costs)
 
 
@@ -410,20 +407,20 @@ def choose_steps(step_seconds, synchronize_seconds):
     return max(1, math.ceil(window / step_seconds))
 
 
-def drain_queue(session, clock, max_seconds):
+def drain_queue(job):
     """Throw away twice the batches that may have been waiting; the last ones' pace is the pipeline's own.
 
-    It ends at max_seconds all the same: where so few steps take so long the device is the limit, and the queue
-    is full for good; else the measurement will be flagged as short.
+    It ends at MAX_SECONDS all the same. If so few steps take so long, either the device is the limit and the queue
+    stays full, or the measurement is flagged as short.
     """
-    start, steps = clock(), 0
+    session, start, steps = job.session, job.clock(), 0
+    block = max(1, session.num_workers)
     while True:
-        block = max(1, session.num_workers)
-        seconds = timed(session, clock, block)
+        seconds = timed(session, job.clock, block)
         steps += block
-        elapsed = clock() - start
-        if steps >= max(2 * session.queue_steps, MIN_WARMUP_STEPS) or elapsed >= max_seconds:
-            return WarmUp(seconds / block, elapsed, steady=True)
+        elapsed = job.clock() - start
+        if steps >= max(2 * session.queue_steps, MIN_WARMUP_STEPS) or elapsed >= job.limits.max_seconds:
+            return WarmUp(seconds / block, elapsed)
 
 
 def choose_stream_steps(step_seconds, num_workers, max_seconds):
@@ -435,65 +432,56 @@ def choose_stream_steps(step_seconds, num_workers, max_seconds):
     return workers * max(1, round(window / (step_seconds * workers)))
 
 
-def run_until_sure(session, clock, steps, limits, on_window=None, watches=()):
+def run_until_sure(job, steps):
     """Measure windows until the interval is narrow enough or the time is over; returns a Series.
 
-    Of a pipeline until the time is over: statistics between its windows would be time that it works ahead.
+    A pipeline runs until the time is over: while we computed statistics between its windows it would work ahead.
     """
-    next_look = ENOUGH_WINDOWS
+    limits, next_look = job.limits, ENOUGH_WINDOWS
 
     def stop(windows, elapsed):
         nonlocal next_look
         # Looking after every window would cost time between them and invite a lucky stop: look every 10 %.
-        if session.queue_steps is None and len(windows) >= next_look:
+        if job.regime != "stream" and len(windows) >= next_look:
             next_look = math.ceil(next_look * 1.1)
             if sum(windows) >= MIN_MEASURED_SECONDS and half_width_percent(windows) <= limits.target_ci:
                 return "target_ci"
         late = elapsed >= limits.max_seconds
         return "max_seconds" if (late and len(windows) >= MIN_SAMPLES) or elapsed >= 3 * limits.max_seconds else ""
 
-    return collect(session, clock, Series(steps, []), stop, on_window, watches)
+    return collect(job, Series(steps, []), stop)
 
 
-def run_exactly(session, clock, steps, items_per_step, num_items, on_window=None, watches=()):
-    """Measure exactly so many items, at least one full step of them; returns a Series, the rest in its tail.
-
-    A pipeline prepares the last batch whole, which makes it look slower by the part that is not counted.
-    """
-    full_steps, rest = divmod(num_items, items_per_step)
-    steps = max(1, min(steps, full_steps // MIN_SAMPLES))
-    count, left = divmod(full_steps, steps)
-    series = Series(steps, [])
-    collect(session, clock, series, lambda windows, _: "num_images" * (len(windows) == count), on_window, watches)
-    if series.stop_reason == "num_images" and (left or rest):
+def run_exactly(job, steps):
+    """Measure a given number of items, rounded up to whole steps; returns a Series."""
+    total = math.ceil(job.limits.num_items / job.items_per_step)
+    steps = max(1, min(steps, total // MIN_SAMPLES))
+    count, left = divmod(total, steps)
+    series = collect(job, Series(steps, []), lambda windows, _: "num_images" * (len(windows) == count))
+    if left and series.stop_reason == "num_images":
         try:
-            start = clock()
-            for _ in range(left):
-                session.step()
-            if rest:
-                session.step(rest)
-            session.synchronize()
-            series.tail_items, series.tail_seconds = left * items_per_step + rest, clock() - start
+            series.tail_seconds = timed(job.session, job.clock, left)
+            series.tail_steps = left
         except KeyboardInterrupt:
             series.stop_reason = "interrupted"
     return series
 
 
-def collect(session, clock, series, stop, on_window=None, watches=()):
+def collect(job, series, stop):
     """Add windows to the series until stop(windows, elapsed seconds) gives a reason, or until Ctrl-C; returns it."""
-    streams = session.queue_steps is not None
-    for watch in watches:
+    clock, streams = job.clock, job.regime == "stream"
+    for watch in job.watches:
         watch.start()
     began = last = clock()
     try:
         while not series.stop_reason:
-            seconds = timed(session, clock, series.steps)
+            seconds = timed(job.session, clock, series.steps)
             now = clock()
             series.windows.append(now - last if streams else seconds)
             last = now
             series.stop_reason = stop(series.windows, now - began)
-            if on_window and not streams:
-                on_window(series.windows, series.steps)
+            if job.on_window and not streams:
+                job.on_window(series.windows, series.steps)
     except KeyboardInterrupt:
         if not series.windows:
             raise
@@ -501,20 +489,21 @@ def collect(session, clock, series, stop, on_window=None, watches=()):
     return series
 
 
-def summarize(series, items_per_step, limits, first_step_seconds, warmup_seconds, flags, by_totals):
-    """The Measurement that follows from the windows' seconds and what was seen on the way."""
+def summarize(job, ready, series, flags):
+    """The Measurement that follows from the windows' seconds and the flags raised so far."""
     windows, steps = series.windows, series.steps
     middle = statistics.median(windows)
-    in_window = items_per_step * steps
-    items = in_window * len(windows) + series.tail_items
+    in_window = job.items_per_step * steps
+    items = in_window * len(windows) + job.items_per_step * series.tail_steps
     seconds = sum(windows) + series.tail_seconds
+    by_totals = job.regime == "stream" or job.limits.num_items is not None
     throughput = items / seconds if by_totals else in_window / middle
     low, high = interval(windows)
-    if limits.num_items and len(windows) < MIN_SAMPLES:
+    if job.limits.num_items and len(windows) < MIN_SAMPLES:
         low = high = None
     return Measurement(
         throughput=throughput,
-        # A mean over all seconds may lie outside of the median's interval; its own is not narrower.
+        # A mean over all seconds may lie outside the median's interval; its own is not narrower.
         throughput_low=min(throughput, in_window / high) if high else None,
         throughput_high=max(throughput, in_window / low) if low else None,
         step_seconds_median=middle / steps,
@@ -524,10 +513,10 @@ def summarize(series, items_per_step, limits, first_step_seconds, warmup_seconds
         steps_per_window=steps,
         items=items,
         seconds=seconds,
-        first_step_seconds=first_step_seconds,
-        warmup_seconds=warmup_seconds,
+        first_step_seconds=ready.first_step_seconds,
+        warmup_seconds=ready.warmup.seconds,
         stop_reason=series.stop_reason,
-        flags=(*flags, *doubts(windows, limits)),
+        flags=(*flags, *doubts(windows, job.limits)),
     )
 
 

@@ -1,7 +1,7 @@
 """Each pitfall of benchmarking, with the fake that falls into it."""
 
 import gc
-import inspect
+import math
 import random
 import time
 from itertools import pairwise
@@ -12,6 +12,7 @@ import pytest
 from bench.rows.verdict import Rate, burst_and_sustained, name_bottleneck
 from bench.timing.intervals import median_interval, p95, sign_autocorrelation
 from bench.timing.measure import (
+    Job,
     Limits,
     MeasurementError,
     choose_steps,
@@ -28,7 +29,7 @@ from tests.fakes import Clock, Device
 def measured(limits=None, items=1, watches=(), on_window=None, **device):
     clock = Clock()
     fake = Device(clock, **device)
-    result = measure(fake, items, limits or Limits(), clock=clock, watches=watches, on_window=on_window)
+    result = measure(Job(fake, items, limits or Limits(), clock=clock, watches=watches, on_window=on_window))
     return result, fake
 
 
@@ -43,7 +44,7 @@ def test_asynchronous_work_is_waited_for():
 def test_a_barrier_that_does_not_wait_is_refused_within_a_second():
     clock = Clock()
     with pytest.raises(MeasurementError) as error:
-        measure(Device(clock, barrier=False), 1, Limits(), clock=clock)
+        measure(Job(Device(clock, barrier=False), 1, Limits(), clock=clock))
     assert error.value.status == "sync_incomplete"
     assert clock.now < 1
 
@@ -51,7 +52,7 @@ def test_a_barrier_that_does_not_wait_is_refused_within_a_second():
 def test_a_barrier_that_does_not_wait_for_short_steps_is_refused_too():
     clock = Clock()
     with pytest.raises(MeasurementError, match="before the work was done") as error:
-        measure(Device(clock, work=lambda i: 0.0005, barrier=False), 1, Limits(), clock=clock)
+        measure(Job(Device(clock, work=lambda i: 0.0005, barrier=False), 1, Limits(), clock=clock))
     assert error.value.status == "sync_incomplete"
 
 
@@ -70,13 +71,13 @@ def test_cold_caches_after_short_work_lengthen_the_windows():
         return probe()
 
     fake.synchronize, fake.probe = leaves_the_caches_cold, slow_when_cold
-    assert measure(fake, 1, Limits(), clock=clock).steps_per_window == 12  # 3 of them are 30 ms
+    assert measure(Job(fake, 1, Limits(), clock=clock)).steps_per_window == 12  # 3 of them are 30 ms
 
 
 def test_what_the_first_step_took_of_memory_is_forgotten_once_it_is_done():
     clock = Clock()
     fake = Device(clock)
-    measure(fake, 1, Limits(), clock=clock)
+    measure(Job(fake, 1, Limits(), clock=clock))
     forgotten = fake.calls.index("settle")
     assert (fake.calls[:forgotten].count("step"), fake.calls[forgotten - 1]) == (1, "synchronize")
     assert fake.calls.count("settle") == 1
@@ -93,7 +94,7 @@ def test_one_slow_first_probe_is_forgiven():
         return probe()
 
     fake.probe = compiles_on_first_call
-    assert measure(fake, 1, Limits(), clock=clock).stop_reason == "target_ci"
+    assert measure(Job(fake, 1, Limits(), clock=clock)).stop_reason == "target_ci"
 
 
 def test_a_step_that_caches_its_input_is_refused():
@@ -138,16 +139,16 @@ def test_wall_time_is_reported_not_cpu_time():
     sleeping = SimpleNamespace(
         prepare=None, queue_steps=None, step=lambda: time.sleep(0.030), synchronize=lambda: None, probe=random.random
     )
-    clock = inspect.signature(measure).parameters["clock"].default
-    windows = run_until_sure(sleeping, clock, 1, Limits(max_seconds=0.2, target_ci=1e-9)).windows
-    assert clock is time.perf_counter
+    job = Job(sleeping, 1, Limits(max_seconds=0.2, target_ci=1e-9))
+    windows = run_until_sure(job, 1).windows
+    assert job.clock is time.perf_counter
     assert min(windows) >= 0.030
 
 
 def test_a_window_is_k_steps_and_one_synchronise_and_nothing_else():
     clock, seen = Clock(), [[]]
     fake = Device(clock, work=lambda i: 0.004)
-    run_until_sure(fake, clock, 7, Limits(), on_window=lambda windows, steps: seen.append(list(fake.calls)))
+    run_until_sure(Job(fake, 1, Limits(), clock, on_window=lambda windows, steps: seen.append(list(fake.calls))), 7)
     assert len(seen) == 21
     for before, after in pairwise(seen):
         assert after[len(before) :] == ["step"] * 7 + ["synchronize"]
@@ -171,7 +172,7 @@ def test_steps_counted_are_steps_executed_and_watches_enclose_them():
     clock = Clock()
     fake = Device(clock, work=lambda i: 0.004)
     watch = StepWatch(fake)
-    result = measure(fake, 3, Limits(), clock=clock, watches=[watch])
+    result = measure(Job(fake, 3, Limits(), clock=clock, watches=[watch]))
     executed = watch.counts[1] - watch.counts[0]
     assert executed == result.windows * result.steps_per_window
     assert result.items == 3 * executed
@@ -183,9 +184,9 @@ def test_compiling_inside_the_windows_is_flagged():
     clock = Clock()
     fake = Device(clock)
     fake.trace_count = lambda: fake.steps // 100
-    assert "recompiled" in measure(fake, 1, Limits(), clock=clock).flags
+    assert "recompiled" in measure(Job(fake, 1, Limits(), clock=clock)).flags
     fake.trace_count = lambda: 1
-    assert measure(fake, 1, Limits(), clock=clock).flags == ()
+    assert measure(Job(fake, 1, Limits(), clock=clock)).flags == ()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -277,7 +278,7 @@ def test_a_slow_barrier_lengthens_the_windows():
         clock.now += 0.002
 
     fake.synchronize = slow
-    result = measure(fake, 1, Limits(), clock=clock)
+    result = measure(Job(fake, 1, Limits(), clock=clock))
     assert result.steps_per_window >= 17  # 200 ms at 12 ms a step, as the warm-up sees it
     assert result.step_seconds_median == pytest.approx(0.010, rel=0.02)
 
@@ -363,7 +364,7 @@ class Pipeline(Device):
         self.prepare_seconds, self.overlap = prepare, overlap
         self.ready, self.taken = [], []
 
-    def step(self, items=None):
+    def step(self):
         i = len(self.taken)
         worker_free = self.ready[i - self.num_workers] if i >= self.num_workers else 0.0
         place_free = self.taken[i - self.queue_steps] if i >= self.queue_steps else 0.0
@@ -378,7 +379,7 @@ def stream_rate(max_seconds=10, **pipeline):
     clock = Clock()
     fake = Pipeline(clock, **pipeline)
     clock.now = 1000.0  # the queue has long been full
-    result = measure(fake, 1, Limits(max_seconds=max_seconds), clock=clock)
+    result = measure(Job(fake, 1, Limits(max_seconds=max_seconds), clock=clock))
     return result, Rate(result.throughput, result.throughput_low, result.throughput_high)
 
 
@@ -393,7 +394,7 @@ def test_windows_of_a_pipeline_leave_nothing_out():
     fake = Pipeline(clock, prepare=0.1)
     begin = SimpleNamespace(start=lambda: begin.at.append(clock.now), at=[], flags=list)
     shown = []
-    series = run_until_sure(fake, clock, 2, Limits(max_seconds=3), on_window=shown.append, watches=[begin])
+    series = run_until_sure(Job(fake, 1, Limits(max_seconds=3), clock, on_window=shown.append, watches=[begin]), 2)
     assert sum(series.windows) == pytest.approx(clock.now - begin.at[0])
     assert not shown
 
@@ -427,42 +428,18 @@ def test_a_pipeline_measured_for_a_few_queues_is_flagged():
     assert "short" not in stream_rate(prepare=0.02)[0].flags
 
 
-@pytest.mark.parametrize(("num_items", "rest"), [(1000, 40), (640, 0), (64, 0), (100, 36)])
-def test_a_given_number_of_items_is_measured_exactly(num_items, rest):
-    clock, sizes = Clock(), []
+@pytest.mark.parametrize("num_items", [1000, 640, 64, 10])
+def test_a_given_number_of_items_is_rounded_up_to_whole_steps(num_items):
+    clock = Clock()
     fake = Device(clock, work=lambda i: 0.1)
-    step = fake.step
-
-    def count(items=None):
-        sizes.append(items or 64)
-        step()
-
-    fake.step = count
-    watch = SimpleNamespace(start=sizes.clear, flags=list)
-    result = measure(fake, 64, Limits(max_seconds=0.1, num_items=num_items), clock=clock, watches=[watch])
-    assert result.items == num_items == sum(sizes)
-    assert sizes == [64] * (num_items // 64) + [rest] * (rest > 0)
-    assert result.stop_reason == "num_images"
-    assert result.seconds == pytest.approx(0.1 * len(sizes), rel=0.01)
-    assert result.throughput == pytest.approx(num_items / result.seconds)
-    assert (result.throughput_low is None) == (num_items // 64 < 6)
-
-
-def test_a_smaller_last_batch_is_warmed_up():
-    clock, seen = Clock(), set()
-    fake = Device(clock)
-    step = fake.step
-
-    def compiles_each_shape(items=None):
-        clock.now += 0 if items in seen else 5
-        seen.add(items)
-        step()
-
-    fake.step = compiles_each_shape
-    fake.trace_count = lambda: len(seen)
-    result = measure(fake, 10, Limits(num_items=105), clock=clock)
-    assert result.seconds == pytest.approx(11 * 0.010, rel=0.01)
-    assert "recompiled" not in result.flags
+    begin = SimpleNamespace(start=lambda: begin.at.append(fake.steps), at=[], flags=list)
+    result = measure(Job(fake, 64, Limits(max_seconds=0.1, num_items=num_items), clock, watches=[begin]))
+    steps = math.ceil(num_items / 64)
+    assert fake.steps - begin.at[0] == steps
+    assert (result.items, result.stop_reason) == (64 * steps, "num_images")
+    assert result.seconds == pytest.approx(0.1 * steps, rel=0.01)
+    assert result.throughput == pytest.approx(64 * steps / result.seconds)
+    assert (result.throughput_low is None) == (steps < 6)
 
 
 def test_a_part_of_a_step_is_timed_without_what_comes_before_it():
@@ -474,31 +451,31 @@ def test_a_part_of_a_step_is_timed_without_what_comes_before_it():
         fake.free_at = max(fake.free_at, clock.now) + 0.300
 
     fake.prepare = forward
-    result = measure(fake, 1, Limits(max_seconds=5), clock=clock)
+    result = measure(Job(fake, 1, Limits(max_seconds=5), clock=clock))
     assert result.step_seconds_median == pytest.approx(0.020, rel=0.01)
     assert result.steps_per_window == 1
     assert fake.calls.count("prepare") >= result.windows
 
 
-def test_ctrl_c_in_the_last_batch_keeps_the_windows():
+def test_ctrl_c_in_the_last_steps_keeps_the_windows():
     clock = Clock()
-    fake = Device(clock, work=lambda i: 0.1)
-    step, small = fake.step, []
+    fake = Device(clock, work=lambda i: 0.004)
+    windows = []
 
-    def press(items=None):
-        small.append(items)
-        if small.count(40) == 4:  # three warm-up steps of this size, then the real one
+    def press(i):
+        if len(windows) == 6:  # 45 steps: six windows of seven, then three more
             raise KeyboardInterrupt
-        step()
+        return 0.004
 
-    fake.step = press
-    result = measure(fake, 64, Limits(num_items=1000), clock=clock)
-    assert (result.stop_reason, result.items) == ("interrupted", 960)
+    fake.work = press
+    job = Job(fake, 1, Limits(num_items=45), clock, on_window=lambda seconds, steps: windows.append(steps))
+    result = measure(job)
+    assert (result.stop_reason, result.items, windows) == ("interrupted", 42, [7] * 6)
 
 
 def test_draining_a_slow_pipeline_ends_in_time():
     clock = Clock()
-    result = measure(Pipeline(clock, prepare=0.1, step=2.0, workers=16), 1, Limits(max_seconds=10), clock=clock)
+    result = measure(Job(Pipeline(clock, prepare=0.1, step=2.0, workers=16), 1, Limits(max_seconds=10), clock=clock))
     assert result.warmup_seconds < 45
     assert result.steps_per_window == 1
     assert "short" in result.flags
@@ -515,7 +492,7 @@ def test_a_barrier_that_shows_in_a_part_is_flagged(seconds, shows):
         clock.now += seconds
 
     fake.synchronize, fake.prepare = slow, lambda: None
-    assert ("barrier_shows" in measure(fake, 1, Limits(), clock=clock).flags) == shows
+    assert ("barrier_shows" in measure(Job(fake, 1, Limits(), clock=clock)).flags) == shows
 
 
 # Energy
@@ -539,7 +516,7 @@ def test_the_energy_window_has_synchronised_work_alone():
     fake = Device(clock)
     counter = EnergyCounter(fake)
     fake.step()  # still under way when the window is asked for
-    watts, joules = measure_energy(fake, 4, 3, counter, clock=clock)
+    watts, joules = measure_energy(Job(fake, 4, clock=clock), 3, counter)
     assert counter.idle_when_read == [True, True]
     assert watts == pytest.approx(110, rel=0.01)
     assert joules == pytest.approx(110 * 0.010 / 4, rel=0.01)
@@ -551,7 +528,7 @@ def test_an_unsynchronised_energy_window_would_show():
     fake = Device(clock, barrier=False)
     counter = EnergyCounter(fake)
     fake.step()
-    measure_energy(fake, 4, 3, counter, clock=clock)
+    measure_energy(Job(fake, 4, clock=clock), 3, counter)
     assert counter.idle_when_read == [False, False]
 
 
@@ -561,7 +538,7 @@ def test_an_unsynchronised_energy_window_would_show():
 def sustained(seconds, **device):
     clock = Clock()
     fake = Device(clock, **device)
-    return list(sustain(fake, 2, Limits(), seconds, clock=clock, joules=EnergyCounter(fake))), fake
+    return list(sustain(Job(fake, 2, Limits(), clock), seconds, EnergyCounter(fake))), fake
 
 
 def test_a_sustained_run_is_cut_into_tens_of_seconds():
@@ -585,7 +562,7 @@ def test_what_lies_between_the_parts_is_not_counted_as_work():
             clock.now += 1
             return []
 
-    parts = list(sustain(fake, 1, Limits(), 30, clock=clock, watches=[Slow()], joules=EnergyCounter(fake)))
+    parts = list(sustain(Job(fake, 1, Limits(), clock, watches=[Slow()]), 30, EnergyCounter(fake)))
     # Ten seconds at 110 W and two at the 10 W of a device that waits.
     assert [watts for *_, watts in parts] == pytest.approx([(1100 + 20) / 12] * len(parts), rel=0.01)
 
@@ -609,7 +586,7 @@ def test_ctrl_c_ends_a_sustained_run_with_what_was_complete():
 
     clock = Clock()
     fake = Device(clock, work=work)
-    for _, part, watts in sustain(fake, 1, Limits(), 600, clock=clock, joules=EnergyCounter(fake)):
+    for _, part, watts in sustain(Job(fake, 1, Limits(), clock), 600, EnergyCounter(fake)):
         seen.append((part.stop_reason, watts is not None))
     assert seen[:-1] == [("interval", True)] * len(seen[:-1])
     assert seen[-1] == ("interrupted", False)
