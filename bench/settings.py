@@ -1,7 +1,7 @@
-"""Every setting once: its name, kind, default and meaning, read from the environment.
+"""Every setting once: its name, kind, default and meaning, read from the environment. And every framework.
 
     make help                            the table, in the terminal
-    python bench/settings.py markdown    the table of README.md
+    python bench/settings.py markdown    docs/settings.md
 
 Standard library only, and run as a file under the Python 3.9 of a bare Mac, so that `make help` answers
 before anything is installed.
@@ -17,8 +17,10 @@ import textwrap
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 SCOPES = ("device", "input", "end_to_end")
+AUTO = 0  # BATCH_SIZE=auto, until run.py has chosen one
 ROOT = Path(__file__).resolve().parent.parent
 # Variables of the Makefile itself: not settings, but not misspelt ones either.
 MAKE_VARIABLES = ("PYTHON", "A", "B", "FAIL_ON_SLOWER")
@@ -32,8 +34,8 @@ class SettingError(Exception):
 class ByDevice:
     """A default that is known once the device is."""
 
-    gpu: object
-    cpu: object
+    gpu: int
+    cpu: int
 
     def __str__(self):
         return f"{self.gpu} ({self.cpu} on a CPU)"
@@ -72,17 +74,6 @@ def environment_of(framework):
     return ROOT / (f".venv-{framework}" if apart else ".venv")
 
 
-@dataclass(frozen=True)
-class MemoryFormat:
-    """The default of MEMORY_FORMAT, which the framework decides."""
-
-    def under(self, framework):
-        return FRAMEWORKS[framework].memory_formats[0] if framework in FRAMEWORKS else "channels_first"
-
-    def __str__(self):
-        return "channels_first (TensorFlow: channels_last)"
-
-
 # Kinds: each turns the text into a value, or raises ValueError with the words after "must be".
 
 
@@ -112,7 +103,7 @@ def above_zero(text):
 
 
 def matrix_size(text):
-    """M for M x M x M, or MxNxK, of a product of M x K with K x N: (m, n, k)."""
+    """M for M x M x M, or MxNxK for an M x K by K x N matmul: (m, n, k)."""
     sides = text.lower().split("x")
     if len(sides) not in (1, 3) or not all(re.fullmatch("[1-9][0-9]{0,5}", side) for side in sides):
         raise ValueError("M or MxNxK, whole numbers from 1 to 999999")
@@ -120,10 +111,14 @@ def matrix_size(text):
     return m, n, k
 
 
+def framework_name(text):
+    return one_of(*FRAMEWORKS, **{s: name for name, known in FRAMEWORKS.items() for s in known.synonyms})(text)
+
+
 def one_of(*names, **synonyms):
     def parse(text):
         value = synonyms.get(text.lower(), text.lower())
-        if names and value not in names:
+        if value not in names:
             raise ValueError("one of: " + ", ".join(names))
         return value
 
@@ -155,14 +150,14 @@ def whole_or_auto(minimum):
 
     def parse(text):
         try:
-            return text if text == "auto" else number(text)
+            return AUTO if text == "auto" else number(text)
         except ValueError as error:
             raise ValueError(f"{error}, or auto") from None
 
     return parse
 
 
-def setting(kind, default, meaning, *, shown=None, only=None, synonym=None, sweep=False, several=False):
+def setting(kind, default, meaning, *, shown=None, only=None, synonym=None, run_each=False, run_together=False) -> Any:
     """Declare one setting.
 
     Args:
@@ -172,18 +167,18 @@ def setting(kind, default, meaning, *, shown=None, only=None, synonym=None, swee
         shown: the default in words, where its value says too little.
         only: the scripts that use it; None means all of them.
         synonym: a second environment variable of the same meaning.
-        sweep: a comma list is allowed, and each of its entries is a run of its own. True, or the scripts where so.
-        several: a comma list is allowed, and its entries are all used in one run: the value is a tuple. The same.
+        run_each: a comma list is allowed, and each entry is a run of its own. True, or the scripts where this holds.
+        run_together: a comma list is allowed, and one run uses all entries: the value is a tuple. Likewise.
     """
     if isinstance(default, dict):
         only = tuple(default)
     about = {"kind": kind, "default": default, "meaning": meaning, "shown": shown, "only": only}
-    return field(metadata=about | {"synonym": synonym, "sweep": sweep, "several": several})
+    return field(metadata=about | {"synonym": synonym, "run_each": run_each, "run_together": run_together})
 
 
 IMAGE = ("image",)
 MLP = ("mlp",)
-NETWORKS = ("image", "mlp", "transformer")
+MODELS = ("image", "mlp", "transformer")
 
 
 @dataclass(frozen=True)
@@ -193,13 +188,11 @@ class Settings:
     use_gpu: bool | None = setting(
         flag,
         None,
-        "1: the GPU (none found: a warning, then the CPU); 0: the CPU",
-        shown="the best there is",
-        sweep=True,
+        "1: the GPU (if none is found: a warning, then the CPU); 0: the CPU",
+        shown="the GPU if there is one",
+        run_each=True,
     )
-    framework: str = setting(
-        one_of(pytorch="torch", tf="tensorflow"), "torch", "who does the work; synonyms pytorch, tf"
-    )
+    framework: str = setting(framework_name, "torch", "torch or tensorflow; synonyms pytorch, tf")
     model: str = setting(
         str,
         {
@@ -210,104 +203,114 @@ class Settings:
         "image: any classification model of torchvision, or Keras's own as keras-resnet50 ...; mlp: mlp-DEPTHxWIDTH or "
         "mlp-WIDTH-WIDTH-...; transformer: distilbert, bert-base, bert-large; random weights; IMAGE_MODEL is a synonym",
         synonym="IMAGE_MODEL",
-        sweep=True,
+        run_each=True,
     )
     phase: str = setting(
         one_of("inference", "training"),
         {"image": "inference", "mlp": "training", "transformer": "training"},
         "inference or training",
-        sweep=True,
+        run_each=True,
     )
-    batch_size: int | str | ByDevice = setting(
+    batch_size: int = setting(
         whole_or_auto(1),
         {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4)},
-        "items in one step; auto: the fastest that fits, by doubling",
-        sweep=True,
+        "items in one step; auto: the fastest that fits, found by doubling",
+        run_each=True,
     )
     num_images: int | None = setting(
         whole(1),
         None,
-        "exactly so many images for each scope, whatever MAX_SECONDS says",
+        "measure so many images in each scope, rounded up to whole batches, whatever MAX_SECONDS says",
         shown="as many as the statistics need",
         only=IMAGE + MLP,
     )
     image_size: int | None = setting(
         whole(32, 4096), None, "pixels a side", shown="the model's own (224; inception_v3 299)", only=IMAGE
     )
-    precision: str | tuple[str, ...] = setting(
+    precision: Any = setting(
         one_of("float32", "tf32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64"),
-        dict.fromkeys(NETWORKS, "float32") | {"tflops": ("float32", "tf32", "float16", "bfloat16")},
+        dict.fromkeys(MODELS, "float32") | {"tflops": ("float32", "tf32", "float16", "bfloat16")},
         "float32 (TF32 off), tf32, mixed_float16, mixed_bfloat16 (autocast), float16, bfloat16, float64",
         shown="float32 (tflops: float32,tf32,float16,bfloat16)",
-        sweep=NETWORKS,
-        several=("tflops",),
+        run_each=MODELS,
+        run_together=("tflops",),
     )
-    compile: bool = setting(flag, False, "1: torch.compile, or XLA in TensorFlow", shown="0", only=NETWORKS, sweep=True)
+    compile: bool = setting(
+        flag, False, "1: torch.compile, or XLA in TensorFlow", shown="0", only=MODELS, run_each=True
+    )
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),
-        {"image": MemoryFormat()},
+        {"image": ""},
         "channels_first or channels_last (TensorFlow: that alone)",
-        sweep=True,
+        shown="channels_first (TensorFlow: channels_last)",
+        run_each=True,
     )
     optimizer: str = setting(
         one_of("sgd", "adam"),
         {"image": "sgd", "mlp": "sgd", "transformer": "adam"},
-        "sgd (learning rate 0.01, no momentum) or adam (0.00001), in training",
-        sweep=True,
+        "of training: sgd (learning rate 0.01, no momentum) or adam (0.00001)",
+        run_each=True,
     )
     sequence_length: int = setting(
-        whole(1, 512), {"transformer": 128}, "tokens in one sequence, without padding", sweep=True
+        whole(1, 512), {"transformer": 128}, "tokens in one sequence, without padding", run_each=True
     )
     data: str | None = setting(
         one_of("cifar10", "synthetic"),
         None,
-        "cifar10 (170 MB, fetched into data/ once) or synthetic; not set and no network: synthetic, with a warning",
+        "cifar10 (170 MB, downloaded into data/ once) or synthetic, the default where there is no network",
         shown="cifar10",
         only=MLP,
     )
     epochs: int = setting(
-        whole(0, 1000), {"mlp": 0}, "also train so many whole epochs; each gives its seconds, loss and test accuracy"
+        whole(0, 1000), {"mlp": 0}, "train so many whole epochs as well; each reports seconds, loss and test accuracy"
     )
     sustain: int | None = setting(
         whole(60, 86_400),
         None,
-        "keep one workload running for so many seconds, a row each ten: what heat does to the speed",
+        "run one workload for so many seconds without a pause, a row every ten seconds: shows what heat does",
         shown="no",
-        only=NETWORKS,
+        only=MODELS,
     )
     sizes: tuple[tuple[int, int, int], ...] = setting(
         matrix_size,
         {"tflops": tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))},
-        "matrices that are multiplied: M, or MxNxK for M x K times K x N",
+        "matmuls to measure: M for M x M x M, or MxNxK for M x K by K x N",
         shown="32,64,128 ... 8192",
-        several=True,
+        run_together=True,
     )
     scope: tuple[str, ...] = setting(
-        one_of(*SCOPES), {"image": SCOPES}, "which of the three throughputs", shown=",".join(SCOPES), several=True
+        one_of(*SCOPES),
+        {"image": SCOPES},
+        "which of the three throughputs to measure",
+        shown=",".join(SCOPES),
+        run_together=True,
     )
     num_workers: int = setting(
         whole(0, 1024),
         usable_cores(),
-        "processes that prepare images, threads in TensorFlow; 0: the main process does",
+        "input workers: processes, or threads in TensorFlow; 0: the main process",
         shown="the number of cores",
         only=IMAGE,
     )
     num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
     max_seconds: float = setting(
         above_zero,
-        dict.fromkeys(NETWORKS, 10.0) | {"tflops": 1.0},
+        dict.fromkeys(MODELS, 10.0) | {"tflops": 1.0},
         "time limit of one measurement",
         shown="10 (tflops: 1)",
     )
     target_ci: float = setting(
-        above_zero, 1.0, "stop when the 95 % interval's half-width is within this many percent", shown="1"
+        above_zero,
+        1.0,
+        "stop when half the width of the 95 % confidence interval is under so many percent",
+        shown="1",
     )
-    runs: int = setting(whole(1, 1000), 1, "repeat everything in so many fresh processes")
+    runs: int = setting(whole(1, 1000), 1, "repetitions of everything, each in a fresh process")
     machine: str | None = setting(
-        slug, None, "names the rows and their file, results/<MACHINE>.csv", shown="the best accelerator, else the CPU"
+        slug, None, "the name of the rows' file, results/<MACHINE>.csv", shown="the GPU's name, else the CPU's"
     )
-    results_dir: Path = setting(folder, ROOT / "results", "where the rows go", shown="results")
-    seed: int = setting(whole(0), 0, "of the data and the random weights")
+    results_dir: Path = setting(folder, ROOT / "results", "the folder of the rows", shown="results")
+    seed: int = setting(whole(0), 0, "seed of the data and the random weights")
 
     def on(self, device):
         """The same settings on a known device ("cpu", "cuda", "mps" ...): no default is left open."""
@@ -331,10 +334,11 @@ def read_settings(script, environ=os.environ):
     Of a list that asks for several runs the first entry counts: list_runs() takes it apart.
     """
     refuse_misspelt(environ)
-    read = {f.name: _read_one(f, script, environ) for f in fields(Settings)}
-    values = {f.name: read[f.name][0] if _applies(f, "sweep", script) else read[f.name] for f in fields(Settings)}
-    by_framework = {name: value for name, value in values.items() if isinstance(value, MemoryFormat)}
-    return Settings(**values | {name: v.under(values["framework"]) for name, v in by_framework.items()})
+    read = {f.name: _read_values(f, script, environ) for f in fields(Settings)}
+    values = {f.name: read[f.name] if _has_tuple(f, script) else read[f.name][0] for f in fields(Settings)}
+    if values["memory_format"] == "":
+        values["memory_format"] = FRAMEWORKS[values["framework"]].memory_formats[0]
+    return Settings(**values)
 
 
 def list_runs(script, environ=os.environ):
@@ -342,8 +346,8 @@ def list_runs(script, environ=os.environ):
     refuse_misspelt(environ)
     choices = []
     for declared in fields(Settings):
-        values = _read_one(declared, script, environ) if _applies(declared, "sweep", script) else ()
-        if len(values) > 1:
+        values = _read_values(declared, script, environ)
+        if len(values) > 1 and _applies(declared, "run_each", script):
             given = [name for name in _names(declared) if name in environ]
             entries = [entry.strip() for entry in environ[given[0]].split(",")] if given else values
             choices.append([dict.fromkeys(given or [variable(declared)], entry) for entry in entries])
@@ -356,29 +360,37 @@ def _names(declared):
 
 
 def _applies(declared, rule, script):
-    """Whether "sweep" or "several" holds for a setting in a script."""
+    """Whether "run_each" or "run_together" holds for a setting in a script."""
     return declared.metadata[rule] is True or script in (declared.metadata[rule] or ())
 
 
-def _read_one(declared, script, environ):
-    """The value of a setting; a tuple where a list is allowed."""
+def _is_used(declared, script):
+    return not declared.metadata["only"] or script in declared.metadata["only"]
+
+
+def _has_tuple(declared, script):
+    """Whether the value of a setting is a tuple in a script."""
+    return _applies(declared, "run_together", script) and _is_used(declared, script)
+
+
+def _read_values(declared, script, environ):
+    """The values of a setting: one, or as many as its list has."""
     about = declared.metadata
-    sweep = _applies(declared, "sweep", script)
-    listed = sweep or _applies(declared, "several", script)
-    if about["only"] and script not in about["only"]:
-        return (None,) if sweep else None
+    if not _is_used(declared, script):
+        return (None,)
+    is_list = _applies(declared, "run_each", script) or _applies(declared, "run_together", script)
     given = {name: environ[name].strip() for name in _names(declared) if name in environ}
     if len(set(given.values())) > 1:
         raise SettingError(" and ".join(f"{n}={t!r}" for n, t in given.items()) + " must agree: set only one of them")
     for name, text in given.items():
-        return _parse_list(name, text, about["kind"]) if listed else _parse(name, text, about["kind"])
+        return _parse_list(name, text, about["kind"]) if is_list else (_parse(name, text, about["kind"]),)
     default = about["default"][script] if isinstance(about["default"], dict) else about["default"]
-    return (default,) if sweep and not isinstance(default, tuple) else default
+    return default if isinstance(default, tuple) else (default,)
 
 
 def _parse(name, text, kind):
     if not text:
-        raise SettingError(f"{name}='' is empty: give it a value, or leave it out for its default")
+        raise SettingError(f"{name}='' is empty: give it a value, or unset it for the default")
     try:
         return kind(text)
     except ValueError as error:
@@ -390,7 +402,7 @@ def _parse_list(name, text, kind):
     if len(entries) == 1:
         return (_parse(name, text, kind),)
     if not all(entries):
-        raise SettingError(f"{name}={text!r} has an empty entry: remove the comma that is too many")
+        raise SettingError(f"{name}={text!r} has an empty entry: remove the extra comma")
     try:
         values = tuple(kind(entry) for entry in entries)
     except ValueError as error:
@@ -443,9 +455,16 @@ def table():
         )
 
 
+PAGE = """# Settings
+
+Written by `python bench/settings.py markdown`. Settings are environment variables, on either side of `make`, or before
+a script. Where the meaning allows it a setting takes a comma list, and each combination runs in a process of its own.
+"""
+
+
 def as_markdown():
-    """The table of README.md."""
-    lines = ["| setting | default | used by | meaning |", "|---|---|---|---|"]
+    """The page docs/settings.md."""
+    lines = [PAGE, "| setting | default | used by | meaning |", "|---|---|---|---|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in table()])
 
 
