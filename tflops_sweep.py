@@ -1,106 +1,101 @@
-"""The machine's own ceilings: matrix products over sizes and precisions, convolutions, memory bandwidth.
+"""The machine's ceilings: matmuls over sizes and precisions, convolutions, memory bandwidth.
 
     make tflops
     SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
-    FRAMEWORK=tensorflow python tflops_sweep.py
+    FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
 
 `make help` lists the settings.
 """
 
-import logging
 import math
 import os
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from tqdm import tqdm
 
-from bench import frameworks, run
-from bench.machine import environment, meters
+from bench import run
+from bench.machine.environment import GIB
 from bench.main import EXIT_STATUS, main
-from bench.rows import peaks, report, results
+from bench.rows import cells, peaks, report, results
 from bench.settings import SettingError
 from bench.work import operators
 
-log = logging.getLogger("bench")
-
-LOOK_SIZE = (512, 512, 512)  # how fast a product is, before a large one is tried
+LOOK_SIZE = (512, 512, 512)  # a quick look at the speed, before a large matmul is tried
 
 
 @dataclass
 class Sweep:
-    """One sweep under way: where its rows go, what it has found, and the bar that shows it."""
+    """One sweep under way: where its rows go, what it has found, and its progress bar."""
 
-    settings: object
-    host: environment.Environment
-    path: object
-    run_id: str = field(default_factory=run.new_run_id)
-    rows: list = field(default_factory=list)
+    bench: run.Bench
+    path: Path
+    run_id: str = field(default_factory=cells.new_run_id)
+    rows: list[dict] = field(default_factory=list)
 
     def __post_init__(self):
-        self.framework = frameworks.load(self.settings.framework)
-        self.device = self.framework.find_device(self.settings)
-        if self.settings.use_gpu and self.device.device == "cpu":
-            run.warn_of_no_gpu(self.settings)
-        # No energy: five seconds more of each product would be most of the time that a sweep takes.
-        read = meters.open_heat_reader(self.device.device, self.device.device_name)
-        self.instruments, self.precisions = meters.Instruments(read=read), self.settings.precision
+        # No energy: five more seconds of each matmul would be most of a sweep's time.
+        self.bench = replace(self.bench, instruments=replace(self.bench.instruments, counter=None))
+        self.settings, self.precisions = self.bench.settings, self.bench.settings.precision
         count = len(self.precisions) * (len(self.settings.sizes) + 3) + 3
         self.bar = tqdm(total=count, unit=" measured", disable=None, leave=False, file=sys.stderr)
 
     def measure(self, workload, precision, seed=0, counts=True):
         """The row of one operator, not stored yet; a failure is a row too."""
-        settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed).on(self.device.device)
-        row = run.begin_row(settings, self.host, workload, None, "device", self.run_id)
-        row |= asdict(self.device) | {"device_name": self.device.device_name or self.host.cpu_name}
-        self.bar.set_description_str(f"{precision} {workload.model} {workload.columns.get('matrix_size', '')}".strip())
+        settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed)
+        bench = replace(self.bench, settings=settings)
+        row = cells.begin_row(settings, bench.host, asdict(bench.device), workload, None, "device", self.run_id)
+        self.bar.set_description_str(f"{precision} {name_workload(workload)}")
         try:
-            show = lambda workload: nullcontext()  # noqa: E731  the sweep has a bar of its own
-            bench = run.Bench(self.framework, self.device.device, self.host, lambda _: workload, self.instruments)
-            (columns,) = run.measure_quantity(bench, settings, None, "device", progress=show)
+            show = lambda workload: nullcontext()  # noqa: E731  the sweep has its own bar
+            (columns,) = run.measure_quantity(bench, workload, None, "device", progress=show)
             row |= columns | {"batch_size": workload.columns.get("batch_size")}
         except Exception as error:
-            row |= run.describe_failure(error, row["note"])
+            row |= run.describe_failure(error, bench.framework)
         self.bar.update(int(counts))
         return row
 
     def keep(self, row):
-        """Store a row, with a flag where it is over what the vendor says."""
+        """Store a row, with a flag where it exceeds what the vendor says."""
         if peaks.is_implausible(row):
-            row["flags"] = " ".join([*row["flags"].split(), "implausible"])
-        results.append(self.path, row | {"timestamp": run.utc_now()})
+            row["flags"] = cells.join_flags([*row["flags"].split(), "implausible"])
+        results.append(self.path, row | {"timestamp": cells.utc_now()})
         self.rows.append(row)
-        if row["status"] == "interrupted":  # in the midst of its windows; what was complete is stored
+        if row["status"] == "interrupted":  # Ctrl-C in its windows; the complete ones are stored
             raise KeyboardInterrupt
         return row["status"] == "ok"
 
-    def leaves_out(self, workload, precision, flops_per_second, why=""):
+    def skips(self, workload, precision, flops_per_second, why=""):
         """Whether one step is too much for this machine or for MAX_SECONDS; then a line says so."""
         seconds = workload.items_per_step * workload.flops_per_item / (flops_per_second or math.inf)
-        if not why and seconds > self.settings.max_seconds / 2:  # a dozen steps are the least that a result takes
+        if not why and seconds > self.settings.max_seconds / 2:  # a result needs a dozen steps or more
             why = f"one step would take about {seconds:.2g} s: a longer MAX_SECONDS includes it"
         if why:
-            what = f"{workload.model} {workload.columns.get('matrix_size', '')}".strip()
-            tqdm.write(f"{precision} {what} is left out: {why}", file=sys.stderr)
+            tqdm.write(f"{precision} {name_workload(workload)} is left out: {why}", file=sys.stderr)
             self.bar.update()
         return bool(why)
 
     def best(self, precision):
-        """The fastest product of a precision so far, or None."""
+        """The fastest matmul of a precision so far, or None."""
         found = [r for r in self.rows if r["model"] == "matmul" and r["precision"] == precision and r["status"] == "ok"]
         return max(found, key=lambda row: row["tflops"], default=None)
 
 
+def name_workload(workload):
+    return f"{workload.model} {workload.columns.get('matrix_size', '')}".strip()
+
+
 def sweep_sizes(sweep, precision):
-    """Measure the products of one precision, small ones first; leaves out what cannot fit or takes too long."""
+    """Measure the matmuls of one precision, small ones first; skip what cannot fit or takes too long."""
     last, flops_per_second = (0, 0, 0), None
     for size in sorted(sweep.settings.sizes, key=math.prod):
         workload = operators.matmul(size)
-        # From a tiny product, which takes as long as it takes to start one, nothing follows for a large one.
+        # Tiny matmuls are launch-bound: their rate says nothing about a large one.
         if math.prod(last) < math.prod(LOOK_SIZE) < math.prod(size):
             flops_per_second = look(sweep, precision)
-        if sweep.leaves_out(workload, precision, flops_per_second, too_large(sweep, size)):
+        if sweep.skips(workload, precision, flops_per_second, too_large(sweep.bench.host, size)):
             continue
         row = sweep.measure(workload, precision)
         if not sweep.keep(row):
@@ -112,7 +107,7 @@ def sweep_sizes(sweep, precision):
 
 
 def look(sweep, precision):
-    """FLOP/s of a product of middling size, which is not stored; None where it fails."""
+    """FLOP/s of a matmul of LOOK_SIZE, which is not stored; None where it fails."""
     row = sweep.measure(operators.matmul(LOOK_SIZE), precision, counts=False)
     return 1e12 * row["tflops"] if row["status"] == "ok" else None
 
@@ -121,18 +116,18 @@ def size_of(row):
     return tuple(map(int, row["matrix_size"].split("x")))
 
 
-def too_large(sweep, size):
-    """Why a product cannot fit; "" where it can, or where only trying tells."""
+def too_large(host, size):
+    """Why a matmul cannot fit; "" where it can, or where only trying tells."""
     m, n, k = size
-    gib = 4 * (operators.MIN_SETS * (m * k + k * n) + m * n) / environment.GIB
-    installed = sweep.host.memory_gb
+    gib = 4 * (operators.MIN_SETS * (m * k + k * n) + m * n) / GIB
+    installed = host.memory_gb
     return f"it takes {gib:.3g} GiB and the machine has {installed:g}" if installed and gib > installed / 2 else ""
 
 
 def find_peak(sweep, precision):
-    """Measure the best size again, fresh, for a maximum of noisy figures flatters itself; and as a convolution.
+    """Measure the best size again, because the maximum of noisy figures is too high; and as a convolution.
 
-    The BLAS behind a CPU's matrix product may leave half of the chip unused where its convolutions do not.
+    A CPU's BLAS may leave half of the chip unused in matmuls where its convolutions do not.
     """
     best = sweep.best(precision)
     if best is None:
@@ -143,28 +138,36 @@ def find_peak(sweep, precision):
     sweep.keep(rival)
     note = f"the best of {len(sweep.settings.sizes)} sizes, measured again"
     if rival["status"] == "ok" and rival["tflops"] > peak.get("tflops", 0):
-        note = f"a 1x1 convolution in channels_last, faster than the product ({peak.get('tflops', 0):.4g} TFLOP/s)"
+        note = f"a 1x1 convolution in channels_last, faster than the matmul ({peak.get('tflops', 0):.4g} TFLOP/s)"
         peak = rival
-    sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": run.join(note, peak["note"])})
+    note = "; ".join(filter(None, [note, peak["note"]]))
+    sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note})
 
 
-def run_sweep(settings, host, path, _):
-    """Run everything, then say what was found; returns the exit status."""
-    networks_only = [precision for precision in settings.precision if precision.startswith("mixed")]
-    if networks_only:
-        raise SettingError(f"PRECISION={networks_only[0]!r} is for networks: name the 16-bit precision itself")
-    sweep = Sweep(settings, host, path)
+def measure_convolution(sweep, precision):
+    """Measure the ancestor's 3x3 convolution, unless it would take too long at the rate of the best matmul."""
+    best = sweep.best(precision)
+    if best is None:
+        return
+    rate = 1e12 * best["tflops"]
+    if math.prod(size_of(best)) < math.prod(LOOK_SIZE):
+        rate = max(rate, look(sweep, precision) or 0)
+    conv3x3 = operators.convolution(sweep.bench.device.device)
+    if not sweep.skips(conv3x3, precision, rate):
+        sweep.keep(sweep.measure(conv3x3, precision))
+
+
+def run_sweep(bench, path, _):
+    """Run everything, then report what was found; returns the exit status."""
+    for precision in bench.settings.precision:
+        if precision.startswith("mixed"):
+            raise SettingError(f"PRECISION={precision!r} is for models: name the 16-bit precision itself")
+    sweep = Sweep(bench, path)
     try:
         for precision in sweep.precisions:
             sweep_sizes(sweep, precision)
             find_peak(sweep, precision)
-            if sweep.best(precision):
-                conv3x3 = operators.convolution(sweep.device.device)
-                rate = 1e12 * sweep.best(precision)["tflops"]
-                if math.prod(size_of(sweep.best(precision))) < math.prod(LOOK_SIZE):
-                    rate = max(rate, look(sweep, precision) or 0)
-                if not sweep.leaves_out(conv3x3, precision, rate):
-                    sweep.keep(sweep.measure(conv3x3, precision))
+            measure_convolution(sweep, precision)
         for model, formula in operators.BANDWIDTHS.items():
             sweep.keep(sweep.measure(operators.bandwidth(model, formula), "float32"))
         status = "ok" if any(row["status"] == "ok" for row in sweep.rows) else "failed"
@@ -173,65 +176,45 @@ def run_sweep(settings, host, path, _):
     finally:
         sweep.bar.close()
     print(describe(sweep, results.read(path) if path.exists() else []))
-    if status == "ok":
-        draw(settings.results_dir)
     print(f"added to {os.path.relpath(path)}")
     return EXIT_STATUS.get(status, 1)
 
 
 def describe(sweep, stored):
     """The closing table: TFLOP/s by size and precision, the best of each marked, then peaks and GB/s."""
-    first = f"TFLOP/s, {sweep.settings.framework} {sweep.device.framework_version}"
-    lines = [f"{first} on {sweep.device.device_name or sweep.host.cpu_name} ({sweep.device.device})"]
+    device = sweep.bench.device
+    lines = [f"TFLOP/s, {sweep.settings.framework} {device.framework_version} on {device.device_name} ({device.device})"]
     ok = [row for row in sweep.rows if row["status"] == "ok"]
     shown = [precision for precision in sweep.precisions if sweep.best(precision)]
     lines.append(f"  {'':16}" + "".join(f"{precision:>12}" for precision in shown))
-    table = []
-    cells = {
-        (row["model"], row["matrix_size"] if row["model"] == "matmul" else "", row["precision"]): row
-        for row in ok
-        if row.get("matrix_size") or row["model"] == "conv3x3"
-    }
     for size in sorted(sweep.settings.sizes, key=math.prod):
-        table.append(describe_line(cells, "matmul", operators.name_size(size), shown, sweep))
+        name = operators.name_size(size)
+        lines += describe_line(sweep, name, [r for r in ok if (r["model"], r.get("matrix_size")) == ("matmul", name)])
     for model, label in (("conv1x1", "1x1 convolution"), ("conv3x3", "3x3 convolution"), ("matmul-peak", "peak")):
-        table.append(describe_line(cells, model, "", shown, sweep, label))
-    lines += [line for line in table if line]
+        lines += describe_line(sweep, label, [row for row in ok if row["model"] == model])
     failed = [row for row in sweep.rows if row["status"] != "ok"]
     lines += [f"{row['precision']} {row['model']}: {row['status']}: {row['note']}" for row in failed]
     moved = [f"{row['model']} {row['throughput']:.4g} GB/s" for row in ok if row["workload"] == "bandwidth"]
     lines += ["bandwidth, float32: " + ", ".join(moved)] if moved else []
     flags = {flag for row in ok for flag in row["flags"].split()} - {"few_windows", "ci_not_met"}
     lines += [report.explain(flags)] if flags else []
-    return "\n".join(lines + peaks.compare_frameworks(stored, sweep.device.device))
+    return "\n".join(lines + peaks.compare_frameworks(stored, device.device))
 
 
-def describe_line(cells, model, size, precisions, sweep, label=None):
-    """One line of the closing table; "" where no precision has anything in it."""
-    if not any((model, size, precision) in cells for precision in precisions):
-        return ""
-    line = f"  {label or size:<16}"
-    for precision in precisions:
-        row = cells.get((model, size, precision))
+def describe_line(sweep, label, rows):
+    """[one line of the closing table], a cell for each precision that has a best; [] where no row is."""
+    if not rows:
+        return []
+    by_precision, line = {row["precision"]: row for row in rows}, f"  {label:<16}"
+    for precision in filter(sweep.best, sweep.precisions):
+        row = by_precision.get(precision)
         mark = "*" if row is sweep.best(precision) else " "
         line += f"{row['tflops']:>11.4g}{mark}" if row else f"{'':12}"
-    return line.rstrip()
-
-
-def draw(folder):
-    """The picture of all sweeps that are stored; without pandas and matplotlib there is none."""
-    try:
-        import plot_results
-    except ImportError as error:
-        log.warning("no picture: it needs the package %s", error.name)
-        return
-    path = plot_results.draw_tflops(folder)
-    if path:
-        print(f"drawn as {os.path.relpath(path)}")
+    return [line.rstrip()]
 
 
 def first_size(settings):
-    """The Workload of a sweep that ended without a word."""
+    """The Workload that stands for a sweep that was killed."""
     return operators.matmul(settings.sizes[0])
 
 

@@ -1,7 +1,7 @@
 """Many runs in a row, each in a process of its own.
 
-A fresh process starts with nothing allocated, compiled or tuned; it shows how much figures differ between
-processes (RUNS); and when the system ends one for want of memory, the others still run. This process
+A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
+figures differ between them (RUNS). If the system kills one for lack of memory, the others still run. This process
 imports no framework.
 """
 
@@ -15,30 +15,30 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench.rows import report, results
-from bench.run import begin_row, new_run_id, utc_now
+from bench.rows.cells import begin_row, new_run_id, utc_now
 from bench.settings import read_settings
 
 log = logging.getLogger("bench")
-OWN_WORD = (0, 1, 2, 130)  # exit statuses of a run that has said itself what became of it
+REPORTED_STATUSES = (0, 1, 2, 130)  # exit statuses of a run that has reported its own result
 
 
 def run_all(script, changes, runs, host, path, describe_workload):
     """Run every combination so many times, one bar over all of them.
 
     Args:
-        changes: what list_runs() gave, changes of the environment.
-        host, path: where the rows of a process that was killed go; the others write their own.
+        changes: from list_runs(), changes of the environment.
+        host, path: for the row of a process that was killed; the others write their own.
 
     Returns:
-        The exit status: 0 when at least one run was measured; 2 or 130, and no further run, when one was
-        asked for wrongly or interrupted.
+        The exit status: 0 when at least one run was measured; 2 or 130, and no further run, after a mistake in
+        the settings or an interruption.
     """
     plan = [change for change in changes for _ in range(runs)]
     statuses = []
-    # What all of them need is fetched here, once, where its progress can be seen.
+    # Fetch here, once and with its progress in sight, what all of them need.
     describe_workload(read_settings(script, os.environ | plan[0]).on("cpu"))
     tqdm.monitor_interval = 0
-    for number in (signal.SIGTERM, signal.SIGHUP):  # end the run under way as Ctrl-C does: it would go on unseen
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end the current run as Ctrl-C does: it would go on unseen
         signal.signal(number, signal.default_int_handler)
     with tqdm(plan, unit=" runs", disable=None, file=sys.stderr) as bar:
         for change in bar:
@@ -46,7 +46,7 @@ def run_all(script, changes, runs, host, path, describe_workload):
             bar.set_postfix_str(wanted)
             log.info("run %d of %d: %s", len(statuses) + 1, len(plan), wanted or "as asked")
             status = run_child(change)
-            if status not in OWN_WORD:
+            if status not in REPORTED_STATUSES:
                 settings = read_settings(script, os.environ | change)
                 row = describe_death(settings, host, describe_workload, status)
                 results.append(path, row)
@@ -58,12 +58,11 @@ def run_all(script, changes, runs, host, path, describe_workload):
 
 
 def run_child(change):
-    """Run this script on one combination, pass its words on, and return its exit status (negative: a signal)."""
-    environ = os.environ | change | {"RUNS": "1"}
+    """Run this script on one combination, pass its output on, and return its exit status (negative: a signal)."""
     # In a session of its own, so that Ctrl-C reaches it once, through this process.
     child = subprocess.Popen(
         [sys.executable, *sys.argv],
-        env=environ,
+        env=os.environ | change | {"RUNS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -89,7 +88,7 @@ def run_child(change):
 
 
 def prefer_as_victim(pid):
-    """Ask Linux to end this run, and nothing else, when memory runs out; other systems go without."""
+    """Ask Linux to kill this run first when memory runs out; other systems have no such request."""
     try:
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
     except OSError:
@@ -97,18 +96,18 @@ def prefer_as_victim(pid):
 
 
 def describe_death(settings, host, describe_workload, status):
-    """The row of a run whose process ended without a word of its own."""
+    """The row of a run whose process ended without reporting a result."""
     without_gpu = settings.use_gpu is False or (host.driver is None and host.gpu_cores is None)
     settings = settings.on("cpu" if without_gpu else "gpu")
     scopes = settings.scope or ("device",)
     scope = scopes[0] if len(scopes) == 1 else None  # nobody knows which of several it was
-    row = begin_row(settings, host, describe_workload(settings), settings.phase, scope, new_run_id())
-    if isinstance(settings.precision, tuple):  # a sweep of ceilings: nobody knows at which of them it ended
+    row = begin_row(settings, host, {}, describe_workload(settings), settings.phase, scope, new_run_id())
+    if isinstance(settings.precision, tuple):  # make tflops: nobody knows which precision and size it was
         row |= {"precision": None, "matrix_size": None}
     killed = status == -signal.SIGKILL
     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
     smaller = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
-    why = f", most likely for want of memory: choose a smaller {smaller}" if killed else ""
+    why = f", most likely for lack of memory: choose a smaller {smaller}" if killed else ""
     return row | {
         "status": "out_of_memory" if killed else "crashed",
         "note": f"the process was ended by {reason}{why}",

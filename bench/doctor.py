@@ -1,9 +1,9 @@
-"""What can run here and what cannot, each with the one command that mends it.
+"""What can run here and what cannot, each with the command that mends it.
 
     make doctor
 
 Standard library only, so that it answers before anything is installed. Each framework is tried in a process of its
-own, because a broken one may die there. The exit status is 1 where none of them can run.
+own, because a broken one may die there. The exit status is 1 where no framework can run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.machine import environment, sensors
-from bench.settings import ROOT, SettingError, read_settings
+from bench.settings import FRAMEWORKS, ROOT, SettingError, environment_of, read_settings
 
 GB = 10**9
 INSTALLED_GB = 8  # what the larger of the environments takes
@@ -34,7 +34,7 @@ class Finding:
     """One line of the report."""
 
     subject: str
-    state: str  # "ok", "no" where something cannot run or be trusted, "--" where only something optional is missing
+    state: str  # "ok"; "no": something cannot run or be trusted; "--": only something optional is missing
     words: str
 
     def __str__(self):
@@ -49,7 +49,7 @@ def main():
         print(error, file=sys.stderr)
         return 2
     tried = {}
-    for name in ("torch", "tensorflow"):
+    for name in FRAMEWORKS:
         print(f"trying {name} ...", file=sys.stderr)
         tried[name] = try_framework(name, find_interpreter(name))
         print(describe_framework(name, tried[name]), flush=True)
@@ -68,29 +68,28 @@ def main():
 
 
 def print_findings(subject, describe, *arguments):
-    """Print what an examination finds; one that fails is a finding too."""
+    """Print what a check finds; a check that fails is a finding too."""
     try:
         findings = describe(*arguments)
         for finding in [findings] if isinstance(findings, Finding) else findings:
             print(finding, flush=True)
     except Exception as error:
-        print(Finding(subject, "--", f"cannot be examined: {type(error).__name__}: {error}"), flush=True)
+        print(Finding(subject, "--", f"cannot be checked: {type(error).__name__}: {error}"), flush=True)
 
 
 # Frameworks
 
 
 def find_interpreter(framework):
-    """The Python that make would run a framework with, a path or a command; None where it is not installed yet."""
+    """The Python that make runs a framework with, a path or a command; None where it is not installed yet."""
     if os.environ.get("PYTHON"):
         return os.environ["PYTHON"]
-    separate = framework == "tensorflow" and platform.system() != "Darwin"
-    path = ROOT / (".venv-tensorflow" if separate else ".venv") / "bin" / "python"
+    path = environment_of(framework) / "bin" / "python"
     return str(path) if os.path.lexists(path) else None
 
 
 def try_framework(name, interpreter):
-    """What report_framework() says in a process of that interpreter; or {"problem": words}."""
+    """What report_framework() returns in a process of that interpreter; or {"problem": words}."""
     if interpreter is None:
         return {"problem": f"not installed: `make image FRAMEWORK={name}` does it"}
     command = [interpreter, "-m", "bench.doctor", name]
@@ -107,7 +106,7 @@ def try_framework(name, interpreter):
         return {"problem": f"no answer in {TRY_SECONDS} s: `make clean`, then `make image FRAMEWORK={name}`"}
     if done.returncode < 0:
         return {"problem": describe_signal(-done.returncode)}
-    lines = (done.stdout.strip() or done.stderr.strip() or "it ended without a word").splitlines()
+    lines = (done.stdout.strip() or done.stderr.strip() or "it ended without a message").splitlines()
     try:
         return json.loads(lines[-1])
     except ValueError:
@@ -125,48 +124,42 @@ def report_framework(name):
     from bench import frameworks
 
     try:
-        environment.refuse_rosetta()
-        from bench.work import operators
+        from bench.run import open_bench
+        from bench.work.operators import matmul
 
-        settings = replace(read_settings("tflops", {"FRAMEWORK": name}), precision="float32")
-        framework = frameworks.load(name)
-        device = framework.find_device(settings)
-        settings = settings.on(device.device)
-        # Its output is compared with float64 before it would be timed.
-        session = framework.open_session(operators.matmul((256, 256, 256)), settings, None, "device")
+        settings = read_settings("tflops", {"FRAMEWORK": name, "PRECISION": "float32"})
+        bench = open_bench(replace(settings, precision="float32"), environment.describe_host())
+        # Opening the session compares its output with float64.
+        session = bench.framework.open_session(matmul((256, 256, 256)), bench.settings, None, "device")
     except SettingError as error:
         return {"problem": str(error)}
     except ModuleNotFoundError as error:
         return {"problem": str(frameworks.missing_package(name, error))}
     except Exception as error:
-        return {"problem": ": ".join(frameworks.describe_failure(error))}
-    facts = asdict(device) | {"measured_precision": session.measured_precision, "python": platform.python_version()}
-    return facts | report_meters(device) | {"has_psutil": sensors.psutil is not None}
-
-
-def report_meters(device):
-    from bench.machine import meters
-
-    name = device.device_name or environment.find_cpu_name()
-    heat = {column: value for column, value in meters.open_heat_reader(device.device, name)().items() if value}
-    try:
-        return {"heat": heat, "energy": sensors.open_energy_counter(device.device, name).power_scope}
-    except sensors.Unavailable as why:
-        return {"heat": heat, "no_energy": str(why)}
+        return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+    meters = bench.instruments
+    return asdict(bench.device) | {
+        "measured_precision": session.measured_precision,
+        "python": platform.python_version(),
+        "heat": {column: value for column, value in meters.read().items() if value},
+        "energy": meters.counter.power_scope if meters.counter else None,
+        "why_no_energy": meters.why_no_energy,
+        "has_psutil": sensors.psutil is not None,
+    }
 
 
 def describe_framework(name, facts):
     if "problem" in facts:
         return Finding(name, "no", facts["problem"])
     place = f"{facts['device_name'] or 'the CPU'} ({facts['device']})"
-    right = f"a product agrees with float64's as {facts['measured_precision']} should"
+    right = f"its matmul is right in {facts['measured_precision']}"
     missing = missing_gpu(name, facts["device"])
     words = f"{facts['framework_version']}, Python {facts['python']}, on {place}: {right}"
     return Finding(name, "--" if missing else "ok", words + missing)
 
 
 def missing_gpu(name, device):
-    """What to do about a GPU that is there and that the framework does not see; "" where all is well."""
+    """What to do about a GPU that the framework does not see; "" where all is well."""
     if device != "cpu":
         return ""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
@@ -185,31 +178,31 @@ def missing_gpu(name, device):
 
 
 def describe_meters(facts):
-    """Findings about energy, load and heat, from what a framework's process told; none where none could run."""
+    """Findings about energy, load and heat, from what a framework's process reported; none where none could run."""
     if not facts:
         return
-    if "energy" in facts:
+    if facts["energy"]:
         yield Finding("energy", "ok", f"of the {facts['energy']}")
     else:
-        yield Finding("energy", "--", f"stays blank: {facts['no_energy']}")
+        yield Finding("energy", "--", f"stays blank: {facts['why_no_energy']}")
     if facts["has_psutil"]:
-        yield Finding("load", "ok", "other programs' load and swapping are seen")
+        yield Finding("load", "ok", "other programs' load and swapping are watched")
     else:
-        yield Finding("load", "--", "not seen: `pip install psutil`")
+        yield Finding("load", "--", "not watched: `pip install psutil`")
     pressure = sensors.read_thermal_pressure()
     if pressure:
         yield Finding("heat", "no" if pressure != "nominal" else "ok", f"thermal pressure is {pressure}")
     elif facts["heat"]:
         yield Finding("heat", "ok", ", ".join(f"{column} {value}" for column, value in facts["heat"].items()))
     else:
-        yield Finding("heat", "--", "nothing shows temperature or clock")
+        yield Finding("heat", "--", "no sensor shows temperature or clock")
 
 
 def describe_fallback():
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         words = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
         return Finding("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {words}")
-    return Finding("environment", "ok", "no variable moves work elsewhere")
+    return Finding("environment", "ok", "no variable moves work to another device")
 
 
 def describe_power():
@@ -218,12 +211,12 @@ def describe_power():
         return Finding("power", "no", "low-power mode slows everything: turn it off in the system's settings")
     if source == "battery":
         return Finding("power", "no", "on battery, which may slow everything: plug it in")
-    return Finding("power", "ok", source or "the system says nothing about its source")
+    return Finding("power", "ok", source or "the system does not report its source")
 
 
 def describe_memory():
     memory = environment.find_memory_gb()
-    yield Finding("memory", "ok" if memory else "--", f"{memory:g} GiB" if memory else "the system does not say")
+    yield Finding("memory", "ok" if memory else "--", f"{memory:g} GiB" if memory else "the system does not report it")
     swapped = environment.find_swapped_gb()
     if swapped is not None:
         yield Finding("swap", "ok", f"{swapped:.1f} GiB in use; a run during which that grows is flagged")
@@ -247,7 +240,7 @@ def describe_network(url=CIFAR10, folder=ROOT / "data"):
     """CIFAR-10's home. Without it `make mlp` takes synthetic images."""
     name = url.rpartition("/")[2]
     if (Path(folder) / name).exists():
-        return Finding("CIFAR-10", "ok", "is here already")
+        return Finding("CIFAR-10", "ok", "is downloaded")
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
     except ssl.SSLCertVerificationError:
@@ -255,9 +248,9 @@ def describe_network(url=CIFAR10, folder=ROOT / "data"):
     except OSError as error:
         reason = getattr(error, "reason", error)
         if not isinstance(reason, ssl.SSLCertVerificationError):
-            words = f"{url} does not answer ({reason}): synthetic images are taken, unless DATA=cifar10 is set"
+            words = f"{url} does not answer ({reason}): `make mlp` uses synthetic images"
             return Finding("CIFAR-10", "--", words)
-    return Finding("CIFAR-10", "ok", "can be fetched")
+    return Finding("CIFAR-10", "ok", "can be downloaded")
 
 
 if __name__ == "__main__":

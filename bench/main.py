@@ -1,4 +1,4 @@
-"""The door of every script: reads the settings, runs what they ask for, and turns mistakes into one line."""
+"""The door of every benchmark: reads the settings, runs what they ask for, and turns mistakes into one line."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ import sys
 from bench import combinations
 from bench.machine import environment
 from bench.rows import peaks, report, results
-from bench.run import run_once
+from bench.run import open_bench, run_once
 from bench.settings import SettingError, list_runs, read_settings
 
 EXIT_STATUS = {"ok": 0, "interrupted": 130}
@@ -19,54 +19,48 @@ def main(script, describe_workload, run_alone=None):
     Args:
         script: its name in the settings' declarations ("image").
         describe_workload: Settings -> Workload.
-        run_alone: runs one combination in this process, where that is not one workload after the other.
+        run_alone: (Bench, path, describe_workload) -> exit status, where a run is not one workload after the other.
 
     Returns:
-        The exit status: 0 measured, 1 tried and failed (the rows say why), 2 asked for wrongly,
+        The exit status: 0 measured, 1 tried and failed (the rows say why), 2 a mistake in the settings,
         130 interrupted.
     """
     logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("bench").setLevel(logging.INFO)
     try:
-        environment.refuse_rosetta()
         changes, settings = list_runs(script), read_settings(script)
         host = environment.describe_host(settings.machine)
         path = settings.results_dir / f"{host.machine}.csv"
         results.prepare(path)
         if len(changes) * settings.runs > 1:
             return combinations.run_all(script, changes, settings.runs, host, path, describe_workload)
-        return (run_alone or run_workload)(settings, host, path, describe_workload)
+        return (run_alone or run_workload)(open_bench(settings, host), path, describe_workload)
     except (SettingError, results.ResultsError) as error:
         print(error, file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read our words has gone, as `head` does; the rows are stored
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does; the rows are stored
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("interrupted: windows that were not complete are not in the results", file=sys.stderr)
+        print("interrupted: incomplete windows are not in the results", file=sys.stderr)
         return 130
 
 
-def run_workload(settings, host, path, describe_workload):
-    """Run one combination in this process, each row shown and stored as soon as it is measured."""
-    status, flags, sustained = None, set(), []
+def run_workload(bench, path, describe_workload):
+    """Run one combination in this process; show and store each row as soon as it is measured."""
+    rows = []
     best = peaks.measured_peaks(results.read(path)) if path.exists() else {}
-    for row in run_once(settings, host, describe_workload):
+    for row in run_once(bench, describe_workload):
         try:
             results.append(path, row)
-        finally:  # what cannot be stored is shown all the same
-            if status is None:
+        finally:  # show the row even if it cannot be stored
+            if not rows:
                 print(report.describe_task(row))
             print(report.describe_result(row, peaks.fraction_of_peak(row, best)), flush=True)
-        status = row["status"]
-        flags.update(row.get("flags", "").split())
-        sustained += [row] if row.get("elapsed_seconds") else []
-    kept = report.describe_sustained(sustained)
-    if kept:
-        print(kept)
-    if flags:
-        print(report.explain(flags))
-    if row.get("tflops") and peaks.fraction_of_peak(row, best) is None:
-        print(f"  `make tflops` measures this machine's peak in {row['precision']}, to compare with")
-    print(f"added to {os.path.relpath(path)}")
-    return EXIT_STATUS.get(status, 1)
+        rows.append(row)
+    flags = {flag for row in rows for flag in row.get("flags", "").split()}
+    closing = [report.describe_sustained([row for row in rows if row.get("elapsed_seconds")]), report.explain(flags)]
+    if rows[-1].get("tflops") and peaks.fraction_of_peak(rows[-1], best) is None:
+        closing.append(f"  `make tflops` measures this machine's peak in {rows[-1]['precision']}, to compare with")
+    print("\n".join([*filter(None, closing), f"added to {os.path.relpath(path)}"]))
+    return EXIT_STATUS.get(rows[-1]["status"], 1)
