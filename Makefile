@@ -1,4 +1,4 @@
-# The front door: `make` lists what there is, and whatever needs packages installs them first.
+# The front door: `make` lists the targets, and whatever needs packages installs them first.
 #
 #   USE_GPU=1 BATCH_SIZE=64 make image     settings may stand on either side of make
 #   PYTHON=python3 make image              uses that interpreter and installs nothing
@@ -8,13 +8,16 @@
 .DEFAULT_GOAL := help
 .PHONY: help image mlp transformer tflops plot compare table doctor test selfcheck resolve-mac clean
 
-# On a Mac one environment holds both frameworks; on Linux each has its own (requirements-cuda.txt says why).
+# On a Mac one environment holds all frameworks. On Linux a framework that has a requirements-cuda-<name>.txt gets an
+# environment of its own, .venv-<name> (requirements-cuda.txt says why).
 MAC := $(filter Darwin,$(shell uname -s))
-TORCH := .venv
-TENSORFLOW := $(if $(MAC),.venv,.venv-tensorflow)
-IS_TENSORFLOW := $(filter tensorflow TensorFlow Tensorflow TENSORFLOW tf TF,$(FRAMEWORK))
-IS_TORCH := $(if $(IS_TENSORFLOW),,$(FRAMEWORK))
-VENV := $(if $(IS_TENSORFLOW),$(TENSORFLOW),$(TORCH))
+APART := $(if $(MAC),,$(patsubst requirements-cuda-%.txt,%,$(wildcard requirements-cuda-*.txt)))
+SYNONYM_pytorch := torch
+SYNONYM_tf := tensorflow
+ASKED := $(shell echo '$(FRAMEWORK)' | tr A-Z a-z)
+NAME := $(or $(SYNONYM_$(ASKED)),$(ASKED),torch)
+venv_of = .venv$(addprefix -,$(filter $(1),$(APART)))
+VENV := $(call venv_of,$(NAME))
 
 ifeq ($(PYTHON),)
 RUN := $(VENV)/bin/python
@@ -29,7 +32,7 @@ help: ## this list
 	@echo
 	@$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3) bench/settings.py
 
-image: $(READY) ## images per second of an image network
+image: $(READY) ## images per second of an image model
 	@$(RUN) image_benchmark.py
 
 mlp: $(READY) ## images per second of a multilayer perceptron on CIFAR-10
@@ -38,13 +41,13 @@ mlp: $(READY) ## images per second of a multilayer perceptron on CIFAR-10
 transformer: $(READY) ## sequences per second of BERT-like encoders
 	@$(RUN) transformer_benchmark.py
 
-tflops: $(READY) ## the machine's ceilings: matrix products over sizes and precisions, memory bandwidth
+tflops: $(READY) ## the machine's ceilings: matmuls over sizes and precisions, memory bandwidth
 	@$(RUN) tflops_sweep.py
 
 plot: $(READY) ## pictures and tables of everything in results/
 	@$(RUN) plot_results.py
 
-compare: $(READY) ## row by row: make compare A=results/x.csv B=results/y.csv, or two machines' names
+compare: $(READY) ## row by row: make compare A=results/x.csv B=results/y.csv, or the names of two machines
 	@$(RUN) compare_results.py
 
 table: $(READY) ## the latest rows of this machine, to paste into an issue
@@ -55,12 +58,12 @@ doctor: ## what can run here, what cannot, and the command that mends it
 	    "$$python" -c "" 2>/dev/null && exec "$$python" -m bench.doctor; \
 	done; echo "no Python answers: install Python 3.12, or name one by PYTHON=..." >&2; exit 1
 
-test: $(if $(READY),$(if $(IS_TORCH),$(READY),$(TORCH)/installed $(TENSORFLOW)/installed)) ## the tests, of both frameworks unless FRAMEWORK names one
-ifneq ($(or $(PYTHON),$(IS_TORCH),$(MAC)),)
+# The tests of another framework compare it with PyTorch.
+test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## the tests, of all frameworks unless FRAMEWORK names one
+ifneq ($(or $(PYTHON),$(MAC)),)
 	@$(RUN) -m pytest
 else
-	@$(if $(IS_TENSORFLOW),,FRAMEWORK=torch $(TORCH)/bin/python -m pytest)
-	@FRAMEWORK=tensorflow TORCH_PYTHON=$(TORCH)/bin/python $(TENSORFLOW)/bin/python -m pytest
+	@set -e; $(foreach name,$(if $(FRAMEWORK),$(NAME),torch $(APART)),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest;)
 endif
 
 selfcheck: $(READY) ## our figures beside those of hand-written loops (about ten minutes)
@@ -74,12 +77,12 @@ resolve-mac-%: $(READY)
 	@echo "Python $* on Apple silicon: resolved"
 
 clean: ## removes what was installed here
-	rm -rf .venv .venv-tensorflow .uv
+	rm -rf .venv .venv-* .uv
 
 .venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt) requirements-common.txt bench/install.sh
-	@sh bench/install.sh $< .venv
+	@sh bench/install.sh $< $(@D)
 	@touch $@
 
-.venv-tensorflow/installed: requirements-cuda-tensorflow.txt requirements-common.txt bench/install.sh
-	@sh bench/install.sh $< .venv-tensorflow
+.venv-%/installed: requirements-cuda-%.txt requirements-common.txt bench/install.sh
+	@sh bench/install.sh $< $(@D)
 	@touch $@

@@ -183,7 +183,9 @@ def run_sweep(bench, path, _):
 def describe(sweep, stored):
     """The closing table: TFLOP/s by size and precision, the best of each marked, then peaks and GB/s."""
     device = sweep.bench.device
-    lines = [f"TFLOP/s, {sweep.settings.framework} {device.framework_version} on {device.device_name} ({device.device})"]
+    lines = [
+        f"TFLOP/s, {sweep.settings.framework} {device.framework_version} on {device.device_name} ({device.device})"
+    ]
     ok = [row for row in sweep.rows if row["status"] == "ok"]
     shown = [precision for precision in sweep.precisions if sweep.best(precision)]
     lines.append(f"  {'':16}" + "".join(f"{precision:>12}" for precision in shown))

@@ -180,12 +180,18 @@ def measure_scope(bench, session, workload, phase, scope, progress):
             yield from measure_sustained(job, bench.instruments, settings.sustain)
             return
         measured = measure.measure(job)
-    # The energy of a part of training would include the part before each step. A card idles while a pipeline runs alone.
-    has_energy = bench.instruments.counter and job.regime != "part" and (scope, bench.device.device) != ("input", "cuda")
     columns = cells.of_measurement(measured, job.watches)
-    if has_energy and measured.stop_reason != "interrupted":
+    if has_own_energy(bench, job.regime, scope) and measured.stop_reason != "interrupted":
         columns |= measure_energy(job, bench.instruments, measured.steps_per_window)
     yield columns
+
+
+def has_own_energy(bench, regime, scope):
+    """Whether there is a counter that shows the energy of this work alone.
+
+    It would include the part before each step of a part of training; and a card idles while a pipeline runs alone.
+    """
+    return bench.instruments.counter and regime != "part" and (scope, bench.device.device) != ("input", "cuda")
 
 
 def measure_energy(job, instruments, steps):

@@ -5,7 +5,7 @@ import statistics
 import time
 
 from bench.frameworks import on_tensorflow  # first: it says which backend Keras has
-from tests.selfcheck import check_loops, check_product, is_one
+from tests.selfcheck import check_loops, check_matmul, is_one
 
 # isort: split
 import keras
@@ -16,7 +16,7 @@ MODEL = "mobilenet_v2"  # the same network in Keras's applications
 
 def checks():
     on_tensorflow.choose_device(None)
-    yield check_product(product)
+    yield check_matmul(product)
     yield check_loops("inference", MODEL, {"a loop by hand": (loop("inference"), is_one)})
     training = {
         "a loop by hand": (loop("training"), is_one),

@@ -13,11 +13,11 @@ from torchvision import transforms
 
 from bench.frameworks import on_torch
 from bench.work import data
-from tests.selfcheck import PAIRS, check_loops, check_product, compare, is_one
+from tests.selfcheck import PAIRS, check_loops, check_matmul, compare, is_one
 
 
 def checks():
-    yield check_product(product)
+    yield check_matmul(product)
     yield check_pipeline()
     for phase in ("inference", "training"):
         yield check_loops(phase, "resnet50", {"a loop by hand": (loop(phase), is_one)})

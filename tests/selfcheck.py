@@ -1,8 +1,8 @@
-"""Our figures beside those of loops written by hand: `make selfcheck`.
+"""Our figures beside those of hand-written loops: `make selfcheck`.
 
-A ratio of 1 means that the harness adds nothing to the work and leaves nothing of it out. Blocks of both
-take turns, so that a machine which drifts or is busy moves both, and the median of the pairs' ratios is
-judged by its interval. The tests prove behaviour with fakes; this proves the numbers, on this machine.
+A ratio of 1 means that the harness adds nothing to the work and leaves nothing of it out. Blocks of both take turns,
+so that a machine that drifts or is busy moves both. The interval of the median ratio decides. The tests prove
+behaviour with fakes; this proves the numbers, on this machine.
 """
 
 import importlib
@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from bench import frameworks
 from bench.settings import read_settings
-from bench.timing import intervals, measure
+from bench.timing import intervals
+from bench.timing.measure import Job, Limits, measure
 from bench.work import operators
 from image_benchmark import image_workload
 
@@ -28,7 +29,7 @@ class Spinning:
 
     queue_steps = prepare = None
 
-    def step(self, items=None):
+    def step(self):
         end = time.perf_counter() + SPIN_SECONDS
         while time.perf_counter() < end:
             pass
@@ -44,15 +45,15 @@ class Spinning:
 
 
 def check_spinning():
-    measured = measure.measure(Spinning(), 1, measure.Limits())
+    measured = measure(Job(Spinning(), 1))
     error = measured.step_seconds_median / SPIN_SECONDS - 1
     return say("a step that spins for 10 ms", f"off by {100 * error:+.3f} %", abs(error) <= 0.005)
 
 
 def check_loops(phase, model, loops):
-    """Our step beside loops written by hand: {what: (block, is_right)}.
+    """Our step beside hand-written loops: {what: (block, is_right)}.
 
-    A block takes (readings, steps), times so many steps as often as it is told, and gives the median in images/s.
+    A block takes (readings, steps): it times so many steps so many times, and returns the median in images/s.
     """
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | {"PHASE": phase, "MODEL": model}
     settings = read_settings("image", environ)
@@ -68,27 +69,27 @@ def check_loops(phase, model, loops):
     return all(passed)
 
 
-def check_product(by_hand, side=1024):
-    """Our rate of a matrix product beside the median of 50 runs of the same call by hand, which takes turns with it."""
+def check_matmul(by_hand, side=1024):
+    """Our rate of a matmul beside the median of 50 calls in a hand-written loop, in turns."""
     settings = read_settings("tflops", os.environ | {"PRECISION": "float32"})
     framework = frameworks.load(settings.framework)
     framework.find_device(settings)
     settings = replace(settings, precision="float32")
     session = framework.open_session(operators.matmul((side,) * 3), settings, None, "device")
-    block = by_hand(side)
-    pairs = [(measure.measure(session, 1, measure.Limits(max_seconds=1)).throughput, block(50)) for _ in range(PAIRS)]
+    job, block = Job(session, 1, Limits(max_seconds=1)), by_hand(side)
+    pairs = [(measure(job).throughput, block(50)) for _ in range(PAIRS)]
     session.close()
-    what = f"product of {side} x {side} x {side}, beside a loop by hand"
-    return compare(what, pairs, lambda low, high: high >= 1 - TOLERANCE, unit="products")
+    what = f"matmul of {side} x {side} x {side}, beside a hand-written loop"
+    return compare(what, pairs, lambda low, high: high >= 1 - TOLERANCE, unit="matmuls")
 
 
 def is_one(low, high):
-    """Whether the interval of a ratio says that nothing was added and nothing left out."""
+    """Whether the interval of a ratio overlaps 0.98 to 1.02."""
     return low <= 1 + TOLERANCE and high >= 1 - TOLERANCE
 
 
 def compare(what, pairs, is_right, unit="images"):
-    """Say what (ours, theirs) come to; whether it is right follows from the ends of their ratio's interval."""
+    """Print the ratio of (ours, theirs); is_right(low, high) decides on the ends of its interval."""
     ratios = [ours / theirs for ours, theirs in pairs]
     low, high = intervals.median_interval(ratios)
     ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
@@ -101,8 +102,8 @@ def compare(what, pairs, is_right, unit="images"):
 
 
 def one_pair(session, block, workload):
-    """(our images/s, theirs) of two blocks, one right after the other, of as many steps."""
-    measured = measure.measure(session, workload.items_per_step, measure.Limits(max_seconds=1))
+    """(our images/s, theirs) of two blocks of equally many steps, one right after the other."""
+    measured = measure(Job(session, workload.items_per_step, Limits(max_seconds=1)))
     return measured.throughput, block(measured.windows, measured.steps_per_window)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from bench.machine import meters, sensors
 from bench.rows import results
+from bench.settings import FRAMEWORKS
 from bench.work import operators
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
@@ -162,23 +164,29 @@ def test_make_chooses_the_environment_of_the_framework():
 
 
 @pytest.mark.parametrize(
-    ("asked", "tests"),
+    ("asked", "runs"),
     [
-        ({}, ["FRAMEWORK=torch", "FRAMEWORK=tensorflow"]),
-        ({"FRAMEWORK": "torch"}, [".venv/bin/python -m pytest"]),
-        (
-            {"FRAMEWORK": "tensorflow"},
-            ["FRAMEWORK=tensorflow TORCH_PYTHON=.venv/bin/python"],
-        ),
-        ({"PYTHON": "python3"}, ["python3 -m pytest"]),
+        ({}, [("torch", ".venv"), ("tensorflow", ".venv-tensorflow")]),
+        ({"FRAMEWORK": "torch"}, [("torch", ".venv")]),
+        ({"FRAMEWORK": "TF"}, [("tensorflow", ".venv-tensorflow")]),
     ],
 )
 @pytest.mark.skipif(sys.platform == "darwin", reason="on a Mac both have one environment")
-def test_make_test_tests_both_frameworks_unless_one_is_named(asked, tests):
+def test_make_test_tests_all_frameworks_unless_one_is_named(asked, runs):
     _, out, _ = call("make", "--dry-run", "test", **asked)
-    runs = [line for line in out.splitlines() if "pytest" in line]
-    assert len(runs) == len(tests)
-    assert all(run.startswith(test) for run, test in zip(runs, tests, strict=True))
+    assert re.findall(r"FRAMEWORK=(\w+) TORCH_PYTHON=\S+ (\S+)/bin/python -m pytest", out) == runs
+
+
+def test_make_test_uses_the_users_interpreter():
+    _, out, _ = call("make", "--dry-run", "test", PYTHON="python3")
+    assert out == "python3 -m pytest\n"
+
+
+def test_the_makefile_knows_the_registered_frameworks():
+    synonyms = dict(re.findall(r"^SYNONYM_(\w+) := (\w+)$", Path("Makefile").read_text(), re.M))
+    assert synonyms == {word: name for name, known in FRAMEWORKS.items() for word in known.synonyms}
+    for name, known in FRAMEWORKS.items():
+        assert Path(f"requirements-cuda-{name}.txt").exists() == known.has_own_environment
 
 
 def load_broken_tensorflow(tmp_path, program, before="pass"):

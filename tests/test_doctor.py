@@ -36,9 +36,7 @@ def visit(monkeypatch, capsys):
 def test_one_framework_that_works_is_enough(visit):
     status, said, _ = visit(torch=WORKS, tensorflow={"problem": "not installed: `make image` does it"})
     assert status == 0
-    assert said["torch"] == (
-        "ok  2.15.0, Python 3.12.3, on NVIDIA H200 (cuda): its matmul is right in float32"
-    )
+    assert said["torch"] == ("ok  2.15.0, Python 3.12.3, on NVIDIA H200 (cuda): its matmul is right in float32")
     assert said["tensorflow"] == "no  not installed: `make image` does it"
     assert said["energy"] == "ok  of the gpu board"
     assert said["heat"] == "ok  temperature_c 61, clock_mhz 1980"

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import combinations, frameworks, run
+from bench import batch_size, combinations, frameworks, run
 from bench.machine import environment, meters
 from bench.main import main
 from bench.rows import report, results, verdict
+from bench.settings import FRAMEWORKS, Framework
 from bench.timing import measure
 from bench.work.data import image_batches
 from bench.work.workload import Workload
@@ -31,7 +32,8 @@ def tiny_workload(settings):
 @pytest.fixture
 def image(monkeypatch, tmp_path, capsys):
     """Runs the script's main() with these settings; returns (exit status, stdout, stderr, rows)."""
-    # The whole of what a new framework takes: a file on the package's path.
+    # A new framework is a file on the package's path and a line in the registry.
+    monkeypatch.setitem(FRAMEWORKS, "numpy", Framework("NumPy"))
     shutil.copy("tests/frameworks/on_numpy.py", tmp_path)
     monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, str(tmp_path)])
 
@@ -100,7 +102,7 @@ def instrumented(monkeypatch):
 
 def shorten_sustain(monkeypatch, seconds):
     read = run.measure_sustained
-    monkeypatch.setattr(run, "measure_sustained", lambda *rest: read(*rest[:4], seconds, rest[5]))
+    monkeypatch.setattr(run, "measure_sustained", lambda job, instruments, _: read(job, instruments, seconds))
 
 
 def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
@@ -115,20 +117,18 @@ def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
     assert "throttled: the machine itself grew slower" in out
 
 
-def test_a_part_of_training_has_no_energy_of_its_own(instrumented):
-    session, asked = SimpleNamespace(prepare=lambda: None), []
-    bench = SimpleNamespace(instruments=meters.open_instruments(), device="cpu")
-    settings = SimpleNamespace(max_seconds=1, target_ci=1)
-    for part, scope, device in (
-        (session, "device", "cpu"),
-        (SimpleNamespace(prepare=None), "input", "cuda"),  # a card that rests
-        (SimpleNamespace(prepare=None), "input", "cpu"),
-    ):
-        bench.device = device
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run, "measure_steps", lambda *rest: asked.append(bool(rest[-1])))
-            list(run.measure_scope(bench, part, None, settings, None, scope, None))
-    assert asked == [False, False, True]
+@pytest.mark.parametrize(
+    ("regime", "scope", "device", "has_energy"),
+    [
+        ("step", "device", "cuda", True),
+        ("part", "device", "cpu", False),
+        ("stream", "input", "cuda", False),  # the card idles
+        ("stream", "input", "cpu", True),
+    ],
+)
+def test_energy_is_counted_where_it_is_of_this_work_alone(regime, scope, device, has_energy):
+    bench = SimpleNamespace(instruments=SimpleNamespace(counter=Counter()), device=SimpleNamespace(device=device))
+    assert bool(run.has_own_energy(bench, regime, scope)) == has_energy
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_ctrl_c_before_the_first_window_writes_nothing(image):
     ("environ", "said"),
     [
         ({"BATCH_SIZE": "abc"}, "BATCH_SIZE='abc' must be a whole number from 1 to 1000000000, or auto\n"),
-        ({"FRAMEWORK": "pytorch2"}, "FRAMEWORK='pytorch2' must be one of: numpy, tensorflow, torch\n"),
+        ({"FRAMEWORK": "pytorch2"}, "FRAMEWORK='pytorch2' must be one of: torch, tensorflow, numpy\n"),
         ({"MODEL": "unknown"}, "MODEL='unknown' is not in NumPy: did you mean linear?\n"),
         ({"RESULTS_DIR": "Makefile"}, "RESULTS_DIR='Makefile' cannot be written to"),
     ],
@@ -286,8 +286,8 @@ def test_what_a_batch_size_takes_is_counted_where_it_is_taken(monkeypatch, devic
     session.peak_memory_bytes, session.close = lambda: own, lambda: None
     monkeypatch.setattr(meters, "process_peak_bytes", lambda: 100)
     framework = SimpleNamespace(open_session=lambda *_: session)
-    bench = run.Bench(framework, device, None, None)
-    assert run.try_batch_size(bench, SimpleNamespace(phase="training"), None, 70)[1] == taken
+    bench = SimpleNamespace(framework=framework, device=SimpleNamespace(device=device))
+    assert batch_size.try_batch_size(bench, SimpleNamespace(phase="training"), None, 70)[1] == taken
 
 
 def test_a_users_allocator_settings_are_in_the_row(image, monkeypatch):
@@ -324,12 +324,10 @@ def test_a_failure_is_the_last_row_of_its_run(image):
     assert (code, len(rows)) == (1, 1)
 
 
-def test_num_images_are_measured_exactly(image):
+def test_num_images_are_rounded_up_to_whole_batches(image):
     code, _, _, rows = image(NUM_IMAGES="1003", BATCH_SIZE="100")
     assert code == 0
-    assert (rows[0]["items"], rows[0]["stop_reason"], rows[0]["batch_size"]) == ("1003", "num_images", "100")
-    *_, rows = image(NUM_IMAGES="5", BATCH_SIZE="100")
-    assert (rows[1]["items"], rows[1]["batch_size"], rows[1]["throughput_low"]) == ("5", "5", "")
+    assert (rows[0]["items"], rows[0]["stop_reason"], rows[0]["batch_size"]) == ("1100", "num_images", "100")
 
 
 def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
@@ -340,7 +338,7 @@ def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
             raise MemoryError("out of memory")
         return seconds[settings.batch_size], 1000
 
-    monkeypatch.setattr(run, "try_batch_size", look)
+    monkeypatch.setattr(batch_size, "try_batch_size", look)
     *_, rows = image(BATCH_SIZE="auto", MAX_SECONDS="100", TARGET_CI="50")
     assert rows[0]["batch_size"] == "4"
     *_, rows = image(
@@ -354,7 +352,7 @@ def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
 
 def test_auto_where_nothing_fits_is_a_row(image):
     code, _, _, rows = image(BATCH_SIZE="auto", MODEL="too_big")
-    assert (code, rows[0]["status"], rows[0]["batch_size"]) == (1, "out_of_memory", "auto")
+    assert (code, rows[0]["status"], rows[0]["batch_size"]) == (1, "out_of_memory", "1")
 
 
 def test_a_result_that_cannot_be_stored_is_shown_all_the_same(image, monkeypatch):

@@ -111,12 +111,6 @@ def test_ctrl_c_keeps_the_row_and_ends_the_sweep(sweep):
     assert "32x32x32" in out
 
 
-def test_a_sweep_of_bandwidth_alone_has_no_picture_and_no_crash(tmp_path, capsys):
-    (tmp_path / "results").mkdir()
-    DRAW(tmp_path / "results")
-    assert capsys.readouterr().out == ""
-
-
 def test_before_a_large_size_a_small_one_is_looked_at(sweep):
     rates = RATES | {"matmul": {512: 1e-6, 4096: 1.0}}
     _, _, err, rows, calls = sweep(rates, SIZES="4096")
