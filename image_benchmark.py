@@ -2,7 +2,7 @@
 
     make image
     USE_GPU=1 BATCH_SIZE=64 make image
-    MODEL=mobilenet_v2 PHASE=training python image_benchmark.py
+    MODEL=mobilenet_v2 PHASE=training .venv/bin/python image_benchmark.py
 
 `make help` lists the settings.
 """
@@ -14,7 +14,7 @@ from bench.main import main
 from bench.work import data
 from bench.work.workload import Workload, image_counts
 
-# The size that a network was made for, where it is not 224.
+# The size that a model was made for, where it is not 224.
 IMAGE_SIZE = {"inception_v3": 299}
 IMAGE_SIZE |= {
     "keras-inceptionv3": 299,

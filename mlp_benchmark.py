@@ -2,7 +2,7 @@
 
     make mlp
     EPOCHS=5 MODEL=mlp-3000-1000 make mlp
-    FRAMEWORK=tensorflow DATA=synthetic python mlp_benchmark.py
+    FRAMEWORK=tensorflow DATA=synthetic .venv-tensorflow/bin/python mlp_benchmark.py
 
 `make help` lists the settings.
 """
@@ -11,6 +11,7 @@ import functools
 import sys
 
 from bench.main import main
+from bench.settings import SettingError
 from bench.work import cifar10
 from bench.work.workload import CIFAR_CLASSES, CIFAR_SIDE, Workload, mlp_counts, mlp_widths
 
@@ -18,6 +19,8 @@ from bench.work.workload import CIFAR_CLASSES, CIFAR_SIDE, Workload, mlp_counts,
 def mlp_workload(settings):
     """One step is one batch of images of 32 x 32 pixels, as vectors, sorted into ten classes."""
     parameters, flops = mlp_counts(mlp_widths(settings.model), settings.phase)
+    if settings.epochs and settings.batch_size > cifar10.TRAIN_IMAGES:
+        raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {cifar10.TRAIN_IMAGES:,}")
     data = cifar10.choose(settings.data)
     return Workload(
         name="mlp",

@@ -2,7 +2,7 @@
 
     make transformer
     MODEL=bert-base BATCH_SIZE=8 SEQUENCE_LENGTH=512 make transformer
-    FRAMEWORK=tensorflow PHASE=inference python transformer_benchmark.py
+    FRAMEWORK=tensorflow PHASE=inference .venv-tensorflow/bin/python transformer_benchmark.py
 
 `make help` lists the settings.
 """

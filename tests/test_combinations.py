@@ -1,4 +1,4 @@
-"""Sweeps: every combination in a process of its own; what happens to one does not happen to the others."""
+"""Every combination runs in a process of its own; a failure of one does not end the others."""
 
 import sys
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_every_combination_runs_and_says_so(run_all):
 
 @pytest.mark.parametrize(
     ("model", "status", "note"),
-    [("killed", "out_of_memory", "signal 9, most likely for want of memory"), ("aborted", "crashed", "signal 6")],
+    [("killed", "out_of_memory", "signal 9, most likely for lack of memory"), ("aborted", "crashed", "signal 6")],
 )
 def test_a_process_that_is_killed_leaves_a_row_and_the_others_run(run_all, model, status, note):
     code, out, _, rows = run_all("a", model, "b")
@@ -71,7 +71,7 @@ def test_a_process_that_is_killed_leaves_a_row_and_the_others_run(run_all, model
     assert rows[0]["run_id"]
 
 
-def test_a_mistake_in_one_entry_ends_the_sweep(run_all):
+def test_a_mistake_in_one_entry_ends_all(run_all):
     code, out, err, _ = run_all("unknown", "b")
     assert code == 2
     assert "MODEL='unknown' is not known" in err

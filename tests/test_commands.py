@@ -227,7 +227,7 @@ def test_a_missing_tensorflow_names_the_cure(tmp_path):
     assert "has no Metal plug-in for Python 3.13 or newer: " in load_broken_tensorflow(tmp_path, missing, a_mac)
 
 
-def test_every_benchmark_runs_without_the_optional_packages(monkeypatch, tmp_path):
+def test_every_benchmark_runs_with_use_gpu_and_without_the_optional_packages(monkeypatch, tmp_path):
     optional = ("psutil", "pynvml", "zeus_apple_silicon")
     program = f"import sys; sys.modules |= dict.fromkeys({optional}); from bench.machine import meters, sensors"
     assert call(sys.executable, "-c", program) == (0, "", "")
@@ -235,7 +235,7 @@ def test_every_benchmark_runs_without_the_optional_packages(monkeypatch, tmp_pat
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     for room in (meters, sensors):
         monkeypatch.setattr(room, "psutil", None)
-    small = SMALL | {"PHASE": "inference", "DATA": "synthetic", "SEQUENCE_LENGTH": "8", "USE_GPU": "0"}
+    small = SMALL | {"PHASE": "inference", "DATA": "synthetic", "SEQUENCE_LENGTH": "8", "USE_GPU": "1"}
     for name, value in (small | {"SIZES": "32", "PRECISION": "float32", "MAX_SECONDS": "0.05"}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**20)
