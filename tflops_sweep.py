@@ -87,7 +87,7 @@ def name_workload(workload):
     return f"{workload.model} {workload.columns.get('matrix_size', '')}".strip()
 
 
-def sweep_sizes(sweep, precision):
+def sweep_sizes(sweep: Sweep, precision):
     """Measure the matmuls of one precision, small ones first; skip what cannot fit or takes too long."""
     last, flops_per_second = (0, 0, 0), None
     for size in sorted(sweep.settings.sizes, key=math.prod):
@@ -106,7 +106,7 @@ def sweep_sizes(sweep, precision):
         sweep.bar.set_postfix_str(f"best {best['tflops']:.4g} TFLOP/s at {best['matrix_size']}")
 
 
-def look(sweep, precision):
+def look(sweep: Sweep, precision):
     """FLOP/s of a matmul of LOOK_SIZE, which is not stored; None where it fails."""
     row = sweep.measure(operators.matmul(LOOK_SIZE), precision, counts=False)
     return 1e12 * row["tflops"] if row["status"] == "ok" else None
@@ -124,7 +124,7 @@ def too_large(host, size):
     return f"it takes {gib:.3g} GiB and the machine has {installed:g}" if installed and gib > installed / 2 else ""
 
 
-def find_peak(sweep, precision):
+def find_peak(sweep: Sweep, precision):
     """Measure the best size again, because the maximum of noisy figures is too high; and as a convolution.
 
     A CPU's BLAS may leave half of the chip unused in matmuls where its convolutions do not.
@@ -144,7 +144,7 @@ def find_peak(sweep, precision):
     sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note})
 
 
-def measure_convolution(sweep, precision):
+def measure_convolution(sweep: Sweep, precision):
     """Measure the ancestor's 3x3 convolution, unless it would take too long at the rate of the best matmul."""
     best = sweep.best(precision)
     if best is None:
@@ -180,7 +180,7 @@ def run_sweep(bench, path, _):
     return EXIT_STATUS.get(status, 1)
 
 
-def describe(sweep, stored):
+def describe(sweep: Sweep, stored):
     """The closing table: TFLOP/s by size and precision, the best of each marked, then peaks and GB/s."""
     device = sweep.bench.device
     lines = [
@@ -203,7 +203,7 @@ def describe(sweep, stored):
     return "\n".join(lines + peaks.compare_frameworks(stored, device.device))
 
 
-def describe_line(sweep, label, rows):
+def describe_line(sweep: Sweep, label, rows):
     """[one line of the closing table], a cell for each precision that has a best; [] where no row is."""
     if not rows:
         return []

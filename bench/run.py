@@ -16,6 +16,7 @@ from bench.settings import AUTO, SCOPES, SettingError, Settings
 from bench.timing import measure
 from bench.timing.canary import Canary, open_canary
 from bench.work.data import epoch_order
+from bench.work.workload import Workload
 
 log = logging.getLogger("bench")
 
@@ -34,7 +35,7 @@ class Bench:
     canary: Canary | None = None
 
 
-def open_bench(settings, host):
+def open_bench(settings: Settings, host: environment.Environment):
     """The preamble of every script: framework, device and meters, with the warnings that belong to them.
 
     Raises:
@@ -50,14 +51,14 @@ def open_bench(settings, host):
     return Bench(settings.on(device.device), host, framework, device, instruments)
 
 
-def warn_of_no_gpu(settings, host):
+def warn_of_no_gpu(settings: Settings, host: environment.Environment):
     """Warn where a GPU was asked for, or its driver is there, and the framework cannot use it."""
     driver = f"there is NVIDIA's driver {host.driver}" if host.driver and settings.use_gpu is None else ""
     if asked := "USE_GPU=1" if settings.use_gpu else driver:
         log.warning("WARNING: %s, but there is no GPU that %s can use: measuring the CPU", asked, settings.framework)
 
 
-def run_once(bench, describe_workload):
+def run_once(bench: Bench, describe_workload):
     """Measure one combination; yields a row, a dict of COLUMNS, for each quantity as it is measured.
 
     The first failure or interruption is the last row: its status says what happened, its note why.
@@ -92,7 +93,7 @@ def run_once(bench, describe_workload):
             return
 
 
-def look_at_rest(bench):
+def look_at_rest(bench: Bench):
     """The bench with what is known only before any work: idle power, and the canary's first readings."""
     if bench.instruments.why_no_energy:
         log.info("power and energy stay blank: %s", bench.instruments.why_no_energy)
@@ -102,7 +103,7 @@ def look_at_rest(bench):
     return replace(bench, canary=open_canary(bench.framework, bench.device.device, bench.settings))
 
 
-def quantities(settings):
+def quantities(settings: Settings):
     """(phase, scope) of every row that the settings ask for; the parts of training follow the full step."""
     if settings.sustain:
         yield settings.phase, "sustained"
@@ -117,7 +118,7 @@ def quantities(settings):
         yield "training", "epoch"
 
 
-def measure_between_canaries(bench, workload, phase, scope):
+def measure_between_canaries(bench: Bench, workload: Workload, phase, scope):
     """What measure_quantity() yields; a single quantity also gets the canary's ratio and its flag.
 
     The session is closed by then: the workers of a pipeline would go on preparing, and look like heat.
@@ -143,7 +144,7 @@ def compare_canary(canary, flags):
     return {"canary_ratio": ratio, "flags": cells.join_flags([*flags.split(), *slowed])}
 
 
-def measure_quantity(bench, workload, phase, scope, progress=report.progress):
+def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=report.progress):
     """Open a session, measure it, close it; yields columns, once or for each epoch or each ten seconds."""
     refuse_too_large(workload, bench.host)
     meters.reset_process_peak()
@@ -165,7 +166,7 @@ def measure_quantity(bench, workload, phase, scope, progress=report.progress):
         session.close()
 
 
-def measure_scope(bench, session, workload, phase, scope, progress):
+def measure_scope(bench: Bench, session, workload: Workload, phase, scope, progress):
     """Yields the columns of a session's results."""
     settings = bench.settings
     items = settings.num_images if phase == settings.phase and scope in SCOPES else None
@@ -186,7 +187,7 @@ def measure_scope(bench, session, workload, phase, scope, progress):
     yield columns
 
 
-def has_own_energy(bench, regime, scope):
+def has_own_energy(bench: Bench, regime, scope):
     """Whether there is a counter that shows the energy of this work alone.
 
     It would include the part before each step of a part of training; and a card idles while a pipeline runs alone.
@@ -194,7 +195,7 @@ def has_own_energy(bench, regime, scope):
     return bench.instruments.counter and regime != "part" and (scope, bench.device.device) != ("input", "cuda")
 
 
-def measure_energy(job, instruments, steps):
+def measure_energy(job: measure.Job, instruments, steps):
     """The columns of the energy of some seconds more of the same work."""
     try:
         return cells.of_energy(instruments, *measure.measure_energy(job, steps, instruments.joules))
@@ -202,7 +203,7 @@ def measure_energy(job, instruments, steps):
         return {"status": "interrupted"}
 
 
-def measure_sustained(job, instruments, seconds):
+def measure_sustained(job: measure.Job, instruments, seconds):
     """Yields the columns of every ten seconds of a long run."""
     joules = instruments.joules if instruments.counter else None
     for elapsed, measured, watts in measure.sustain(job, seconds, joules):
@@ -212,7 +213,7 @@ def measure_sustained(job, instruments, seconds):
         yield columns
 
 
-def measure_epochs(job, workload, settings):
+def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
     """Train whole epochs; yields the columns of each: how long it took, loss and accuracy."""
     count = len(workload.dataset()[1])
     for epoch in range(1, settings.epochs + 1):

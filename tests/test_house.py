@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.rows import columns
 from bench.timing import measure
 
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "keras", "transformers")
@@ -91,11 +92,26 @@ def output_of(*command):
     return done.stdout.strip()
 
 
-def test_every_flag_has_its_words():
-    sources = "".join(
-        FILES[module].read_text() for module in ("bench.timing.measure", "bench.machine.meters", "tflops_sweep")
-    )
-    assert all(f'"{flag}"' in sources.partition("class MeasurementError")[2] for flag in measure.FLAGS)
+def raised_flags(function):
+    """The words that a function puts into lists, into a call of append, or uses as keys."""
+    for node in ast.walk(function):
+        found = []
+        if isinstance(node, ast.List):
+            found = node.elts
+        elif isinstance(node, ast.Dict):
+            found = node.keys
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "append":
+            found = node.args
+        yield from (each.value for each in found if isinstance(each, ast.Constant))
+
+
+def test_every_raised_flag_has_its_words():
+    raise_flags = {"measure_ready", "measure_epoch", "measure_epochs", "doubts", "flags", "compare", "keep"}
+    functions = [node for path in FILES.values() for node in ast.walk(ast.parse(path.read_text()))]
+    functions = [node for node in functions if getattr(node, "name", "") in raise_flags]
+    raised = {flag for function in functions for flag in raised_flags(function)}
+    assert raised >= set(measure.FLAGS)
+    assert raised - set(measure.FLAGS) <= set(columns.COLUMNS)  # keys of rows
 
 
 def test_make_alone_lists_targets_and_settings():
@@ -105,8 +121,19 @@ def test_make_alone_lists_targets_and_settings():
     assert listed == output_of("make", "help")
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("ruff"), reason="PYTHON=... without ruff")
-@pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
-def test_ruff(command):
-    done = subprocess.run([sys.executable, "-m", "ruff", *command, "."], capture_output=True, text=True)
+def test_no_function_is_longer_than_forty_lines():
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 40, f"{module}.{node.name}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["basedpyright", "--pythonpath", sys.executable]],
+)
+def test_static_checks(command):
+    if not importlib.util.find_spec(command[0]):
+        pytest.skip(f"PYTHON=... without {command[0]}")
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -147,7 +147,7 @@ class Ready:
     steps: int
 
 
-def measure(job):
+def measure(job: Job):
     """Measure a job's steps; the garbage collector rests meanwhile.
 
     Returns:
@@ -175,7 +175,7 @@ def collector_at_rest():
             gc.enable()
 
 
-def measure_epoch(job, order):
+def measure_epoch(job: Job, order):
     """(seconds, flags) of one pass over the training data, after the session has run both shapes of its batches.
 
     Args:
@@ -193,7 +193,7 @@ def measure_epoch(job, order):
     return seconds, flags + ([] if count_traces(job.session) == traces else ["recompiled"])
 
 
-def sustain(job, seconds, joules=None):
+def sustain(job: Job, seconds, joules=None):
     """Measure the same work for so many seconds, without a pause.
 
     Args:
@@ -215,7 +215,7 @@ def sustain(job, seconds, joules=None):
             yield job.clock() - began, measured, watts
 
 
-def measure_energy(job, steps, joules):
+def measure_energy(job: Job, steps, joules):
     """(watts, joules an item) of ENERGY_SECONDS or more of the steps that have just been measured.
 
     The counter is read after a barrier both times, so it covers exactly the work between the two readings.
@@ -234,7 +234,7 @@ def measure_energy(job, steps, joules):
     return spent / seconds, spent / (done * job.items_per_step)
 
 
-def get_ready(job):
+def get_ready(job: Job):
     """Run the first step, prove the barrier and warm up; returns a Ready, raises MeasurementError."""
     first_step_seconds = timed(job.session, job.clock, 1)
     job.session.settle()
@@ -244,7 +244,7 @@ def get_ready(job):
     return Ready(first_step_seconds, warmup, steps)
 
 
-def get_step_ready(job):
+def get_step_ready(job: Job):
     """(WarmUp, steps in a window) of whole steps on resident batches."""
     warmup = warm_up(job.session, job.clock, job.limits.max_seconds)
     steps = choose_steps(warmup.step_seconds, idle_synchronize_seconds(job))
@@ -253,7 +253,7 @@ def get_step_ready(job):
     return warmup, steps
 
 
-def get_part_ready(job):
+def get_part_ready(job: Job):
     """The same of a part of a training step: the full step is already warm, and its barrier proved."""
     start = job.clock()
     step_seconds = timed(job.session, job.clock, PART_WARMUP_STEPS) / PART_WARMUP_STEPS
@@ -264,7 +264,7 @@ def get_part_ready(job):
     return warmup, 1
 
 
-def get_stream_ready(job):
+def get_stream_ready(job: Job):
     """The same of batches from an input pipeline."""
     warmup = drain_queue(job)
     return warmup, choose_stream_steps(warmup.step_seconds, job.session.num_workers, job.limits.max_seconds)
@@ -273,7 +273,7 @@ def get_stream_ready(job):
 REGIMES = {"step": get_step_ready, "part": get_part_ready, "stream": get_stream_ready}
 
 
-def measure_ready(job, ready, run):
+def measure_ready(job: Job, ready, run):
     """The Measurement of the windows that run(job, steps) gives, with the flags that were raised meanwhile."""
     session, warmup = job.session, ready.warmup
     traces = count_traces(session)
@@ -317,7 +317,7 @@ def timed_apart(session, clock):
     return clock() - start
 
 
-def prove_barrier(job, steps, tolerance):
+def prove_barrier(job: Job, steps, tolerance):
     """Steps in a window after which the barrier leaves no work that shows; MeasurementError when there are none.
 
     A probe reads a scalar that depends on the last step, so it has to wait for that step. After a true barrier
@@ -391,7 +391,7 @@ def is_steady(paces):
     return abs(statistics.median(paces[-5:]) / statistics.median(paces[-10:-5]) - 1) < 0.02
 
 
-def idle_synchronize_seconds(job):
+def idle_synchronize_seconds(job: Job):
     """What the barrier itself costs when there is nothing to wait for."""
     costs = []
     for _ in range(10):
@@ -407,7 +407,7 @@ def choose_steps(step_seconds, synchronize_seconds):
     return max(1, math.ceil(window / step_seconds))
 
 
-def drain_queue(job):
+def drain_queue(job: Job):
     """Throw away twice the batches that may have been waiting; the last ones' pace is the pipeline's own.
 
     It ends at MAX_SECONDS all the same. If so few steps take so long, either the device is the limit and the queue
@@ -432,7 +432,7 @@ def choose_stream_steps(step_seconds, num_workers, max_seconds):
     return workers * max(1, round(window / (step_seconds * workers)))
 
 
-def run_until_sure(job, steps):
+def run_until_sure(job: Job, steps):
     """Measure windows until the interval is narrow enough or the time is over; returns a Series.
 
     A pipeline runs until the time is over: while we computed statistics between its windows it would work ahead.
@@ -452,7 +452,7 @@ def run_until_sure(job, steps):
     return collect(job, Series(steps, []), stop)
 
 
-def run_exactly(job, steps):
+def run_exactly(job: Job, steps):
     """Measure a given number of items, rounded up to whole steps; returns a Series."""
     total = math.ceil(job.limits.num_items / job.items_per_step)
     steps = max(1, min(steps, total // MIN_SAMPLES))
@@ -467,7 +467,7 @@ def run_exactly(job, steps):
     return series
 
 
-def collect(job, series, stop):
+def collect(job: Job, series, stop):
     """Add windows to the series until stop(windows, elapsed seconds) gives a reason, or until Ctrl-C; returns it."""
     clock, streams = job.clock, job.regime == "stream"
     for watch in job.watches:
@@ -489,7 +489,7 @@ def collect(job, series, stop):
     return series
 
 
-def summarize(job, ready, series, flags):
+def summarize(job: Job, ready, series, flags):
     """The Measurement that follows from the windows' seconds and the flags raised so far."""
     windows, steps = series.windows, series.steps
     middle = statistics.median(windows)
