@@ -139,7 +139,7 @@ def find_peak(sweep, precision):
         return
     size = size_of(best)
     peak = sweep.measure(operators.matmul(size), precision, seed=1)
-    rival = sweep.measure(operators.convolution_as_product(size), precision, seed=1)
+    rival = sweep.measure(operators.convolution_1x1(size), precision, seed=1)
     sweep.keep(rival)
     note = f"the best of {len(sweep.settings.sizes)} sizes, measured again"
     if rival["status"] == "ok" and rival["tflops"] > peak.get("tflops", 0):
@@ -159,7 +159,7 @@ def run_sweep(settings, host, path, _):
             sweep_sizes(sweep, precision)
             find_peak(sweep, precision)
             if sweep.best(precision):
-                conv3x3 = operators.convolution(sweep.device.device)
+                conv3x3 = operators.convolution_3x3(sweep.device.device)
                 rate = 1e12 * sweep.best(precision)["tflops"]
                 if math.prod(size_of(sweep.best(precision))) < math.prod(LOOK_SIZE):
                     rate = max(rate, look(sweep, precision) or 0)
