@@ -134,7 +134,7 @@ def find_peak(sweep: Sweep, precision):
         return
     size = size_of(best)
     peak = sweep.measure(operators.matmul(size), precision, seed=1)
-    rival = sweep.measure(operators.convolution_as_product(size), precision, seed=1)
+    rival = sweep.measure(operators.convolution_1x1(size), precision, seed=1)
     sweep.keep(rival)
     note = f"the best of {len(sweep.settings.sizes)} sizes, measured again"
     if rival["status"] == "ok" and rival["tflops"] > peak.get("tflops", 0):
@@ -152,7 +152,7 @@ def measure_convolution(sweep: Sweep, precision):
     rate = 1e12 * best["tflops"]
     if math.prod(size_of(best)) < math.prod(LOOK_SIZE):
         rate = max(rate, look(sweep, precision) or 0)
-    conv3x3 = operators.convolution(sweep.bench.device.device)
+    conv3x3 = operators.convolution_3x3(sweep.bench.device.device)
     if not sweep.skips(conv3x3, precision, rate):
         sweep.keep(sweep.measure(conv3x3, precision))
 

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from bench.machine import environment, sensors
 from bench.settings import FRAMEWORKS, ROOT, SettingError, environment_of, read_settings
+from bench.work import CIFAR10_FOLDER, CIFAR10_URL
 
 GB = 10**9
 INSTALLED_GB = 8  # what the larger of the environments takes
-CIFAR10 = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"  # as in cifar10.py, which needs more packages
 TRY_SECONDS = 300  # the first import after an installation reads a few GB
 
 
@@ -236,7 +236,7 @@ def describe_disk():
     return Finding("disk", "ok", f"{free:.0f} GB free")
 
 
-def describe_network(url=CIFAR10, folder=ROOT / "data"):
+def describe_network(url=CIFAR10_URL, folder=CIFAR10_FOLDER):
     """CIFAR-10's home. Without it `make mlp` takes synthetic images."""
     name = url.rpartition("/")[2]
     if (Path(folder) / name).exists():

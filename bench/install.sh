@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds an environment from a requirements file; `make` calls it.   sh bench/install.sh requirements-cuda.txt .venv
 #
-# uv does it in seconds and brings a Python where there is none that fits: the user's own uv, else a
-# private one in .uv, else pip does it with a Python 3.11 or 3.12 that is there.
+# Uses uv, which takes seconds and downloads a Python where none fits: the user's own uv, or a private one in .uv.
+# Without uv it uses pip and an installed Python 3.11 or 3.12.
 set -eu
 requirements=$1
 venv=$2
@@ -27,6 +27,6 @@ else
     install="$venv/bin/python -m pip install --quiet --disable-pip-version-check"
 fi
 
-"$venv/bin/python" -m bench.machine.environment >/dev/null # an unusable Python says so before the downloads
+"$venv/bin/python" -m bench.machine.environment >/dev/null # refuses an unusable Python before the downloads
 say "installing $requirements into $venv (a few GB the first time)"
 $install -r "$requirements"

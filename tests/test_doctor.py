@@ -151,9 +151,3 @@ def test_a_python_that_has_gone_is_told_with_its_cure(monkeypatch, tmp_path):
 @pytest.mark.parametrize("file", ["doctor", "machine/environment", "machine/sensors", "settings"])
 def test_the_python_of_a_bare_mac_can_read_it(file):
     assert ast.parse(Path(f"bench/{file}.py").read_text(), feature_version=(3, 9)).body
-
-
-def test_the_archive_is_the_one_that_is_fetched():
-    from bench.work import cifar10
-
-    assert doctor.CIFAR10 == cifar10.URL

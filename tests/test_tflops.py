@@ -150,7 +150,7 @@ def test_operands_are_bounded_and_take_turns():
     assert [array.shape for array in sets[0]] == [(64, 16), (16, 32)]
     assert not np.array_equal(sets[0][0], sets[1][0])
     assert 0.9 < np.std(sets[0][0]) < 1.1
-    big = operators.convolution("cpu").batches(1, 0)
+    big = operators.convolution_3x3("cpu").batches(1, 0)
     assert len(big) * sum(array.nbytes for array in big[0]) >= operators.CACHE_BYTES
 
 
@@ -164,7 +164,7 @@ def open_session(workload, precision="float32"):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 def test_products_and_convolutions_are_right_before_they_are_timed(precision):
-    for workload in (operators.matmul((48, 40, 56)), operators.convolution_as_product((48, 40, 56))):
+    for workload in (operators.matmul((48, 40, 56)), operators.convolution_1x1((48, 40, 56))):
         session = open_session(workload, precision)
         session.step()
         assert session.measured_precision == precision
@@ -174,7 +174,7 @@ def test_products_and_convolutions_are_right_before_they_are_timed(precision):
 def test_the_ancestors_convolution_and_the_bandwidth(monkeypatch):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     works = [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
-    for workload in [operators.convolution("cpu"), *works]:
+    for workload in [operators.convolution_3x3("cpu"), *works]:
         session = open_session(workload)
         session.step()
         assert np.isfinite(session.probe())
@@ -188,7 +188,7 @@ def test_a_wrong_operator_is_refused(monkeypatch, model):
     right = on_torch.OPERATORS[model]
     monkeypatch.setitem(on_torch.OPERATORS, model, lambda *operands: right(*operands) * 1.01)
     size = (32, 32, 32)
-    works = [operators.matmul(size), operators.convolution_as_product(size)]
+    works = [operators.matmul(size), operators.convolution_1x1(size)]
     works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     with pytest.raises(MeasurementError, match=r"the output differs from float64's by 1\.0e-02"):
         open_session(next(work for work in works if work.model == model))

@@ -1,1 +1,1 @@
-"""Where it runs: the host, and what its sensors and meters say."""
+"""Where it runs: the host and its sensors."""

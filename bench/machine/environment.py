@@ -1,8 +1,8 @@
-"""What a result was measured on: machine, chip, system, driver, power source and commit.
+"""Where a result was measured: machine, chip, system, driver, power source, allocator and commit.
 
     python -m bench.machine.environment    prints it
 
-Standard library only. Whatever cannot be found out is blank (None), never a guess and never an error.
+Standard library only. What the system does not say is None: never a guess, never an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.settings import ROOT, SettingError, slug
 
 GIB = 2**30
-# They change CPU results by up to a factor of two: rows with different values are different setups.
+# They change CPU results by up to a factor of two, so they are part of a row's setup.
 ALLOCATOR_VARIABLES = (
     "LD_PRELOAD",
     "MALLOC_ARENA_MAX",
@@ -33,27 +33,26 @@ ALLOCATOR_VARIABLES = (
 
 @dataclass(frozen=True)
 class Environment:
-    """One host. Names are those that the system reports."""
+    """One host. All names are as the system reports them."""
 
-    machine: str  # the rows' machine and the stem of their file
-    gpu_cores: int | None  # Apple silicon only: the same chip is sold with several counts
+    machine: str  # in every row, and the name of the CSV file
+    gpu_cores: int | None  # Apple silicon only, where one chip is sold with several core counts
     cpu_name: str | None
     cpu_count: int  # logical CPUs
-    memory_gb: float | None  # installed memory in units of 2**30 bytes, as memory is sold
+    memory_gb: float | None  # installed, in units of 2**30 bytes
     os: str
-    driver: str | None  # NVIDIA's
+    driver: str | None  # version of the NVIDIA driver
     power_source: str | None  # "ac" or "battery"
     low_power_mode: int | None  # 1 or 0
-    allocator: str | None  # its environment variables as NAME=value, separated by spaces
-    commit: str | None  # of this repository; "-dirty" when its programs are not as committed
+    allocator: str | None  # ALLOCATOR_VARIABLES that are set, as NAME=value, separated by spaces
+    commit: str | None  # of this repository; ends in "-dirty" when its programs were changed
     python: str
 
 
 def describe_host(machine=None):
-    """The Environment of this host; machine overrides the name that it would get."""
-    cpu_name, cpu_count = find_cpu_name(), os.cpu_count() or 1
+    """The Environment of this host; `machine` overrides its name."""
+    cpu_name, cpu_count, gpu_cores = find_cpu_name(), os.cpu_count() or 1, find_apple_gpu_cores()
     gpu_name, driver = find_nvidia()
-    gpu_cores = find_apple_gpu_cores()
     return Environment(
         machine=machine or name_machine(cpu_name, cpu_count, gpu_name, gpu_cores),
         gpu_cores=gpu_cores,
@@ -71,10 +70,9 @@ def describe_host(machine=None):
 
 
 def refuse_rosetta():
-    """Raise SettingError for an x86-64 Python on an arm64 Mac: the frameworks die there by an illegal instruction."""
-    if platform.system() != "Darwin" or platform.machine() != "x86_64":
-        return
-    if _output("sysctl", "-n", "hw.optional.arm64") == "1":
+    """Raise SettingError for an x86-64 Python on an arm64 Mac: frameworks crash there with an illegal instruction."""
+    is_x86 = platform.system() == "Darwin" and platform.machine() == "x86_64"
+    if is_x86 and _output("sysctl", "-n", "hw.optional.arm64") == "1":
         raise SettingError(
             f"PYTHON={sys.executable!r} is an x86-64 program on an arm64 Mac: install an arm64 Python "
             "(`arch -arm64 brew install python@3.12`), then `make clean`"
@@ -82,7 +80,7 @@ def refuse_rosetta():
 
 
 def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
-    """A slug for the host by its best accelerator: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores."""
+    """A slug that names the host's fastest device: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores."""
     if gpu_name:
         return slug(gpu_name if "nvidia" in gpu_name.lower() else f"nvidia {gpu_name}")
     chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", cpu_name or "", flags=re.I)
@@ -106,13 +104,8 @@ def find_nvidia():
 def find_apple_gpu_cores():
     if platform.system() != "Darwin":
         return None
-    return parse_gpu_cores(_output("system_profiler", "SPDisplaysDataType", "-json"))
-
-
-def parse_gpu_cores(profile):
-    """The core count in what `system_profiler SPDisplaysDataType -json` prints, or None."""
     try:
-        displays = json.loads(profile or "")["SPDisplaysDataType"]
+        displays = json.loads(_output("system_profiler", "SPDisplaysDataType", "-json") or "")["SPDisplaysDataType"]
         return next(int(d["sppci_cores"]) for d in displays if "sppci_cores" in d)
     except (KeyError, StopIteration, TypeError, ValueError):
         return None
@@ -127,10 +120,10 @@ def find_memory_gb():
 
 
 def find_swapped_gb():
-    """Swap in use, in units of 2**30 bytes; None where the system does not say."""
+    """Swap in use, in units of 2**30 bytes, or None."""
     if platform.system() == "Darwin":
-        said = re.search(r"used = ([0-9.]+)M", _output("sysctl", "-n", "vm.swapusage") or "")
-        return float(said[1]) / 1024 if said else None
+        used = re.search(r"used = ([0-9.]+)M", _output("sysctl", "-n", "vm.swapusage") or "")
+        return float(used[1]) / 1024 if used else None
     known = dict(re.findall(r"^(SwapTotal|SwapFree):\s+(\d+) kB$", _text("/proc/meminfo"), re.M))
     return (int(known["SwapTotal"]) - int(known["SwapFree"])) * 1024 / GIB if len(known) == 2 else None
 
@@ -146,10 +139,10 @@ def find_os():
 
 
 def find_power_source():
-    """ "ac", "battery", or None where nothing says (most desktops and servers)."""
+    """ "ac", "battery", or None (most desktops and servers do not say)."""
     if platform.system() == "Darwin":
-        said = re.search("drawing from '(AC|Battery)", _output("pmset", "-g", "batt") or "")
-        return {"AC": "ac", "Battery": "battery"}[said[1]] if said else None
+        source = re.search("drawing from '(AC|Battery)", _output("pmset", "-g", "batt") or "")
+        return {"AC": "ac", "Battery": "battery"}[source[1]] if source else None
     supplies = list(Path("/sys/class/power_supply").glob("*"))
     if any(_text(s / "online").strip() == "1" for s in supplies):
         return "ac"
@@ -157,22 +150,21 @@ def find_power_source():
 
 
 def find_low_power_mode():
-    """1 or 0 of a Mac's low-power mode or a PC's platform profile; None where there is neither."""
+    """1 or 0, from a Mac's low-power mode or a PC's platform profile; None where there is neither."""
     if platform.system() == "Darwin":
-        # Where there is a high-power mode as well, the name is powermode and 2 the high one.
-        said = re.search(r"\b(?:low)?powermode\s+([0-2])", _output("pmset", "-g") or "")
-        return int(said[1] == "1") if said else None
+        # Macs that also have a high-power mode call it powermode, and 2 is the high one.
+        mode = re.search(r"\b(?:low)?powermode\s+([0-2])", _output("pmset", "-g") or "")
+        return int(mode[1] == "1") if mode else None
     profile = _text("/sys/firmware/acpi/platform_profile").strip()
     return int(profile in ("low-power", "quiet")) if profile else None
 
 
 def find_allocator():
-    """The variables of ALLOCATOR_VARIABLES that are set, as NAME=value; None where none is."""
     return " ".join(f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name)) or None
 
 
 def find_commit():
-    """The short commit of this repository. New rows in results/ do not make its programs dirty."""
+    """The short commit of this repository. New rows in results/ do not make it dirty."""
     commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
     changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
     return f"{commit}-dirty" if commit and changed else commit
@@ -182,9 +174,9 @@ def _output(*command):
     """What a command prints, stripped; None when it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
 
 
 def _text(path):
@@ -195,7 +187,7 @@ def _text(path):
 
 
 def main():
-    """Print this host; the exit status is 2 where no framework could run."""
+    """Print this host. The exit status is 2 where no framework can run."""
     try:
         refuse_rosetta()
     except SettingError as error:

@@ -1,7 +1,4 @@
-"""What else the machine was doing: each meter is optional, and none of them stops a measurement.
-
-A watch is what measure() takes: start() before the first window, flags() after the last.
-"""
+"""Meters of one measurement: energy, heat and other programs. All are optional; none can stop a measurement."""
 
 import logging
 import math
@@ -14,28 +11,23 @@ from pathlib import Path
 
 from bench.machine import sensors
 
-try:
-    import psutil
-except ImportError:  # the flags of its meters are then never raised
-    psutil = None
-
 log = logging.getLogger("bench")
 
 CONTENDED_CORES = 0.10
 IDLE_SECONDS = 5.0
-# NVML's other reasons for a lower clock are the power limit of hard work, and what somebody asked for.
-SLOWED_BY = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+# NVML's other reasons for a lower clock: the power limit under full load, and clocks that the user set.
+SLOWED_BY = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 SLOWED_AT = ("heavy", "trapping", "sleeping")
 
 
 def process_peak_bytes():
-    """The most memory that this process has had resident, in bytes."""
+    """The peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux, bytes on macOS: getrusage(2)
 
 
 def reset_process_peak():
-    """Forget the peak so far, on Linux; elsewhere it covers the whole process. See proc_pid_clear_refs(5)."""
+    """Reset the peak on Linux; elsewhere it covers the whole life of the process. See proc_pid_clear_refs(5)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -43,145 +35,144 @@ def reset_process_peak():
 
 
 def available_bytes():
-    """Memory that is free or can be freed without swapping; None where nothing says."""
-    return psutil.virtual_memory().available if psutil else None
+    """Memory that can be used without swapping, in bytes; None where psutil is missing."""
+    return sensors.psutil.virtual_memory().available if sensors.psutil else None
 
 
-class ContentionWatch:
-    """Flags `contended` when other processes take over a tenth of a core.
-
-    Time stolen by a hypervisor's other guests counts as theirs too.
-    """
-
-    def __init__(self, clock=time.perf_counter, cpu_seconds=None):
-        self._clock = clock
-        self._cpu_seconds = cpu_seconds or others_cpu_seconds
-
-    def start(self):
-        self._start = self._clock(), self._cpu_seconds()
-
-    def flags(self):
-        clock, cpu_seconds = self._start
-        share = (self._cpu_seconds() - cpu_seconds) / (self._clock() - clock)
-        return ["contended"] if share > CONTENDED_CORES else []
+def swapped_bytes():
+    """A number that grows when the system swaps; on a Mac psutil's `sout` also counts pages written to files."""
+    swap = sensors.psutil.swap_memory()
+    return swap.used if sys.platform == "darwin" else swap.sout
 
 
 def others_cpu_seconds():
-    """CPU seconds since the start of the system that were not spent by this process and its children."""
-    everything = psutil.cpu_times()
-    idle = everything.idle + getattr(everything, "iowait", 0.0)
-    # Linux counts the time of guests twice, as their own and as user time.
-    twice = getattr(everything, "guest", 0.0) + getattr(everything, "guest_nice", 0.0)
-    return sum(everything) - idle - twice - sum(own_cpu_seconds())
+    """CPU seconds of all other processes since the system started. Includes time stolen by other virtual machines."""
+    times = sensors.psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # Linux counts guest time twice: as guest time and as user time.
+    twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return sum(times) - idle - twice - sum(own_cpu_seconds())
 
 
 def own_cpu_seconds():
-    me = psutil.Process()
-    yield sum(me.cpu_times()[:4])  # user, system, and both of the children that have ended
+    """Yields the CPU seconds of this process and of each of its children."""
+    me = sensors.psutil.Process()
+    yield sum(me.cpu_times()[:4])  # user and system time, its own and that of children that have ended
     for child in me.children(recursive=True):
         try:
             yield sum(child.cpu_times()[:4])
-        except psutil.Error:  # it ended meanwhile and is counted above
+        except sensors.psutil.Error:  # it has just ended, so its parent's times include it
             continue
 
 
-class SwapWatch:
-    """Flags `swapping` when the system wrote memory out to disk."""
+class Watch:
+    """Looks for one disturbance of a measurement. Its first exception is logged and switches it off."""
 
-    def __init__(self, swapped_bytes=None):
-        # psutil's `sout` on a Mac are pages written to files, not what went to swap.
-        field = "used" if sys.platform == "darwin" else "sout"
-        self._swapped_bytes = swapped_bytes or (lambda: getattr(psutil.swap_memory(), field))
+    flag: str
 
-    def start(self):
-        self._start = self._swapped_bytes()
+    def __init__(self):
+        self.columns, self._works = {}, True
 
-    def flags(self):
-        return ["swapping"] if self._swapped_bytes() > self._start else []
+    def begin(self) -> None:
+        """What to read before the first window."""
 
-
-class HeatWatch:
-    """Reads degrees, clock and thermal pressure after the last window; flags `throttled` where one says so."""
-
-    def __init__(self, read, read_pressure=sensors.read_thermal_pressure):
-        self._read, self._read_pressure = read, read_pressure
+    def end(self) -> bool:
+        """Whether to raise the flag, asked after the last window."""
+        raise NotImplementedError
 
     def start(self):
-        self.columns = {}
+        self._guard(self.begin)
 
     def flags(self):
-        self.columns = self._read() | {"thermal_pressure": self._read_pressure()}
-        slowed = set(SLOWED_BY) & set(self.columns.get("throttle_reasons", "").split())
-        return ["throttled"] if slowed or self.columns["thermal_pressure"] in SLOWED_AT else []
+        return [self.flag] if self._guard(self.end) else []
 
-
-class Guard:
-    """A watch whose failures stop nothing: drivers and kernels have many ways to fail."""
-
-    def __init__(self, watch):
-        self._watch, self._works = watch, True
-
-    def start(self):
-        self._call(self._watch.start)
-
-    def flags(self):
-        return self._call(self._watch.flags) or []
-
-    @property
-    def columns(self):
-        return getattr(self._watch, "columns", {})
-
-    def _call(self, function):
-        if not self._works:
-            return None
+    def _guard(self, function):
         try:
-            return function()
+            return self._works and function()
         except Exception as error:
             self._works = False
-            log.info("%s sees nothing: %s: %s", type(self._watch).__name__, type(error).__name__, error)
+            log.info("nothing can raise the flag %s: %s: %s", self.flag, type(error).__name__, error)
+
+
+class CounterWatch(Watch):
+    """Raises its flag when a counter has grown by more than `limit` per second."""
+
+    _before: tuple[float, float]
+
+    def __init__(self, flag, counter, limit=0.0, clock=time.perf_counter):
+        super().__init__()
+        self.flag, self._counter, self._limit, self._clock = flag, counter, limit, clock
+
+    def begin(self):
+        self._before = self._clock(), self._counter()
+
+    def end(self):
+        start, before = self._before
+        return (self._counter() - before) / (self._clock() - start) > self._limit
+
+
+def watch_contention():
+    """A watch that flags other processes when they use over a tenth of a core."""
+    return CounterWatch("contended", others_cpu_seconds, CONTENDED_CORES)
+
+
+class HeatWatch(Watch):
+    """Reads temperature, clock and thermal pressure after the last window, as columns."""
+
+    flag = "throttled"
+
+    def __init__(self, read):
+        super().__init__()
+        self._read = read
+
+    def begin(self):
+        self.columns = {}
+
+    def end(self):
+        self.columns = self._read() | {"thermal_pressure": sensors.read_thermal_pressure()}
+        reasons = self.columns.get("throttle_reasons", "").split()
+        return not SLOWED_BY.isdisjoint(reasons) or self.columns["thermal_pressure"] in SLOWED_AT
 
 
 @dataclass(frozen=True)
 class Instruments:
-    """The meters of one device."""
+    """The sensors of one device."""
 
-    counter: object = None  # of energy, as sensors.py has them
-    read: Callable[[], dict] = dict  # columns of heat and clock
+    counter: sensors.EnergyCounter | None = None
+    read: Callable[[], dict] = dict  # () -> columns of temperature and clock
+    why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
 
     def watches(self):
-        """New ones, for measure()."""
-        # Heat first: a GPU's clock and its reasons are those of the moment.
-        watches = (HeatWatch(self.read), *((ContentionWatch(), SwapWatch()) if psutil else ()))
-        return tuple(map(Guard, watches))
+        """New watches for measure()."""
+        heat = HeatWatch(self.read)  # first, because a GPU's clock changes as soon as the work ends
+        return (heat, watch_contention(), CounterWatch("swapping", swapped_bytes)) if sensors.psutil else (heat,)
 
     def joules(self):
-        """The energy counter's reading, NaN where it fails: what is computed from that is unknown."""
+        """The energy counter's reading; NaN where it is missing or fails."""
         try:
-            return self.counter.joules()
+            return self.counter.joules() if self.counter else math.nan
         except Exception as error:
-            log.info("no energy: %s", error)
+            log.info("the energy counter failed: %s", error)
             return math.nan
 
+    def with_idle_watts(self, clock=time.perf_counter, sleep=time.sleep):
+        """A copy with the idle power, measured over IDLE_SECONDS; itself where there is no counter."""
+        if self.counter is None:
+            return self
+        start, before = clock(), self.joules()
+        sleep(IDLE_SECONDS)
+        watts = (self.joules() - before) / (clock() - start)
+        return replace(self, idle_watts=None if math.isnan(watts) else watts)
 
-def open_heat_reader(device, device_name):
-    """A function that gives the columns of heat and clock, as far as they can be had."""
+
+def open_instruments(device, device_name):
+    """The Instruments of a device ("cpu", "cuda", "mps"), without the idle power."""
     try:
-        return sensors.open_nvidia(device_name).read if device == "cuda" else sensors.Processor().read
+        read = sensors.NvidiaCard(device_name).read if device == "cuda" else sensors.read_cpu
     except sensors.Unavailable:
-        return dict
-
-
-def open_instruments(device, device_name, clock=time.perf_counter, sleep=time.sleep):
-    """The Instruments of a device ("cpu", "cuda", "mps") that does nothing yet; says what is missing, and the cure."""
-    read = open_heat_reader(device, device_name)
+        read = dict
     try:
-        counter = sensors.open_energy_counter(device, device_name)
+        return Instruments(sensors.open_energy_counter(device, device_name), read)
     except sensors.Unavailable as why:
-        log.info("power and energy stay blank: %s", why)
-        return Instruments(read=read)
-    instruments = Instruments(counter, read)
-    start, before = clock(), instruments.joules()
-    sleep(IDLE_SECONDS)
-    watts = (instruments.joules() - before) / (clock() - start)
-    return replace(instruments, idle_watts=None if math.isnan(watts) else watts)
+        return Instruments(read=read, why_no_energy=str(why))

@@ -1,13 +1,15 @@
-"""Readers of what the hardware says about itself: energy, heat, clocks. Each needs its package or permission.
+"""Reads the hardware's sensors: energy counters, temperature, clock, thermal pressure.
 
-A reader that cannot work raises Unavailable: why, and how to get it, in one line. Energy is a counter in joules
-that only grows, from an unknown start: two readings and the time between them give watts.
+Each sensor needs its own package or permission. Where one is missing, Unavailable says why and how to get it.
 """
+
+from __future__ import annotations
 
 import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Protocol
 
 try:
     import psutil
@@ -16,41 +18,39 @@ except ImportError:
 
 POWERCAP = Path("/sys/class/powercap")  # https://docs.kernel.org/power/powercap/powercap.html
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
+CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
 
 
 class Unavailable(Exception):
-    """Why something cannot be read, and how to get it."""
+    """Why a sensor cannot be read, and how to get it, in one line."""
 
 
-def open_energy_counter(device, device_name):
-    """What counts the energy of a device ("cpu", "cuda", "mps"); raises Unavailable.
+class EnergyCounter(Protocol):
+    """A counter that only grows, from an unknown start: two readings and the time between them give watts."""
 
-    It has `joules()` and `power_scope`, what those joules were spent by.
-    """
+    power_scope: str  # what the energy is measured for: "gpu board"
+
+    def joules(self) -> float: ...
+
+
+def open_energy_counter(device, device_name) -> EnergyCounter:
+    """The energy counter of a device ("cpu", "cuda", "mps"); raises Unavailable."""
     try:
         if device == "cuda":
-            counter = open_nvidia(device_name)
+            counter = NvidiaCard(device_name)
         elif sys.platform == "darwin":
-            counter = open_apple(device_name)
+            counter = AppleChip(device_name)
         elif device == "cpu":
             counter = Rapl()
         else:
-            raise Unavailable(f"nothing here reads the energy of {device}")
+            raise Unavailable(f"no energy counter is known for {device}")
         counter.joules()
         return counter
     except Unavailable:
         raise
-    except Exception as error:  # libraries of drivers and kernels have many ways to fail
-        raise Unavailable(f"its counter cannot be read: {type(error).__name__}: {error}") from None
-
-
-def open_nvidia(device_name):
-    try:
-        import pynvml
-    except ImportError:
-        raise Unavailable("the package nvidia-ml-py is not installed: `pip install nvidia-ml-py`") from None
-    return NvidiaCard(pynvml, device_name)
+    except Exception as error:  # drivers and kernels fail in many ways
+        raise Unavailable(f"the energy counter cannot be read: {type(error).__name__}: {error}") from None
 
 
 class NvidiaCard:
@@ -58,22 +58,26 @@ class NvidiaCard:
 
     power_scope = "gpu board"
 
-    def __init__(self, nvml, device_name):
-        self._nvml = nvml
-        self._ask(nvml.nvmlInit)
+    def __init__(self, device_name):
+        try:
+            import pynvml
+        except ImportError:
+            raise Unavailable("the package nvidia-ml-py is not installed: `pip install nvidia-ml-py`") from None
+        self._nvml = pynvml
+        self._ask(pynvml.nvmlInit)
         self._card = self._find(device_name)
 
     def _ask(self, function, *arguments):
         try:
             return function(*arguments)
         except self._nvml.NVMLError as error:
-            raise Unavailable(f"NVIDIA's management library says: {error}") from None
+            raise Unavailable(f"NVIDIA's management library reports: {error}") from None
 
     def _find(self, device_name):
-        """The card that CUDA calls the first."""
+        """The handle of CUDA's first device."""
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
         if chosen.startswith("MIG") or " MIG " in (device_name or ""):
-            raise Unavailable("a MIG slice has no counter of its own, and the board's has its neighbours' work in it")
+            raise Unavailable("a MIG slice has no counter of its own, and the board's counter includes other slices")
         if chosen.startswith("GPU-"):
             return self._ask(self._nvml.nvmlDeviceGetHandleByUUID, chosen)
         numbers = range(self._ask(self._nvml.nvmlDeviceGetCount))
@@ -81,28 +85,26 @@ class NvidiaCard:
         if len(cards) == 1:
             return cards[0]
         names = [self._ask(self._nvml.nvmlDeviceGetName, card) for card in cards]
-        # CUDA counts unlike cards by their speed, NVML by their place: then the name tells.
+        # CUDA orders different cards by speed, NVML by bus: then only the name identifies a card.
         same_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         if chosen.isdigit() and int(chosen) < len(cards) and same_order:
             return cards[int(chosen)]
         if names.count(device_name) == 1:
             return cards[names.index(device_name)]
         raise Unavailable(
-            f"which of {len(cards)} cards runs is not clear: set CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES "
-            "to one number"
+            f"it is unclear which of {len(cards)} cards is measured: set CUDA_DEVICE_ORDER=PCI_BUS_ID and "
+            "CUDA_VISIBLE_DEVICES to one number"
         )
 
     def joules(self):
-        return self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._card) / 1000  # it counts millijoules
+        return self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._card) / 1000  # NVML counts millijoules
 
     def read(self):
-        """Columns, None where a card does not say: degrees, MHz of its multiprocessors, why that is not its best."""
+        """Columns: temperature, SM clock, and why that clock is below its maximum; None where the card does not say."""
         nvml, card = self._nvml, self._card
-        # The second is what drivers before release 535 have.
-        for ask in (nvml.nvmlDeviceGetCurrentClocksEventReasons, nvml.nvmlDeviceGetCurrentClocksThrottleReasons):
-            reasons = self._try(ask, card)
-            if reasons is not None:
-                break
+        reasons = self._try(nvml.nvmlDeviceGetCurrentClocksEventReasons, card)
+        if reasons is None:  # drivers before release 535
+            reasons = self._try(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, card)
         return {
             "clock_mhz": self._try(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_SM),
             "temperature_c": self._try(nvml.nvmlDeviceGetTemperature, card, nvml.NVML_TEMPERATURE_GPU),
@@ -130,29 +132,25 @@ REASONS = {
 }
 
 
-def open_apple(chip_name):
-    try:
-        from zeus_apple_silicon import AppleEnergyMonitor
-    except ImportError:
-        raise Unavailable(
-            "the package zeus-apple-silicon is not installed: `pip install zeus-apple-silicon` (an Apple chip, and "
-            "Python below 3.14)"
-        ) from None
-    return AppleChip(AppleEnergyMonitor(), chip_name)
-
-
 class AppleChip:
-    """The whole chip, by IOReport's estimates. https://github.com/ml-energy/zeus-apple-silicon"""
+    """The whole chip, as IOReport estimates it. https://github.com/ml-energy/zeus-apple-silicon"""
 
-    def __init__(self, monitor, chip_name=None):
-        self._monitor = monitor
-        counted = monitor.get_cumulative_energy()
+    def __init__(self, chip_name):
+        try:
+            from zeus_apple_silicon import AppleEnergyMonitor
+        except ImportError:
+            raise Unavailable(
+                "the package zeus-apple-silicon is not installed: `pip install zeus-apple-silicon` (needs an Apple "
+                "chip and Python below 3.14)"
+            ) from None
+        self._monitor = AppleEnergyMonitor()
+        counted = self._monitor.get_cumulative_energy()
         parts = {part: name for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None}
-        if "Ultra" in (chip_name or ""):  # two dies, of whose CPU counters the package keeps the last one alone
+        if "Ultra" in (chip_name or ""):  # two dies, and the package reads the CPU counters of only one
             parts.pop("cpu", None)
-        self._names, self.power_scope = list(parts.values()), "+".join(parts)
         if not parts:
-            raise Unavailable("this Mac's chip shows no energy counters")
+            raise Unavailable("this Mac's chip has no energy counters")
+        self._names, self.power_scope = list(parts.values()), "+".join(parts)
 
     def joules(self):
         counted = self._monitor.get_cumulative_energy()
@@ -160,20 +158,19 @@ class AppleChip:
 
 
 class Rapl:
-    """The CPU packages' counters in Linux, of Intel and AMD alike; each starts again at its range's end."""
+    """Linux's counters of the CPU packages (Intel and AMD). Each wraps around at the end of its range."""
 
     power_scope = "cpu package"
 
-    def __init__(self, root=None):
-        root = root or POWERCAP
-        zones = sorted(zone for zone in root.glob("intel-rapl:*") if zone.name.count(":") == 1)
+    def __init__(self):
+        zones = sorted(zone for zone in POWERCAP.glob("intel-rapl:*") if zone.name.count(":") == 1)
         self._packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
         if not self._packages:
-            raise Unavailable(f"the system shows no energy counters in {root} (virtual machines have none)")
+            raise Unavailable(f"there are no energy counters in {POWERCAP} (virtual machines have none)")
         try:
             self._last = [self._count(package) for package in self._packages]
         except PermissionError:
-            raise Unavailable(f"`sudo chmod a+r {root}/intel-rapl:*/energy_uj` lets everybody read them") from None
+            raise Unavailable(f"no permission: `sudo chmod a+r {POWERCAP}/intel-rapl:*/energy_uj`") from None
         self._joules = 0.0
 
     def joules(self):
@@ -190,22 +187,18 @@ class Rapl:
         return int((package / "energy_uj").read_text())
 
 
-class Processor:
-    """A CPU's heat and clock where psutil can read them; a Mac shows neither without administrator's rights."""
-
-    SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-
-    def read(self):
-        if psutil is None or sys.platform == "darwin":
-            return {}
-        sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-        degrees = [sensor.current for name in self.SENSORS for sensor in sensors.get(name, ())]
-        clock = psutil.cpu_freq()
-        return {"temperature_c": max(degrees, default=None), "clock_mhz": round(clock.current) if clock else None}
+def read_cpu():
+    """Columns: temperature and clock of the CPU, where psutil reads them; a Mac needs administrator rights for both."""
+    if psutil is None or sys.platform == "darwin":
+        return {}
+    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    degrees = [sensor.current for name in CPU_SENSORS for sensor in sensors.get(name, ())]
+    clock = psutil.cpu_freq()
+    return {"temperature_c": max(degrees, default=None), "clock_mhz": round(clock.current) if clock else None}
 
 
 def read_thermal_pressure(library=None):
-    """A Mac's level, one of PRESSURE_LEVELS, from "heavy" on it is being slowed; None elsewhere. See notify(3)."""
+    """A Mac's thermal pressure, one of PRESSURE_LEVELS: "heavy" and above slow it. None elsewhere. See notify(3)."""
     if library is None:
         if sys.platform != "darwin":
             return None

@@ -1,7 +1,7 @@
-"""A canary for heat: a small matrix product, timed before a run's first measurement and after each of them.
+"""A canary for heat: a small matmul, timed before a run's first measurement and after each one.
 
-It works on any machine and needs no rights: where the same little work takes longer afterwards, and no other program
-is seen that could be the reason, heat or a power limit has slowed the machine down.
+It needs no permissions and works on every machine. If the same matmul becomes slower and no other program explains
+it, heat or a power limit has slowed the machine down.
 """
 
 import logging
@@ -9,7 +9,7 @@ import statistics
 import time
 from dataclasses import replace
 
-from bench.machine import meters
+from bench.machine import meters, sensors
 from bench.timing.measure import timed
 from bench.work import data, operators
 
@@ -19,30 +19,31 @@ WINDOW_SECONDS = 0.020
 WINDOWS = 15
 WARMUP_SECONDS = 1.0
 SLOWER = 1.03
-READINGS = 3  # a shared machine moves by more than that by itself: all of these must agree
+READINGS = 3  # single readings vary by more than 3 % on a shared machine, so all of them must agree
 
 
 def open_canary(framework, device, settings):
-    """A Canary on this device, None where the framework has no matrix product."""
+    """A Canary on this device; None where the matmul fails."""
     side = 512 if device == "cpu" else 2048
-    one_pair = lambda _, seed: data.operand_sets(((side, side),) * 2, 1, seed)  # noqa: E731
+    # The precision is the measured one, because the TF32 switch applies to the whole process.
+    workload = replace(
+        operators.matmul((side,) * 3), batches=lambda _, seed: data.operand_sets(((side, side),) * 2, 1, seed)
+    )
     try:
-        # In the precision of what is measured: the switch for TF32 is one for all of a process.
-        workload = replace(operators.matmul((side,) * 3), batches=one_pair)
-        contention = meters.Guard(meters.ContentionWatch()) if device == "cpu" and meters.psutil else None
+        contention = meters.watch_contention() if device == "cpu" and sensors.psutil else None
         return Canary(framework.open_session(workload, settings, None, "device"), contention=contention)
-    except Exception as error:  # a doubt that cannot be raised is no reason to stop
+    except Exception as error:  # a missing canary is no reason to stop
         log.info("no canary for heat: %s", error)
         return None
 
 
 class Canary:
-    """Compares the machine with itself.
+    """Compares the machine's speed with what it was at the start.
 
     Args:
-        session: of a small piece of work, always the same.
-        clock: seconds on the wall.
-        contention: a watch that tells when other programs are the reason; None where they cannot be, or nothing tells.
+        session: of one small piece of work.
+        clock: () -> seconds of wall time.
+        contention: a watch that shows other programs' load; None where other programs do not matter or cannot be seen.
     """
 
     def __init__(self, session, clock=time.perf_counter, contention=None):
@@ -51,9 +52,9 @@ class Canary:
         self._first = [self._read() for _ in range(READINGS)]
 
     def compare(self):
-        """(ratio, flags) after a measurement: seconds now over those at first, and whether that is `throttled`.
+        """(ratio, flags) after a measurement: seconds now over seconds at the start, and `throttled` or nothing.
 
-        It is where each reading now is over 3 % slower than the slowest at first, and other programs are no reason.
+        `throttled` means that all readings are over 3 % slower than the slowest one at the start, without contention.
         """
         if self._contention:
             self._contention.start()
@@ -65,16 +66,16 @@ class Canary:
         return statistics.median(now) / statistics.median(self._first), ["throttled"] if slowed else []
 
     def _read(self):
-        """Seconds of one step: the lower quartile of short windows.
+        """Seconds per step: the lower quartile of short windows.
 
-        Other programs make some windows longer; heat and power limits make all of them longer.
+        Other programs slow down some of the windows; heat and power limits slow down all of them.
         """
         windows = [timed(self._session, self._clock, self._steps) / self._steps for _ in range(WINDOWS)]
         return statistics.quantiles(windows, n=4)[0]
 
 
 def choose_steps(session, clock):
-    """Steps in a window, after a warm-up: an idle GPU needs some time to reach its clock."""
+    """Steps per window. Runs for WARMUP_SECONDS, because an idle GPU needs time to raise its clock."""
     start, steps = clock(), 1
     while True:
         seconds = timed(session, clock, steps)

@@ -1,90 +1,87 @@
-"""Proves that the work is right before it is timed: the same NumPy checks for every framework."""
+"""Proves that the work is right before it is timed, with the same NumPy checks for every framework."""
 
 import numpy as np
 
 from bench.timing.measure import MeasurementError
 
-# float32 sums of a deep network in another order differ by about 1e-5; a wrong kernel by about 1.
+# Another order of float32 sums changes a deep model's output by about 1e-5; a wrong kernel changes it by about 1.
 MAX_RELATIVE_ERROR = 1e-3
 MAX_TRAINING_ERROR = 0.1
 
-# Relative L2 error of a product whose inputs were rounded to a format's significand (24, 11 and 8 bits),
-# the limits halfway between formats in powers of ten. Winograd convolutions cost float32 up to 1e-5.
+# Upper limits of a matmul's relative L2 error, by the significand that its inputs are rounded to (53, 24, 11 and 8
+# bits), halfway between formats in powers of ten. Winograd convolutions in float32 have errors of up to 1e-5.
 PRECISION_BY_ERROR = ((1e-11, "float64"), (5e-5, "float32"), (1e-3, "tf32"), (1e-2, "bfloat16"))
 
 
 def relative_error(got, expected):
-    """L2 norm of the difference over that of the expected values."""
+    """L2 norm of the difference, divided by the L2 norm of the expected values."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
 def check_parameters(counted, expected):
-    """Raise MeasurementError unless the network has the workload's trainable parameters (None: unknown)."""
+    """Raise MeasurementError unless the model has this many trainable parameters; None means unknown."""
     if expected is not None and counted != expected:
-        raise MeasurementError("wrong_model", f"the network has {counted} trainable parameters, not {expected}")
+        raise MeasurementError("wrong_model", f"the model has {counted} trainable parameters, not {expected}")
+
+
+def require(is_right, reason):
+    if not is_right:
+        raise MeasurementError("wrong_output", reason)
 
 
 def check_output(got, expected=None):
-    """Raise MeasurementError unless a network's output for two different items can be trusted.
+    """Raise MeasurementError when a model's output for two different items is wrong.
 
     Args:
-        got: outputs on the device that is measured, shape (2, classes).
-        expected: the same in float32 on the CPU; None where the two are not comparable, in a lower
-            precision or on the CPU itself: then finite values are all that is asked.
+        got: output of the measured device, shape (2, classes).
+        expected: output of the CPU in float32; None on the CPU itself and in lower precision, where only infinities
+            and NaN can be found.
     """
     got = np.asarray(got, np.float64)
-    if not np.isfinite(got).all():
-        raise MeasurementError("wrong_output", "the network's output has infinities or NaN")
+    require(np.isfinite(got).all(), "the model's output has infinities or NaN")
     if expected is None:
         return
-    if not np.any(expected):
-        raise MeasurementError("wrong_output", "the network's output is all zero")
-    error = relative_error(got, expected)
-    if error > MAX_RELATIVE_ERROR:
-        raise MeasurementError("wrong_output", f"the output differs from the CPU's by {error:.1e} (relative L2)")
-    apart = relative_error(expected[0], expected[1])
-    # Otherwise a device that ignores its input would pass.
-    if apart < 10 * error:
-        raise MeasurementError("wrong_output", f"two items differ by {apart:.1e} only, the devices by {error:.1e}")
+    require(np.any(expected), "the model's output is all zero")
+    error, items = relative_error(got, expected), relative_error(expected[0], expected[1])
+    require(error <= MAX_RELATIVE_ERROR, f"the output differs from the CPU's by {error:.1e} (relative L2)")
+    # A device that ignores its input would pass otherwise.
+    require(items >= 10 * error, f"outputs of two items differ by {items:.1e}, those of device and CPU by {error:.1e}")
 
 
 def check_compiled(got, expected, again=None):
-    """Raise MeasurementError unless a compiled network's outputs are those of the network itself.
+    """Raise MeasurementError unless a compiled model's output equals the uncompiled model's.
 
-    In float32 and better only: in 16 bits a deep network makes a tenth and more out of another order of rounding.
+    For float32 and float64 only: rounding order alone can change the 16-bit output of a deep model by 10 %.
 
     Args:
-        again: of a network in training, the same as expected, computed once more. Where the two differ, layers draw at
-            random, and nothing can be said. Statistics of a batch make rounding grow: seen to be 2e-3 in a ResNet-152.
+        again: in training, the uncompiled model's output computed once more. Where it differs from expected, layers
+            are random, and nothing can be checked. BatchNorm in training amplifies rounding (2e-3 seen in ResNet-152).
     """
-    error, limit = relative_error(got, expected), MAX_RELATIVE_ERROR
-    if again is not None:
-        limit = MAX_TRAINING_ERROR
-        if relative_error(again, expected) > limit / 10:
-            return
-    if not error < limit:
-        raise MeasurementError("wrong_output", f"compiled, the output differs by {error:.1e} (relative L2)")
+    limit = MAX_RELATIVE_ERROR if again is None else MAX_TRAINING_ERROR
+    if again is not None and relative_error(again, expected) > limit / 10:
+        return
+    error = relative_error(got, expected)
+    require(error < limit, f"compiled, the output differs by {error:.1e} (relative L2)")
 
 
 def check_samples(got, expected, measured_precision):
-    """Raise MeasurementError unless an operator's output, at some places, is what float64 gives.
+    """Raise MeasurementError unless an operator's output agrees with float64 at the sampled places.
 
-    The error may be ten times that of rounding the operands, because sums grow long.
+    The limit is ten times the error of rounding the operands, because the sums are long.
     """
     limits = {"tf32": 1e-3, "float16": 1e-3} | {name: limit for limit, name in PRECISION_BY_ERROR}
     limit = 10 * max((limit for name, limit in limits.items() if name in measured_precision), default=1)
     error = relative_error(got, expected)
-    if not error < limit:
-        raise MeasurementError("wrong_output", f"the output differs from float64's by {error:.1e} (relative L2)")
+    require(error < limit, f"the output differs from float64's by {error:.1e} (relative L2)")
 
 
 def probe_inputs(seed=0):
-    """Seeded normal inputs of a matrix product and a convolution.
+    """Seeded normal inputs of the matmul and the convolution that show the precision.
 
     Returns:
-        ((a, b), (x, w)): float32 of shapes (1024, 1024) twice, (4, 128, 32, 32) and (128, 128, 3, 3): libraries leave
-        the tensor cores alone for products that are much smaller.
+        ((a, b), (x, w)): float32 of shapes (1024, 1024) twice, (4, 128, 32, 32) and (128, 128, 3, 3). Libraries do not
+        use tensor cores for much smaller inputs.
     """
     random = np.random.default_rng(seed)
     shapes = (1024, 1024), (1024, 1024), (4, 128, 32, 32), (128, 128, 3, 3)
@@ -93,15 +90,15 @@ def probe_inputs(seed=0):
 
 
 def name_precision(matmul_error, convolution_error, is_float16=False):
-    """What the hardware did, from the relative errors of probe products against float64.
+    """The precision that the hardware computed in, from the two probes' relative errors against float64.
 
-    float16 and TF32 have significands of the same length: is_float16 says that the results came as float16.
+    TF32 and float16 have equally long significands: is_float16 says that the outputs were float16.
     """
-    names = [_name_one(error) for error in (matmul_error, convolution_error)]
-    if is_float16:
-        names = [name.replace("tf32", "float16") for name in names]
-    return names[0] if names[0] == names[1] else "matmul {}, convolution {}".format(*names)
+    half = "float16" if is_float16 else "tf32"
 
+    def name(error):
+        precision = next((name for limit, name in PRECISION_BY_ERROR if error < limit), "lower")
+        return half if precision == "tf32" else precision
 
-def _name_one(error):
-    return next((name for limit, name in PRECISION_BY_ERROR if error < limit), "lower")
+    matmul, convolution = name(matmul_error), name(convolution_error)
+    return matmul if matmul == convolution else f"matmul {matmul}, convolution {convolution}"

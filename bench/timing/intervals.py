@@ -1,42 +1,40 @@
-"""The middle of a series of windows, and how sure it is. Pure arithmetic on seconds in the order they were taken."""
+"""Confidence intervals of a series of windows: pure arithmetic on seconds, in the order in which they were measured."""
 
 import math
 import statistics
 from fractions import Fraction
 from itertools import pairwise
 
-MIN_SAMPLES = 6  # the fewest whose extremes enclose the median with 95 %: 1 - 2 / 2**6 = 0.969
-TAIL = Fraction(1, 40)  # on either side of a 95 % interval
+MIN_SAMPLES = 6  # the fewest whose range is a 95 % interval of the median: 1 - 2 / 2**6 = 0.969
+TAIL = Fraction(1, 40)  # on each side of a 95 % interval
 NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(float(TAIL))  # -1.96
 
 
 def median_interval(samples):
-    """The 95 % interval of the median as (low, high), from the order statistics.
+    """The 95 % confidence interval of the median as (low, high), from the order statistics.
 
-    For independent samples it is exact and needs no shape of distribution: the number of samples below
-    the median is Binomial(n, 1/2) (David and Nagaraja, Order Statistics, section 7.1). Windows in a row
-    are not independent, so the ranks are widened about n/2 by sqrt((1 + rho) / (1 - rho)), the growth of
-    a mean's standard error under a first-order autoregression; rho comes from the signs about the median
-    (for Gaussian series their correlation r gives rho = sin(pi r / 2)), so that outliers do not move it.
+    For independent samples it is exact for every distribution: the number of samples below the median is
+    Binomial(n, 1/2) (David and Nagaraja, Order Statistics, section 7.1). Successive windows are correlated, so the
+    ranks are widened about n/2 by sqrt((1 + rho) / (1 - rho)), the growth of a mean's standard error in a first-order
+    autoregression.
 
     Args:
-        samples: at least 6 of them, in the order in which they were taken.
+        samples: at least 6, in the order in which they were measured.
     """
     n = len(samples)
     ordered = sorted(samples)
-    rank = _exact_rank(n)
     rho = sign_autocorrelation(samples)
-    reach = (n / 2 - (rank - 1)) * math.sqrt((1 + rho) / (1 - rho))
+    reach = (n / 2 - (_exact_rank(n) - 1)) * math.sqrt((1 + rho) / (1 - rho))
     low = max(0, math.floor(n / 2 - reach))
     return ordered[low], ordered[n - 1 - low]
 
 
 def _exact_rank(n):
     """The largest 1-based rank l with P(l-th smallest > median) <= 2.5 %, by the binomial sum."""
-    if n > 1000:  # the normal approximation is within one rank from here on, and the sum grows slow
+    if n > 1000:  # the normal approximation is within one rank here, and the sum becomes slow
         return math.floor((n + NORMAL_QUANTILE * math.sqrt(n)) / 2)
     allowed = int(2**n * TAIL)
-    below, rank = 1, 1  # ways in which fewer than `rank` of n samples lie below the median
+    below, rank = 1, 1  # of 2**n outcomes, those with fewer than `rank` samples below the median
     while below + math.comb(n, rank) <= allowed:
         below += math.comb(n, rank)
         rank += 1
@@ -44,25 +42,28 @@ def _exact_rank(n):
 
 
 def sign_autocorrelation(samples):
-    """The lag-one autocorrelation, estimated from signs about the median, within [0, 0.8]."""
+    """The lag-one autocorrelation within [0, 0.8], from signs about the median, so that outliers do not change it.
+
+    For Gaussian series a correlation r of the signs means rho = sin(pi r / 2).
+    """
     middle = statistics.median(samples)
     signs = [(x > middle) - (x < middle) for x in samples]
-    energy = sum(s * s for s in signs)
-    if not energy:
+    nonzero = sum(map(abs, signs))
+    if not nonzero:
         return 0.0
-    r = sum(a * b for a, b in pairwise(signs)) / energy
+    r = sum(a * b for a, b in pairwise(signs)) / nonzero
     return min(0.8, max(0.0, math.sin(math.pi * r / 2)))
 
 
 def p95(step_seconds):
-    """The 95th percentile of single steps; None below 59 of them, where the largest may lie under it."""
+    """The 95th percentile of single steps; None below 59 steps, where even the largest one may lie below it."""
     if len(step_seconds) < 59:
         return None
     return sorted(step_seconds)[math.ceil(0.95 * len(step_seconds)) - 1]
 
 
 def has_drift(windows):
-    """Whether the first and last thirds differ by over 2 %, beyond what their intervals explain."""
+    """Whether the medians of the first and last third differ by over 2 % and their intervals do not overlap."""
     third = len(windows) // 3
     if third < MIN_SAMPLES:
         return False

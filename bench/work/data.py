@@ -1,4 +1,4 @@
-"""The data that the work runs on, as NumPy arrays, the same in every framework."""
+"""Input data as NumPy arrays, the same for every framework."""
 
 import atexit
 import functools
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-# One repeated batch can be cached, by hardware or by a framework; four in rotation are not.
+# Hardware or framework may cache one repeated batch, so several batches rotate.
 RESIDENT_BATCHES = 4
 JPEG_FILES = 256
 POOL_NUMBERS = 2**24
@@ -18,31 +18,25 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def image_batches(shape, classes, batch_size, seed):
-    """Seeded batches that stay on the device.
+    """Seeded batches of normal noise, which has the mean and spread of normalised photographs.
 
-    Noise of the mean and spread of normalised photographs: zeros would run faster and draw less power.
+    Zeros would run faster and draw less power.
 
     Args:
         shape: (channels, height, width).
-        classes: labels are drawn from range(classes).
-        batch_size: images in one batch.
-        seed: the same seed gives the same batches.
 
     Returns:
         A list of (images, labels): float32 of shape (batch_size, *shape), int64 of shape (batch_size,).
     """
     random = np.random.default_rng(seed)
     return [
-        (
-            random.standard_normal((batch_size, *shape), dtype=np.float32),
-            random.integers(classes, size=batch_size),
-        )
+        (random.standard_normal((batch_size, *shape), dtype=np.float32), random.integers(classes, size=batch_size))
         for _ in range(RESIDENT_BATCHES)
     ]
 
 
 def token_batches(length, vocabulary, classes, batch_size, seed):
-    """Seeded batches of token ids, none of them 0, which stands for padding.
+    """Seeded batches of token ids. No id is 0, because 0 means padding.
 
     Returns:
         A list of (ids, labels): int64 of shapes (batch_size, length) and (batch_size,).
@@ -60,37 +54,38 @@ def normal_pool(seed):
 
 
 def operand_sets(shapes, sets, seed):
-    """Operands of one operator: a list of tuples of float32 arrays of these shapes, normal and of unit scale.
+    """Operands of an operator: `sets` tuples of float32 arrays with these shapes, normal with unit variance.
 
-    All are cut from one pool of numbers, each at a place of its own, because billions of them would take minutes.
+    Each array starts at its own place in one pool of numbers, because generating billions of them would take minutes.
     """
     pool, starts = normal_pool(seed), itertools.count(0, 65_537)
-    return [tuple(_cut(pool, next(starts) % (POOL_NUMBERS // 2), shape) for shape in shapes) for _ in range(sets)]
 
+    def cut(shape):
+        start = next(starts) % (POOL_NUMBERS // 2)
+        # Slice first: resize() keeps a reference to everything that it gets.
+        return np.resize(pool[start : start + math.prod(shape)], shape)
 
-def _cut(pool, start, shape):
-    # No more of the pool than it takes: resize() keeps all that it is given.
-    return np.resize(pool[start : start + math.prod(shape)], shape)
+    return [tuple(map(cut, shapes)) for _ in range(sets)]
 
 
 def epoch_order(count, seed, epoch):
-    """The order in which an epoch sees its items: int64 of shape (count,), the same in every framework."""
+    """The order of the items in an epoch: int64 of shape (count,), the same in every framework."""
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 @functools.cache
 def jpeg_files(seed):
-    """Paths of the pool of JPEG files, written once and removed with the process."""
+    """Paths of JPEG_FILES files, written once and removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="jpegs-")
     atexit.register(folder.cleanup)
     return write_jpegs(folder.name, JPEG_FILES, seed)
 
 
 def write_jpegs(folder, count, seed):
-    """Write a pool of seeded JPEG files, random scenes of 200 to 500 pixels a side; returns their paths.
+    """Write seeded JPEG files, random scenes with sides of 200 to 500 pixels; returns their paths.
 
-    Scenes, not noise: noise compresses badly and decodes several times slower than a photograph does.
-    Soft gradients, a dozen shapes and a little sensor noise come to about two bits a pixel, as photographs do.
+    Noise would compress badly and decode several times slower than a photograph. These scenes (soft gradients, a dozen
+    shapes, a little sensor noise) take about two bits per pixel, as photographs do.
     """
     random = np.random.default_rng(seed)
     paths = [Path(folder) / f"{i:05}.jpg" for i in range(count)]
@@ -100,7 +95,7 @@ def write_jpegs(folder, count, seed):
 
 
 def random_scene(random):
-    """A PIL image that costs a decoder and a resizer what a photograph costs."""
+    """A PIL image that takes about as long as a photograph to decode and to resize."""
     width, height = (int(side) for side in random.integers(200, 501, size=2))
     coarse = Image.fromarray(random.integers(256, size=(6, 8, 3), dtype=np.uint8))
     scene = coarse.resize((width, height), Image.Resampling.BICUBIC)

@@ -1,17 +1,16 @@
-"""Single operators as work: matrix products, convolutions, and arrays that are moved; NumPy alone."""
+"""Single operators as workloads: matmuls, convolutions and memory bandwidth. Needs NumPy only."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from bench.work import data
 from bench.work.workload import Workload
 
-# Operands take turns; together they are more than any last-level cache holds, if so few can be.
+# Steps rotate through several sets of operands, together larger than a last-level cache unless that takes too many.
 CACHE_BYTES = 2**28
 MIN_SETS, MAX_SETS = 2, 16
-SAMPLES = 64  # entries of an output that are compared with float64
+SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "multiply-add": lambda x, y: 2 * x + y}
 
@@ -20,9 +19,10 @@ def name_size(size):
     return "x".join(map(str, size))
 
 
-def operator(model, name, unit, items, flops, shapes, samples, columns=None):
+def operator(model, name, unit, items, flops, shapes, samples, columns):
     """The Workload of one operator on float32 operands of these shapes."""
-    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / sum(4 * math.prod(shape) for shape in shapes))))
+    bytes_per_set = 4 * sum(map(math.prod, shapes))
+    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / bytes_per_set)))
     return Workload(
         name=name,
         model=model,
@@ -33,20 +33,20 @@ def operator(model, name, unit, items, flops, shapes, samples, columns=None):
         parameters=None,
         flops_per_item=flops,
         batches=lambda _, seed: data.operand_sets(shapes, sets, seed),
-        columns={"data": "synthetic"} | (columns or {}),
+        columns={"data": "synthetic"} | columns,
         samples=samples,
     )
 
 
 def matmul(size):
-    """M x K times K x N: 2 M N K FLOPs."""
+    """An M x K by K x N matmul: 2 M N K FLOPs."""
     m, n, k = size
     columns = {"matrix_size": name_size(size)}
-    return operator("matmul", "matmul", "products", 1, 2 * m * n * k, ((m, k), (k, n)), sample_product, columns)
+    return operator("matmul", "matmul", "products", 1, 2 * m * n * k, ((m, k), (k, n)), sample_matmul, columns)
 
 
-def convolution_as_product(size):
-    """The same product as a convolution of 1 x 1: M pixels of K channels become M pixels of N channels."""
+def convolution_1x1(size):
+    """The same matmul as a 1 x 1 convolution: M pixels with K channels become M pixels with N channels."""
     m, n, k = size
     height = math.gcd(m, 2 ** (m.bit_length() // 2))
     shapes = (1, k, height, m // height), (n, k, 1, 1)
@@ -54,8 +54,8 @@ def convolution_as_product(size):
     return operator("conv1x1", "convolution", "products", 1, 2 * m * n * k, shapes, sample_convolution, columns)
 
 
-def convolution(device):
-    """The ancestor's: 3 x 3, 128 channels, images of 256 x 256; 2 x 9 x 128 x 128 FLOPs a pixel."""
+def convolution_3x3(device):
+    """3 x 3, 128 channels, 256 x 256 images, as in tf-metal-experiments: 2 x 9 x 128 x 128 FLOPs per pixel."""
     batch_size, channels, side = 4 if device == "cpu" else 32, 128, 256
     flops = 2 * 9 * channels * channels * side * side
     shapes = (batch_size, channels, side, side), (channels, channels, 3, 3)
@@ -64,36 +64,36 @@ def convolution(device):
 
 
 def bandwidth(model, formula):
-    """Moves arrays: as many GB as its operands have, the output being the last of them."""
+    """Reads the formula's arguments and writes its result; one step moves the bytes of all these arrays."""
     arrays = formula.__code__.co_argcount + 1
     gigabytes = arrays * 4 * COPY_NUMBERS / 1e9
 
     def samples(operands):
-        (places,) = draw_places(operands[0].shape)
-        return (places,), formula(*(each[places].astype(np.float64) for each in operands[:-1]))
+        *inputs, output = operands
+        (indices,) = random_indices(output.shape)
+        return (indices,), formula(*(x[indices].astype(np.float64) for x in inputs))
 
-    shapes = ((COPY_NUMBERS,),) * arrays
-    return replace(operator(model, "bandwidth", "GB", gigabytes, None, shapes, samples), flops_per_item=None)
-
-
-# Every output is compared with float64 at some places before it is timed.
+    return operator(model, "bandwidth", "GB", gigabytes, None, ((COPY_NUMBERS,),) * arrays, samples, {})
 
 
-def draw_places(shape):
+# Expected float64 values at random places of the output: they are checked before anything is timed.
+
+
+def random_indices(shape):
     return tuple(np.random.default_rng(0).integers(side, size=SAMPLES) for side in shape)
 
 
-def sample_product(operands):
+def sample_matmul(operands):
     a, b = operands
-    rows, columns = draw_places((len(a), b.shape[1]))
+    rows, columns = random_indices((len(a), b.shape[1]))
     return (rows, columns), np.einsum("sk,sk->s", a[rows].astype(np.float64), b[:, columns].T.astype(np.float64))
 
 
 def sample_convolution(operands):
-    """Convolution of stride 1 with zeros around the image, at some places."""
+    """A convolution with stride 1 and zero padding that keeps the image size."""
     x, kernel = operands
     reach = kernel.shape[-1] // 2
-    batch, out, row, column = places = draw_places((len(x), len(kernel), *x.shape[2:]))
+    batch, out, row, column = indices = random_indices((len(x), len(kernel), *x.shape[2:]))
     total = np.zeros(SAMPLES)
     for dy in range(-reach, reach + 1):
         for dx in range(-reach, reach + 1):
@@ -102,4 +102,4 @@ def sample_convolution(operands):
             pixels = x[batch, :, y.clip(0, x.shape[2] - 1), z.clip(0, x.shape[3] - 1)].astype(np.float64)
             weights = kernel[out, :, dy + reach, dx + reach].astype(np.float64)
             total += inside * np.einsum("sc,sc->s", pixels, weights)
-    return places, total
+    return indices, total

@@ -1,6 +1,7 @@
-"""What is measured, whoever runs it: the record that a script fills and a framework builds."""
+"""The record that describes one kind of work: a script fills it, and a framework builds the model from it."""
 
 import csv
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,57 +18,53 @@ LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5}
 
 @dataclass(frozen=True)
 class Workload:
-    """One kind of work. A framework's builder is looked up by `name`."""
+    """One kind of work. A framework looks up the function that builds its model by `name`."""
 
-    name: str  # "image", "mlp" or "transformer"
+    name: str  # "image", "mlp" or "transformer"; of an operator "matmul", "convolution" or "bandwidth"
     model: str
     unit: str  # what throughput counts, in the plural: "images"
-    items_per_step: int
+    items_per_step: float  # a whole number, except the GB that a bandwidth operator moves
     item_shape: tuple[int, ...]  # of one item, channels first
     classes: int
-    parameters: int | None  # trainable ones; None where nobody has counted
-    flops_per_item: int | None  # of the measured phase; 1 multiply-add = 2 FLOPs
-    # (items in a batch, seed) -> list of (inputs, labels), or of an operator's operands, as data.py makes them
-    batches: Callable[[int, int], list]
-    columns: dict = field(default_factory=dict)  # of the row, that only this kind of work fills
-    # () -> (train inputs, train labels, test inputs, test labels), where whole epochs can be trained
+    parameters: int | None  # number of trainable parameters; None: unknown
+    flops_per_item: int | None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
+    # (batch size, seed) -> list of (inputs, labels); for an operator, list of its operands
+    batches: Callable[[int, int], list[tuple]]
+    columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
+    # () -> (train inputs, train labels, test inputs, test labels); None where no epochs can be trained
     dataset: Callable[[], tuple] | None = None
-    # (operands) -> (indices into the output, float64 values there), where the work is one operator
+    # operators only: (operands) -> (indices into the output, float64 values there)
     samples: Callable[[tuple], tuple] | None = None
 
     @property
     def batch_bytes(self):
         """Size of one float32 batch of inputs."""
-        size = 4 * self.items_per_step
-        for side in self.item_shape:
-            size *= side
-        return size
+        return 4 * self.items_per_step * math.prod(self.item_shape)
 
 
 def flops_of_phase(phase, forward, first_layer=0):
-    """FLOPs of a phase whose forward pass takes so many; None for what has no count, the optimizer.
+    """FLOPs of a phase; None for the optimizer, which is not counted.
 
-    The backward pass takes each product twice more, for the gradients of its weights and of its inputs. The
-    data need no gradient: first_layer is what the products that read them take.
+    The backward pass costs twice the forward pass: gradients of the weights and of each layer's inputs. The first
+    layer needs no gradient of its inputs, so its forward FLOPs, first_layer, count only once.
     """
-    by_phase = {"inference": forward, "forward": forward, "backward": 2 * forward - first_layer}
-    by_phase["training"] = forward + by_phase["backward"]
+    backward = 2 * forward - first_layer
+    by_phase = {"inference": forward, "forward": forward, "backward": backward, "training": forward + backward}
     return by_phase.get(phase)
 
 
 def image_counts(model, image_size, phase):
-    """(trainable parameters, FLOPs an image) of an image model, from flops.csv; None where not counted.
+    """(trainable parameters, FLOPs per image) of an image model; None where flops.csv has no count.
 
-    Convolutions and matrix products are counted, at one input size; tests/frameworks/count_flops.py makes the file.
+    flops.csv counts convolutions and matmuls at one image size; tests/frameworks/count_flops.py writes it.
     """
     with COUNTS.open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            if row["model"] == model:
-                forward, training = int(row["inference_flops"]), int(row["training_flops"])
-                same_size = int(row["image_size"]) == image_size
-                flops = flops_of_phase(phase, forward, first_layer=3 * forward - training)
-                return int(row["parameters"]), flops if same_size else None
-    return None, None
+        row = next((row for row in csv.DictReader(lines) if row["model"] == model), None)
+    if row is None:
+        return None, None
+    forward, training = int(row["inference_flops"]), int(row["training_flops"])
+    flops = flops_of_phase(phase, forward, first_layer=3 * forward - training)
+    return int(row["parameters"]), flops if int(row["image_size"]) == image_size else None
 
 
 def mlp_widths(model):
@@ -78,26 +75,27 @@ def mlp_widths(model):
     if re.fullmatch("mlp(-[1-9][0-9]{0,5})+", model):
         return tuple(int(width) for width in model.split("-")[1:])
     raise SettingError(
-        f"MODEL={model!r} must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-..., as mlp-5x1024 or mlp-3000-1000"
+        f"MODEL={model!r} must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-..., for example mlp-5x1024 or mlp-3000-1000"
     )
 
 
 def mlp_counts(widths, phase):
-    """(trainable parameters, FLOPs an image) of dense layers with biases, on CIFAR-10."""
-    sides = list(pairwise((3 * CIFAR_SIDE**2, *widths, CIFAR_CLASSES)))
-    first_layer, *_ = products = [2 * inputs * outputs for inputs, outputs in sides]
-    return sum((inputs + 1) * outputs for inputs, outputs in sides), flops_of_phase(phase, sum(products), first_layer)
+    """(trainable parameters, FLOPs per image) of dense layers with biases, on CIFAR-10."""
+    layers = list(pairwise((3 * CIFAR_SIDE**2, *widths, CIFAR_CLASSES)))
+    flops = [2 * inputs * outputs for inputs, outputs in layers]
+    parameters = sum((inputs + 1) * outputs for inputs, outputs in layers)
+    return parameters, flops_of_phase(phase, sum(flops), first_layer=flops[0])
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Sizes of a BERT-like encoder and of the classifier on top, as its authors published them."""
+    """Published sizes of a BERT-like encoder, with a classifier for `labels` classes."""
 
     layers: int
     width: int
     heads: int
     inner: int  # width inside the feed-forward part
-    token_types: int  # kinds of segments with an embedding of their own; 0: none
+    token_types: int  # number of segment embeddings; 0: none
     norm_epsilon: float = 1e-12
     vocabulary: int = 30522
     positions: int = 512
@@ -106,7 +104,7 @@ class Encoder:
 
     @property
     def is_bert(self):
-        """BERT has a tanh before its classifier and dropout after attention; DistilBERT a ReLU, and none."""
+        """BERT has a tanh before its classifier and dropout after attention; DistilBERT has a ReLU and no dropout."""
         return self.token_types > 0
 
 
@@ -119,15 +117,15 @@ ENCODERS = {
 
 
 def encoder_counts(encoder, length, phase):
-    """(trainable parameters, FLOPs a sequence) of an encoder with its classifier.
+    """(trainable parameters, FLOPs per sequence) of an encoder with its classifier.
 
-    Products of a layer and token: queries, keys, values and output (4 w w), the feed-forward part (2 w f), scores and
-    mean of values (2 w length). The classifier reads the first token. Looking an embedding up is no product.
+    Multiply-adds per layer and token: query, key, value and output matmuls (4 w w), feed-forward (2 w f), attention
+    scores and weighted values (2 w length). The classifier reads the first token only. Embedding lookups cost none.
     """
     w, f = encoder.width, encoder.inner
-    tables = (encoder.vocabulary + encoder.positions + encoder.token_types) * w
-    in_layer = 4 * (w + 1) * w + (w + 1) * f + (f + 1) * w + 4 * w  # two normalisations
-    head = (w + 1) * w + (w + 1) * encoder.labels
-    parameters = tables + 2 * w + encoder.layers * in_layer + head
-    products = encoder.layers * length * (4 * w * w + 2 * w * f + 2 * w * length) + w * w + w * encoder.labels
-    return parameters, flops_of_phase(phase, 2 * products)
+    embeddings = (encoder.vocabulary + encoder.positions + encoder.token_types) * w
+    layer = 4 * (w + 1) * w + (w + 1) * f + (f + 1) * w + 4 * w  # two normalisations
+    classifier = (w + 1) * w + (w + 1) * encoder.labels
+    parameters = embeddings + 2 * w + encoder.layers * layer + classifier
+    multiply_adds = encoder.layers * length * (4 * w * w + 2 * w * f + 2 * w * length) + w * w + w * encoder.labels
+    return parameters, flops_of_phase(phase, 2 * multiply_adds)

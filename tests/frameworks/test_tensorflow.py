@@ -482,7 +482,7 @@ def test_training_images_are_cropped_at_random(tmp_path):
 def test_operators_are_right_and_can_be_measured(monkeypatch, precision):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     size = (48, 40, 56)
-    works = [operators.matmul(size), operators.convolution_as_product(size)]
+    works = [operators.matmul(size), operators.convolution_1x1(size)]
     works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     settings = replace(read_settings("tflops", {"FRAMEWORK": "tensorflow"}), precision=precision)
     for workload in works:

@@ -1,4 +1,4 @@
-"""What is found out about the host, and what is made of it; tools of other systems are replaced by recordings."""
+"""The description of the host; the commands of other systems are replaced by recorded outputs."""
 
 import json
 import platform
@@ -23,7 +23,7 @@ from bench.settings import SettingError
         (None, 4, None, None, "cpu-4-cores"),
     ],
 )
-def test_a_machine_is_named_by_its_best_accelerator(cpu, cores, gpu, gpu_cores, name):
+def test_a_machine_is_named_after_its_fastest_device(cpu, cores, gpu, gpu_cores, name):
     assert environment.name_machine(cpu, cores, gpu, gpu_cores) == name
 
 
@@ -61,13 +61,14 @@ def test_apple_silicon(monkeypatch):
     assert environment.find_power_source() == "battery"
 
 
-def test_what_a_mac_does_not_say_is_blank(monkeypatch):
+def test_unknown_values_of_a_mac_are_none(monkeypatch):
     on_a_mac(monkeypatch)
     answers(monkeypatch)
     assert environment.find_apple_gpu_cores() is None
     assert environment.find_memory_gb() is None
     assert environment.find_power_source() is None
-    assert environment.parse_gpu_cores('{"SPDisplaysDataType": [{}]}') is None
+    answers(monkeypatch, system_profiler='{"SPDisplaysDataType": [{}]}')
+    assert environment.find_apple_gpu_cores() is None
 
 
 def test_an_x86_python_on_an_arm_mac_is_refused(monkeypatch):
@@ -99,7 +100,7 @@ def test_power_source_of_a_linux_laptop(monkeypatch, tmp_path):
     assert environment.find_power_source() is None
 
 
-def test_changed_programs_are_dirty_and_new_rows_are_not(monkeypatch, tmp_path):
+def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(monkeypatch, tmp_path):
     def git(*arguments):
         identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
         return environment._output("git", "-C", str(tmp_path), *identity, *arguments)

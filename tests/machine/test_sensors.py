@@ -1,4 +1,4 @@
-"""Readers of hardware that is not here, on recorded replies of the true libraries' types."""
+"""Sensors of hardware that is not here, with fakes of the real libraries and recorded values."""
 
 import ctypes
 import sys
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.machine import sensors
+from bench.machine.sensors import read_thermal_pressure
 
 
 class NVMLError(Exception):
@@ -14,11 +15,11 @@ class NVMLError(Exception):
 
 
 class Nvml:
-    """pynvml, as it answers for some cards: handles are numbers here, opaque structures there."""
+    """pynvml with these cards; its opaque handles are numbers here."""
 
     NVMLError, NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = NVMLError, 0, 1
     names = ("NVIDIA H200",)
-    millijoules = 5_000_123  # of type int, as all that it returns
+    millijoules = 5_000_123
 
     def nvmlInit(self):
         return None
@@ -74,79 +75,80 @@ def test_an_nvidia_card_counts_millijoules(nvml):
 @pytest.mark.parametrize(
     ("names", "visible", "card"),
     [
-        (("B", "A"), "", 1),  # CUDA's first is not NVML's: the name tells
+        (("B", "A"), "", 1),  # CUDA's first card is not NVML's: the name decides
         (("B", "A"), "0", 1),
         (("A", "A", "A"), "2", 2),
         (("A", "A", "A"), None, 0),
         (("A", "A"), "GPU-1234", 1),
-        (("A as the driver calls it",), "", 0),
+        (("A with its full name",), "", 0),
     ],
 )
-def test_the_card_that_runs_is_found(nvml, monkeypatch, names, visible, card):
+def test_the_measured_card_is_found(nvml, monkeypatch, names, visible, card):
     nvml.names = names
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert sensors.open_nvidia("A").joules() == 5000.123 + card / 1000
+    assert sensors.NvidiaCard("A").joules() == 5000.123 + card / 1000
 
 
 @pytest.mark.parametrize(
     ("names", "visible", "why"),
     [
         (("A", "A"), "", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"),
-        (("A", "A", "B"), "1", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"),  # CUDA's second may be NVML's first
+        (("A", "A", "B"), "1", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"),  # CUDA's second card may be NVML's first
         (("A",), "MIG-1234", "a MIG slice"),
     ],
 )
-def test_a_card_that_may_be_another_is_not_read(nvml, monkeypatch, names, visible, why):
+def test_an_ambiguous_card_is_not_read(nvml, monkeypatch, names, visible, why):
     nvml.names = names
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(sensors.Unavailable, match=why):
-        sensors.open_nvidia("A")
+        sensors.NvidiaCard("A")
 
 
-def test_unlike_cards_are_known_by_number_where_cuda_counts_by_place(nvml, monkeypatch):
+def test_different_cards_are_found_by_number_in_bus_order(nvml, monkeypatch):
     nvml.names = ("A", "A", "B")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert sensors.open_nvidia("A").joules() == 5000.124
+    assert sensors.NvidiaCard("A").joules() == 5000.124
 
 
-def test_a_card_without_a_counter_says_so_and_is_read_otherwise(nvml):
+def test_a_card_without_a_counter_still_has_a_temperature(nvml):
     nvml.millijoules = None
     with pytest.raises(sensors.Unavailable, match="Not Supported"):
         sensors.open_energy_counter("cuda", "NVIDIA H200")
-    assert sensors.open_nvidia("NVIDIA H200").read()["temperature_c"] == 61
+    assert sensors.NvidiaCard("NVIDIA H200").read()["temperature_c"] == 61
 
 
 @pytest.mark.parametrize(
     ("device", "package", "cure"),
     [("cuda", "pynvml", "pip install nvidia-ml-py"), ("mps", "zeus_apple_silicon", "pip install zeus-apple-silicon")],
 )
-def test_a_missing_package_is_named_with_its_cure(monkeypatch, device, package, cure):
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, device, package, cure):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(sensors.Unavailable, match=cure):
         sensors.open_energy_counter(device, "x")
 
 
-def apple_metrics(**millijoules):
-    """AppleEnergyMetrics: integers, or None where a chip has no such counter."""
-    return SimpleNamespace(**dict.fromkeys(sensors.APPLE_PARTS.values()) | millijoules)
+def apple_monitor(**millijoules):
+    """zeus_apple_silicon on a chip with these counters; AppleEnergyMetrics has None where a chip has no counter."""
+    counted = SimpleNamespace(**dict.fromkeys(sensors.APPLE_PARTS.values()) | millijoules)
+    return SimpleNamespace(AppleEnergyMonitor=lambda: SimpleNamespace(get_cumulative_energy=lambda: counted))
 
 
-def test_an_apple_chip_adds_the_parts_that_it_has(monkeypatch):
-    counted = apple_metrics(cpu_total_mj=1500, gpu_mj=250, dram_mj=50, ane_mj=0)
-    monitor = SimpleNamespace(get_cumulative_energy=lambda: counted)
-    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=lambda: monitor))
+def test_an_apple_chip_adds_up_its_parts(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
+    library = apple_monitor(cpu_total_mj=1500, gpu_mj=250, dram_mj=50, ane_mj=0)
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", library)
     chip = sensors.open_energy_counter("mps", "Apple M1 Max")
     assert (chip.joules(), chip.power_scope) == (1.8, "cpu+gpu+dram+ane")
-    with pytest.raises(sensors.Unavailable, match="no energy counters"):
-        sensors.AppleChip(SimpleNamespace(get_cumulative_energy=apple_metrics))
     assert sensors.open_energy_counter("cpu", "Apple M1 Ultra").power_scope == "gpu+dram+ane"
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", apple_monitor())
+    with pytest.raises(sensors.Unavailable, match="no energy counters"):
+        sensors.open_energy_counter("mps", "Apple M9")
 
 
-def test_a_library_that_fails_otherwise_is_no_error(monkeypatch):
+def test_an_unexpected_failure_makes_energy_unavailable(monkeypatch):
     def fails():
         raise ValueError("Unsupported or invalid energy unit provided: pJ")
 
@@ -157,8 +159,9 @@ def test_a_library_that_fails_otherwise_is_no_error(monkeypatch):
 
 
 @pytest.fixture
-def zone(tmp_path):
+def zone(tmp_path, monkeypatch):
     """Writes one RAPL zone as sysfs shows it."""
+    monkeypatch.setattr(sensors, "POWERCAP", tmp_path)
 
     def write(name, kind, microjoules, most=262_143_328_850):
         (tmp_path / name).mkdir(exist_ok=True)
@@ -168,12 +171,12 @@ def zone(tmp_path):
     return write
 
 
-def test_rapl_adds_packages_and_starts_again_at_its_range(tmp_path, zone):
+def test_rapl_adds_packages_and_wraps_around_at_its_range(zone):
     zone("intel-rapl:0", "package-0", 900)
     zone("intel-rapl:1", "package-1", 5_000_000)
     zone("intel-rapl:0:0", "core", 77)
     zone("intel-rapl-mmio:0", "package-0", 77)
-    counter = sensors.Rapl(tmp_path)
+    counter = sensors.Rapl()
     assert counter.joules() == 0
     zone("intel-rapl:0", "package-0", 2_000_900)
     zone("intel-rapl:1", "package-1", 5_500_000)
@@ -182,9 +185,9 @@ def test_rapl_adds_packages_and_starts_again_at_its_range(tmp_path, zone):
     assert counter.joules() == pytest.approx(2.5 + 500e-6)
 
 
-def test_rapl_that_may_not_be_read_names_the_cure(tmp_path, zone, monkeypatch):
+def test_rapl_without_permission_names_the_cure(zone, monkeypatch):
     with pytest.raises(sensors.Unavailable, match="virtual machines have none"):
-        sensors.Rapl(tmp_path)
+        sensors.Rapl()
     zone("intel-rapl:0", "package-0", 1)
 
     def forbidden(package):
@@ -192,22 +195,22 @@ def test_rapl_that_may_not_be_read_names_the_cure(tmp_path, zone, monkeypatch):
 
     monkeypatch.setattr(sensors.Rapl, "_count", staticmethod(forbidden))
     with pytest.raises(sensors.Unavailable, match=r"sudo chmod a\+r"):
-        sensors.Rapl(tmp_path)
+        sensors.Rapl()
 
 
-def test_a_cpu_shows_its_hottest_sensor(monkeypatch):
+def test_a_cpu_reports_its_hottest_sensor(monkeypatch):
     cores = [SimpleNamespace(label="", current=degrees, high=None, critical=None) for degrees in (51.0, 55.5)]
     answers = {"sensors_temperatures": lambda: {"k10temp": cores, "nvme": [SimpleNamespace(current=99.0)]}}
     answers["cpu_freq"] = lambda: SimpleNamespace(current=3411.6, min=0.0, max=0.0)
     monkeypatch.setattr(sensors, "psutil", SimpleNamespace(**answers))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert sensors.Processor().read() == {"temperature_c": 55.5, "clock_mhz": 3412}
+    assert sensors.read_cpu() == {"temperature_c": 55.5, "clock_mhz": 3412}
     monkeypatch.setattr(sensors, "psutil", None)
-    assert sensors.Processor().read() == {}
+    assert sensors.read_cpu() == {}
 
 
 class SystemLibrary:
-    """notify(3) of libSystem: functions that fill what their pointers show and return 0."""
+    """notify(3) of libSystem: functions that write to their pointers and return 0."""
 
     def __init__(self, level, status=0):
         self.level, self.status, self.cancelled = level, status, []
@@ -229,7 +232,7 @@ class SystemLibrary:
 @pytest.mark.parametrize(
     ("level", "status", "said"), [(0, 0, "nominal"), (2, 0, "heavy"), (9, 0, None), (1, 1_000_000, None)]
 )
-def test_thermal_pressure_is_told_in_words(level, status, said):
+def test_thermal_pressure_is_named(level, status, said):
     library = SystemLibrary(level, status)
-    assert sensors.read_thermal_pressure(library) == said
+    assert read_thermal_pressure(library) == said
     assert library.cancelled == ([] if status else [42])

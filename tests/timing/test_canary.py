@@ -1,4 +1,4 @@
-"""A machine that grows slower is told from one that is shared."""
+"""The canary tells a machine that has become slower from a shared one."""
 
 import pytest
 
@@ -8,53 +8,51 @@ from tests.fakes import Clock, Device
 
 
 class Contention:
-    """A watch that says what it is told to."""
+    """A watch that raises these flags once it was started."""
 
     def __init__(self, said):
-        self.said, self.starts = said, 0
+        self.said, self.started = said, False
 
     def start(self):
-        self.starts += 1
+        self.started = True
 
     def flags(self):
-        return self.said
+        return self.said if self.started else []
 
 
-def compared(slower, others=()):
-    """What a canary says on a machine that takes `slower` times as long from its first comparison on."""
+def compare(slowdown, contention=(), times=1):
+    """What the canary says, this many times, on a machine that becomes slower by this factor after the start."""
     clock, pace = Clock(), [1.0]
-    bird = canary.Canary(Device(clock, work=lambda i: 0.001 * pace[0]), clock, Contention(others))
-    pace[0] = slower
-    return bird.compare()
+    bird = canary.Canary(Device(clock, work=lambda i: 0.001 * pace[0]), clock, Contention(contention))
+    pace[0] = slowdown
+    return [bird.compare() for _ in range(times)]
 
 
 @pytest.mark.parametrize(
-    ("slower", "flags"), [(0.9, []), (1.0, []), (1.02, []), (1.05, ["throttled"]), (3, ["throttled"])]
+    ("slowdown", "flags"), [(0.9, []), (1.0, []), (1.02, []), (1.05, ["throttled"]), (3, ["throttled"])]
 )
-def test_three_percent_is_the_limit(slower, flags):
-    ratio, said = compared(slower)
-    assert ratio == pytest.approx(slower, rel=0.005)
+def test_three_percent_is_the_limit(slowdown, flags):
+    ((ratio, said),) = compare(slowdown)
+    assert ratio == pytest.approx(slowdown, rel=0.005)
     assert said == flags
 
 
-def test_other_programs_are_no_heat():
-    assert compared(3, others=["contended"])[1] == []
+def test_contention_is_not_heat():
+    ((_, flags),) = compare(3, contention=["contended"])
+    assert flags == []
 
 
-def test_what_was_slow_from_the_start_on_is_compared_with_the_start():
-    clock, pace = Clock(), [1.0]
-    bird = canary.Canary(Device(clock, work=lambda i: 0.001 * pace[0]), clock, Contention([]))
-    pace[0] = 1.2
-    assert [bird.compare()[1] for _ in range(2)] == [["throttled"]] * 2
+def test_every_comparison_is_with_the_start():
+    assert [flags for _, flags in compare(1.2, times=2)] == [["throttled"]] * 2
 
 
-def test_a_machine_that_moves_by_itself_is_not_called_hot(monkeypatch):
+def test_all_readings_must_agree(monkeypatch):
     readings = iter([1.00, 1.06, 1.00, 1.08, 1.20, 1.20, 1.05, 1.12, 1.12, 1.12])
     monkeypatch.setattr(canary.Canary, "_read", lambda bird: next(readings))
     clock = Clock()
-    bird = canary.Canary(Device(clock), clock, Contention([]))
-    assert bird.compare() == (1.08, [])  # within 3 % of the slowest at first
-    assert bird.compare() == (1.20, [])  # once only
+    bird = canary.Canary(Device(clock), clock)
+    assert bird.compare() == (1.08, [])  # within 3 % of the slowest reading at the start
+    assert bird.compare() == (1.20, [])  # only one slow reading
     assert bird.compare() == (1.12, ["throttled"])
 
 
@@ -67,22 +65,22 @@ def test_single_slow_windows_do_not_count():
 
 def test_a_window_is_twenty_milliseconds_after_a_warm_up():
     clock = Clock()
-    session = Device(clock, work=lambda i: 0.010 if clock.now > 0.7 else 0.020)  # a clock that rises first
+    session = Device(clock, work=lambda i: 0.010 if clock.now > 0.7 else 0.020)  # the device's clock rises
     assert canary.choose_steps(session, clock) == 2
     assert 1 <= clock.now < 1.1
 
 
-def test_a_framework_without_a_product_has_no_canary():
+def test_a_framework_without_matmul_has_no_canary():
     class Framework:
         @staticmethod
         def open_session(*arguments):
-            raise RuntimeError("no product here")
+            raise RuntimeError("no matmul here")
 
     assert canary.open_canary(Framework, "cpu", read_settings("image", {})) is None
 
 
-def test_a_real_product_is_a_canary():
+def test_a_canary_with_a_real_matmul():
     from bench.frameworks import on_torch
 
     bird = canary.open_canary(on_torch, "cpu", read_settings("image", {"USE_GPU": "0"}))
-    assert bird.compare()[0] > 0  # how near to one it is depends on the machine
+    assert bird.compare()[0] > 0  # its value depends on the machine

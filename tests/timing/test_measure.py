@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from bench.rows.verdict import Rate, burst_and_sustained, name_bottleneck
-from bench.timing.intervals import median_interval, p95, sign_autocorrelation
 from bench.timing.measure import (
     Job,
     Limits,
@@ -292,12 +291,6 @@ def test_rare_slow_steps_show_in_p95_and_not_in_the_median():
     assert result.items / result.seconds < 0.9 * result.throughput
 
 
-def test_p95_needs_59_single_steps():
-    assert p95([1.0] * 58) is None
-    assert p95([1.0] * 57 + [9.0] * 2) == 1.0
-    assert p95(list(range(1, 101))) == 95
-
-
 def test_p95_is_blank_when_a_window_holds_several_steps():
     result, _ = measured(Limits(max_seconds=5, target_ci=0.001), work=noisy(0.005, 0.1))
     assert result.windows > 59
@@ -308,47 +301,6 @@ def test_a_change_of_speed_is_flagged():
     assert "drift" in doubts([1.00, 1.01] * 15 + [1.05, 1.06] * 15, Limits())
     assert "drift" not in doubts([1.00, 1.06] * 30, Limits())
     assert "drift" not in doubts([1.0] * 30 + [1.01] * 30, Limits())
-
-
-def series(rng, rho, n):
-    x = rng.gauss(0, 1)
-    for _ in range(n):
-        x = rho * x + (1 - rho * rho) ** 0.5 * rng.gauss(0, 1)
-        yield 100 + x
-
-
-@pytest.mark.parametrize(("rho", "n", "least"), [(0, 6, 0.94), (0, 20, 0.94), (0, 60, 0.94), (0.6, 60, 0.92)])
-def test_the_interval_covers_the_median_as_often_as_it_says(rho, n, least):
-    rng = random.Random(1)
-    covered = 0
-    for _ in range(2000):
-        low, high = median_interval(list(series(rng, rho, n)))
-        covered += low <= 100 <= high
-    assert covered / 2000 >= least
-
-
-def test_the_interval_is_not_needlessly_wide():
-    rng = random.Random(2)
-    widths = []
-    for _ in range(200):
-        low, high = median_interval(list(series(rng, 0, 400)))
-        widths.append(high - low)
-    # 2 x 1.96 standard errors of a Gaussian median: sqrt(pi / 2) / sqrt(n)
-    assert sum(widths) / 200 == pytest.approx(2 * 1.96 * 1.2533 / 20, rel=0.15)
-
-
-def test_the_interval_of_many_samples_joins_that_of_few():
-    rng = random.Random(3)
-    samples = list(series(rng, 0, 1001))
-    (low, high), (low_more, high_more) = median_interval(samples[:1000]), median_interval(samples)
-    assert (low_more, high_more) == pytest.approx((low, high), abs=0.02)
-
-
-def test_autocorrelation_is_estimated_without_shape():
-    rng = random.Random(4)
-    assert sign_autocorrelation(list(series(rng, 0.6, 20_000))) == pytest.approx(0.6, abs=0.03)
-    assert sign_autocorrelation(list(series(rng, 0.0, 20_000))) == pytest.approx(0.0, abs=0.03)
-    assert sign_autocorrelation([1.0] * 30) == 0
 
 
 class Pipeline(Device):

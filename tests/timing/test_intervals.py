@@ -1,0 +1,55 @@
+"""The interval of the median covers it as often as promised, also where windows are correlated."""
+
+import random
+
+import pytest
+
+from bench.timing.intervals import median_interval, p95, sign_autocorrelation
+
+
+def test_p95_needs_59_single_steps():
+    assert p95([1.0] * 58) is None
+    assert p95([1.0] * 57 + [9.0] * 2) == 1.0
+    assert p95(list(range(1, 101))) == 95
+
+
+def series(rng, rho, n):
+    """A Gaussian first-order autoregression with median 100."""
+    x = rng.gauss(0, 1)
+    for _ in range(n):
+        x = rho * x + (1 - rho * rho) ** 0.5 * rng.gauss(0, 1)
+        yield 100 + x
+
+
+@pytest.mark.parametrize(("rho", "n", "least"), [(0, 6, 0.94), (0, 20, 0.94), (0, 60, 0.94), (0.6, 60, 0.92)])
+def test_the_interval_covers_the_median_as_often_as_it_says(rho, n, least):
+    rng = random.Random(1)
+    covered = 0
+    for _ in range(2000):
+        low, high = median_interval(list(series(rng, rho, n)))
+        covered += low <= 100 <= high
+    assert covered / 2000 >= least
+
+
+def test_the_interval_is_not_needlessly_wide():
+    rng = random.Random(2)
+    widths = []
+    for _ in range(200):
+        low, high = median_interval(list(series(rng, 0, 400)))
+        widths.append(high - low)
+    # 2 x 1.96 standard errors of a Gaussian median: sqrt(pi / 2) / sqrt(n)
+    assert sum(widths) / 200 == pytest.approx(2 * 1.96 * 1.2533 / 20, rel=0.15)
+
+
+def test_the_approximation_for_many_samples_continues_the_exact_interval():
+    rng = random.Random(3)
+    samples = list(series(rng, 0, 1001))
+    (low, high), (low_more, high_more) = median_interval(samples[:1000]), median_interval(samples)
+    assert (low_more, high_more) == pytest.approx((low, high), abs=0.02)
+
+
+def test_sign_autocorrelation_estimates_rho():
+    rng = random.Random(4)
+    assert sign_autocorrelation(list(series(rng, 0.6, 20_000))) == pytest.approx(0.6, abs=0.03)
+    assert sign_autocorrelation(list(series(rng, 0.0, 20_000))) == pytest.approx(0.0, abs=0.03)
+    assert sign_autocorrelation([1.0] * 30) == 0
