@@ -283,7 +283,7 @@ def measure_ready(job: Job, ready, run):
     flags += [] if count_traces(session) == traces else ["recompiled"]
     flags += [] if math.isfinite(session.probe()) else ["not_finite"]
     if job.regime == "part" and idle_synchronize_seconds(job) > MAX_SYNCHRONIZE_SHARE * warmup.step_seconds:
-        flags.append("barrier_shows")
+        flags += ["barrier_shows"]
     flags += ["short"] if is_short(session, series) else []
     return summarize(job, ready, series, flags)
 
