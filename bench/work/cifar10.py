@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import logging
 import os
+import shutil
 import ssl
 import tarfile
 import urllib.request
@@ -39,9 +40,7 @@ class DataError(Exception):
 
 @functools.cache
 def choose(data):
-    """The value of the column `data` for a value of DATA; "cifar10" only once the images are loaded.
-
-    DATA unset means cifar10, or synthetic images and a warning where it is not available.
+    """The value of the column `data`, "cifar10" or "synthetic", for a value of DATA; None prefers cifar10.
 
     Raises:
         SettingError: DATA='cifar10', and it is not available.
@@ -111,33 +110,24 @@ def load(folder=CIFAR10_FOLDER, url=CIFAR10_URL, md5=MD5):
 
 
 def fetch(url, path, md5):
-    """Download a file. It gets its name only when it is complete and has the right MD5."""
+    """Download a file. It gets its name only when it has the right MD5."""
     log.info("downloading CIFAR-10 (170 MB) to %s", path.parent)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    # A Python from python.org finds no system certificates on a Mac.
+    trust = ssl.create_default_context(cafile=certifi.where())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            download(url, file)
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS, context=trust) as reply, part.open("wb") as file:
+            size = int(reply.headers.get("Content-Length") or 0) or None
+            with tqdm.wrapattr(reply, "read", total=size, desc=f"downloading {url}", disable=None) as counted:
+                shutil.copyfileobj(counted, file, 1 << 20)
         if md5_of(part) != md5:
-            raise DataError(f"{url} did not send the published file (wrong MD5)")
+            raise DataError(f"{url} did not send the whole published file (wrong MD5): try again")
         part.replace(path)
     except (OSError, http.client.HTTPException) as error:
         raise DataError(f"{url}: {getattr(error, 'reason', None) or error}") from None
     finally:
         part.unlink(missing_ok=True)
-
-
-def download(url, file):
-    # A Python from python.org finds no system certificates on a Mac.
-    trust = ssl.create_default_context(cafile=certifi.where())
-    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS, context=trust) as reply:
-        size = int(reply.headers.get("Content-Length") or 0)
-        with tqdm(desc=f"downloading {url}", total=size or None, unit="B", unit_scale=True, disable=None) as bar:
-            while chunk := reply.read(1 << 20):
-                file.write(chunk)
-                bar.update(len(chunk))
-        if size and file.tell() != size:
-            raise DataError(f"{url} ended after {file.tell()} of {size} bytes: try again")
 
 
 def md5_of(path):

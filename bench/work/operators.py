@@ -19,7 +19,7 @@ def name_size(size):
     return "x".join(map(str, size))
 
 
-def operator(model, name, unit, items, flops, shapes, samples, columns):
+def operator(model, name, shapes, samples, *, items=1, unit="products", flops=None, **columns):
     """The Workload of one operator on float32 operands of these shapes."""
     bytes_per_set = 4 * sum(map(math.prod, shapes))
     sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / bytes_per_set)))
@@ -41,8 +41,8 @@ def operator(model, name, unit, items, flops, shapes, samples, columns):
 def matmul(size):
     """An M x K by K x N matmul: 2 M N K FLOPs."""
     m, n, k = size
-    columns = {"matrix_size": name_size(size)}
-    return operator("matmul", "matmul", "products", 1, 2 * m * n * k, ((m, k), (k, n)), sample_matmul, columns)
+    shapes = (m, k), (k, n)
+    return operator("matmul", "matmul", shapes, sample_matmul, flops=2 * m * n * k, matrix_size=name_size(size))
 
 
 def convolution_1x1(size):
@@ -51,29 +51,29 @@ def convolution_1x1(size):
     height = math.gcd(m, 2 ** (m.bit_length() // 2))
     shapes = (1, k, height, m // height), (n, k, 1, 1)
     columns = {"matrix_size": name_size(size), "memory_format": "channels_last", "batch_size": 1}
-    return operator("conv1x1", "convolution", "products", 1, 2 * m * n * k, shapes, sample_convolution, columns)
+    return operator("conv1x1", "convolution", shapes, sample_convolution, flops=2 * m * n * k, **columns)
 
 
 def convolution_3x3(device):
     """3 x 3, 128 channels, 256 x 256 images, as in tf-metal-experiments: 2 x 9 x 128 x 128 FLOPs per pixel."""
-    batch_size, channels, side = 4 if device == "cpu" else 32, 128, 256
-    flops = 2 * 9 * channels * channels * side * side
-    shapes = (batch_size, channels, side, side), (channels, channels, 3, 3)
-    columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch_size}
-    return operator("conv3x3", "convolution", "images", batch_size, flops, shapes, sample_convolution, columns)
+    batch, channels, side = 4 if device == "cpu" else 32, 128, 256
+    shapes = (batch, channels, side, side), (channels, channels, 3, 3)
+    work = {"items": batch, "unit": "images", "flops": 2 * 9 * channels * channels * side * side}
+    columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch}
+    return operator("conv3x3", "convolution", shapes, sample_convolution, **work, **columns)
 
 
 def bandwidth(model, formula):
     """Reads the formula's arguments and writes its result; one step moves the bytes of all these arrays."""
     arrays = formula.__code__.co_argcount + 1
-    gigabytes = arrays * 4 * COPY_NUMBERS / 1e9
 
     def samples(operands):
         *inputs, output = operands
         (indices,) = random_indices(output.shape)
         return (indices,), formula(*(x[indices].astype(np.float64) for x in inputs))
 
-    return operator(model, "bandwidth", "GB", gigabytes, None, ((COPY_NUMBERS,),) * arrays, samples, {})
+    gigabytes = arrays * 4 * COPY_NUMBERS / 1e9
+    return operator(model, "bandwidth", ((COPY_NUMBERS,),) * arrays, samples, items=gigabytes, unit="GB")
 
 
 # Expected float64 values at random places of the output: they are checked before anything is timed.
