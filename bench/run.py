@@ -144,13 +144,13 @@ def compare_canary(canary, flags):
     return {"canary_ratio": ratio, "flags": cells.join_flags([*flags.split(), *slowed])}
 
 
-def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=report.progress):
+def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=None):
     """Open a session, measure it, close it; yields columns, once or for each epoch or each ten seconds."""
     refuse_too_large(workload, bench.host)
     meters.reset_process_peak()
     session = bench.framework.open_session(workload, bench.settings, phase, scope)
     try:
-        for columns in measure_scope(bench, session, workload, phase, scope, progress):
+        for columns in measure_scope(bench, session, workload, phase, scope, progress or report.progress):
             if workload.flops_per_item and scope != "input":
                 columns["flops_per_item"] = workload.flops_per_item
                 columns["tflops"] = columns["throughput"] * workload.flops_per_item / 1e12

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import batch_size, combinations, frameworks, run
-from bench.machine import environment, meters
+from bench.machine import environment, meters, sensors
 from bench.main import main
 from bench.rows import report, results, verdict
 from bench.settings import FRAMEWORKS, Framework
@@ -93,7 +93,8 @@ class Canary:
 def instrumented(monkeypatch):
     """A machine with every meter there is, whose windows are short."""
     heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
-    instruments = meters.Instruments(Counter(), lambda: heat, idle_watts=7.0)
+    instruments = meters.Instruments(Counter(), lambda: heat)
+    monkeypatch.setattr(meters, "IDLE_SECONDS", 0.05)
     monkeypatch.setattr(meters, "open_instruments", lambda *device: instruments)
     monkeypatch.setattr(run, "open_canary", lambda *device: Canary((1.07, ["throttled"])))
     monkeypatch.setattr(measure, "ENERGY_SECONDS", 0.05)
@@ -110,7 +111,8 @@ def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
     (row,) = rows
     assert float(row["power_watts"]) == pytest.approx(50, rel=0.01)
     assert float(row["joules_per_item"]) > 0
-    assert (row["power_scope"], row["idle_watts"], row["temperature_c"]) == ("gpu board", "7", "61")
+    assert (row["power_scope"], row["temperature_c"]) == ("gpu board", "61")
+    assert float(row["idle_watts"]) == pytest.approx(50, rel=0.02)
     assert (row["clock_mhz"], row["throttle_reasons"], row["canary_ratio"]) == ("1980", "sw_power_cap", "1.07")
     assert "throttled" in row["flags"].split()
     assert " W of the gpu board, " in out
@@ -297,7 +299,7 @@ def test_a_users_allocator_settings_are_in_the_row(image, monkeypatch):
 
 
 def test_no_meter_is_needed(image, monkeypatch):
-    monkeypatch.setattr(meters, "psutil", None)
+    monkeypatch.setattr(sensors, "psutil", None)
     code, *_ = image()
     assert code == 0
 

@@ -71,7 +71,7 @@ def test_a_faster_convolution_is_the_peak_and_says_so(sweep):
     *_, rows, _ = sweep(RATES | {"conv1x1": 0.9})
     (peak,) = [row for row in rows if row["model"] == "matmul-peak"]
     assert (peak["workload"], peak["tflops"], peak["memory_format"]) == ("matmul", "0.9", "channels_last")
-    assert peak["note"] == "a 1x1 convolution in channels_last, faster than the product (0.4 TFLOP/s)"
+    assert peak["note"] == "a 1x1 convolution in channels_last, faster than the matmul (0.4 TFLOP/s)"
 
 
 def test_a_precision_that_is_not_there_is_one_row_and_the_others_run(sweep):
@@ -132,10 +132,10 @@ def test_wrong_sizes_are_one_line(sweep, sizes):
     assert err.startswith(f"SIZES={sizes!r} ")
 
 
-def test_the_precisions_of_networks_are_refused(sweep):
+def test_the_precisions_of_models_are_refused(sweep):
     status, _, err, rows, _ = sweep(PRECISION="mixed_float16")
     assert (status, rows) == (2, [])
-    assert err == "PRECISION='mixed_float16' is for networks: name the 16-bit precision itself\n"
+    assert err == "PRECISION='mixed_float16' is for models: name the 16-bit precision itself\n"
 
 
 def test_triples_are_taken():
