@@ -40,8 +40,9 @@ def available_bytes():
 
 
 def swapped_bytes():
-    """A number that grows when the system swaps; on a Mac psutil's `sout` also counts pages written to files."""
+    """Bytes written to swap since the system started; on a Mac bytes in swap."""
     swap = sensors.psutil.swap_memory()
+    # On a Mac psutil's `sout` also counts pages written to files.
     return swap.used if sys.platform == "darwin" else swap.sout
 
 

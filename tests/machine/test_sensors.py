@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.machine import sensors
-from bench.machine.sensors import read_thermal_pressure
+from bench.machine.sensors import read_cpu, read_thermal_pressure
 
 
 class NVMLError(Exception):
@@ -204,9 +204,9 @@ def test_a_cpu_reports_its_hottest_sensor(monkeypatch):
     answers["cpu_freq"] = lambda: SimpleNamespace(current=3411.6, min=0.0, max=0.0)
     monkeypatch.setattr(sensors, "psutil", SimpleNamespace(**answers))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert sensors.read_cpu() == {"temperature_c": 55.5, "clock_mhz": 3412}
+    assert read_cpu() == {"temperature_c": 55.5, "clock_mhz": 3412}
     monkeypatch.setattr(sensors, "psutil", None)
-    assert sensors.read_cpu() == {}
+    assert read_cpu() == {}
 
 
 class SystemLibrary:
