@@ -5,6 +5,7 @@ run, and a framework that is not installed is a failure.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ if "FRAMEWORK" in os.environ:
 def plain_environment(monkeypatch, tmp_path):
     for name in [*known_names(), *ALLOCATOR_VARIABLES, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sensors, "POWERCAP", tmp_path)  # a counter that this machine may have takes seconds
+    # No test reads the host's own meters: a counter takes seconds, a hot machine raises flags.
+    monkeypatch.setattr(sensors, "POWERCAP", tmp_path)
+    monkeypatch.setattr(sensors, "read_cpu", dict)
+    monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: None)
+    for package in ("pynvml", "zeus_apple_silicon"):
+        monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("RESULTS_DIR", str(tmp_path / "results"))
     monkeypatch.setenv("PYTHONPATH", os.getcwd())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.machine import meters, sensors
+from bench.machine import sensors
 from bench.rows import results
 from bench.settings import FRAMEWORKS
 from bench.work import operators
@@ -233,8 +233,7 @@ def test_every_benchmark_runs_with_use_gpu_and_without_the_optional_packages(mon
     assert call(sys.executable, "-c", program) == (0, "", "")
     for package in optional:
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails
-    for room in (meters, sensors):
-        monkeypatch.setattr(room, "psutil", None)
+    monkeypatch.setattr(sensors, "psutil", None)
     small = SMALL | {"PHASE": "inference", "DATA": "synthetic", "SEQUENCE_LENGTH": "8", "USE_GPU": "1"}
     for name, value in (small | {"SIZES": "32", "PRECISION": "float32", "MAX_SECONDS": "0.05"}).items():
         monkeypatch.setenv(name, value)
