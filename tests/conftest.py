@@ -1,7 +1,8 @@
 """No test sees the settings of whoever runs it, and none writes into results/.
 
-FRAMEWORK names the one framework whose tests run; tests that need none run with torch's. Without it all of them
-run, and a framework that is not installed is a failure.
+FRAMEWORK names the one framework whose tests run. In an environment of its own these are its file and the contract;
+elsewhere all tests run but those of the other frameworks. Without FRAMEWORK all of them run, and a framework that is
+not installed is a failure.
 """
 
 import os
@@ -12,13 +13,22 @@ import pytest
 
 from bench.machine import sensors
 from bench.machine.environment import ALLOCATOR_VARIABLES
-from bench.settings import known_names, read_settings
+from bench.settings import FRAMEWORKS, known_names, read_settings
 
-OF_TENSORFLOW = {"frameworks/test_tensorflow.py"}
+
+def tests_of(framework):
+    """The files that run with FRAMEWORK=framework, as names in tests/."""
+    own = {name: f"frameworks/test_{name}.py" for name in FRAMEWORKS}
+    if FRAMEWORKS[framework].has_own_environment:
+        return {own[framework], "frameworks/test_contract.py"}
+    return ALL - (set(own.values()) - {own[framework]})
+
+
 ALL = {path.relative_to(Path(__file__).parent).as_posix() for path in Path(__file__).parent.rglob("test_*.py")}
+TESTED = tuple(FRAMEWORKS)  # the frameworks whose contract is tested
 if "FRAMEWORK" in os.environ:
-    asked = read_settings("tests", {"FRAMEWORK": os.environ["FRAMEWORK"]}).framework
-    collect_ignore = sorted({"torch": OF_TENSORFLOW, "tensorflow": ALL - OF_TENSORFLOW}[asked])
+    TESTED = (read_settings("tests", {"FRAMEWORK": os.environ["FRAMEWORK"]}).framework,)
+    collect_ignore = sorted(ALL - tests_of(*TESTED))
 
 
 @pytest.fixture(autouse=True)

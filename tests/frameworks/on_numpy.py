@@ -1,4 +1,4 @@
-"""A whole framework in one file: a single matrix product in NumPy, real enough to be measured.
+"""A whole framework in one file: a linear model in NumPy, fitted by least squares, real enough to be measured.
 
 Some models fail on purpose, each in the way that its name says.
 """
@@ -7,8 +7,10 @@ import itertools
 
 import numpy as np
 
-from bench.frameworks import Device
+from bench.frameworks import Device, ErrorTexts, session
 from bench.settings import SettingError
+
+ERRORS = ErrorTexts()
 
 
 def find_device(settings):
@@ -16,66 +18,84 @@ def find_device(settings):
 
 
 def open_session(workload, settings, phase, scope):
-    if workload.name == "matmul":
-        raise SettingError("FRAMEWORK='numpy' cannot run matmul")
+    session.refuse_unknown_workload("numpy", workload, ("image", "mlp", "transformer"), ())
     if workload.model == "unknown":
         raise SettingError(f"MODEL={workload.model!r} is not in NumPy: did you mean linear?")
     if workload.model == "too_big":
         raise MemoryError("unable to allocate 9 TiB")
     if workload.model == "unsupported":
         raise NotImplementedError("NumPy has\nno such operator")
-    return Session(workload, settings, scope)
+    return session.open_session(DeviceContext("cpu", settings), workload, settings, phase, scope)
 
 
-class Session:
-    queue_steps, num_workers, prepare = None, 0, None
+class DeviceContext(session.DeviceContext):
+    errors = ERRORS
     measured_precision = "float32"
 
-    def __init__(self, workload, settings, scope):
-        if scope in ("input", "end_to_end"):
-            self.queue_steps, self.num_workers = 2, settings.num_workers
-        self.model = workload.model
-        self.steps = 0
-        self.workload, self.batch_size = workload, workload.items_per_step
-        pixels = int(np.prod(workload.item_shape))
-        self.weights = np.random.default_rng(settings.seed).standard_normal((pixels, 10), dtype=np.float32)
+    def build(self, workload, is_trained):
+        self.require_tf32()
+        return Model(workload, self.seed)
+
+    def open_stream(self, workload, settings, phase):
+        batches = itertools.cycle(workload.batches(workload.items_per_step, self.seed))
+        return session.Stream(batches, settings.num_workers, queue_steps=2 * settings.num_workers)
+
+    def put(self, inputs, labels):
+        return inputs, labels
+
+    def gather(self, data, order, batch_size):
+        for start in range(0, len(order), batch_size):
+            yield tuple(each[order[start : start + batch_size]] for each in data)
+
+    def read(self, values):
+        return float(np.linalg.norm(values))
+
+    def synchronize(self, probe):
+        pass
+
+
+class Model(session.Model):
+    def __init__(self, workload, seed):
+        self.name, self.steps = workload.model, 0
+        shape = int(np.prod(workload.item_shape)), workload.classes
+        self.weights = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) / 100
         self.parameters = self.weights.size
-        batches = workload.batches(workload.items_per_step, settings.seed)
-        self.batches = itertools.cycle([images.reshape(len(images), -1) for images, _ in batches])
-        self.output = None
 
-    def step(self, items=None):
+    def infer(self, inputs):
         self.steps += 1
-        if self.model == "crashes" and self.steps == 3:
+        if self.name == "crashes" and self.steps == 3:
             raise RuntimeError("a kernel failed")
-        if self.model == "is_interrupted":
+        if self.name == "is_interrupted":
             raise KeyboardInterrupt
-        self.output = next(self.batches)[:items] @ self.weights
+        if self.name == "is_constant":
+            return np.ones(1)
+        return inputs.reshape(len(inputs), -1) @ self.weights
 
-    def train_epoch(self, order):
-        images = self.workload.dataset()[0]
-        self.seen = [images[order[i : i + self.batch_size]] for i in range(0, len(order), self.batch_size)]
+    def train(self, inputs, labels):
+        self.forward(inputs, labels)
+        self.backward()
+        self.update()
 
-    def losses(self):
-        return [float(len(batch)) for batch in self.seen]
+    def forward(self, inputs, labels):
+        self.inputs = inputs.reshape(len(inputs), -1)
+        self.error = self.infer(inputs) - np.eye(self.weights.shape[1])[labels]
+        self.loss = np.mean(self.error**2)
 
-    def evaluate(self):
-        return 0.25
+    def backward(self):
+        self.last_gradient = self.inputs.T @ self.error / np.sum(self.inputs**2)
 
-    def synchronize(self):
-        pass
+    def update(self):
+        self.weights -= self.last_gradient
 
-    def settle(self):
-        pass
+    @property
+    def last_weight(self):
+        return self.weights
 
-    def probe(self):
-        return 1.0 if self.model == "is_constant" else float(np.linalg.norm(self.output))
+    def predict(self, inputs):
+        return self.infer(inputs)
 
-    def peak_memory_bytes(self):
-        return None
+    def save(self):
+        return self.weights.copy()
 
-    def reserved_memory_bytes(self):
-        return None
-
-    def close(self):
-        pass
+    def restore(self, saved):
+        self.weights = saved

@@ -1,0 +1,308 @@
+"""What every framework does alike: small models and few steps. On a machine with an accelerator they run on it.
+
+Each test runs with the framework of one file, on_numpy.py, and with those that FRAMEWORK selects.
+"""
+
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bench import frameworks
+from bench.settings import FRAMEWORKS, Framework, SettingError, read_settings
+from bench.timing import measure
+from bench.work import cifar10, data, operators
+from bench.work.workload import ENCODERS
+from image_benchmark import image_workload
+from mlp_benchmark import mlp_workload
+from tests.conftest import TESTED
+from tests.frameworks.torch_reference import TINY
+from transformer_benchmark import transformer_workload
+
+SCRIPTS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
+SMALL = {
+    "image": {"MODEL": "resnet18", "IMAGE_SIZE": "32", "BATCH_SIZE": "2"},
+    "mlp": {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "8"},
+    "transformer": {"MODEL": "tiny-bert", "SEQUENCE_LENGTH": "8", "BATCH_SIZE": "2"},
+}
+PHASES = ("inference", "training", "forward", "backward", "optimizer")
+ENCODERS.update(TINY)
+
+
+class Opener:
+    """Opens sessions of one framework."""
+
+    def __init__(self, name):
+        self.name, self.framework = name, frameworks.load(name)
+
+    def settings(self, script, **environ):
+        settings = read_settings(script, {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
+        return settings.on(self.framework.find_device(settings).device)
+
+    def __call__(self, script="mlp", phase="training", scope="device", **environ):
+        settings = self.settings(script, **environ)
+        workload = SCRIPTS[script](replace(settings, phase=phase))
+        return self.framework.open_session(workload, settings, phase, scope)
+
+    def operator(self, workload, precision="float32"):
+        settings = replace(self.settings("tflops"), precision=precision)
+        return self.framework.open_session(workload, settings, None, "device")
+
+
+@pytest.fixture(params=["numpy", *TESTED])
+def opener(request, monkeypatch):
+    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, "tests/frameworks"])
+    monkeypatch.setitem(FRAMEWORKS, "numpy", Framework("NumPy"))
+    return Opener(request.param)
+
+
+@pytest.fixture(params=TESTED)
+def real(request):
+    """An Opener of a framework that has precisions, operators and models of its own."""
+    return Opener(request.param)
+
+
+def step(session):
+    """One step after what has to come before it; gives what a probe reads."""
+    if session.prepare:
+        session.prepare()
+    session.step()
+    return session.probe()
+
+
+def read_weight(session):
+    return session.context.read(session.model.last_weight)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_session_is_measured(opener, script, phase):
+    session = opener(script, phase)
+    assert session.measured_precision == "float32"
+    assert (session.num_workers, session.queue_steps) == (None, None)
+    assert (session.prepare is None) == (phase not in ("backward", "optimizer"))
+    measured = measure.measure(session, 2, measure.Limits(max_seconds=0.1))
+    assert not {"recompiled", "not_finite"} & set(measured.flags)
+    workload = SCRIPTS[script](opener.settings(script))
+    assert session.parameters == (session.model.weights.size if opener.name == "numpy" else workload.parameters)
+    on_cpu = session.context.device == "cpu"
+    assert not on_cpu or session.peak_memory_bytes() is session.reserved_memory_bytes() is None
+
+
+def test_batches_take_turns_and_the_seed_decides(opener):
+    def probes(seed):
+        session = opener(phase="inference", SEED=seed)
+        return [step(session) for _ in range(8)]
+
+    values = probes("1")
+    assert len(set(values[:4])) == 4
+    assert values[:4] == pytest.approx(values[4:], rel=1e-5)
+    assert values == pytest.approx(probes("1"), rel=1e-5)
+    assert values != pytest.approx(probes("2"), rel=1e-3)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_training_and_the_optimizer_change_the_weights_and_nothing_else_does(opener, phase):
+    session = opener(phase=phase)
+    before, first = read_weight(session), step(session)
+    assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
+    assert step(session) != first > 0
+
+
+def test_the_parts_together_are_the_whole(opener):
+    whole, parts = opener(phase="training"), opener(phase="optimizer")
+    assert step(whole) == pytest.approx(step(parts), rel=1e-4)
+
+
+def test_close_frees_the_model_and_can_be_called_twice(opener):
+    session = opener()
+    model = weakref.ref(session.model)
+    step(session)
+    session.close()
+    session.close()
+    assert model() is None
+
+
+def test_unknown_work_is_refused(opener):
+    settings = opener.settings("mlp")
+    workload = replace(mlp_workload(settings), name="chess")
+    with pytest.raises(SettingError, match=f"FRAMEWORK='{opener.name}' cannot run chess: it has image, mlp"):
+        opener.framework.open_session(workload, settings, "training", "device")
+    for scope in ("device", "input"):
+        with pytest.raises(SettingError, match="MODEL='unknown' is not in .*: did you mean "):
+            opener("image", scope=scope, MODEL="unknown")
+
+
+def test_the_device_is_described(opener):
+    def find(**environ):
+        return opener.framework.find_device(read_settings("mlp", environ))
+
+    found = find()
+    assert found == find(USE_GPU="1")
+    assert found.framework_version
+    assert found.num_threads >= 1
+    if found.device == "cpu":  # a TensorFlow that has begun to use its GPU cannot leave it
+        assert found == find(USE_GPU="0")
+
+
+def test_failures_are_told_apart(opener):
+    for error, status in (
+        (MemoryError("no more"), "out_of_memory"),
+        (RuntimeError("CUDA out of memory. Tried"), "out_of_memory"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "out_of_memory"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "out_of_memory"),
+        (NotImplementedError("no such operator"), "unsupported"),
+    ):
+        assert frameworks.describe_failure(error, opener.framework.ERRORS) == (status, str(error))
+    unknown = frameworks.describe_failure(RuntimeError("odd\nthing"), opener.framework.ERRORS)
+    assert unknown == ("failed", "RuntimeError: odd thing")
+
+
+# Streams
+
+
+@pytest.mark.parametrize("scope", ["input", "end_to_end"])
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_stream_is_measured(opener, scope, workers):
+    session = opener("image", scope=scope, NUM_WORKERS=workers)
+    assert session.num_workers == int(workers)
+    assert (session.queue_steps == 0) == (workers == "0")
+    assert (session.parameters is None) == (scope == "input")
+    measured = measure.measure(session, 2, measure.Limits(max_seconds=0.2))
+    assert measured.items == 2 * measured.windows * measured.steps_per_window
+    session.close()
+
+
+def streamed_images(real, phase, paths, monkeypatch):
+    """Images of a stream in NumPy, channels last."""
+    monkeypatch.setattr(data, "jpeg_files", lambda seed: paths)
+    environ = {"IMAGE_SIZE": "224", "BATCH_SIZE": "1", "NUM_WORKERS": "0"}
+    settings = real.settings("image", **environ)
+    stream = real("image", scope="input", **environ).context.open_stream(image_workload(settings), settings, phase)
+    while True:
+        image = next(stream.batches)[0].numpy()[0]
+        yield image.transpose(1, 2, 0) if image.shape[0] == 3 else image
+
+
+def test_images_are_transformed_as_for_imagenet(real, tmp_path, monkeypatch):
+    """Against the definition, in NumPy and PIL: resize the short side to 256, cut 224, normalise."""
+    (path,) = data.write_jpegs(tmp_path, 1, seed=1)
+    got = next(streamed_images(real, "inference", [path], monkeypatch))
+    image = Image.open(path).convert("RGB")
+    scale = 256 / min(image.size)
+    image = image.resize([int(side * scale) for side in image.size], Image.Resampling.BILINEAR)
+    left, top = ((side - 224) / 2 for side in image.size)
+    cut = np.asarray(image.crop((round(left), round(top), round(left) + 224, round(top) + 224)), np.float32) / 255
+    expected = (cut - data.IMAGENET_MEAN) / data.IMAGENET_STD
+    assert np.abs(got - expected).mean() < 0.05
+
+
+def test_training_images_are_cropped_at_random(real, tmp_path, monkeypatch):
+    images = streamed_images(real, "training", data.write_jpegs(tmp_path, 1, seed=1), monkeypatch)
+    first, second = next(images), next(images)
+    assert first.shape == second.shape == (224, 224, 3)
+    assert not np.array_equal(first, second)
+
+
+# Epochs
+
+
+@pytest.fixture
+def small_dataset(monkeypatch):
+    """150 images to learn from and 40 to test on."""
+    images, labels = cifar10.synthetic_images(190, seed=0)
+    images = cifar10.as_floats(images)
+    split = images[:150], labels[:150], images[150:], labels[150:]
+    monkeypatch.setattr(cifar10, "dataset", lambda kind, seed: split)
+    return split
+
+
+def test_epochs_learn_without_compiling_again(opener, small_dataset):
+    session = opener(scope="epoch", BATCH_SIZE="32")
+    losses = []
+    for epoch in range(1, 4):
+        _, flags = measure.measure_epoch(session, data.epoch_order(150, 0, epoch))
+        assert flags == []
+        losses.append(np.mean(session.losses()))
+    assert len(session.losses()) == 5
+    assert losses[2] < losses[0]
+    assert 0 <= session.evaluate() <= 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_warm_up_of_epochs_leaves_no_trace(opener, small_dataset, optimizer):
+    first, second = (opener(scope="epoch", BATCH_SIZE="32", OPTIMIZER=optimizer) for _ in range(2))
+    assert read_weight(first) == read_weight(opener(BATCH_SIZE="32"))
+    order = data.epoch_order(150, 0, 1)
+    second._warm_up(150)
+    for session in (first, second):
+        session.train_epoch(order)
+    assert first.losses() == pytest.approx(second.losses(), rel=1e-4)
+
+
+def test_an_epoch_takes_the_batches_in_the_given_order(opener, small_dataset, monkeypatch):
+    session, seen = opener(scope="epoch", BATCH_SIZE="64"), []
+    train = session.model.train
+    monkeypatch.setattr(session.model, "train", lambda *batch: (seen.append(batch), train(*batch)))
+    order = data.epoch_order(150, 3, 1)
+    session.train_epoch(order)
+    assert [len(labels) for _, labels in seen] == [64, 64, 22]
+    assert [int(label) for _, labels in seen for label in labels] == small_dataset[1][order].tolist()
+    row = session.context.read(seen[0][0][5])
+    assert row == pytest.approx(np.linalg.norm(small_dataset[0][order[5]]), rel=1e-5)
+
+
+def test_the_accuracy_is_the_share_of_right_answers(opener, small_dataset, monkeypatch):
+    session, labels = opener(scope="epoch"), small_dataset[3]
+    wrong = np.where(np.arange(40) < 10, labels, (labels + 1) % 10)
+    monkeypatch.setattr(session.model, "predict", lambda inputs: np.eye(10)[wrong])
+    assert session.evaluate() == 0.25
+
+
+# Precisions and operators
+
+
+@pytest.mark.parametrize(
+    ("precision", "measured"),
+    [
+        ("mixed_bfloat16", "bfloat16"),
+        ("mixed_float16", "float16"),
+        ("float16", "float16"),
+        ("bfloat16", "bfloat16"),
+    ],
+)
+def test_lower_precisions_are_what_they_say_and_train(real, precision, measured):
+    session = real(PRECISION=precision)
+    assert session.measured_precision == measured
+    before = read_weight(session)
+    assert all(np.isfinite(step(session)) for _ in range(4))
+    assert read_weight(session) != before
+
+
+def test_tf32_is_not_promised_where_there_is_none(opener):
+    if opener.framework.find_device(opener.settings("mlp")).device == "cuda":
+        pytest.skip("this device may have TF32")
+    with pytest.raises(measure.MeasurementError, match="no TF32: it computes in float32") as error:
+        opener(PRECISION="tf32")
+    assert error.value.status == "unsupported"
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "float64"])
+def test_operators_are_right_and_can_be_measured(real, monkeypatch, precision):
+    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
+    size = (48, 40, 56)
+    works = [operators.matmul(size), operators.convolution_as_product(size)]
+    works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
+    for workload in works:
+        session = real.operator(workload, precision)
+        assert session.measured_precision == precision
+        assert measure.measure(session, 1, measure.Limits(max_seconds=0.05)).windows
+
+
+def test_a_wrong_operator_is_refused(real, monkeypatch):
+    right = real.framework.OPERATORS["matmul"]
+    monkeypatch.setitem(real.framework.OPERATORS, "matmul", lambda a, b: right(a, b) * 1.01)
+    with pytest.raises(measure.MeasurementError, match="the output differs from float64"):
+        real.operator(operators.matmul((32, 32, 32)))
