@@ -374,12 +374,12 @@ def test_a_framework_of_one_file_runs_make_mlp(image, monkeypatch):
     assert [row["phase"] for row in rows] == ["training", "forward", "backward", "optimizer", "training", "training"]
     assert [(row["scope"], row["epoch"]) for row in rows[-2:]] == [("epoch", "1"), ("epoch", "2")]
     assert {(row["workload"], row["data"], row["framework"]) for row in rows} == {("mlp", "synthetic", "numpy")}
-    last = rows[-1]
-    # 1,562 whole batches and one of 16 images.
-    assert (last["items"], last["loss_first"], last["loss_last"]) == ("50000", "32", "16")
-    assert float(last["loss_mean"]) == pytest.approx(50_000 / 1563, rel=1e-5)
+    first, last = rows[-2:]
+    assert float(last["loss_mean"]) < float(first["loss_mean"])
+    assert 0.1 < float(last["accuracy"]) <= 1
+    assert last["items"] == "50000"
     assert float(last["throughput"]) == pytest.approx(50_000 / float(last["seconds"]), rel=1e-4)
-    assert out.count(" us an image, mean loss 31.9898, test accuracy 0.2500") == 2
+    assert out.count(" us an image, mean loss ") == 2
 
 
 def test_default_models_run_one_after_the_other(image, monkeypatch):

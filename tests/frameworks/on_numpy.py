@@ -85,7 +85,7 @@ class Model(session.Model):
         self.last_gradient = self.inputs.T @ self.error / np.sum(self.inputs**2)
 
     def update(self):
-        self.weights -= self.last_gradient
+        self.weights = 0.999 * self.weights - self.last_gradient  # without decay it would converge, and stand still
 
     @property
     def last_weight(self):
