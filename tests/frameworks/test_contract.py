@@ -14,41 +14,12 @@ from bench import frameworks
 from bench.settings import FRAMEWORKS, Framework, SettingError, read_settings
 from bench.timing import measure
 from bench.work import cifar10, data, operators
-from bench.work.workload import ENCODERS
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
 from tests.conftest import TESTED
-from tests.frameworks.torch_reference import TINY
-from transformer_benchmark import transformer_workload
+from tests.frameworks.sessions import SCRIPTS, Opener
 
-SCRIPTS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
-SMALL = {
-    "image": {"MODEL": "resnet18", "IMAGE_SIZE": "32", "BATCH_SIZE": "2"},
-    "mlp": {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "8"},
-    "transformer": {"MODEL": "tiny-bert", "SEQUENCE_LENGTH": "8", "BATCH_SIZE": "2"},
-}
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
-ENCODERS.update(TINY)
-
-
-class Opener:
-    """Opens sessions of one framework."""
-
-    def __init__(self, name):
-        self.name, self.framework = name, frameworks.load(name)
-
-    def settings(self, script, **environ):
-        settings = read_settings(script, {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
-        return settings.on(self.framework.find_device(settings).device)
-
-    def __call__(self, script="mlp", phase="training", scope="device", **environ):
-        settings = self.settings(script, **environ)
-        workload = SCRIPTS[script](replace(settings, phase=phase))
-        return self.framework.open_session(workload, settings, phase, scope)
-
-    def operator(self, workload, precision="float32"):
-        settings = replace(self.settings("tflops"), precision=precision)
-        return self.framework.open_session(workload, settings, None, "device")
 
 
 @pytest.fixture(params=["numpy", *TESTED])
@@ -131,7 +102,7 @@ def test_unknown_work_is_refused(opener):
     with pytest.raises(SettingError, match=f"FRAMEWORK='{opener.name}' cannot run chess: it has image, mlp"):
         opener.framework.open_session(workload, settings, "training", "device")
     for scope in ("device", "input"):
-        with pytest.raises(SettingError, match="MODEL='unknown' is not in .*: did you mean "):
+        with pytest.raises(SettingError, match=r"MODEL='unknown' is not in .*: did you mean "):
             opener("image", scope=scope, MODEL="unknown")
 
 
