@@ -4,30 +4,30 @@ import os
 import statistics
 import time
 
-from bench.frameworks import on_tensorflow  # first: it says which backend Keras has
+from bench.frameworks import on_tensorflow  # first: it sets Keras's backend
 from tests.selfcheck import check_loops, check_matmul, is_one
 
 # isort: split
 import keras
 import tensorflow as tf
 
-MODEL = "mobilenet_v2"  # the same network in Keras's applications
+MODEL = "mobilenet_v2"  # the same model as in Keras's applications
 
 
 def checks():
     on_tensorflow.choose_device(None)
-    yield check_matmul(product)
-    yield check_loops("inference", MODEL, {"a loop by hand": (loop("inference"), is_one)})
+    yield check_matmul(matmul)
+    yield check_loops("inference", MODEL, {"a hand-written loop": (loop("inference"), is_one)})
     training = {
-        "a loop by hand": (loop("training"), is_one),
+        "a hand-written loop": (loop("training"), is_one),
         "model.fit without XLA": (fit(jit_compile=False), lambda low, high: high > 1),
         "model.fit": (fit(jit_compile="auto"), lambda low, high: True),  # XLA, where Keras chooses it: shown only
     }
     yield check_loops("training", MODEL, training)
 
 
-def product(side):
-    """Gives block(runs) -> products a second of the median run, each of them waited for."""
+def matmul(side):
+    """Gives block(runs) -> matmuls a second; the median of runs that each wait for the device."""
     a, b = (tf.random.normal((side, side)) for _ in range(2))
 
     def read_clock():
@@ -40,7 +40,7 @@ def product(side):
 
 
 def build():
-    """(network, images, labels) of a user who sets nothing up."""
+    """(model, images, labels) of a user who keeps all defaults."""
     batch_size = int(os.environ.get("BATCH_SIZE", 4))
     model = keras.applications.MobileNetV2(weights=None, classifier_activation=None)
     images = tf.random.normal((batch_size, 224, 224, 3))
@@ -49,7 +49,7 @@ def build():
 
 
 def loop(phase):
-    """Steps as in TensorFlow's guide to training loops, each block ended by a read of the last one's result."""
+    """Steps as in TensorFlow's guide to training loops; a block ends with a read of the last result."""
     model, images, labels = build()
     optimizer = keras.optimizers.SGD(0.01)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -82,7 +82,7 @@ def loop(phase):
 
 
 def fit(jit_compile):
-    """What most people run: model.fit on one batch that is there already."""
+    """What most people run: model.fit on one batch that is in memory."""
     model, images, labels = build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=jit_compile)

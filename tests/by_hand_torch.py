@@ -17,10 +17,10 @@ from tests.selfcheck import PAIRS, check_loops, check_matmul, compare, is_one
 
 
 def checks():
-    yield check_matmul(product)
+    yield check_matmul(matmul)
     yield check_pipeline()
     for phase in ("inference", "training"):
-        yield check_loops(phase, "resnet50", {"a loop by hand": (loop(phase), is_one)})
+        yield check_loops(phase, "resnet50", {"a hand-written loop": (loop(phase), is_one)})
 
 
 def loop(phase):
@@ -58,8 +58,8 @@ def loop(phase):
     return block
 
 
-def product(side):
-    """Gives block(runs) -> products a second of the median run, each of them waited for."""
+def matmul(side):
+    """Gives block(runs) -> matmuls a second; the median of runs that each wait for the device."""
     device = on_torch.choose_device(None)
     a, b = (torch.randn(side, side, device=device) for _ in range(2))
 
@@ -74,7 +74,7 @@ def product(side):
 
 
 def check_pipeline():
-    """One core's JPEG pipeline beside the ancestor's: random floats to PIL, then the same transforms, no JPEG."""
+    """One core's JPEG pipeline beside its predecessor: random floats to PIL, then the same transforms, no JPEG."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     random = numpy.random.default_rng(0)

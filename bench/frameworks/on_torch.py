@@ -25,8 +25,8 @@ MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": to
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
 ERRORS = ErrorTexts(
-    # cuDNN's autotuner says the last when it gets no candidate's workspace.
-    ("can't allocate memory", "invalid buffer size", "unable to find an engine to execute this computation"),
+    # cuDNN's autotuner finds no engine when there is no memory for any candidate's workspace.
+    ("outofmemoryerror", "can't allocate memory", "invalid buffer size", "unable to find an engine to execute"),
     ("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
 )
 
@@ -64,7 +64,7 @@ def set_float32(precision):
     Each setting by name: cuDNN's convolutions start at tf32, whatever the general setting says. PyTorch raises an
     error where these are mixed with the older allow_tf32.
     """
-    backends = torch.backends
+    backends: Any = torch.backends
     for backend in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         backend.fp32_precision = precision
     # Autotuning happens on the first step of a shape, which is never inside a window.

@@ -14,41 +14,12 @@ from bench import frameworks
 from bench.settings import FRAMEWORKS, Framework, SettingError, read_settings
 from bench.timing import measure
 from bench.work import cifar10, data, operators
-from bench.work.workload import ENCODERS
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
 from tests.conftest import TESTED
-from tests.frameworks.torch_reference import TINY
-from transformer_benchmark import transformer_workload
+from tests.frameworks.sessions import SCRIPTS, Opener
 
-SCRIPTS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
-SMALL = {
-    "image": {"MODEL": "resnet18", "IMAGE_SIZE": "32", "BATCH_SIZE": "2"},
-    "mlp": {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "8"},
-    "transformer": {"MODEL": "tiny-bert", "SEQUENCE_LENGTH": "8", "BATCH_SIZE": "2"},
-}
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
-ENCODERS.update(TINY)
-
-
-class Opener:
-    """Opens sessions of one framework."""
-
-    def __init__(self, name):
-        self.name, self.framework = name, frameworks.load(name)
-
-    def settings(self, script, **environ):
-        settings = read_settings(script, {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
-        return settings.on(self.framework.find_device(settings).device)
-
-    def __call__(self, script="mlp", phase="training", scope="device", **environ):
-        settings = self.settings(script, **environ)
-        workload = SCRIPTS[script](replace(settings, phase=phase))
-        return self.framework.open_session(workload, settings, phase, scope)
-
-    def operator(self, workload, precision="float32"):
-        settings = replace(self.settings("tflops"), precision=precision)
-        return self.framework.open_session(workload, settings, None, "device")
 
 
 @pytest.fixture(params=["numpy", *TESTED])
@@ -83,7 +54,7 @@ def test_a_session_is_measured(opener, script, phase):
     assert session.measured_precision == "float32"
     assert (session.num_workers, session.queue_steps) == (None, None)
     assert (session.prepare is None) == (phase not in ("backward", "optimizer"))
-    measured = measure.measure(session, 2, measure.Limits(max_seconds=0.1))
+    measured = measure.measure(measure.Job(session, 2, measure.Limits(max_seconds=0.1)))
     assert not {"recompiled", "not_finite"} & set(measured.flags)
     workload = SCRIPTS[script](opener.settings(script))
     assert session.parameters == (session.model.weights.size if opener.name == "numpy" else workload.parameters)
@@ -131,7 +102,7 @@ def test_unknown_work_is_refused(opener):
     with pytest.raises(SettingError, match=f"FRAMEWORK='{opener.name}' cannot run chess: it has image, mlp"):
         opener.framework.open_session(workload, settings, "training", "device")
     for scope in ("device", "input"):
-        with pytest.raises(SettingError, match="MODEL='unknown' is not in .*: did you mean "):
+        with pytest.raises(SettingError, match=r"MODEL='unknown' is not in .*: did you mean "):
             opener("image", scope=scope, MODEL="unknown")
 
 
@@ -170,7 +141,7 @@ def test_a_stream_is_measured(opener, scope, workers):
     assert session.num_workers == int(workers)
     assert (session.queue_steps == 0) == (workers == "0")
     assert (session.parameters is None) == (scope == "input")
-    measured = measure.measure(session, 2, measure.Limits(max_seconds=0.2))
+    measured = measure.measure(measure.Job(session, 2, measure.Limits(max_seconds=0.2)))
     assert measured.items == 2 * measured.windows * measured.steps_per_window
     session.close()
 
@@ -223,7 +194,7 @@ def test_epochs_learn_without_compiling_again(opener, small_dataset):
     session = opener(scope="epoch", BATCH_SIZE="32")
     losses = []
     for epoch in range(1, 4):
-        _, flags = measure.measure_epoch(session, data.epoch_order(150, 0, epoch))
+        _, flags = measure.measure_epoch(measure.Job(session, 8), data.epoch_order(150, 0, epoch))
         assert flags == []
         losses.append(np.mean(session.losses()))
     assert len(session.losses()) == 5
@@ -293,12 +264,12 @@ def test_tf32_is_not_promised_where_there_is_none(opener):
 def test_operators_are_right_and_can_be_measured(real, monkeypatch, precision):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     size = (48, 40, 56)
-    works = [operators.matmul(size), operators.convolution_as_product(size)]
+    works = [operators.matmul(size), operators.convolution_1x1(size)]
     works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     for workload in works:
         session = real.operator(workload, precision)
         assert session.measured_precision == precision
-        assert measure.measure(session, 1, measure.Limits(max_seconds=0.05)).windows
+        assert measure.measure(measure.Job(session, 1, measure.Limits(max_seconds=0.05))).windows
 
 
 def test_a_wrong_operator_is_refused(real, monkeypatch):

@@ -1,11 +1,10 @@
-"""Networks of on_torch.py with their weights, inputs and outputs, for the other frameworks to compare with.
+"""Models of on_torch.py with their weights, inputs and outputs: other frameworks compare theirs.
 
-    python -m tests.torch_reference FOLDER     writes FOLDER/<model>.npz, one for each case
+    python -m tests.frameworks.torch_reference FOLDER     writes FOLDER/<model>.npz, one for each case
 
 A program of its own, because on Linux no environment holds two frameworks.
 """
 
-import itertools
 import sys
 from pathlib import Path
 
@@ -42,20 +41,16 @@ def describe(model, **environ):
 
 
 def write(model, folder):
-    import torch
-
     from bench.frameworks import on_torch
 
     session = on_torch.open_session(*describe(model, USE_GPU="0"), "training", "device")
-    inputs, labels = session.next_batch()
-    kept = {name: value.numpy().copy() for name, value in session.model.state_dict().items()}
-    with torch.no_grad():
-        logits = session.model.eval()(inputs).numpy()
-    session.model.train(model not in TINY)  # dropout draws other numbers in other frameworks
-    session.batches, losses = itertools.repeat((inputs, labels)), []
+    ours, (inputs, labels) = session.model, next(session.batches)
+    kept = {name: value.numpy().copy() for name, value in ours.module.state_dict().items()}
+    logits, losses = ours.predict(inputs), []
+    ours.module.train(model not in TINY)  # dropout draws other numbers in other frameworks
     for _ in range(3):
-        session.step()
-        losses.append(session.loss.item())
+        ours.train(inputs, labels)
+        losses.append(ours.loss.item())
     facts = {"inputs": inputs.numpy(), "labels": labels.numpy(), "logits": logits, "losses": losses}
     np.savez(Path(folder) / f"{model}.npz", **{f"_{name}": value for name, value in facts.items()}, **kept)
 

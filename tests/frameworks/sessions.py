@@ -1,0 +1,42 @@
+"""Opens sessions of one framework for the tests: small models and few steps."""
+
+from dataclasses import replace
+
+from bench import frameworks
+from bench.settings import read_settings
+from bench.work.workload import ENCODERS
+from image_benchmark import image_workload
+from mlp_benchmark import mlp_workload
+from tests.frameworks.torch_reference import TINY
+from transformer_benchmark import transformer_workload
+
+SCRIPTS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
+SMALL = {
+    "image": {"MODEL": "resnet18", "IMAGE_SIZE": "32", "BATCH_SIZE": "2"},
+    "mlp": {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "8"},
+    "transformer": {"MODEL": "tiny-bert", "SEQUENCE_LENGTH": "8", "BATCH_SIZE": "2"},
+}
+ENCODERS.update(TINY)
+
+
+class Opener:
+    """Opens sessions of one framework."""
+
+    def __init__(self, name):
+        self.name, self.framework = name, frameworks.load(name)
+
+    def settings(self, script, **environ):
+        settings = read_settings(script, {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
+        return settings.on(self.framework.find_device(settings).device)
+
+    def workload(self, script, phase, **environ):
+        return SCRIPTS[script](replace(self.settings(script, **environ), phase=phase))
+
+    def __call__(self, script="mlp", phase="training", scope="device", **environ):
+        workload, settings = self.workload(script, phase, **environ), self.settings(script, **environ)
+        return self.framework.open_session(workload, settings, phase, scope)
+
+    def operator(self, workload, precision="float32"):
+        """The session of one operator."""
+        settings = replace(self.settings("tflops"), precision=precision)
+        return self.framework.open_session(workload, settings, None, "device")
