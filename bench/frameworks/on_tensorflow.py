@@ -256,7 +256,7 @@ class DeviceContext(session.DeviceContext):
     def _measure_precision(self):
         (a, b), (x, w) = check.probe_inputs()
         errors = []
-        probes = (tf.matmul, a, b), (convolve, x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0))
+        probes: tuple = (tf.matmul, a, b), (convolve, x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0))
         for work, *pair in probes:
             with self.scope():
                 got = work(*(tf.cast(tf.identity(each), self.compute_dtype) for each in pair))

@@ -5,6 +5,7 @@ import gc
 import os
 from contextlib import nullcontext
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torchvision
@@ -325,6 +326,8 @@ class JpegDataset(Dataset):
 
 class Model(session.Model):
     """A module with its optimizer. The contract is in session.py."""
+
+    _loss: Any  # of the last batch, with its graph
 
     def __init__(self, context, module, is_trained):
         self.context, self.uncompiled, self.is_trained = context, module.train(is_trained), is_trained
