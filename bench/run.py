@@ -13,7 +13,8 @@ from types import ModuleType
 
 from bench import frameworks
 from bench.machine import environment, meters
-from bench.rows import report, results
+from bench.rows import report
+from bench.rows.columns import SCHEMA
 from bench.rows.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES, SettingError
 from bench.timing import measure
@@ -38,7 +39,7 @@ class Bench:
 
 
 def run_once(settings, host, describe_workload):
-    """Measure one combination; yields a row, a dict of results.COLUMNS, for each quantity as it is measured.
+    """Measure one combination; yields a row, a dict of COLUMNS, for each quantity as it is measured.
 
     The first failure or interruption is the last row: its status says what happened, its note why.
     """
@@ -111,7 +112,7 @@ def begin_row(settings, host, workload, phase, scope, run_id):
     """The columns that are known before anything runs."""
     streams = scope in ("input", "end_to_end")
     return {
-        "schema": results.SCHEMA,
+        "schema": SCHEMA,
         "method_version": measure.METHOD_VERSION,
         "run_id": run_id,
         "status": "ok",
