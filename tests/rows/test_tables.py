@@ -105,26 +105,20 @@ def test_other_settings_and_machines_are_other_lines(write):
     assert sorted(found["machine"]) == ["a", "a", "a", "b"]
 
 
-def test_the_fraction_of_the_peak_needs_a_peak(write):
-    peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "9.6", "unit": "matmuls/s"}
-    found, _ = summary(write({}, peak), write({}, machine="b"))
-    fractions = {(row["machine"], row["model"]): row["of_peak"] for row in found.to_dict("records")}
-    assert fractions[("a", "resnet50")] == 0.25
-    assert math.isnan(fractions[("b", "resnet50")])
-    assert found[found["model"] == "matmul-peak"]["value"].tolist() == [9.6]
-
-
-def test_mixed_precision_is_beside_the_peak_of_its_sixteen_bits(write):
-    peak = {"workload": "matmul", "model": "matmul-peak", "precision": "bfloat16", "tflops": "24"}
-    found, _ = summary(write({"precision": "mixed_bfloat16"}, peak))
-    assert found["of_peak"].tolist() == pytest.approx([0.1, 1])
-
-
-def test_nobody_elses_figure_is_beside_a_peak_measured_here(write):
-    peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "700", "unit": "matmuls/s"}
+def test_the_fraction_of_a_peak_is_that_of_the_same_machine_and_precision(write):
+    peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "9.6"}
+    sixteen = peak | {"precision": "bfloat16", "tflops": "24"}
     theirs = peak | {"model": "matmul-best", "tflops": "790", "source": "https://x"}
-    found, _ = summary(write(peak, theirs))
-    assert found["of_peak"].tolist() == pytest.approx([1, math.nan], nan_ok=True)
+    found, _ = summary(write({}, peak, sixteen, {"precision": "mixed_bfloat16"}, theirs), write({}, machine="b"))
+    fractions = found.set_index(["machine", "model", "precision"])["of_peak"].to_dict()
+    assert fractions.pop(("a", "resnet50", "float32")) == 0.25
+    assert fractions.pop(("a", "resnet50", "mixed_bfloat16")) == pytest.approx(0.1)
+    assert [key[1:] for key, of_peak in fractions.items() if of_peak == 1] == [
+        ("matmul-peak", "float32"),
+        ("matmul-peak", "bfloat16"),
+    ]
+    assert math.isnan(fractions["a", "matmul-best", "float32"])  # published
+    assert math.isnan(fractions["b", "resnet50", "float32"])  # no peak
 
 
 def test_an_operators_interval_is_in_tflops(write):
@@ -133,14 +127,12 @@ def test_an_operators_interval_is_in_tflops(write):
     assert (row["value"], row["low"], row["high"], row["per"]) == (2, pytest.approx(1.8), pytest.approx(2.2), "TFLOP/s")
 
 
-def broken(tmp_path, text):
-    path = tmp_path / "broken.csv"
-    path.write_text(text)
-    return path
+def with_cell(cell):
+    row = [cell if column == "throughput" else BASE.get(column, "") for column in COLUMNS]
+    return f"{HEADER}\n{','.join(row)}\n"
 
 
-def header(extra=""):
-    return ",".join([*COLUMNS]) + extra
+HEADER = ",".join(COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -148,33 +140,26 @@ def header(extra=""):
     [
         ("a,b\n1,2\n", "has a foreign header"),
         ("", "is empty"),
-        (header() + "\n1,cut", "its last line is cut short"),
-        (header(",from_the_future") + "\n", "was written by a newer version"),
-        (header() + "\n" + "," * len(COLUMNS) + "\n", "its line 2 (it has"),
-        (header() + "\n" + "1,2\n", "its line 2 (it has 2 cells, the header"),
+        (f"{HEADER}\n1,cut", "its last line is cut short"),
+        (f"{HEADER},from_the_future\n", "was written by a newer version"),
+        (f"{HEADER}\n1,2\n", "its line 2 (it has 2 cells, the header"),
+        (with_cell("fast"), "its throughput is no number: could not convert string to float: 'fast'"),
+        (with_cell('"3'), "its line 2 (unexpected end of data)"),
+        *((with_cell(cell), "its throughput is not always above 0 and finite") for cell in ("0", "-5", "inf")),
     ],
 )
 def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_path, text, why):
-    found, said = summary(broken(tmp_path, text), write({}))
-    assert len(found) == 1
+    broken, said = tmp_path / "broken.csv", []
+    broken.write_text(text)
+    rows = tables.read_rows([write({}), broken, write({}, machine="b")], said.append)
+    assert rows[["machine", "file"]].to_numpy().tolist() == [["a", "a.csv"], ["b", "b.csv"]]
     (line,) = said
     assert "broken.csv" in line
     assert why in line
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("cell", ["fast", '"3', "0", "-5", "inf"])
-def test_a_cell_that_cannot_be_read_costs_its_own_file_alone(write, tmp_path, cell):
-    row = ",".join(cell if column == "throughput" else BASE.get(column, "") for column in COLUMNS)
-    paths = [write({}), broken(tmp_path, f"{header()}\n{row}\n"), write({}, machine="b")]
-    said = []
-    rows = tables.read_rows(paths, said.append)
-    assert rows[["machine", "file"]].to_numpy().tolist() == [["a", "a.csv"], ["b", "b.csv"]]
-    assert len(said) == 1
-    assert "broken.csv" in said[0]
-
-
-def test_what_a_network_did_not_learn_and_a_meter_that_stood_still_cost_nothing(write):
+def test_a_loss_that_is_no_number_and_a_stuck_meter_are_unknown(write):
     still = {"loss_mean": "nan", "accuracy": "0", "power_watts": "0", "joules_per_item": "0", "peak_memory_bytes": "0"}
     found, said = summary(write(still))
     (row,) = found.to_dict("records")
@@ -188,14 +173,6 @@ def test_every_row_names_its_file(write, tmp_path):
     rows = tables.read_rows([write({}, {}), short, write({}, machine="b")])
     assert sorted(rows["file"]) == ["a.csv", "a.csv", "b.csv", "short.csv"]
     assert rows.loc[rows["machine"] == "b", "file"].tolist() == ["b.csv"]
-
-
-def test_a_file_of_an_older_schema_is_read(tmp_path):
-    old = list(BASE)
-    path = tmp_path / "old.csv"
-    path.write_text(",".join(old) + "\n" + ",".join(BASE.values()) + "\n")
-    found, said = summary(path)
-    assert (said, found["value"].tolist(), found["epoch"].tolist()) == ([], [100.0], [""])
 
 
 def test_a_table_to_paste(write, monkeypatch, tmp_path, capsys):
