@@ -119,7 +119,8 @@ def write_beside(axes, frame):
     ends = frame[["value", "high"]].max(axis=1)
     for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
         axes.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
-        axes.text(1.01, place, note, transform=axes.get_yaxis_transform(), va="center")
+        if note:
+            axes.text(1.01, place, note, transform=axes.get_yaxis_transform(), va="center")
 
 
 def lines(curves, panels, title, x_name, rows=1, is_log2=False):
@@ -213,7 +214,7 @@ def write_powers(axis, base, parts):
     """Plain numbers at these parts of each power of a logarithmic axis."""
     axis.set_major_locator(LogLocator(base=base, subs=parts))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter("{x:,g}")
+    axis.set_major_formatter("{x:,.12g}")
 
 
 def add_legend(figure, handles, columns):

@@ -11,7 +11,7 @@ from bench.plots import draw, select
 from bench.plots.draw import COLOURS, Curve, Key
 from bench.rows import columns, tables
 
-MAX_BARS = 16  # in a panel
+MAX_BARS = 20  # in a panel
 MAX_PANELS = 6
 MAX_RUNS = 12  # in the picture of scopes
 MAX_CURVES = 20
@@ -87,12 +87,12 @@ def speedup(stored):
 def scopes(stored):
     """The three throughputs of image runs side by side; the limiting one is marked."""
     found = select.scopes(stored.pipelines)
-    kept = tables.limit_rows(found, MAX_RUNS)
-    if kept.empty:
+    kept = tables.limit_rows(found, MAX_RUNS).to_dict("records")
+    if not kept:
         return None
     common, particular = settings_in_words(kept)
     frames = []
-    for i, (row, words) in enumerate(zip(kept.to_dict("records"), particular, strict=True)):
+    for i, (row, words) in enumerate(zip(kept, particular, strict=True)):
         name = f"{name_device(row)}\n{', '.join(filter(None, [row['model'], words]))}"
         for j, scope in enumerate(PARTS):
             rate = {column: row[f"{column}_{scope}"] for column in select.RATE}
@@ -149,23 +149,24 @@ def bars(panels, unit):
 def panel_of(words, found):
     """(title, frame) as draw.bars() takes them."""
     kept = tables.limit_rows(found.reset_index(drop=True), MAX_BARS).reset_index(drop=True)
-    common, particular = settings_in_words(kept)
+    rows = kept.to_dict("records")
+    common, particular = settings_in_words(rows)
     frame = kept[select.RATE].assign(
         key=kept["published"],
-        name=[name_device(row) for row in kept.to_dict("records")],
-        text=[tables.figure(value) for value in kept["value"]],
+        name=[name_device(row) for row in rows],
+        text=[tables.figure(row["value"]) for row in rows],
         note=particular,
     )
-    return title(words, common, kept, found), frame
+    return title(words, common, rows, found), frame
 
 
 def title(words, common, kept, found):
     return ", ".join([words, *common]) + (f" ({len(kept)} of {len(found)})" if len(found) > len(kept) else "")
 
 
-def settings_in_words(frame):
+def settings_in_words(rows):
     """([words that all lines have in common], [the other words of each line])."""
-    said = [columns.words_of(row) | {"setup": row["setup"]} for row in frame.to_dict("records")]
+    said = [columns.words_of(row) | {"setup": row["setup"]} for row in rows]
     names = [name for name in (*columns.WORK, "setup") if name not in TITLED]
     common = [name for name in names if len({words.get(name, "") for words in said}) == 1]
     particular = [", ".join(filter(None, (words.get(name) for name in names if name not in common))) for words in said]

@@ -129,11 +129,11 @@ def test_of_many_panels_those_with_own_rows_are_drawn(folder):
 
 
 def test_more_bars_than_a_panel_takes_are_counted(folder):
-    for i in range(20):
+    for i in range(23):
         write(folder, [rate(10)], f"m{i}")
     (axes,) = pictures.images(load(folder)).axes
-    assert axes.get_title(loc="left").endswith(", batch 16 (16 of 20)")
-    assert len(axes.get_yticklabels()) == 16
+    assert axes.get_title(loc="left").endswith(", batch 16 (20 of 23)")
+    assert len(axes.get_yticklabels()) == 20
 
 
 def test_what_is_implausible_is_in_the_tables_and_in_no_picture(folder):
