@@ -28,7 +28,7 @@ GAP = 0.36  # between panels of bars, for a title
 BARS_WIDE = 4.6  # a panel of bars, without the words beside it
 LINES_WIDE, LINES_HIGH = 8.2, 2.5  # all panels of lines that stand side by side; each panel
 AXIS_NAME = 0.5  # below the lowest panel
-COLUMN_NAMES = 0.75  # between panels of lines side by side
+COLUMN_NAMES = 0.95  # between panels of lines side by side
 
 
 @dataclass(frozen=True)
