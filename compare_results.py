@@ -2,8 +2,7 @@
 
     make compare A=results/apple-m1-max.csv B=results/nvidia-h200.csv
     make compare A=apple-m1-max B=nvidia-h200
-    FAIL_ON_SLOWER=1 make compare A=before.csv B=after.csv     exit 1 where B is slower in anything, or comparable in
-                                                               nothing
+    FAIL_ON_SLOWER=1 make compare A=before.csv B=after.csv     exit 1 where B is slower in anything, or nothing is equal
 
 Ratios are B over A: above 1, B is faster.
 """
@@ -15,10 +14,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.rows import tables
+from bench.rows import columns, tables
 from bench.settings import ROOT, SettingError, read_settings
 
 SAME = 0.01  # within this, two rates are the same
+MOST_NAMED = 5  # lines of one side alone that are named
 
 
 def verdict(low, high):
@@ -35,32 +35,30 @@ def verdict(low, high):
 def compare(a, b):
     """Lines of equal work in two summaries of tables.summarize(), with `ratio`, its `low` and `high`, and `verdict`."""
     both = a.merge(b, on=list(tables.WORK), suffixes=("_a", "_b"))
-    both = both[(both["value_a"] > 0) & (both["value_b"] > 0)].copy()
-    both["ratio"] = both["value_b"] / both["value_a"]
-    both["low"], both["high"] = both["low_b"] / both["high_a"], both["high_b"] / both["low_a"]
-    both["verdict"] = [verdict(low, high) for low, high in zip(both["low"], both["high"], strict=True)]
-    return both
+    both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
+    low, high = both["low_b"] / both["high_a"], both["high_b"] / both["low_a"]
+    verdicts = [verdict(*ends) for ends in zip(low, high, strict=True)]
+    return both.assign(ratio=both["value_b"] / both["value_a"], low=low, high=high, verdict=verdicts)
 
 
 def differences(both):
-    """Sentences: which versions and circumstances differ between the lines that are compared."""
+    """Sentences: which versions and setups differ between the lines that are compared."""
     said = []
-    for column in (*tables.VERSIONS, *tables.SETUP):
-        values = [sorted(set(both[f"{column}_{side}"]) - {""}) for side in "ab"]
-        if values[0] != values[1]:
-            said.append(f"{column}: {', '.join(values[0]) or 'unknown'} in A, {', '.join(values[1]) or 'unknown'} in B")
+    for column in (*columns.VERSIONS, *columns.SETUP):
+        a, b = (", ".join(sorted(set(both[f"{column}_{side}"]) - {""})) or "unknown" for side in "ab")
+        if a != b:
+            said.append(f"{column}: {a} in A, {b} in B")
     return said
 
 
-def left_out(a, b, name):
-    """A sentence with the work that only one side has; [] where there is none."""
-    known = set(b[list(tables.WORK)].itertuples(index=False, name=None))
-    only = [row for row in a.to_dict("records") if tuple(row[column] for column in tables.WORK) not in known]
-    if not only:
-        return []
-    shown = [f"{tables.name_work(row)} ({row['framework']})" for row in only[:5]]
-    more = f", and {len(only) - 5} more" if len(only) > 5 else ""
-    return [f"only in {name}: {'; '.join(shown)}{more}"]
+def only_in(a, b, name):
+    """A sentence with the work that b lacks; [] where there is none."""
+    work = list(tables.WORK)
+    known = pd.MultiIndex.from_frame(b[work])
+    only = a[~pd.MultiIndex.from_frame(a[work]).isin(known)]
+    shown = [f"{tables.name_line(row)} ({row['framework']})" for row in only[:MOST_NAMED].to_dict("records")]
+    more = f", and {len(only) - MOST_NAMED} more" if len(only) > MOST_NAMED else ""
+    return [f"only in {name}: {'; '.join(shown)}{more}"] if shown else []
 
 
 def find(side, environ, folder):
@@ -79,33 +77,46 @@ def read_side(side, environ, folder):
     """The summary of a file of rows; raises SettingError where it has none that can be compared."""
     path, said = find(side, environ, folder), []
     summary = tables.summarize(tables.read_rows([path], said.append))
-    # A peak is the best of its machine, at whatever size and by whatever operator it was reached.
+    # A peak is the best of its machine, at any size and by any operator.
     summary.loc[summary["model"] == "matmul-peak", ["matrix_size", "memory_format", "batch_size"]] = ""
     summary = summary.drop_duplicates(["machine", *tables.WORK], keep="last")  # of several setups the latest
-    summary["flags"] = [tables.say_flags(row) for row in summary[["flags", "status"]].to_dict("records")]
     if summary.empty:
         raise SettingError(f"{side}={str(path)!r} has no rows to compare" + "".join(f" ({line})" for line in said))
     if summary["machine"].nunique() > 1:
         raise SettingError(f"{side}={str(path)!r} has rows of {summary['machine'].nunique()} machines: name one of one")
-    return summary
+    return summary.assign(flags=[tables.say_flags(row) for row in summary[["flags", "status"]].to_dict("records")])
 
 
-def describe(both):
-    """The Markdown table of compare()'s lines."""
-    lines = [
-        (
-            tables.name_work(row),
-            row["framework"],
-            tables.figure(row["value_a"]),
-            f"{tables.figure(row['value_b'])} {row['per_b']}",
-            f"{row['ratio']:.3f}",
-            "" if math.isnan(row["low"]) or math.isnan(row["high"]) else f"{row['low']:.3f} to {row['high']:.3f}",
-            row["verdict"],
-            "; ".join(f"{side.upper()}: {row[f'flags_{side}']}" for side in "ab" if row[f"flags_{side}"]),
-        )
-        for row in both.to_dict("records")
-    ]
-    return tables.markdown(("work", "framework", "A", "B", "B / A", "interval", "B is", "flags"), lines)
+def interval(row):
+    return "" if math.isnan(row["low"] + row["high"]) else f"{row['low']:.3f} to {row['high']:.3f}"
+
+
+CELLS = {
+    "work": columns.describe_work,
+    "framework": lambda row: row["framework"],
+    "A": lambda row: tables.figure(row["value_a"]),
+    "B": lambda row: f"{tables.figure(row['value_b'])} {row['per_b']}",
+    "B / A": lambda row: f"{row['ratio']:.3f}",
+    "interval": interval,
+    "B is": lambda row: row["verdict"],
+    "flags": lambda row: "; ".join(f"{side.upper()}: {row[f'flags_{side}']}" for side in "ab" if row[f"flags_{side}"]),
+}
+
+
+def report(a, b, both):
+    """The lines of the comparison."""
+    lines = [f"{side}: {rows['machine'].iloc[0]} ({rows['file'].iloc[0]})" for side, rows in (("A", a), ("B", b))]
+    if both.empty:
+        lines += ["", "nothing in A and B has equal settings"]
+    else:
+        mean = math.exp(sum(map(math.log, both["ratio"])) / len(both))
+        lines += [
+            "",
+            tables.markdown(CELLS, both.to_dict("records")),
+            "",
+            f"geometric mean of {len(both)} ratios: {mean:.3f}",
+        ]
+    return [*lines, *differences(both), *only_in(a, b, "A"), *only_in(b, a, "B")]
 
 
 def main(environ=os.environ):
@@ -119,15 +130,7 @@ def main(environ=os.environ):
         print(error, file=sys.stderr)
         return 2
     both = compare(a, b)
-    print(f"A: {a['machine'].iloc[0]} ({a['file'].iloc[0]})\nB: {b['machine'].iloc[0]} ({b['file'].iloc[0]})\n")
-    if both.empty:
-        print("nothing in A and B has equal settings")
-    else:
-        print(describe(both), end="\n\n")
-        mean = math.exp(sum(map(math.log, both["ratio"])) / len(both))
-        print(f"geometric mean of {len(both)} ratios: {mean:.3f}")
-    for line in [*differences(both), *left_out(a, b, "A"), *left_out(b, a, "B")]:
-        print(line)
+    print("\n".join(report(a, b, both)))
     has_failed = both.empty or (both["verdict"] == "slower").any()
     return 1 if environ.get("FAIL_ON_SLOWER") == "1" and has_failed else 0
 

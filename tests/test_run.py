@@ -12,7 +12,7 @@ import pytest
 from bench import batch_size, combinations, frameworks, run
 from bench.machine import environment, meters, sensors
 from bench.main import main
-from bench.rows import report, results, verdict
+from bench.rows import columns, report, results, verdict
 from bench.settings import FRAMEWORKS, Framework
 from bench.timing import measure
 from bench.work.data import image_batches
@@ -188,8 +188,8 @@ def test_every_column_is_filled_and_every_value_has_a_column(image, instrumented
     image("mlp", mlp_workload, MODEL="mlp-10", DATA="synthetic", EPOCHS="1", PHASE="inference")
     image("transformer", transformer_workload, MODEL="distilbert", PHASE="inference")
     filled = {name for row in rows for name in row}
-    assert set(results.COLUMNS) - filled == OF_OTHERS
-    assert filled <= set(results.COLUMNS)
+    assert set(columns.COLUMNS) - filled == OF_OTHERS
+    assert filled <= set(columns.COLUMNS)
 
 
 def test_rows_are_added_to_those_that_are_there(image):

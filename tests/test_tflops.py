@@ -10,7 +10,7 @@ import tflops_sweep
 from bench import run
 from bench.frameworks import on_torch
 from bench.main import main
-from bench.rows import peaks, results
+from bench.rows import columns, peaks, results
 from bench.settings import SettingError, read_settings
 from bench.timing.measure import MeasurementError
 from bench.work import operators
@@ -218,7 +218,7 @@ def test_a_real_sweep_fills_rows(monkeypatch, tmp_path):
 
 
 def peak_row(**changes):
-    row = dict.fromkeys(results.COLUMNS, "")
+    row = dict.fromkeys(columns.COLUMNS, "")
     row |= {"model": "matmul-peak", "status": "ok", "machine": "m", "device": "cuda", "precision": "float16"}
     return row | {"tflops": "100", "framework": "torch"} | changes
 

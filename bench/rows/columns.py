@@ -4,7 +4,7 @@ Tables, plots, comparisons and the report derive what they need from it. A new s
 one line here, its declaration in bench/settings.py, and the place that uses it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 SCHEMA = 1  # of the columns' meaning; a new column alone does not raise it
 
@@ -20,15 +20,16 @@ class Column:
     # "number"; "positive": a number that is never 0 in a sound file; "meter": likewise, but 0 means a stuck meter.
     kind: str = "text"
     blank: str = ""  # what an empty cell stands for
-    # A pattern, or the words for some values; "" where the value is not said. Only work and setup are said.
-    words: str | dict[str, str] = field(default_factory=dict)
+    # How a value of work or setup is said: a pattern, or words for some values; "" where nothing is said.
+    words: str | dict[str, str] | None = None
     said_for: tuple[str, ...] = ()  # the workloads that say it; none: all of them
 
-    def say(self, value):
-        """A value of this column in words."""
-        if value in ("", None, self.blank) or self.words == "":
+    def say(self, value, workload):
+        """A value of this column in words, "" where there is nothing to say."""
+        text = "" if value is None else str(value)
+        if text in ("", self.blank) or (self.said_for and workload not in self.said_for):
             return ""
-        return self.words.get(value, value) if isinstance(self.words, dict) else self.words.format(value)
+        return self.words.get(text, text) if isinstance(self.words, dict) else self.words.format(text)
 
 
 COLUMNS = {
@@ -53,7 +54,7 @@ COLUMNS = {
     "driver": Column("version", "NVIDIA driver"),
     "power_source": Column("setup", "ac or battery", blank="ac", words={"battery": "on battery"}),
     "low_power_mode": Column("setup", "1 or 0, where the system has one", blank="0", words={"1": "in low-power mode"}),
-    "allocator": Column("setup", "the memory allocator's environment variables, separated by spaces"),
+    "allocator": Column("setup", "the memory allocator's environment variables, separated by spaces", words="{}"),
     # software
     "commit": Column("version", "of this repository; -dirty when its programs were changed"),
     "python": Column("version", "version"),
@@ -62,25 +63,27 @@ COLUMNS = {
     # workload
     "workload": Column("work", "image, mlp, transformer, matmul, convolution or bandwidth", words=""),
     "model": Column(
-        "work", "its name; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ..."
+        "work", "its name; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ...", words="{}"
     ),
-    "phase": Column("work", "inference, training, forward, backward or optimizer; blank for a single operator"),
+    "phase": Column(
+        "work", "inference, training, forward, backward or optimizer; blank for a single operator", words="{}"
+    ),
     "scope": Column(
         "work",
         "device (resident batches), input (pipeline alone), end_to_end, epoch (all training data once), sustained",
         words={"device": ""},
     ),
     "epoch": Column("work", "its number, from 1, in the scope epoch", words="epoch {}"),
-    "matrix_size": Column("work", "m x n x k"),
-    "precision": Column("work", "as asked for"),
+    "matrix_size": Column("work", "m x n x k", words="{}"),
+    "precision": Column("work", "as asked for", words="{}"),
     "measured_precision": Column("result", "as a probe against float64 found it"),
     "compile": Column("work", "1 or 0", words={"1": "compiled", "0": ""}),
-    "memory_format": Column("work", "channels_first or channels_last"),
+    "memory_format": Column("work", "channels_first or channels_last", words="{}"),
     "batch_size": Column("work", "items in one step", words="batch {}"),
     "image_size": Column("work", "pixels a side", words="{} px", said_for=("image",)),
     "sequence_length": Column("work", "tokens", words="{} tokens"),
     "data": Column("work", "synthetic, jpeg or cifar10", words="{} images", said_for=("mlp",)),
-    "optimizer": Column("work", "sgd or adam"),
+    "optimizer": Column("work", "sgd or adam", words="{}"),
     "num_workers": Column("setup", "input processes, or threads of tf.data", words="{} workers"),
     "num_threads": Column("setup", "CPU threads of the framework", words="{} threads"),
     "seed": Column("identity", "of data and weights"),
@@ -153,12 +156,8 @@ WORK, SETUP, VERSIONS = of_role("work"), of_role("setup"), of_role("version")
 
 def words_of(row, names=WORK):
     """{column: words} of those columns of a row that have something to say, in their order."""
-    found = {name: COLUMNS[name].say(row.get(name)) for name in names if is_said(name, row.get("workload"))}
+    found = {name: COLUMNS[name].say(row.get(name), row.get("workload")) for name in names}
     return {name: words for name, words in found.items() if words}
-
-
-def is_said(name, workload):
-    return not COLUMNS[name].said_for or workload in COLUMNS[name].said_for
 
 
 def describe_work(row):
@@ -169,3 +168,8 @@ def describe_work(row):
 def describe_setup(row):
     """How the machine was set up for it, in words: "2 threads, on battery"."""
     return ", ".join(words_of(row, SETUP).values())
+
+
+def without_exponent(text):
+    """The text of a number; the digits of a large one are written out."""
+    return f"{float(text):.0f}" if "e+" in text else text

@@ -1,4 +1,4 @@
-"""Ceilings: what a chip should be able to do, by its vendor, and what it has been measured to do here."""
+"""Peaks: what a chip can do by its vendor's word (peaks.csv), and what was measured here."""
 
 import csv
 import functools
@@ -7,7 +7,7 @@ from pathlib import Path
 VENDOR_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
 FRAMEWORKS_DIFFER = 1.1
-# Words of a source that is, or cites, the vendor's own document; peaks of other origin are no yardstick.
+# Words of a source that is, or cites, the vendor's own document; other sources are not trusted as a limit.
 OF_A_VENDOR = ("datasheet", "whitepaper")
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
@@ -33,7 +33,7 @@ ALIASES = {
 
 @functools.cache
 def vendor_peaks(path=VENDOR_PEAKS):
-    """{(device, precision): TFLOP/s} of those peaks that come from a vendor."""
+    """{(device, precision): TFLOP/s} of the peaks that a vendor states."""
     with open(path, newline="", encoding="utf-8") as lines:
         return {
             (row["device"], row["dtype"]): float(row["peak_tflops"])
@@ -43,7 +43,7 @@ def vendor_peaks(path=VENDOR_PEAKS):
 
 
 def is_implausible(row):
-    """Whether a row's TFLOP/s are over 1.3 times its device's peak; False for a device that is not known."""
+    """Whether a row's TFLOP/s are over 1.3 times its device's peak; False for an unknown device."""
     name = ALIASES.get(row.get("device_name"), row.get("device_name"))
     peak = vendor_peaks().get((name, row["precision"]))
     return bool(peak and row.get("tflops") and row["tflops"] > IMPLAUSIBLE * peak)
@@ -70,14 +70,14 @@ def is_peak(row):
         return False
     try:
         return float(row["tflops"]) > 0
-    except ValueError:
+    except ValueError:  # blank
         return False
 
 
 def fraction_of_peak(row, best):
     """TFLOP/s of a row over its machine's measured peak in the same precision; None where either is unknown.
 
-    It may exceed 1: convolutions can beat the matrix product.
+    It may exceed 1: convolutions can be faster than the best matmul.
     """
     precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
     peak = best.get((row["machine"], row["device"], precision))

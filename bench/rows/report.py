@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-from bench.rows.results import without_exponent
+from bench.rows.columns import describe_setup, describe_work, without_exponent
 from bench.rows.verdict import burst_and_sustained
 from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
 
@@ -18,8 +18,8 @@ REFRESH_SECONDS = 0.25
 def progress(workload):
     """A bar on stderr, in items per second; yields the function that measure() calls after each window.
 
-    Only between windows does it move: no monitor thread, and its figure is the median of the windows.
-    Where stderr is no terminal there is no bar.
+    The bar moves between windows only and has no monitor thread. Its figure is the median of the windows.
+    There is no bar where stderr is no terminal.
     """
     tqdm.monitor_interval = 0
     with tqdm(desc=workload.model, unit=f" {workload.unit}", disable=None, leave=False, file=sys.stderr) as bar:
@@ -41,15 +41,9 @@ def progress(workload):
 
 def describe_task(row):
     """What runs, in one line, from the first of its rows."""
-    place = row.get("device_name") or row["cpu_name"]
-    threads = f", {row['num_threads']} threads" if row.get("device") == "cpu" else ""
-    how = [row["precision"], "compiled" if row["compile"] else None, row["memory_format"]]
-    how += [row["data"] if row["workload"] == "mlp" else None]
-    how += [f"{row['sequence_length']} tokens" if row.get("sequence_length") else None]
-    how += [f"batch {row['batch_size']}" if row["batch_size"] else None]
-    who = f"{row['framework']} {row.get('framework_version', '')} on {place}"
-    what = " ".join(filter(None, [row["model"], row["phase"]]))
-    return f"{', '.join(filter(None, [what, *how, who]))} ({row.get('device', 'ended early')}{threads})"
+    who = f"{row['framework']} {row.get('framework_version', '')} on {row.get('device_name') or row['cpu_name']}"
+    where = ", ".join(filter(None, [row.get("device", "ended early"), describe_setup(row)]))
+    return f"{describe_work(row)}, {who} ({where})"
 
 
 def describe_result(row, peak_fraction=None):
@@ -58,16 +52,13 @@ def describe_result(row, peak_fraction=None):
     label = f"{label} {row['epoch']}" if row.get("epoch") else label
     if not row.get("throughput"):
         return f"  {label:<11} {row['status']}: {row['note']}"
-    rate = f"{four_digits(row['throughput'])} {row['unit']}  "
+    rate = f"{four_digits(row['throughput'])} {row['unit']}"
     if row.get("elapsed_seconds"):
-        return (
-            f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate.strip(), *describe_physics(row)])}  {row['flags']}"
-        )
-    lines = (
-        [rate + describe_epoch(row)]
-        if row.get("epoch")
-        else [rate + describe_interval(row), describe_details(row, peak_fraction)]
-    )
+        return f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate, *describe_physics(row)])}  {row['flags']}"
+    if row.get("epoch"):
+        lines = [f"{rate}  {describe_epoch(row)}"]
+    else:
+        lines = [f"{rate}  {describe_interval(row)}", describe_details(row, peak_fraction)]
     if row["status"] != "ok":
         lines.append(f"{row['status']}: the row holds the windows that were complete")
     if row["flags"]:
@@ -84,7 +75,7 @@ def describe_epoch(row):
 
 
 def describe_physics(row):
-    """What power and heat were, as far as they are known."""
+    """Power and temperature, where they are known."""
     said = []
     if row.get("power_watts"):
         per_item = f", {row['joules_per_item']:.3g} J an item"

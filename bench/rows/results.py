@@ -1,7 +1,7 @@
 """Rows: one CSV a machine, append-only, one row per measured quantity.
 
-An append is a single write under a file lock, so parallel runs do not mix their rows and a kill at any
-moment loses at most the row being measured.
+An append is a single write under a file lock: parallel runs do not mix their rows, and a kill loses at most the row
+being measured.
 """
 
 import csv
@@ -13,98 +13,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-SCHEMA = 1  # of the columns' meaning; a new column alone does not raise it
+from bench.machine.environment import ALLOCATOR_VARIABLES
+from bench.rows.columns import COLUMNS
+
 LOCK_SECONDS = 60
-
-# Column: meaning. Unknown is blank, never 0; times are wall seconds.
-COLUMNS = {
-    # which
-    "schema": "version of this list's meaning",
-    "method_version": "version of the method in bench/timing/measure.py",
-    "run_id": "the same for all rows of one run: a combination of settings, in one process",
-    "timestamp": "UTC, when the row was written",
-    "status": "ok, or why there is no full result: out_of_memory, sync_incomplete, interrupted ...",
-    "flags": "doubts about the result, separated by spaces (bench/timing/measure.py has the words)",
-    "source": "where a published figure comes from; blank for a measurement of this program",
-    "note": "reason of a status, allocator settings in the environment",
-    # machine
-    "machine": "the host by its best accelerator, whatever ran",
-    "device": "what ran: cpu, cuda, mps",
-    "device_name": "its name as the system reports it",
-    "gpu_cores": "Apple GPU cores",
-    "cpu_name": "processor",
-    "cpu_count": "logical CPUs",
-    "memory_gb": "installed memory, units of 2**30 bytes",
-    "os": "operating system",
-    "driver": "NVIDIA driver",
-    "power_source": "ac or battery",
-    "low_power_mode": "1 or 0, where the system has one",
-    "allocator": "the memory allocator's environment variables",
-    # software
-    "commit": "of this repository; -dirty when its programs were changed",
-    "python": "version",
-    "framework": "torch or tensorflow",
-    "framework_version": "with its build",
-    # workload
-    "workload": "image, mlp, transformer, matmul, convolution or bandwidth",
-    "model": "network; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ...",
-    "phase": "inference, training, forward, backward or optimizer; blank for a single operator",
-    "scope": "device (resident batches), input (pipeline alone), end_to_end, epoch (all training data once), sustained",
-    "precision": "as asked for",
-    "measured_precision": "as a probe against float64 found it",
-    "compile": "1 or 0",
-    "memory_format": "channels_first or channels_last",
-    "batch_size": "items in one step",
-    "image_size": "pixels a side",
-    "sequence_length": "tokens",
-    "matrix_size": "m x n x k",
-    "num_workers": "input processes, or threads of tf.data",
-    "num_threads": "CPU threads of the framework",
-    "data": "synthetic, jpeg or cifar10",
-    "optimizer": "sgd or adam",
-    "epoch": "its number, from 1, in the scope epoch",
-    "seed": "of data and weights",
-    # result
-    "unit": "of throughput",
-    "throughput": "items per second: of the median window; of a pipeline or NUM_IMAGES, all items over all seconds",
-    "throughput_low": "lower end of its interval",
-    "throughput_high": "upper end of its interval",
-    "step_seconds_median": "median window / its steps",
-    "step_seconds_p95": "95th percentile of single steps, from 59 of them on",
-    "step_seconds_min": "fastest window / its steps",
-    "windows": "how many were measured",
-    "steps_per_window": "steps between two clock readings",
-    "items": "in all windows; items / seconds is the mean throughput",
-    "seconds": "in all windows",
-    "first_step_seconds": "of the very first step: allocation, autotuning, compilation",
-    "warmup_seconds": "from there until steady",
-    "stop_reason": "target_ci, max_seconds, num_images, epoch, interval (of a sustained run) or interrupted",
-    "elapsed_seconds": "in the scope sustained: from the start of the run to the end of this row's ten seconds",
-    "bottleneck": "device, input ...",
-    # learning
-    "parameters": "trainable",
-    "loss_first": "of an epoch's first step",
-    "loss_last": "of its last step",
-    "loss_mean": "of all its steps",
-    "accuracy": "on test data, 0 to 1",
-    # physics
-    "flops_per_item": "of the phase; 1 multiply-add = 2",
-    "tflops": "throughput x flops_per_item / 10**12",
-    "peak_memory_bytes": "allocated on the device; of the process where the device is the cpu",
-    "reserved_memory_bytes": "the most that the framework kept for itself on the device",
-    "power_watts": "mean over five seconds or more of the work; in the scope sustained over the row's own",
-    "power_scope": "what power_watts covers",
-    "joules_per_item": "in those seconds, which follow the windows",
-    "idle_watts": "of the same, before the run put any work on the device",
-    "temperature_c": "of the device, right after the work",
-    "clock_mhz": "of the device, likewise",
-    "throttle_reasons": "why NVIDIA's driver keeps the clock below its best, likewise",
-    "thermal_pressure": "a Mac's level, likewise: nominal, moderate, heavy ...",
-    "canary_ratio": "a small matrix product's time after the measurement over that before the run's first one",
-}
-
-
-# What the first file of ours had and every later one will: by these a header is recognised.
+# Columns of every version: a header without one of them is foreign.
 OURS = {"schema", "run_id", "status", "machine", "workload", "model", "throughput"}
 
 
@@ -158,16 +71,49 @@ def append(path, row):
 
 
 def check(path):
-    """Raise ResultsError for a file that is not ours, was written by a newer version, or ends in the midst of a row."""
+    """Raise ResultsError for a file that is empty or foreign, of a newer version, or ends in the midst of a row."""
     if not _columns_to_write(path):
         raise ResultsError(f"{path} is empty")
 
 
 def read(path):
     """The rows of a file as dicts of text, blank where a column is missing; raises ResultsError."""
+    columns, rows = read_cells(path)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def read_cells(path):
+    """(columns, rows): what read() gives, each row a list of text; raises ResultsError."""
     _columns_of(path)
-    with open(path, newline="", encoding="utf-8") as lines:
-        return [{**dict.fromkeys(COLUMNS, ""), **row} for row in csv.DictReader(lines)]
+    columns, rows = _parse(path)
+    lacking = [column for column in COLUMNS if column not in columns]
+    columns, rows = columns + lacking, [row + [""] * len(lacking) for row in rows]
+    note, allocator = columns.index("note"), columns.index("allocator")
+    for row in rows:
+        row[allocator] = row[allocator] or allocator_in(row[note])
+    return columns, rows
+
+
+def _parse(path):
+    """(header, rows) of a CSV file; ResultsError names a line that has more or fewer cells than the header."""
+    rows = []
+    try:
+        with open(path, newline="", encoding="utf-8") as lines:
+            reader = csv.reader(lines, strict=True)
+            for row in filter(None, reader):
+                rows.append(row)
+                if len(row) != len(rows[0]):
+                    raise csv.Error(f"it has {len(row)} cells, the header {len(rows[0])}")
+    except csv.Error as error:
+        raise ResultsError(f"{path}: mend or delete its line {reader.line_num} ({error})") from None
+    except UnicodeDecodeError:
+        raise ResultsError(f"{path} is not UTF-8: save it as UTF-8") from None
+    return (rows[0], rows[1:]) if rows else ([], [])
+
+
+def allocator_in(note):
+    """The allocator's cell of an older row, which has "NAME=value; NAME=value" in its note among other words."""
+    return " ".join(part for part in note.split("; ") if part.partition("=")[0] in ALLOCATOR_VARIABLES)
 
 
 def _columns_of(path):
@@ -209,11 +155,6 @@ def _as_line(columns, row):
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow([_plain(row.get(column)) for column in columns])
     return line.getvalue()
-
-
-def without_exponent(text):
-    """A number's text, as it is or, where it has the exponent of a large one, written out."""
-    return f"{float(text):.0f}" if "e+" in text else text
 
 
 def _plain(value):

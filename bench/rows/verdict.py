@@ -24,8 +24,8 @@ class Rate:
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     """(name, sentence) of what limits the end-to-end rate.
 
-    Where model and workers have hardware of their own, a good loader hides the faster part: the slower one
-    limits. Where they share the cores each image costs the time of both, so that 1 / (1/D + 1/P) is expected.
+    Where the model runs on a GPU, the faster part hides behind the slower one, and the slower one limits. Where
+    model and workers share the cores, each image costs the time of both: 1 / (1/D + 1/P) is expected.
 
     Args:
         device, pipeline, end_to_end: Rates of the model on resident batches, of the input pipeline alone, of both.

@@ -10,7 +10,8 @@ from os import write
 import pytest
 
 from bench.rows import results
-from bench.rows.results import COLUMNS, ResultsError
+from bench.rows.columns import COLUMNS
+from bench.rows.results import ResultsError
 
 OLD = ["schema", "run_id", "status", "machine", "workload", "model", "throughput"]
 
@@ -47,6 +48,35 @@ def test_an_older_header_gains_the_new_columns_last(tmp_path):
     old, new = results.read(path)
     assert (old["model"], old["throughput"], old["note"]) == ("a, b", "7.5", "")
     assert (new["run_id"], new["note"]) == ("y", "new")
+
+
+def test_an_older_rows_allocator_is_in_its_note(tmp_path):
+    path = tmp_path / "m.csv"
+    notes = [
+        "MALLOC_TRIM_THRESHOLD_=-1",
+        "limited by heat; LD_PRELOAD=x.so; MALLOC_ARENA_MAX=2",
+        "A=1; why",
+        "",
+    ]
+    cells = [notes[0], "LD_PRELOAD=x.so MALLOC_ARENA_MAX=2", "", ""]
+    path.write_text(",".join([*OLD, "note"]) + "\n" + "".join(f"1,x,ok,mac,image,m,7.5,{note}\n" for note in notes))
+    assert [row["allocator"] for row in results.read(path)] == cells
+    results.append(path, {"run_id": "y", "allocator": "LD_PRELOAD=y.so"})
+    with open(path, newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["allocator"] for row in rows] == [*cells, "LD_PRELOAD=y.so"]
+    assert [row["note"] for row in rows] == [*notes, ""]
+
+
+@pytest.mark.parametrize("line", ["1,x,ok,mac,image,m", "1,x,ok,mac,image,m,7.5,8", '1,x,ok,mac,image,"m,7.5'])
+def test_a_row_of_another_length_is_named_and_the_file_stays(tmp_path, line):
+    path = tmp_path / "m.csv"
+    text = ",".join(OLD) + "\n1,x,ok,mac,image,m,7.5\n" + line + "\n"
+    path.write_text(text)
+    for attempt in (lambda: results.read(path), lambda: results.append(path, {"run_id": "y"})):
+        with pytest.raises(ResultsError, match="mend or delete its line 3"):
+            attempt()
+    assert path.read_text() == text
 
 
 @pytest.mark.parametrize(

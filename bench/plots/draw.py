@@ -1,0 +1,223 @@
+"""Bars and lines: the only file that needs matplotlib. It needs no screen."""
+
+from dataclasses import dataclass
+
+import matplotlib
+
+matplotlib.use("Agg")
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
+
+plt.rcParams |= {
+    "text.parse_math": False,  # a name may have a $ in it
+    "font.size": 8,
+    "axes.titlesize": 9.5,
+    "savefig.dpi": 130,
+}
+
+# Okabe and Ito's palette: told apart by every kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+MARKERS = "osD^vP*X"
+DASHES = ("-", "--", "-.", ":")
+LOG_FROM = 20  # times: where values span more, the axis is logarithmic
+# Inches
+BAR = 0.19  # from one bar to the next
+GAP = 0.36  # between panels of bars, for a title
+BARS_WIDE = 4.6  # a panel of bars, without the words beside it
+LINES_WIDE, LINES_HIGH = 8.2, 2.5  # all panels of lines that stand side by side; each panel
+AXIS_NAME = 0.5  # below the lowest panel
+COLUMN_NAMES = 0.95  # between panels of lines side by side
+
+
+@dataclass(frozen=True)
+class Key:
+    """The look of some bars, and what the legend says of them."""
+
+    label: str
+    colour: str
+    is_hollow: bool = False
+
+    @property
+    def face(self):
+        return "white" if self.is_hollow else self.colour
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line. `frame` has `x`, a column for each panel, and, where they are known, that column's _low and _high."""
+
+    name: str
+    frame: pd.DataFrame
+    is_published: bool = False
+
+
+def save(figure, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches=figure.get_tightbbox().padded(0.1))  # words stand outside of the figure's edges
+    plt.close(figure)
+    return path
+
+
+def bars(panels, unit, keys):
+    """A figure with a panel of horizontal bars for each (title, frame), one above the other.
+
+    Args:
+        panels: a frame has a line for each bar, and the index says where, from 0 at the top: `value`, `low`, `high`
+            (NaN: unknown), `name` on the left, `text` at the bar's end, `note` on the right, `key`.
+        unit: of the values.
+        keys: {key: Key}.
+    """
+    inches = [BAR * (frame.index[-1] + 1.2) for _, frame in panels]
+    gap = GAP / (sum(inches) / len(inches))
+    height = sum(inches) + GAP * (len(inches) - 1)
+    figure, axes = plt.subplots(
+        len(panels),
+        figsize=(BARS_WIDE, height),
+        sharex=True,
+        squeeze=False,
+        gridspec_kw={"height_ratios": inches, "hspace": gap, "left": 0, "right": 1, "bottom": 0, "top": 1},
+    )
+    drawn = pd.concat([frame for _, frame in panels])
+    is_log = set_scale(axes[0, 0], "x", drawn[["value", "low", "high"]], room=0.16)
+    for each, (title, frame) in zip(axes[:, 0], panels, strict=True):
+        each.set_title(title, loc="left", pad=4)
+        each.set_yticks(frame.index, frame["name"])
+        each.tick_params(axis="y", length=0)
+        each.set_ylim(frame.index[-1] + 0.6, -0.6)
+        each.grid(alpha=0.3)
+        each.set_axisbelow(True)
+        for key, part in frame.groupby("key"):
+            mark(each, part, keys[key], is_log)
+        write_beside(each, frame)
+    axes[-1, 0].set_xlabel(unit)
+    shown = [key for name, key in keys.items() if name in set(drawn["key"])]
+    look = {"linestyle": "", "marker": "o"}
+    handles = [Line2D([], [], color=k.colour, markerfacecolor=k.face, label=k.label, **look) for k in shown]
+    add_legend(figure, handles, columns=len(handles))
+    return figure
+
+
+def mark(axes, frame, key, is_log):
+    """Bars from zero with their intervals; points on a logarithmic axis, which has no zero for a bar to start from."""
+    look = {"xerr": distances(frame["value"], frame["low"], frame["high"])}
+    if is_log:
+        look |= {"fmt": "o", "markersize": 5, "markerfacecolor": key.face, "elinewidth": 2}
+        axes.errorbar(frame["value"], frame.index, color=key.colour, **look)
+    else:
+        axes.barh(frame.index, frame["value"], 0.7, color=key.face, edgecolor=key.colour, ecolor="#444444", **look)
+
+
+def distances(value, low, high):
+    """An interval's two lengths beside the value, 0 where they are unknown."""
+    return [(value - low).clip(lower=0).fillna(0), (high - value).clip(lower=0).fillna(0)]
+
+
+def write_beside(axes, frame):
+    """The text at the end of each bar, and the note on the right of the panel."""
+    ends = frame[["value", "high"]].max(axis=1)
+    for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
+        axes.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
+        if note:
+            axes.text(1.01, place, note, transform=axes.get_yaxis_transform(), va="center")
+
+
+def lines(curves, panels, title, x_name, rows=1, is_log2=False):
+    """A figure with a panel of all curves for each {column: title}, in so many rows.
+
+    Args:
+        curves: Curves, at least one; the published ones are thin and hollow.
+        is_log2: the x axis has powers of two.
+    """
+    wide = len(panels) // rows
+    height = LINES_HIGH * rows
+    figure, axes = plt.subplots(
+        rows,
+        wide,
+        figsize=(LINES_WIDE, height),
+        sharex=True,
+        squeeze=False,
+        gridspec_kw={"left": 0, "right": 1, "bottom": 0, "top": 1, "wspace": COLUMN_NAMES / (LINES_WIDE / wide)},
+    )
+    for each, (column, name) in zip(axes.flat, panels.items(), strict=True):
+        for i, curve in enumerate(curves):
+            draw_line(each, curve.frame, column, style(i, curve))
+        set_scale(each, "y", pd.concat([curve.frame.filter(regex=f"^{column}") for curve in curves]), room=0.05)
+        each.set_ylabel(name)
+        each.grid(alpha=0.3)
+    set_x(axes[-1], pd.concat([curve.frame["x"] for curve in curves]), x_name, is_log2)
+    figure.suptitle(title, fontsize=10, y=1 + 0.1 / height, va="bottom")
+    add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], columns=2)
+    return figure
+
+
+def style(i, curve):
+    """The look of the i-th line."""
+    return {
+        "label": curve.name.lstrip("_"),  # matplotlib leaves names with a leading underscore out
+        "color": COLOURS[i % len(COLOURS)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+        "markersize": 5,
+        "markerfacecolor": "white" if curve.is_published else None,
+        "linewidth": 1 if curve.is_published else 1.8,
+    }
+
+
+def draw_line(axes, frame, column, look):
+    """A line with the interval of each point, where it has one."""
+    if f"{column}_low" not in frame:
+        axes.plot(frame["x"], frame[column], **look)
+        return
+    errors = distances(frame[column], frame[f"{column}_low"], frame[f"{column}_high"])
+    axes.errorbar(frame["x"], frame[column], yerr=errors, elinewidth=1, capsize=2, **look)
+
+
+def ring(figure, curves, column):
+    """Rings around the highest point of each measured curve."""
+    for i, curve in enumerate(curves):
+        if not curve.is_published:
+            top = curve.frame.loc[curve.frame[column].idxmax()]
+            look = {"markersize": 11, "markerfacecolor": "none", "color": COLOURS[i % len(COLOURS)]}
+            figure.axes[0].plot(top["x"], top[column], "o", **look)
+
+
+def set_scale(axes, along, found, room):
+    """A logarithmic axis ("x" or "y") where values span much, else one from zero; returns which.
+
+    `room` is the part of the axis that stays free beyond the values.
+    """
+    found = found.where(found > 0)
+    lowest, highest = found.min(axis=None), found.max(axis=None)
+    if not highest > LOG_FROM * lowest:
+        axes.set(**{f"{along}lim": (0, (1 + room) * highest)})
+        return False
+    end = highest * (highest / lowest) ** room
+    axes.set(**{f"{along}scale": "log", f"{along}lim": (lowest / 1.3, end)})
+    write_powers(getattr(axes, f"{along}axis"), 10, (1, 2, 5) if highest < 100 * lowest else (1,))
+    return True
+
+
+def set_x(axes, x, name, is_log2):
+    """The x axis of the lowest panels: a tick for each value where they are few."""
+    for each in axes:
+        each.set_xlabel(name)
+        if is_log2:
+            each.set_xscale("log", base=2)
+            write_powers(each.xaxis, 2, (1,))
+        if x.nunique() <= 6:
+            each.set_xticks(sorted(x.unique()))
+
+
+def write_powers(axis, base, parts):
+    """Plain numbers at these parts of each power of a logarithmic axis."""
+    axis.set_major_locator(LogLocator(base=base, subs=parts))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:,.12g}")
+
+
+def add_legend(figure, handles, columns):
+    """The legend, below the figure's lower edge and the name of the axis there."""
+    below = -AXIS_NAME / figure.get_figheight()
+    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=columns, frameon=False)

@@ -1,0 +1,207 @@
+"""The pictures of results/plots: each function gives a figure, or None where there are no rows for it.
+
+Every machine's own bars are filled, published ones are hollow.
+"""
+
+import math
+
+import pandas as pd
+
+from bench.plots import draw, select
+from bench.plots.draw import COLOURS, Curve, Key
+from bench.rows import columns, tables
+
+MAX_BARS = 20  # in a panel
+MAX_PANELS = 6
+MAX_RUNS = 12  # in the picture of scopes
+MAX_CURVES = 20
+# What titles, names and axes say; the other settings stand in the title or beside the bars.
+TITLED = ("model", "scope", "image_size", "sequence_length", "data", "matrix_size")
+WHOSE = {
+    False: Key("measured by this program, with its interval", COLOURS[0]),
+    True: Key("published elsewhere", COLOURS[1], is_hollow=True),
+}
+PARTS = {
+    "device": Key("the model, on resident batches", COLOURS[0]),
+    "input": Key("the input pipeline", COLOURS[1]),
+    "end_to_end": Key("both together", COLOURS[2]),
+}
+
+
+def draw_all(stored, folder, say):
+    """Draw every picture into a folder; returns the paths. Pictures without rows are removed, and say() is told."""
+    paths = []
+    for picture in PICTURES:
+        path = folder / f"{picture.__name__}.png"
+        figure = picture(stored)
+        if figure:
+            paths.append(draw.save(figure, path))
+        else:
+            say(f"{path.stem}: no rows to draw")
+            path.unlink(missing_ok=True)
+    return paths
+
+
+def images(stored):
+    title = "{}, 224 x 224 pixels"
+    return fastest(stored, "image", ("resnet50", "mobilenet_v2"), title, "images/s, resident batches")
+
+
+def transformers(stored):
+    models = ("distilbert", "bert-base", "bert-large")
+    return fastest(stored, "transformer", models, "{}", "sequences/s of 128 tokens")
+
+
+def fastest(stored, workload, models, title, unit):
+    panels = [
+        (title.format(model), select.fastest(stored.believed, workload, model, phase))
+        for model in models
+        for phase in ("inference", "training")
+    ]
+    return bars(panels, f"{unit}, the fastest settings of each")
+
+
+def bandwidth(stored):
+    found = select.bandwidths(stored.believed)
+    panels = [(model, found[found["model"] == model]) for model in ("copy", "add", "multiply-add")]
+    return bars(panels, "GB/s, bytes read and written")
+
+
+def peaks(stored):
+    found = select.matmul_peaks(stored.believed)
+    precisions = ("float32", "tf32", "float16", "bfloat16", "float64")
+    return bars([("best matmul", found[found["precision"] == each]) for each in precisions], "TFLOP/s")
+
+
+def joules(stored):
+    panels = [(model, found) for (model, _), found in select.per_joule(stored.believed).groupby(["model", "phase"])]
+    return bars(panels, "images or sequences per joule, of the power that each one's meter covers")
+
+
+def speedup(stored):
+    found = select.speedups(stored.believed)
+    found = found[found["phase"] != "optimizer"].assign(value=found["speedup"])
+    return bars([(f"{model}, GPU over CPU", of) for model, of in found.groupby("model")], "times as fast")
+
+
+def scopes(stored):
+    """The three throughputs of image runs side by side; the limiting one is marked."""
+    found = select.scopes(stored.pipelines)
+    kept = tables.limit_rows(found, MAX_RUNS).to_dict("records")
+    if not kept:
+        return None
+    common, particular = settings_in_words(kept)
+    frames = []
+    for i, (row, words) in enumerate(zip(kept, particular, strict=True)):
+        name = f"{name_device(row)}\n{', '.join(filter(None, [row['model'], words]))}"
+        for j, scope in enumerate(PARTS):
+            rate = {column: row[f"{column}_{scope}"] for column in select.RATE}
+            text = tables.figure(rate["value"]) + (" limits" if row["bottleneck"] == scope else "")
+            bar = {"key": scope, "name": name if j == 1 else "", "text": text, "note": ""}
+            frames.append(pd.DataFrame(rate | bar, index=[3.6 * i + j]))
+    return draw.bars([(title("What limits it", common, kept, found), pd.concat(frames))], "images/s", PARTS)
+
+
+def mlp(stored):
+    """What an epoch takes over depth, a line a machine."""
+    curves = curves_of(select.depths(stored.believed), "depth", "rate", select.WHO, name_published)
+    panels = {"seconds_an_epoch": "seconds an epoch of 50,000 images", "rate": "images/s"}
+    words = "Multilayer perceptrons, images of CIFAR-10's size, training, batch 32, float32"
+    return draw.lines(curves, panels, words, "hidden layers of 1024") if curves else None
+
+
+def tflops(stored):
+    """TFLOP/s over the size of matmuls; a ring marks the best size of each line."""
+    found = select.sizes(stored.believed)
+    found = found.assign(value_low=found["low"], value_high=found["high"])
+    curves = curves_of(found, "side", "value", [*select.WHO, "precision"], name_best_size)
+    if not curves:
+        return None
+    words = "Matmuls; a ring marks the best size of each"
+    x_name = "M of an M x M x M matmul (cube root of M N K for others)"
+    figure = draw.lines(curves, {"value": "TFLOP/s"}, words, x_name, is_log2=True)
+    draw.ring(figure, curves, "value")
+    return figure
+
+
+def sustained(stored):
+    """Rate, power and temperature over the minutes of sustained runs, where they are known."""
+    runs = stored.runs[-MAX_CURVES:]
+    panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
+    panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
+    curves = [Curve(name_run(run), run.assign(x=(run["elapsed_seconds"] - run["seconds"] / 2) / 60)) for run in runs]
+    words = "The same work without a pause"
+    return draw.lines(curves, panels, words, "minutes", rows=len(panels)) if curves else None
+
+
+PICTURES = (images, transformers, mlp, tflops, peaks, bandwidth, scopes, speedup, joules, sustained)
+
+
+def bars(panels, unit):
+    """A figure of these (title, frame of lines) that are not empty; None where all are."""
+    panels = [(title, found) for title, found in panels if len(found)]
+    left_out = f" ({len(panels) - MAX_PANELS} more panels are in the tables alone)" if len(panels) > MAX_PANELS else ""
+    if left_out:  # those with own lines first, then the fullest
+        panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))[:MAX_PANELS]
+    return draw.bars([panel_of(*panel) for panel in panels], unit + left_out, WHOSE) if panels else None
+
+
+def panel_of(words, found):
+    """(title, frame) as draw.bars() takes them."""
+    kept = tables.limit_rows(found.reset_index(drop=True), MAX_BARS).reset_index(drop=True)
+    rows = kept.to_dict("records")
+    common, particular = settings_in_words(rows)
+    frame = kept[select.RATE].assign(
+        key=kept["published"],
+        name=[name_device(row) for row in rows],
+        text=[tables.figure(row["value"]) for row in rows],
+        note=particular,
+    )
+    return title(words, common, rows, found), frame
+
+
+def title(words, common, kept, found):
+    return ", ".join([words, *common]) + (f" ({len(kept)} of {len(found)})" if len(found) > len(kept) else "")
+
+
+def settings_in_words(rows):
+    """([words that all lines have in common], [the other words of each line])."""
+    said = [columns.words_of(row) | {"setup": row["setup"]} for row in rows]
+    names = [name for name in (*columns.WORK, "setup") if name not in TITLED]
+    common = [name for name in names if len({words.get(name, "") for words in said}) == 1]
+    particular = [", ".join(filter(None, (words.get(name) for name in names if name not in common))) for words in said]
+    return [said[0][name] for name in common if said[0].get(name)], particular
+
+
+def name_device(row):
+    """Who did it: the machine, or the device as a source names it, and the framework."""
+    device = row["device_name"] if row["published"] else row["machine"]
+    on_cpu = "" if row["kind"] == "gpu" or row["published"] else " (CPU)"
+    return f"{device}{on_cpu}, {row['framework']}"
+
+
+def curves_of(found, x, value, apart, name):
+    """A Curve for each of these columns' values that differ, the highest first; at most MAX_CURVES."""
+    tops = found.loc[found.groupby(apart, sort=False)[value].idxmax()].sort_values(value, ascending=False)
+    parts = dict(list(found.assign(x=found[x]).groupby(apart)))
+    return [
+        Curve(name(top), parts[tuple(top[column] for column in apart)], top["published"])
+        for top in tables.limit_rows(tops, MAX_CURVES).to_dict("records")
+    ]
+
+
+def name_published(row):
+    return name_device(row) + (" (published)" if row["published"] else "")
+
+
+def name_best_size(row):
+    """The name of a curve, from its highest point."""
+    best = " (published)" if row["published"] else f": best at M = {row['side']:.0f}"
+    return f"{name_device(row)}, {row['precision']}{best}"
+
+
+def name_run(run):
+    first = run.iloc[0]
+    burst, kept = tables.burst_and_sustained(run)
+    share = "" if math.isnan(burst + kept) else f": {100 * kept / burst:.0f} % of the first 30 s kept"
+    return f"{name_device(first)}, {first['model']} {first['phase']}, {first['precision']}{share}"

@@ -1,0 +1,159 @@
+"""The data behind the pictures and the page: which rows they show, as frames."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from bench.rows import tables
+
+TRAINED_IMAGES = 50_000  # in an epoch of CIFAR-10
+WRONG_CLOCKS = ("cpu_time", "unsynchronised")
+RATE = ["value", "low", "high"]
+WHO = ["published", "machine", "kind", "framework"]
+SCOPES = ("device", "input", "end_to_end")
+SQUARE = r"^matmul(?:-\d+)?$"  # models with a curve over sizes
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What lies in results/. The frames are those of tables.summarize(), a line each."""
+
+    summary: pd.DataFrame
+    believed: pd.DataFrame  # without implausible lines: the pictures show no others
+    pipelines: pd.DataFrame  # of the runs that measured the model and its input together
+    cited: pd.DataFrame  # published lines, those of a wrong clock too
+    runs: list[pd.DataFrame]  # sustained runs, the rows of one each
+
+
+def load(folder, warn):
+    """Everything in the CSV files of a folder; warn() is told of a file that cannot be read."""
+    rows = tables.read_rows(sorted(Path(folder).glob("*.csv")), warn)
+    summary = tables.add_peak_fraction(tables.summarize(rows), rows)
+    # A later run of the model alone is no part of a pipeline's run.
+    of_pipelines = rows[rows["run_id"].isin(rows.loc[rows["scope"] == "end_to_end", "run_id"])]
+    cited = tables.summarize(rows[rows["source"] != ""], statuses=(*tables.DONE, *WRONG_CLOCKS))
+    return Stored(
+        summary,
+        believe(summary),
+        believe(tables.summarize(of_pipelines)),
+        cited.assign(of_peak=math.nan),
+        tables.sustained_runs(rows),
+    )
+
+
+def believe(summary):
+    return summary[~summary["flags"].str.contains("implausible")]
+
+
+def resident(summary):
+    """Rates of resident batches, of images and sequences of the usual size."""
+    usual = summary["image_size"].isin(["", "224"]) | (summary["workload"] != "image")
+    usual &= summary["sequence_length"].isin(["", "128"])
+    return summary[usual & (summary["scope"] == "device") & summary["value"].notna()]
+
+
+def best(found, *apart):
+    """The highest line of each machine, kind of device, framework and these columns; the highest first."""
+    return found.sort_values("value", ascending=False).drop_duplicates([*WHO, *apart])
+
+
+def fastest(summary, workload, model, phase):
+    """The fastest line of each machine, kind of device and framework, on resident batches."""
+    work = (summary["workload"] == workload) & (summary["model"] == model) & (summary["phase"] == phase)
+    return best(resident(summary[work]))
+
+
+def depths(summary):
+    """Training of mlp-<depth>x1024 with the settings of its first benchmark: the fastest of WHO and depth.
+
+    Adds `depth`, `rate` (images/s) and `seconds_an_epoch`, each with its _low and _high.
+    """
+    work = {"workload": "mlp", "phase": "training", "batch_size": "32", "precision": "float32", "scope": "device"}
+    found = summary[(summary[list(work)] == pd.Series(work)).all(axis=1)]
+    found = found[(found["compile"] != "1") & found["optimizer"].isin(["", "sgd"])]
+    found = found.assign(
+        depth=pd.to_numeric(found["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
+        rate=found["value"].fillna(found["items"] / found["seconds"]),
+        rate_low=found["low"],
+        rate_high=found["high"],
+    )
+    found = found[found["depth"].notna() & found["rate"].notna()]
+    for end, inverse in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        found[f"seconds_an_epoch{end}"] = TRAINED_IMAGES / found[f"rate{inverse}"]
+    found = found.sort_values(["data", "rate"], ascending=[True, False])  # CIFAR-10, else synthetic
+    return found.drop_duplicates([*WHO, "depth"]).sort_values("depth")
+
+
+def sizes(summary):
+    """TFLOP/s over the size of matmuls: `side` is the cube root of M N K."""
+    found = summary[summary["model"].str.match(SQUARE) & summary["value"].notna()]
+    sides = found["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
+    found = found.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3))
+    found = found[found["side"].notna()].sort_values("value", ascending=False)  # of several setups the fastest
+    return found.drop_duplicates([*WHO, "precision", "model", "matrix_size"]).sort_values("side")
+
+
+def matmul_peaks(summary):
+    """The best matmul of each machine, kind, framework and precision: own peaks, and all published matmuls."""
+    matmuls = summary["model"].eq("matmul-peak") | (summary["published"] & (summary["workload"] == "matmul"))
+    found = best(summary[matmuls & summary["value"].notna()], "precision")
+    how = found["memory_format"].where(found["memory_format"] == "", "as a 1x1 convolution")
+    return found.assign(memory_format=how, batch_size="")
+
+
+def bandwidths(summary):
+    """GB/s of each machine, kind, framework and operator."""
+    return best(summary[(summary["workload"] == "bandwidth") & summary["value"].notna()], "model")
+
+
+def speedups(found):
+    """GPU over CPU of the same machine and work: `speedup` with its `low` and `high`.
+
+    The machine of a published figure is its source and its chip, the device's name before a parenthesis. Where it has
+    no rate, its speedup is that of its seconds.
+    """
+    found = found[(found["scope"] == "device") & ~found["workload"].isin(tables.SINGLE)]
+    chip = found["source"] + found["device_name"].where(found["published"], "").str.replace(r" \(.*", "", regex=True)
+    found = found.assign(place=chip.where(found["published"], found["machine"]), is_rate=found["value"].notna())
+    work = ["place", "is_rate", *(column for column in tables.WORK if column != "kind")]
+    both = found[found["kind"] == "gpu"].merge(found[found["kind"] == "cpu"], on=work, suffixes=("", "_cpu"))
+    ratio = both["value"] / both["value_cpu"]
+    for seconds in ("seconds", "step_seconds_median"):
+        ratio = ratio.fillna(both[f"{seconds}_cpu"] / both[seconds])
+    # Of several setups equal ones, else the fastest.
+    is_equal = (both["num_threads"] == both["num_threads_cpu"]) & (both["setup"] == both["setup_cpu"])
+    low, high = both["low"] / both["high_cpu"], both["high"] / both["low_cpu"]
+    batch = pd.to_numeric(both["batch_size"], errors="coerce")
+    both = both.assign(speedup=ratio, low=low, high=high, batch=batch, is_equal=is_equal)
+    both = both[ratio.notna()].sort_values(["is_equal", "value_cpu"], na_position="first", kind="stable")
+    both = both.drop_duplicates([column for column in work if column != "is_rate"], keep="last")
+    order = ["published", "model", "phase", "batch", "speedup"]
+    return both.sort_values(order, ascending=[True] * 4 + [False], ignore_index=True)
+
+
+def per_joule(summary):
+    """Items per joule where power is known, the best of each machine, framework, model and phase."""
+    found = resident(summary)
+    found = found[found["power_watts"].notna() & ~found["workload"].isin(tables.SINGLE)]
+    rates = {column: found[column] / found["power_watts"] for column in RATE}
+    return best(found.assign(**rates), "model", "phase")
+
+
+def scopes(pipelines):
+    """Lines where one run measured all three scopes: `value_device`, `low_device`, `high_device`, and so on of each.
+
+    `bottleneck` is what limited that run.
+    """
+    work = ["machine", "run_id", *(column for column in tables.WORK if column not in ("scope", "data"))]
+    found = pipelines[(pipelines["workload"] == "image") & pipelines["value"].notna() & ~pipelines["published"]]
+
+    def one(scope):
+        lines = found[found["scope"] == scope].drop_duplicates(work, keep="last")
+        return lines.rename(columns={column: f"{column}_{scope}" for column in RATE})
+
+    wide = one("end_to_end")
+    for scope in ("device", "input"):
+        wide = wide.merge(one(scope)[[*work, *(f"{column}_{scope}" for column in RATE)]], on=work)
+    return wide.sort_values("value_end_to_end", ascending=False)

@@ -1,0 +1,246 @@
+"""What the pictures and the page say, and that no words overlap; not pixels."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from matplotlib import pyplot as plt
+
+import plot_results
+from bench.plots import page, pictures, select
+from bench.plots.draw import COLOURS
+from tests.rows.examples import rate, write
+
+PUBLISHED = Path("results/published.csv")
+MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "results").mkdir()
+    yield tmp_path / "results"
+    plt.close("all")
+
+
+def load(folder):
+    return select.load(folder, pytest.fail)
+
+
+def plot(folder):
+    """The paths that `make plot` writes."""
+    return plot_results.plot(folder, lambda line: None)
+
+
+def page_of(folder):
+    """The lines of each section of the page, by its title."""
+    sections = plot(folder)[-1].read_text().split("\n## ")[1:]
+    return {title: lines for title, *lines in (section.splitlines() for section in sections)}
+
+
+def titles(figure):
+    return [axes.get_title(loc="left") for axes in figure.axes]
+
+
+def sustained(run, rates, **changes):
+    """Rows of ten seconds each."""
+    kinds = {"scope": "sustained", "run_id": run, "seconds": "10"}
+    return [
+        rate(each) | kinds | {"elapsed_seconds": str(10 * i), "items": str(10 * each)} | changes
+        for i, each in enumerate(rates, 1)
+    ]
+
+
+def points(axes):
+    """[(colour, face, [(value, low, high)])] of the points with intervals in an axes, bars apart."""
+    found = []
+    for container in axes.containers:
+        line, _, (ends,) = container.lines
+        spans = [span[:, 0] for span in ends.get_segments()]
+        values = [(value, *span) for value, span in zip(line.get_xdata(), spans, strict=True)]
+        found.append((line.get_color(), line.get_markerfacecolor(), values))
+    return found
+
+
+def test_own_marks_are_filled_and_published_ones_hollow_each_with_its_interval(folder):
+    write(folder, [rate(1000, width=0.1), rate(10) | {"source": "https://x"}])
+    own, published = points(pictures.images(load(folder)).axes[0])
+    assert own == (COLOURS[0], COLOURS[0], [(1000, pytest.approx(900), pytest.approx(1100))])
+    assert published[:2] == (COLOURS[1], "white")
+
+
+def test_common_settings_stand_in_the_title_and_the_others_beside_the_bars(folder):
+    write(folder, [rate(30) | {"precision": "tf32"}])
+    write(folder, [rate(20) | {"num_threads": "1"}, rate(25) | {"num_threads": "2"}], "b")
+    (axes,) = pictures.images(load(folder)).axes
+    assert axes.get_title(loc="left") == "resnet50, 224 x 224 pixels, training, batch 16"
+    assert [text.get_text() for text in axes.texts] == ["30", "tf32", "25", "float32, 2 threads"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a (CPU), torch", "b (CPU), torch"]
+
+
+def test_the_part_that_limits_is_marked(folder):
+    three = [rate(100), rate(40) | {"scope": "input"}, rate(38) | {"scope": "end_to_end", "bottleneck": "input"}]
+    write(folder, [row | {"run_id": "three"} for row in three])
+    (axes,) = pictures.scopes(load(folder)).axes
+    assert [text.get_text() for text in axes.texts if text.get_text()] == ["100", "40 limits", "38"]
+
+
+def test_the_best_size_has_the_ring(folder):
+    sides = {64: 1, 128: 5, 256: 3}
+    write(folder, [MATMUL | {"matrix_size": f"{m}x{m}x{m}", "tflops": str(t)} for m, t in sides.items()])
+    figure = pictures.tflops(load(folder))
+    (ring,) = [line for line in figure.axes[0].lines if line.get_markersize() > 10]
+    assert ring.get_xydata().tolist() == [pytest.approx([128, 5])]
+    assert figure.legends[0].get_texts()[0].get_text() == "a (CPU), torch, float32: best at M = 128"
+
+
+@pytest.mark.parametrize("sides", [(6000, 7000, 7900), (32, 4096), range(1000, 8000, 500)])
+def test_every_axis_has_figures(folder, sides):
+    write(folder, [MATMUL | {"matrix_size": f"{m}x{m}x{m}", "tflops": "12"} for m in sides])
+    figure = pictures.tflops(load(folder))
+    figure.canvas.draw()
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        low, high = axis.get_view_interval()
+        assert sum(low <= each <= high for each in axis.get_majorticklocs()) >= 2
+
+
+def test_a_panel_for_each_operator(folder):
+    stream = {"workload": "bandwidth", "phase": "", "unit": "GB/s"}
+    write(folder, [rate(40) | stream | {"model": model} for model in ("copy", "add", "multiply-add")])
+    found = [title.split(",")[0] for title in titles(pictures.bandwidth(load(folder)))]
+    assert found == ["copy", "add", "multiply-add"]
+
+
+def test_a_sustained_run_is_drawn_by_the_rate_of_each_ten_seconds(folder):
+    write(folder, [row | {"items": "550"} for row in sustained("r", [60] * 9, power_watts="40")])
+    figure = pictures.sustained(load(folder))
+    assert [axes.get_ylabel() for axes in figure.axes] == ["items/s", "W"]
+    (line,) = figure.axes[0].lines
+    assert line.get_xdata().tolist() == pytest.approx([(10 * i - 5) / 60 for i in range(1, 10)])
+    assert line.get_ydata().tolist() == [55] * 9
+
+
+def test_of_many_panels_those_with_own_rows_are_drawn(folder):
+    power = {"power_watts": "10"}
+    write(folder, [rate(1) | power | {"model": f"theirs-{i}", "source": "https://x"} for i in range(7)])
+    write(folder, [rate(1) | power | {"model": "yours"}])
+    figure = pictures.joules(load(folder))
+    assert [title.split(",")[0] for title in titles(figure)] == ["yours", *(f"theirs-{i}" for i in range(5))]
+    assert "2 more" in figure.axes[-1].get_xlabel()
+
+
+def test_more_bars_than_a_panel_takes_are_counted(folder):
+    for i in range(23):
+        write(folder, [rate(10)], f"m{i}")
+    (axes,) = pictures.images(load(folder)).axes
+    assert axes.get_title(loc="left").endswith(", batch 16 (20 of 23)")
+    assert len(axes.get_yticklabels()) == 20
+
+
+def test_what_is_implausible_is_in_the_tables_and_in_no_picture(folder):
+    write(folder, [rate(88888) | {"flags": "implausible"}])
+    (folder / "plots").mkdir()
+    (folder / "plots" / "images.png").write_text("of an earlier time")
+    assert any("88890" in line for line in page_of(folder)["Image models"])
+    assert not list((folder / "plots").iterdir())
+
+
+def test_work_of_another_program_version_has_a_table(folder):
+    write(folder, [rate(10) | {"workload": "audio", "model": "whisper"}])
+    assert any("| whisper, training" in line for line in page_of(folder)["audio"])
+
+
+def test_a_broken_file_is_named_and_the_others_are_drawn(folder):
+    write(folder, [rate(10)])
+    (folder / "broken.csv").write_text("a,b\n")
+    said = []
+    assert (folder / "plots" / "images.png") in plot_results.plot(folder, said.append)
+    assert any("broken.csv is left out" in line for line in said)
+
+
+def many(folder, count):
+    """Machines with a row for every picture."""
+    for i in range(count):
+        name = f"_a-rather-long-$machine$-name-{i}"
+        rows = [rate(10 * 1.3**i) | {"phase": phase, "power_watts": "50"} for phase in ("inference", "training")]
+        rows += [rate(9) | {"scope": "input"}, rate(8) | {"scope": "end_to_end", "bottleneck": "input"}]
+        rows += [rate(50 * 1.2**i) | {"device": "cuda"}]
+        bert = {"workload": "transformer", "model": "bert-large", "image_size": "", "sequence_length": "128"}
+        rows += [rate(3 + i) | bert]
+        mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32"}
+        rows += [rate(9000 / depth + i) | mlp | {"model": f"mlp-{depth}x1024"} for depth in (5, 10)]
+        rows += [rate(1) | MATMUL | {"model": model, "tflops": str(1 + i)} for model in ("matmul", "matmul-peak")]
+        rows += [rate(40 + i) | {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": ""}]
+        write(folder, [row | {"run_id": "one"} for row in rows] + sustained(f"run-{i}", [10 + i] * 9), name)
+
+
+@pytest.mark.parametrize("count", [3, 25])
+def test_no_words_overlap(folder, count):
+    many(folder, count)
+    for picture in pictures.PICTURES:
+        figure = picture(load(folder))
+        figure.canvas.draw()
+        legend = figure.legends[0]
+        for texts in [legend.get_texts(), *([*axes.get_yticklabels(), *axes.texts] for axes in figure.axes)]:
+            boxes = [text.get_window_extent() for text in texts if text.get_text()]
+            assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), picture.__name__
+        below = min(axes.get_tightbbox().y0 for axes in figure.axes)
+        assert legend.get_window_extent().y1 <= below, picture.__name__
+        plt.close(figure)
+
+
+def test_everything_is_drawn_and_the_page_has_the_figures(folder):
+    many(folder, 3)
+    *drawn, written = plot(folder)
+    assert [path.stem for path in drawn] == [picture.__name__ for picture in pictures.PICTURES]
+    text = written.read_text()
+    assert all(f"![{path.stem}](plots/{path.name})" in text and path.stat().st_size for path in drawn)
+    name = "_a-rather-long-$machine$-name-0"
+    assert f"| {name} | resnet50, training, float32, batch 16, 224 px | torch 2.15 | cpu | 10 " in text
+    assert f"| {name} | resnet50, training, sustained, float32, batch 16, 224 px | torch 2.15 | 1.5 | 10 " in text
+    assert f"[{name}.csv](_a-rather-long-%24machine%24-name-0.csv)" in text
+    assert "## GPU over CPU" in text
+
+
+def test_a_speedup_says_its_seconds_and_its_clock(folder):
+    seconds = {"throughput": "", "throughput_low": "", "throughput_high": "", "tflops": "", "source": "https://x"}
+    gpu = {"device": "mps", "seconds": "0.1", "status": "unsynchronised"}
+    write(folder, [seconds | {"seconds": "0.4"}, seconds | gpu])
+    *_, line = page_of(folder)["GPU over CPU"]
+    assert line.endswith("| 0.4 s | 0.1 s | 4 | unsynchronised | [a.csv](a.csv), [source](https://x) |")
+
+
+def test_every_ancestor_stands_beside_own_rows(folder):
+    mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32"}
+    own = [rate(2000) | mlp | {"model": "mlp-3000-1000", "loss_mean": "1.5", "accuracy": "0.49"}]
+    own += [rate(100) | {"phase": "inference", "batch_size": "1", "step_seconds_median": "0.01"}]
+    write(folder, own, "mine")
+    (folder / "published.csv").write_bytes(PUBLISHED.read_bytes())
+    sections = page_of(folder)
+    for title, *_ in page.ANCESTORS.values():
+        assert f"Beside {title}" in sections
+    header, _, *lines = [line for line in sections["Beside How Fast Can M1 Chip Run Tensorflow"] if line[:1] == "|"]
+    cells = [dict(zip(header.split(" | "), line.split(" | "), strict=True)) for line in lines]
+    assert {"293", "485", "98", "676", "500"} == {line["us an item"] for line in cells}
+    assert (cells[-1]["loss"], cells[-1]["accuracy"]) == ("1.5", "0.49")
+    depths = "\n".join(sections["Beside M1-tensorflow-benchmark"])
+    assert "| mlp-5x1024, training, float32, batch 32 | tensorflow 2.7.0 | cpu | 66.52 s for 150,000 items" in depths
+    assert "| 22.17 |" in depths  # seconds an epoch
+    assert "| 0.05158 s a step |" in "\n".join(sections["Beside benchmark-pytorch-mps"])
+    wrong = "\n".join(sections["Published with a wrong clock"])
+    assert "| 0.079660 seconds | unsynchronised | seconds per iteration" in wrong
+
+
+def test_a_page_has_an_end(folder, monkeypatch):
+    monkeypatch.setattr(page, "MAX_TABLE", 3)
+    write(folder, [rate(10 + i) | {"batch_size": str(i)} for i in range(5)])
+    write(folder, [rate(10)], "b")
+    lines = page_of(folder)["Image models"]
+    assert sum(line.startswith("| ") for line in lines) == 2 + 3
+    assert sum(line.startswith("| b ") for line in lines) == 1
+    assert lines[-1].startswith("3 more lines are not on this page")
+
+
+def test_a_missing_folder_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("RESULTS_DIR", "nowhere")
+    assert plot_results.main() == 2
+    assert capsys.readouterr().err == "RESULTS_DIR='nowhere' is no folder: name one with CSV files of results\n"

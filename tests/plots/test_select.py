@@ -1,0 +1,144 @@
+"""Which rows a picture or a table shows; the tests look at frames, not at pixels."""
+
+import pytest
+
+from bench.plots import select
+from tests.rows.examples import rate, write
+
+MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
+MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "results"
+
+
+def load(folder):
+    return select.load(folder, pytest.fail)
+
+
+def summary(folder):
+    return load(folder).summary
+
+
+def test_the_fastest_settings_of_a_machine_are_drawn(folder):
+    write(folder, [rate(10), rate(30) | {"precision": "tf32"}, rate(99) | {"scope": "input"}])
+    write(folder, [rate(500) | {"image_size": "32"}])
+    write(folder, [rate(20) | {"device": "cuda"}, rate(5)], "b")
+    found = select.fastest(summary(folder), "image", "resnet50", "training")
+    lines = found[["machine", "kind", "value"]].to_numpy().tolist()
+    assert lines == [["a", "cpu", 30], ["b", "gpu", 20], ["b", "cpu", 5]]
+
+
+def test_epochs_over_depth_with_seconds_as_published(folder):
+    write(folder, [rate(5000, 0.5) | MLP, rate(2500) | MLP | {"model": "mlp-10x1024"}])
+    write(folder, [rate(1) | MLP | {"model": "mlp-3000-1000"}])
+    timed = {"throughput": "", "throughput_low": "", "throughput_high": "", "seconds": "60", "items": "150000"}
+    write(folder, [timed | MLP | {"source": "https://x"}], "p")
+    found = select.depths(summary(folder))
+    lines = sorted(found[["machine", "depth", "seconds_an_epoch"]].to_numpy().tolist())
+    assert lines == [["a", 5, 10], ["a", 10, 20], ["p", 5, 20]]
+    own = found[(found["machine"] == "a") & (found["depth"] == 5)].iloc[0]
+    assert (own["seconds_an_epoch_low"], own["seconds_an_epoch_high"]) == pytest.approx((50_000 / 7500, 20))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *({"batch_size": "64"}, {"precision": "bfloat16"}, {"optimizer": "adam"}, {"scope": "end_to_end"}),
+        *({"phase": "inference"}, {"compile": "1"}),
+    ],
+)
+def test_depths_are_those_of_the_ancestors_settings(folder, other):
+    write(folder, [rate(9000) | MLP | other])
+    assert select.depths(summary(folder)).empty
+
+
+def test_cifar10_comes_before_synthetic_images(folder):
+    write(folder, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP])
+    assert select.depths(summary(folder))["rate"].tolist() == [5000]
+
+
+def test_a_published_figure_of_the_same_name_hides_no_own_one(folder):
+    peak = MATMUL | {"model": "matmul-peak", "device": "cuda"}
+    write(folder, [rate(200), rate(269) | {"source": "https://x"}, peak | {"tflops": "700"}])
+    write(folder, [peak | {"tflops": "790", "model": "matmul-best", "source": "https://x"}])
+    found = summary(folder)
+    drawn = select.fastest(found, "image", "resnet50", "training")
+    assert drawn[["value", "published"]].to_numpy().tolist() == [[269, True], [200, False]]
+    assert sorted(select.matmul_peaks(found)["value"]) == [700, 790]
+
+
+def test_only_resident_batches_of_the_usual_size_are_set_side_by_side(folder):
+    bert = {"workload": "transformer", "model": "bert-base", "image_size": ""}
+    write(folder, [rate(10), rate(99) | {"scope": "end_to_end"}, rate(98) | {"image_size": "128"}])
+    write(folder, [rate(20) | bert | {"sequence_length": "128"}, rate(97) | bert | {"sequence_length": "384"}])
+    assert sorted(select.resident(summary(folder))["value"]) == [10, 20]
+
+
+def test_a_speedups_interval_has_the_worst_of_both(folder):
+    write(folder, [rate(10, width=0.1), rate(80, width=0.5) | {"device": "cuda"}])
+    (row,) = select.speedups(summary(folder)).to_dict("records")
+    assert (row["speedup"], row["low"], row["high"]) == (8, pytest.approx(40 / 11), pytest.approx(120 / 9))
+
+
+def test_sizes_speedups_and_joules(folder):
+    write(folder, [MATMUL | {"tflops": "1.5"}, MATMUL | {"matrix_size": "8x64x512"}])
+    write(folder, [rate(10), rate(80) | {"device": "cuda", "power_watts": "40"}])
+    found = summary(folder)
+    assert select.sizes(found)["side"].tolist() == pytest.approx([64, 64])
+    assert sorted(select.sizes(found)["value"]) == [1.5, 2.4]
+    assert select.speedups(found)["speedup"].tolist() == [8]
+    assert select.per_joule(found)["value"].tolist() == [2]
+
+
+def test_of_several_setups_equal_ones_make_a_speedup(folder):
+    cpu = [rate(80) | {"num_threads": "8"}, rate(10) | {"num_threads": "1"}]
+    write(folder, [*cpu, rate(160) | {"device": "cuda", "num_threads": "8"}])
+    (row,) = select.speedups(summary(folder)).to_dict("records")
+    assert (row["speedup"], row["setup_cpu"]) == (2, "8 threads")
+    write(folder, [*cpu, rate(160) | {"device": "cuda", "num_threads": "4"}], "b")
+    assert select.speedups(summary(folder))["speedup"].tolist() == [2, 2]  # else the fastest
+
+
+def test_of_several_setups_the_fastest_is_a_point_of_a_line(folder):
+    write(folder, [MATMUL | {"tflops": t, "num_threads": n} for n, t in (("1", "1"), ("2", "2"), ("4", "1.5"))])
+    assert select.sizes(summary(folder))["value"].tolist() == [2]
+
+
+def test_the_scopes_of_one_run_stand_together(folder):
+    three = [rate(100), rate(40) | {"scope": "input"}, rate(38) | {"scope": "end_to_end", "bottleneck": "input"}]
+    write(folder, [row | {"run_id": "three"} for row in three[:2]])
+    assert select.scopes(load(folder).pipelines).empty
+    write(folder, [three[2] | {"run_id": "three", "data": "jpeg"}])
+    write(folder, [rate(200) | {"run_id": "later", "commit": "later"}])  # of the model alone: it belongs to no pipeline
+    (row,) = select.scopes(load(folder).pipelines).to_dict("records")
+    assert [row[f"value_{scope}"] for scope in select.SCOPES] == [100, 40, 38]
+    assert (row["low_input"], row["bottleneck"]) == (pytest.approx(39.6), "input")
+
+
+def test_a_sustained_run_is_no_line_of_its_own_and_the_latest_counts(folder):
+    row = {"scope": "sustained", "seconds": "10"}
+    for run in ("old", "new"):
+        write(folder, [rate(i) | row | {"run_id": run, "elapsed_seconds": f"{10 * i}", "items": "9"} for i in (1, 2)])
+    write(folder, [rate(55)])
+    stored = load(folder)
+    assert stored.summary["value"].tolist() == [55]
+    assert [run["run_id"].tolist() for run in stored.runs] == [["new", "new"]]
+    assert stored.runs[0]["rate"].tolist() == [0.9, 0.9]
+
+
+def test_a_wrong_clock_is_not_drawn_as_speed(folder):
+    write(folder, [rate(10) | {"source": "https://x", "status": "unsynchronised"}, rate(5) | {"status": "cpu_time"}])
+    assert summary(folder).empty
+    assert len(load(folder).cited) == 1
+
+
+def test_a_published_speedup_is_that_of_one_source_and_chip(folder):
+    seconds = {"throughput": "", "throughput_low": "", "throughput_high": "", "tflops": "", "source": "https://x"}
+    write(folder, [seconds | {"device_name": "Apple M1 (CPU)", "seconds": "0.4"}], "apple-m1-cpu")
+    gpu = seconds | {"device": "mps", "device_name": "Apple M1 (GPU)", "seconds": "0.1", "status": "unsynchronised"}
+    write(folder, [gpu, gpu | {"device_name": "Apple M2"}, gpu | {"source": "https://y"}], "apple-m1-gpu")
+    (row,) = select.speedups(load(folder).cited).to_dict("records")
+    assert (row["speedup"], row["device_name"], row["source"]) == (4, "Apple M1 (GPU)", "https://x")
