@@ -11,32 +11,12 @@ FRAMEWORKS_DIFFER = 1.1
 OF_A_VENDOR = ("datasheet", "whitepaper")
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
-# What drivers call a card: its name in peaks.csv.
-ALIASES = {
-    "NVIDIA A100-SXM4-80GB": "NVIDIA A100 SXM 80GB",
-    "NVIDIA A100 80GB PCIe": "NVIDIA A100 PCIe 80GB",
-    "NVIDIA H100 80GB HBM3": "NVIDIA H100 SXM 80GB",
-    "NVIDIA H100 PCIe": "NVIDIA H100 PCIe 80GB",
-    "NVIDIA H200": "NVIDIA H200 SXM",
-    "NVIDIA B200": "NVIDIA B200 SXM",
-    "AMD Instinct MI300X": "AMD MI300X",
-    "Tesla V100-SXM2-16GB": "NVIDIA V100 SXM2",
-    "Tesla V100-PCIE-16GB": "NVIDIA V100 PCIe",
-    "Tesla T4": "NVIDIA T4",
-    "Tesla P100-PCIE-16GB": "NVIDIA P100 PCIe 16GB",
-    "Tesla P100-SXM2-16GB": "NVIDIA P100 SXM2",
-    "Tesla K80": "NVIDIA K80 (one GK210)",
-    "NVIDIA GeForce RTX 3090": "NVIDIA RTX 3090",
-    "NVIDIA GeForce RTX 4090": "NVIDIA RTX 4090",
-}
-
-
 @functools.cache
 def vendor_peaks(path=VENDOR_PEAKS):
-    """{(device, precision): TFLOP/s} of the peaks that a vendor states."""
+    """{(device, precision): TFLOP/s} of the peaks that a vendor states; a device has the name that its driver gives."""
     with open(path, newline="", encoding="utf-8") as lines:
         return {
-            (row["device"], row["dtype"]): float(row["peak_tflops"])
+            (row["driver_name"] or row["device"], row["dtype"]): float(row["peak_tflops"])
             for row in csv.DictReader(lines)
             if row["peak_tflops"] and any(word in row["source"].lower() for word in OF_A_VENDOR)
         }
@@ -44,8 +24,7 @@ def vendor_peaks(path=VENDOR_PEAKS):
 
 def is_implausible(row):
     """Whether a row's TFLOP/s are over 1.3 times its device's peak; False for an unknown device."""
-    name = ALIASES.get(row.get("device_name"), row.get("device_name"))
-    peak = vendor_peaks().get((name, row["precision"]))
+    peak = vendor_peaks().get((row.get("device_name"), row["precision"]))
     return bool(peak and row.get("tflops") and row["tflops"] > IMPLAUSIBLE * peak)
 
 
