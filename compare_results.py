@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from bench import door
 from bench.rows import columns, tables
 from bench.settings import ROOT, SettingError, read_settings
 
@@ -120,15 +121,11 @@ def report(a, b, both):
 
 
 def main(environ=os.environ):
-    """Print the comparison; the exit status is 0, 2 for a mistake, or 1 as FAIL_ON_SLOWER asks for."""
-    try:
-        folder = read_settings("compare", environ).results_dir
-        if environ.get("FAIL_ON_SLOWER", "0") not in ("0", "1"):
-            raise SettingError(f"FAIL_ON_SLOWER={environ['FAIL_ON_SLOWER']!r} must be 1 or 0")
-        a, b = (read_side(side, environ, folder) for side in "AB")
-    except SettingError as error:
-        print(error, file=sys.stderr)
-        return 2
+    """Print the comparison; the exit status is 0, or 1 as FAIL_ON_SLOWER asks for."""
+    folder = read_settings("compare", environ).results_dir
+    if environ.get("FAIL_ON_SLOWER", "0") not in ("0", "1"):
+        raise SettingError(f"FAIL_ON_SLOWER={environ['FAIL_ON_SLOWER']!r} must be 1 or 0")
+    a, b = (read_side(side, environ, folder) for side in "AB")
     both = compare(a, b)
     print("\n".join(report(a, b, both)))
     has_failed = both.empty or (both["verdict"] == "slower").any()
@@ -136,4 +133,4 @@ def main(environ=os.environ):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(door.enter(main))

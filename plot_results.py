@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 
+from bench import door
 from bench.plots import page, pictures, select
 from bench.settings import SettingError, read_settings
 
@@ -23,18 +24,14 @@ def plot(folder, say):
 
 
 def main():
-    """Write pictures and page, and name them; the exit status is 2 for a mistake."""
-    try:
-        folder = read_settings("plot").results_dir
-        if not folder.is_dir():
-            raise SettingError(f"RESULTS_DIR={str(folder)!r} is no folder: name one with CSV files of results")
-    except SettingError as error:
-        print(error, file=sys.stderr)
-        return 2
+    """Write pictures and page, and name them; returns the exit status."""
+    folder = read_settings("plot").results_dir
+    if not folder.is_dir():
+        raise SettingError(f"RESULTS_DIR={str(folder)!r} is no folder: name one with CSV files of results")
     for path in plot(folder, functools.partial(print, file=sys.stderr)):
         print(os.path.relpath(path))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(door.enter(main))

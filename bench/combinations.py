@@ -10,13 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from tqdm import tqdm
 
 from bench.rows import report, results
 from bench.rows.cells import begin_row, new_run_id, utc_now
-from bench.settings import read_settings
+from bench.settings import ROOT, SettingError, read_settings
 
 log = logging.getLogger("bench")
 REPORTED_STATUSES = (0, 1, 2, 130)  # exit statuses of a run that has reported its own result
@@ -35,11 +36,8 @@ def run_all(script, changes, runs, host, path, describe_workload):
     """
     plan = [change for change in changes for _ in range(runs)]
     statuses = []
-    # Fetch here, once and with its progress in sight, what all of them need.
-    describe_workload(read_settings(script, os.environ | plan[0]).on("cpu"))
+    check_all(script, changes, describe_workload)
     tqdm.monitor_interval = 0
-    for number in (signal.SIGTERM, signal.SIGHUP):  # end the current run as Ctrl-C does: it would go on unseen
-        signal.signal(number, signal.default_int_handler)
     with tqdm(plan, unit=" runs", disable=None, file=sys.stderr) as bar:
         for change in bar:
             wanted = ", ".join(f"{name}={text}" for name, text in change.items())
@@ -57,34 +55,73 @@ def run_all(script, changes, runs, host, path, describe_workload):
     return 0 if 0 in statuses else 1
 
 
+def check_all(script, changes, describe_workload):
+    """Raise SettingError for an entry that cannot run, before anything is measured.
+
+    Describing the work also fetches, once and with its progress in sight, what all runs need.
+    """
+    uncounted = {}
+    for change in changes:
+        settings = read_settings(script, os.environ | change).on("cpu")
+        if describe_workload(settings).parameters is None and settings.model:
+            uncounted.setdefault(settings.framework, set()).add(settings.model)
+    for framework, models in uncounted.items():  # only the framework knows those
+        program = "import sys; from bench import frameworks; frameworks.check_models(*sys.argv[1:])"
+        command = [sys.executable, "-c", program, framework, *sorted(models)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise SettingError(done.stderr.strip().splitlines()[-1])
+
+
 def run_child(change):
-    """Run this script on one combination, pass its output on, and return its exit status (negative: a signal)."""
-    # In a session of its own, so that Ctrl-C reaches it once, through this process.
+    """Run this script on one combination, pass its lines on, and return its exit status (negative: a signal)."""
+    # Ctrl-C waits until the child is known: else it would run on, and add its row.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        child = start_child(change)
+        readers = [
+            threading.Thread(target=pass_on, args=(pipe, stream), daemon=True)
+            for pipe, stream in ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
+        ]
+        try:
+            for reader in readers:
+                reader.start()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            child.wait()
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)
+            child.wait()
+            child.returncode = 130
+        finally:
+            if child.poll() is None:
+                child.kill()
+        for reader in readers:
+            reader.join()
+        return child.returncode
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def start_child(change):
     child = subprocess.Popen(
         [sys.executable, *sys.argv],
         env=os.environ | change | {"RUNS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # In a session of its own, so that Ctrl-C reaches it once, through this process.
         start_new_session=True,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]),
     )
     prefer_as_victim(child.pid)
-    try:
-        out, err = child.communicate()
-    except KeyboardInterrupt:
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate()
-        child.returncode = 130
-    finally:
-        if child.poll() is None:
-            child.kill()
-    said = err.strip().splitlines()
-    if said:
-        tqdm.write("\n".join(said[-1:] if child.returncode == 130 else said), file=sys.stderr)
-    if out:
-        tqdm.write(out.rstrip(), file=sys.stdout)
-        sys.stdout.flush()
-    return child.returncode
+    return child
+
+
+def pass_on(pipe, stream):
+    """Print a child's lines as they come, above the bar."""
+    for line in pipe:
+        tqdm.write(line.rstrip("\n"), file=stream)
+        stream.flush()
 
 
 def prefer_as_victim(pid):

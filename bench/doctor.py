@@ -20,6 +20,7 @@ import urllib.request
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from bench import door
 from bench.machine import environment, sensors
 from bench.settings import FRAMEWORKS, ROOT, SettingError, environment_of, read_settings
 from bench.work import CIFAR10_FOLDER, CIFAR10_URL
@@ -42,12 +43,8 @@ class Finding:
 
 
 def main():
-    """Print the report; the exit status is 1 where no framework can run, 2 for a mistake in the settings."""
-    try:
-        settings = read_settings("doctor")
-    except SettingError as error:
-        print(error, file=sys.stderr)
-        return 2
+    """Print the report; the exit status is 1 where no framework can run."""
+    settings = read_settings("doctor")
     tried = {}
     for name in FRAMEWORKS:
         print(f"trying {name} ...", file=sys.stderr)
@@ -257,4 +254,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         print(json.dumps(report_framework(sys.argv[1])))
     else:
-        sys.exit(main())
+        sys.exit(door.enter(main))

@@ -1,14 +1,12 @@
-"""The door of every benchmark: reads the settings, runs what they ask for, and turns mistakes into one line."""
+"""The main function of every benchmark: reads the settings and runs what they ask for."""
 
-import logging
 import os
-import sys
 
-from bench import combinations
+from bench import combinations, door
 from bench.machine import environment
 from bench.rows import peaks, report, results
 from bench.run import open_bench, run_once
-from bench.settings import SettingError, list_runs, read_settings
+from bench.settings import list_runs, read_settings
 
 EXIT_STATUS = {"ok": 0, "interrupted": 130}
 
@@ -25,9 +23,8 @@ def main(script, describe_workload, run_alone=None):
         The exit status: 0 measured, 1 tried and failed (the rows say why), 2 a mistake in the settings,
         130 interrupted.
     """
-    logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logging.getLogger("bench").setLevel(logging.INFO)
-    try:
+
+    def run():
         changes, settings = list_runs(script), read_settings(script)
         host = environment.describe_host(settings.machine)
         path = settings.results_dir / f"{host.machine}.csv"
@@ -35,15 +32,8 @@ def main(script, describe_workload, run_alone=None):
         if len(changes) * settings.runs > 1:
             return combinations.run_all(script, changes, settings.runs, host, path, describe_workload)
         return (run_alone or run_workload)(open_bench(settings, host), path, describe_workload)
-    except (SettingError, results.ResultsError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does; the rows are stored
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: incomplete windows are not in the results", file=sys.stderr)
-        return 130
+
+    return door.enter(run)
 
 
 def run_workload(bench, path, describe_workload):

@@ -98,7 +98,7 @@ def above_zero(text):
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise ValueError("a number above 0")
+        raise ValueError("a finite number above 0")
     return value
 
 
@@ -333,17 +333,19 @@ def read_settings(script, environ=os.environ):
 
     Of a list that asks for several runs the first entry counts: list_runs() takes it apart.
     """
-    refuse_misspelt(environ)
+    refuse_misspelt(script, environ)
     read = {f.name: _read_values(f, script, environ) for f in fields(Settings)}
     values = {f.name: read[f.name] if _has_tuple(f, script) else read[f.name][0] for f in fields(Settings)}
     if values["memory_format"] == "":
         values["memory_format"] = FRAMEWORKS[values["framework"]].memory_formats[0]
-    return Settings(**values)
+    settings = Settings(**values)
+    refuse_contradictions(settings, environ)
+    return settings
 
 
 def list_runs(script, environ=os.environ):
     """The runs that the lists ask for, as changes of the environment: {variable: text} each."""
-    refuse_misspelt(environ)
+    refuse_misspelt(script, environ)
     choices = []
     for declared in fields(Settings):
         values = _read_values(declared, script, environ)
@@ -407,28 +409,57 @@ def _parse_list(name, text, kind):
         values = tuple(kind(entry) for entry in entries)
     except ValueError as error:
         raise SettingError(f"{name}={text!r} must be {error}, in every entry") from None
-    for value in values:
+    for entry, value in zip(entries, values):
         if values.count(value) > 1:
-            raise SettingError(f"{name}={text!r} has {value} more than once: name it once")
+            raise SettingError(f"{name}={text!r} has {entry} more than once: name it once")
     return values
 
 
-def refuse_misspelt(environ):
+def refuse_contradictions(settings, environ):
+    """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
+    for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
+        if settings.sustain and name in environ and getattr(settings, name.lower()) is not None:
+            raise SettingError(f"SUSTAIN='{settings.sustain}' measures one workload alone: unset {name}")
+    if settings.epochs and settings.phase == "inference":
+        raise SettingError(f"EPOCHS='{settings.epochs}' is training: set PHASE=training, or unset EPOCHS")
+
+
+def refuse_misspelt(script, environ):
     """Raise SettingError for a name that is no setting but was surely meant as one.
 
-    On make's command line that is any unknown name (MAKEFLAGS carries them); in the environment,
-    which is full of other programs' names, one that differs from a setting in case and `_` alone.
+    On make's command line (in MAKEFLAGS) that is any unknown name, and a setting that the script does not use. The
+    environment is full of other programs' names: there it is a near miss of one of ours.
     """
     known = known_names()
-    plain = {name.replace("_", "").lower(): name for name in known}
+    unused = {name for f in fields(Settings) if not _is_used(f, script) for name in _names(f)}
     for name in _make_variables(environ.get("MAKEFLAGS", "")):
         if name not in known:
-            near = plain.get(name.replace("_", "").lower()) or _nearest(name.upper(), known)
+            near = _meant(name, known) or _nearest(name.upper(), known)
             raise SettingError(f"{name} is not a setting: " + (f"did you mean {near}?" if near else "see `make help`"))
+        if name in unused:
+            raise SettingError(f"{name} is no setting of this command: leave it out (`make help` lists who uses it)")
     for name in environ:
-        meant = plain.get(name.replace("_", "").lower())
-        if meant and meant not in MAKE_VARIABLES and name not in known:
+        meant = None if name in known else _meant(name, [each for each in known if each not in MAKE_VARIABLES])
+        if meant:
             raise SettingError(f"{name}={environ[name]!r} is not a setting: did you mean {meant}?")
+
+
+def _meant(name, known):
+    """The setting that a name surely means: but for case and `_`, a plural, or one letter of a long name; or None."""
+    for each in known:
+        is_same = name.replace("_", "").lower() == each.replace("_", "").lower()
+        is_singular = len(name) >= 5 and f"{name}S" == each
+        if is_same or is_singular or (len(each) >= 8 and _is_one_edit(name, each)):
+            return each
+    return None
+
+
+def _is_one_edit(a, b):
+    """Whether a letter added, left out or replaced makes one text the other."""
+    start = len(os.path.commonprefix([a, b]))
+    a, b = a[start:], b[start:]
+    end = len(os.path.commonprefix([a[::-1], b[::-1]]))
+    return max(len(a), len(b)) - end <= 1
 
 
 def _make_variables(makeflags):

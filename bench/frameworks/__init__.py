@@ -11,6 +11,7 @@ FRAMEWORKS of bench/settings.py. A file called torch.py would shadow the real on
 """
 
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -88,6 +89,15 @@ def load(name):
         raise missing_package(name, error) from None
     except ImportError as error:
         raise SettingError(f"FRAMEWORK={name!r} {error}") from None
+
+
+def check_models(framework, *models):
+    """End this process with one line where a framework has no image model of a name."""
+    try:
+        for model in models:
+            load(framework).refuse_unknown_model(model)
+    except SettingError as error:
+        sys.exit(str(error))
 
 
 def missing_package(framework, error):

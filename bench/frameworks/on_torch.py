@@ -55,7 +55,7 @@ def open_session(workload, settings, phase, scope):
     """The session of a workload; raises SettingError or MeasurementError."""
     session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS)
     if workload.name == "image":
-        session.refuse_unknown_model(workload.model, list_models(), "torchvision")
+        refuse_unknown_model(workload.model)
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
 
 
@@ -75,6 +75,13 @@ def set_float32(precision):
 def list_models():
     """The names of torchvision's classification models."""
     return torchvision.models.list_models(module=torchvision.models)
+
+
+def refuse_unknown_model(name):
+    """Raise SettingError, with the nearest names, for a model that is not here."""
+    if name.startswith("keras-"):
+        raise SettingError(f"MODEL={name!r} is Keras's: FRAMEWORK=tensorflow measures it")
+    session.refuse_unknown_model(name, list_models(), "torchvision")
 
 
 def build_image(workload):

@@ -11,6 +11,7 @@ FRAMEWORKS_DIFFER = 1.1
 OF_A_VENDOR = ("datasheet", "whitepaper")
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
+
 @functools.cache
 def vendor_peaks(path=VENDOR_PEAKS):
     """{(device, precision): TFLOP/s} of the peaks that a vendor states; a device has the name that its driver gives."""

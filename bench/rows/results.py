@@ -15,13 +15,14 @@ from filelock import FileLock, Timeout
 
 from bench.machine.environment import ALLOCATOR_VARIABLES
 from bench.rows.columns import COLUMNS
+from bench.settings import SettingError
 
 LOCK_SECONDS = 60
 # Columns of every version: a header without one of them is foreign.
 OURS = {"schema", "run_id", "status", "machine", "workload", "model", "throughput"}
 
 
-class ResultsError(Exception):
+class ResultsError(SettingError):
     """A results file that must not be written to: one line with the file and the cure."""
 
 

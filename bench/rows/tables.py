@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from bench import door
 from bench.machine import environment
 from bench.rows import columns, peaks, results, verdict
-from bench.settings import SettingError, read_settings
+from bench.settings import read_settings
 
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
 WORK = (*columns.WORK, "kind")
@@ -207,12 +208,8 @@ def markdown(cells, rows):
 
 def main():
     """Print this machine's latest rows; the exit status is 1 where it has none."""
-    try:
-        settings = read_settings("table")
-        host = environment.describe_host(settings.machine)
-    except SettingError as error:
-        print(error, file=sys.stderr)
-        return 2
+    settings = read_settings("table")
+    host = environment.describe_host(settings.machine)
     path = settings.results_dir / f"{host.machine}.csv"
     if not path.exists():
         print(f"{path} does not exist: `make image` measures something, or name a MACHINE", file=sys.stderr)
@@ -228,4 +225,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(door.enter(main))
