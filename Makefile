@@ -23,14 +23,15 @@ ifeq ($(PYTHON),)
 RUN := $(VENV)/bin/python
 READY := $(VENV)/installed
 else
-RUN := $(PYTHON)
+RUN := "$(PYTHON)"
 READY :=
 endif
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3) bench/settings.py
+	@"$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3)" bench/settings.py 2>/dev/null || \
+	    echo "  settings: docs/settings.md (a Python 3.9 or newer lists them here)"
 
 image: $(READY) ## images per second of an image model
 	@$(RUN) image_benchmark.py
@@ -54,7 +55,7 @@ table: $(READY) ## the latest rows of this machine, to paste into an issue
 	@$(RUN) -m bench.rows.tables
 
 doctor: ## what can run here, what cannot, and the command that mends it
-	@for python in $(VENV)/bin/python python3 $(PYTHON); do \
+	@for python in $(VENV)/bin/python python3 "$(PYTHON)"; do \
 	    "$$python" -c "" 2>/dev/null && exec "$$python" -m bench.doctor; \
 	done; echo "no Python answers: install Python 3.12, or name one by PYTHON=..." >&2; exit 1
 

@@ -11,7 +11,7 @@ import os
 import sys
 
 from bench import door
-from bench.plots import page, pictures, select
+from bench.plots import draw, page, pictures, select
 from bench.settings import SettingError, read_settings
 
 
@@ -19,7 +19,8 @@ def plot(folder, say):
     """Draw everything and write the page; returns the paths that were written."""
     stored = select.load(folder, say)
     paths = pictures.draw_all(stored, folder / "plots", say)
-    (folder / "README.md").write_text(page.write(stored, paths), encoding="utf-8")
+    with draw.beside(folder / "README.md") as file:
+        file.write_text(page.write(stored, paths), encoding="utf-8")
     return [*paths, folder / "README.md"]
 
 

@@ -245,6 +245,6 @@ def describe_failure(error, framework):
         status, reason = error.status, str(error)
     else:
         status, reason = frameworks.describe_failure(error, framework.ERRORS)
-    if status == "failed":
+    if status == "failed" and not isinstance(error, OSError):  # a full disk and the like say enough
         traceback.print_exception(error)
     return {"status": status, "note": reason}

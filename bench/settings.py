@@ -456,10 +456,10 @@ def _meant(name, known):
 
 def _is_one_edit(a, b):
     """Whether a letter added, left out or replaced makes one text the other."""
-    start = len(os.path.commonprefix([a, b]))
-    a, b = a[start:], b[start:]
-    end = len(os.path.commonprefix([a[::-1], b[::-1]]))
-    return max(len(a), len(b)) - end <= 1
+    if len(a) == len(b):
+        return sum(x != y for x, y in zip(a, b)) == 1
+    shorter, longer = sorted((a, b), key=len)
+    return shorter in [longer[:i] + longer[i + 1 :] for i in range(len(longer))]
 
 
 def _make_variables(makeflags):

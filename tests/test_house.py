@@ -16,6 +16,7 @@ SCRIPTS = sorted(Path().glob("*.py"))
 # From the ground up: a file imports from its own folder and from the lines before, never from its own line otherwise.
 LAYERS = [
     ["bench.settings"],
+    ["bench.door"],
     ["bench.work", "bench.machine"],
     ["bench.timing"],
     ["bench.frameworks", "bench.rows"],

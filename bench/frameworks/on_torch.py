@@ -3,6 +3,8 @@
 import functools
 import gc
 import os
+import shutil
+import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -28,7 +30,10 @@ PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
 ERRORS = ErrorTexts(
     # cuDNN's autotuner finds no engine when there is no memory for any candidate's workspace.
     ("outofmemoryerror", "can't allocate memory", "invalid buffer size", "unable to find an engine to execute"),
-    ("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
+    (
+        *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
+        "expected more than 1 value per channel",  # BatchNorm's, of one item of 1 x 1 pixels
+    ),
 )
 
 
@@ -56,6 +61,8 @@ def open_session(workload, settings, phase, scope):
     session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
+        if settings.num_workers and not settings.sustain and set(settings.scope) - {"device"}:
+            refuse_small_shared_memory(settings, workload.batch_bytes)
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
 
 
@@ -302,6 +309,20 @@ def measure_precision(device, precision):
             got = work(left.to(device, dtype), right.to(device, dtype))
         errors.append(check.relative_error(got.cpu().double(), work(left.double(), right.double())))
     return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
+
+
+def refuse_small_shared_memory(settings, batch_bytes, folder="/dev/shm"):
+    """Raise SettingError where the workers' batches do not fit into shared memory, which Docker limits to 64 MB."""
+    needed = settings.num_workers * (PREFETCH + 1) * batch_bytes / 1e6
+    try:
+        free = shutil.disk_usage(folder).free / 1e6 if os.access(folder, os.W_OK) else 0
+    except OSError:
+        free = 0
+    if sys.platform == "linux" and free < needed:
+        raise SettingError(
+            f"{folder} has {free:.0f} MB to write to and NUM_WORKERS='{settings.num_workers}' needs {needed:.0f}: "
+            "`docker run --shm-size=1g`, or NUM_WORKERS=0"
+        )
 
 
 class EndlessSampler(Sampler):

@@ -165,6 +165,8 @@ def find_allocator():
 
 def find_commit():
     """The short commit of this repository. New rows in results/ do not make it dirty."""
+    if _output("git", "-C", str(ROOT), "rev-parse", "--show-prefix"):  # a copy inside of another repository
+        return None
     commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
     changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
     return f"{commit}-dirty" if commit and changed else commit

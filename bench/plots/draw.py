@@ -1,5 +1,7 @@
 """Bars and lines: the only file that needs matplotlib. It needs no screen."""
 
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import matplotlib
@@ -53,9 +55,21 @@ class Curve:
     is_published: bool = False
 
 
-def save(figure, path):
+@contextmanager
+def beside(path):
+    """A new file to write to, which then replaces this one: a link is not followed, a full disk leaves the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches=figure.get_tightbbox().padded(0.1))  # words stand outside of the figure's edges
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def save(figure, path):
+    with beside(path) as part:  # words stand outside of the figure's edges
+        figure.savefig(part, bbox_inches=figure.get_tightbbox().padded(0.1))
     plt.close(figure)
     return path
 

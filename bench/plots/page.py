@@ -7,6 +7,7 @@ import pandas as pd
 from bench.plots import select
 from bench.rows import tables
 
+LINK = ":/?#&=%+@,~"  # what an address may have in it as it is
 MAX_TABLE = 200  # lines of one table: GitHub shows no page over 512 KB
 MAX_BESIDE = 40  # own lines beside those of a source
 TITLES = {
@@ -126,9 +127,11 @@ def clock_of(row):
 
 def cite(row):
     """The file that a line is in, and the source of a published figure."""
-    link = row["source"].split(" ")[0]
-    source = f", [source]({link})" if link.startswith("http") else f", {row['source']}" if row["source"] else ""
-    return f"[{row['file']}]({urllib.parse.quote(row['file'])}){source}"
+    name, source = tables.escape(row["file"]), tables.escape(row["source"])
+    if row["source"].startswith("http"):
+        source = f"[source]({urllib.parse.quote(row['source'].split(' ')[0], safe=LINK)})"
+    file = f"[{name}]({urllib.parse.quote(row['file'])})"
+    return tables.Markdown(", ".join(filter(None, [file, source])))
 
 
 def of(column, pattern=None):

@@ -8,16 +8,18 @@ import csv
 import errno
 import io
 import os
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from bench.machine.environment import ALLOCATOR_VARIABLES
-from bench.rows.columns import COLUMNS
+from bench.rows.columns import COLUMNS, SCHEMA
 from bench.settings import SettingError
 
 LOCK_SECONDS = 60
+CONTROLS = re.compile("[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # nobody writes them; a terminal obeys them
 # Columns of every version: a header without one of them is foreign.
 OURS = {"schema", "run_id", "status", "machine", "workload", "model", "throughput"}
 
@@ -27,7 +29,7 @@ class ResultsError(SettingError):
 
 
 def prepare(path):
-    """Raise ResultsError unless rows can be appended to this file; writes nothing.
+    """Raise ResultsError unless rows can be appended to this file; writes nothing but its lock.
 
     Called before anything is measured, so that no result is lost to a file that cannot take it.
     """
@@ -39,6 +41,9 @@ def prepare(path):
             raise OSError(0, f"{nearest} is no folder to write in")
         if path.exists() and not os.access(path, os.W_OK):
             raise OSError(0, f"{path} is read-only")
+        if path.parent.is_dir():
+            with _locked(path):
+                pass
     except OSError as error:
         raise ResultsError(
             f"RESULTS_DIR={str(path.parent)!r} cannot be written to ({error.strerror}): "
@@ -89,6 +94,9 @@ def read_cells(path):
     columns, rows = _parse(path)
     lacking = [column for column in COLUMNS if column not in columns]
     columns, rows = columns + lacking, [row + [""] * len(lacking) for row in rows]
+    newer = {row[columns.index("schema")] for row in rows} - {"", *map(str, range(1, SCHEMA + 1))}
+    if newer:
+        raise ResultsError(f"{path} was written by a newer version (schema {min(newer)}): update this repository")
     note, allocator = columns.index("note"), columns.index("allocator")
     for row in rows:
         row[allocator] = row[allocator] or allocator_in(row[note])
@@ -99,12 +107,12 @@ def _parse(path):
     """(header, rows) of a CSV file; ResultsError names a line that has more or fewer cells than the header."""
     rows = []
     try:
-        with open(path, newline="", encoding="utf-8") as lines:
-            reader = csv.reader(lines, strict=True)
-            for row in filter(None, reader):
-                rows.append(row)
-                if len(row) != len(rows[0]):
-                    raise csv.Error(f"it has {len(row)} cells, the header {len(rows[0])}")
+        text = CONTROLS.sub("", Path(path).read_bytes().decode())
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        for row in filter(None, reader):
+            rows.append(row)
+            if len(row) != len(rows[0]):
+                raise csv.Error(f"it has {len(row)} cells, the header {len(rows[0])}")
     except csv.Error as error:
         raise ResultsError(f"{path}: mend or delete its line {reader.line_num} ({error})") from None
     except UnicodeDecodeError:
@@ -148,8 +156,11 @@ def _columns_to_write(path):
 def _migrate(path, columns):
     rows = read(path)
     beside = path.with_suffix(".migrating")
-    beside.write_text(_as_line(columns, {c: c for c in columns}) + "".join(_as_line(columns, r) for r in rows))
-    os.replace(beside, path)
+    try:
+        beside.write_text(_as_line(columns, {c: c for c in columns}) + "".join(_as_line(columns, r) for r in rows))
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _as_line(columns, row):

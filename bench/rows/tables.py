@@ -22,6 +22,7 @@ MEDIANS = ["value", "tflops", "peak_memory_bytes", "power_watts", "joules_per_it
 OPERATORS = ("matmul", "convolution")
 SINGLE = (*OPERATORS, "bandwidth")  # one operator in place of a model
 DONE = ("ok", "interrupted")
+LARGEST = 1e18  # of any number in a row: twice that of the largest computers' FLOP/s
 
 
 def read_rows(paths, warn=print):
@@ -33,6 +34,8 @@ def read_rows(paths, warn=print):
     frames = []
     for path in paths:
         try:
+            if not Path(path).is_file():
+                raise ValueError("it is no regular file")
             results.check(path)
             frames.append(_typed(*results.read_cells(path)).assign(file=Path(path).name))
         except (results.ResultsError, OSError, ValueError) as error:
@@ -49,11 +52,15 @@ def _typed(header, cells):
             found = frame[name].replace("", "nan").astype(float)
         except ValueError as error:
             raise ValueError(f"its {name} is no number: {error}") from None
+        if (found.abs() > LARGEST).any():
+            raise ValueError(f"its {name} is larger than {LARGEST:g}")
         is_sound = (found > 0) & np.isfinite(found)
         kind = columns.COLUMNS[name].kind
         if kind == "positive" and not (is_sound | found.isna()).all():
             raise ValueError(f"its {name} is not always above 0 and finite")
         frame[name] = found if kind == "number" else found.where(is_sound)
+    if (frame["throughput_low"] > frame["throughput_high"]).any():
+        raise ValueError("its throughput_low is above its throughput_high")
     for name in columns.SETUP:
         frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
     return frame.assign(kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"))
@@ -198,9 +205,21 @@ CELLS = {
 }
 
 
+class Markdown(str):
+    """A cell that is Markdown already."""
+
+
+ESCAPES = {ord(letter): f"&#{ord(letter)};" for letter in "&<>|[]`"} | dict.fromkeys((*range(32), *range(127, 160)))
+
+
+def escape(cell):
+    """A cell as plain text in Markdown: no HTML, links, pictures, code or control characters."""
+    return cell if isinstance(cell, Markdown) else str(cell).translate(ESCAPES)
+
+
 def markdown(cells, rows):
     """A Markdown table of these rows; a column without any cell is left out."""
-    lines = [[str(cell(row)).replace("|", "/") for cell in cells.values()] for row in rows]
+    lines = [[escape(cell(row)) for cell in cells.values()] for row in rows]
     kept = [i for i in range(len(cells)) if any(line[i] for line in lines)]
     lines = [list(cells), ["---"] * len(cells), *lines]
     return "\n".join("| " + " | ".join(line[i] for i in kept) + " |" for line in lines)

@@ -104,9 +104,12 @@ def load(folder=CIFAR10_FOLDER, url=CIFAR10_URL, md5=MD5):
     path = Path(folder) / url.rpartition("/")[2]
     if not path.exists():
         fetch(url, path, md5)
-    elif md5_of(path) != md5:
-        raise DataError(f"{path} is not the published file (wrong MD5): delete it, then run again to download it")
-    return read(path)
+    try:
+        if md5_of(path) == md5:
+            return read(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): delete it, then run again to download it") from None
+    raise DataError(f"{path} is not the published file (wrong MD5): delete it, then run again to download it")
 
 
 def fetch(url, path, md5):
