@@ -33,44 +33,44 @@ help: ## this list
 	@"$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3)" bench/settings.py 2>/dev/null || \
 	    echo "  settings: docs/settings.md (a Python 3.9 or newer lists them here)"
 
-image: $(READY) ## images per second of an image model
+image: $(READY) ## images/s of an image model
 	@$(RUN) image_benchmark.py
 
-mlp: $(READY) ## images per second of a multilayer perceptron on CIFAR-10
+mlp: $(READY) ## images/s of a multilayer perceptron on CIFAR-10
 	@$(RUN) mlp_benchmark.py
 
-transformer: $(READY) ## sequences per second of BERT-like encoders
+transformer: $(READY) ## sequences/s of BERT-like encoders
 	@$(RUN) transformer_benchmark.py
 
-tflops: $(READY) ## the machine's ceilings: matmuls over sizes and precisions, memory bandwidth
+tflops: $(READY) ## the machine's ceilings: matmuls, memory bandwidth
 	@$(RUN) tflops_sweep.py
 
 plot: $(READY) ## pictures and tables of everything in results/
 	@$(RUN) plot_results.py
 
-compare: $(READY) ## row by row: make compare A=results/x.csv B=results/y.csv, or the names of two machines
+compare: $(READY) ## row by row: make compare A=x.csv B=y.csv, or two machines
 	@$(RUN) compare_results.py
 
-table: $(READY) ## the latest rows of this machine, to paste into an issue
+table: $(READY) ## the latest rows of this machine, for an issue
 	@$(RUN) -m bench.rows.tables
 
-doctor: ## what can run here, what cannot, and the command that mends it
+doctor: ## what can run here, what cannot, and what mends it
 	@for python in $(VENV)/bin/python python3 "$(PYTHON)"; do \
 	    "$$python" -c "" 2>/dev/null && exec "$$python" -m bench.doctor; \
 	done; echo "no Python answers: install Python 3.12, or name one by PYTHON=..." >&2; exit 1
 
 # The tests of another framework compare it with PyTorch.
-test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## the tests, of all frameworks unless FRAMEWORK names one
+test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## the tests, of all frameworks or of FRAMEWORK
 ifneq ($(or $(PYTHON),$(MAC)),)
 	@$(RUN) -m pytest
 else
 	@set -e; $(foreach name,$(if $(FRAMEWORK),$(NAME),torch $(APART)),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest;)
 endif
 
-selfcheck: $(READY) ## our figures beside those of hand-written loops (about ten minutes)
+selfcheck: $(READY) ## our figures beside hand-written loops (ten minutes)
 	@$(RUN) -m tests.selfcheck
 
-resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## proves that requirements-mac.txt can be installed on a Mac
+resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## proves that the Mac's requirements resolve
 
 resolve-mac-%: $(READY)
 	@MACOSX_DEPLOYMENT_TARGET=14.0 $(RUN) -m uv pip compile --quiet --only-binary :all: \

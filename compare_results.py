@@ -67,10 +67,10 @@ def find(side, environ, folder):
     given = environ.get(side, "").strip()
     if not given:
         raise SettingError(f"{side}='' is empty: name a CSV file, or a machine that has one in {folder.name}/")
-    for path in (Path(given), ROOT / given, folder / f"{given}.csv"):
+    for path in (Path(given), ROOT / given, folder / given, folder / f"{given}.csv"):
         if path.is_file():
             return path
-    known = ", ".join(sorted(path.stem for path in folder.glob("*.csv"))) or "none"
+    known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
     raise SettingError(f"{side}={given!r} is no file, and no machine in {folder.name}/ (there are: {known})")
 
 

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from bench.rows import report, results
 from bench.rows.cells import begin_row, new_run_id, utc_now
@@ -38,7 +39,7 @@ def run_all(script, changes, runs, host, path, describe_workload):
     statuses = []
     check_all(script, changes, describe_workload)
     tqdm.monitor_interval = 0
-    with tqdm(plan, unit=" runs", disable=None, file=sys.stderr) as bar:
+    with logging_redirect_tqdm(), tqdm(plan, unit=" runs", disable=None, file=sys.stderr) as bar:
         for change in bar:
             wanted = ", ".join(f"{name}={text}" for name, text in change.items())
             bar.set_postfix_str(wanted)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench import door
 from bench.machine import environment, sensors
-from bench.settings import FRAMEWORKS, ROOT, SettingError, environment_of, read_settings
+from bench.settings import FRAMEWORKS, ROOT, SettingError, cpu_quota, environment_of, read_settings
 from bench.work import CIFAR10_FOLDER, CIFAR10_URL
 
 GB = 10**9
@@ -213,6 +213,8 @@ def describe_power():
 
 def describe_memory():
     memory = environment.find_memory_gb()
+    if cpu_quota():
+        yield Finding("CPU", "--", f"this container may use {cpu_quota():g} of {os.cpu_count()} CPUs")
     yield Finding("memory", "ok" if memory else "--", f"{memory:g} GiB" if memory else "the system does not report it")
     swapped = environment.find_swapped_gb()
     if swapped is not None:

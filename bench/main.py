@@ -51,6 +51,7 @@ def run_workload(bench, path, describe_workload):
     flags = {flag for row in rows for flag in row.get("flags", "").split()}
     closing = [report.describe_sustained([row for row in rows if row.get("elapsed_seconds")]), report.explain(flags)]
     if rows[-1].get("tflops") and peaks.fraction_of_peak(rows[-1], best) is None:
-        closing.append(f"  `make tflops` measures this machine's peak in {rows[-1]['precision']}, to compare with")
+        precision = peaks.SIXTEEN_BITS.get(rows[-1]["precision"], rows[-1]["precision"])
+        closing.append(f"  `make tflops` measures this machine's peak in {precision}, to compare with")
     print("\n".join([*filter(None, closing), f"added to {os.path.relpath(path)}"]))
     return EXIT_STATUS.get(rows[-1]["status"], 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shutil
 import sys
 import textwrap
 from dataclasses import dataclass, field, fields, replace
@@ -141,8 +142,18 @@ def folder(text):
 
 
 def usable_cores():
-    """Cores that this process may run on, which a cluster or a container may have limited."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use, which a cluster or a container may have limited."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, int(cpu_quota() or cores)))
+
+
+def cpu_quota(path="/sys/fs/cgroup/cpu.max"):
+    """CPUs that a container's quota allows (https://docs.kernel.org/admin-guide/cgroup-v2.html); None without one."""
+    try:
+        quota, period = Path(path).read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
 
 
 def whole_or_auto(minimum):
@@ -503,7 +514,8 @@ def as_text():
     """The table of `make help`."""
     lines = []
     for name, default, _, meaning in table():
-        lines += textwrap.wrap(meaning, 110, initial_indent=f"  {name:<17}", subsequent_indent=" " * 19)
+        width = min(110, shutil.get_terminal_size().columns)
+        lines += textwrap.wrap(meaning, width, initial_indent=f"  {name:<17}", subsequent_indent=" " * 19)
         lines += [f"{'':19}default: {default}"]
     return "\n".join(lines)
 

@@ -29,7 +29,9 @@ class Column:
         text = "" if value is None else str(value)
         if text in ("", self.blank) or (self.said_for and workload not in self.said_for):
             return ""
-        return self.words.get(text, text) if isinstance(self.words, dict) else self.words.format(text)
+        if isinstance(self.words, dict):
+            return self.words.get(text, text)
+        return (self.words or "{}").format(text).removesuffix("s" if text == "1" else "")
 
 
 COLUMNS = {

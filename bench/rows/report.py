@@ -22,13 +22,13 @@ def progress(workload):
     There is no bar where stderr is no terminal.
     """
     tqdm.monitor_interval = 0
-    with tqdm(desc=workload.model, unit=f" {workload.unit}", disable=None, leave=False, file=sys.stderr) as bar:
+    look = {"bar_format": "{desc}: {n_fmt}{unit} [{elapsed}{postfix}]", "disable": None, "leave": False}
+    with tqdm(desc=workload.model, unit=f" {workload.unit}", file=sys.stderr, **look) as bar:
+        bar.set_postfix_str("first step and warm-up")
         shown = time.perf_counter()
 
         def on_window(windows, steps):
             nonlocal shown
-            if len(windows) == 1:
-                bar.reset()  # its rate leaves out what came before the first window
             if bar.disable or time.perf_counter() - shown < REFRESH_SECONDS:
                 return
             items = workload.items_per_step * steps
@@ -107,7 +107,8 @@ def describe_details(row, peak_fraction):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row.get("tflops"):
-        share = "" if peak_fraction is None else f" ({100 * peak_fraction:.3g} % of this machine's measured peak)"
+        share = "" if peak_fraction is None else f" ({100 * peak_fraction:.3g} % of this machine's measured peak"
+        share += "" if peak_fraction is None else ", which is a matmul's)" if peak_fraction > 1 else ")"
         details.append(f"{row['tflops']:.3g} TFLOP/s{share}, {row['measured_precision']} as measured")
     return ", ".join(details + describe_physics(row))
 
@@ -118,7 +119,8 @@ def describe_interval(row):
         return f"without an interval ({row['windows']} windows)"
     if row["windows"] < ENOUGH_WINDOWS:
         return f"range of {row['windows']} windows: {four_digits(low)} to {four_digits(high)}"
-    return f"+- {50 * (high - low) / row['throughput']:.2g} % within this run ({row['windows']} windows)"
+    percent = without_exponent(f"{50 * (high - low) / row['throughput']:.2g}")
+    return f"+- {percent} % within this run ({row['windows']} windows)"
 
 
 def four_digits(value):
