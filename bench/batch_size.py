@@ -28,9 +28,7 @@ def choose_batch_size(bench, describe_workload):
     A failure ends the doubling, out of memory above all; so does a next size that would take over MAX_SECONDS a step,
     or more memory than is free, where the system would swap or kill instead of refusing.
     """
-    log.info(
-        "BATCH_SIZE=auto doubles until memory or MAX_SECONDS runs out: that may take minutes and most of the memory"
-    )
+    log.info("BATCH_SIZE=auto doubles it until memory or time runs out: this may take minutes and most of the memory")
     fastest, size, before = (0.0, 1), 1, meters.process_peak_bytes()
     while True:
         trial = replace(bench.settings, batch_size=size)

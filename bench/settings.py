@@ -516,7 +516,7 @@ def as_text():
     for name, default, _, meaning in table():
         width = min(110, shutil.get_terminal_size().columns)
         lines += textwrap.wrap(meaning, width, initial_indent=f"  {name:<17}", subsequent_indent=" " * 19)
-        lines += [f"{'':19}default: {default}"]
+        lines += textwrap.wrap(f"default: {default}", width, initial_indent=" " * 19, subsequent_indent=" " * 28)
     return "\n".join(lines)
 
 

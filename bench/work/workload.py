@@ -75,7 +75,8 @@ def mlp_widths(model):
     if re.fullmatch("mlp(-[1-9][0-9]{0,5})+", model):
         return tuple(int(width) for width in model.split("-")[1:])
     raise SettingError(
-        f"MODEL={model!r} must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-..., for example mlp-5x1024 or mlp-3000-1000"
+        f"MODEL={model!r} must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-..., for example mlp-5x1024 or mlp-3000-1000; "
+        f"at most {MAX_LAYERS} layers of 999999"
     )
 
 
