@@ -9,11 +9,12 @@ import tflops_sweep
 from bench import combinations
 from bench.machine.environment import describe_host
 from bench.rows import report, results
-from bench.settings import read_settings
+from bench.settings import SettingError, list_runs, read_settings
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
 from transformer_benchmark import transformer_workload
 
+WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
 # A run in place of the real script: it obeys the model that it is asked for.
 STAND_IN = """
 import os, signal, sys, time
@@ -38,6 +39,7 @@ def run_all(monkeypatch, tmp_path, capsys):
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.setattr(combinations, "check_all", lambda *entries: None)  # the stand-in's models are nobody's
 
     def call(*models, runs=1):
         path = tmp_path / "m.csv"
@@ -78,6 +80,29 @@ def test_a_mistake_in_one_entry_ends_all(run_all):
     assert "asked for b" not in out
 
 
+@pytest.mark.parametrize(
+    ("script", "environ", "said"),
+    [
+        ("image", {"MODEL": "resnet18,resnet51"}, "MODEL='resnet51' is not in torchvision: did you mean resnet50"),
+        ("mlp", {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "at most 1000 layers of 999999"),
+        ("transformer", {"MODEL": "distilbert,bert-huge"}, "MODEL='bert-huge' must be one of"),
+        ("mlp", {"EPOCHS": "1", "PHASE": "training,inference", "DATA": "synthetic"}, "EPOCHS='1' is training"),
+    ],
+)
+def test_every_entry_is_checked_before_anything_is_measured(script, environ, said, monkeypatch):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingError, match=said):
+        combinations.check_all(script, list_runs(script), WORKLOADS[script])
+
+
+def test_lines_of_a_run_are_passed_on_as_they_come(run_all, monkeypatch):
+    passed = []
+    monkeypatch.setattr(combinations.tqdm, "write", lambda line, file: passed.append(line))
+    run_all("a")
+    assert "asked for a 1" in passed
+
+
 def test_the_exit_status_says_whether_anything_was_measured(run_all):
     assert run_all("fails", "fails")[0] == 1
     assert run_all("fails", "a")[0] == 0
@@ -91,13 +116,14 @@ class InterruptedChild:
     def __init__(self, *_, **options):
         assert options["start_new_session"]  # or the terminal would send it a second signal
 
+        self.stdout, self.stderr = ["what was measured\n"], []
+
     def poll(self):
         return self.returncode
 
-    def communicate(self):
+    def wait(self):
         if not self.signals:
             raise KeyboardInterrupt
-        return "what was measured", ""
 
     def send_signal(self, number):
         self.signals = (number,)
@@ -133,7 +159,3 @@ def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
     assert "choose a smaller SIZES" in row["note"]
     assert "out_of_memory" in report.describe_result(row)
     assert report.describe_task(row).startswith("matmul, torch")
-
-
-def test_rates_have_no_exponent():
-    assert [report.four_digits(rate) for rate in (0.01234567, 24.4, 15452.3)] == ["0.01235", "24.4", "15450"]

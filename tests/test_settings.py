@@ -9,6 +9,7 @@ from bench.settings import (
     SettingError,
     Settings,
     as_markdown,
+    cpu_quota,
     known_names,
     list_runs,
     read_settings,
@@ -63,9 +64,9 @@ def test_batch_size(value):
         ("SCOPE", "gpu", "one of: device, input, end_to_end"),
         ("PHASE", "train", "one of: inference, training"),
         ("MEMORY_FORMAT", "nhwc", "one of: channels_first, channels_last"),
-        ("MAX_SECONDS", "nan", "a number above 0"),
-        ("MAX_SECONDS", "0", "a number above 0"),
-        ("TARGET_CI", "inf", "a number above 0"),
+        ("MAX_SECONDS", "nan", "a finite number above 0"),
+        ("MAX_SECONDS", "0", "a finite number above 0"),
+        ("TARGET_CI", "inf", "a finite number above 0"),
         ("SEED", "-1", "a whole number from 0 to 1000000000"),
         ("MACHINE", "..", "a name with letters or digits, and not 'published'"),
         ("MACHINE", "published", "a name with letters or digits, and not 'published'"),
@@ -94,14 +95,45 @@ def test_a_machine_is_a_name_and_never_a_path():
     assert read_settings("image", {"MACHINE": "/tmp/x"}).machine == "tmp-x"
 
 
-@pytest.mark.parametrize("name", ["BATCHSIZE", "batch_size", "Batch__Size"])
-def test_a_misspelt_variable_is_refused(name):
-    assert refusal(**{name: "64"}) == f"{name}='64' is not a setting: did you mean BATCH_SIZE?"
+@pytest.mark.parametrize(
+    ("names", "meant"),
+    [
+        (("BATCHSIZE", "batch_size", "Batch__Size", "BATCH_SIZES", "BATCH_SIZ", "BATCH_SIZA"), "BATCH_SIZE"),
+        (("PRECISON", "PRECISIONS"), "PRECISION"),
+        (("EPOCH",), "EPOCHS"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(names, meant):
+    for name in names:
+        assert refusal(**{name: "64"}) == f"{name}='64' is not a setting: did you mean {meant}?"
 
 
 def test_other_programs_variables_are_left_alone():
-    environ = {"BATCHES": "1", "MODELS": "x", "HOME": "/", "a": "1", "_": "/bin/env"}
+    environ = dict.fromkeys(("BATCHES", "MODELS", "HOME", "a", "_", "MODE", "RUN", "SIZE"), "1")
     assert read_settings("image", environ).batch_size.gpu == 64
+
+
+@pytest.mark.parametrize(
+    ("script", "environ", "said"),
+    [
+        ("image", {"SUSTAIN": "60", "SCOPE": "input"}, "SUSTAIN='60' measures one workload alone: unset SCOPE"),
+        ("image", {"SUSTAIN": "60", "NUM_IMAGES": "9"}, "SUSTAIN='60' measures one workload alone: unset NUM_IMAGES"),
+        ("mlp", {"SUSTAIN": "60", "EPOCHS": "1"}, "SUSTAIN='60' measures one workload alone: unset EPOCHS"),
+        ("mlp", {"PHASE": "inference", "EPOCHS": "1"}, "EPOCHS='1' is training: set PHASE=training, or unset EPOCHS"),
+    ],
+)
+def test_contradictions_are_refused(script, environ, said):
+    with pytest.raises(SettingError) as error:
+        read_settings(script, environ)
+    assert str(error.value) == said
+
+
+def test_a_containers_quota_limits_the_cores(tmp_path):
+    file = tmp_path / "cpu.max"
+    assert cpu_quota(file) is None
+    for text, quota in (("max 100000", None), ("150000 100000", 1.5)):
+        file.write_text(text)
+        assert cpu_quota(file) == quota
 
 
 @pytest.mark.parametrize(
@@ -111,6 +143,7 @@ def test_other_programs_variables_are_left_alone():
         ("s -- BATCH_SIZES=64", "BATCH_SIZES is not a setting: did you mean BATCH_SIZE?"),
         (" -- MODEL=a MACHINES=b\\ c", "MACHINES is not a setting: did you mean MACHINE?"),
         ("XYZZY=1", "XYZZY is not a setting: see `make help`"),
+        ("EPOCHS=1", "EPOCHS is no setting of this command: leave it out (`make help` lists who uses it)"),
     ],
 )
 def test_an_unknown_name_on_makes_command_line_is_refused(makeflags, said):

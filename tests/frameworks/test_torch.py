@@ -1,8 +1,10 @@
 """What is special to PyTorch: small models, few steps. Where an accelerator is found, the same tests run on it."""
 
 import csv
+import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -240,3 +242,23 @@ def test_resnet_50_counts_as_published():
     row = count_flops.count("resnet50")
     assert row["inference_flops"] / 2e9 == pytest.approx(4.09, abs=0.01)
     assert row["parameters"] == 25_557_032
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's shared memory")
+def test_too_little_shared_memory_is_told_before_anything_is_measured(monkeypatch, tmp_path):
+    settings = read_settings("image", {"NUM_WORKERS": "2"})
+    for folder, free in ((tmp_path, 64), (tmp_path / "missing", 0)):
+        monkeypatch.setattr(on_torch.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free * 1e6))
+        with pytest.raises(SettingError) as error:
+            on_torch.refuse_small_shared_memory(settings, 40e6, folder)
+        said = f"{folder} has {free} MB to write to and NUM_WORKERS='2' needs 240: `docker run --shm-size=1g`, or NUM_WORKERS=0"
+        assert str(error.value) == said
+    monkeypatch.setattr(on_torch.shutil, "disk_usage", lambda folder: SimpleNamespace(free=250e6))
+    on_torch.refuse_small_shared_memory(settings, 40e6, tmp_path)
+
+
+def test_a_single_item_that_batchnorm_refuses_is_unsupported():
+    session = open_session("image", "training", BATCH_SIZE="1")
+    with pytest.raises(ValueError, match="Expected more than 1 value") as error:
+        session.step()
+    assert frameworks.describe_failure(error.value, on_torch.ERRORS)[0] == "unsupported"

@@ -118,6 +118,9 @@ def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(monkeypatch,
     assert environment.find_commit() == commit
     (tmp_path / "program.py").write_text("2")
     assert environment.find_commit() == f"{commit}-dirty"
+    (tmp_path / "copy").mkdir()
+    monkeypatch.setattr(environment, "ROOT", tmp_path / "copy")  # an unpacked archive inside another repository
+    assert environment.find_commit() is None
 
 
 def test_low_power_mode(monkeypatch, tmp_path):

@@ -240,7 +240,14 @@ def test_a_page_has_an_end(folder, monkeypatch):
     assert lines[-1].startswith("3 more lines are not on this page")
 
 
-def test_a_missing_folder_is_one_line(monkeypatch, capsys):
-    monkeypatch.setenv("RESULTS_DIR", "nowhere")
-    assert plot_results.main() == 2
-    assert capsys.readouterr().err == "RESULTS_DIR='nowhere' is no folder: name one with CSV files of results\n"
+def test_what_is_written_replaces_a_link_and_not_its_target(folder):
+    target = folder.parent / "target"
+    target.write_text("mine")
+    (folder / "plots").mkdir()
+    for link in (folder / "README.md", folder / "plots" / "images.png"):
+        link.symlink_to(target)
+    write(folder, [{"phase": "inference"}])
+    plot(folder)
+    assert target.read_text() == "mine"
+    assert not (folder / "README.md").is_symlink()
+    assert sorted(each.name for each in folder.iterdir() if each.suffix != ".lock") == ["README.md", "a.csv", "plots"]

@@ -168,3 +168,22 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     with pytest.raises(ResultsError, match="No space left on device"):
         results.append(path, {"run_id": "b"})
     assert path.read_text() == before
+
+
+def test_a_lock_that_cannot_be_had_is_told_before_anything_is_measured(tmp_path):
+    (tmp_path / "m.csv.lock").mkdir()
+    with pytest.raises(ResultsError, match="cannot be written to"):
+        results.prepare(tmp_path / "m.csv")
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    path = tmp_path / "m.csv"
+    path.write_text(",".join(OLD) + "\n1,x,ok,mac,image,m,7.5\n")
+
+    def full(*names):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(results.os, "replace", full)
+    with pytest.raises(ResultsError, match="No space left on device"):
+        results.append(path, {"run_id": "y"})
+    assert [each.name for each in tmp_path.iterdir() if each.suffix != ".lock"] == ["m.csv"]

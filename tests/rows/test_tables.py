@@ -1,6 +1,7 @@
 """What rows say together: repetitions, comparisons, and files that are not as they should be."""
 
 import math
+import os
 
 import pandas as pd
 import pytest
@@ -127,8 +128,8 @@ def test_an_operators_interval_is_in_tflops(write):
     assert (row["value"], row["low"], row["high"], row["per"]) == (2, pytest.approx(1.8), pytest.approx(2.2), "TFLOP/s")
 
 
-def with_cell(cell):
-    row = [cell if column == "throughput" else BASE.get(column, "") for column in COLUMNS]
+def with_cell(cell, name="throughput"):
+    row = [cell if column == name else BASE.get(column, "") for column in COLUMNS]
     return f"{HEADER}\n{','.join(row)}\n"
 
 
@@ -145,6 +146,9 @@ HEADER = ",".join(COLUMNS)
         (f"{HEADER}\n1,2\n", "its line 2 (it has 2 cells, the header"),
         (with_cell("fast"), "its throughput is no number: could not convert string to float: 'fast'"),
         (with_cell('"3'), "its line 2 (unexpected end of data)"),
+        (with_cell("1e308"), "its throughput is larger than 1e+18"),
+        (with_cell("102", "throughput_low"), "its throughput_low is above its throughput_high"),
+        (with_cell("99", "schema"), "was written by a newer version (schema 99): update this repository"),
         *((with_cell(cell), "its throughput is not always above 0 and finite") for cell in ("0", "-5", "inf")),
     ],
 )
@@ -157,6 +161,28 @@ def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_p
     assert "broken.csv" in line
     assert why in line
     assert "\n" not in line
+
+
+def test_what_is_no_regular_file_is_left_out(tmp_path):
+    said = []
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert tables.read_rows([tmp_path / "pipe.csv"], said.append).empty
+    assert said == [f"{tmp_path}/pipe.csv is left out: it is no regular file"]
+
+
+def test_no_cell_is_more_than_its_text(write):
+    row = {"machine": "<script>", "model": "![x](http://y)", "note": "\x1b[31mred", "framework_version": "`#` & [a](b)"}
+    (line,) = tables.summarize(tables.read_rows([write({})])).assign(of_peak=math.nan, **row).to_dict("records")
+    cells = {"machine": lambda row: row["machine"]} | tables.CELLS | {"note": lambda row: row["note"]}
+    page = tables.markdown(cells, [line])
+    assert not set("<>[]`\x1b") & set(page)
+    assert "&#60;script&#62;" in page
+
+
+def test_control_characters_of_a_file_are_dropped(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{HEADER}\n" + with_cell("re\x1b[31ms\x9bnet", "model").splitlines()[1] + "\n")
+    assert tables.read_rows([path])["model"].tolist() == ["re[31msnet"]
 
 
 def test_a_loss_that_is_no_number_and_a_stuck_meter_are_unknown(write):
@@ -201,5 +227,5 @@ def test_figures_have_four_digits_and_no_exponent_where_they_are_large():
 def test_unknown_figures_are_blank_and_no_cell_breaks_the_table():
     assert tables.figure(None) == tables.figure(math.nan) == tables.figure("") == ""
     cells = {"a": lambda row: row[0], "b": lambda row: row[1]}
-    assert tables.markdown(cells, [["x|y", ""]]) == "| a |\n| --- |\n| x/y |"
+    assert tables.markdown(cells, [["x|y", ""]]) == "| a |\n| --- |\n| x&#124;y |"
     assert pd.isna(tables.summarize(tables.read_rows([]))["rows"].max())

@@ -102,6 +102,9 @@ def test_no_network_and_a_changed_file_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "cifar.tar.gz").write_bytes(b"half of it")
     assert "(wrong MD5): delete it" in refusal(*missing)
+    (tmp_path / "cifar.tar.gz").unlink()
+    (tmp_path / "cifar.tar.gz").mkdir()
+    assert "cannot be read (Is a directory): delete it" in refusal(*missing)
 
 
 def test_certificates_are_verified(monkeypatch, tmp_path):

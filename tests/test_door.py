@@ -1,0 +1,93 @@
+"""What a user can cause is one line with its exit status; a traceback is for what nobody foresaw."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import door
+from bench.rows.results import ResultsError
+from bench.settings import SettingError
+
+RUN = [sys.executable, "image_benchmark.py"]
+
+
+@pytest.fixture(autouse=True)
+def keep_handlers():
+    """The door ends a script on TERM and HUP; pytest wants its own way back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def raising(error):
+    def run():
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (SettingError("MODEL='x' is not known"), 2, "MODEL='x' is not known"),
+        (ResultsError("the disk is full"), 2, "the disk is full"),
+        (ModuleNotFoundError("no", name="tqdm"), 2, "the package tqdm is missing in "),
+        (KeyboardInterrupt(), 130, "interrupted: "),
+        (PermissionError(13, "Permission denied", "/x"), 2, "/x: Permission denied: "),
+    ],
+)
+def test_what_is_foreseen_is_one_line(error, status, said, capsys, monkeypatch):
+    monkeypatch.setattr(door, "drop_output", lambda status: status)
+    assert door.enter(raising(error)) == status
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(said)
+
+
+def test_what_nobody_foresaw_shows_its_traceback_and_where_to_report_it(capsys):
+    assert door.enter(raising(ZeroDivisionError("x"))) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert said.splitlines()[-1].startswith("nobody foresaw this: please report it")
+
+
+def call(*command, **environ):
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environ)
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_a_missing_package_is_one_line(tmp_path):
+    for package in ("tqdm", "PIL"):
+        program = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_path('image_benchmark.py')"
+        status, lines = call(sys.executable, "-c", program)
+        assert (status, len(lines)) == (2, 1)
+        assert lines[0].startswith(f"the package {package} is missing in ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+def test_output_that_cannot_be_written_is_one_line(tmp_path):
+    status, lines = call("sh", "-c", f"{sys.executable} compare_results.py >/dev/full", A=PUBLISHED, B=PUBLISHED)
+    assert (status, len(lines)) == (2, 1)
+    assert "No space left on device" in lines[0]
+
+
+def test_a_reader_that_leaves_is_no_error():
+    _, lines = call("sh", "-c", f"{sys.executable} plot_results.py | true", RESULTS_DIR="/nowhere")
+    assert lines == ["RESULTS_DIR='/nowhere' is no folder: name one with CSV files of results"]
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):
+    folder = tmp_path / "f\u00fcr"
+    status, lines = call(*RUN, RESULTS_DIR=str(folder), MODEL="nosuch", PYTHONIOENCODING="ascii")
+    assert (status, len(lines)) == (2, 1)
+    status, lines = call(sys.executable, "plot_results.py", RESULTS_DIR=str(folder), PYTHONIOENCODING="ascii")
+    assert (status, len(lines)) == (2, 1)
+    assert "f\\xfcr" in lines[0]
+
+
+PUBLISHED = str(Path("results/amd-epyc-2-cores.csv").resolve())
