@@ -157,7 +157,7 @@ def test_make_chooses_the_environment_of_the_framework():
     for environ, python in (
         ({}, ".venv/bin/python mlp_benchmark.py"),
         ({"FRAMEWORK": "tf"}, ".venv-tensorflow/bin/python mlp_benchmark.py"),
-        ({"FRAMEWORK": "tensorflow", "PYTHON": "python3"}, "python3 mlp_benchmark.py"),
+        ({"FRAMEWORK": "tensorflow", "PYTHON": "python3"}, '"python3" mlp_benchmark.py'),
     ):
         _, out, _ = call("make", "--dry-run", "mlp", **environ)
         assert out.splitlines()[-1] == python
@@ -179,7 +179,7 @@ def test_make_test_tests_all_frameworks_unless_one_is_named(asked, runs):
 
 def test_make_test_uses_the_users_interpreter():
     _, out, _ = call("make", "--dry-run", "test", PYTHON="python3")
-    assert out == "python3 -m pytest\n"
+    assert out == '"python3" -m pytest\n'
 
 
 def test_the_makefile_knows_the_registered_frameworks():

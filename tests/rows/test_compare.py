@@ -5,6 +5,7 @@ import math
 import pytest
 
 import compare_results
+from bench import door
 from tests.rows.examples import rate, write
 
 
@@ -28,7 +29,9 @@ def compare(tmp_path, capsys):
     def call(a, b, **environ):
         write(tmp_path / "results", a, "a")
         write(tmp_path / "results", b, "b")
-        status = compare_results.main({"RESULTS_DIR": str(tmp_path / "results"), "A": "a", "B": "b"} | environ)
+        status = door.enter(
+            lambda: compare_results.main({"RESULTS_DIR": str(tmp_path / "results"), "A": "a", "B": "b"} | environ)
+        )
         said = capsys.readouterr()
         return status, said.out, said.err
 
