@@ -3,6 +3,7 @@
 Status 2 is a mistake, 130 an interruption, 1 whatever nobody foresaw: that alone shows a traceback.
 """
 
+import io
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ def enter(run):
     logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("bench").setLevel(logging.INFO)
     for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode shows \u2026 and the like as escapes
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     for number in (signal.SIGTERM, signal.SIGHUP):  # end workers and files as Ctrl-C does
         signal.signal(number, signal.default_int_handler)

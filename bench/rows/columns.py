@@ -31,7 +31,7 @@ class Column:
             return ""
         if isinstance(self.words, dict):
             return self.words.get(text, text)
-        return (self.words or "{}").format(text).removesuffix("s" if text == "1" else "")
+        return self.words.format(text).removesuffix("s" if text == "1" else "")
 
 
 COLUMNS = {

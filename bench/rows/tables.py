@@ -52,7 +52,7 @@ def _typed(header, cells):
             found = frame[name].replace("", "nan").astype(float)
         except ValueError as error:
             raise ValueError(f"its {name} is no number: {error}") from None
-        if (found.abs() > LARGEST).any():
+        if found.abs().between(LARGEST, math.inf, inclusive="neither").any():
             raise ValueError(f"its {name} is larger than {LARGEST:g}")
         is_sound = (found > 0) & np.isfinite(found)
         kind = columns.COLUMNS[name].kind

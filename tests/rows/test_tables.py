@@ -61,7 +61,7 @@ def test_a_copy_of_a_file_counts_once(write, tmp_path):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"num_threads": "1"}, "1 threads"),
+        ({"num_threads": "1"}, "1 thread"),
         ({"power_source": "battery"}, "on battery, 64 threads"),
         ({"low_power_mode": "1"}, "in low-power mode, 64 threads"),
         ({"allocator": "MALLOC_TRIM_THRESHOLD_=1"}, "MALLOC_TRIM_THRESHOLD_=1, 64 threads"),
