@@ -55,9 +55,9 @@ table: $(READY) ## the latest rows of this machine, for an issue
 	@$(RUN) -m bench.rows.tables
 
 doctor: ## what can run here, what cannot, and what mends it
-	@for python in $(VENV)/bin/python python3 "$(PYTHON)"; do \
-	    "$$python" -c "" 2>/dev/null && exec "$$python" -m bench.doctor; \
-	done; echo "no Python answers: install Python 3.12, or name one by PYTHON=..." >&2; exit 1
+	@for python in $(VENV)/bin/python "$(PYTHON)" python3; do \
+	    "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" -m bench.doctor; \
+	done; echo "no Python 3.11 or newer answers: \`make image\` installs one, or name one by PYTHON=..." >&2; exit 1
 
 # The tests of another framework compare it with PyTorch.
 test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## the tests, of all frameworks or of FRAMEWORK

@@ -1,4 +1,4 @@
-"""Images per second through an image classification network, in inference or training.
+"""Images per second through an image classification model, in inference or training.
 
     make image
     USE_GPU=1 BATCH_SIZE=64 make image
@@ -14,7 +14,7 @@ from bench.main import main
 from bench.work import data
 from bench.work.workload import Workload, image_counts
 
-# The size that a model was made for, where it is not 224.
+# Inputs are 224 pixels a side, as most models take them, but for these.
 IMAGE_SIZE = {"inception_v3": 299}
 IMAGE_SIZE |= {
     "keras-inceptionv3": 299,

@@ -13,14 +13,14 @@ import sys
 from bench.main import main
 from bench.settings import SettingError
 from bench.work import cifar10
-from bench.work.workload import CIFAR_CLASSES, CIFAR_SIDE, Workload, mlp_counts, mlp_widths
+from bench.work.workload import CIFAR_CLASSES, CIFAR_SIDE, TRAIN_IMAGES, Workload, mlp_counts, mlp_widths
 
 
 def mlp_workload(settings):
     """One step is one batch of images of 32 x 32 pixels, as vectors, sorted into ten classes."""
     parameters, flops = mlp_counts(mlp_widths(settings.model), settings.phase)
-    if settings.epochs and settings.batch_size > cifar10.TRAIN_IMAGES:
-        raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {cifar10.TRAIN_IMAGES:,}")
+    if settings.epochs and settings.batch_size > TRAIN_IMAGES:
+        raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {TRAIN_IMAGES:,}")
     data = cifar10.choose(settings.data)
     return Workload(
         name="mlp",

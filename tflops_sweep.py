@@ -55,6 +55,9 @@ class Sweep:
         except Exception as error:
             row |= run.describe_failure(error, bench.framework)
         self.bar.update(int(counts))
+        if row["status"] == "interrupted":  # Ctrl-C in its windows; the complete ones are stored
+            self.keep(row)
+            raise KeyboardInterrupt
         return row
 
     def keep(self, row):
@@ -63,8 +66,6 @@ class Sweep:
             row["flags"] = cells.join_flags([*row["flags"].split(), "implausible"])
         results.append(self.path, row | {"timestamp": cells.utc_now()})
         self.rows.append(row)
-        if row["status"] == "interrupted":  # Ctrl-C in its windows; the complete ones are stored
-            raise KeyboardInterrupt
         return row["status"] == "ok"
 
     def skips(self, workload, precision, flops_per_second, why=""):
@@ -145,7 +146,7 @@ def find_peak(sweep: Sweep, precision):
 
 
 def measure_convolution(sweep: Sweep, precision):
-    """Measure the ancestor's 3x3 convolution, unless it would take too long at the rate of the best matmul."""
+    """Measure the 3x3 convolution of tf-metal-experiments, unless it would take too long."""
     best = sweep.best(precision)
     if best is None:
         return

@@ -144,8 +144,8 @@ def describe_death(settings, host, describe_workload, status):
         row |= {"precision": None, "matrix_size": None}
     killed = status == -signal.SIGKILL
     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
-    smaller = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
-    why = f", most likely for lack of memory: choose a smaller {smaller}" if killed else ""
+    cure = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
+    why = f", most likely for lack of memory: choose a smaller {cure}" if killed else ""
     return row | {
         "status": "out_of_memory" if killed else "crashed",
         "note": f"the process was ended by {reason}{why}",

@@ -1,6 +1,6 @@
 """The door of every script: what a user can cause becomes one line, and its exit status.
 
-Status 2 is a mistake, 130 an interruption, 1 whatever nobody foresaw: that alone shows a traceback.
+Status 2 is a mistake, 130 an interruption, 3 whatever nobody foresaw: that alone shows a traceback.
 """
 
 import io
@@ -40,7 +40,7 @@ def enter(run):
         return drop_output(2)
     except Exception:
         traceback.print_exc()
-        return say("nobody foresaw this: please report it, with the lines above and `make doctor`", 1)
+        return say("nobody foresaw this: please report it, with the lines above and `make doctor`", 3)
 
 
 def say(words, status):

@@ -78,7 +78,7 @@ def environment_of(framework):
 # Kinds: each turns the text into a value, or raises ValueError with the words after "must be".
 
 
-def flag(text):
+def zero_or_one(text):
     if text not in ("0", "1"):
         raise ValueError("1 or 0")
     return text == "1"
@@ -197,7 +197,7 @@ class Settings:
     """What one run was asked to do. A setting that the script does not use is None."""
 
     use_gpu: bool | None = setting(
-        flag,
+        zero_or_one,
         None,
         "1: the GPU (if none is found: a warning, then the CPU); 0: the CPU",
         shown="the GPU if there is one",
@@ -247,7 +247,7 @@ class Settings:
         run_together=("tflops",),
     )
     compile: bool = setting(
-        flag, False, "1: torch.compile, or XLA in TensorFlow", shown="0", only=MODELS, run_each=True
+        zero_or_one, False, "1: torch.compile, or XLA in TensorFlow", shown="0", only=MODELS, run_each=True
     )
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),

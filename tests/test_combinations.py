@@ -148,6 +148,12 @@ def test_a_killed_run_of_any_script_is_a_row(script, describe_workload, model):
     assert "BATCH_SIZE" in row["note"]
 
 
+def test_a_run_that_was_killed_while_it_chose_its_batch_size_names_none():
+    settings = read_settings("image", {"BATCH_SIZE": "auto"})
+    row = combinations.describe_death(settings, describe_host("m"), image_workload, -9)
+    assert (row["status"], row["batch_size"]) == ("out_of_memory", None)
+
+
 def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
     row = combinations.describe_death(read_settings("tflops", {}), describe_host("m"), tflops_sweep.first_size, -9)
     assert (row["status"], row["workload"], row["precision"], row["matrix_size"]) == (

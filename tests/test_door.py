@@ -48,7 +48,7 @@ def test_what_is_foreseen_is_one_line(error, status, said, capsys, monkeypatch):
 
 
 def test_what_nobody_foresaw_shows_its_traceback_and_where_to_report_it(capsys):
-    assert door.enter(raising(ZeroDivisionError("x"))) == 1
+    assert door.enter(raising(ZeroDivisionError("x"))) == 3
     said = capsys.readouterr().err
     assert "Traceback" in said
     assert said.splitlines()[-1].startswith("nobody foresaw this: please report it")

@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports run downward, frameworks stay in their rooms, tables do not drift."""
+"""Imports run one way, frameworks stay in their files, functions are short, flags have words."""
 
 import ast
 import importlib.util

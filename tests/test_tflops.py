@@ -110,6 +110,12 @@ def test_ctrl_c_keeps_the_row_and_ends_the_sweep(sweep):
     assert "32x32x32" in out
 
 
+def test_ctrl_c_while_the_peak_is_measured_ends_the_sweep(sweep):
+    status, _, _, rows, calls = sweep({"matmul": {32: 0.1}, "conv1x1": 0.9}, interrupted="32x32x32", SIZES="32")
+    assert (status, rows[-1]["status"]) == (130, "interrupted")
+    assert [call[1] for call in calls] == ["matmul"]
+
+
 def test_before_a_large_size_a_small_one_is_looked_at(sweep):
     rates = RATES | {"matmul": {512: 1e-6, 4096: 1.0}}
     _, _, err, rows, calls = sweep(rates, SIZES="4096")
@@ -205,7 +211,7 @@ def test_a_real_sweep_fills_rows(monkeypatch, tmp_path):
     expected = float(product["throughput"]) * 2 * 32**3 / 1e12
     assert float(product["tflops"]) == pytest.approx(expected, rel=1e-4)
     assert (product["unit"], product["phase"], product["optimizer"], product["batch_size"]) == (
-        "products/s",
+        "matmuls/s",
         "",
         "",
         "",

@@ -1,5 +1,6 @@
 """All of PyTorch is here. CUDA and MPS share one path, torch.accelerator: a run on either tests the lines of both."""
 
+import copy
 import functools
 import gc
 import os
@@ -131,12 +132,12 @@ def build_transformer(workload):
 class Logits(torch.nn.Module):
     """A model of the transformers library; gives the logits alone, not its record of outputs."""
 
-    def __init__(self, network):
+    def __init__(self, model):
         super().__init__()
-        self.network = network
+        self.model = model
 
     def forward(self, ids):
-        return self.network(input_ids=ids).logits
+        return self.model(input_ids=ids).logits
 
 
 BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer}
@@ -415,7 +416,7 @@ class Model(session.Model):
 
     def save(self):
         weights = {name: value.clone() for name, value in self.uncompiled.state_dict().items()}
-        return weights, self.optimizer.state_dict(), self.scaler.state_dict()
+        return weights, copy.deepcopy(self.optimizer.state_dict()), self.scaler.state_dict()
 
     def restore(self, saved):
         for part, state in zip((self.uncompiled, self.optimizer, self.scaler), saved, strict=True):

@@ -1,7 +1,7 @@
 """What sessions do the same way in every framework: batches, streams, phases, epochs, closing. Imports no framework.
 
 A framework file fills in two classes: a DeviceContext, which says where and how numbers are computed, and a Model.
-The sessions here call them. Everything that is timed is a step() of this file.
+The sessions here call them. Everything that is timed is a step() or train_epoch() of this file.
 """
 
 import difflib

@@ -143,7 +143,8 @@ def find_power_source():
     if platform.system() == "Darwin":
         source = re.search("drawing from '(AC|Battery)", _output("pmset", "-g", "batt") or "")
         return {"AC": "ac", "Battery": "battery"}[source[1]] if source else None
-    supplies = list(Path("/sys/class/power_supply").glob("*"))
+    supplies = Path("/sys/class/power_supply").glob("*")
+    supplies = [s for s in supplies if _text(s / "scope").strip() != "Device"]  # a mouse has a battery of its own
     if any(_text(s / "online").strip() == "1" for s in supplies):
         return "ac"
     return "battery" if any(_text(s / "status").strip() == "Discharging" for s in supplies) else None

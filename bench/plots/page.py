@@ -6,6 +6,7 @@ import pandas as pd
 
 from bench.plots import select
 from bench.rows import tables
+from bench.work.workload import TRAIN_IMAGES
 
 LINK = ":/?#&=%+@,~"  # what an address may have in it as it is
 MAX_TABLE = 200  # lines of one table: GitHub shows no page over 512 KB
@@ -156,7 +157,7 @@ def published_as(row):
 
 LINE = {"machine": of("machine"), **tables.CELLS}
 BESIDE = {
-    "s an epoch": lambda row: tables.figure(select.TRAINED_IMAGES * seconds_an_item(row)),
+    "s an epoch": lambda row: tables.figure(TRAIN_IMAGES * seconds_an_item(row)),
     "us an item": lambda row: tables.figure(1e6 * seconds_an_item(row)),
     "s a step": of("step_seconds_median", "{:.4g}"),
     "loss": of("loss_mean", "{:.4g}"),

@@ -7,12 +7,11 @@ from pathlib import Path
 import pandas as pd
 
 from bench.rows import tables
+from bench.work.workload import TRAIN_IMAGES
 
-TRAINED_IMAGES = 50_000  # in an epoch of CIFAR-10
 WRONG_CLOCKS = ("cpu_time", "unsynchronised")
 RATE = ["value", "low", "high"]
 WHO = ["published", "machine", "kind", "framework"]
-SCOPES = ("device", "input", "end_to_end")
 SQUARE = r"^matmul(?:-\d+)?$"  # models with a curve over sizes
 
 
@@ -81,7 +80,7 @@ def depths(summary):
     )
     found = found[found["depth"].notna() & found["rate"].notna()]
     for end, inverse in (("", ""), ("_low", "_high"), ("_high", "_low")):
-        found[f"seconds_an_epoch{end}"] = TRAINED_IMAGES / found[f"rate{inverse}"]
+        found[f"seconds_an_epoch{end}"] = TRAIN_IMAGES / found[f"rate{inverse}"]
     found = found.sort_values(["data", "rate"], ascending=[True, False])  # CIFAR-10, else synthetic
     return found.drop_duplicates([*WHO, "depth"]).sort_values("depth")
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from bench.rows.columns import COLUMNS, SCHEMA
 from bench.rows.verdict import Rate, name_bottleneck
-from bench.settings import SCOPES
+from bench.settings import AUTO, SCOPES
 from bench.timing.measure import METHOD_VERSION
 
 
@@ -28,10 +28,11 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
     """
     asked = {name: getattr(settings, name) for name in COLUMNS if hasattr(settings, name)}
     streams = scope in ("input", "end_to_end")
-    unused = {"num_workers": streams, "optimizer": phase not in (None, "inference")}
+    used = {"num_workers": streams, "optimizer": phase not in (None, "inference")}
+    used["batch_size"] = settings.batch_size != AUTO
     return {
         **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
-        **{name: None for name, is_used in unused.items() if not is_used},
+        **{name: None for name, is_used in used.items() if not is_used},
         **asdict(host),
         **device,
         "schema": SCHEMA,
@@ -72,7 +73,7 @@ def of_bottleneck(row, done):
     )
     bottleneck, why = name_bottleneck(device, pipeline, both, shares_cores=row["device"] == "cpu")
     columns = {"bottleneck": bottleneck, "note": why}
-    if bottleneck == "device":  # the queue stays full: none of its batches came for free
+    if bottleneck == "device":  # the queue was full at the end too, so the full queue at the start added nothing
         columns["flags"] = join_flags(flag for flag in row["flags"].split() if flag != "short")
     return columns
 

@@ -131,12 +131,14 @@ COLUMNS = {
         "result", "mean over five seconds or more of the work; in the scope sustained over the row's own", "meter"
     ),
     "power_scope": Column("result", "what power_watts covers"),
-    "joules_per_item": Column("result", "in those seconds, which follow the windows", "meter"),
-    "idle_watts": Column("result", "of the same, before the run put any work on the device", "meter"),
-    "temperature_c": Column("result", "of the device, right after the work", "number"),
-    "clock_mhz": Column("result", "of the device, likewise", "meter"),
-    "throttle_reasons": Column("result", "why NVIDIA's driver keeps the clock below its best, likewise"),
-    "thermal_pressure": Column("result", "a Mac's level, likewise: nominal, moderate, heavy ..."),
+    "joules_per_item": Column(
+        "result", "joules over items, in the seconds of power_watts, which follow the windows", "meter"
+    ),
+    "idle_watts": Column("result", "what power_watts reads before the run puts any work on the device", "meter"),
+    "temperature_c": Column("result", "temperature of the device right after the last window", "number"),
+    "clock_mhz": Column("result", "clock of the device right after the last window", "meter"),
+    "throttle_reasons": Column("result", "why NVIDIA's driver kept the clock down right after the last window"),
+    "thermal_pressure": Column("result", "a Mac's level right after the last window: nominal, moderate, heavy ..."),
     "canary_ratio": Column(
         "result", "a small matmul's time after the measurement over that before the run's first one", "positive"
     ),

@@ -157,7 +157,8 @@ def _migrate(path, columns):
     rows = read(path)
     beside = path.with_suffix(".migrating")
     try:
-        beside.write_text(_as_line(columns, {c: c for c in columns}) + "".join(_as_line(columns, r) for r in rows))
+        text = _as_line(columns, {c: c for c in columns}) + "".join(_as_line(columns, row) for row in rows)
+        beside.write_text(text, encoding="utf-8")
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

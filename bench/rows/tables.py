@@ -61,7 +61,7 @@ def _typed(header, cells):
         frame[name] = found if kind == "number" else found.where(is_sound)
     if (frame["throughput_low"] > frame["throughput_high"]).any():
         raise ValueError("its throughput_low is above its throughput_high")
-    for name in columns.SETUP:
+    for name in (*columns.WORK, *columns.SETUP):
         frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
     return frame.assign(kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"))
 

@@ -254,7 +254,7 @@ def get_step_ready(job: Job):
 
 
 def get_part_ready(job: Job):
-    """The same of a part of a training step: the full step is already warm, and its barrier proved."""
+    """The same of a part of a training step: the full step ran before it in this process, so a few steps are enough."""
     start = job.clock()
     step_seconds = timed(job.session, job.clock, PART_WARMUP_STEPS) / PART_WARMUP_STEPS
     warmup = WarmUp(step_seconds, job.clock() - start)

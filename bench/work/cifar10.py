@@ -22,14 +22,13 @@ from tqdm import tqdm
 from bench.settings import SettingError
 from bench.work import CIFAR10_FOLDER, CIFAR10_URL
 from bench.work.data import RESIDENT_BATCHES
-from bench.work.workload import CIFAR_CLASSES, CIFAR_SIDE
+from bench.work.workload import CIFAR_CLASSES, CIFAR_SIDE, TEST_IMAGES, TRAIN_IMAGES
 
 log = logging.getLogger("bench")
 
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 TIMEOUT_SECONDS = 10
 PIXELS = 3 * CIFAR_SIDE**2  # bytes of one image
-TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
 TRAIN = tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6))
 TEST = ("cifar-10-batches-bin/test_batch.bin",)
 
@@ -68,8 +67,9 @@ def batches(data, batch_size, seed):
 def dataset(data, seed):
     """(train images, train labels, test images, test labels): 50,000 and 10,000 images, float32 from 0 to 1."""
     if data == "synthetic":
-        images, labels = synthetic_images(60_000, seed)
-        train, train_labels, test, test_labels = images[:50_000], labels[:50_000], images[50_000:], labels[50_000:]
+        images, labels = synthetic_images(TRAIN_IMAGES + TEST_IMAGES, seed)
+        train, train_labels = images[:TRAIN_IMAGES], labels[:TRAIN_IMAGES]
+        test, test_labels = images[TRAIN_IMAGES:], labels[TRAIN_IMAGES:]
     else:
         train, train_labels, test, test_labels = load()
     return as_floats(train), train_labels, as_floats(test), test_labels

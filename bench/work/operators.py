@@ -19,7 +19,7 @@ def name_size(size):
     return "x".join(map(str, size))
 
 
-def operator(model, name, shapes, samples, *, items=1, unit="products", flops=None, **columns):
+def operator(model, name, shapes, samples, *, items=1, unit="matmuls", flops=None, **columns):
     """The Workload of one operator on float32 operands of these shapes."""
     bytes_per_set = 4 * sum(map(math.prod, shapes))
     sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / bytes_per_set)))

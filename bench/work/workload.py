@@ -12,6 +12,7 @@ from bench.settings import SettingError
 
 COUNTS = Path(__file__).with_name("flops.csv")
 CIFAR_SIDE, CIFAR_CLASSES = 32, 10
+TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000  # of CIFAR-10
 MAX_LAYERS = 1000
 LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5}
 

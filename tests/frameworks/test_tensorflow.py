@@ -284,12 +284,6 @@ def test_equal_weights_give_equal_outputs_and_learn_the_same(reference, model, c
     assert losses == sorted(losses, reverse=True)
 
 
-# The input pipeline
-
-
-# Single operators
-
-
 # The device
 
 

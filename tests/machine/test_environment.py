@@ -123,6 +123,17 @@ def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(monkeypatch,
     assert environment.find_commit() is None
 
 
+def test_a_mouses_battery_is_not_the_machines(monkeypatch):
+    files = {"mouse": {"scope": "Device", "status": "Discharging", "online": "1"}, "BAT0": {"status": "Discharging"}}
+    supplies = [Path("/sys/class/power_supply", name) for name in files]
+    monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(environment.Path, "glob", lambda self, pattern: iter(supplies))
+    monkeypatch.setattr(environment, "_text", lambda path: files[path.parent.name].get(path.name, ""))
+    assert environment.find_power_source() == "battery"
+    supplies.pop()
+    assert environment.find_power_source() is None
+
+
 def test_low_power_mode(monkeypatch, tmp_path):
     answers(monkeypatch)
     monkeypatch.setattr(environment, "_text", lambda path: "low-power\n")

@@ -3,6 +3,7 @@
 import pytest
 
 from bench.plots import select
+from bench.settings import SCOPES
 from tests.rows.examples import rate, write
 
 MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
@@ -114,7 +115,7 @@ def test_the_scopes_of_one_run_stand_together(folder):
     write(folder, [three[2] | {"run_id": "three", "data": "jpeg"}])
     write(folder, [rate(200) | {"run_id": "later", "commit": "later"}])  # of the model alone: it belongs to no pipeline
     (row,) = select.scopes(load(folder).pipelines).to_dict("records")
-    assert [row[f"value_{scope}"] for scope in select.SCOPES] == [100, 40, 38]
+    assert [row[f"value_{scope}"] for scope in SCOPES] == [100, 40, 38]
     assert (row["low_input"], row["bottleneck"]) == (pytest.approx(39.6), "input")
 
 
