@@ -21,6 +21,7 @@ from bench.rows.cells import begin_row, new_run_id, utc_now
 from bench.settings import ROOT, SettingError, read_settings
 
 log = logging.getLogger("bench")
+MISSING = "stay blank"  # of a line that every run would repeat
 REPORTED_STATUSES = (0, 1, 2, 130)  # exit statuses of a run that has reported its own result
 
 
@@ -36,7 +37,7 @@ def run_all(script, changes, runs, host, path, describe_workload):
         the settings or an interruption.
     """
     plan = [change for change in changes for _ in range(runs)]
-    statuses = []
+    statuses, said = [], set()
     check_all(script, changes, describe_workload)
     tqdm.monitor_interval = 0
     with logging_redirect_tqdm(), tqdm(plan, unit=" runs", disable=None, file=sys.stderr) as bar:
@@ -44,7 +45,7 @@ def run_all(script, changes, runs, host, path, describe_workload):
             wanted = ", ".join(f"{name}={text}" for name, text in change.items())
             bar.set_postfix_str(wanted)
             log.info("run %d of %d: %s", len(statuses) + 1, len(plan), wanted or "as asked")
-            status = run_child(change)
+            status = run_child(change, said)
             if status not in REPORTED_STATUSES:
                 settings = read_settings(script, os.environ | change)
                 row = describe_death(settings, host, describe_workload, status)
@@ -74,14 +75,18 @@ def check_all(script, changes, describe_workload):
             raise SettingError(done.stderr.strip().splitlines()[-1])
 
 
-def run_child(change):
-    """Run this script on one combination, pass its lines on, and return its exit status (negative: a signal)."""
+def run_child(change, said):
+    """Run this script on one combination, pass its lines on, and return its exit status (negative: a signal).
+
+    Args:
+        said: the lines of earlier runs, a set; this run's are added.
+    """
     # Ctrl-C waits until the child is known: else it would run on, and add its row.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         child = start_child(change)
         readers = [
-            threading.Thread(target=pass_on, args=(pipe, stream), daemon=True)
+            threading.Thread(target=pass_on, args=(pipe, stream, said), daemon=True)
             for pipe, stream in ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
         ]
         try:
@@ -104,6 +109,7 @@ def run_child(change):
 
 
 def start_child(change):
+    """The process of this script with a change of its environment."""
     child = subprocess.Popen(
         [sys.executable, *sys.argv],
         env=os.environ | change | {"RUNS": "1"},
@@ -118,11 +124,14 @@ def start_child(change):
     return child
 
 
-def pass_on(pipe, stream):
-    """Print a child's lines as they come, above the bar."""
+def pass_on(pipe, stream, said):
+    """Print a child's lines as they come, above the bar; what is missing on this machine only once."""
     for line in pipe:
-        tqdm.write(line.rstrip("\n"), file=stream)
-        stream.flush()
+        words = line.rstrip("\n").partition("  ")[2]  # after the time
+        if MISSING not in words or words not in said:
+            tqdm.write(line.rstrip("\n"), file=stream)
+            stream.flush()
+        said.add(words)
 
 
 def prefer_as_victim(pid):

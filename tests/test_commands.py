@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.machine import sensors
@@ -58,8 +59,9 @@ def test_a_wrong_model_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-def test_ctrl_c_ends_a_real_run_in_one_line(tmp_path):
-    environ = os.environ | SMALL | {"MAX_SECONDS": "60"}
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_real_run_with_its_workers_and_files(tmp_path, number):
+    environ = os.environ | SMALL | {"MAX_SECONDS": "60", "SCOPE": "input", "NUM_WORKERS": "1", "TMPDIR": str(tmp_path)}
     program = subprocess.Popen(
         [sys.executable, "image_benchmark.py"],
         stdout=subprocess.PIPE,
@@ -71,11 +73,15 @@ def test_ctrl_c_ends_a_real_run_in_one_line(tmp_path):
     )
     while "then measuring" not in (line := program.stderr.readline()):
         assert line, "the program ended before it measured"
-    program.send_signal(signal.SIGINT)
+    while not (workers := psutil.Process(program.pid).children()):
+        assert program.poll() is None
+    program.send_signal(number)
     out, err = program.communicate(timeout=60)
     assert program.returncode == 130
     assert "Traceback" not in err
     assert ("interrupted" in out) != ("interrupted: " in err)
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert not list(tmp_path.glob("jpegs-*"))
 
 
 def test_nothing_is_installed_for_an_interpreter_of_the_users():
