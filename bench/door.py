@@ -22,7 +22,8 @@ def enter(run):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     for number in (signal.SIGTERM, signal.SIGHUP):  # end workers and files as Ctrl-C does
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         status = run()
         sys.stdout.flush()

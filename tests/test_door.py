@@ -47,6 +47,13 @@ def test_what_is_foreseen_is_one_line(error, status, said, capsys, monkeypatch):
     assert lines[0].startswith(said)
 
 
+def test_nohup_is_respected():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    door.enter(lambda: 0)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) == signal.default_int_handler
+
+
 def test_what_nobody_foresaw_shows_its_traceback_and_where_to_report_it(capsys):
     assert door.enter(raising(ZeroDivisionError("x"))) == 3
     said = capsys.readouterr().err
