@@ -20,12 +20,16 @@ def missing_package(error):
     )
 
 
-def explain_missing_package(kind, error, trace):
-    """Say in one line that a package is missing, before a script could do so itself."""
-    if not isinstance(error, ModuleNotFoundError):
+def end_while_importing(kind, error, trace):
+    """Say a missing package or Ctrl-C in one line, before a script has reached bench/door.py."""
+    if isinstance(error, ModuleNotFoundError):
+        words, status = missing_package(error), 2
+    elif isinstance(error, KeyboardInterrupt):
+        words, status = "interrupted", 130
+    else:
         return sys.__excepthook__(kind, error, trace)
-    print(missing_package(error), file=sys.stderr, flush=True)
-    os._exit(2)  # a hook cannot choose the exit status otherwise
+    print(words, file=sys.stderr, flush=True)
+    os._exit(status)  # a hook cannot choose the exit status otherwise
 
 
-sys.excepthook = explain_missing_package
+sys.excepthook = end_while_importing

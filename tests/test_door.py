@@ -74,6 +74,10 @@ def test_a_missing_package_is_one_line(tmp_path):
         assert lines[0].startswith(f"the package {package} is missing in ")
 
 
+def test_ctrl_c_while_importing_is_one_line():
+    assert call(sys.executable, "-c", "import bench; raise KeyboardInterrupt") == (130, ["interrupted"])
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
 def test_output_that_cannot_be_written_is_one_line(tmp_path):
     status, lines = call("sh", "-c", f"{sys.executable} compare_results.py >/dev/full", A=PUBLISHED, B=PUBLISHED)

@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import os
+import resource
 import shutil
 import sys
 from contextlib import nullcontext
@@ -63,7 +64,7 @@ def open_session(workload, settings, phase, scope):
     if workload.name == "image":
         refuse_unknown_model(workload.model)
         if settings.num_workers and not settings.sustain and set(settings.scope) - {"device"}:
-            refuse_small_shared_memory(settings, workload.batch_bytes)
+            refuse_few_resources(settings, workload.batch_bytes)
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
 
 
@@ -312,8 +313,14 @@ def measure_precision(device, precision):
     return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
 
 
-def refuse_small_shared_memory(settings, batch_bytes, folder="/dev/shm"):
-    """Raise SettingError where the workers' batches do not fit into shared memory, which Docker limits to 64 MB."""
+def refuse_few_resources(settings, batch_bytes, folder="/dev/shm"):
+    """Raise SettingError where the workers' batches do not fit into shared memory, which Docker limits to 64 MB.
+
+    Each queued batch has files open as well.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < (wanted := 64 + 4 * settings.num_workers * (PREFETCH + 1)):
+        raise SettingError(f"this shell allows {files} open files: `ulimit -n {wanted}`, or NUM_WORKERS=0")
     needed = settings.num_workers * (PREFETCH + 1) * batch_bytes / 1e6
     try:
         free = shutil.disk_usage(folder).free / 1e6 if os.access(folder, os.W_OK) else 0

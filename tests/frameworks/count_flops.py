@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tests.frameworks.count_flops > bench/work/flops.csv
 
-A network is built on the CPU (some cannot be on "meta") and counted on "meta", where nothing is computed.
+A model is built on the CPU (some cannot be on "meta") and counted on "meta", where nothing is computed.
 The counter sees convolutions and matrix products, forward and backward, at 1 multiply-add = 2 FLOPs.
 Its formula for the backward pass of grouped convolutions counts every group with the channels of all
 (mobilenet_v2: 12.3 GFLOP an image in training, where three times the forward pass is 1.8): ours replaces it.

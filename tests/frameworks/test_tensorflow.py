@@ -233,7 +233,7 @@ ENCODER_NAMES = {
 
 def copy_transformer(model, torch):
     bert = any("token_type" in name for name in torch)
-    root = "network.bert." if bert else "network.distilbert."
+    root = "model.bert." if bert else "model.distilbert."
 
     def pair(name, shape=None):
         weight, bias = torch[name + ".weight"], torch[name + ".bias"]

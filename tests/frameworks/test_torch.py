@@ -49,7 +49,7 @@ def test_encoders_have_the_published_parameters(model):
     with torch.device("meta"):
         module = on_torch.build_transformer(workload)
     assert on_torch.count_parameters(module) == workload.parameters
-    assert module.network.config._attn_implementation == "sdpa"
+    assert module.model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -250,10 +250,13 @@ def test_too_little_shared_memory_is_told_before_anything_is_measured(monkeypatc
     for folder, free in ((tmp_path, 64), (tmp_path / "missing", 0)):
         monkeypatch.setattr(on_torch.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free * 1e6))
         with pytest.raises(SettingError) as error:
-            on_torch.refuse_small_shared_memory(settings, 40e6, folder)
+            on_torch.refuse_few_resources(settings, 40e6, folder)
         assert str(error.value).startswith(f"{folder} has {free} MB to write to and NUM_WORKERS='2' needs 240: ")
     monkeypatch.setattr(on_torch.shutil, "disk_usage", lambda folder: SimpleNamespace(free=250e6))
-    on_torch.refuse_small_shared_memory(settings, 40e6, tmp_path)
+    on_torch.refuse_few_resources(settings, 40e6, tmp_path)
+    monkeypatch.setattr(on_torch.resource, "getrlimit", lambda which: (20, 20))
+    with pytest.raises(SettingError, match="this shell allows 20 open files: `ulimit -n 88`, or NUM_WORKERS=0"):
+        on_torch.refuse_few_resources(settings, 40e6, tmp_path)
 
 
 def test_a_single_item_that_batchnorm_refuses_is_unsupported():
