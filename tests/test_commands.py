@@ -59,7 +59,7 @@ def test_a_wrong_model_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_real_run_with_its_workers_and_files(tmp_path, number):
     environ = os.environ | SMALL | {"MAX_SECONDS": "60", "SCOPE": "input", "NUM_WORKERS": "1", "TMPDIR": str(tmp_path)}
     program = subprocess.Popen(
