@@ -252,8 +252,8 @@ def copy_transformer(model, torch):
         flat = [each for name in ("query", "key", "value", "output") for each in torch_pair[name]]
         shapes = [weight.shape for weight in attention.weights]
         attention.set_weights([each.reshape(shape) for each, shape in zip(flat, shapes, strict=True)])
-    model.get_layer("pooler").set_weights(pair(root + "pooler.dense" if bert else "network.pre_classifier"))
-    model.get_layer("classifier").set_weights(pair("network.classifier"))
+    model.get_layer("pooler").set_weights(pair(root + "pooler.dense" if bert else "model.pre_classifier"))
+    model.get_layer("classifier").set_weights(pair("model.classifier"))
 
 
 @pytest.mark.parametrize(
