@@ -20,8 +20,7 @@ def main(script, describe_workload, run_alone=None):
         run_alone: (Bench, path, describe_workload) -> exit status, where a run is not one workload after the other.
 
     Returns:
-        The exit status: 0 measured, 1 tried and failed (the rows say why), 2 a mistake in the settings,
-        130 interrupted.
+        The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/door.py.
     """
 
     def run():
