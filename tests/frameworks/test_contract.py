@@ -22,7 +22,7 @@ from tests.frameworks.sessions import SCRIPTS, Opener
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
 
 
-@pytest.fixture(params=["numpy", *TESTED])
+@pytest.fixture(params=[*(["numpy"] if "torch" in TESTED else []), *TESTED])  # once, not in every environment
 def opener(request, monkeypatch):
     monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, "tests/frameworks"])
     monkeypatch.setitem(FRAMEWORKS, "numpy", Framework("NumPy"))
