@@ -514,9 +514,9 @@ def as_text():
     """The table of `make help`."""
     lines = []
     for name, default, _, meaning in table():
-        width = min(110, shutil.get_terminal_size().columns)
-        lines += textwrap.wrap(meaning, width, initial_indent=f"  {name:<17}", subsequent_indent=" " * 19)
-        lines += textwrap.wrap(f"default: {default}", width, initial_indent=" " * 19, subsequent_indent=" " * 28)
+        how = {"width": min(110, shutil.get_terminal_size().columns), "break_on_hyphens": False}
+        lines += textwrap.wrap(meaning, initial_indent=f"  {name:<17}", subsequent_indent=" " * 19, **how)
+        lines += textwrap.wrap(f"default: {default}", initial_indent=" " * 19, subsequent_indent=" " * 28, **how)
     return "\n".join(lines)
 
 
