@@ -112,7 +112,7 @@ def missing_package(framework, error):
 GENERIC = ErrorTexts(out_of_memory=("out of memory", "unable to allocate", "alloc_failed", "killed by signal: killed"))
 
 
-def describe_failure(error, errors=GENERIC):
+def describe_failure(error, errors=ErrorTexts()):
     """(status, reason) of an exception, the reason on one line; errors: the framework's own texts."""
     reason = " ".join(str(error).split()) or type(error).__name__
     full = f"{type(error).__name__}: {reason}"

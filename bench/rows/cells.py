@@ -28,8 +28,11 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
     """
     asked = {name: getattr(settings, name) for name in COLUMNS if hasattr(settings, name)}
     streams = scope in ("input", "end_to_end")
-    used = {"num_workers": streams, "optimizer": phase not in (None, "inference")}
-    used["batch_size"] = settings.batch_size != AUTO
+    used = {
+        "num_workers": streams,
+        "optimizer": phase not in (None, "inference"),
+        "batch_size": settings.batch_size != AUTO,
+    }
     return {
         **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
         **{name: None for name, is_used in used.items() if not is_used},
