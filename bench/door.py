@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import contextmanager
 
 from bench import missing_package
 from bench.settings import SettingError
@@ -21,9 +22,7 @@ def enter(run):
     for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode shows \u2026 and the like as escapes
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # end workers and files as Ctrl-C does
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            signal.signal(number, signal.default_int_handler)
+    handle(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)  # end workers and files as Ctrl-C does
     try:
         status = run()
         sys.stdout.flush()
@@ -42,6 +41,29 @@ def enter(run):
     except Exception:
         traceback.print_exc()
         return say("nobody foresaw this: please report it, with the lines above and `make doctor`", 3)
+
+
+def handle(handler, *numbers):
+    """Set the handler of signals that are not ignored, as nohup ignores one; returns the former ones by number."""
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+@contextmanager
+def interrupts_held():
+    """Let Ctrl-C and the like wait for the end of the block, which starts processes.
+
+    Python swallows an exception in the hooks of a fork, and an object that is half made cannot close itself.
+    """
+    caught = []
+    former = handle(lambda number, frame: caught.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    if caught:
+        raise KeyboardInterrupt
 
 
 def say(words, status):

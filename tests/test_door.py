@@ -54,6 +54,21 @@ def test_nohup_is_respected():
     assert signal.getsignal(signal.SIGTERM) == signal.default_int_handler
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_waits_until_what_starts_processes_is_whole(number, capsys):
+    made = []
+
+    def run():
+        with door.interrupts_held():
+            os.kill(os.getpid(), number)
+            made.append("whole")
+        made.append("too late")
+
+    assert door.enter(run) == 130
+    assert made == ["whole"]
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
 def test_what_nobody_foresaw_shows_its_traceback_and_where_to_report_it(capsys):
     assert door.enter(raising(ZeroDivisionError("x"))) == 3
     said = capsys.readouterr().err

@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import shutil
+import signal
 import sys
 from contextlib import nullcontext
 from itertools import pairwise
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
+from bench import door
 from bench.frameworks import Device, ErrorTexts, session
 from bench.settings import SettingError
 from bench.timing import check
@@ -230,8 +232,11 @@ class DeviceContext(session.DeviceContext):
             prefetch_factor=PREFETCH if workers else None,
             pin_memory=self.device == "cuda",
             multiprocessing_context=start_method if workers else None,
+            worker_init_fn=be_terminable,
         )
-        return session.Stream(iter(loader), workers, queue_steps=workers * (PREFETCH + 1))  # one in a worker's hands
+        with door.interrupts_held():
+            batches = iter(loader)
+        return session.Stream(batches, workers, queue_steps=workers * (PREFETCH + 1))  # one in a worker's hands
 
     def autocast(self):
         return autocast(self.device, self.precision)
@@ -331,6 +336,11 @@ def refuse_few_resources(settings, batch_bytes, folder="/dev/shm"):
             f"{folder} has {free:.0f} MB to write to and NUM_WORKERS='{settings.num_workers}' needs {needed:.0f}: "
             "`docker run --shm-size=1g`, or NUM_WORKERS=0"
         )
+
+
+def be_terminable(worker):
+    """A worker inherits the handlers of interrupts_held(); but DataLoader ends one that hangs by this signal."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class EndlessSampler(Sampler):
