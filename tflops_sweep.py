@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -46,7 +46,7 @@ class Sweep:
         """The row of one operator, not stored yet; a failure is a row too."""
         settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed)
         bench = replace(self.bench, settings=settings)
-        row = cells.begin_row(settings, bench.host, asdict(bench.device), workload, None, "device", self.run_id)
+        row = cells.begin_row(settings, bench.host, bench.device.cells(), workload, None, "device", self.run_id)
         self.bar.set_description_str(f"{precision} {name_workload(workload)}")
         try:
             show = lambda workload: nullcontext()  # noqa: E731  the sweep has its own bar

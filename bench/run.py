@@ -4,7 +4,7 @@ import logging
 import math
 import statistics
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from bench import frameworks
@@ -73,7 +73,7 @@ def run_once(bench: Bench, describe_workload):
     run_id, done = cells.new_run_id(), {}
     for phase, scope in quantities(bench.settings):
         workload = describe_workload(replace(bench.settings, phase=phase))
-        begun = cells.begin_row(bench.settings, bench.host, asdict(bench.device), workload, phase, scope, run_id)
+        begun = cells.begin_row(bench.settings, bench.host, bench.device.cells(), workload, phase, scope, run_id)
         try:
             log.info("%s, %s: building and checking, then measuring", phase, scope)
             for columns in measure_between_canaries(bench, workload, phase, scope):

@@ -13,7 +13,7 @@ FRAMEWORKS of bench/settings.py. A file called torch.py would shadow the real on
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from bench.settings import FRAMEWORKS, SettingError, requirements_of
@@ -27,6 +27,11 @@ class Device:
     device_name: str | None  # None: the system knows the name better
     framework_version: str
     num_threads: int  # CPU threads
+    uuid: str | None = None  # of an NVIDIA card as NVML writes it ("GPU-..."); None where the framework cannot say
+
+    def cells(self):
+        """Its cells of a row; the UUID is none of them, because it tells one owner's card from all others."""
+        return {name: value for name, value in asdict(self).items() if name != "uuid"}
 
 
 @dataclass(frozen=True)

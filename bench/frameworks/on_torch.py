@@ -46,7 +46,7 @@ def find_device(settings):
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     kind = choose_device(settings.use_gpu)
-    return Device(kind, name_device(kind), torch.__version__, torch.get_num_threads())
+    return Device(kind, name_device(kind), torch.__version__, torch.get_num_threads(), find_uuid(kind))
 
 
 def choose_device(use_gpu):
@@ -186,6 +186,15 @@ def name_device(device):
     if device == "mps":
         return torch.backends.mps.get_name() if hasattr(torch.backends.mps, "get_name") else None
     return None if device == "cpu" else torch.get_device_module(device).get_device_name()
+
+
+def find_uuid(device):
+    """The card's UUID as NVML writes it; None where the device is no card of NVIDIA's."""
+    if device != "cuda" or torch.version.hip:
+        return None
+    card = torch.cuda.get_device_properties()
+    bare = str(getattr(card, "uuid", "")).removeprefix("GPU-").removeprefix("MIG-")
+    return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{bare}" if bare else None
 
 
 class DeviceContext(session.DeviceContext):

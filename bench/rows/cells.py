@@ -24,7 +24,7 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
     A setting with the name of a column fills it; the host, the device and the workload know some of them better.
 
     Args:
-        device: a dict of the Device's fields; empty where nobody knows.
+        device: a Device's cells(); empty where nobody knows.
     """
     asked = {name: getattr(settings, name) for name in COLUMNS if hasattr(settings, name)}
     streams = scope in ("input", "end_to_end")
