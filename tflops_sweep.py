@@ -62,8 +62,7 @@ class Sweep:
 
     def keep(self, row):
         """Store a row, with a flag where it exceeds what the vendor says."""
-        if peaks.is_implausible(row):
-            row["flags"] = cells.join_flags([*row["flags"].split(), "implausible"])
+        row = peaks.flag_implausible(row)
         results.append(self.path, row | {"timestamp": cells.utc_now()})
         self.rows.append(row)
         return row["status"] == "ok"

@@ -16,6 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from bench.machine import environment
 from bench.rows import report, results
 from bench.rows.cells import begin_row, new_run_id, utc_now
 from bench.settings import ROOT, SettingError, read_settings
@@ -144,7 +145,7 @@ def prefer_as_victim(pid):
 
 def describe_death(settings, host, describe_workload, status):
     """The row of a run whose process ended without reporting a result."""
-    without_gpu = settings.use_gpu is False or (host.driver is None and host.gpu_cores is None)
+    without_gpu = settings.use_gpu is False or (environment.find_card() is None and host.gpu_cores is None)
     settings = settings.on("cpu" if without_gpu else "gpu")
     scopes = settings.scope or ("device",)
     scope = scopes[0] if len(scopes) == 1 else None  # nobody knows which of several it was

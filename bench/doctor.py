@@ -162,12 +162,9 @@ def missing_gpu(name, device):
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return f"; it does not see the GPU: `make clean`, then `make image FRAMEWORK={name}` with macOS 14 or newer"
     card, driver = environment.find_nvidia()
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    why = (
-        f"CUDA_VISIBLE_DEVICES={hidden!r} hides it"
-        if hidden
-        else f"it may be built for CPUs, or driver {driver} too old"
-    )
+    why = f"it may be built for CPUs, or driver {driver} too old"
+    if environment.hides_cards():
+        why = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides it"
     return f"; it does not see the {card}: {why}" if card else ""
 
 

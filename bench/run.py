@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import statistics
 import traceback
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from bench import frameworks
 from bench.batch_size import choose_batch_size, refuse_too_large
 from bench.frameworks import Device
 from bench.machine import environment, meters
-from bench.rows import cells, report
+from bench.rows import cells, peaks, report
 from bench.settings import AUTO, SCOPES, SettingError, Settings
 from bench.timing import measure
 from bench.timing.canary import Canary, open_canary
@@ -44,18 +45,27 @@ def open_bench(settings: Settings, host: environment.Environment):
     environment.refuse_rosetta()
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
-    device = replace(device, device_name=device.device_name or host.cpu_name)
+    device = replace(device, device_name=device.device_name or host.cpu_name, uuid=find_uuid(device))
     if device.device == "cpu":
         warn_of_no_gpu(settings, host)
-    instruments = meters.open_instruments(device.device, device.device_name)
+    instruments = meters.open_instruments(device.device, device.device_name, device.uuid)
     return Bench(settings.on(device.device), host, framework, device, instruments)
+
+
+def find_uuid(device: Device):
+    """The UUID of an NVIDIA card; of a framework that cannot say it, the driver's, if that means the same card."""
+    card = environment.find_card() if device.device == "cuda" and device.uuid is None else None
+    return card.uuid if card and card.name == device.device_name else device.uuid
 
 
 def warn_of_no_gpu(settings: Settings, host: environment.Environment):
     """Warn where a GPU was asked for, or its driver is there, and the framework cannot use it."""
     driver = f"there is NVIDIA's driver {host.driver}" if host.driver and settings.use_gpu is None else ""
     if asked := "USE_GPU=1" if settings.use_gpu else driver:
-        log.warning("WARNING: %s, but there is no GPU that %s can use: measuring the CPU", asked, settings.framework)
+        why = f"there is no GPU that {settings.framework} can use"
+        if environment.hides_cards():
+            why = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides all GPUs"
+        log.warning("WARNING: %s, but %s: measuring the CPU", asked, why)
 
 
 def run_once(bench: Bench, describe_workload):
@@ -77,7 +87,7 @@ def run_once(bench: Bench, describe_workload):
         try:
             log.info("%s, %s: building and checking, then measuring", phase, scope)
             for columns in measure_between_canaries(bench, workload, phase, scope):
-                row = begun | columns
+                row = peaks.flag_implausible(begun | columns)
                 done[scope if phase == bench.settings.phase else phase] = row
                 if scope == "end_to_end" and row["status"] == "ok":
                     row |= cells.of_bottleneck(row, done)
@@ -94,13 +104,17 @@ def run_once(bench: Bench, describe_workload):
 
 
 def look_at_rest(bench: Bench):
-    """The bench with what is known only before any work: idle power, and the canary's first readings."""
+    """The bench with what is known only before any work: idle power, other programs' load, the canary's readings."""
     if bench.instruments.why_no_energy:
         log.info("power and energy stay blank: %s", bench.instruments.why_no_energy)
-    bench = replace(bench, instruments=bench.instruments.with_idle_watts())
-    if bench.settings.sustain:  # long enough to show heat itself
-        return bench
-    return replace(bench, canary=open_canary(bench.framework, bench.device.device, bench.settings))
+    others = meters.watch_contention()
+    others.start()
+    instruments, canary = bench.instruments.with_idle_watts(), None
+    if not bench.settings.sustain:  # which is long enough to show heat itself
+        canary = open_canary(bench.framework, bench.device.device, bench.settings)
+    if instruments.counter or canary:  # else no time has passed
+        instruments = replace(instruments, others_at_rest=others.rate())
+    return replace(bench, instruments=instruments, canary=canary)
 
 
 def quantities(settings: Settings):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.machine import sensors
+from bench.machine import environment, sensors
 from bench.machine.environment import ALLOCATOR_VARIABLES
 from bench.settings import FRAMEWORKS, known_names, read_settings
 
@@ -35,11 +35,15 @@ if "FRAMEWORK" in os.environ:
 def plain_environment(monkeypatch, tmp_path):
     for name in [*known_names(), *ALLOCATOR_VARIABLES, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
         monkeypatch.delenv(name, raising=False)
-    # No test reads the host's own meters: a counter takes seconds, a hot machine raises flags.
+    # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(sensors, "POWERCAP", tmp_path)
     monkeypatch.setattr(sensors, "read_cpu", dict)
     monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: None)
+    monkeypatch.setattr(environment, "find_card", lambda: None)
+    monkeypatch.setattr(environment, "hides_cards", lambda: False)
+    monkeypatch.setattr(environment, "find_nvidia", lambda: (None, None))
+    monkeypatch.setattr(environment, "find_apple_gpu_cores", lambda: None)  # seconds, on a Mac
     for package in ("pynvml", "zeus_apple_silicon"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("RESULTS_DIR", str(tmp_path / "results"))
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), str(Path(__file__).parent / "processes")]))

@@ -1,12 +1,14 @@
 """Every combination runs in a process of its own; a failure of one does not end the others."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import tflops_sweep
 from bench import combinations
+from bench.machine import environment
 from bench.machine.environment import describe_host
 from bench.rows import report, results
 from bench.settings import SettingError, list_runs, read_settings
@@ -147,6 +149,14 @@ def test_a_killed_run_of_any_script_is_a_row(script, describe_workload, model):
     row = combinations.describe_death(settings, describe_host("m"), describe_workload, -9)
     assert (row["status"], row["scope"], row["workload"], row["model"]) == ("out_of_memory", "device", script, model)
     assert "BATCH_SIZE" in row["note"]
+
+
+@pytest.mark.parametrize(("card", "batch_size"), [(environment.Card("NVIDIA H200", "GPU-1"), 64), (None, 16)])
+def test_a_killed_run_names_the_batch_size_of_its_device(monkeypatch, card, batch_size):
+    monkeypatch.setattr(environment, "find_card", lambda: card)  # None: there is a driver, and all cards are hidden
+    host = replace(describe_host("m"), driver="580.1", gpu_cores=None)
+    row = combinations.describe_death(read_settings("image", {}), host, image_workload, -9)
+    assert row["batch_size"] == batch_size
 
 
 def test_a_run_that_was_killed_while_it_chose_its_batch_size_names_none():

@@ -19,6 +19,7 @@ from bench.settings import FRAMEWORKS
 from bench.work import operators
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
+SMALL["USE_GPU"] = "0"
 
 
 def call(*command, **environ):
@@ -27,7 +28,7 @@ def call(*command, **environ):
 
 
 def test_make_image_measures(tmp_path):
-    status, out, err = call("make", "image", f"PYTHON={sys.executable}", "USE_GPU=0", **SMALL)
+    status, out, err = call("make", "image", f"PYTHON={sys.executable}", **SMALL)
     assert status == 0, err
     assert "images/s" in out.splitlines()[1]
     assert (tmp_path / "results" / "here.csv").exists()

@@ -101,8 +101,9 @@ def test_a_gpu_that_is_not_seen_is_told(monkeypatch):
     assert "does not see the NVIDIA H200: it may be built for CPUs, or driver 470.1" in doctor.missing_gpu(
         "torch", "cpu"
     )
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert "CUDA_VISIBLE_DEVICES='-1' hides it" in doctor.missing_gpu("torch", "cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(environment, "hides_cards", lambda: True)
+    assert "CUDA_VISIBLE_DEVICES='' hides it" in doctor.missing_gpu("torch", "cpu")
     assert doctor.missing_gpu("torch", "cuda") == ""
     monkeypatch.setattr(doctor.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(doctor.platform, "machine", lambda: "arm64")

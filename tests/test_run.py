@@ -97,7 +97,7 @@ def instrumented(monkeypatch):
     instruments = meters.Instruments(Counter(), lambda: heat)
     monkeypatch.setattr(meters, "IDLE_SECONDS", 0.05)
     monkeypatch.setattr(meters, "open_instruments", lambda *device: instruments)
-    monkeypatch.setattr(run, "open_canary", lambda *device: Canary((1.07, ["throttled"])))
+    monkeypatch.setattr(run, "open_canary", lambda *device: Canary((1.07, ["slowed"])))
     monkeypatch.setattr(measure, "ENERGY_SECONDS", 0.05)
     monkeypatch.setattr(measure, "SUSTAINED_SECONDS", 0.1)
 
@@ -115,9 +115,9 @@ def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
     assert (row["power_scope"], row["temperature_c"]) == ("gpu board", "61")
     assert float(row["idle_watts"]) == pytest.approx(50, rel=0.02)
     assert (row["clock_mhz"], row["throttle_reasons"], row["canary_ratio"]) == ("1980", "sw_power_cap", "1.07")
-    assert "throttled" in row["flags"].split()
+    assert row["flags"].split()[-1] == "slowed"
     assert " W of the gpu board, " in out
-    assert "throttled: the machine itself grew slower" in out
+    assert "slowed: a small matmul takes over 5 % longer" in out
 
 
 @pytest.mark.parametrize(
@@ -279,8 +279,66 @@ def test_a_driver_without_a_gpu_is_warned_of(image, caplog, monkeypatch):
     image()
     assert "there is NVIDIA's driver 550.1, but there is no GPU that numpy can use" in caplog.text
     caplog.clear()
+    monkeypatch.setattr(environment, "hides_cards", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    image()
+    assert "driver 550.1, but CUDA_VISIBLE_DEVICES='' hides all GPUs: measuring the CPU" in caplog.text
+    caplog.clear()
     image(USE_GPU="0")
     assert "WARNING" not in caplog.text
+
+
+CARD = frameworks.Device("cuda", "NVIDIA H200", "2.21.0", 8)
+
+
+@pytest.mark.parametrize(
+    ("device", "card", "uuid"),
+    [
+        (CARD, ("NVIDIA H200", "GPU-1"), "GPU-1"),  # TensorFlow does not say which card it is
+        (CARD, ("NVIDIA GeForce GT 1030", "GPU-1"), None),
+        (CARD, None, None),
+        (replace(CARD, uuid="GPU-2"), ("NVIDIA H200", "GPU-1"), "GPU-2"),
+        (replace(CARD, device="cpu"), ("NVIDIA H200", "GPU-1"), None),
+    ],
+)
+def test_a_card_is_identified_by_the_framework_or_the_driver(monkeypatch, device, card, uuid):
+    monkeypatch.setattr(environment, "find_card", lambda: card and environment.Card(*card))
+    assert run.find_uuid(device) == uuid
+
+
+def test_other_programs_load_before_the_run_is_known_and_costs_no_time(monkeypatch):
+    class Load(SimpleNamespace):
+        def start(self):
+            assert not opened, "the load is read from the start"
+
+        def rate(self):
+            return 0.5
+
+    opened = []
+    monkeypatch.setattr(meters, "watch_contention", Load)
+    monkeypatch.setattr(run, "open_canary", lambda *_: opened.append("canary") or "a canary")
+    settings = SimpleNamespace(sustain=None)
+    device = SimpleNamespace(device="cpu")
+    bench = run.Bench(settings, None, None, device, meters.Instruments())
+    looked = run.look_at_rest(bench)
+    assert (looked.instruments.others_at_rest, looked.canary, opened) == (0.5, "a canary", ["canary"])
+    opened.clear()
+    sustained = run.look_at_rest(replace(bench, settings=SimpleNamespace(sustain=60)))
+    assert (sustained.instruments.others_at_rest, sustained.canary) == (0, None)  # nothing is measured before it
+
+
+def test_a_networks_result_that_no_chip_can_reach_is_flagged(image, monkeypatch):
+    asked = []
+
+    def is_implausible(row):
+        asked.append((row["model"], row["device"], row["gpu_cores"], row["tflops"] > 0))
+        return True
+
+    monkeypatch.setattr(run.peaks, "is_implausible", is_implausible)
+    _, out, _, rows = image()
+    assert rows[0]["flags"].split()[-1] == "implausible"
+    assert "implausible: over 1.3 times the chip's peak" in out
+    assert asked == [("linear", "cpu", None, True)]
 
 
 @pytest.mark.parametrize(("device", "own", "taken"), [("cpu", 7, 30), ("mps", 7, 7), ("mps", None, 30)])

@@ -7,6 +7,7 @@ Standard library only. What the system does not say is None: never a guess, neve
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -15,10 +16,12 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from uuid import UUID
 
 from bench.settings import ROOT, SettingError, slug
 
 GIB = 2**30
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, in cuda.h
 # They change CPU results by up to a factor of two, so they are part of a row's setup.
 ALLOCATOR_VARIABLES = (
     "LD_PRELOAD",
@@ -29,6 +32,14 @@ ALLOCATOR_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
 )
+
+
+@dataclass(frozen=True)
+class Card:
+    """An NVIDIA card, or a MIG slice of one."""
+
+    name: str
+    uuid: str  # as nvidia-smi -L writes it: GPU-... or MIG-...
 
 
 @dataclass(frozen=True)
@@ -52,15 +63,15 @@ class Environment:
 def describe_host(machine=None):
     """The Environment of this host; `machine` overrides its name."""
     cpu_name, cpu_count, gpu_cores = find_cpu_name(), os.cpu_count() or 1, find_apple_gpu_cores()
-    gpu_name, driver = find_nvidia()
+    card = find_card()
     return Environment(
-        machine=machine or name_machine(cpu_name, cpu_count, gpu_name, gpu_cores),
+        machine=machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores),
         gpu_cores=gpu_cores,
         cpu_name=cpu_name,
         cpu_count=cpu_count,
         memory_gb=find_memory_gb(),
         os=find_os(),
-        driver=driver,
+        driver=find_nvidia()[1],
         power_source=find_power_source(),
         low_power_mode=find_low_power_mode(),
         allocator=find_allocator(),
@@ -94,8 +105,39 @@ def find_cpu_name():
     return found[1].strip() if found else platform.processor() or platform.machine() or None
 
 
+def find_card(library="libcuda.so.1"):
+    """The Card that frameworks call the first one; None where there is none, or where all are hidden.
+
+    The driver is asked, because CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and, without it, the cards' speed decide; see
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__DEVICE.html. Nothing is allocated on the card.
+    """
+    cuda, status = _start_cuda(library)
+    card, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)()
+    if status != 0 or cuda.cuDeviceGet(ctypes.byref(card), 0) or cuda.cuDeviceGetName(name, len(name), card):
+        return None
+    # The first version of this function gives the UUID of the whole card for a MIG slice.
+    if getattr(cuda, "cuDeviceGetUuid_v2", cuda.cuDeviceGetUuid)(uuid, card):
+        return None
+    found = name.value.decode()
+    return Card(found, f"{'MIG' if ' MIG ' in found else 'GPU'}-{UUID(bytes=bytes(uuid))}")
+
+
+def hides_cards(library="libcuda.so.1"):
+    """Whether CUDA_VISIBLE_DEVICES leaves no card: it is empty, or its first entry ("-1") is no card's."""
+    return "CUDA_VISIBLE_DEVICES" in os.environ and _start_cuda(library)[1] == NO_DEVICE
+
+
+def _start_cuda(library):
+    """(CUDA's driver library, the status of its start); (None, None) where there is none."""
+    try:
+        cuda = ctypes.CDLL(library)
+        return cuda, cuda.cuInit(0)
+    except (OSError, AttributeError):
+        return None, None
+
+
 def find_nvidia():
-    """(name, driver version) of the first NVIDIA card, or (None, None)."""
+    """(name, driver version) of nvidia-smi's first card, hidden or not, or (None, None)."""
     lines = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader") or ""
     first = [part.strip() for part in lines.partition("\n")[0].split(",")]
     return (first[0], first[1]) if len(first) == 2 else (None, None)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.machine import sensors
+from bench.settings import usable_cores
 
 log = logging.getLogger("bench")
 
-CONTENDED_CORES = 0.10
+CONTENDED_SHARE = 0.10  # of the usable cores' time
 IDLE_SECONDS = 5.0
-# NVML's other reasons for a lower clock: the power limit under full load, and clocks that the user set.
+# NVML's other reasons for a lower clock are usual: the power limit under full load, and clocks that the user set.
 SLOWED_BY = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
-SLOWED_AT = ("heavy", "trapping", "sleeping")
 
 
 def process_peak_bytes():
@@ -108,13 +108,26 @@ class CounterWatch(Watch):
         self._before = self._clock(), self._counter()
 
     def end(self):
+        return self._growth() > self._limit
+
+    def rate(self):
+        """What the counter has grown per second since start(); 0.0 where that is unknown."""
+        return self._guard(self._growth) or 0.0
+
+    def _growth(self):
         start, before = self._before
-        return (self._counter() - before) / (self._clock() - start) > self._limit
+        return (self._counter() - before) / (self._clock() - start)
 
 
-def watch_contention():
-    """A watch that flags other processes when they use over a tenth of a core."""
-    return CounterWatch("contended", others_cpu_seconds, CONTENDED_CORES)
+def watch_contention(at_rest=0.0):
+    """A watch that flags other processes when they use over a tenth of the usable cores more than before the run.
+
+    Args:
+        at_rest: how many cores they used then. More than a tenth of all is no rest: what is above counts as theirs.
+    """
+    limit = CONTENDED_SHARE * usable_cores()
+    counter = others_cpu_seconds if sensors.psutil else float
+    return CounterWatch("contended", counter, limit + min(at_rest, limit))
 
 
 class HeatWatch(Watch):
@@ -132,7 +145,7 @@ class HeatWatch(Watch):
     def end(self):
         self.columns = self._read() | {"thermal_pressure": sensors.read_thermal_pressure()}
         reasons = self.columns.get("throttle_reasons", "").split()
-        return not SLOWED_BY.isdisjoint(reasons) or self.columns["thermal_pressure"] in SLOWED_AT
+        return not SLOWED_BY.isdisjoint(reasons) or self.columns["thermal_pressure"] not in (None, "nominal")
 
 
 @dataclass(frozen=True)
@@ -143,11 +156,14 @@ class Instruments:
     read: Callable[[], dict] = dict  # () -> columns of temperature and clock
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
+    others_at_rest: float = 0.0  # cores that other programs used before the run
 
     def watches(self):
         """New watches for measure()."""
         heat = HeatWatch(self.read)  # first, because a GPU's clock changes as soon as the work ends
-        return (heat, watch_contention(), CounterWatch("swapping", swapped_bytes)) if sensors.psutil else (heat,)
+        if sensors.psutil is None:
+            return (heat,)
+        return heat, watch_contention(self.others_at_rest), CounterWatch("swapping", swapped_bytes)
 
     def joules(self):
         """The energy counter's reading; NaN where it is missing or fails."""
@@ -167,13 +183,20 @@ class Instruments:
         return replace(self, idle_watts=None if math.isnan(watts) else watts)
 
 
-def open_instruments(device, device_name):
-    """The Instruments of a device ("cpu", "cuda", "mps"), without the idle power."""
+def open_instruments(device, device_name, uuid=None):
+    """The Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
     try:
-        read = sensors.NvidiaCard(device_name).read if device == "cuda" else sensors.read_cpu
+        counter, why = sensors.open_energy_counter(device, device_name, uuid), ""
+    except sensors.Unavailable as error:
+        counter, why = None, str(error)
+    return Instruments(counter, find_heat(device, device_name, uuid), why)
+
+
+def find_heat(device, device_name, uuid):
+    """() -> columns of a device's temperature and clock. The CPU's are no other device's."""
+    if device == "cpu":
+        return sensors.read_cpu
+    try:
+        return sensors.NvidiaCard(device_name, uuid).read if device == "cuda" else dict
     except sensors.Unavailable:
-        read = dict
-    try:
-        return Instruments(sensors.open_energy_counter(device, device_name), read)
-    except sensors.Unavailable as why:
-        return Instruments(read=read, why_no_energy=str(why))
+        return dict

@@ -6,7 +6,6 @@ Each sensor needs its own package or permission. Where one is missing, Unavailab
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from pathlib import Path
 from typing import Protocol
@@ -34,17 +33,21 @@ class EnergyCounter(Protocol):
     def joules(self) -> float: ...
 
 
-def open_energy_counter(device, device_name) -> EnergyCounter:
-    """The energy counter of a device ("cpu", "cuda", "mps"); raises Unavailable."""
+def open_energy_counter(device, device_name, uuid=None) -> EnergyCounter:
+    """The energy counter of a device ("cpu", "cuda", "mps"); raises Unavailable.
+
+    Args:
+        uuid: of an NVIDIA card.
+    """
     try:
         if device == "cuda":
-            counter = NvidiaCard(device_name)
-        elif sys.platform == "darwin":
+            counter = NvidiaCard(device_name, uuid)
+        elif device in ("cpu", "mps") and sys.platform == "darwin":
             counter = AppleChip(device_name)
         elif device == "cpu":
             counter = Rapl()
         else:
-            raise Unavailable(f"no energy counter is known for {device}")
+            raise Unavailable(f"no energy counter is known for {device_name or device}")
         counter.joules()
         return counter
     except Unavailable:
@@ -54,47 +57,32 @@ def open_energy_counter(device, device_name) -> EnergyCounter:
 
 
 class NvidiaCard:
-    """One card, through nvidia-ml-py. https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html"""
+    """One card, through nvidia-ml-py. https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
+
+    Args:
+        uuid: CUDA and NVML number the cards differently, and both may hide some: only this names the same card.
+    """
 
     power_scope = "gpu board"
 
-    def __init__(self, device_name):
+    def __init__(self, device_name, uuid):
+        if uuid is None:  # ROCm calls AMD's cards cuda as well
+            raise Unavailable(f"no energy counter is known for {device_name}, which is no card of NVIDIA's driver")
+        if uuid.startswith("MIG"):
+            raise Unavailable("a MIG slice has no counter of its own, and the board's counter includes other slices")
         try:
             import pynvml
         except ImportError:
             raise Unavailable("the package nvidia-ml-py is not installed: `pip install nvidia-ml-py`") from None
         self._nvml = pynvml
         self._ask(pynvml.nvmlInit)
-        self._card = self._find(device_name)
+        self._card = self._ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
 
     def _ask(self, function, *arguments):
         try:
             return function(*arguments)
         except self._nvml.NVMLError as error:
             raise Unavailable(f"NVIDIA's management library reports: {error}") from None
-
-    def _find(self, device_name):
-        """The handle of CUDA's first device."""
-        chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-        if chosen.startswith("MIG") or " MIG " in (device_name or ""):
-            raise Unavailable("a MIG slice has no counter of its own, and the board's counter includes other slices")
-        if chosen.startswith("GPU-"):
-            return self._ask(self._nvml.nvmlDeviceGetHandleByUUID, chosen)
-        numbers = range(self._ask(self._nvml.nvmlDeviceGetCount))
-        cards = [self._ask(self._nvml.nvmlDeviceGetHandleByIndex, number) for number in numbers]
-        if len(cards) == 1:
-            return cards[0]
-        names = [self._ask(self._nvml.nvmlDeviceGetName, card) for card in cards]
-        # CUDA orders different cards by speed, NVML by bus: then only the name identifies a card.
-        same_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-        if chosen.isdigit() and int(chosen) < len(cards) and same_order:
-            return cards[int(chosen)]
-        if names.count(device_name) == 1:
-            return cards[names.index(device_name)]
-        raise Unavailable(
-            f"it is unclear which of {len(cards)} cards is measured: set CUDA_DEVICE_ORDER=PCI_BUS_ID and "
-            "CUDA_VISIBLE_DEVICES to one number"
-        )
 
     def joules(self):
         return self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._card) / 1000  # NVML counts millijoules
@@ -198,7 +186,7 @@ def read_cpu():
 
 
 def read_thermal_pressure(library=None):
-    """A Mac's thermal pressure, one of PRESSURE_LEVELS: "heavy" and above slow it. None elsewhere. See notify(3)."""
+    """A Mac's thermal pressure, one of PRESSURE_LEVELS: all but "nominal" slow it. None elsewhere. See notify(3)."""
     if library is None:
         if sys.platform != "darwin":
             return None

@@ -1,32 +1,39 @@
-"""Peaks: what a chip can do by its vendor's word (peaks.csv), and what was measured here."""
+"""Peaks: what a chip can do by its specification (peaks.csv names each source), and what was measured here."""
 
 import csv
 import functools
 from pathlib import Path
 
-VENDOR_PEAKS = Path(__file__).with_name("peaks.csv")
+CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
 FRAMEWORKS_DIFFER = 1.1
-# Words of a source that is, or cites, the vendor's own document; other sources are not trusted as a limit.
-OF_A_VENDOR = ("datasheet", "whitepaper")
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 @functools.cache
-def vendor_peaks(path=VENDOR_PEAKS):
-    """{(device, precision): TFLOP/s} of the peaks that a vendor states; a device has the name that its driver gives."""
+def chip_peaks(path=CHIP_PEAKS):
+    """{(device, GPU cores, precision): TFLOP/s}; a device has the name that its driver gives.
+
+    Apple sells one name with several numbers of GPU cores; for others these are "".
+    """
     with open(path, newline="", encoding="utf-8") as lines:
         return {
-            (row["driver_name"] or row["device"], row["dtype"]): float(row["peak_tflops"])
+            (row["driver_name"] or row["device"], row["gpu_cores"], row["dtype"]): float(row["peak_tflops"])
             for row in csv.DictReader(lines)
-            if row["peak_tflops"] and any(word in row["source"].lower() for word in OF_A_VENDOR)
+            if row["peak_tflops"]
         }
 
 
 def is_implausible(row):
-    """Whether a row's TFLOP/s are over 1.3 times its device's peak; False for an unknown device."""
-    peak = vendor_peaks().get((row.get("device_name"), row["precision"]))
-    return bool(peak and row.get("tflops") and row["tflops"] > IMPLAUSIBLE * peak)
+    """Whether a row's TFLOP/s are over 1.3 times its GPU's peak; False for an unknown device."""
+    precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
+    peak = chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), precision))
+    return bool(row["device"] != "cpu" and peak and row.get("tflops") and row["tflops"] > IMPLAUSIBLE * peak)
+
+
+def flag_implausible(row):
+    """A row, with a flag where it exceeds what its chip can do."""
+    return row | {"flags": f"{row['flags']} implausible".strip()} if is_implausible(row) else row
 
 
 def measured_peaks(rows):

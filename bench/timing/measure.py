@@ -49,13 +49,14 @@ FLAGS = {
     "outliers": "some windows took over 1.5 times the median",
     "mean_differs": "the mean is more than 5 % away from the median: look at both",
     "recompiled": "the framework compiled again inside the measurement",
-    "contended": "other programs took over 10 % of a core during the measurement: close them and repeat",
+    "contended": "other programs took over 10 % of all cores' time, beyond what they took before the run: close them",
     "barrier_shows": "waiting for the device takes over 1 % of this part's time, which is included",
     "short": "under twenty queues of batches: a queue that was full at the start still shows",
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
-    "throttled": "the machine itself grew slower: heat, a power limit, or a virtual machine's neighbours",
+    "slowed": "a small matmul takes over 5 % longer than before the run: heat, power, a virtual machine's neighbours",
+    "throttled": "the system reports that heat or power slows the device",
     "not_finite": "the work ended in infinities or NaN",
-    "implausible": "over 1.3 times what the vendor says that the chip can do",
+    "implausible": "over 1.3 times the chip's peak in bench/rows/peaks.csv",
 }
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.machine import environment
+from bench.machine.environment import find_apple_gpu_cores, find_nvidia
 from bench.settings import SettingError
+from tests.machine import driver
 
 
 @pytest.mark.parametrize(
@@ -46,9 +48,21 @@ def on_a_mac(monkeypatch, machine="arm64"):
 
 def test_nvidia(monkeypatch):
     answers(monkeypatch, nvidia_smi="NVIDIA H200, 580.159.04\nNVIDIA H200, 580.159.04")
-    assert environment.find_nvidia() == ("NVIDIA H200", "580.159.04")
+    assert find_nvidia() == ("NVIDIA H200", "580.159.04")
     answers(monkeypatch)
-    assert environment.find_nvidia() == (None, None)
+    assert find_nvidia() == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("card", "machine"), [(environment.Card(*driver.FAST), "nvidia-geforce-rtx-4090"), (None, "amd-epyc-2-cores")]
+)
+def test_a_machine_is_named_after_the_card_that_runs_and_not_after_the_first(monkeypatch, card, machine):
+    monkeypatch.setattr(environment, "find_card", lambda: card)
+    monkeypatch.setattr(environment, "find_nvidia", lambda: (driver.SLOW[0], "580.1"))
+    monkeypatch.setattr(environment, "find_cpu_name", lambda: "AMD EPYC")
+    monkeypatch.setattr(environment.os, "cpu_count", lambda: 2)
+    host = environment.describe_host()
+    assert (host.machine, host.driver) == (machine, "580.1")
 
 
 def test_apple_silicon(monkeypatch):
@@ -56,7 +70,7 @@ def test_apple_silicon(monkeypatch):
     displays = [{"sppci_model": "Apple M1 Max", "sppci_cores": "32"}, {"_name": "a monitor"}]
     profile = json.dumps({"SPDisplaysDataType": displays})
     answers(monkeypatch, sysctl="68719476736", system_profiler=profile, pmset="Now drawing from 'Battery Power'\n 85%")
-    assert environment.find_apple_gpu_cores() == 32
+    assert find_apple_gpu_cores() == 32
     assert environment.find_memory_gb() == 64
     assert environment.find_power_source() == "battery"
 
@@ -64,11 +78,11 @@ def test_apple_silicon(monkeypatch):
 def test_unknown_values_of_a_mac_are_none(monkeypatch):
     on_a_mac(monkeypatch)
     answers(monkeypatch)
-    assert environment.find_apple_gpu_cores() is None
+    assert find_apple_gpu_cores() is None
     assert environment.find_memory_gb() is None
     assert environment.find_power_source() is None
     answers(monkeypatch, system_profiler='{"SPDisplaysDataType": [{}]}')
-    assert environment.find_apple_gpu_cores() is None
+    assert find_apple_gpu_cores() is None
 
 
 def test_an_x86_python_on_an_arm_mac_is_refused(monkeypatch):

@@ -9,15 +9,39 @@ from bench.machine import meters, sensors
 from tests.fakes import Clock
 
 
-@pytest.mark.parametrize(("others", "flags"), [(0.09, []), (0.11, ["contended"]), (2.0, ["contended"])])
-def test_contention_is_over_a_tenth_of_a_core(others, flags):
+@pytest.mark.parametrize(
+    ("at_rest", "others", "flags"),
+    [
+        (0.0, 0.7, []),  # of eight cores; a tenth of one core is usual on a Mac
+        (0.0, 0.9, ["contended"]),
+        (0.5, 1.2, []),
+        (0.5, 1.4, ["contended"]),
+        (4.0, 4.0, ["contended"]),  # a program that ran before, too
+    ],
+)
+def test_contention_is_over_a_tenth_of_all_cores_more_than_at_rest(monkeypatch, at_rest, others, flags):
     clock, spent = Clock(), Clock()
-    watch = meters.CounterWatch("contended", spent, meters.CONTENDED_CORES, clock)
+    monkeypatch.setattr(meters, "usable_cores", lambda: 8)
+    monkeypatch.setattr(meters, "others_cpu_seconds", spent)
+    monkeypatch.setattr(meters.CounterWatch.__init__, "__defaults__", (0.0, clock))
+    watch = meters.watch_contention(at_rest)
     clock.now, spent.now = 100.0, 5000.0
     watch.start()
     clock.now += 10
     spent.now += 10 * others
+    assert watch.rate() == pytest.approx(others)
     assert watch.flags() == flags
+
+
+def test_an_unknown_load_is_no_load(monkeypatch):
+    monkeypatch.setattr(meters, "others_cpu_seconds", fail)
+    watch = meters.watch_contention()
+    watch.start()
+    assert watch.rate() == 0
+    monkeypatch.setattr(sensors, "psutil", None)
+    watch = meters.watch_contention()
+    watch.start()
+    assert (watch.rate(), watch.flags()) == (0, [])
 
 
 def test_any_growth_of_swap_is_flagged():
@@ -71,7 +95,8 @@ def test_without_psutil_only_heat_is_watched(monkeypatch):
     [
         ("", None, []),
         ("sw_power_cap gpu_idle", "nominal", []),
-        ("", "moderate", []),
+        ("gpu_idle sync_boost display_clock_setting", None, []),
+        ("", "moderate", ["throttled"]),
         ("", "heavy", ["throttled"]),
         ("sw_power_cap hw_thermal_slowdown", None, ["throttled"]),
     ],
@@ -131,6 +156,6 @@ def test_missing_energy_comes_with_its_reason(monkeypatch):
 
     monkeypatch.setattr(sensors, "open_energy_counter", missing)
     monkeypatch.setattr(sensors, "NvidiaCard", missing)
-    for device, read in (("cpu", sensors.read_cpu), ("cuda", dict)):
+    for device, read in (("cpu", sensors.read_cpu), ("cuda", dict), ("mps", dict)):
         instruments = meters.open_instruments(device, None)
         assert instruments == meters.Instruments(None, read, "`sudo chmod` is needed")

@@ -6,64 +6,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.machine import sensors
+from bench.machine import meters, sensors
+from bench.machine.environment import find_card, hides_cards
 from bench.machine.sensors import read_cpu, read_thermal_pressure
-
-
-class NVMLError(Exception):
-    pass
-
-
-class Nvml:
-    """pynvml with these cards; its opaque handles are numbers here."""
-
-    NVMLError, NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = NVMLError, 0, 1
-    names = ("NVIDIA H200",)
-    millijoules = 5_000_123
-
-    def nvmlInit(self):
-        return None
-
-    def nvmlDeviceGetCount(self):
-        return len(self.names)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return {"GPU-1234": 1}[uuid]
-
-    def nvmlDeviceGetName(self, card):
-        return self.names[card]
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, card):
-        if self.millijoules is None:
-            raise NVMLError("Not Supported")
-        return self.millijoules + card
-
-    def nvmlDeviceGetTemperature(self, card, sensor):
-        return {0: 61}[sensor]
-
-    def nvmlDeviceGetClockInfo(self, card, kind):
-        return {1: 1980}[kind]
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, card):
-        raise NVMLError("Function Not Found")
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, card):
-        return 0x4 | 0x40
+from tests.machine import driver
 
 
 @pytest.fixture
-def nvml(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    fake = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    return fake
+def nvidia(monkeypatch, tmp_path):
+    """Builds a driver and gives its path; the real pynvml loads it."""
+    monkeypatch.delitem(sys.modules, "pynvml")
+    pynvml = pytest.importorskip("pynvml")
+
+    def call(**statuses):
+        path = driver.build(tmp_path, **statuses)
+        monkeypatch.setattr(pynvml, "CDLL", lambda name: ctypes.CDLL(path))
+        return path
+
+    return call
 
 
-def test_an_nvidia_card_counts_millijoules(nvml):
-    card = sensors.open_energy_counter("cuda", "NVIDIA H200")
+def test_an_nvidia_card_counts_millijoules(nvidia):
+    nvidia()
+    card = sensors.open_energy_counter("cuda", *driver.SLOW)
     assert (card.joules(), card.power_scope) == (5000.123, "gpu board")
     assert card.read() == {
         "temperature_c": 61,
@@ -73,50 +38,91 @@ def test_an_nvidia_card_counts_millijoules(nvml):
 
 
 @pytest.mark.parametrize(
-    ("names", "visible", "card"),
+    ("order", "visible", "card"),
     [
-        (("B", "A"), "", 1),  # CUDA's first card is not NVML's: the name decides
-        (("B", "A"), "0", 1),
-        (("A", "A", "A"), "2", 2),
-        (("A", "A", "A"), None, 0),
-        (("A", "A"), "GPU-1234", 1),
-        (("A with its full name",), "", 0),
+        (None, None, driver.FAST),  # CUDA's first card is in the second slot
+        ("PCI_BUS_ID", None, driver.SLOW),
+        (None, "1", driver.SLOW),
+        ("PCI_BUS_ID", "1,0", driver.FAST),
+        (None, "GPU-1111", driver.SLOW),
     ],
 )
-def test_the_measured_card_is_found(nvml, monkeypatch, names, visible, card):
-    nvml.names = names
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert sensors.NvidiaCard("A").joules() == 5000.123 + card / 1000
+def test_the_card_that_runs_is_named_and_read(nvidia, monkeypatch, order, visible, card):
+    for name, value in (("CUDA_DEVICE_ORDER", order), ("CUDA_VISIBLE_DEVICES", visible)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    library = nvidia()
+    found = find_card(library)
+    assert (found.name, found.uuid) == card
+    assert not hides_cards(library)
+    counter = sensors.open_energy_counter("cuda", found.name, found.uuid)
+    assert counter.joules() == 5000.123 + (1e9 if card == driver.FAST else 0)
+    assert meters.open_instruments("cuda", found.name, found.uuid).read()["temperature_c"] == 61 + (card == driver.FAST)
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "2", "NoDevFiles"])
+def test_hidden_cards_are_told_from_missing_ones(nvidia, monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    library = nvidia()
+    assert find_card(library) is None
+    assert hides_cards(library)
+    assert not hides_cards("libno-such-driver.so")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert not hides_cards(library)
+
+
+def test_a_driver_that_does_not_start_hides_nothing(nvidia, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    library = nvidia(cuda=803)  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+    assert find_card(library) is None
+    assert not hides_cards(library)
+
+
+def test_a_mig_slice_has_no_meters(nvidia, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-3333")
+    found = find_card(nvidia())
+    assert (found.name, found.uuid) == driver.SLICE
+    with pytest.raises(sensors.Unavailable, match="a MIG slice has no counter of its own"):
+        sensors.open_energy_counter("cuda", found.name, found.uuid)
+
+
+def test_a_card_without_a_counter_still_has_a_temperature(nvidia):
+    nvidia(energy=3)  # NVML_ERROR_NOT_SUPPORTED
+    instruments = meters.open_instruments("cuda", *driver.FAST)
+    assert (instruments.counter, instruments.why_no_energy) == (
+        None,
+        "NVIDIA's management library reports: Not Supported",
+    )
+    assert instruments.read()["temperature_c"] == 62
 
 
 @pytest.mark.parametrize(
-    ("names", "visible", "why"),
+    ("statuses", "uuid", "why"),
     [
-        (("A", "A"), "", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"),
-        (("A", "A", "B"), "1", "set CUDA_DEVICE_ORDER=PCI_BUS_ID"),  # CUDA's second card may be NVML's first
-        (("A",), "MIG-1234", "a MIG slice"),
+        ({"energy": 4}, driver.SLOW[1], "Insufficient Permissions"),
+        ({"nvml": 9}, driver.SLOW[1], "Driver Not Loaded"),
+        ({}, driver.SLICE[1].replace("MIG", "GPU"), "Not Found"),
     ],
 )
-def test_an_ambiguous_card_is_not_read(nvml, monkeypatch, names, visible, why):
-    nvml.names = names
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(sensors.Unavailable, match=why):
-        sensors.NvidiaCard("A")
+def test_what_the_driver_refuses_is_one_line(nvidia, statuses, uuid, why):
+    nvidia(**statuses)
+    with pytest.raises(sensors.Unavailable, match=f"NVIDIA's management library reports: {why}"):
+        sensors.open_energy_counter("cuda", "x", uuid)
 
 
-def test_different_cards_are_found_by_number_in_bus_order(nvml, monkeypatch):
-    nvml.names = ("A", "A", "B")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert sensors.NvidiaCard("A").joules() == 5000.124
+def test_an_older_driver_says_why_a_clock_is_low(nvidia):
+    nvidia(throttle="nvmlDeviceGetCurrentClocksThrottleReasons")
+    assert sensors.NvidiaCard(*driver.SLOW).read()["throttle_reasons"] == "sw_power_cap hw_thermal_slowdown"
 
 
-def test_a_card_without_a_counter_still_has_a_temperature(nvml):
-    nvml.millijoules = None
-    with pytest.raises(sensors.Unavailable, match="Not Supported"):
-        sensors.open_energy_counter("cuda", "NVIDIA H200")
-    assert sensors.NvidiaCard("NVIDIA H200").read()["temperature_c"] == 61
+@pytest.mark.parametrize(("device", "name"), [("cuda", "AMD Instinct MI300X"), ("xpu", "Intel Arc B580")])
+def test_a_card_of_another_vendor_has_no_meters_and_not_the_cpus(monkeypatch, device, name):
+    monkeypatch.setattr(sensors, "read_cpu", lambda: {"temperature_c": 99})
+    instruments = meters.open_instruments(device, name)
+    assert instruments.read() == {}
+    assert instruments.why_no_energy.startswith(f"no energy counter is known for {name}")
+    assert "pip install" not in instruments.why_no_energy
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(sensors.Unavailable, match=cure):
-        sensors.open_energy_counter(device, "x")
+        sensors.open_energy_counter(device, *driver.SLOW)
 
 
 def apple_monitor(**millijoules):
