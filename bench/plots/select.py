@@ -127,7 +127,8 @@ def speedups(found):
     batch = pd.to_numeric(both["batch_size"], errors="coerce")
     both = both.assign(speedup=ratio, low=low, high=high, batch=batch, is_equal=is_equal)
     both = both[ratio.notna()].sort_values(["is_equal", "value_cpu"], na_position="first", kind="stable")
-    both = both.drop_duplicates([column for column in work if column != "is_rate"], keep="last")
+    # Apple sells one chip, and so one CPU, with several numbers of GPU cores.
+    both = both.drop_duplicates([*(column for column in work if column != "is_rate"), "gpu_cores"], keep="last")
     order = ["published", "model", "phase", "batch", "speedup"]
     return both.sort_values(order, ascending=[True] * 4 + [False], ignore_index=True)
 

@@ -143,3 +143,13 @@ def test_a_published_speedup_is_that_of_one_source_and_chip(folder):
     write(folder, [gpu, gpu | {"device_name": "Apple M2"}, gpu | {"source": "https://y"}], "apple-m1-gpu")
     (row,) = select.speedups(load(folder).cited).to_dict("records")
     assert (row["speedup"], row["device_name"], row["source"]) == (4, "Apple M1 (GPU)", "https://x")
+
+
+def test_one_chip_with_several_numbers_of_gpu_cores_has_several_published_speedups(folder):
+    chip = {"source": "https://x", "machine": "m"}
+    write(folder, [rate(10) | chip | {"device_name": "Apple M1 Max (CPU)"}])
+    gpu = rate(50) | chip | {"device": "mps", "device_name": "Apple M1 Max (32-core GPU)", "gpu_cores": "32"}
+    fewer = {"device_name": "Apple M1 Max (24-core GPU)", "gpu_cores": "24"}
+    write(folder, [gpu, gpu | fewer | rate(40)], "b")
+    found = select.speedups(load(folder).cited)
+    assert found[["gpu_cores", "speedup"]].to_numpy().tolist() == [["32", 5], ["24", 4]]
