@@ -85,6 +85,15 @@ def test_a_signal_ends_a_real_run_with_its_workers_and_files(tmp_path, number):
     assert not list(tmp_path.glob("jpegs-*"))
 
 
+def test_no_process_of_a_test_reads_the_hosts_energy():
+    for package in ("pynvml", "zeus_apple_silicon"):
+        status, _, err = call(sys.executable, "-c", f"import {package}")
+        assert (status, err.splitlines()[-1]) == (
+            1,
+            f"ModuleNotFoundError: import of {package} halted; None in sys.modules",
+        )
+
+
 def test_nothing_is_installed_for_an_interpreter_of_the_users():
     for extra in ([], [f"PYTHON={sys.executable}"]):
         _, out, _ = call("make", "--dry-run", "--assume-new=requirements-common.txt", "image", *extra)

@@ -97,7 +97,7 @@ def output_of(*command):
 
 def raised_flags(tree):
     """The flags that a file raises: as a watch's, or from functions that collect them."""
-    collect = {"measure_ready", "measure_epoch", "measure_epochs", "doubts", "compare", "keep"}
+    collect = {"measure_ready", "measure_epoch", "measure_epochs", "doubts", "compare", "flag_implausible"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "CounterWatch":
             yield node.args[0]

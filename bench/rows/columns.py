@@ -45,7 +45,9 @@ COLUMNS = {
     "source": Column("identity", "where a published figure comes from; blank for a measurement of this program"),
     "note": Column("result", "the reason of a status, or what limits the machine"),
     # machine
-    "machine": Column("identity", "the host by its best accelerator, whatever ran"),
+    "machine": Column(
+        "identity", "the host by its first NVIDIA card that is not hidden, else by its chip; whatever ran"
+    ),
     "device": Column("identity", "what ran: cpu, cuda, mps"),
     "device_name": Column("identity", "its name as the system reports it"),
     "gpu_cores": Column("identity", "Apple GPU cores"),

@@ -33,7 +33,7 @@ def is_implausible(row):
 
 def flag_implausible(row):
     """A row, with a flag where it exceeds what its chip can do."""
-    return row | {"flags": f"{row['flags']} implausible".strip()} if is_implausible(row) else row
+    return row | {"flags": " ".join([*row["flags"].split(), "implausible"])} if is_implausible(row) else row
 
 
 def measured_peaks(rows):
