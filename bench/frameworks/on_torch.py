@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision
 from torch.nn import functional
@@ -164,7 +165,7 @@ def count_parameters(model):
 
 @torch.no_grad()
 def calibrate(model, images):
-    """Set the BatchNorm statistics from one batch.
+    """Set the BatchNorm statistics from one batch: of more than two images, whose rounding errors would be magnified.
 
     With random weights and the initial statistics, activations explode or vanish with depth in eval mode. Then two
     different images give the same output.
@@ -179,6 +180,17 @@ def calibrate(model, images):
     model.train()(images)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+
+
+@torch.no_grad()
+def compute_exactly(module, inputs):
+    """(output in float64, relative error of the output in float32), both on the CPU; the module is as it was."""
+    inputs = torch.from_numpy(inputs)
+    rounded = module(inputs).numpy()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    exact = module.double()(inputs).numpy()
+    module.float()  # exactly the former values, which float64 holds without rounding
+    return exact, check.relative_error(rounded, exact)
 
 
 def name_device(device):
@@ -221,13 +233,15 @@ class DeviceContext(session.DeviceContext):
     def prove(self, module, workload):
         """The module on its device, after the proof that it and its output for a pair of items are right."""
         check.check_parameters(count_parameters(module), workload.parameters)
-        (pair, labels), *_ = workload.batches(2, self.seed)
-        calibrate(module, torch.from_numpy(pair))
-        expected = module.eval()(torch.from_numpy(pair)).numpy() if self.compares_with_cpu else None
-        module = module.to(self.device, self.dtype, memory_format=self.format)
+        (pair, labels), *others = workload.batches(2, self.seed)
+        calibrate(module, torch.from_numpy(np.concatenate([pair, *(inputs for inputs, _ in others)])))
+        expected, rounding = compute_exactly(module.eval(), pair) if self.compares_with_cpu else (None, 0)
+        module = module.eval().to(self.device, self.dtype, memory_format=self.format)
         with self.autocast():
-            got = module.eval()(self.put(pair, labels)[0])
-        check.check_output(got.float().cpu().numpy(), expected)
+            got, again = (module(self.put(pair, labels)[0]).float().cpu().numpy() for _ in range(2))
+        limit = check.output_limit(self.measured_precision, rounding)
+        check.check_output(got, expected, limit)
+        check.check_repeatable(got, again, limit)
         self.memory("reset_peak_memory_stats")
         return module
 
