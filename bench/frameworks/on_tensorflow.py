@@ -76,7 +76,7 @@ def find_device(settings):
     if kind == "cuda":  # Metal's plug-in calls every chip METAL
         name = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0]).get("device_name")
     threads = tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()
-    return Device(kind, name, tf.__version__, threads)
+    return Device(kind, name, tf.__version__, threads, has_own_memory=kind == "cuda")
 
 
 def choose_device(use_gpu):

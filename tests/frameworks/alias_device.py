@@ -4,7 +4,6 @@ It answers in place of torch.accelerator, and of what torch knows about the card
 on a GPU, no test here can show.
 """
 
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
@@ -92,7 +91,8 @@ def pretend(monkeypatch, name, card=CARD, capability=(9, 0)):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"])
-    on_torch.measure_precision.cache_clear()
+    for cached in (on_torch.measure_precision, on_torch.heeds_scaler):
+        cached.cache_clear()
     return allocator
 
 
@@ -107,10 +107,3 @@ class Watch(TorchDispatchMode):
             if isinstance(each, torch.Tensor) and each.dtype == torch.float64:
                 raise AssertionError(f"{func} makes a float64 tensor, which MPS does not have")
         return result
-
-
-@contextmanager
-def watched(session):
-    """Steps inside run under Watch; those of Python's autograd threads too, which run on the CPU's own thread."""
-    with Watch():
-        yield session
