@@ -25,6 +25,9 @@ class AliasDevice(str):
     def __eq__(self, other):
         return self.name == other
 
+    def __ne__(self, other):
+        return self.name != other
+
     def __hash__(self):
         return hash(self.name)
 
@@ -86,13 +89,12 @@ def pretend(monkeypatch, name, card=CARD, capability=(9, 0)):
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **how: scaler("cpu", **how))
     for function, answer in allocator.functions().items():
         monkeypatch.setattr(torch.accelerator, function, answer)
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(get_device_name=lambda: card.name))
+    module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: card.name)
+    monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple Alias", raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"])
-    for cached in (on_torch.measure_precision, on_torch.heeds_scaler):
-        cached.cache_clear()
     return allocator
 
 
