@@ -46,11 +46,14 @@ def output_limit(measured_precision, rounding):
         rounding: the error of this model in float32 on the CPU against float64. It is 1e-6 in most models, and over
             1e-4 where a deep one has shrunk its pictures to single pixels.
     """
+    bits = lost_bits(measured_precision)
+    return max(MAX_ROUGH_ERROR, 2**bits * rounding) if bits else max(MAX_RELATIVE_ERROR, 10 * rounding)
+
+
+def lost_bits(measured_precision):
+    """By how many bits the shortest significand in a measured precision is shorter than float32's."""
     shortest = min(SIGNIFICANDS.get(name, LOWER_SIGNIFICAND) for name in names_in(measured_precision))
-    lost_bits = SIGNIFICANDS["float32"] - shortest
-    if lost_bits <= 0:
-        return max(MAX_RELATIVE_ERROR, 10 * rounding)
-    return max(MAX_ROUGH_ERROR, 2**lost_bits * rounding)
+    return max(0, SIGNIFICANDS["float32"] - shortest)
 
 
 def check_output(got, expected=None, limit=MAX_RELATIVE_ERROR):
