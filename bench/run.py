@@ -175,7 +175,11 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=No
                 "peak_memory_bytes": peak_memory_bytes(session, bench.device.device),
                 "reserved_memory_bytes": session.reserved_memory_bytes(),
                 "idle_watts": bench.instruments.idle_watts,
+                "note": session.note,
             }
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
+        raise
     finally:
         session.close()
 

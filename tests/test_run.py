@@ -1,9 +1,11 @@
 """The path from settings to row, walked with a framework of one file that nothing else knows of."""
 
 import functools
+import itertools
 import re
 import shutil
 import time
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from bench import batch_size, combinations, frameworks, run
 from bench.machine import environment, meters, sensors
 from bench.main import main
 from bench.rows import columns, results, verdict
-from bench.settings import FRAMEWORKS, Framework
+from bench.settings import FRAMEWORKS, Framework, read_settings
 from bench.timing import measure
 from bench.work.data import image_batches
 from bench.work.workload import Workload
@@ -399,6 +401,7 @@ def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
             raise MemoryError("out of memory")
         return seconds[settings.batch_size], 1000
 
+    monkeypatch.setattr(batch_size, "try_elsewhere", batch_size.try_sizes)
     monkeypatch.setattr(batch_size, "try_batch_size", look)
     *_, rows = image(BATCH_SIZE="auto", MAX_SECONDS="100", TARGET_CI="50")
     assert rows[0]["batch_size"] == "4"
@@ -411,9 +414,40 @@ def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
     assert rows[2]["batch_size"] == "1"
 
 
-def test_auto_where_nothing_fits_is_a_row(image):
+def test_auto_where_nothing_fits_is_a_row(image, monkeypatch):
+    monkeypatch.setattr(batch_size, "try_elsewhere", batch_size.try_sizes)
     code, _, _, rows = image(BATCH_SIZE="auto", MODEL="too_big")
     assert (code, rows[0]["status"], rows[0]["batch_size"]) == (1, "out_of_memory", "1")
+
+
+def test_a_card_with_memory_of_its_own_is_not_measured_by_the_systems(monkeypatch):
+    """And one without is, whatever it is called: a CUDA device that shares the system's memory would hang it."""
+    monkeypatch.setattr(batch_size, "try_batch_size", lambda *_: (0.1, 1000))
+    monkeypatch.setattr(meters, "available_bytes", lambda: 1500)
+    settings = read_settings("image", {"BATCH_SIZE": "auto", "MAX_SECONDS": "1"}).on("cuda")
+    for has_own_memory, last in ((False, 1), (True, 8)):
+        card = frameworks.Device("cuda", "card", "1", 1, has_own_memory=has_own_memory)
+        bench = SimpleNamespace(settings=settings, device=card, host=SimpleNamespace(memory_gb=None))
+        trials = itertools.islice(batch_size.try_sizes(bench, tiny_workload), 4)
+        assert [size for size, _, _ in trials][-1] == last
+
+
+def test_what_a_failed_step_allocated_is_free_before_the_session_closes(image, monkeypatch):
+    class Array:
+        pass
+
+    kept, seen = [], []
+
+    def infer(inputs):
+        array = Array()
+        kept.append(weakref.ref(array))
+        raise MemoryError("out of memory")
+
+    numpy = frameworks.load("numpy")
+    monkeypatch.setattr(numpy.Model, "infer", lambda self, inputs: infer(inputs))
+    monkeypatch.setattr(numpy.DeviceContext, "release", lambda self: seen.append(kept[-1]()))
+    *_, rows = image()
+    assert (rows[0]["status"], seen[-1]) == ("out_of_memory", None)
 
 
 def test_a_result_that_cannot_be_stored_is_shown_all_the_same(image, monkeypatch):

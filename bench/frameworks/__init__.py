@@ -13,7 +13,7 @@ FRAMEWORKS of bench/settings.py. A file called torch.py would shadow the real on
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 from bench.settings import FRAMEWORKS, SettingError, requirements_of
@@ -28,10 +28,12 @@ class Device:
     framework_version: str
     num_threads: int  # CPU threads
     uuid: str | None = None  # of an NVIDIA card as NVML writes it ("GPU-..."); None where the framework cannot say
+    has_own_memory: bool = False  # a card's; else its arrays take the system's
 
     def cells(self):
-        """Its cells of a row; the UUID is none of them, because it tells one owner's card from all others."""
-        return {name: value for name, value in asdict(self).items() if name != "uuid"}
+        """Its cells of a row; no row has the UUID, because it tells one owner's card from all others."""
+        names = ("device", "device_name", "framework_version", "num_threads")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Session(Protocol):
     num_workers: int | None  # workers that prepare batches; None: the batches are resident
     queue_steps: int | None  # batches that the workers may have ready or in their hands
     prepare: Callable[[], None] | None  # must run before each step, and is not timed
+    note: str  # what a reader of the row has to know; "" where that is nothing
 
     def step(self) -> None:
         """Submit one step on the next batch; may return before it is done."""

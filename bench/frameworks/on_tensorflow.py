@@ -76,7 +76,7 @@ def find_device(settings):
     if kind == "cuda":  # Metal's plug-in calls every chip METAL
         name = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0]).get("device_name")
     threads = tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()
-    return Device(kind, name, tf.__version__, threads)
+    return Device(kind, name, tf.__version__, threads, has_own_memory=kind == "cuda")
 
 
 def choose_device(use_gpu):
@@ -159,22 +159,37 @@ class DeviceContext(session.DeviceContext):
     def prove(self, model, workload, is_trained):
         """Raise MeasurementError unless this is the right model, and its output for a pair of items is right."""
         check.check_parameters(count_parameters(model), workload.parameters)
-        (pair, labels), *_ = workload.batches(2, self.seed)
+        (pair, labels), *others = workload.batches(2, self.seed)
+        calibrate(model, self.put(np.concatenate([pair, *(inputs for inputs, _ in others)]), labels)[0])
         inputs, labels = self.put(pair, labels)
-        calibrate(model, inputs)
-        expected = None
-        if self.compares_with_cpu:
-            with tf.device("CPU:0"):
-                expected = model(tf.identity(inputs), training=False).numpy()
+        expected, rounding = self.compute_exactly(model, workload, inputs) if self.compares_with_cpu else (None, 0)
         # In a graph, as it will be measured: Metal's wrong results come from operators that a graph fuses.
         with expensive_work_stays_on(self.device):
-            got = self.function(lambda inputs: model(inputs, training=False))(inputs)
+            infer = self.function(lambda inputs: model(inputs, training=False))
+            got, again = (tf.cast(infer(inputs), tf.float32).numpy() for _ in range(2))
             if is_trained and self.device != "cpu":
                 self.function(lambda *batch: differentiate(model, *batch))(inputs, labels)
-        check.check_output(tf.cast(got, tf.float32).numpy(), expected)
+        limit = check.output_limit(self.measured_precision, rounding)
+        check.check_output(got, expected, limit)
+        check.check_repeatable(got, again, limit)
         if self.compares_compiled:  # here, and not in Model.prove_compiled()
-            check.check_compiled(got.numpy(), model(inputs, training=False).numpy())
+            check.check_compiled(got, model(inputs, training=False).numpy())
         self.reset_peak_memory()
+
+    def compute_exactly(self, model, workload, inputs):
+        """(output in float64, relative error of float32 as far as its rounding is known), both on the CPU."""
+        policy = keras.config.dtype_policy()
+        with tf.device("CPU:0"):
+            inputs = tf.identity(inputs)
+            rounded = tf.cast(model(inputs, training=False), tf.float64).numpy()
+            keras.config.set_dtype_policy("float64")
+            exact_model = BUILDERS[workload.name](workload)
+            keras.config.set_dtype_policy(policy)
+            exact_model.set_weights(model.get_weights())
+            inputs = tf.cast(inputs, tf.float64) if inputs.dtype.is_floating else inputs
+            exact = exact_model(inputs, training=False).numpy()
+        # In 16 bits the CPU's error stands for what float32's would be.
+        return exact, check.relative_error(rounded, exact) / 2 ** check.lost_bits(policy.compute_dtype)
 
     def open_stream(self, workload, settings, phase):
         paths, workers = data.jpeg_files(settings.seed), settings.num_workers

@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import os
+import re
 import resource
 import shutil
 import signal
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision
 from torch.nn import functional
@@ -23,6 +25,7 @@ from bench import door
 from bench.frameworks import Device, ErrorTexts, session
 from bench.settings import SettingError
 from bench.timing import check
+from bench.timing.measure import MeasurementError
 from bench.work import data
 from bench.work.workload import ENCODERS, LEARNING_RATES, mlp_widths
 
@@ -30,10 +33,13 @@ AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+LAYOUT_VARIABLE = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # https://github.com/pytorch/pytorch/issues/192551
 PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
+# cuDNN's autotuner finds no engine when there is no memory for any candidate's workspace, or where it lacks the data
+# type: measure_precision() has shown by then that it does not.
+NO_ENGINE = "unable to find an engine to execute"
 ERRORS = ErrorTexts(
-    # cuDNN's autotuner finds no engine when there is no memory for any candidate's workspace.
-    ("outofmemoryerror", "can't allocate memory", "invalid buffer size", "unable to find an engine to execute"),
+    ("outofmemoryerror", "can't allocate memory", "invalid buffer size", NO_ENGINE),
     (
         *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
         "expected more than 1 value per channel",  # BatchNorm's, of one item of 1 x 1 pixels
@@ -46,7 +52,9 @@ def find_device(settings):
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     kind = choose_device(settings.use_gpu)
-    return Device(kind, name_device(kind), torch.__version__, torch.get_num_threads(), find_uuid(kind))
+    refuse_unknown_architecture(kind)
+    known = kind, name_device(kind), torch.__version__, torch.get_num_threads()
+    return Device(*known, find_uuid(kind), has_own_memory(kind))
 
 
 def choose_device(use_gpu):
@@ -58,6 +66,26 @@ def choose_device(use_gpu):
             "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
         )
     return found.type
+
+
+def refuse_unknown_architecture(device):
+    """Raise SettingError for a card of NVIDIA's that this torch has no kernels for: each step would fail.
+
+    Binaries (sm_75) run on the same major and a higher minor capability, PTX (compute_120) on every higher one.
+    """
+    if device != "cuda" or torch.version.hip:
+        return
+    card = torch.cuda.get_device_capability()
+    named = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name) for name in torch.cuda.get_arch_list()]
+    built = [(name[1], (int(name[2]), int(name[3]))) for name in named if name]
+    if any(each <= card and (kind == "compute" or each[0] == card[0]) for kind, each in built) or not built:
+        return
+    oldest = min(each for _, each in built)
+    raise SettingError(
+        f"torch {torch.__version__} has no kernels for the {name_device(device)} (compute capability "
+        f"{card[0]}.{card[1]}, it has {oldest[0]}.{oldest[1]} and newer): USE_GPU=0 measures the CPU, "
+        "PYTHON=... takes an environment with an older torch"
+    )
 
 
 def open_session(workload, settings, phase, scope):
@@ -164,7 +192,7 @@ def count_parameters(model):
 
 @torch.no_grad()
 def calibrate(model, images):
-    """Set the BatchNorm statistics from one batch.
+    """Set the BatchNorm statistics from one batch: of more than two images, whose rounding errors would be magnified.
 
     With random weights and the initial statistics, activations explode or vanish with depth in eval mode. Then two
     different images give the same output.
@@ -179,6 +207,17 @@ def calibrate(model, images):
     model.train()(images)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+
+
+@torch.no_grad()
+def compute_exactly(module, inputs):
+    """(output in float64, relative error of the output in float32), both on the CPU; the module is as it was."""
+    inputs = torch.from_numpy(inputs)
+    rounded = module(inputs).numpy()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    exact = module.double()(inputs).numpy()
+    module.float()  # exactly the former values, which float64 holds without rounding
+    return exact, check.relative_error(rounded, exact)
 
 
 def name_device(device):
@@ -197,6 +236,11 @@ def find_uuid(device):
     return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{bare}" if bare else None
 
 
+def has_own_memory(device):
+    """Whether a device has memory of its own. Where CUDA shares the system's, too large an array hangs the machine."""
+    return device == "cuda" and not torch.cuda.get_device_properties().is_integrated
+
+
 class DeviceContext(session.DeviceContext):
     """Where and how PyTorch computes."""
 
@@ -208,6 +252,7 @@ class DeviceContext(session.DeviceContext):
         torch.manual_seed(self.seed)
         self.dtype = WHOLE_MODEL.get(self.precision, torch.float32)
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)
+        self.memory("empty_cache")  # blocks that stay from before would hide as many of ours
         self.memory("reset_peak_memory_stats")
         self.used_before = self.memory("memory_allocated") or 0
         self.reserved_before = self.memory("memory_reserved") or 0
@@ -221,13 +266,15 @@ class DeviceContext(session.DeviceContext):
     def prove(self, module, workload):
         """The module on its device, after the proof that it and its output for a pair of items are right."""
         check.check_parameters(count_parameters(module), workload.parameters)
-        (pair, labels), *_ = workload.batches(2, self.seed)
-        calibrate(module, torch.from_numpy(pair))
-        expected = module.eval()(torch.from_numpy(pair)).numpy() if self.compares_with_cpu else None
-        module = module.to(self.device, self.dtype, memory_format=self.format)
+        (pair, labels), *others = workload.batches(2, self.seed)
+        calibrate(module, torch.from_numpy(np.concatenate([pair, *(inputs for inputs, _ in others)])))
+        expected, rounding = compute_exactly(module.eval(), pair) if self.compares_with_cpu else (None, 0)
+        module = module.eval().to(self.device, self.dtype, memory_format=self.format)
         with self.autocast():
-            got = module.eval()(self.put(pair, labels)[0])
-        check.check_output(got.float().cpu().numpy(), expected)
+            got, again = (module(self.put(pair, labels)[0]).float().cpu().numpy() for _ in range(2))
+        limit = check.output_limit(self.measured_precision, rounding)
+        check.check_output(got, expected, limit)
+        check.check_repeatable(got, again, limit)
         self.memory("reset_peak_memory_stats")
         return module
 
@@ -246,6 +293,13 @@ class DeviceContext(session.DeviceContext):
         with door.interrupts_held():
             batches = iter(loader)
         return session.Stream(batches, workers, queue_steps=workers * (PREFETCH + 1))  # one in a worker's hands
+
+    def note(self, module, is_trained):
+        """What slows this model down on this device and is not the device's fault; "" where nothing is known."""
+        slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
+        if not slow or not any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
+            return ""
+        return f"compiled training of convolutions may be several times slower on MPS: {LAYOUT_VARIABLE}=0 cures it"
 
     def autocast(self):
         return autocast(self.device, self.precision)
@@ -321,8 +375,13 @@ def measure_precision(device, precision):
     dtype, errors = WHOLE_MODEL.get(precision, torch.float32), []
     for work, pair in zip((torch.matmul, functional.conv2d), check.probe_inputs(), strict=True):
         left, right = map(torch.from_numpy, pair)
-        with autocast(device, precision):
-            got = work(left.to(device, dtype), right.to(device, dtype))
+        try:
+            with autocast(device, precision):
+                got = work(left.to(device, dtype), right.to(device, dtype))
+        except RuntimeError as error:
+            if NO_ENGINE not in str(error).lower():
+                raise
+            raise MeasurementError("unsupported", f"cuDNN has no convolution in {precision} on this card") from None
         errors.append(check.relative_error(got.cpu().double(), work(left.double(), right.double())))
     return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
 
@@ -379,6 +438,29 @@ class JpegDataset(Dataset):
         return self.transform(image), index % self.classes
 
 
+@functools.cache
+def heeds_scaler(device, optimizer):
+    """Whether a fused optimizer divides by the scale and skips after infinities: on MPS it once ignored both.
+
+    https://github.com/pytorch/pytorch/pull/186360
+    """
+    step = functools.partial(step_scaled, device, OPTIMIZERS[optimizer])
+    try:
+        return step(found_inf=1.0) == 1 and abs(step(found_inf=0.0)) < 1e-3
+    except RuntimeError:
+        return False
+
+
+def step_scaled(device, optimizer, found_inf):
+    """A weight of 1 after one fused step of size 1, with a gradient of 1 that is scaled by 256."""
+    weight, scale = torch.ones(1, device=device, requires_grad=True), torch.full((), 256.0, device=device)
+    weight.grad = scale.expand(1).clone()
+    fused: Any = optimizer([weight], lr=1.0, fused=True)
+    fused.grad_scale, fused.found_inf = scale, torch.full((), found_inf, device=device)
+    fused.step()
+    return weight.item()
+
+
 class Model(session.Model):
     """A module with its optimizer. The contract is in session.py."""
 
@@ -387,7 +469,7 @@ class Model(session.Model):
     def __init__(self, context, module, is_trained):
         self.context, self.uncompiled, self.is_trained = context, module.train(is_trained), is_trained
         self.module = torch.compile(module, dynamic=False) if context.compile else module
-        self.parameters = count_parameters(module)
+        self.parameters, self.note = count_parameters(module), context.note(module, is_trained)
         self.last_weight = list(module.parameters())[-1]
         if is_trained:
             self._open_optimizer()
@@ -396,8 +478,7 @@ class Model(session.Model):
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
         # the gradient scaler reads a scalar back in every step.
         device, uses_scaler = self.context.device, self.context.precision == "mixed_float16"
-        # MPS had no fused SGD with a scaler before torch 2.13.
-        fused = not (uses_scaler and device == "mps")
+        fused = not (uses_scaler and device == "mps") or heeds_scaler(device, self.context.optimizer)
         rate = LEARNING_RATES[self.context.optimizer]
         self.optimizer = OPTIMIZERS[self.context.optimizer](self.uncompiled.parameters(), lr=rate, fused=fused)
         # The default scale of 65,536 overflows until it has been halved often enough, and skips those updates.

@@ -43,6 +43,7 @@ class Model:
     """
 
     parameters: int  # trainable
+    note = ""  # what a reader of the row has to know
     loss: Any  # mean of the last batch, without its graph
     last_weight: Any
     last_gradient: Any  # of last_weight
@@ -75,7 +76,7 @@ class DeviceContext:
     def __init__(self, device, settings):
         self.device, self.precision, self.compile = device, settings.precision, bool(settings.compile)
         self.seed, self.optimizer = settings.seed, settings.optimizer
-        self.compares_with_cpu = device != "cpu" and self.precision == "float32"
+        self.compares_with_cpu = device != "cpu" or self.precision not in ("float32", "float64")
         # In 16 bits rounding order alone can change outputs by 10 %.
         self.compares_compiled = self.compile and self.precision in ("float32", "float64")
 
@@ -151,6 +152,7 @@ class BaseSession:
     """What all sessions have in common. The contract is in bench/frameworks/__init__.py."""
 
     prepare = parameters = measured_precision = None
+    note = ""
     num_workers: int | None = None
     queue_steps: int | None = None
     watched: Any  # what probe() reads
@@ -222,7 +224,7 @@ class ModelSession(BaseSession):
     def __init__(self, context, model, batches):
         super().__init__(context, batches)
         self.model = model
-        self.parameters = model.parameters
+        self.parameters, self.note = model.parameters, model.note
         self.measured_precision = context.measured_precision
 
     def settle(self):

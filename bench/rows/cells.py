@@ -75,7 +75,7 @@ def of_bottleneck(row, done):
         Rate(*(done[scope][name] for name in ("throughput", "throughput_low", "throughput_high"))) for scope in SCOPES
     )
     bottleneck, why = name_bottleneck(device, pipeline, both, shares_cores=row["device"] == "cpu")
-    columns = {"bottleneck": bottleneck, "note": why}
+    columns = {"bottleneck": bottleneck, "note": "; ".join(filter(None, [why, row["note"]]))}
     if bottleneck == "device":  # the queue was full at the end too, so the full queue at the start added nothing
         columns["flags"] = join_flags(flag for flag in row["flags"].split() if flag != "short")
     return columns

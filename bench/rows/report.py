@@ -65,6 +65,8 @@ def describe_result(row, peak_fraction=None):
         lines.append("flags: " + ", ".join(row["flags"].split()))
     if row.get("bottleneck"):
         lines.append(row["note"].partition(";")[0])
+    elif row.get("note"):
+        lines.append(f"note: {row['note']}")
     return f"  {label:<11} " + ("\n" + " " * 14).join(lines)
 
 

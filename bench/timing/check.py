@@ -7,10 +7,18 @@ from bench.timing.measure import MeasurementError
 # Another order of float32 sums changes a deep model's output by about 1e-5; a wrong kernel changes it by about 1.
 MAX_RELATIVE_ERROR = 1e-3
 MAX_TRAINING_ERROR = 0.1
+# With significands shorter than float32's: a wrong kernel is wrong by about 1, rounding by 0.01 to 0.2.
+MAX_ROUGH_ERROR = 0.3
 
 # Upper limits of a matmul's relative L2 error, by the significand that its inputs are rounded to (53, 24, 11 and 8
 # bits), halfway between formats in powers of ten. Winograd convolutions in float32 have errors of up to 1e-5.
 PRECISION_BY_ERROR = ((1e-11, "float64"), (5e-5, "float32"), (1e-3, "tf32"), (1e-2, "bfloat16"))
+# Float16 outputs with the errors of TF32 and bfloat16: sums in float32, or in float16 too.
+FLOAT16_NAMES = {"tf32": "float16", "bfloat16": "float16-accumulate"}
+ERROR_LIMITS = {name: limit for limit, name in PRECISION_BY_ERROR}
+ERROR_LIMITS |= {name: ERROR_LIMITS[like] for like, name in FLOAT16_NAMES.items()}
+SIGNIFICANDS = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8, "float16-accumulate": 8}  # bits
+LOWER_SIGNIFICAND = 4
 
 
 def relative_error(got, expected):
@@ -30,13 +38,32 @@ def require(is_right, reason):
         raise MeasurementError("wrong_output", reason)
 
 
-def check_output(got, expected=None):
+def output_limit(measured_precision, rounding):
+    """The largest relative L2 error of a model's output that rounding explains.
+
+    Args:
+        measured_precision: what the device really computes in, as name_precision() names it.
+        rounding: the error of this model in float32 on the CPU against float64. It is 1e-6 in most models, and over
+            1e-4 where a deep one has shrunk its pictures to single pixels.
+    """
+    bits = lost_bits(measured_precision)
+    return max(MAX_ROUGH_ERROR, 2**bits * rounding) if bits else max(MAX_RELATIVE_ERROR, 10 * rounding)
+
+
+def lost_bits(measured_precision):
+    """By how many bits the shortest significand in a measured precision is shorter than float32's."""
+    shortest = min(SIGNIFICANDS.get(name, LOWER_SIGNIFICAND) for name in names_in(measured_precision))
+    return max(0, SIGNIFICANDS["float32"] - shortest)
+
+
+def check_output(got, expected=None, limit=MAX_RELATIVE_ERROR):
     """Raise MeasurementError when a model's output for two different items is wrong.
 
     Args:
         got: output of the measured device, shape (2, classes).
-        expected: output of the CPU in float32; None on the CPU itself and in lower precision, where only infinities
-            and NaN can be found.
+        expected: the same in float64 on the CPU; None where the device is the CPU in float32 or float64, so that only
+            infinities and NaN can be found.
+        limit: from output_limit().
     """
     got = np.asarray(got, np.float64)
     require(np.isfinite(got).all(), "the model's output has infinities or NaN")
@@ -44,9 +71,19 @@ def check_output(got, expected=None):
         return
     require(np.any(expected), "the model's output is all zero")
     error, items = relative_error(got, expected), relative_error(expected[0], expected[1])
-    require(error <= MAX_RELATIVE_ERROR, f"the output differs from the CPU's by {error:.1e} (relative L2)")
-    # A device that ignores its input would pass otherwise.
-    require(items >= 10 * error, f"outputs of two items differ by {items:.1e}, those of device and CPU by {error:.1e}")
+    require(error <= limit, f"the output differs from the CPU's by {error:.1e} (relative L2), limit {limit:.1e}")
+    if limit < MAX_ROUGH_ERROR:  # a device that ignores its input would pass otherwise
+        said = f"outputs of two items differ by {items:.1e}, those of device and CPU by {error:.1e}"
+        require(items >= 10 * error, said)
+
+
+def check_repeatable(got, again, limit):
+    """Raise MeasurementError unless a model without dropout gives equal outputs for equal inputs.
+
+    Libraries may add in another order the second time, so a tenth of what rounding explains is left to them.
+    """
+    error = relative_error(again, got)
+    require(error <= min(limit, MAX_ROUGH_ERROR) / 10, f"equal inputs give outputs that differ by {error:.1e}")
 
 
 def check_compiled(got, expected, again=None):
@@ -70,8 +107,7 @@ def check_samples(got, expected, measured_precision):
 
     The limit is ten times the error of rounding the operands, because the sums are long.
     """
-    limits = {"tf32": 1e-3, "float16": 1e-3} | {name: limit for limit, name in PRECISION_BY_ERROR}
-    limit = 10 * max((limit for name, limit in limits.items() if name in measured_precision), default=1)
+    limit = 10 * max(ERROR_LIMITS.get(name, 1) for name in names_in(measured_precision))
     error = relative_error(got, expected)
     require(error < limit, f"the output differs from float64's by {error:.1e} (relative L2)")
 
@@ -94,11 +130,15 @@ def name_precision(matmul_error, convolution_error, is_float16=False):
 
     TF32 and float16 have equally long significands: is_float16 says that the outputs were float16.
     """
-    half = "float16" if is_float16 else "tf32"
 
     def name(error):
         precision = next((name for limit, name in PRECISION_BY_ERROR if error < limit), "lower")
-        return half if precision == "tf32" else precision
+        return FLOAT16_NAMES.get(precision, precision) if is_float16 else precision
 
     matmul, convolution = name(matmul_error), name(convolution_error)
     return matmul if matmul == convolution else f"matmul {matmul}, convolution {convolution}"
+
+
+def names_in(measured_precision):
+    """The precisions in what name_precision() returned, of the matmul and of the convolution."""
+    return [part.split()[-1] for part in measured_precision.split(", ")]

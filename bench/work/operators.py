@@ -7,9 +7,11 @@ import numpy as np
 from bench.work import data
 from bench.work.workload import Workload
 
-# Steps rotate through several sets of operands, together larger than a last-level cache unless that takes too many.
+# Steps rotate through several sets of operands, together larger than a last-level cache, in 16 bits too. A matmul
+# below 256 a side would need more sets than these; its speed is that of its launch, whatever the cache.
 CACHE_BYTES = 2**28
-MIN_SETS, MAX_SETS = 2, 16
+MIN_SETS, MAX_SETS = 2, 1024
+SMALLEST_NUMBER = 2  # bytes
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "multiply-add": lambda x, y: 2 * x + y}
@@ -21,7 +23,7 @@ def name_size(size):
 
 def operator(model, name, shapes, samples, *, items=1, unit="matmuls", flops=None, **columns):
     """The Workload of one operator on float32 operands of these shapes."""
-    bytes_per_set = 4 * sum(map(math.prod, shapes))
+    bytes_per_set = SMALLEST_NUMBER * sum(map(math.prod, shapes))
     sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / bytes_per_set)))
     return Workload(
         name=name,

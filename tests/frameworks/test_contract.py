@@ -262,6 +262,8 @@ def test_tf32_is_not_promised_where_there_is_none(opener):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "float64"])
 def test_operators_are_right_and_can_be_measured(real, monkeypatch, precision):
+    if precision == "float64" and real.framework.find_device(real.settings("mlp")).device == "mps":
+        pytest.skip("MPS has no float64")
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     size = (48, 40, 56)
     works = [operators.matmul(size), operators.convolution_1x1(size)]

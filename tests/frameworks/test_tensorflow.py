@@ -23,12 +23,16 @@ from transformer_benchmark import transformer_workload
 
 open_session = Opener("tensorflow")
 DEVICE = on_tensorflow.choose_device(None)
+# A TensorFlow that has begun to use its GPU cannot leave it, so these cannot make it so themselves.
+needs_no_gpu = pytest.mark.skipif(DEVICE != "cpu", reason="places work on a GPU that is not there")
+needs_xla = pytest.mark.skipif(DEVICE == "mps", reason="Metal has no XLA")
 
 
 def weights_of(session):
     return [weight.numpy() for weight in session.model.weights]
 
 
+@needs_xla
 @pytest.mark.parametrize(("script", "phase"), [("mlp", "inference"), ("mlp", "training"), ("transformer", "training")])
 def test_xla_compiles_the_step(script, phase):
     session = open_session(script, phase, COMPILE="1")
@@ -307,10 +311,11 @@ def test_a_gpu_is_set_up(monkeypatch):
     assert on_tensorflow.choose_device(True) == "mps"
 
 
+@needs_no_gpu
 @pytest.mark.parametrize("phase", ["inference", "training"])
 @pytest.mark.parametrize(("script", "operators"), [("image", "Conv2D"), ("mlp", "MatMul"), ("transformer", "MatMul")])
 def test_a_gpu_that_leaves_its_work_to_the_cpu_is_refused(monkeypatch, script, operators, phase):
-    # There is no GPU here: what is placed on one runs on the CPU, as TensorFlow does where a kernel is missing.
+    # What is placed on a GPU runs on the CPU, as TensorFlow does where a kernel is missing.
     monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
     with pytest.raises(measure.MeasurementError, match=f"no kernel on this mps for .*{operators}") as caught:
         open_session(script, phase)
@@ -318,12 +323,14 @@ def test_a_gpu_that_leaves_its_work_to_the_cpu_is_refused(monkeypatch, script, o
     assert ("Grad" in str(caught.value) or "Backprop" in str(caught.value)) == (phase == "training")
 
 
+@needs_no_gpu
 def test_an_operator_that_runs_on_the_cpu_is_no_result_of_a_gpu(monkeypatch):
     monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
     with pytest.raises(measure.MeasurementError, match="TensorFlow runs this operator on the CPU"):
         open_session.operator(operators.matmul((32, 32, 32)))
 
 
+@needs_xla
 def test_a_wrong_compiled_model_is_refused(monkeypatch):
     function = on_tensorflow.DeviceContext.function
     wrong = lambda context, work: function(context, lambda *batch: work(*batch) * 1.01)  # noqa: E731

@@ -1,6 +1,7 @@
 """What is special to PyTorch: small models, few steps. Where an accelerator is found, the same tests run on it."""
 
 import csv
+import multiprocessing
 import sys
 import weakref
 from pathlib import Path
@@ -12,15 +13,16 @@ from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import frameworks
+from bench import batch_size, frameworks, run
 from bench.frameworks import on_torch
+from bench.machine import environment
 from bench.rows.columns import COLUMNS
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
 from bench.work import data, workload
 from image_benchmark import image_workload
 from tests.frameworks import count_flops
-from tests.frameworks.sessions import Opener
+from tests.frameworks.sessions import Opener, dies_at_four
 from transformer_benchmark import transformer_workload
 
 open_session = Opener("torch")
@@ -68,7 +70,8 @@ def test_images_lie_in_the_memory_format_asked_for():
         assert measure.prove_output_varies(session) is None
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+# A process that has used MPS cannot be forked, and other tests use it.
+@pytest.mark.parametrize("start_method", ["spawn", "fork"] if sys.platform == "linux" else ["spawn"])
 def test_a_stream_works_with_every_start_method(start_method):
     settings = read_settings("image", {"BATCH_SIZE": "4", "NUM_WORKERS": "2", "USE_GPU": "0"})
     context = on_torch.DeviceContext(settings)
@@ -106,7 +109,7 @@ def test_models_pass_their_checks_and_look_at_their_input(model):
 
 def test_a_depth_of_random_layers_keeps_two_images_apart():
     session = open_session("image", "inference", MODEL="resnet50", IMAGE_SIZE="224")
-    a, b = session.model.infer(next(session.batches)[0]).double()
+    a, b = session.model.infer(next(session.batches)[0]).cpu().double()
     assert (a - b).norm() > 0.01 * a.norm()
 
 
@@ -286,3 +289,14 @@ def test_the_card_that_runs_is_known_by_its_uuid_and_no_row_has_it(monkeypatch, 
     device = frameworks.Device("cuda", name, torch.__version__, 1, found)
     assert set(device.cells()) <= set(COLUMNS)
     assert found not in device.cells().values()
+
+
+def test_batch_sizes_are_tried_in_a_process_that_may_die(caplog):
+    caplog.set_level("INFO", "bench")
+    environ = {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "auto", "USE_GPU": "0", "SCOPE": "device"}
+    opened = run.open_bench(read_settings("mlp", environ), environment.describe_host("here"))
+    assert batch_size.choose_batch_size(opened, dies_at_four) in (1, 2)
+    said = [message for message in caplog.messages if message.startswith("BATCH_SIZE=")]
+    assert said[1].endswith("images/s")
+    assert said[3] == "BATCH_SIZE=4: the process that tried it was ended by signal 9"
+    assert multiprocessing.active_children() == []

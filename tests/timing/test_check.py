@@ -79,3 +79,19 @@ def test_the_probe_names_the_precision(round_inputs, name):
 def test_matmul_and_convolution_may_differ_in_precision():
     assert check.name_precision(1e-7, 3e-4) == "matmul float32, convolution tf32"
     assert check.name_precision(3e-4, 3e-4, is_float16=True) == "float16"
+
+
+def test_float16_that_is_added_up_in_float16_is_not_named_bfloat16():
+    (a, b), _ = check.probe_inputs()
+    a, b = a.astype(np.float16), b[:, :64].astype(np.float16)
+    total = np.zeros((len(a), b.shape[1]), np.float16)
+    for k in range(a.shape[1]):
+        total += np.outer(a[:, k], b[k])
+    error = check.relative_error(total, a.astype(np.float64) @ b.astype(np.float64))
+    named = check.name_precision(error, 3e-4, is_float16=True)
+    assert named == "matmul float16-accumulate, convolution float16"
+    check.check_samples(OUTPUT * 1.02, OUTPUT, named)
+    with pytest.raises(MeasurementError):
+        check.check_samples(OUTPUT * 1.02, OUTPUT, "float16")
+    with pytest.raises(MeasurementError):
+        check.check_samples(OUTPUT * 1.02, OUTPUT, "matmul float32, convolution float32")

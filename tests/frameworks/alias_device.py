@@ -1,0 +1,111 @@
+"""A GPU that is not there: PyTorch's own tensors stay on the CPU while our branches see cuda or mps.
+
+It answers in place of torch.accelerator, and of what torch knows about the card. What the framework's own kernels do
+on a GPU, no test here can show.
+"""
+
+from types import SimpleNamespace
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.frameworks import on_torch
+
+
+class AliasDevice(str):
+    """Torch's C++ reads the characters, "cpu"; Python's comparisons see the other name."""
+
+    name: str
+
+    def __new__(cls, name):
+        made = super().__new__(cls, "cpu")
+        made.name = name
+        return made
+
+    def __eq__(self, other):
+        return self.name == other
+
+    def __ne__(self, other):
+        return self.name != other
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __str__(self):
+        return self.name
+
+    def __format__(self, spec):
+        return format(self.name, spec)
+
+
+class Allocator:
+    """A caching allocator in figures alone: what is freed stays reserved until the cache is emptied."""
+
+    def __init__(self):
+        self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
+        self.synchronized = 0
+
+    def allocate(self, size):
+        self.allocated += size
+        self.reserved = max(self.reserved, self.allocated)
+        self.most_allocated = max(self.most_allocated, self.allocated)
+        self.most_reserved = max(self.most_reserved, self.reserved)
+
+    def free(self, size):
+        self.allocated -= size
+
+    def empty_cache(self):
+        self.reserved = self.allocated
+
+    def reset_peak_memory_stats(self):
+        self.most_allocated, self.most_reserved = self.allocated, self.reserved
+
+    def synchronize(self):
+        self.synchronized += 1
+
+    def functions(self):
+        """What torch.accelerator offers, by name."""
+        return {
+            "memory_allocated": lambda: self.allocated,
+            "memory_reserved": lambda: self.reserved,
+            "max_memory_allocated": lambda: self.most_allocated,
+            "max_memory_reserved": lambda: self.most_reserved,
+            "empty_cache": self.empty_cache,
+            "reset_peak_memory_stats": self.reset_peak_memory_stats,
+            "synchronize": self.synchronize,
+        }
+
+
+CARD = SimpleNamespace(name="NVIDIA Alias", uuid="0-1", is_integrated=0)
+
+
+def pretend(monkeypatch, name, card=CARD, capability=(9, 0)):
+    """Let on_torch see a GPU called cuda or mps; returns its Allocator."""
+    device, allocator = AliasDevice(name), Allocator()
+    on_cpu, scaler = on_torch.autocast, torch.amp.GradScaler
+    monkeypatch.setattr(on_torch, "choose_device", lambda use_gpu: "cpu" if use_gpu is False else device)
+    # These two look at the name in Python, and would look for a real GPU of it.
+    monkeypatch.setattr(on_torch, "autocast", lambda device, precision: on_cpu("cpu", precision))
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **how: scaler("cpu", **how))
+    for function, answer in allocator.functions().items():
+        monkeypatch.setattr(torch.accelerator, function, answer)
+    module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: card.name)
+    monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple Alias", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"])
+    return allocator
+
+
+class Watch(TorchDispatchMode):
+    """Fails on what a GPU cannot do, or what would make the host wait for it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise AssertionError("a step reads a value back, and waits for the device")
+        result = func(*args, **kwargs or {})
+        for each in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(each, torch.Tensor) and each.dtype == torch.float64:
+                raise AssertionError(f"{func} makes a float64 tensor, which MPS does not have")
+        return result

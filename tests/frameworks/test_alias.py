@@ -1,0 +1,270 @@
+"""Our branches for cuda and mps, walked on the CPU: see alias_device.py. A real GPU runs test_torch.py itself."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench import doctor
+from bench.frameworks import on_torch
+from bench.settings import SettingError, read_settings
+from bench.timing import check, measure
+from bench.work import operators
+from tests.frameworks import alias_device
+from tests.frameworks.sessions import SCRIPTS, Opener
+
+open_session = Opener("torch")
+PHASES = ("inference", "training", "forward", "backward", "optimizer")
+
+
+@pytest.fixture(params=["cuda", "mps"])
+def gpu(request, monkeypatch):
+    """The Allocator of a GPU of that name."""
+    return alias_device.pretend(monkeypatch, request.param)
+
+
+@pytest.fixture
+def fresh_probes():
+    """The device's precision and kernels are looked at anew, and forgotten after the test."""
+    clear = on_torch.measure_precision.cache_clear, on_torch.heeds_scaler.cache_clear
+    [each() for each in clear]
+    yield
+    [each() for each in clear]
+
+
+def step(session):
+    if session.prepare:
+        session.prepare()
+    session.step()
+
+
+def test_the_device_is_described(gpu):
+    found = on_torch.find_device(read_settings("mlp", {}))
+    assert found == on_torch.find_device(read_settings("mlp", {"USE_GPU": "1"}))
+    on_cuda = found.device == "cuda"
+    assert found.device_name == ("NVIDIA Alias" if on_cuda else "Apple Alias")
+    assert (found.uuid, found.has_own_memory) == (("GPU-0-1", True) if on_cuda else (None, False))
+    assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).device == "cpu"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_session_runs_and_counts_the_devices_memory(gpu, phase):
+    session = open_session("mlp", phase)
+    gpu.allocate(1000)  # by the first step
+    step(session)
+    gpu.free(400)
+    session.settle()
+    before = gpu.synchronized
+    session.synchronize()
+    assert gpu.synchronized == before + 1
+    first = session.probe()
+    step(session)
+    assert session.probe() != first
+    assert session.peak_memory_bytes() == session.reserved_memory_bytes() == 600
+    gpu.free(600)
+    session.close()
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(("phase", "optimizer"), [("inference", "sgd"), ("training", "sgd"), ("training", "adam")])
+def test_a_step_waits_for_nothing_and_makes_no_float64(gpu, phase, optimizer, precision):
+    script = "image" if (phase, precision) == ("inference", "float32") else "mlp"
+    session = open_session(script, phase, PRECISION=precision, OPTIMIZER=optimizer)
+    step(session)  # creates the optimizer's state
+    with alias_device.Watch():
+        step(session)
+
+
+def test_the_watch_sees_what_it_is_there_for():
+    for wrong, said in ((lambda x: x.double(), "float64"), (lambda x: x.sum().item(), "reads a value back")):
+        with pytest.raises(AssertionError, match=said), alias_device.Watch():
+            wrong(torch.ones(2))
+
+
+def test_a_fused_optimizer_that_ignores_the_scaler_is_not_taken(monkeypatch, fresh_probes):
+    alias_device.pretend(monkeypatch, "mps")
+    fused = lambda: open_session("mlp", PRECISION="mixed_float16").model.optimizer.defaults["fused"]  # noqa: E731
+    assert fused()
+    monkeypatch.setattr(on_torch, "step_scaled", lambda device, optimizer, found_inf: 0.0)  # torch before 186360
+    on_torch.heeds_scaler.cache_clear()
+    assert not fused()
+    monkeypatch.setattr(on_torch, "step_scaled", lambda device, optimizer, found_inf: -255.0 + 256 * found_inf)
+    on_torch.heeds_scaler.cache_clear()
+    assert not fused()  # it skips, and does not divide
+
+
+def test_streams_epochs_and_operators_run(gpu, monkeypatch):
+    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
+    stream = open_session("image", scope="end_to_end", NUM_WORKERS="0")
+    step(stream)
+    stream.close()
+    works = [operators.matmul((48, 40, 56)), operators.convolution_1x1((48, 40, 56))]
+    for workload in works + [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]:
+        session = open_session.operator(workload)
+        step(session)
+        assert session.probe() > 0
+
+
+# Proofs
+
+
+def corrupting(module_to, factor):
+    """nn.Module.to() onto a device that changes one weight."""
+
+    def to(module, *where, **how):
+        moved = module_to(module, *where, **how)
+        list(moved.parameters())[-2].data.mul_(factor)
+        return moved
+
+    return to
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_device_that_corrupts_a_weight_gives_a_wrong_output(gpu, monkeypatch, script):
+    monkeypatch.setattr(torch.nn.Module, "to", corrupting(torch.nn.Module.to, 1.01))
+    with pytest.raises(measure.MeasurementError, match="the output differs from the CPU's by") as caught:
+        open_session(script)
+    assert caught.value.status == "wrong_output"
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "float16"])
+@pytest.mark.parametrize("device", [{}, {"USE_GPU": "0"}])
+def test_a_wrong_kernel_is_seen_in_sixteen_bits_too(gpu, monkeypatch, device, precision):
+    open_session(PRECISION=precision, **device)
+    monkeypatch.setattr(torch.nn.Module, "to", corrupting(torch.nn.Module.to, 2))
+    with pytest.raises(measure.MeasurementError, match="the output differs from the CPU's by"):
+        open_session(PRECISION=precision, **device)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_equal_inputs_that_give_unequal_outputs_are_refused(monkeypatch, precision):
+    calls = []
+
+    def unsteady(module, inputs, outputs):
+        calls.append(None)
+        return outputs * (1 + 0.06 * (len(calls) % 2))
+
+    build = on_torch.BUILDERS["mlp"]
+
+    def build_unsteady(workload):
+        module = build(workload)
+        module.register_forward_hook(unsteady)
+        return module
+
+    monkeypatch.setitem(on_torch.BUILDERS, "mlp", build_unsteady)
+    with pytest.raises(measure.MeasurementError, match="equal inputs give outputs that differ by") as caught:
+        open_session("mlp", "inference", PRECISION=precision, USE_GPU="0")
+    assert caught.value.status == "wrong_output"
+
+
+def test_small_pictures_are_no_wrong_output(gpu):
+    # With BatchNorm's statistics of two images, float32's own rounding was 8e-3 here.
+    open_session("image", "inference", MODEL="mobilenet_v2")
+
+
+def test_the_limit_follows_what_rounding_explains():
+    assert check.output_limit("float32", 1e-6) == check.output_limit("float64", 0) == check.MAX_RELATIVE_ERROR
+    assert check.output_limit("float32", 8e-3) == pytest.approx(8e-2)
+    for measured in ("tf32", "float16", "bfloat16", "lower", "matmul float32, convolution tf32"):
+        assert check.output_limit(measured, 1e-6) >= check.MAX_ROUGH_ERROR
+    assert check.output_limit("bfloat16", 3e-5) == pytest.approx(2**16 * 3e-5)
+    assert check.output_limit("float16", 3e-5) == check.MAX_ROUGH_ERROR
+
+
+def in_11_bits(work):
+    """A matmul as an M5 may compute it in float32; in float64 it is exact."""
+
+    def cut(tensor):
+        mantissa, exponent = torch.frexp(tensor)
+        return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
+
+    def call(left, right, *rest):
+        return work(cut(left), cut(right), *rest) if left.dtype == torch.float32 else work(left, right, *rest)
+
+    return call
+
+
+def test_a_gpu_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch, fresh_probes):
+    alias_device.pretend(monkeypatch, "mps")
+    probe, linear = torch.matmul, torch.nn.functional.linear
+    monkeypatch.setattr(torch, "matmul", in_11_bits(probe))
+    monkeypatch.setattr(torch.nn.functional, "linear", in_11_bits(linear))
+    session = open_session("mlp", "inference")
+    assert session.measured_precision == "matmul tf32, convolution float32"
+
+
+def test_a_data_type_that_cudnn_lacks_is_unsupported_and_no_lack_of_memory(monkeypatch, fresh_probes):
+    alias_device.pretend(monkeypatch, "cuda")
+
+    def refuse(*_):
+        raise RuntimeError("FIND was unable to find an engine to execute this computation")
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", refuse)
+    with pytest.raises(measure.MeasurementError, match="cuDNN has no convolution in bfloat16 on this card") as caught:
+        open_session("image", PRECISION="bfloat16")
+    assert caught.value.status == "unsupported"
+
+
+# Cards and memory
+
+
+def test_memory_that_lay_in_the_cache_before_is_not_subtracted(gpu):
+    gpu.allocate(10**9)  # a larger batch that failed
+    gpu.free(10**9)
+    session = open_session()
+    gpu.allocate(10**6)
+    assert session.reserved_memory_bytes() == session.peak_memory_bytes() == 10**6
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "runs"),
+    [
+        ((7, 0), ["sm_75", "sm_80", "sm_120", "compute_120"], False),
+        ((6, 1), ["sm_75", "sm_80", "sm_120", "compute_120"], False),
+        ((7, 5), ["sm_75", "sm_80"], True),
+        ((8, 9), ["sm_75", "sm_80"], True),  # a binary runs on a higher minor
+        ((9, 0), ["sm_75", "sm_80"], False),
+        ((9, 0), ["sm_75", "sm_90a"], True),
+        ((12, 1), ["sm_75", "compute_90"], True),
+        ((7, 0), [], True),  # it does not say
+    ],
+)
+def test_a_card_that_torch_has_no_kernels_for_is_one_line(monkeypatch, capability, built, runs):
+    alias_device.pretend(monkeypatch, "cuda", replace_name("Tesla V100"), capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    settings = read_settings("mlp", {})
+    if runs:
+        assert on_torch.find_device(settings).device == "cuda"
+        return
+    with pytest.raises(SettingError) as caught:
+        on_torch.find_device(settings)
+    said = str(caught.value)
+    assert f"no kernels for the Tesla V100 (compute capability {capability[0]}.{capability[1]}, it has 7.5" in said
+    assert "USE_GPU=0" in said
+    assert doctor.report_framework("torch") == {"problem": said}
+
+
+def replace_name(name):
+    return SimpleNamespace(name=name, uuid="0-1", is_integrated=1)
+
+
+def test_a_card_without_memory_of_its_own_is_known(monkeypatch):
+    alias_device.pretend(monkeypatch, "cuda", replace_name("NVIDIA GB10"))
+    assert not on_torch.find_device(read_settings("mlp", {})).has_own_memory
+
+
+def test_slow_compiled_training_is_noted(monkeypatch):
+    alias_device.pretend(monkeypatch, "mps")
+
+    def note(layer=torch.nn.Conv2d(1, 1, 1), is_trained=True, **environ):  # noqa: B008
+        settings = open_session.settings("image", **environ)
+        return on_torch.DeviceContext(settings).note(torch.nn.Sequential(layer), is_trained)
+
+    assert "TORCHINDUCTOR_LAYOUT_OPTIMIZATION=0 cures it" in note(COMPILE="1")
+    assert note() == note(torch.nn.Linear(1, 1), COMPILE="1") == note(COMPILE="1", USE_GPU="0") == ""
+    assert note(is_trained=False, COMPILE="1") == ""
+    monkeypatch.setenv("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0")
+    assert note(COMPILE="1") == ""
+    monkeypatch.setattr(on_torch.DeviceContext, "note", lambda *_: "odd")
+    assert open_session().note == "odd"
