@@ -7,7 +7,7 @@ from bench.timing.measure import MeasurementError
 # Another order of float32 sums changes a deep model's output by about 1e-5; a wrong kernel changes it by about 1.
 MAX_RELATIVE_ERROR = 1e-3
 MAX_TRAINING_ERROR = 0.1
-MAX_CACHE_ERROR = 0.1  # in lower precisions
+MAX_CACHE_ERROR = 0.08  # in lower precisions
 
 # Upper limits of a matmul's relative L2 error, by the significand that its inputs are rounded to (53, 24, 11 and 8
 # bits), halfway between formats in powers of ten. Winograd convolutions in float32 have errors of up to 1e-5.
@@ -69,7 +69,7 @@ def check_compiled(got, expected, again=None):
 def check_cache(got, expected, precision):
     """Raise MeasurementError unless tokens read one by one give the logits of all of them at once.
 
-    A cache that is not used is wrong by 1, a position that is off by one by over 0.1; rounding in 16 bits by 0.03.
+    In 16 bits smollm2-135m was wrong by 0.02 from rounding, by 0.13 from positions off by one, by 1.4 without a cache.
     """
     limit = MAX_RELATIVE_ERROR if precision in ("float32", "float64") else MAX_CACHE_ERROR
     error = relative_error(got, expected)
