@@ -98,7 +98,7 @@ def generation(summary, is_quantised):
 
 
 def cache_depths(summary):
-    """Tokens/s of decode over the tokens in the cache, where a machine has several depths: `tokens`, `rate` and ends."""
+    """Tokens/s of decode where a machine has several depths: `tokens` in the cache, `rate`, its _low and _high."""
     found = summary[(summary["workload"] == "llm") & (summary["phase"] == "decode") & summary["value"].notna()]
     found = found[found["scope"] == "device"].assign(tokens=pd.to_numeric(found["depth"], errors="coerce"))
     found = found.assign(rate=found["value"], rate_low=found["low"], rate_high=found["high"])
