@@ -59,9 +59,9 @@ def fill(module):
         if weights.ndim == 1:
             weights.fill_(1)
             continue
-        mixed = pool.roll(next(starts)) / weights.shape[1] ** 0.5
-        for part in weights.view(-1).split(POOL_NUMBERS):
-            part.copy_(mixed[: len(part)])
+        start = next(starts) % (POOL_NUMBERS // 2)
+        for part in weights.view(-1).split(POOL_NUMBERS // 2):
+            torch.mul(pool[start : start + len(part)], weights.shape[1] ** -0.5, out=part)
 
 
 class CachedModel(session.CachedModel):

@@ -26,6 +26,7 @@ TINY_SETTINGS |= {"DEPTH": "3", "NEW_TOKENS": "4"}
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
+    monkeypatch.setattr(on_torch_llm, "POOL_NUMBERS", 2**18)
     for name, decoder in TINY.items():
         monkeypatch.setitem(DECODERS, name, decoder)
 

@@ -77,6 +77,25 @@ def test_common_settings_stand_in_the_title_and_the_others_beside_the_bars(folde
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a (CPU), torch", "b (CPU), torch"]
 
 
+def test_language_models_have_panels_of_their_phases_and_a_line_over_depth(folder):
+    words = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": "", "unit": "tokens/s"}
+    decode = words | {"phase": "decode", "new_tokens": "128", "precision": "bfloat16"}
+    write(folder, [rate(9) | decode | {"depth": "0"}, rate(8) | decode | {"depth": "2048"}])
+    write(folder, [rate(700) | words | {"phase": "prefill", "prompt_tokens": "512", "precision": "bfloat16"}])
+    write(folder, [rate(99) | decode | {"depth": "2048", "precision": "4-bit", "source": "https://x"}], "p")
+    stored = load(folder)
+    prefill, decode = pictures.llm(stored).axes
+    assert prefill.get_title(loc="left") == "qwen3-4b, prefill, bfloat16, batch 1, prompt of 512"
+    assert [text.get_text() for text in decode.texts] == ["9", "depth 0", "8", "depth 2048"]
+    (quantised,) = titles(pictures.llm_quantised(stored))
+    assert quantised == "qwen3-4b, decode, 4-bit, batch 1, 128 new tokens, depth 2048"
+    (axes,) = pictures.depth(stored).axes
+    ((line,),) = [[line for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_label()]][:1] or [
+        [None]
+    ]
+    assert line.get_xdata().tolist() == [0, 2048]
+
+
 def test_the_part_that_limits_is_marked(folder):
     three = [rate(100), rate(40) | {"scope": "input"}, rate(38) | {"scope": "end_to_end", "bottleneck": "input"}]
     write(folder, [row | {"run_id": "three"} for row in three])
