@@ -216,7 +216,13 @@ def test_the_bytes_of_a_step_become_a_rate_beside_the_measured_one(image, tmp_pa
 
 def test_prefill_says_the_time_to_the_first_token():
     row = {"phase": "prefill", "scope": "device", "throughput": 100.0, "unit": "tokens/s", "status": "ok", "flags": ""}
-    row |= {"step_seconds_median": 0.5, "first_step_seconds": 1.0, "throughput_low": None, "windows": 1}
+    row |= {
+        "step_seconds_median": 0.5,
+        "first_step_seconds": 1.0,
+        "throughput_low": None,
+        "throughput_high": None,
+        "windows": 1,
+    }
     assert "time to first token 500 ms" in report.describe_result(row)
     assert "first token" not in report.describe_result(row | {"phase": "decode"})
 

@@ -90,9 +90,7 @@ def test_language_models_have_panels_of_their_phases_and_a_line_over_depth(folde
     (quantised,) = titles(pictures.llm_quantised(stored))
     assert quantised == "qwen3-4b, decode, 4-bit, batch 1, 128 new tokens, depth 2048"
     (axes,) = pictures.depth(stored).axes
-    ((line,),) = [[line for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_label()]][:1] or [
-        [None]
-    ]
+    line = axes.containers[0].lines[0]
     assert line.get_xdata().tolist() == [0, 2048]
 
 
@@ -187,6 +185,10 @@ def many(folder, count):
         rows += [rate(3 + i) | bert]
         mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32"}
         rows += [rate(9000 / depth + i) | mlp | {"model": f"mlp-{depth}x1024"} for depth in (5, 10)]
+        llm = {"workload": "llm", "model": "llama-3.1-8b", "batch_size": "1", "image_size": "", "precision": "bfloat16"}
+        rows += [rate(500 + i) | llm | {"phase": "prefill", "prompt_tokens": "512"}]
+        rows += [rate(50 + i) | llm | {"phase": "decode", "depth": depth} for depth in ("0", "512")]
+        rows += [rate(90 + i) | llm | {"phase": "decode", "depth": "0", "precision": "4-bit"}]
         rows += [rate(1) | MATMUL | {"model": model, "tflops": str(1 + i)} for model in ("matmul", "matmul-peak")]
         rows += [rate(40 + i) | {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": ""}]
         write(folder, [row | {"run_id": "one"} for row in rows] + sustained(f"run-{i}", [10 + i] * 9), name)

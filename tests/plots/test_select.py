@@ -44,8 +44,8 @@ def test_epochs_over_depth_with_seconds_as_published(folder):
     assert (own["seconds_an_epoch_low"], own["seconds_an_epoch_high"]) == pytest.approx((50_000 / 7500, 20))
 
 
-def decode(depth, **changes):
-    words = {"workload": "llm", "model": "qwen3-4b", "phase": "decode", "depth": str(depth), "new_tokens": "128"}
+def decode(length, **changes):
+    words = {"workload": "llm", "model": "qwen3-4b", "phase": "decode", "depth": str(length), "new_tokens": "128"}
     return words | {"batch_size": "1", "image_size": "", "unit": "tokens/s"} | changes
 
 
