@@ -193,7 +193,6 @@ def setting(
 IMAGE = ("image",)
 MLP = ("mlp",)
 MODELS = ("image", "mlp", "transformer", "llm")
-PASSES = one_of("inference", "training")
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ class Settings:
         run_each=True,
     )
     phase: str = setting(
-        dict.fromkeys(MODELS, PASSES) | {"llm": one_of("prefill", "decode")},
+        dict.fromkeys(MODELS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode")},
         {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")},
         "inference or training; llm: prefill, decode",
         run_each=True,

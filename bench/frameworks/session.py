@@ -336,8 +336,7 @@ def refuse_too_large(device, needed):
 def prove_cache(context, model, vocabulary):
     """Raise MeasurementError unless tokens one by one give the last logits of all at once.
 
-    Some start with an empty cache, some with one that holds a prompt. Two sequences go side by side, and their logits
-    must differ.
+    The first round starts with an empty cache, the second with one that holds a prompt.
     """
     ids = np.random.default_rng(context.seed).integers(1, vocabulary, size=(2, PROVED_TOKENS))
     tokens, _ = context.put(ids, ids)
