@@ -6,7 +6,7 @@
 # Settings have no defaults here: bench/settings.py declares them. GNU make 3.81, the Mac's, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help image mlp transformer tflops plot compare table doctor test selfcheck resolve-mac clean
+.PHONY: help image mlp transformer llm tflops plot compare table doctor test selfcheck resolve-mac clean
 
 # On a Mac one environment holds all frameworks. On Linux a framework that has a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt says why).
@@ -41,6 +41,9 @@ mlp: $(READY) ## images/s of a multilayer perceptron on CIFAR-10
 
 transformer: $(READY) ## sequences/s of BERT-like encoders
 	@$(RUN) transformer_benchmark.py
+
+llm: $(READY) ## tokens/s of a language model: prefill and decode
+	@$(RUN) llm_benchmark.py
 
 tflops: $(READY) ## the machine's ceilings: matmuls, memory bandwidth
 	@$(RUN) tflops_sweep.py

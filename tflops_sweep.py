@@ -51,7 +51,7 @@ class Sweep:
         try:
             show = lambda workload: nullcontext()  # noqa: E731  the sweep has its own bar
             (columns,) = run.measure_quantity(bench, workload, None, "device", progress=show)
-            row |= columns | {"batch_size": workload.columns.get("batch_size")}
+            row |= columns
         except Exception as error:
             row |= run.describe_failure(error, bench.framework)
         self.bar.update(int(counts))

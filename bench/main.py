@@ -38,14 +38,16 @@ def main(script, describe_workload, run_alone=None):
 def run_workload(bench, path, describe_workload):
     """Run one combination in this process; show and store each row as soon as it is measured."""
     rows = []
-    best = peaks.measured_peaks(results.read(path)) if path.exists() else {}
+    stored = results.read(path) if path.exists() else []
+    best, moved = peaks.measured_peaks(stored), peaks.measured_bandwidths(stored)
     for row in run_once(bench, describe_workload):
         try:
             results.append(path, row)
         finally:  # show the row even if it cannot be stored
             if not rows:
                 print(report.describe_task(row))
-            print(report.describe_result(row, peaks.fraction_of_peak(row, best)), flush=True)
+            shares = peaks.fraction_of_peak(row, best), peaks.fraction_of_bandwidth(row, moved)
+            print(report.describe_result(row, *shares), flush=True)
         rows.append(row)
     flags = {flag for row in rows for flag in row.get("flags", "").split()}
     closing = [report.describe_sustained([row for row in rows if row.get("elapsed_seconds")]), report.explain(flags)]

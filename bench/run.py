@@ -168,8 +168,10 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=No
             if workload.flops_per_item and scope != "input":
                 columns["flops_per_item"] = workload.flops_per_item
                 columns["tflops"] = columns["throughput"] * workload.flops_per_item / 1e12
+            if workload.bytes_per_step:
+                columns["bytes_per_step"] = workload.bytes_per_step
+                columns["bandwidth"] = columns["throughput"] / workload.items_per_step * workload.bytes_per_step / 1e9
             yield columns | {
-                "batch_size": workload.items_per_step,
                 "parameters": session.parameters,
                 "measured_precision": session.measured_precision,
                 "peak_memory_bytes": peak_memory_bytes(session, bench.device.device),

@@ -35,8 +35,8 @@ class SettingError(Exception):
 class ByDevice:
     """A default that is known once the device is."""
 
-    gpu: int
-    cpu: int
+    gpu: Any
+    cpu: Any
 
     def __str__(self):
         return f"{self.gpu} ({self.cpu} on a CPU)"
@@ -168,28 +168,31 @@ def whole_or_auto(minimum):
     return parse
 
 
-def setting(kind, default, meaning, *, shown=None, only=None, synonym=None, run_each=False, run_together=False) -> Any:
+def setting(
+    kind, default, meaning, *, shown=None, only=None, phases=(), synonym=None, run_each=False, run_together=False
+) -> Any:
     """Declare one setting.
 
     Args:
-        kind: text -> value, or ValueError with what it must be.
+        kind: text -> value, or ValueError with what it must be; a dict {script: kind} when scripts differ.
         default: the value when it is not set; a dict {script: value} when scripts differ; a tuple where it is a list.
         meaning: one line for the tables.
         shown: the default in words, where its value says too little.
         only: the scripts that use it; None means all of them.
+        phases: the phases that use it; none: all of them.
         synonym: a second environment variable of the same meaning.
         run_each: a comma list is allowed, and each entry is a run of its own. True, or the scripts where this holds.
         run_together: a comma list is allowed, and one run uses all entries: the value is a tuple. Likewise.
     """
     if isinstance(default, dict):
         only = tuple(default)
-    about = {"kind": kind, "default": default, "meaning": meaning, "shown": shown, "only": only}
+    about = {"kind": kind, "default": default, "meaning": meaning, "shown": shown, "only": only, "phases": phases}
     return field(metadata=about | {"synonym": synonym, "run_each": run_each, "run_together": run_together})
 
 
 IMAGE = ("image",)
 MLP = ("mlp",)
-MODELS = ("image", "mlp", "transformer")
+MODELS = ("image", "mlp", "transformer", "llm")
 
 
 @dataclass(frozen=True)
@@ -210,22 +213,24 @@ class Settings:
             "image": "resnet50",
             "mlp": ("mlp-5x1024", "mlp-10x1024", "mlp-15x1024", "mlp-20x1024"),
             "transformer": ("distilbert", "bert-large"),
+            "llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m"),
         },
         "image: any classification model of torchvision, or Keras's own as keras-resnet50 ...; mlp: mlp-DEPTHxWIDTH or "
-        "mlp-WIDTH-WIDTH-...; transformer: distilbert, bert-base, bert-large; random weights; IMAGE_MODEL is a synonym",
+        "mlp-WIDTH-WIDTH-...; transformer: distilbert, bert-base, bert-large; llm: smollm2-135m, qwen3-0.6b, "
+        "llama-3.2-1b, llama-3.2-3b, qwen3-4b, llama-3.1-8b; random weights; IMAGE_MODEL is a synonym",
         synonym="IMAGE_MODEL",
         run_each=True,
     )
     phase: str = setting(
-        one_of("inference", "training"),
-        {"image": "inference", "mlp": "training", "transformer": "training"},
-        "inference or training",
+        dict.fromkeys(MODELS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode")},
+        {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")},
+        "inference or training; llm: prefill, decode",
         run_each=True,
     )
     batch_size: int = setting(
         whole_or_auto(1),
-        {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4)},
-        "items in one step; auto: the fastest that fits, found by doubling",
+        {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1},
+        "items in one step (llm: sequences side by side); auto: the fastest that fits, found by doubling",
         run_each=True,
     )
     num_images: int | None = setting(
@@ -240,9 +245,10 @@ class Settings:
     )
     precision: Any = setting(
         one_of("float32", "tf32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64"),
-        dict.fromkeys(MODELS, "float32") | {"tflops": ("float32", "tf32", "float16", "bfloat16")},
+        dict.fromkeys(MODELS, "float32")
+        | {"tflops": ("float32", "tf32", "float16", "bfloat16"), "llm": ByDevice(gpu="bfloat16", cpu="float32")},
         "float32 (TF32 off), tf32, mixed_float16, mixed_bfloat16 (autocast), float16, bfloat16, float64",
-        shown="float32 (tflops: float32,tf32,float16,bfloat16)",
+        shown="float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
         run_each=MODELS,
         run_together=("tflops",),
     )
@@ -264,6 +270,15 @@ class Settings:
     )
     sequence_length: int = setting(
         whole(1, 512), {"transformer": 128}, "tokens in one sequence, without padding", run_each=True
+    )
+    prompt_tokens: int = setting(
+        whole(1), {"llm": 512}, "tokens of each sequence in a step of prefill", phases=("prefill",), run_each=True
+    )
+    new_tokens: int = setting(
+        whole(1), {"llm": 128}, "tokens that decode adds to each sequence, then it starts again", phases=("decode",)
+    )
+    depth: int = setting(
+        whole(0), {"llm": 0}, "tokens that are in the cache before decode begins", phases=("decode",), run_each=True
     )
     data: str | None = setting(
         one_of("cifar10", "synthetic"),
@@ -364,7 +379,21 @@ def list_runs(script, environ=os.environ):
             given = [name for name in _names(declared) if name in environ]
             entries = [entry.strip() for entry in environ[given[0]].split(",")] if given else values
             choices.append([dict.fromkeys(given or [variable(declared)], entry) for entry in entries])
-    return [{name: text for change in changes for name, text in change.items()} for changes in product(*choices)]
+    runs = [{name: text for change in changes for name, text in change.items()} for changes in product(*choices)]
+    return [run for run in runs if not _is_repeat(run, runs[0], environ)]
+
+
+def _is_repeat(run, first, environ):
+    """Whether a run differs from another one only in settings that its phase does not use."""
+    phase = run.get("PHASE", environ.get("PHASE", "")).strip().lower()
+    unused = [variable(f) for f in fields(Settings) if not is_used_in(f.name, phase)]
+    return any(run.get(name) != first.get(name) for name in unused)
+
+
+def is_used_in(name, phase):
+    """Whether a phase uses a setting of this name."""
+    phases = next((f.metadata["phases"] for f in fields(Settings) if f.name == name), ())
+    return not phases or phase in phases
 
 
 def _names(declared):
@@ -391,12 +420,13 @@ def _read_values(declared, script, environ):
     about = declared.metadata
     if not _is_used(declared, script):
         return (None,)
+    kind = about["kind"][script] if isinstance(about["kind"], dict) else about["kind"]
     is_list = _applies(declared, "run_each", script) or _applies(declared, "run_together", script)
     given = {name: environ[name].strip() for name in _names(declared) if name in environ}
     if len(set(given.values())) > 1:
         raise SettingError(" and ".join(f"{n}={t!r}" for n, t in given.items()) + " must agree: set only one of them")
     for name, text in given.items():
-        return _parse_list(name, text, about["kind"]) if is_list else (_parse(name, text, about["kind"]),)
+        return _parse_list(name, text, kind) if is_list else (_parse(name, text, kind),)
     default = about["default"][script] if isinstance(about["default"], dict) else about["default"]
     return default if isinstance(default, tuple) else (default,)
 

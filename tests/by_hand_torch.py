@@ -1,5 +1,6 @@
 """Loops that a careful PyTorch user would write, for `make selfcheck`."""
 
+import itertools
 import os
 import statistics
 import tempfile
@@ -8,6 +9,7 @@ import time
 import numpy
 import torch
 import torchvision
+import transformers
 from PIL import Image
 from torchvision import transforms
 
@@ -21,6 +23,8 @@ def checks():
     yield check_pipeline()
     for phase in ("inference", "training"):
         yield check_loops(phase, "resnet50", {"a hand-written loop": (loop(phase), is_one)})
+    for phase in ("prefill", "decode"):
+        yield check_language_model(phase)
 
 
 def loop(phase):
@@ -56,6 +60,44 @@ def loop(phase):
         return batch_size / statistics.median(read_clock(steps) for _ in range(readings))
 
     return block
+
+
+def check_language_model(phase, tokens=64):
+    """SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token after the other."""
+    device, batch_size = on_torch.choose_device(None), 1
+    sizes = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
+    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa")
+    model = transformers.LlamaForCausalLM(config).eval().to(device)
+    ids = torch.randint(49_152, (batch_size, tokens), device=device)
+    cache = transformers.StaticCache(config=config, max_cache_len=tokens)
+
+    def steps_of_one_cache():
+        cache.reset()
+        for part in [ids] if phase == "prefill" else ids.split(1, dim=1):
+            yield model(input_ids=part, past_key_values=cache, logits_to_keep=1).logits
+
+    done = itertools.chain.from_iterable(steps_of_one_cache() for _ in itertools.count())
+
+    @torch.inference_mode()
+    def read_clock(steps):
+        start = time.perf_counter()
+        for _ in range(steps):
+            next(done)
+        if device != "cpu":
+            torch.accelerator.synchronize()
+        return (time.perf_counter() - start) / steps
+
+    def block(readings, steps):
+        read_clock(2)
+        return (
+            (tokens if phase == "prefill" else 1)
+            * batch_size
+            / statistics.median(read_clock(steps) for _ in range(readings))
+        )
+
+    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
+    return check_loops(phase, "smollm2-135m", {"a hand-written loop": (block, is_one)}, script="llm", **environ)
 
 
 def matmul(side):

@@ -18,6 +18,7 @@ from bench.timing import intervals
 from bench.timing.measure import Job, Limits, measure
 from bench.work import operators
 from image_benchmark import image_workload
+from llm_benchmark import llm_workload
 
 PAIRS = 15
 TOLERANCE = 0.02
@@ -50,21 +51,22 @@ def check_spinning():
     return say("a step that spins for 10 ms", f"off by {100 * error:+.3f} %", abs(error) <= 0.005)
 
 
-def check_loops(phase, model, loops):
+def check_loops(phase, model, loops, script="image", **environ):
     """Our step beside hand-written loops: {what: (block, is_right)}.
 
-    A block takes (readings, steps): it times so many steps so many times, and returns the median in images/s.
+    A block takes (readings, steps): it times so many steps so many times, and returns the median in items/s.
     """
-    environ = {"BATCH_SIZE": "4"} | dict(os.environ) | {"PHASE": phase, "MODEL": model}
-    settings = read_settings("image", environ)
+    environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
+    settings = read_settings(script, environ)
     framework = frameworks.load(settings.framework)
     settings = settings.on(framework.find_device(settings).device)
-    workload = image_workload(settings)
+    workload = {"image": image_workload, "llm": llm_workload}[script](settings)
     session = framework.open_session(workload, settings, phase, "device")
     passed = []
     for what, (block, is_right) in loops.items():
         pairs = [one_pair(session, block, workload) for _ in range(PAIRS)]
-        passed.append(compare(f"{model} {phase}, batch {settings.batch_size}, beside {what}", pairs, is_right))
+        about = f"{model} {phase}, batch {settings.batch_size}, beside {what}"
+        passed.append(compare(about, pairs, is_right, workload.unit))
     session.close()
     return all(passed)
 

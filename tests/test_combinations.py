@@ -13,10 +13,11 @@ from bench.machine.environment import describe_host
 from bench.rows import report, results
 from bench.settings import SettingError, list_runs, read_settings
 from image_benchmark import image_workload
+from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
 from transformer_benchmark import transformer_workload
 
-WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
+WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
 # A run in place of the real script: it obeys the model that it is asked for.
 STAND_IN = """
 import os, signal, sys, time
@@ -89,6 +90,8 @@ def test_a_mistake_in_one_entry_ends_all(run_all):
         ("image", {"MODEL": "resnet18,resnet51"}, "MODEL='resnet51' is not in torchvision: did you mean resnet50"),
         ("mlp", {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "at most 1000 layers of 999999"),
         ("transformer", {"MODEL": "distilbert,bert-huge"}, "MODEL='bert-huge' must be one of"),
+        ("llm", {"DEPTH": "0,9000", "PHASE": "decode"}, "DEPTH='9000' and NEW_TOKENS='128' need 9128 positions"),
+        ("llm", {"MODEL": "smollm2-135m,gpt-5"}, "MODEL='gpt-5' must be one of"),
         ("mlp", {"EPOCHS": "1", "PHASE": "training,inference", "DATA": "synthetic"}, "EPOCHS='1' is training"),
     ],
 )

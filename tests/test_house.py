@@ -119,7 +119,7 @@ def test_every_flag_that_is_raised_has_its_words():
 def test_make_alone_lists_targets_and_settings():
     listed = output_of("make")
     assert "make image" in listed
-    assert "default: 64 (16 on a CPU) / 32 / 32 (4 on a CPU)" in listed
+    assert "default: 64 (16 on a CPU) / 32 / 32 (4 on a CPU) / 1" in listed
     assert listed == output_of("make", "help")
 
 

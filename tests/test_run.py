@@ -15,7 +15,7 @@ import pytest
 from bench import batch_size, combinations, frameworks, run
 from bench.machine import environment, meters, sensors
 from bench.main import main
-from bench.rows import columns, results, verdict
+from bench.rows import columns, report, results, verdict
 from bench.settings import FRAMEWORKS, Framework, read_settings
 from bench.timing import measure
 from bench.work.data import image_batches
@@ -188,11 +188,45 @@ def test_every_column_is_filled_and_every_value_has_a_column(image, instrumented
         image(SUSTAIN="60")
     monkeypatch.delenv("SUSTAIN")
     image(SCOPE="device,input,end_to_end")
+    image(describe_workload=lambda settings: replace(tiny_workload(settings), bytes_per_step=16))
     image("mlp", mlp_workload, MODEL="mlp-10", DATA="synthetic", EPOCHS="1")
     image("transformer", transformer_workload, MODEL="distilbert", PHASE="inference")
     filled = {name for row in rows for name in row}
     assert set(columns.COLUMNS) - filled == OF_OTHERS
     assert filled <= set(columns.COLUMNS)
+
+
+def test_the_bytes_of_a_step_become_a_rate_beside_the_measured_one(image, tmp_path):
+    def workload(settings):
+        return replace(tiny_workload(settings), bytes_per_step=8_000_000)
+
+    moved = {"schema": "1", "status": "ok", "machine": "m", "device": "cpu", "workload": "bandwidth", "model": "copy"}
+    results.append(tmp_path / "results" / "m.csv", moved | {"throughput": 50.0, "unit": "GB/s"})
+    results.append(tmp_path / "results" / "m.csv", moved | {"throughput": 20.0, "unit": "GB/s"})
+    _, out, _, (*_, row) = image(describe_workload=workload)
+    # Eight items a step: a megabyte each.
+    assert (row["bytes_per_step"], float(row["bandwidth"])) == (
+        "8000000",
+        pytest.approx(float(row["throughput"]) / 1e3),
+    )
+    rate, percent = re.search(r"reads (\S+) GB/s \((\S+) % of what `make tflops` moves\)", out).groups()
+    assert float(rate) == pytest.approx(float(row["bandwidth"]), rel=0.01)
+    assert float(percent) == pytest.approx(100 * float(row["bandwidth"]) / 50, rel=0.01)
+    _, out, _, (*_, plain) = image()
+    assert (plain["bytes_per_step"], plain["bandwidth"], "reads" in out) == ("", "", False)
+
+
+def test_prefill_says_the_time_to_the_first_token():
+    row = {"phase": "prefill", "scope": "device", "throughput": 100.0, "unit": "tokens/s", "status": "ok", "flags": ""}
+    row |= {
+        "step_seconds_median": 0.5,
+        "first_step_seconds": 1.0,
+        "throughput_low": None,
+        "throughput_high": None,
+        "windows": 1,
+    }
+    assert "time to first token 500 ms" in report.describe_result(row)
+    assert "first token" not in report.describe_result(row | {"phase": "decode"})
 
 
 def test_rows_are_added_to_those_that_are_there(image):

@@ -228,6 +228,34 @@ def test_a_default_may_be_a_list():
     assert read_settings("transformer", {}).model == "distilbert"
 
 
+def test_language_models_have_defaults_by_device():
+    llm = read_settings("llm", {})
+    found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"), llm.on("mps"))]
+    assert found == [("smollm2-135m", "float32", 1), *[("llama-3.2-1b", "bfloat16", 1)] * 2]
+    assert (llm.prompt_tokens, llm.new_tokens, llm.depth, llm.optimizer) == (512, 128, 0, None)
+    assert list_runs("llm", {}) == [{"PHASE": "prefill"}, {"PHASE": "decode"}]
+    asked = read_settings("llm", {"MODEL": "qwen3-4b", "PRECISION": "float16"}).on("cuda")
+    assert (asked.model, asked.precision) == ("qwen3-4b", "float16")
+
+
+def test_each_script_has_its_phases():
+    assert read_settings("llm", {"PHASE": "Decode"}).phase == "decode"
+    for script, phase, said in (("llm", "training", "prefill, decode"), ("image", "decode", "inference, training")):
+        with pytest.raises(SettingError, match=f"PHASE='{phase}' must be one of: {said}"):
+            read_settings(script, {"PHASE": phase})
+
+
+def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
+    runs = list_runs("llm", {"DEPTH": "0,512", "PROMPT_TOKENS": "8,16,32", "BATCH_SIZE": "1,4"})
+    assert len(runs) == len({tuple(run.items()) for run in runs}) == 2 * 3 + 2 * 2
+    prefill = [run for run in runs if run["PHASE"] == "prefill"]
+    assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in prefill} == {("8", "0"), ("16", "0"), ("32", "0")}
+    decode = [run for run in runs if run["PHASE"] == "decode"]
+    assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in decode} == {("8", "0"), ("8", "512")}
+    assert list_runs("llm", {"PHASE": " Prefill", "DEPTH": "0,512"}) == [{"DEPTH": "0"}]
+    assert list_runs("llm", {"PHASE": "decode", "DEPTH": "0,512"}) == [{"DEPTH": "0"}, {"DEPTH": "512"}]
+
+
 def test_the_memory_format_follows_the_framework_unless_it_is_named():
     assert read_settings("image", {}).memory_format == "channels_first"
     assert read_settings("image", {"FRAMEWORK": "tf"}).memory_format == "channels_last"

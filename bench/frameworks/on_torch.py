@@ -22,7 +22,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from bench import door
-from bench.frameworks import Device, ErrorTexts, session
+from bench.frameworks import Device, ErrorTexts, on_torch_llm, session
 from bench.settings import SettingError
 from bench.timing import check
 from bench.timing.measure import MeasurementError
@@ -171,7 +171,7 @@ class Logits(torch.nn.Module):
         return self.model(input_ids=ids).logits
 
 
-BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer}
+BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer, "llm": on_torch_llm.build_llm}
 
 
 # The calls that users write. Those with `out` move as many bytes as their operands have.
@@ -262,6 +262,9 @@ class DeviceContext(session.DeviceContext):
     def build(self, workload, is_trained):
         return Model(self, self.prove(BUILDERS[workload.name](workload), workload), is_trained)
 
+    def build_cached(self, workload):
+        return on_torch_llm.CachedModel(self, workload)
+
     @torch.no_grad()
     def prove(self, module, workload):
         """The module on its device, after the proof that it and its output for a pair of items are right."""
@@ -329,6 +332,9 @@ class DeviceContext(session.DeviceContext):
 
     def sample(self, output, indices):
         return output[tuple(torch.from_numpy(each).to(self.device) for each in indices)].cpu().double().numpy()
+
+    def as_array(self, values):
+        return values.cpu().float().numpy()
 
     def read(self, values):
         return torch.linalg.vector_norm(values.detach().float()).item()

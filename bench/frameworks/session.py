@@ -19,6 +19,7 @@ from bench.timing import check
 from bench.timing.measure import MeasurementError
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
+PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,30 @@ class Model:
         return 0
 
 
+class CachedModel:
+    """A language model with a cache. A framework's class offers, for token ids on the device:
+
+    open_cache(sequences, tokens)     an empty cache for so many tokens of each sequence, in place of the last one
+    seek(length)                      the cache holds the first so many tokens from here on
+    extend(tokens)                    reads tokens, of shape (sequences, count), after those in the cache, which then
+                                      holds them too; the logits of the last one, of shape (sequences, vocabulary)
+    extend_uncompiled(tokens)         the same without the compiler
+    predict_on_cpu(tokens)            the same logits in float32 on the CPU and without a cache, as NumPy
+    """
+
+    parameters: int  # trainable
+
+    def trace_count(self):
+        """How often the framework compiled a function of this model."""
+        return 0
+
+
 class DeviceContext:
     """Where and how a framework computes: device, precision, compilation, memory. A framework's class also offers:
 
     build(workload, is_trained)       a Model, proved to be the right one and to give the right output
+    build_cached(workload)            a CachedModel, where the framework has language models
+    as_array(values)                  values in NumPy, at most float32
     open_stream(workload, settings, phase)    a Stream of the workload's batches
     operator(name)                    the function of one operator, without gradients
     put(inputs, labels)               a batch on the device, in this precision and memory format
@@ -119,6 +140,8 @@ def open_session(context, workload, settings, phase, scope):
     """The session of a workload in a phase and scope; raises SettingError or MeasurementError."""
     if workload.samples is not None:
         return OperatorSession(context, workload)
+    if phase in ("prefill", "decode"):
+        return Generation(context, workload, settings, phase)
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
     model = build_model(context, workload, settings, is_trained=phase != "inference")
@@ -300,6 +323,76 @@ SESSIONS = {
     "backward": Backward,
     "optimizer": Optimizer,
 }
+
+
+def refuse_too_large(device, needed):
+    """Raise MemoryError for weights that do not fit: where memory is the system's, it would swap or kill instead."""
+    free = meters.available_bytes() if device in ("cpu", "mps") else None
+    if free and needed > free:
+        raise MemoryError(
+            f"weights and cache take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: choose a smaller MODEL, "
+            "DEPTH or BATCH_SIZE, or 16 bits"
+        )
+
+
+def prove_cache(context, model, vocabulary):
+    """Raise MeasurementError unless tokens one by one give the last logits of all at once.
+
+    The first round starts with an empty cache, the second with one that holds a prompt.
+    """
+    ids = np.random.default_rng(context.seed).integers(1, vocabulary, size=(2, PROVED_TOKENS))
+    tokens, _ = context.put(ids, ids)
+    model.open_cache(*ids.shape)
+    expected = context.as_array(model.extend_uncompiled(tokens))
+    check.check_output(expected, model.predict_on_cpu(tokens) if context.compares_with_cpu else None)
+    for start in (0, PROVED_TOKENS // 2):
+        model.seek(0)
+        parts = [tokens[:, :start]] * bool(start) + [tokens[:, i : i + 1] for i in range(start, PROVED_TOKENS)]
+        *_, got = (context.as_array(model.extend_uncompiled(part)) for part in parts)
+        check.check_cache(got, expected, context.precision)
+
+
+class Generation(ModelSession):
+    """A step of prefill reads one batch of prompts into an empty cache; one of decode adds a token to each sequence.
+
+    Decode starts again after DEPTH where the cache is full.
+    """
+
+    def __init__(self, context, workload, settings, phase):
+        refuse_too_large(context.device, workload.resident_bytes)
+        model = context.build_cached(workload)
+        check.check_parameters(model.parameters, workload.parameters)
+        prove_cache(context, model, workload.classes)
+        batches = [ids for ids, _ in workload.batches(settings.batch_size, context.seed)]
+        model.open_cache(*batches[0].shape)
+        self.start = 0
+        if phase == "decode" and settings.depth:
+            self.start = settings.depth
+            model.extend_uncompiled(self._put(context, batches[0][:, : self.start]))
+        length = 1 if phase == "decode" else settings.prompt_tokens
+        places = range(self.start, batches[0].shape[1], length)
+        steps = [(at, self._put(context, ids[:, at : at + length])) for ids in batches for at in places]
+        super().__init__(context, model, itertools.cycle(steps))
+
+    @staticmethod
+    def _put(context, ids):
+        return context.put(np.ascontiguousarray(ids), ids)[0]
+
+    def step(self):
+        place, tokens = next(self.batches)
+        if place == self.start:
+            self.model.seek(place)
+        self.watched = self.model.extend(tokens)
+
+    def settle(self):
+        if self.context.compares_compiled:
+            place, tokens = next(self.batches)
+            outputs = []
+            for extend in (self.model.extend, self.model.extend_uncompiled):
+                self.model.seek(place)
+                outputs.append(self.context.as_array(extend(tokens)))
+            check.check_compiled(*outputs)
+        BaseSession.settle(self)
 
 
 class EpochSession(Training):

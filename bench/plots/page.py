@@ -15,6 +15,7 @@ TITLES = {
     "image": "Image models",
     "mlp": "Multilayer perceptrons, images of CIFAR-10's size",
     "transformer": "Transformers",
+    "llm": "Language models",
     "matmul": "Matmuls",
     "convolution": "Convolutions",
     "bandwidth": "Memory bandwidth",

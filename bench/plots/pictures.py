@@ -52,6 +52,28 @@ def transformers(stored):
     return fastest(stored, "transformer", models, "{}", "sequences/s of 128 tokens")
 
 
+def llm(stored):
+    found = select.generation(stored.believed, is_quantised=False)
+    return bars(panels_of_models(found), "tokens/s of one sequence, random weights")
+
+
+def llm_quantised(stored):
+    found = select.generation(stored.believed, is_quantised=True)
+    return bars(panels_of_models(found), "tokens/s of one sequence, weights of 8 bits or fewer")
+
+
+def panels_of_models(found):
+    return [(model, of) for (model, _), of in found.groupby(["model", "phase"], sort=False)]
+
+
+def depth(stored):
+    """Tokens/s of decode over depth, a line a machine, model, precision and batch size."""
+    apart = [*select.WHO, "model", "precision", "compile", "batch_size"]
+    curves = curves_of(select.cache_depths(stored.believed), "tokens", "rate", apart, name_decode)
+    words = "Decode: single tokens after a prompt"
+    return draw.lines(curves, {"rate": "tokens/s"}, words, "tokens in the cache before it begins") if curves else None
+
+
 def fastest(stored, workload, models, title, unit):
     panels = [
         (title.format(model), select.fastest(stored.believed, workload, model, phase))
@@ -75,7 +97,7 @@ def peaks(stored):
 
 def joules(stored):
     panels = [(model, found) for (model, _), found in select.per_joule(stored.believed).groupby(["model", "phase"])]
-    return bars(panels, "images or sequences per joule, of the power that each one's meter covers")
+    return bars(panels, "images, sequences or tokens per joule, of the power that each one's meter covers")
 
 
 def speedup(stored):
@@ -134,7 +156,10 @@ def sustained(stored):
     return draw.lines(curves, panels, words, "minutes", rows=len(panels)) if curves else None
 
 
-PICTURES = (images, transformers, mlp, tflops, peaks, bandwidth, scopes, speedup, joules, sustained)
+PICTURES = (
+    *(images, transformers, llm, llm_quantised, depth, mlp, tflops),
+    *(peaks, bandwidth, scopes, speedup, joules, sustained),
+)
 
 
 def bars(panels, unit):
@@ -198,6 +223,11 @@ def name_best_size(row):
     """The name of a curve, from its highest point."""
     best = " (published)" if row["published"] else f": best at M = {row['side']:.0f}"
     return f"{name_device(row)}, {row['precision']}{best}"
+
+
+def name_decode(row):
+    words = columns.words_of(row, ("model", "precision", "compile", "batch_size"))
+    return ", ".join([name_published(row), *words.values()])
 
 
 def name_run(run):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from bench.rows import tables
+from bench.work.language import BYTES
 from bench.work.workload import TRAIN_IMAGES
 
 WRONG_CLOCKS = ("cpu_time", "unsynchronised")
@@ -37,7 +38,7 @@ def load(folder, warn):
         summary,
         believe(summary),
         believe(tables.summarize(of_pipelines)),
-        cited.assign(of_peak=math.nan),
+        cited.assign(of_peak=math.nan, of_bandwidth=math.nan),
         tables.sustained_runs(rows),
     )
 
@@ -83,6 +84,27 @@ def depths(summary):
         found[f"seconds_an_epoch{end}"] = TRAIN_IMAGES / found[f"rate{inverse}"]
     found = found.sort_values(["data", "rate"], ascending=[True, False])  # CIFAR-10, else synthetic
     return found.drop_duplicates([*WHO, "depth"]).sort_values("depth")
+
+
+def generation(summary, is_quantised):
+    """Tokens/s of one sequence in prefill and decode: the fastest of WHO, model, phase, prompt and depth.
+
+    Precisions that this program knows are apart from quantised weights, which are other work.
+    """
+    found = summary[(summary["workload"] == "llm") & (summary["batch_size"] == "1") & summary["value"].notna()]
+    found = found[found["scope"].eq("device") & (found["precision"].isin(BYTES) != is_quantised)]
+    apart = ["model", "phase", "prompt_tokens", "depth"]
+    return best(found, *apart, *(["precision"] if is_quantised else []))
+
+
+def cache_depths(summary):
+    """Tokens/s of decode where a machine has several depths: `tokens` in the cache, `rate`, its _low and _high."""
+    found = summary[(summary["workload"] == "llm") & (summary["phase"] == "decode") & summary["value"].notna()]
+    found = found[found["scope"] == "device"].assign(tokens=pd.to_numeric(found["depth"], errors="coerce"))
+    found = found.assign(rate=found["value"], rate_low=found["low"], rate_high=found["high"])
+    apart = [*WHO, "model", "precision", "compile", "batch_size"]
+    found = found[found["tokens"].notna()].sort_values("value", ascending=False).drop_duplicates([*apart, "tokens"])
+    return found[found.groupby(apart)["tokens"].transform("size") > 1].sort_values("tokens")
 
 
 def sizes(summary):

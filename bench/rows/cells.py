@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from bench.rows.columns import COLUMNS, SCHEMA
 from bench.rows.verdict import Rate, name_bottleneck
-from bench.settings import AUTO, SCOPES
+from bench.settings import AUTO, SCOPES, is_used_in
 from bench.timing.measure import METHOD_VERSION
 
 
@@ -35,7 +35,7 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
     }
     return {
         **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
-        **{name: None for name, is_used in used.items() if not is_used},
+        **{name: None for name in asked if not used.get(name, is_used_in(name, phase))},
         **asdict(host),
         **device,
         "schema": SCHEMA,

@@ -65,12 +65,14 @@ COLUMNS = {
     "framework": Column("work", "torch or tensorflow", words=""),
     "framework_version": Column("version", "with its build"),
     # workload
-    "workload": Column("work", "image, mlp, transformer, matmul, convolution or bandwidth", words=""),
+    "workload": Column("work", "image, mlp, transformer, llm, matmul, convolution or bandwidth", words=""),
     "model": Column(
         "work", "its name; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ...", words="{}"
     ),
     "phase": Column(
-        "work", "inference, training, forward, backward or optimizer; blank for a single operator", words="{}"
+        "work",
+        "inference, training, forward, backward or optimizer; of an llm prefill or decode; blank for an operator",
+        words="{}",
     ),
     "scope": Column(
         "work",
@@ -83,9 +85,12 @@ COLUMNS = {
     "measured_precision": Column("result", "as a probe against float64 found it"),
     "compile": Column("work", "1 or 0", words={"1": "compiled", "0": ""}),
     "memory_format": Column("work", "channels_first or channels_last", words="{}"),
-    "batch_size": Column("work", "items in one step", words="batch {}"),
+    "batch_size": Column("work", "items in one step; of an llm sequences", words="batch {}"),
     "image_size": Column("work", "pixels a side", words="{} px", said_for=("image",)),
     "sequence_length": Column("work", "tokens", words="{} tokens"),
+    "prompt_tokens": Column("work", "of each sequence in a step of prefill", words="prompt of {}"),
+    "new_tokens": Column("work", "that decode adds before it starts again", words="{} new tokens"),
+    "depth": Column("work", "tokens in the cache before decode begins", words="depth {}"),
     "data": Column("work", "synthetic, jpeg or cifar10", words="{} images", said_for=("mlp",)),
     "optimizer": Column("work", "sgd or adam", words="{}"),
     "num_workers": Column("setup", "input processes, or threads of tf.data", words="{} workers"),
@@ -125,6 +130,10 @@ COLUMNS = {
     # physics
     "flops_per_item": Column("result", "of the phase; 1 multiply-add = 2", "positive"),
     "tflops": Column("result", "throughput x flops_per_item / 10**12", "positive"),
+    "bytes_per_step": Column(
+        "result", "that a step of decode has to read: the weights once, and the cache at its mean length", "positive"
+    ),
+    "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
     "peak_memory_bytes": Column(
         "result", "allocated on the device; of the process where the device is the cpu", "meter"
     ),

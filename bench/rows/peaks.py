@@ -71,6 +71,25 @@ def fraction_of_peak(row, best):
     return float(row["tflops"]) / float(peak["tflops"]) if peak and row.get("tflops") else None
 
 
+def measured_bandwidths(rows):
+    """{(machine, device): GB/s} of the fastest bandwidth operator, in rows of text."""
+    best = {}
+    for row in rows:
+        if row["workload"] == "bandwidth" and row["status"] == "ok" and row["throughput"]:
+            key = row["machine"], row["device"]
+            best[key] = max(best.get(key, 0.0), float(row["throughput"]))
+    return best
+
+
+def fraction_of_bandwidth(row, best):
+    """GB/s of a row over its machine's best of measured_bandwidths(); None where either is unknown.
+
+    It may exceed 1: a step of decode only reads, which some machines do faster than they copy.
+    """
+    measured = best.get((row["machine"], row["device"]))
+    return float(row["bandwidth"]) / measured if measured and row.get("bandwidth") else None
+
+
 def compare_frameworks(rows, device):
     """A sentence for each precision in which two frameworks' latest peaks on a device differ by over 10 %."""
     latest = {}

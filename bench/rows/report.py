@@ -46,7 +46,7 @@ def describe_task(row):
     return f"{describe_work(row)}, {who} ({where})"
 
 
-def describe_result(row, peak_fraction=None):
+def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
     """The lines of one row: what was measured, how sure that is, and every doubt."""
     label = row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"] or "all"
     label = f"{label} {row['epoch']}" if row.get("epoch") else label
@@ -58,7 +58,7 @@ def describe_result(row, peak_fraction=None):
     if row.get("epoch"):
         lines = [f"{rate}  {describe_epoch(row)}"]
     else:
-        lines = [f"{rate}  {describe_interval(row)}", describe_details(row, peak_fraction)]
+        lines = [f"{rate}  {describe_interval(row)}", describe_details(row, peak_fraction, bandwidth_fraction)]
     if row["status"] != "ok":
         lines.append(f"{row['status']}: the row holds the windows that were complete")
     if row["flags"]:
@@ -103,8 +103,10 @@ def explain(flags):
     return "\n".join(f"  {flag}: {words}" for flag, words in FLAGS.items() if flag in flags)
 
 
-def describe_details(row, peak_fraction):
+def describe_details(row, peak_fraction, bandwidth_fraction):
     details = [f"first step {row['first_step_seconds']:.3g} s"]
+    if row["phase"] == "prefill":
+        details.append(f"time to first token {1e3 * row['step_seconds_median']:.4g} ms")
     if row.get("peak_memory_bytes"):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
@@ -112,6 +114,11 @@ def describe_details(row, peak_fraction):
         share = "" if peak_fraction is None else f" ({100 * peak_fraction:.3g} % of this machine's measured peak"
         share += "" if peak_fraction is None else ", which is a matmul's)" if peak_fraction > 1 else ")"
         details.append(f"{row['tflops']:.3g} TFLOP/s{share}, {row['measured_precision']} as measured")
+    if row.get("bandwidth"):
+        measured = (
+            "" if bandwidth_fraction is None else f" ({100 * bandwidth_fraction:.3g} % of what `make tflops` moves)"
+        )
+        details.append(f"reads {row['bandwidth']:.3g} GB/s{measured}")
     return ", ".join(details + describe_physics(row))
 
 

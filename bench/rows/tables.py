@@ -18,7 +18,7 @@ from bench.settings import read_settings
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
 WORK = (*columns.WORK, "kind")
 NUMBERS = columns.of_kind("number", "positive", "meter")
-MEDIANS = ["value", "tflops", "peak_memory_bytes", "power_watts", "joules_per_item"]  # of repetitions
+MEDIANS = ["value", "tflops", "bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]  # of repetitions
 OPERATORS = ("matmul", "convolution")
 SINGLE = (*OPERATORS, "bandwidth")  # one operator in place of a model
 DONE = ("ok", "interrupted")
@@ -142,11 +142,20 @@ def burst_and_sustained(run):
 
 
 def add_peak_fraction(summary, rows):
-    """The column `of_peak`: TFLOP/s over the machine's own best peak among all rows, where both were measured here."""
+    """The columns `of_peak` and `of_bandwidth`: TFLOP/s and GB/s over the machine's own best ones among all rows.
+
+    They are blank unless both were measured here.
+    """
     best = peaks.measured_peaks(rows[rows["model"] == "matmul-peak"].to_dict("records"))
+    moved = peaks.measured_bandwidths(rows[rows["throughput"] > 0].to_dict("records"))
     known = summary[["machine", "device", "precision", "tflops"]].to_dict("records")
     of_peak = pd.Series([peaks.fraction_of_peak(row, best) for row in known], index=summary.index, dtype=float)
-    return summary.assign(of_peak=of_peak.where(~summary["published"]))
+    read = summary[["machine", "device", "bandwidth"]].to_dict("records")
+    of_bandwidth = pd.Series(
+        [peaks.fraction_of_bandwidth(row, moved) for row in read], index=summary.index, dtype=float
+    )
+    own = ~summary["published"]
+    return summary.assign(of_peak=of_peak.where(own), of_bandwidth=of_bandwidth.where(own))
 
 
 def limit_rows(frame, limit):
@@ -198,6 +207,8 @@ CELLS = {
     "interval": interval,
     "TFLOP/s": lambda row: "" if row["workload"] in OPERATORS else figure(row["tflops"], "{:.3g}"),
     "of peak": lambda row: figure(100 * row["of_peak"], "{:.0f} %"),
+    "GB/s": lambda row: figure(row["bandwidth"], "{:.3g}"),
+    "of bandwidth": lambda row: figure(100 * row["of_bandwidth"], "{:.0f} %"),
     "GB": lambda row: figure(row["peak_memory_bytes"] / 1e9, "{:.2f}"),
     "W": lambda row: figure(row["power_watts"], "{:.0f}"),
     "J/item": lambda row: figure(row["joules_per_item"], "{:.3g}"),

@@ -21,7 +21,7 @@ LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5}
 class Workload:
     """One kind of work. A framework looks up the function that builds its model by `name`."""
 
-    name: str  # "image", "mlp" or "transformer"; of an operator "matmul", "convolution" or "bandwidth"
+    name: str  # "image", "mlp", "transformer" or "llm"; of an operator "matmul", "convolution" or "bandwidth"
     model: str
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves
@@ -36,6 +36,8 @@ class Workload:
     dataset: Callable[[], tuple] | None = None
     # operators only: (operands) -> (indices into the output, float64 values there)
     samples: Callable[[tuple], tuple] | None = None
+    bytes_per_step: int | None = None  # that a step has to read from memory, where that can be the limit
+    resident_bytes: int = 0  # of weights and cache, where that is large
 
     @property
     def batch_bytes(self):

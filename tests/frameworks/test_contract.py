@@ -15,6 +15,7 @@ from bench.settings import FRAMEWORKS, Framework, SettingError, read_settings
 from bench.timing import measure
 from bench.work import cifar10, data, operators
 from image_benchmark import image_workload
+from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
 from tests.conftest import TESTED
 from tests.frameworks.sessions import SCRIPTS, Opener
@@ -101,6 +102,10 @@ def test_unknown_work_is_refused(opener):
     workload = replace(mlp_workload(settings), name="chess")
     with pytest.raises(SettingError, match=f"FRAMEWORK='{opener.name}' cannot run chess: it has image, mlp"):
         opener.framework.open_session(workload, settings, "training", "device")
+    if opener.name != "torch":
+        settings = read_settings("llm", {"PHASE": "decode"}).on("cpu")
+        with pytest.raises(SettingError, match=f"FRAMEWORK='{opener.name}' cannot run llm: it has image, mlp"):
+            opener.framework.open_session(llm_workload(settings), settings, "decode", "device")
     for scope in ("device", "input"):
         with pytest.raises(SettingError, match=r"MODEL='unknown' is not in .*: did you mean "):
             opener("image", scope=scope, MODEL="unknown")

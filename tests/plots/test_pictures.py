@@ -77,6 +77,23 @@ def test_common_settings_stand_in_the_title_and_the_others_beside_the_bars(folde
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a (CPU), torch", "b (CPU), torch"]
 
 
+def test_language_models_have_panels_of_their_phases_and_a_line_over_depth(folder):
+    words = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": "", "unit": "tokens/s"}
+    decode = words | {"phase": "decode", "new_tokens": "128", "precision": "bfloat16"}
+    write(folder, [rate(9) | decode | {"depth": "0"}, rate(8) | decode | {"depth": "2048"}])
+    write(folder, [rate(700) | words | {"phase": "prefill", "prompt_tokens": "512", "precision": "bfloat16"}])
+    write(folder, [rate(99) | decode | {"depth": "2048", "precision": "4-bit", "source": "https://x"}], "p")
+    stored = load(folder)
+    prefill, decode = pictures.llm(stored).axes
+    assert prefill.get_title(loc="left") == "qwen3-4b, prefill, bfloat16, batch 1, prompt of 512"
+    assert [text.get_text() for text in decode.texts] == ["9", "depth 0", "8", "depth 2048"]
+    (quantised,) = titles(pictures.llm_quantised(stored))
+    assert quantised == "qwen3-4b, decode, 4-bit, batch 1, 128 new tokens, depth 2048"
+    (axes,) = pictures.depth(stored).axes
+    line = axes.containers[0].lines[0]
+    assert line.get_xdata().tolist() == [0, 2048]
+
+
 def test_the_part_that_limits_is_marked(folder):
     three = [rate(100), rate(40) | {"scope": "input"}, rate(38) | {"scope": "end_to_end", "bottleneck": "input"}]
     write(folder, [row | {"run_id": "three"} for row in three])
@@ -168,6 +185,10 @@ def many(folder, count):
         rows += [rate(3 + i) | bert]
         mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32"}
         rows += [rate(9000 / depth + i) | mlp | {"model": f"mlp-{depth}x1024"} for depth in (5, 10)]
+        llm = {"workload": "llm", "model": "llama-3.1-8b", "batch_size": "1", "image_size": "", "precision": "bfloat16"}
+        rows += [rate(500 + i) | llm | {"phase": "prefill", "prompt_tokens": "512"}]
+        rows += [rate(50 + i) | llm | {"phase": "decode", "depth": depth} for depth in ("0", "512")]
+        rows += [rate(90 + i) | llm | {"phase": "decode", "depth": "0", "precision": "4-bit"}]
         rows += [rate(1) | MATMUL | {"model": model, "tflops": str(1 + i)} for model in ("matmul", "matmul-peak")]
         rows += [rate(40 + i) | {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": ""}]
         write(folder, [row | {"run_id": "one"} for row in rows] + sustained(f"run-{i}", [10 + i] * 9), name)

@@ -44,6 +44,44 @@ def test_epochs_over_depth_with_seconds_as_published(folder):
     assert (own["seconds_an_epoch_low"], own["seconds_an_epoch_high"]) == pytest.approx((50_000 / 7500, 20))
 
 
+def decode(length, **changes):
+    words = {"workload": "llm", "model": "qwen3-4b", "phase": "decode", "depth": str(length), "new_tokens": "128"}
+    return words | {"batch_size": "1", "image_size": "", "unit": "tokens/s"} | changes
+
+
+def test_quantised_models_are_never_beside_others(folder):
+    write(
+        folder, [rate(50) | decode(0, precision="bfloat16"), rate(20) | decode(0), rate(9) | decode(0, batch_size="4")]
+    )
+    for bits in ("8-bit", "4-bit", "mxfp4", "bfloat16"):
+        write(folder, [rate(99) | decode(0, precision=bits, source="https://x")], "p")
+    found = select.generation(summary(folder), is_quantised=False)
+    assert sorted(found[["machine", "precision"]].to_numpy().tolist()) == [["a", "bfloat16"], ["p", "bfloat16"]]
+    found = select.generation(summary(folder), is_quantised=True)
+    assert sorted(found["precision"]) == ["4-bit", "8-bit", "mxfp4"]
+    assert found["published"].all()
+
+
+def test_prompts_and_depths_of_other_lengths_are_other_work(folder):
+    prefill = {"phase": "prefill", "depth": "", "new_tokens": ""}
+    write(folder, [rate(9) | decode(0), rate(8) | decode(512), rate(7) | decode(512, compile="1")])
+    write(folder, [rate(5) | decode(0, **prefill, prompt_tokens=n) for n in ("512", "2048")])
+    found = select.generation(summary(folder), is_quantised=False)
+    lines = found[["value", "phase", "prompt_tokens", "depth"]].to_numpy().tolist()
+    expected = [[9, "decode", "", "0"], [8, "decode", "", "512"], [5, "prefill", "512", ""], [5, "prefill", "2048", ""]]
+    assert sorted(lines) == sorted(expected)
+
+
+def test_decode_over_depth_needs_several_depths(folder):
+    write(folder, [rate(9) | decode(0), rate(8) | decode(512), rate(4) | decode(0, batch_size="4")])
+    write(folder, [rate(50) | decode(2048, source="https://x")], "p")
+    found = select.cache_depths(summary(folder))
+    assert found[["machine", "batch_size", "tokens", "rate"]].to_numpy().tolist() == [
+        ["a", "1", 0, 9],
+        ["a", "1", 512, 8],
+    ]
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -36,6 +36,22 @@ def test_repetitions_give_the_median_and_what_covers_all_of_them(write):
     assert tables.interval(row) == "89.1 to 111.1, 3 runs"
 
 
+def test_the_share_of_the_bandwidth_is_of_the_machines_own_best(write):
+    moved = {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": "", "batch_size": ""}
+    decode = {"workload": "llm", "model": "llama", "phase": "decode", "unit": "tokens/s", "bandwidth": "30"}
+    rows = [rate(40) | moved, rate(60) | moved | {"model": "add"}, rate(90) | moved | {"device": "cuda"}]
+    path = write(
+        *rows, rate(10) | decode, rate(10) | decode | {"source": "https://x"}, rate(1) | decode | {"bandwidth": ""}
+    )
+    lines = summary(path)[0]
+    found = lines[lines["workload"] == "llm"][["published", "of_bandwidth"]].to_numpy().tolist()
+    assert found[0] == [True, pytest.approx(math.nan, nan_ok=True)]
+    (own,) = summary(write(*rows, rate(10) | decode, machine="b"))[0].query("workload == 'llm'").to_dict("records")
+    assert own["of_bandwidth"] == 0.5
+    assert tables.CELLS["of bandwidth"](own) == "50 %"
+    assert tables.CELLS["GB/s"](own) == "30"
+
+
 def test_rows_of_an_older_version_are_not_mixed_in(write):
     (row,) = summary(write(rate(50) | {"framework_version": "2.14"}, rate(100), rate(102)))[0].to_dict("records")
     assert (row["value"], row["rows"], row["framework_version"]) == (101, 2, "2.15")
@@ -172,7 +188,11 @@ def test_what_is_no_regular_file_is_left_out(tmp_path):
 
 def test_no_cell_is_more_than_its_text(write):
     row = {"machine": "<script>", "model": "![x](http://y)", "note": "\x1b[31mred", "framework_version": "`#` & [a](b)"}
-    (line,) = tables.summarize(tables.read_rows([write({})])).assign(of_peak=math.nan, **row).to_dict("records")
+    (line,) = (
+        tables.summarize(tables.read_rows([write({})]))
+        .assign(of_peak=math.nan, of_bandwidth=math.nan, **row)
+        .to_dict("records")
+    )
     cells = {"machine": lambda row: row["machine"]} | tables.CELLS | {"note": lambda row: row["note"]}
     page = tables.markdown(cells, [line])
     assert not set("<>[]`\x1b") & set(page)

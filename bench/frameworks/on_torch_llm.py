@@ -1,0 +1,112 @@
+"""Language models in PyTorch: the transformers library's own classes, its static cache, and random weights."""
+
+import itertools
+
+import torch
+
+from bench.frameworks import session
+from bench.work.language import DECODERS
+
+POOL_NUMBERS = 2**24
+
+
+def build_llm(workload):
+    """A decoder of the transformers library on the meta device: shapes without memory."""
+    import transformers  # takes ten seconds: only where it is needed
+
+    sizes = DECODERS[workload.model]
+    rotary: dict = {"rope_type": "default", "rope_theta": sizes.theta}
+    if sizes.stretch > 1:
+        rotary |= {"rope_type": "llama3", "factor": sizes.stretch, "original_max_position_embeddings": 8192}
+        rotary |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    name = "Qwen3" if sizes.is_qwen else "Llama"
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.inner,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.cached_heads,
+        head_dim=sizes.head_width,
+        max_position_embeddings=sizes.positions,
+        rms_norm_eps=sizes.norm_epsilon,
+        rope_parameters=rotary,
+        tie_word_embeddings=sizes.is_tied,
+        attn_implementation="sdpa",
+    )
+    with torch.device("meta"):
+        return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def allocate(module, device, dtype):
+    """Give a module of the meta device its memory, once and in its final type: twice the weights may not fit."""
+    module.to(dtype).to_empty(device=device)
+    module.tie_weights()
+    with torch.device(device):  # the rotary frequencies are computed, not loaded, and stay in float32
+        module.model.rotary_emb = type(module.model.rotary_emb)(config=module.config)
+    return module
+
+
+@torch.no_grad()
+def fill(module):
+    """Random weights that keep the variance of what passes them; norms are ones.
+
+    All are cut from one pool of numbers: to draw eight billion takes a CPU a minute.
+    """
+    first = next(module.parameters())
+    pool, starts = torch.randn(POOL_NUMBERS, device=first.device, dtype=first.dtype), itertools.count(0, 65_537)
+    for weights in module.parameters():
+        if weights.ndim == 1:
+            weights.fill_(1)
+            continue
+        start = next(starts) % (POOL_NUMBERS // 2)
+        for part in weights.view(-1).split(POOL_NUMBERS // 2):
+            torch.mul(pool[start : start + len(part)], weights.shape[1] ** -0.5, out=part)
+
+
+class CachedModel(session.CachedModel):
+    """A decoder with its static cache. The contract is in session.py."""
+
+    def __init__(self, context, workload):
+        from transformers import StaticCache
+
+        self.context, self.new_cache = context, StaticCache
+        self.uncompiled = allocate(build_llm(workload), context.device, context.dtype)
+        fill(self.uncompiled)
+        self.parameters = sum(p.numel() for p in self.uncompiled.parameters())
+        self.module = self.uncompiled
+        if context.compile:
+            # CUDA graphs: a decode step is thousands of small kernels; to launch them takes longer than to run them.
+            mode = "reduce-overhead" if context.device == "cuda" else None
+            self.module = torch.compile(self.uncompiled, dynamic=False, mode=mode)
+
+    def open_cache(self, sequences, tokens):
+        config, where = self.uncompiled.config, (self.context.dtype, torch.device(self.context.device))
+        self.cache = self.new_cache(config=config, max_cache_len=tokens)
+        with torch.inference_mode():
+            self.cache.early_initialization(sequences, config.num_key_value_heads, config.head_dim, *where)
+
+    @torch.inference_mode()
+    def seek(self, length):
+        for layer in self.cache.layers:
+            layer.cumulative_length.fill_(length)
+
+    def extend(self, tokens):
+        return self._run(self.module, tokens)
+
+    def extend_uncompiled(self, tokens):
+        return self._run(self.uncompiled, tokens)
+
+    @torch.inference_mode()
+    def _run(self, module, tokens):
+        return module(input_ids=tokens, past_key_values=self.cache, logits_to_keep=1).logits[:, -1]
+
+    @torch.inference_mode()
+    def predict_on_cpu(self, tokens):
+        self.uncompiled.to("cpu")
+        logits = self.uncompiled(input_ids=tokens.cpu(), use_cache=False, logits_to_keep=1).logits[:, -1]
+        self.uncompiled.to(self.context.device)
+        return logits.numpy()
+
+    def trace_count(self):
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.context.compile else 0

@@ -1,0 +1,247 @@
+"""Language models in PyTorch, two layers deep: what a step computes, and that a wrong cache is found."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench import frameworks
+from bench.frameworks import on_torch, on_torch_llm, session
+from bench.machine import meters
+from bench.settings import read_settings
+from bench.timing import measure
+from bench.work import language
+from bench.work.language import DECODERS, Decoder
+from llm_benchmark import llm_workload
+
+TINY = {
+    "tiny-llama": Decoder(2, 64, 4, 2, 16, 96, 500, 64, 1e4, stretch=8, is_tied=False),
+    "tiny-qwen": Decoder(2, 64, 4, 2, 32, 96, 500, 64, 1e4, is_qwen=True, norm_epsilon=1e-6),
+}
+TINY_SETTINGS = {"MODEL": "tiny-llama", "PRECISION": "float32", "BATCH_SIZE": "2", "PROMPT_TOKENS": "6"}
+TINY_SETTINGS |= {"DEPTH": "3", "NEW_TOKENS": "4"}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(on_torch_llm, "POOL_NUMBERS", 2**18)
+    for name, decoder in TINY.items():
+        monkeypatch.setitem(DECODERS, name, decoder)
+
+
+def prepare(phase="decode", **environ):
+    settings = read_settings("llm", TINY_SETTINGS | {"PHASE": phase} | environ)
+    settings = settings.on(on_torch.find_device(settings).device)
+    return llm_workload(settings), settings
+
+
+def open_session(phase="decode", **environ):
+    return on_torch.open_session(*prepare(phase, **environ), phase, "device")
+
+
+@torch.inference_mode()
+def uncached(session, tokens):
+    """The last logits of these tokens, without a cache."""
+    ids = torch.as_tensor(tokens, device=session.context.device)
+    return session.model.uncompiled(input_ids=ids, use_cache=False).logits[:, -1]
+
+
+def close(got, expected):
+    return torch.linalg.vector_norm(got - expected) < 1e-4 * torch.linalg.vector_norm(expected)
+
+
+@pytest.mark.parametrize("model", TINY)
+def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model):
+    workload, _ = prepare(MODEL=model)
+    session = open_session(MODEL=model)
+    batches = [ids for ids, _ in workload.batches(2, 0)]
+    for turn in range(9):  # two rounds over all batches, and one more
+        ids = batches[turn % 4]
+        for place in range(3, 7):
+            session.step()
+            # The prompt that lies in the cache is the first batch's.
+            tokens = torch.cat([torch.as_tensor(batches[0][:, :3]), torch.as_tensor(ids[:, 3 : place + 1])], 1)
+            assert close(session.watched, uncached(session, tokens)), (turn, place)
+
+
+@pytest.mark.parametrize("model", TINY)
+def test_a_step_of_prefill_is_the_model_itself(model):
+    workload, _ = prepare("prefill", MODEL=model)
+    session = open_session("prefill", MODEL=model)
+    batches = [ids for ids, _ in workload.batches(2, 0)]
+    assert batches[0].shape == (2, 6)
+    for turn in range(6):
+        session.step()
+        assert session.watched.shape == (2, 500)
+        assert close(session.watched, uncached(session, batches[turn % 4]))
+
+
+def test_decode_without_depth_begins_with_an_empty_cache():
+    workload, _ = prepare(DEPTH="0", NEW_TOKENS="1")
+    session = open_session(DEPTH="0", NEW_TOKENS="1")
+    for ids, _ in workload.batches(2, 0) * 2:
+        session.step()
+        assert close(session.watched, uncached(session, ids))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_session_is_measured(phase):
+    session = open_session(phase, NEW_TOKENS="1")
+    assert session.measured_precision == "float32"
+    measured = measure.measure(measure.Job(session, 2, measure.Limits(max_seconds=0.1)))
+    assert not {"recompiled", "not_finite"} & set(measured.flags)
+    session.close()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float64"])
+def test_weights_and_cache_have_the_precision_asked_for(precision):
+    session = open_session(PRECISION=precision)
+    layer = session.model.cache.layers[0]
+    held = {p.dtype for p in session.model.uncompiled.parameters()} | {layer.keys.dtype, layer.values.dtype}
+    assert held == {getattr(torch, precision)}
+    session.step()
+    assert torch.isfinite(session.watched).all()
+    decoder = DECODERS["tiny-llama"]
+    stored = sum(each.nbytes for layer in session.model.cache.layers for each in (layer.keys, layer.values))
+    assert stored == 2 * language.cache_bytes(decoder, 7, precision)
+    weights = sum(p.nbytes for p in session.model.uncompiled.parameters())
+    assert weights == language.weight_bytes(decoder, precision)
+
+
+# Positions and cache: what is wrong must be found before anything is timed.
+
+
+def cache_not_used(model, tokens):
+    return model.uncompiled(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[:, -1]
+
+
+def rotary_off_by_one(model, tokens):
+    places = torch.arange(tokens.shape[1], device=tokens.device)[None] + model.cache.get_seq_length()
+    places += tokens.shape[1] == 1
+    cache = {"past_key_values": model.cache, "position_ids": places}
+    return model.uncompiled(input_ids=tokens, logits_to_keep=1, **cache).logits[:, -1]
+
+
+def slot_off_by_one(model, tokens):
+    logits = model._run(model.uncompiled, tokens)
+    if tokens.shape[1] > 1:  # the next token writes over the last one of the prompt
+        model.seek(tokens.shape[1] - 1)
+    return logits
+
+
+def mask_left_out(model, tokens):
+    """Attention over empty slots too."""
+    if tokens.shape[1] > 1:
+        return model._run(model.uncompiled, tokens)
+    seen = torch.ones(2, 1, 1, session.PROVED_TOKENS, dtype=torch.bool, device=tokens.device)
+    cache = {"past_key_values": model.cache, "attention_mask": seen}
+    return model.uncompiled(input_ids=tokens, logits_to_keep=1, **cache).logits[:, -1]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sabotaged", [cache_not_used, rotary_off_by_one, slot_off_by_one, mask_left_out])
+def test_a_wrong_cache_is_wrong_output(monkeypatch, sabotaged, precision):
+    monkeypatch.setattr(on_torch_llm.CachedModel, "extend_uncompiled", torch.inference_mode()(sabotaged))
+    with pytest.raises(measure.MeasurementError, match="single tokens through the cache differ by") as error:
+        open_session(PRECISION=precision)
+    assert error.value.status == "wrong_output"
+
+
+def test_a_device_that_computes_something_else_is_wrong_output(monkeypatch):
+    monkeypatch.setattr(session.DeviceContext, "compares_with_cpu", True, raising=False)
+    context = on_torch.DeviceContext(prepare()[1])
+    context.compares_with_cpu = True
+    model = context.build_cached(prepare()[0])
+    session.prove_cache(context, model, 500)
+    with torch.no_grad():
+        predict = model.predict_on_cpu
+        monkeypatch.setattr(model, "predict_on_cpu", lambda tokens: 1.01 * predict(tokens))
+    with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):
+        session.prove_cache(context, model, 500)
+
+
+def test_another_number_of_parameters_is_refused(monkeypatch):
+    monkeypatch.setattr(language, "count_parameters", lambda decoder: 7)
+    with pytest.raises(measure.MeasurementError, match="trainable parameters, not 7"):
+        open_session()
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_wrong_compiled_step_is_refused(monkeypatch, phase):
+    class Compiled:
+        def __init__(self, module, dynamic, mode):
+            self.module = module
+
+        def __call__(self, **inputs):
+            output = self.module(**inputs)
+            return SimpleNamespace(logits=output.logits * self.factor)
+
+    def settle(factor):
+        monkeypatch.setattr(Compiled, "factor", factor, raising=False)
+        session = open_session(phase, COMPILE="1")
+        session.step()
+        session.settle()
+        session.step()
+        session.close()
+
+    monkeypatch.setattr(torch, "compile", Compiled)
+    settle(1)
+    with pytest.raises(measure.MeasurementError, match="compiled, the output differs by"):
+        settle(1.01)
+
+
+# The published shapes
+
+
+@pytest.mark.parametrize("model", [name for name in DECODERS if not name.startswith("tiny")])
+def test_the_librarys_models_have_the_published_parameters(model):
+    workload, _ = prepare(MODEL=model)
+    module = on_torch_llm.build_llm(workload)
+    assert on_torch.count_parameters(module) == workload.parameters
+    assert {p.device.type for p in module.parameters()} == {"meta"}
+    assert module.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("model", TINY)
+def test_tied_tables_stay_tied_and_positions_are_those_of_the_library(model):
+    module = open_session(MODEL=model, PRECISION="bfloat16").model.uncompiled
+    assert (module.lm_head.weight is module.model.embed_tokens.weight) == TINY[model].is_tied
+    fresh = type(module)(module.config).model.rotary_emb.inv_freq
+    assert module.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(module.model.rotary_emb.inv_freq.cpu(), fresh)
+
+
+def test_weights_differ_between_layers_and_keep_the_variance():
+    module = open_session().model.uncompiled
+    first, second = (layer.self_attn for layer in module.model.layers)
+    assert not torch.equal(first.k_proj.weight, first.v_proj.weight)
+    assert not torch.equal(first.k_proj.weight, second.k_proj.weight)
+    assert (64 * first.q_proj.weight.var()).item() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("model", TINY)
+def test_the_formulas_agree_with_the_counter(model):
+    # Of a single token in a cache of one: there the counter, which does not know of masks, counts no empty slots.
+    for phase in ("prefill", "decode"):
+        environ = {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "MODEL": model, "USE_GPU": "0"}
+        session, (workload, _) = open_session(phase, **environ), prepare(phase, **environ)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            session.step()
+        assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step
+
+
+def test_what_does_not_fit_is_out_of_memory_before_it_is_built(monkeypatch):
+    monkeypatch.setattr(meters, "available_bytes", lambda: 16_000_000_000)
+    with pytest.raises(MemoryError) as error:
+        open_session(MODEL="llama-3.1-8b", PRECISION="bfloat16", USE_GPU="0")
+    status, reason = frameworks.describe_failure(error.value, on_torch.ERRORS)
+    assert (status, reason.partition(":")[0]) == ("out_of_memory", "weights and cache take 16.1 GB and 16 GB are free")
+    session.refuse_too_large("cuda", 10**15)  # its own allocator says so
+
+
+def test_a_cache_that_does_not_fit_counts_too(monkeypatch):
+    monkeypatch.setattr(meters, "available_bytes", lambda: 600_000_000)
+    with pytest.raises(MemoryError):
+        open_session(MODEL="smollm2-135m", DEPTH="8000", BATCH_SIZE="1", USE_GPU="0")
