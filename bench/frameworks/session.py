@@ -71,9 +71,11 @@ class DeviceContext:
 
     errors: ErrorTexts
     measured_precision: str
+    output_error: float | None = None  # of a pair of items in this precision, against float32 on the CPU
 
     def __init__(self, device, settings):
-        self.device, self.precision, self.compile = device, settings.precision, bool(settings.compile)
+        self.device, self.precision = device, settings.precision
+        self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
         self.seed, self.optimizer = settings.seed, settings.optimizer
         self.compares_with_cpu = device != "cpu" and self.precision == "float32"
         # In 16 bits rounding order alone can change outputs by 10 %.
@@ -150,7 +152,7 @@ def resident_batches(context, workload):
 class BaseSession:
     """What all sessions have in common. The contract is in bench/frameworks/__init__.py."""
 
-    prepare = parameters = measured_precision = None
+    prepare = parameters = measured_precision = output_error = None
     num_workers: int | None = None
     queue_steps: int | None = None
     watched: Any  # what probe() reads
@@ -223,7 +225,7 @@ class ModelSession(BaseSession):
         super().__init__(context, batches)
         self.model = model
         self.parameters = model.parameters
-        self.measured_precision = context.measured_precision
+        self.measured_precision, self.output_error = context.measured_precision, context.output_error
 
     def settle(self):
         if self.context.compares_compiled:

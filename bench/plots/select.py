@@ -71,7 +71,7 @@ def depths(summary):
     """
     work = {"workload": "mlp", "phase": "training", "batch_size": "32", "precision": "float32", "scope": "device"}
     found = summary[(summary[list(work)] == pd.Series(work)).all(axis=1)]
-    found = found[(found["compile"] != "1") & found["optimizer"].isin(["", "sgd"])]
+    found = found[found["compile"].isin(["", "0"]) & found["optimizer"].isin(["", "sgd"])]
     found = found.assign(
         depth=pd.to_numeric(found["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
         rate=found["value"].fillna(found["items"] / found["seconds"]),
