@@ -41,7 +41,7 @@ log = logging.getLogger("bench")
 WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
 SEARCH_SHARE = 0.65  # of MAX_MINUTES; the rest is for measuring again
 ROUNDS = 3  # of measuring again
-LEAST_SECONDS = 60  # that a run may take even where less time is left
+LEAST_SECONDS, LEAST_AGAIN = 60, 600  # that a look may take even where less time is left, and a final run
 MISTAKE, INTERRUPTED = 2, 130  # exit statuses of a run
 
 
@@ -67,7 +67,7 @@ class Runs:
         change = self.held | change | {"MAX_SECONDS": str(seconds), SEARCH: self.search_id}
         change |= {SEARCH_STEP: step} if step is not None else {}
         command = [sys.executable, str(ROOT / f"{self.workload}_benchmark.py")]
-        limit = max(LEAST_SECONDS, round(self.ends - time.monotonic()))
+        limit = max(LEAST_SECONDS if step is None else LEAST_AGAIN, round(self.ends - time.monotonic()))
         said = []
         status = combinations.run_child(change, said, command, limit, show=keep_lines)
         if status == INTERRUPTED:
@@ -101,7 +101,7 @@ def look_of(row):
     if row["status"] != "ok":
         return Look(note=f"{row['status']}: {row['note']}")
     low, high = (float(row[name]) if row[name] else None for name in ("throughput_low", "throughput_high"))
-    return Look(float(row["throughput"]), low, high)
+    return Look(float(row["throughput"]), low, high, is_doubtful="contended" in row["flags"].split())
 
 
 def hold(settings, changes):
@@ -133,9 +133,9 @@ class Best:
         place = names.index("PRECISION") if "PRECISION" in names else None
         groups = [lambda candidate: True, lambda candidate: candidate[place] == "float32"]
         groups = groups[: 1 if place is None else 2]
-        self.search = Search(self.dimensions, self.look, used, groups, self.tell)
-        self.search.looks[self.search.default] = [look_of(self.first)]
-        self.rows[self.search.default] = [self.first]
+        default = tuple(dimension.values[0] for dimension in self.dimensions)
+        self.rows[default] = [self.first]
+        self.search = Search(self.dimensions, self.look, used, groups, self.tell, {default: [look_of(self.first)]})
 
     def look(self, candidate, seconds, step=None):
         """One run of a candidate; what it cannot do is the Look's note."""
@@ -162,13 +162,13 @@ class Best:
 
     def measure_again(self):
         """The default, the way to the leader, and the best in float32, in turn; the ends of the way three times."""
-        leaders = [self.search.leader(group) for group in self.search.groups]
-        if leaders[0] is None:
+        leaders = [each for group in self.search.groups if (each := self.search.leader(group))]
+        if not leaders:
             return
         default = self.search.default
         way = self.search.way(leaders[0]) if self.search.works(default) else leaders[:1]
         self.steps = {str(i): candidate for i, candidate in enumerate(way)}
-        if leaders[-1] and leaders[-1] not in way:
+        if leaders[-1] not in way:
             self.steps["float32"] = leaders[-1]
         for count in range(ROUNDS):
             for step, candidate in self.steps.items():
@@ -197,40 +197,36 @@ def times(look, base):
 
 def describe_answer(best, minutes):
     """The lines of the answer, as far as it was measured."""
-    search, unit = best.search, best.first["unit"]
+    search = best.search
     found = {step: cover(looks) for step, looks in best.again.items()}
     found = {step: look for step, look in found.items() if look}
     goal = search.leader()
     if goal is None:
         return ["nothing that was tried works: the rows say why"]
     lines = [report.describe_task(best.first)]
-    before = None
-    for step, look in found.items():
-        if step != "float32":
-            lines.append(describe_step(best, step, look, before, unit))
-            before = look
+    way = [step for step in found if step != "float32"]
+    lines += [describe_step(best, step, found, before) for before, step in zip([None, *way[:-1]], way, strict=True)]
     lines += describe_fastest(best, "fastest", goal, found)
     if len(search.groups) > 1:
         floats = search.leader(search.groups[1])
         lines += describe_fastest(best, "fastest in float32", floats, found) if floats not in (None, goal) else []
-    return lines + describe_search(best, minutes)
+    final = [row for rows in best.rows.values() for row in rows if row["search_step"]]
+    doubts = report.explain({flag for row in final for flag in row["flags"].split()} - {"few_windows", "ci_not_met"})
+    return lines + describe_search(best, minutes) + ([f"doubts about the final runs:\n{doubts}"] if doubts else [])
 
 
-def describe_step(best, step, look, before, unit):
-    """A line of the way: what was changed, the rate, and the gain over the line before."""
-    candidate, number = best.steps[step], int(step)
-    words = "the default"
+def describe_step(best, step, found, before):
+    """A line of the way: what was changed, the rate, and the gain over the line before; found: {step: Look}."""
+    look, words = found[step], best.words(best.steps[step])
     if before:
-        cells = [
-            candidates.cells_of(candidates.change_of(best.dimensions, best.steps[str(i)])) for i in (number - 1, number)
-        ]
+        cells = (
+            candidates.cells_of(candidates.change_of(best.dimensions, best.steps[each])) for each in (before, step)
+        )
         words = f"+ {columns.describe_change(*cells)}"
     count = sum(1 for each in best.again[step] if each.rate)
-    rate = (
-        f"{report.four_digits(look.rate)} {unit} ({report.four_digits(look.low)} to {report.four_digits(look.high)}, "
-    )
-    rate += f"{count} run{'s' * (count > 1)})"
-    return f"  {words:<28} {rate}" + (f", {times(look, before)}" if before else "")
+    rate, low, high = map(report.four_digits, (look.rate, look.low, look.high))
+    gain = f", {times(look, found[before])}" if before else ""
+    return f"  {words:<28} {rate} {best.first['unit']} ({low} to {high}, {count} run{'s' * (count > 1)}){gain}"
 
 
 def describe_fastest(best, title, candidate, found):

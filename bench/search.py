@@ -8,6 +8,7 @@ can put a table of rates with noise in its place.
 A candidate is given up only when the upper end of its interval is below the lower end of the leader's.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ CLIMBERS = 3  # candidates that larger batches are tried with
 GROWTH = 1.02  # a larger batch has to gain so much, or doubling ends
 PRIOR_SPREAD, PRIOR_LOOKS = 0.05, 4  # between processes: a guess, and how many looks it counts for
 UNKNOWN_SPREAD = 0.05  # of a look without an interval
+DOUBTFUL_SPREAD = 0.3  # of a look while other programs ran: it counts little beside any other
 FIRST_SHARE = 0.75  # of the time: it may end during the first looks, but some remains for second ones
 
 
@@ -30,6 +32,18 @@ class Look:
     low: float | None = None
     high: float | None = None
     note: str = ""  # why there is no rate
+    is_doubtful: bool = False  # other programs ran meanwhile
+
+    @property
+    def spread(self):
+        """The standard deviation of the log rate within this run."""
+        if self.is_doubtful:
+            return DOUBTFUL_SPREAD
+        return math.log(self.high / self.low) / 4 if self.low and self.high else UNKNOWN_SPREAD
+
+    @property
+    def weight(self):
+        return 1 / (PRIOR_SPREAD**2 + self.spread**2)
 
 
 @dataclass(frozen=True)
@@ -65,21 +79,18 @@ class Search:
     groups: Sequence[Callable[[tuple], bool]] = (lambda candidate: True,)
     tell: Callable[[tuple], None] = lambda candidate: None
     looks: dict[tuple, list[Look]] = field(default_factory=dict)
-    untried: list[tuple] = field(default_factory=list)
+    untried: list[tuple] = field(init=False)  # known looks count
+
+    def __post_init__(self):
+        grid = itertools.product(*(dimension.values for dimension in self.dimensions))
+        self.untried = [each for each in grid if each not in self.looks]
 
     @property
     def default(self):
         return tuple(dimension.values[0] for dimension in self.dimensions)
 
     def run(self):
-        """Look until one candidate is left in each group, all have been looked at eight times, or the time is used.
-
-        Looks that are known at the beginning count.
-        """
-        self.untried = [()]
-        for dimension in self.dimensions:
-            self.untried = [(*some, value) for some in self.untried for value in dimension.values]
-        self.untried = [each for each in self.untried if each not in self.looks]
+        """Look until one candidate is left in each group, all have been looked at eight times, or the time is used."""
         while self.untried and self.used() < FIRST_SHARE:
             self.try_next(max(self.untried, key=self.predictor()))
         climbers = [*self.ranked()[:CLIMBERS], *filter(None, map(self.leader, self.groups))]
@@ -116,10 +127,12 @@ class Search:
         return bool(self.looks.get(candidate)) and all(look.rate for look in self.looks[candidate])
 
     def rate(self, candidate):
-        """Items per second, the geometric mean of all looks; 0 where it is unknown."""
+        """Items per second, the weighted geometric mean of all looks; 0 where it is unknown."""
         if not self.works(candidate):
             return 0.0
-        return math.exp(sum(math.log(look.rate) for look in self.looks[candidate]) / len(self.looks[candidate]))
+        looks = self.looks[candidate]
+        total = sum(look.weight * math.log(look.rate or math.nan) for look in looks)
+        return math.exp(total / sum(look.weight for look in looks))
 
     def ranked(self):
         """The candidates that work, the fastest first."""
@@ -131,26 +144,29 @@ class Search:
 
     def spread(self):
         """The standard deviation of log rates between processes, from all candidates with several looks."""
-        logs = [[math.log(look.rate) for look in self.looks[each]] for each in self.looks if self.works(each)]
+        sound = [[look for look in looks if look.rate and not look.is_doubtful] for looks in self.looks.values()]
+        logs = [[math.log(look.rate) for look in looks] for looks in sound if len(looks) > 1]
         squares = sum((log - sum(some) / len(some)) ** 2 for some in logs for log in some)
-        squares += PRIOR_LOOKS * PRIOR_SPREAD**2
-        return math.sqrt(squares / (PRIOR_LOOKS + sum(len(some) - 1 for some in logs)))
+        return math.sqrt(
+            (squares + PRIOR_LOOKS * PRIOR_SPREAD**2) / (PRIOR_LOOKS + sum(len(some) - 1 for some in logs))
+        )
 
     def interval(self, candidate, between=None):
         """(low, high) of a candidate's rate: 95 %, of the spread between processes and of that within each look."""
-        looks, between = self.looks[candidate], between or self.spread()
-        within = [math.log(look.high / look.low) / 4 if look.low and look.high else UNKNOWN_SPREAD for look in looks]
-        reach = 2 * math.sqrt(sum(between**2 + each**2 for each in within)) / len(looks)
+        between = between or self.spread()
+        known = sum(1 / (between**2 + look.spread**2) for look in self.looks[candidate])
+        reach = 2 / math.sqrt(known)
         return self.rate(candidate) * math.exp(-reach), self.rate(candidate) * math.exp(reach)
 
     def in_question(self):
-        """The candidates that may be the fastest of a group, the fastest first; none of a group with one such alone."""
+        """The candidates that may be the fastest of a group, the fastest first; none where a repeated one is alone."""
         ranked, between, kept = self.ranked(), self.spread(), []
         for group in self.groups:
             members = list(filter(group, ranked))
             bar = self.interval(members[0], between)[0] if members else 0
             rivals = [each for each in members if self.interval(each, between)[1] >= bar]
-            kept += rivals if len(rivals) > 1 else []
+            is_repeated = members and len(self.looks[members[0]]) > 1  # or it may be a lucky one
+            kept += rivals if len(rivals) > 1 or not is_repeated else []
         return [each for each in ranked if each in kept]
 
     def predictor(self):

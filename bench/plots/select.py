@@ -24,6 +24,7 @@ class Stored:
     pipelines: pd.DataFrame  # of the runs that measured the model and its input together
     cited: pd.DataFrame  # published lines, those of a wrong clock too
     runs: list[pd.DataFrame]  # sustained runs, the rows of one each
+    searches: list[pd.DataFrame]  # the way of each `make best`, a line each step
 
 
 def load(folder, warn):
@@ -39,6 +40,7 @@ def load(folder, warn):
         believe(tables.summarize(of_pipelines)),
         cited.assign(of_peak=math.nan),
         tables.sustained_runs(rows),
+        tables.searches(rows),
     )
 
 
