@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from bench import candidates, combinations, door, recipe
 from bench.machine import environment
@@ -205,7 +206,7 @@ def describe_answer(best, minutes):
         return ["nothing that was tried works: the rows say why"]
     lines = [report.describe_task(best.first)]
     way = [step for step in found if step != "float32"]
-    lines += [describe_step(best, step, found, before) for before, step in zip([None, *way[:-1]], way, strict=True)]
+    lines += [describe_step(best, step, found, before) for before, step in pairwise([None, *way])]
     lines += describe_fastest(best, "fastest", goal, found)
     if len(search.groups) > 1:
         floats = search.leader(search.groups[1])

@@ -105,8 +105,9 @@ class Search:
     def try_next(self, candidate):
         if candidate in self.untried:
             self.untried.remove(candidate)
-        done = self.looks.setdefault(candidate, [])
-        done.append(self.look(candidate, SECONDS[min(len(done), len(SECONDS) - 1)]))
+        count = len(self.looks.get(candidate, ()))
+        look = self.look(candidate, SECONDS[min(count, len(SECONDS) - 1)])
+        self.looks.setdefault(candidate, []).append(look)  # not before: Ctrl-C may end the look
         self.tell(candidate)
 
     def climb(self, candidate):

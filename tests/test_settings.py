@@ -60,7 +60,7 @@ def test_batch_size(value):
         ("NUM_WORKERS", "-1", "a whole number from 0 to 1024"),
         ("IMAGE_SIZE", "7", "a whole number from 32 to 4096"),
         ("RUNS", "0", "a whole number from 1 to 1000"),
-        ("COMPILE", "2", "1 or 0"),
+        ("COMPILE", "2", "one of: 0, 1, reduce-overhead, max-autotune, max-autotune-no-cudagraphs"),
         ("SCOPE", "gpu", "one of: device, input, end_to_end"),
         ("PHASE", "train", "one of: inference, training"),
         ("MEMORY_FORMAT", "nhwc", "one of: channels_first, channels_last"),

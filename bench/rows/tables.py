@@ -149,6 +149,7 @@ def searches(rows):
         low=found["throughput_low"].fillna(found["throughput"]),
         high=found["throughput_high"].fillna(found["throughput"]),
         step=found["search_step"].astype(int),
+        published=False,
     )
     frames = []
     for _, search in found.groupby("search", sort=False):
