@@ -245,7 +245,7 @@ def test_rows_of_a_search_become_a_picture(search, tmp_path):
     assert frame["name"].tolist() == [
         *("the default", "+ bfloat16", "+ compiled", "+ channels_last", "+ allocator keeps memory")
     ]
-    assert frame["text"].tolist()[-1] == "59.4  (5.94x)"
+    assert frame["text"].tolist()[-1] == "59.4 (5.9x)"
     assert pictures.best(stored)
 
 

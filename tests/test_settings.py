@@ -41,6 +41,12 @@ def test_what_the_ancestors_users_type():
     assert (settings.use_gpu, settings.on("cpu").batch_size, settings.model) == (True, 64, "resnet18")
 
 
+def test_modes_of_the_compiler_are_torchs_alone():
+    assert read_settings("image", {"COMPILE": "max-autotune"}).compile == "max-autotune"
+    said = refusal(COMPILE="reduce-overhead", FRAMEWORK="tensorflow")
+    assert said == "COMPILE='reduce-overhead' is a mode of torch: set 1 or 0"
+
+
 def test_a_value_may_have_spaces_around_it_and_capitals():
     settings = read_settings("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "FRAMEWORK": "PyTorch"})
     assert (settings.batch_size, settings.precision, settings.framework) == (8, "float32", "torch")

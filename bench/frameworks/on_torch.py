@@ -379,7 +379,7 @@ def compile_module(module, mode):
 
     Without that, CUDA graphs cannot tell whether the outputs of the step before are still needed.
     """
-    compiled = torch.compile(module, dynamic=False, mode=None if mode == "1" else mode)
+    compiled = torch.compile(module, dynamic=False, **({} if mode == "1" else {"mode": mode}))
     if mode not in ("reduce-overhead", "max-autotune"):
         return compiled
 

@@ -145,7 +145,7 @@ def best(stored):
 def panel_of_search(rows, lines):
     """(title, frame) of one search as draw.bars() takes them: a bar for each step."""
     changes = [columns.describe_change(before, after) for before, after in pairwise(rows)]
-    texts = [f"{tables.figure(row['value'])}  ({row['value'] / rows[0]['value']:.2f}x)" for row in rows]
+    texts = [f"{tables.figure(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows]
     frame = lines[select.RATE].assign(
         name=["the default", *(f"+ {change}" for change in changes)], text=texts, note="", key=[0] + [1] * len(changes)
     )
