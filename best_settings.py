@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 from bench import candidates, combinations, door, recipe
 from bench.machine import environment
@@ -40,7 +41,7 @@ from transformer_benchmark import transformer_workload
 log = logging.getLogger("bench")
 
 WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
-SEARCH_SHARE = 0.65  # of MAX_MINUTES; the rest is for measuring again
+LEAST_SHARE = 0.4  # of MAX_MINUTES that the search gets, however long measuring again will take
 ROUNDS = 3  # of measuring again
 LEAST_SECONDS, LEAST_AGAIN = 60, 600  # that a look may take even where less time is left, and a final run
 MISTAKE, INTERRUPTED = 2, 130  # exit statuses of a run
@@ -52,13 +53,14 @@ class Runs:
 
     Args:
         held: {variable: text} that every run gets.
-        ends: time.monotonic() when the search has to be over.
+        begun, ends: time.monotonic() when all began, and when it has to be over.
     """
 
     workload: str
     held: dict[str, str]
     host: environment.Environment
-    path: str
+    path: Path
+    begun: float
     ends: float
     search_id: str = field(default_factory=new_run_id)
     seen: set[str] = field(default_factory=set)
@@ -125,25 +127,37 @@ class Best:
     rows: dict[tuple, list[dict]] = field(default_factory=dict)  # of each candidate
     steps: dict[str, tuple] = field(default_factory=dict)  # the candidates that are measured again
     again: dict[str, list[Look]] = field(default_factory=dict)
+    took: dict[tuple, float] = field(default_factory=dict)  # seconds of the last run of each candidate
 
     def __post_init__(self):
-        begun = time.monotonic()
-        seconds = SEARCH_SHARE * (self.runs.ends - begun)
-        used = lambda: (time.monotonic() - begun) / seconds  # noqa: E731
         names = [dimension.name for dimension in self.dimensions]
         place = names.index("PRECISION") if "PRECISION" in names else None
         groups = [lambda candidate: True, lambda candidate: candidate[place] == "float32"]
         groups = groups[: 1 if place is None else 2]
         default = tuple(dimension.values[0] for dimension in self.dimensions)
-        self.rows[default] = [self.first]
-        self.search = Search(self.dimensions, self.look, used, groups, self.tell, {default: [look_of(self.first)]})
+        self.rows[default], self.took[default] = [self.first], time.monotonic() - self.runs.begun
+        self.search = Search(self.dimensions, self.look, self.used, groups, self.tell, {default: [look_of(self.first)]})
+
+    def used(self):
+        """The share of the search's time that is used; measuring again needs the rest of MAX_MINUTES."""
+        total, so_far = self.runs.ends - self.runs.begun, time.monotonic() - self.runs.begun
+        again = ROUNDS * sum(self.took.get(each, 0) + self.settings.max_seconds for each in self.leaders())
+        return so_far / max(LEAST_SHARE * total, total - again)
+
+    def leaders(self) -> list[tuple]:
+        """The default and the leader of each group, those that work."""
+        found = [self.search.default] if self.search.works(self.search.default) else []
+        found += [each for group in self.search.groups if (each := self.search.leader(group))]
+        return list(dict.fromkeys(found))
 
     def look(self, candidate, seconds, step=None):
         """One run of a candidate; what it cannot do is the Look's note."""
+        begun = time.monotonic()
         try:
             row = self.runs.run(candidates.change_of(self.dimensions, candidate), seconds, step)
         except SettingError as error:
             return Look(note=str(error))
+        self.took[candidate] = time.monotonic() - begun
         self.rows.setdefault(candidate, []).append(row)
         return look_of(row)
 
@@ -151,6 +165,7 @@ class Best:
         """One line about the last look, what is left, and the leader so far."""
         last, leader = self.search.looks[candidate][-1], self.search.leader()
         said = f"{report.four_digits(last.rate)}" if last.rate else last.note
+        said += " while other programs ran" * last.is_doubtful
         left = len(self.search.untried) or len(self.search.in_question())
         left = f"{left} {'not tried yet' if self.search.untried else 'in question'}"
         best = (
@@ -162,24 +177,32 @@ class Best:
         return candidates.describe(self.dimensions, candidate)
 
     def measure_again(self):
-        """The default, the way to the leader, and the best in float32, in turn; the ends of the way three times."""
-        leaders = [each for group in self.search.groups if (each := self.search.leader(group))]
+        """The default, the way to the leader, and the best in float32, in turn; what is compared three times."""
+        leaders, default = self.leaders(), self.search.default
         if not leaders:
             return
-        default = self.search.default
-        way = self.search.way(leaders[0]) if self.search.works(default) else leaders[:1]
-        self.steps = {str(i): candidate for i, candidate in enumerate(way)}
+        way = self.search.way(self.goal) if default in leaders else leaders[:1]
+        self.steps = {str(i): candidate for i, candidate in enumerate(way, start=default not in leaders)}
         if leaders[-1] not in way:
             self.steps["float32"] = leaders[-1]
         for count in range(ROUNDS):
             for step, candidate in self.steps.items():
-                is_answer = candidate in (default, *leaders)
-                if is_answer or count == 0 or time.monotonic() < self.runs.ends:
+                is_compared = candidate in (default, self.goal, leaders[-1])
+                if is_compared or count == 0 or time.monotonic() < self.runs.ends:
                     look = self.look(candidate, self.settings.max_seconds, step)
                     self.again.setdefault(step, []).append(look)
-                    log.info(
-                        "again, %d of %d: %s: %s", count + 1, ROUNDS, self.words(candidate), look.rate or look.note
-                    )
+                    self.search.looks.setdefault(candidate, []).append(look)
+                    said = report.four_digits(look.rate) if look.rate else look.note
+                    log.info("again, %d of %d: %s: %s", count + 1, ROUNDS, self.words(candidate), said)
+
+    @property
+    def goal(self):
+        return self.answer(self.search.groups[0])
+
+    def answer(self, group):
+        """The fastest of those that were measured again: the longer runs may show that a change gains nothing."""
+        known = [each for each in self.steps.values() if self.search.works(each) and group(each)]
+        return max(known, key=self.search.rate, default=self.search.leader(group))
 
 
 def cover(looks):
@@ -201,7 +224,7 @@ def describe_answer(best, minutes):
     search = best.search
     found = {step: cover(looks) for step, looks in best.again.items()}
     found = {step: look for step, look in found.items() if look}
-    goal = search.leader()
+    goal = best.goal
     if goal is None:
         return ["nothing that was tried works: the rows say why"]
     lines = [report.describe_task(best.first)]
@@ -209,7 +232,7 @@ def describe_answer(best, minutes):
     lines += [describe_step(best, step, found, before) for before, step in pairwise([None, *way])]
     lines += describe_fastest(best, "fastest", goal, found)
     if len(search.groups) > 1:
-        floats = search.leader(search.groups[1])
+        floats = best.answer(search.groups[1])
         lines += describe_fastest(best, "fastest in float32", floats, found) if floats not in (None, goal) else []
     final = [row for rows in best.rows.values() for row in rows if row["search_step"]]
     doubts = report.explain({flag for row in final for flag in row["flags"].split()} - {"few_windows", "ci_not_met"})
@@ -253,10 +276,8 @@ def describe_search(best, minutes):
     """How long it took, what failed, and what was not tried."""
     search, looks = best.search, sum(map(len, best.search.looks.values()))
     lines = [f"the search took {minutes:.1f} minutes: {len(search.looks)} combinations, {looks} looks"]
-    firsts = [
-        float(row["first_step_seconds"]) for row in best.rows.get(search.leader(), ()) if row["first_step_seconds"]
-    ]
-    if firsts and best.rows[search.leader()][-1]["compile"] != "0":
+    rows = [row for row in best.rows[best.goal] if row["first_step_seconds"] and row["compile"] != "0"]
+    if firsts := [float(row["first_step_seconds"]) for row in rows]:
         lines.append(f"compiling: {max(firsts):.3g} s at first, {min(firsts):.3g} s from the compiler's cache")
     for candidate, some in search.looks.items():
         if not search.works(candidate):
@@ -264,14 +285,14 @@ def describe_search(best, minutes):
     if search.untried:
         predict = search.predictor()
         first = sorted(search.untried, key=predict, reverse=True)[:3]
-        lines.append(f"not tried: {len(search.untried)} combinations, as {'; '.join(map(best.words, first))}")
-        lines.append("a larger MAX_MINUTES tries more")
+        lines.append(f"not tried: {len(search.untried)} combinations (a larger MAX_MINUTES tries more), as:")
+        lines += [f"  {best.words(each)}" for each in first]
     return lines
 
 
 def describe_use(best):
     """How to repeat the leader, and what to write in one's own script."""
-    candidate = best.search.leader()
+    candidate = best.goal
     change = candidates.change_of(best.dimensions, candidate)
     hidden = ("MAKEFLAGS", "MAX_SECONDS")
     given = {name: os.environ[name] for name in known_names() if name in os.environ and name not in MAKE_VARIABLES}
@@ -293,7 +314,7 @@ def main():
     host = environment.describe_host(settings.machine)
     path = settings.results_dir / f"{host.machine}.csv"
     results.prepare(path)
-    runs = Runs(own.workload, hold(settings, changes), host, path, begun + 60 * own.max_minutes)
+    runs = Runs(own.workload, hold(settings, changes), host, path, begun, begun + 60 * own.max_minutes)
     log.info("looking at the default first; Ctrl-C ends the search and gives the best so far")
     first = runs.run({}, SECONDS[0])
     best = Best(runs, settings, candidates.list_dimensions(settings, os.environ, changes, first), first)
@@ -305,10 +326,10 @@ def main():
     except KeyboardInterrupt:
         status = INTERRUPTED
     print("\n".join(describe_answer(best, (time.monotonic() - begun) / 60)))
-    if best.search.leader():
+    if best.goal:
         print("\n".join(describe_use(best)))
     print(f"\nadded to {os.path.relpath(path)}, search {runs.search_id}")
-    return status or (0 if best.search.leader() else 1)
+    return status or (0 if best.goal else 1)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,9 @@ def runs(monkeypatch, tmp_path):
     (tmp_path / "image_benchmark.py").write_text(STAND_IN)
     monkeypatch.setattr(best_settings, "ROOT", tmp_path)
     monkeypatch.setenv("PATH_OF_ROWS", str(tmp_path / "here.csv"))
-    return best_settings.Runs("image", {"MAKEFLAGS": ""}, describe_host("here"), tmp_path / "here.csv", ends=0.0)
+    return best_settings.Runs(
+        "image", {"MAKEFLAGS": ""}, describe_host("here"), tmp_path / "here.csv", begun=0.0, ends=0.0
+    )
 
 
 def test_a_run_is_a_process_and_its_row_is_found(runs, capfd):
@@ -159,6 +161,10 @@ def test_ctrl_c_during_a_run_ends_the_search(runs):
 
 
 RATES = {"bfloat16": 3.0, "mixed_bfloat16": 2.0, "compiled": 1.5, "channels_last": 1.2, "keep": 1.1}
+
+
+FAILS = [("mixed_bfloat16", "1")]
+SLOW_AGAIN = ""
 
 
 class StandIn:
@@ -188,7 +194,8 @@ class StandIn:
         row |= {"search_step": step or "", "run_id": str(self.count), "batch_size": change.get("BATCH_SIZE", "16")}
         row |= {"allocator": "MALLOC_TRIM_THRESHOLD_=1" if keeps else "", "timestamp": f"2026-11-22T00:{self.count:02}"}
         row |= {"output_error": "0.0062" if precision != "float32" else ""}
-        if (precision, compiled) == ("mixed_bfloat16", "1"):
+        rate *= 0.3 if keeps and step and SLOW_AGAIN else 1
+        if (precision, compiled) in FAILS:
             row |= {
                 "status": "wrong_output",
                 "note": "NaN",
@@ -265,6 +272,30 @@ def test_the_default_may_be_the_fastest(search, monkeypatch):
     assert status == 0
     assert {row["search_step"] for row in rows} == {"", "0"}
     assert "fastest: the default\n" in out
+
+
+def test_a_default_that_does_not_work_has_no_way_and_no_picture(search, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.modules[__name__], "FAILS", [("float32", "0")])
+    status, out, _ = search()
+    assert status == 0
+    assert "fastest: bfloat16, compiled, channels_last, allocator keeps memory; its outputs differ" in out
+    assert "failed: the default: wrong_output: NaN" in out
+    assert select.load(tmp_path / "results", print).searches == []
+
+
+def test_nothing_works(search, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "FAILS", [(p, c) for p in ("float32", *RATES) for c in "01"])
+    status, out, _ = search()
+    assert status == 1
+    assert "nothing that was tried works: the rows say why" in out
+
+
+def test_a_step_of_the_way_that_is_faster_than_the_leader_is_the_answer(search, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "SLOW_AGAIN", "keep")
+    _, out, rows = search()
+    assert "fastest: bfloat16, compiled, channels_last, 5.4 times" in out
+    assert [row["search_step"] for row in rows].count("3") == 3
+    assert "MALLOC" not in out.partition("To repeat it")[2]
 
 
 def test_what_a_run_of_a_search_leaves_out(monkeypatch):

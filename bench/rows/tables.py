@@ -157,7 +157,7 @@ def searches(rows):
         lines = step.tail(1).set_index("step").sort_index()
         lines = lines.assign(value=step["value"].median(), low=step["low"].min(), high=step["high"].max())
         frames.append(lines.reset_index())
-    return frames
+    return [lines for lines in frames if lines["step"][0] == 0]  # else the default did not work
 
 
 def burst_and_sustained(run):
