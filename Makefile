@@ -6,7 +6,7 @@
 # Settings have no defaults here: bench/settings.py declares them. GNU make 3.81, the Mac's, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help image mlp transformer llm tflops plot compare table doctor test selfcheck resolve-mac clean
+.PHONY: help image mlp transformer llm tflops best plot compare table doctor test selfcheck resolve-mac clean
 
 # On a Mac one environment holds all frameworks. On Linux a framework that has a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt says why).
@@ -47,6 +47,9 @@ llm: $(READY) ## tokens/s of a language model: prefill and decode
 
 tflops: $(READY) ## the machine's ceilings: matmuls, memory bandwidth
 	@$(RUN) tflops_sweep.py
+
+best: $(READY) ## the fastest settings of a workload on this machine, and what each change gives
+	@$(RUN) best_settings.py
 
 plot: $(READY) ## pictures and tables of everything in results/
 	@$(RUN) plot_results.py

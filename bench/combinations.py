@@ -76,18 +76,21 @@ def check_all(script, changes, describe_workload):
             raise SettingError(done.stderr.strip().splitlines()[-1])
 
 
-def run_child(change, said):
-    """Run this script on one combination, pass its lines on, and return its exit status (negative: a signal).
+def run_child(change, said, command=None, limit=0, show=None):
+    """Run a script on one combination, pass its lines on, and return its exit status (negative: a signal).
 
     Args:
         said: the lines of earlier runs, a set; this run's are added.
+        command: None means this script.
+        limit: seconds after which SIGALRM ends it; 0 means none.
+        show: (pipe, stream, said): what is done with its lines, pass_on() by default.
     """
     # Ctrl-C waits until the child is known: else it would run on, and add its row.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        child = start_child(change)
+        child = start_child(change, command or [sys.executable, *sys.argv], limit)
         readers = [
-            threading.Thread(target=pass_on, args=(pipe, stream, said), daemon=True)
+            threading.Thread(target=show or pass_on, args=(pipe, stream, said), daemon=True)
             for pipe, stream in ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
         ]
         try:
@@ -109,17 +112,22 @@ def run_child(change, said):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
-def start_child(change):
-    """The process of this script with a change of its environment."""
+def start_child(change, command, limit=0):
+    """The process of a command with a change of its environment."""
+
+    def begin():
+        signal.alarm(limit)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
     child = subprocess.Popen(
-        [sys.executable, *sys.argv],
+        command,
         env=os.environ | change | {"RUNS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         # In a session of its own, so that Ctrl-C reaches it once, through this process.
         start_new_session=True,
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]),
+        preexec_fn=begin,
     )
     prefer_as_victim(child.pid)
     return child
@@ -155,6 +163,8 @@ def describe_death(settings, host, describe_workload, status):
     killed = status == -signal.SIGKILL
     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
     cure = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
+    if status == -signal.SIGALRM:
+        reason += ", because it took too long"
     why = f", most likely for lack of memory: choose a smaller {cure}" if killed else ""
     return row | {
         "status": "out_of_memory" if killed else "crashed",

@@ -13,7 +13,7 @@ from bench.batch_size import choose_batch_size, refuse_too_large
 from bench.frameworks import Device
 from bench.machine import environment, meters
 from bench.rows import cells, peaks, report
-from bench.settings import AUTO, SCOPES, SettingError, Settings
+from bench.settings import AUTO, SCOPES, SEARCH, SEARCH_STEP, SettingError, Settings
 from bench.timing import measure
 from bench.timing.canary import Canary, open_canary
 from bench.work.data import epoch_order
@@ -105,6 +105,8 @@ def run_once(bench: Bench, describe_workload):
 
 def look_at_rest(bench: Bench):
     """The bench with what is known only before any work: idle power, other programs' load, the canary's readings."""
+    if SEARCH in os.environ and SEARCH_STEP not in os.environ:  # a short look of `make best`: the rate alone
+        return replace(bench, instruments=replace(bench.instruments, counter=None))
     if bench.instruments.why_no_energy:
         log.info("power and energy stay blank: %s", bench.instruments.why_no_energy)
     others = meters.watch_contention()
@@ -126,7 +128,7 @@ def quantities(settings: Settings):
         if scope not in (settings.scope or ("device",)):
             continue
         yield settings.phase, scope
-        if (settings.phase, scope) == ("training", "device"):
+        if (settings.phase, scope) == ("training", "device") and SEARCH not in os.environ:
             yield from ((part, "device") for part in PARTS_OF_TRAINING)
     if settings.epochs:
         yield "training", "epoch"
@@ -174,6 +176,7 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=No
             yield columns | {
                 "parameters": session.parameters,
                 "measured_precision": session.measured_precision,
+                "output_error": session.output_error,
                 "peak_memory_bytes": peak_memory_bytes(session, bench.device.device),
                 "reserved_memory_bytes": session.reserved_memory_bytes(),
                 "idle_watts": bench.instruments.idle_watts,

@@ -25,6 +25,8 @@ AUTO = 0  # BATCH_SIZE=auto, until run.py has chosen one
 ROOT = Path(__file__).resolve().parent.parent
 # Variables of the Makefile itself: not settings, but not misspelt ones either.
 MAKE_VARIABLES = ("PYTHON", "A", "B", "FAIL_ON_SLOWER")
+# What `make best` tells the runs that it starts: the id that their rows share, and the place among its final runs.
+SEARCH, SEARCH_STEP = "BENCH_SEARCH", "BENCH_SEARCH_STEP"
 
 
 class SettingError(Exception):
@@ -193,6 +195,7 @@ def setting(
 IMAGE = ("image",)
 MLP = ("mlp",)
 MODELS = ("image", "mlp", "transformer", "llm")
+COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 
 
 @dataclass(frozen=True)
@@ -252,8 +255,12 @@ class Settings:
         run_each=MODELS,
         run_together=("tflops",),
     )
-    compile: bool = setting(
-        zero_or_one, False, "1: torch.compile, or XLA in TensorFlow", shown="0", only=MODELS, run_each=True
+    compile: str = setting(
+        one_of("0", "1", *COMPILE_MODES),
+        dict.fromkeys(MODELS, "0"),
+        "1: torch.compile, or XLA in TensorFlow; torch's modes too: " + ", ".join(COMPILE_MODES),
+        shown="0",
+        run_each=True,
     )
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),
@@ -337,6 +344,10 @@ class Settings:
     )
     results_dir: Path = setting(folder, ROOT / "results", "the folder of the rows", shown="results")
     seed: int = setting(whole(0), 0, "seed of the data and the random weights")
+    workload: str = setting(
+        one_of(*MODELS), {"best": "image"}, "whose fastest settings to find: image, mlp or transformer"
+    )
+    max_minutes: float = setting(above_zero, {"best": 20.0}, "time for the search, about")
 
     def on(self, device):
         """The same settings on a known device ("cpu", "cuda", "mps" ...): no default is left open."""
@@ -458,6 +469,8 @@ def _parse_list(name, text, kind):
 
 def refuse_contradictions(settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
+    if settings.framework != "torch" and settings.compile in COMPILE_MODES:
+        raise SettingError(f"COMPILE={settings.compile!r} is a mode of torch: set 1 or 0")
     for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
         if settings.sustain and name in environ and getattr(settings, name.lower()) is not None:
             raise SettingError(f"SUSTAIN='{settings.sustain}' measures one workload alone: unset {name}")
@@ -465,14 +478,23 @@ def refuse_contradictions(settings, environ):
         raise SettingError(f"EPOCHS='{settings.epochs}' is training: set PHASE=training, or unset EPOCHS")
 
 
-def refuse_misspelt(script, environ):
+def read_search(environ=os.environ):
+    """Settings of `make best`: (its own, those of its workload, whose lists are one run each as in list_runs())."""
+    plain = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
+    own = read_settings("best", plain)
+    refuse_misspelt(own.workload, environ, also="best")
+    return own, read_settings(own.workload, plain), list_runs(own.workload, plain)
+
+
+def refuse_misspelt(script, environ, also=None):
     """Raise SettingError for a name that is no setting but was surely meant as one.
 
     On make's command line (in MAKEFLAGS) that is any unknown name, and a setting that the script does not use. The
     environment is full of other programs' names: there it is a near miss of one of ours.
     """
     known = known_names()
-    unused = {name for f in fields(Settings) if not _is_used(f, script) for name in _names(f)}
+    unused = {f for f in fields(Settings) if not _is_used(f, script) and not (also and _is_used(f, also))}
+    unused = {name for declared in unused for name in _names(declared)}
     for name in _make_variables(environ.get("MAKEFLAGS", "")):
         if name not in known:
             near = _meant(name, known) or _nearest(name.upper(), known)

@@ -20,11 +20,12 @@ LAYERS = [
     ["bench.work", "bench.machine"],
     ["bench.timing"],
     ["bench.frameworks", "bench.rows"],
-    ["bench.batch_size"],
-    ["bench.run"],
+    ["bench.batch_size", "bench.search"],
+    ["bench.run", "bench.candidates", "bench.recipe"],
     ["bench.combinations", "bench.plots"],
     ["bench.main", "bench.doctor"],
-    [path.stem for path in SCRIPTS],
+    [path.stem for path in SCRIPTS if path.stem != "best_settings"],
+    ["best_settings"],
 ]
 STANDARD_LIBRARY_ONLY = (
     "bench.settings",

@@ -41,6 +41,12 @@ def test_what_the_ancestors_users_type():
     assert (settings.use_gpu, settings.on("cpu").batch_size, settings.model) == (True, 64, "resnet18")
 
 
+def test_modes_of_the_compiler_are_torchs_alone():
+    assert read_settings("image", {"COMPILE": "max-autotune"}).compile == "max-autotune"
+    said = refusal(COMPILE="reduce-overhead", FRAMEWORK="tensorflow")
+    assert said == "COMPILE='reduce-overhead' is a mode of torch: set 1 or 0"
+
+
 def test_a_value_may_have_spaces_around_it_and_capitals():
     settings = read_settings("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "FRAMEWORK": "PyTorch"})
     assert (settings.batch_size, settings.precision, settings.framework) == (8, "float32", "torch")
@@ -60,7 +66,7 @@ def test_batch_size(value):
         ("NUM_WORKERS", "-1", "a whole number from 0 to 1024"),
         ("IMAGE_SIZE", "7", "a whole number from 32 to 4096"),
         ("RUNS", "0", "a whole number from 1 to 1000"),
-        ("COMPILE", "2", "1 or 0"),
+        ("COMPILE", "2", "one of: 0, 1, reduce-overhead, max-autotune, max-autotune-no-cudagraphs"),
         ("SCOPE", "gpu", "one of: device, input, end_to_end"),
         ("PHASE", "train", "one of: inference, training"),
         ("MEMORY_FORMAT", "nhwc", "one of: channels_first, channels_last"),

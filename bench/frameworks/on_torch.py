@@ -278,6 +278,7 @@ class DeviceContext(session.DeviceContext):
         limit = check.output_limit(self.measured_precision, rounding)
         check.check_output(got, expected, limit)
         check.check_repeatable(got, again, limit)
+        self.output_error = None if expected is None else check.relative_error(got, expected)
         self.memory("reset_peak_memory_stats")
         return module
 
@@ -306,6 +307,9 @@ class DeviceContext(session.DeviceContext):
 
     def autocast(self):
         return autocast(self.device, self.precision)
+
+    def compiled(self, module):
+        return compile_module(module, self.compile_mode) if self.compile else module
 
     def operator(self, name):
         return torch.inference_mode()(OPERATORS[name])
@@ -467,6 +471,22 @@ def step_scaled(device, optimizer, found_inf):
     return weight.item()
 
 
+def compile_module(module, mode):
+    """The compiled module; "1" is torch's default mode. A mode with CUDA graphs is told where each step begins.
+
+    Without that, CUDA graphs cannot tell whether the outputs of the step before are still needed.
+    """
+    compiled = torch.compile(module, dynamic=False, **({} if mode == "1" else {"mode": mode}))
+    if mode not in ("reduce-overhead", "max-autotune"):
+        return compiled
+
+    def step(*inputs, **others):
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(*inputs, **others)
+
+    return step
+
+
 class Model(session.Model):
     """A module with its optimizer. The contract is in session.py."""
 
@@ -474,7 +494,7 @@ class Model(session.Model):
 
     def __init__(self, context, module, is_trained):
         self.context, self.uncompiled, self.is_trained = context, module.train(is_trained), is_trained
-        self.module = torch.compile(module, dynamic=False) if context.compile else module
+        self.module = context.compiled(module)
         self.parameters, self.note = count_parameters(module), context.note(module, is_trained)
         self.last_weight = list(module.parameters())[-1]
         if is_trained:

@@ -1,6 +1,7 @@
 """Language models in PyTorch: the transformers library's own classes, its static cache, and random weights."""
 
 import itertools
+from typing import Any
 
 import torch
 
@@ -67,6 +68,8 @@ def fill(module):
 class CachedModel(session.CachedModel):
     """A decoder with its static cache. The contract is in session.py."""
 
+    cache: Any  # a StaticCache
+
     def __init__(self, context, workload):
         from transformers import StaticCache
 
@@ -74,11 +77,7 @@ class CachedModel(session.CachedModel):
         self.uncompiled = allocate(build_llm(workload), context.device, context.dtype)
         fill(self.uncompiled)
         self.parameters = sum(p.numel() for p in self.uncompiled.parameters())
-        self.module = self.uncompiled
-        if context.compile:
-            # CUDA graphs: a decode step is thousands of small kernels; to launch them takes longer than to run them.
-            mode = "reduce-overhead" if context.device == "cuda" else None
-            self.module = torch.compile(self.uncompiled, dynamic=False, mode=mode)
+        self.module = context.compiled(self.uncompiled)
 
     def open_cache(self, sequences, tokens):
         config, where = self.uncompiled.config, (self.context.dtype, torch.device(self.context.device))

@@ -69,6 +69,7 @@ class CachedModel:
     """
 
     parameters: int  # trainable
+    note = ""
 
     def trace_count(self):
         """How often the framework compiled a function of this model."""
@@ -93,9 +94,11 @@ class DeviceContext:
 
     errors: ErrorTexts
     measured_precision: str
+    output_error: float | None = None  # of a pair of items in this precision, against float32 on the CPU
 
     def __init__(self, device, settings):
-        self.device, self.precision, self.compile = device, settings.precision, bool(settings.compile)
+        self.device, self.precision = device, settings.precision
+        self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
         self.seed, self.optimizer = settings.seed, settings.optimizer
         self.compares_with_cpu = device != "cpu" or self.precision not in ("float32", "float64")
         # In 16 bits rounding order alone can change outputs by 10 %.
@@ -174,7 +177,7 @@ def resident_batches(context, workload):
 class BaseSession:
     """What all sessions have in common. The contract is in bench/frameworks/__init__.py."""
 
-    prepare = parameters = measured_precision = None
+    prepare = parameters = measured_precision = output_error = None
     note = ""
     num_workers: int | None = None
     queue_steps: int | None = None
@@ -248,7 +251,7 @@ class ModelSession(BaseSession):
         super().__init__(context, batches)
         self.model = model
         self.parameters, self.note = model.parameters, model.note
-        self.measured_precision = context.measured_precision
+        self.measured_precision, self.output_error = context.measured_precision, context.output_error
 
     def settle(self):
         if self.context.compares_compiled:

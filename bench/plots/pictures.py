@@ -4,6 +4,7 @@ Every machine's own bars are filled, published ones are hollow.
 """
 
 import math
+from itertools import pairwise
 
 import pandas as pd
 
@@ -156,9 +157,26 @@ def sustained(stored):
     return draw.lines(curves, panels, words, "minutes", rows=len(panels)) if curves else None
 
 
+def best(stored):
+    """What each change of `make best` gave, from the default down to the fastest settings, with intervals."""
+    panels = [panel_of_search(lines.to_dict("records"), lines) for lines in stored.searches[-MAX_PANELS:]]
+    keys = {0: Key("the default", COLOURS[7]), 1: Key("with one change more in each line", COLOURS[0])}
+    return draw.bars(panels, "items/s, the range of the repetitions", keys) if panels else None
+
+
+def panel_of_search(rows, lines):
+    """(title, frame) of one search as draw.bars() takes them: a bar for each step."""
+    changes = [columns.describe_change(before, after) for before, after in pairwise(rows)]
+    texts = [f"{tables.figure(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows]
+    frame = lines[select.RATE].assign(
+        name=["the default", *(f"+ {change}" for change in changes)], text=texts, note="", key=[0] + [1] * len(changes)
+    )
+    return ", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame
+
+
 PICTURES = (
     *(images, transformers, llm, llm_quantised, depth, mlp, tflops),
-    *(peaks, bandwidth, scopes, speedup, joules, sustained),
+    *(peaks, bandwidth, scopes, speedup, joules, sustained, best),
 )
 
 

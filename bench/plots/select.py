@@ -25,6 +25,7 @@ class Stored:
     pipelines: pd.DataFrame  # of the runs that measured the model and its input together
     cited: pd.DataFrame  # published lines, those of a wrong clock too
     runs: list[pd.DataFrame]  # sustained runs, the rows of one each
+    searches: list[pd.DataFrame]  # the way of each `make best`, a line each step
 
 
 def load(folder, warn):
@@ -40,6 +41,7 @@ def load(folder, warn):
         believe(tables.summarize(of_pipelines)),
         cited.assign(of_peak=math.nan, of_bandwidth=math.nan),
         tables.sustained_runs(rows),
+        tables.searches(rows),
     )
 
 
@@ -72,7 +74,7 @@ def depths(summary):
     """
     work = {"workload": "mlp", "phase": "training", "batch_size": "32", "precision": "float32", "scope": "device"}
     found = summary[(summary[list(work)] == pd.Series(work)).all(axis=1)]
-    found = found[(found["compile"] != "1") & found["optimizer"].isin(["", "sgd"])]
+    found = found[found["compile"].isin(["", "0"]) & found["optimizer"].isin(["", "sgd"])]
     found = found.assign(
         depth=pd.to_numeric(found["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
         rate=found["value"].fillna(found["items"] / found["seconds"]),

@@ -1,12 +1,13 @@
 """The cells of a row: what is known before anything runs, what a measurement gives, and what ended it."""
 
+import os
 import uuid
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 from bench.rows.columns import COLUMNS, SCHEMA
 from bench.rows.verdict import Rate, name_bottleneck
-from bench.settings import AUTO, SCOPES, is_used_in
+from bench.settings import AUTO, SCOPES, SEARCH, SEARCH_STEP, is_used_in
 from bench.timing.measure import METHOD_VERSION
 
 
@@ -41,6 +42,8 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
         "schema": SCHEMA,
         "method_version": METHOD_VERSION,
         "run_id": run_id,
+        "search": os.environ.get(SEARCH),
+        "search_step": os.environ.get(SEARCH_STEP),
         "status": "ok",
         "note": "",
         "workload": workload.name,

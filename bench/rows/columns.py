@@ -4,7 +4,10 @@ Tables, plots, comparisons and the report derive what they need from it. A new s
 one line here, its declaration in bench/settings.py, and the place that uses it.
 """
 
+import re
 from dataclasses import dataclass
+
+from bench.settings import COMPILE_MODES
 
 SCHEMA = 1  # of the columns' meaning; a new column alone does not raise it
 
@@ -40,6 +43,10 @@ COLUMNS = {
     "method_version": Column("identity", "version of the method in bench/timing/measure.py"),
     "run_id": Column("identity", "the same for all rows of one run: a combination of settings, in one process"),
     "timestamp": Column("identity", "UTC, when the row was written"),
+    "search": Column("identity", "the same for all rows of one `make best`"),
+    "search_step": Column(
+        "identity", "of its final runs: 0 is the default, each next one has a change more; float32: the best in float32"
+    ),
     "status": Column("result", "ok, or why there is no full result: out_of_memory, sync_incomplete, interrupted ..."),
     "flags": Column("result", "doubts about the result, separated by spaces (bench/timing/measure.py has the words)"),
     "source": Column("identity", "where a published figure comes from; blank for a measurement of this program"),
@@ -83,7 +90,16 @@ COLUMNS = {
     "matrix_size": Column("work", "m x n x k", words="{}"),
     "precision": Column("work", "as asked for", words="{}"),
     "measured_precision": Column("result", "as a probe against float64 found it"),
-    "compile": Column("work", "1 or 0", words={"1": "compiled", "0": ""}),
+    "output_error": Column(
+        "result",
+        "of the output for a pair of items against float32 on the CPU, relative L2; blank in float32",
+        "number",
+    ),
+    "compile": Column(
+        "work",
+        "1 or 0, or a mode of torch.compile",
+        words={"1": "compiled", "0": ""} | {mode: f"compiled ({mode})" for mode in COMPILE_MODES},
+    ),
     "memory_format": Column("work", "channels_first or channels_last", words="{}"),
     "batch_size": Column("work", "items in one step; of an llm sequences", words="batch {}"),
     "image_size": Column("work", "pixels a side", words="{} px", said_for=("image",)),
@@ -183,6 +199,20 @@ def describe_work(row):
 def describe_setup(row):
     """How the machine was set up for it, in words: "2 threads, on battery"."""
     return ", ".join(words_of(row, SETUP).values())
+
+
+def describe_change(before, after):
+    """What differs in work and setup between two rows, in words: "bfloat16, compiled, allocator keeps memory"."""
+    changed = [name for name in (*WORK, *SETUP) if str(before.get(name) or "") != str(after.get(name) or "")]
+    return ", ".join(_say_changed(name, after) for name in changed)
+
+
+def _say_changed(name, row):
+    value = str(row.get(name) or "")
+    if name == "allocator" and value:
+        preloaded = re.search(r"LD_PRELOAD=(\S+)", value)
+        return preloaded[1].rpartition("/")[2] if preloaded else "allocator keeps memory"
+    return words_of(row, (name,)).get(name) or f"{name} {value or 'default'}"
 
 
 def without_exponent(text):

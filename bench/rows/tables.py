@@ -135,6 +135,31 @@ def sustained_runs(rows):
     return [run.sort_values("elapsed_seconds") for _, run in found.groupby("run_id", sort=False)]
 
 
+def searches(rows):
+    """[frame]: of each machine, workload, model, phase and framework the latest `make best`, a line for each step.
+
+    A line is its latest row with `value`, the median of the repetitions, and `low` and `high`, what covers all of them.
+    Steps are in order: the first is the default, each next one has a change more.
+    """
+    found = rows[rows["search_step"].str.fullmatch(r"\d+") & (rows["status"] == "ok") & rows["throughput"].notna()]
+    of = ["machine", "kind", "framework", "workload", "model", "phase"]
+    found = found[found["search"] == found.groupby(of, sort=False)["search"].transform("last")]
+    found = found.assign(
+        value=found["throughput"],
+        low=found["throughput_low"].fillna(found["throughput"]),
+        high=found["throughput_high"].fillna(found["throughput"]),
+        step=found["search_step"].astype(int),
+        published=False,
+    )
+    frames = []
+    for _, search in found.groupby("search", sort=False):
+        step = search.groupby("step")
+        lines = step.tail(1).set_index("step").sort_index()
+        lines = lines.assign(value=step["value"].median(), low=step["low"].min(), high=step["high"].max())
+        frames.append(lines.reset_index())
+    return [lines for lines in frames if lines["step"][0] == 0]  # else the default did not work
+
+
 def burst_and_sustained(run):
     """Rates of a sustained run in its first half minute and in its last third, NaN where it was too short."""
     rows = run[["elapsed_seconds", "seconds", "items"]].itertuples(index=False, name=None)

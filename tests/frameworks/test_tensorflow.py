@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bench import frameworks
+from bench import frameworks, recipe
 from bench.frameworks import keras_networks, on_tensorflow
 from bench.settings import SettingError, read_settings
 from bench.timing import check, measure
@@ -43,6 +43,23 @@ def test_xla_compiles_the_step(script, phase):
     assert np.isfinite(session.probe())
     assert session.trace_count() == 1
     assert not any(function._jit_compile for function in open_session(script, phase).model.functions)
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_the_lines_of_make_best_for_ones_own_script_run(phase):
+    settings = read_settings("mlp", {"FRAMEWORK": "tensorflow", "PHASE": phase, "PRECISION": "mixed_bfloat16"})
+    lines = recipe.keras_lines(settings, "cpu", None)
+    names = {"loss_function": "mse", "optimizer": "sgd"}
+    before = keras.config.dtype_policy()
+    try:
+        exec("\n".join(lines[:-1]), names)
+        names["model"] = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        exec(lines[-1], names)
+        assert names["model"].layers[0].compute_dtype == "bfloat16"
+        inputs, targets = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
+        names["model"].fit(inputs, targets, verbose=0) if phase == "training" else names["model"].predict(inputs)
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def test_a_step_is_traced_once_for_each_shape():

@@ -201,6 +201,30 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch, phase):
         settle(wrong, MODEL="swin_t")  # has stochastic depth instead
 
 
+def test_compile_takes_the_modes_of_torch(monkeypatch):
+    begun, asked = [], []
+    monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options) or model)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(None))
+    for mode in ("0", "1", "max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune"):
+        session = open_session("mlp", "training", COMPILE=mode)
+        session.step()
+        session.close()
+    modes = [{}, *({"mode": mode} for mode in ("max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune"))]
+    assert asked == [{"dynamic": False} | each for each in modes]
+    assert len(begun) == 2  # CUDA graphs have to know that a step begins
+
+
+def test_16_bit_output_has_its_error_against_float32():
+    errors = {}
+    for precision in ("float32", "bfloat16", "mixed_bfloat16"):
+        session = open_session("mlp", "inference", PRECISION=precision)
+        errors[precision] = session.output_error
+        session.close()
+    assert errors["float32"] is None
+    assert 1e-4 < errors["bfloat16"] < 0.05
+    assert 1e-4 < errors["mixed_bfloat16"] < 0.05
+
+
 def test_close_resets_the_compiler(monkeypatch):
     resets = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))

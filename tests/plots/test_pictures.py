@@ -191,6 +191,9 @@ def many(folder, count):
         rows += [rate(90 + i) | llm | {"phase": "decode", "depth": "0", "precision": "4-bit"}]
         rows += [rate(1) | MATMUL | {"model": model, "tflops": str(1 + i)} for model in ("matmul", "matmul-peak")]
         rows += [rate(40 + i) | {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": ""}]
+        way = {}, {"precision": "bfloat16"}, {"precision": "bfloat16", "compile": "1"}
+        asked = {"search": f"search-{i}", "model": "resnet18", "phase": "inference"}
+        rows += [rate(5 + 9 * step) | asked | {"search_step": str(step)} | changes for step, changes in enumerate(way)]
         write(folder, [row | {"run_id": "one"} for row in rows] + sustained(f"run-{i}", [10 + i] * 9), name)
 
 
