@@ -45,6 +45,7 @@ LEAST_SHARE = 0.4  # of MAX_MINUTES that the search gets, however long measuring
 ROUNDS = 3  # of measuring again
 LEAST_SECONDS, LEAST_AGAIN = 60, 600  # that a look may take even where less time is left, and a final run
 MISTAKE, INTERRUPTED = 2, 130  # exit statuses of a run
+NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 
 @dataclass
@@ -142,6 +143,7 @@ class Best:
         """The share of the search's time that is used; measuring again needs the rest of MAX_MINUTES."""
         total, so_far = self.runs.ends - self.runs.begun, time.monotonic() - self.runs.begun
         again = ROUNDS * sum(self.took.get(each, 0) + self.settings.max_seconds for each in self.leaders())
+        again += len(self.dimensions) * statistics.mean(self.took.values())  # the way, about
         return so_far / max(LEAST_SHARE * total, total - again)
 
     def leaders(self) -> list[tuple]:
@@ -154,7 +156,8 @@ class Best:
         """One run of a candidate; what it cannot do is the Look's note."""
         begun = time.monotonic()
         try:
-            row = self.runs.run(candidates.change_of(self.dimensions, candidate), seconds, step)
+            change = candidates.change_of(self.dimensions, candidate)
+            row = self.runs.run(change, min(seconds, self.settings.max_seconds), step)
         except SettingError as error:
             return Look(note=str(error))
         self.took[candidate] = time.monotonic() - begun
@@ -294,12 +297,11 @@ def describe_use(best):
     """How to repeat the leader, and what to write in one's own script."""
     candidate = best.goal
     change = candidates.change_of(best.dimensions, candidate)
-    hidden = ("MAKEFLAGS", "MAX_SECONDS")
-    given = {name: os.environ[name] for name in known_names() if name in os.environ and name not in MAKE_VARIABLES}
-    given = {name: text for name, text in (given | best.runs.held).items() if name not in hidden}
-    given = {name: text for name, text in given.items() if name not in ("WORKLOAD", "MAX_MINUTES", "RESULTS_DIR")}
+    asked = {name: os.environ[name] for name in known_names() if name in os.environ} | best.runs.held
+    given = {name: text for name, text in asked.items() if name not in NOT_REPEATED}
     settings = read_settings(best.runs.workload, os.environ | best.runs.held | change)
-    threads = change.get("NUM_THREADS") or os.environ.get("NUM_THREADS")
+    threads = change.get("NUM_THREADS", best.first["num_threads"])
+    threads = os.environ.get("NUM_THREADS") if threads == best.first["num_threads"] else threads  # else its own
     lines = recipe.environment_lines(change)
     lines += recipe.script_lines(settings.framework, settings, best.first["device"], threads)
     again = recipe.line_of_make(best.runs.workload, given, change)

@@ -241,6 +241,7 @@ def test_the_answer(search, tmp_path):
     assert any(line.startswith("failed: mixed_bfloat16, compiled") and "wrong_output: NaN" in line for line in said)
     assert any("PRECISION=bfloat16 COMPILE=1 MEMORY_FORMAT=channels_last MALLOC" in line for line in said)
     assert "model = torch.compile(model)" in said
+    assert not any("set_num_threads" in line for line in said)
 
 
 def test_rows_of_a_search_become_a_picture(search, tmp_path):

@@ -89,7 +89,8 @@ def summarize(rows, statuses=DONE):
     work = done.groupby(["machine", *WORK, alone], sort=False).ngroup()
     group = done.groupby([work, *columns.SETUP], sort=False).ngroup()
     repetition = done.groupby([group, *columns.VERSIONS], sort=False).ngroup()
-    counts = _counts(done, work)
+    is_look = (done["search"] != "") & (done["search_step"] == "")  # too short to stand beside a whole measurement
+    counts = _counts(done, work) & (~is_look | is_look.groupby(group).transform("all"))
     current = counts & (repetition == repetition.where(counts).groupby(group).transform("last"))
     lines = _merge_repetitions(done[current], group[current])
     several = lines.duplicated(["published", "machine", *WORK], keep=False) & ~lines["published"]

@@ -104,6 +104,14 @@ def test_an_interrupted_run_counts_where_there_is_no_other(write):
     assert lines == {"resnet50": (100, ""), "vgg16": (60, "interrupted")}
 
 
+def test_a_short_look_of_a_search_counts_where_there_is_nothing_better(write):
+    look, keeps = {"search": "x"}, {"allocator": "MALLOC_TRIM_THRESHOLD_=1"}
+    (row,) = summary(write(rate(90) | look | {"search_step": "0"}, rate(80) | look))[0].to_dict("records")
+    assert (row["value"], row["rows"]) == (90, 1)
+    lines = summary(write(rate(70) | look | keeps))[0]
+    assert lines["value"].tolist() == [90, 70]
+
+
 def test_no_doubt_of_a_repetition_is_lost(write):
     flags = ("throttled contended", "", "contended drift", "")
     (row,) = summary(write(*(rate(100 + i) | {"flags": each} for i, each in enumerate(flags))))[0].to_dict("records")
