@@ -5,6 +5,8 @@
     open_session(workload, settings, phase, scope) -> Session
         raises SettingError or MeasurementError
     ERRORS, an ErrorTexts
+    join_ranks(ranks, device) -> Group    of bench/machine/ranks.py, where FRAMEWORKS says runs_on_many
+    count_devices(use_gpu) -> int         likewise; 0: it would run on the CPU
 
 session.py has what all frameworks do the same way. The name of a framework and its requirements stand in
 FRAMEWORKS of bench/settings.py. A file called torch.py would shadow the real one, hence the prefix.
@@ -27,6 +29,8 @@ class Device:
     device_name: str | None  # None: the system knows the name better
     framework_version: str
     num_threads: int  # CPU threads
+    world_size: int = 1  # ranks that do the same work in step, each on such a device
+    nodes: int = 1  # machines that they run on
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class ErrorTexts:
 class Session(Protocol):
     """One workload on one device, checked and ready to be timed.
 
-    Phase and scope decide what a step is. Optional: trace_count(), how often the step was compiled; and in the
-    scope "epoch", for a workload with a dataset:
+    Phase and scope decide what a step is. Optional: trace_count(), how often the step was compiled; hash_weights(),
+    of all trainable ones, equal on all ranks after training; and in the scope "epoch", for a workload with a dataset:
 
     train_epoch(order)   submit a step for each batch of the training data in this order, the smaller last one too
     losses()             of those steps, as floats
@@ -98,6 +102,11 @@ def check_models(framework, *models):
             load(framework).refuse_unknown_model(model)
     except SettingError as error:
         sys.exit(str(error))
+
+
+def print_device_count(framework, use_gpu):
+    """Print how many GPUs a framework can use; use_gpu is the text of USE_GPU, or ""."""
+    print(load(framework).count_devices({"1": True, "0": False}.get(use_gpu)))
 
 
 def missing_package(framework, error):

@@ -46,22 +46,25 @@ def swapped_bytes():
     return swap.used if sys.platform == "darwin" else swap.sout
 
 
-def others_cpu_seconds():
-    """CPU seconds of all other processes since the system started. Includes time stolen by other virtual machines."""
+def others_cpu_seconds(*peers):
+    """CPU seconds of all other processes since the system started. Includes time stolen by other virtual machines.
+
+    Args:
+        peers: process ids that count as our own, with their children.
+    """
     times = sensors.psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # Linux counts guest time twice: as guest time and as user time.
     twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    return sum(times) - idle - twice - sum(own_cpu_seconds())
+    return sum(times) - idle - twice - sum(own_cpu_seconds(*peers))
 
 
-def own_cpu_seconds():
-    """Yields the CPU seconds of this process and of each of its children."""
-    me = sensors.psutil.Process()
-    yield sum(me.cpu_times()[:4])  # user and system time, its own and that of children that have ended
-    for child in me.children(recursive=True):
+def own_cpu_seconds(*peers):
+    """Yields the CPU seconds of this process, of these others, and of each of their children."""
+    parents = [sensors.psutil.Process(pid) for pid in (None, *peers)]
+    for process in parents + [child for parent in parents for child in parent.children(recursive=True)]:
         try:
-            yield sum(child.cpu_times()[:4])
+            yield sum(process.cpu_times()[:4])  # user and system time, its own and that of children that have ended
         except sensors.psutil.Error:  # it has just ended, so its parent's times include it
             continue
 
@@ -112,9 +115,30 @@ class CounterWatch(Watch):
         return (self._counter() - before) / (self._clock() - start) > self._limit
 
 
-def watch_contention():
-    """A watch that flags other processes when they use over a tenth of a core."""
-    return CounterWatch("contended", others_cpu_seconds, CONTENDED_CORES)
+def watch_contention(peers=()):
+    """A watch that flags other processes, but for these, when they use over a tenth of a core."""
+    return CounterWatch("contended", lambda: others_cpu_seconds(*peers), CONTENDED_CORES)
+
+
+class UnlikeRanks(Watch):
+    """Always raises its flag."""
+
+    flag = "unlike_ranks"
+
+    def end(self):
+        return True
+
+
+class SumOfRanks:
+    """The energy counters of all ranks as one; all ranks read it together. On a CPU the ranks share a counter."""
+
+    def __init__(self, own, group, device):
+        self._own, self._group = own, group
+        self._counts = device != "cpu" or group.ranks.local_rank == 0
+        self.power_scope = own.counter.power_scope
+
+    def joules(self):
+        return sum(self._group.gather(self._own.joules() if self._counts else 0.0))
 
 
 class HeatWatch(Watch):
@@ -143,11 +167,27 @@ class Instruments:
     read: Callable[[], dict] = dict  # () -> columns of temperature and clock
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
+    peers: tuple[int, ...] = ()  # process ids of the other ranks on this machine
+    unlike: bool = False  # the ranks' devices or versions differ
 
     def watches(self):
         """New watches for measure()."""
-        heat = HeatWatch(self.read)  # first, because a GPU's clock changes as soon as the work ends
-        return (heat, watch_contention(), CounterWatch("swapping", swapped_bytes)) if sensors.psutil else (heat,)
+        watches = [HeatWatch(self.read)]  # first, because a GPU's clock changes as soon as the work ends
+        if sensors.psutil:
+            watches += [watch_contention(self.peers), CounterWatch("swapping", swapped_bytes)]
+        return (*watches, UnlikeRanks()) if self.unlike else tuple(watches)
+
+    def of_all(self, group, device, likeness):
+        """The Instruments of all ranks: a counter where each of them has one.
+
+        Args:
+            likeness: what has to be equal on all ranks.
+        """
+        found = group.gather((self.counter is not None, likeness))
+        counter = SumOfRanks(self, group, device) if all(has for has, _ in found) else None
+        why = self.why_no_energy or ("" if counter else "another rank has no energy counter")
+        unlike = any(each != likeness for _, each in found)
+        return replace(self, counter=counter, why_no_energy=why, peers=group.peers, unlike=unlike)
 
     def joules(self):
         """The energy counter's reading; NaN where it is missing or fails."""
@@ -167,13 +207,13 @@ class Instruments:
         return replace(self, idle_watts=None if math.isnan(watts) else watts)
 
 
-def open_instruments(device, device_name):
-    """The Instruments of a device ("cpu", "cuda", "mps"), without the idle power."""
+def open_instruments(device, device_name, index=0):
+    """The Instruments of a device ("cpu", "cuda", "mps"), the index-th of its kind, without the idle power."""
     try:
-        read = sensors.NvidiaCard(device_name).read if device == "cuda" else sensors.read_cpu
+        read = sensors.NvidiaCard(device_name, index).read if device == "cuda" else sensors.read_cpu
     except sensors.Unavailable:
         read = dict
     try:
-        return Instruments(sensors.open_energy_counter(device, device_name), read)
+        return Instruments(sensors.open_energy_counter(device, device_name, index), read)
     except sensors.Unavailable as why:
         return Instruments(read=read, why_no_energy=str(why))

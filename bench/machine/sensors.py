@@ -34,11 +34,11 @@ class EnergyCounter(Protocol):
     def joules(self) -> float: ...
 
 
-def open_energy_counter(device, device_name) -> EnergyCounter:
-    """The energy counter of a device ("cpu", "cuda", "mps"); raises Unavailable."""
+def open_energy_counter(device, device_name, index=0) -> EnergyCounter:
+    """The energy counter of a device ("cpu", "cuda", "mps"), the index-th of its kind; raises Unavailable."""
     try:
         if device == "cuda":
-            counter = NvidiaCard(device_name)
+            counter = NvidiaCard(device_name, index)
         elif sys.platform == "darwin":
             counter = AppleChip(device_name)
         elif device == "cpu":
@@ -58,14 +58,14 @@ class NvidiaCard:
 
     power_scope = "gpu board"
 
-    def __init__(self, device_name):
+    def __init__(self, device_name, index=0):
         try:
             import pynvml
         except ImportError:
             raise Unavailable("the package nvidia-ml-py is not installed: `pip install nvidia-ml-py`") from None
         self._nvml = pynvml
         self._ask(pynvml.nvmlInit)
-        self._card = self._find(device_name)
+        self._card = self._find(device_name, index)
 
     def _ask(self, function, *arguments):
         try:
@@ -73,9 +73,10 @@ class NvidiaCard:
         except self._nvml.NVMLError as error:
             raise Unavailable(f"NVIDIA's management library reports: {error}") from None
 
-    def _find(self, device_name):
-        """The handle of CUDA's first device."""
-        chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    def _find(self, device_name, index):
+        """The handle of CUDA's index-th device."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(index + 1)))).split(",")
+        chosen = visible[min(index, len(visible) - 1)].strip()  # Slurm may show each rank its own card alone
         if chosen.startswith("MIG") or " MIG " in (device_name or ""):
             raise Unavailable("a MIG slice has no counter of its own, and the board's counter includes other slices")
         if chosen.startswith("GPU-"):

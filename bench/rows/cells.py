@@ -28,6 +28,7 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
     """
     asked = {name: getattr(settings, name) for name in COLUMNS if hasattr(settings, name)}
     streams = scope in ("input", "end_to_end")
+    world = {"world_size": settings.num_devices or 1, "nodes": 1}  # the device knows better
     used = {
         "num_workers": streams,
         "optimizer": phase not in (None, "inference"),
@@ -37,6 +38,7 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
         **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
         **{name: None for name, is_used in used.items() if not is_used},
         **asdict(host),
+        **world,
         **device,
         "schema": SCHEMA,
         "method_version": METHOD_VERSION,

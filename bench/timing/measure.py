@@ -54,6 +54,7 @@ FLAGS = {
     "short": "under twenty queues of batches: a queue that was full at the start still shows",
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
     "throttled": "the machine itself grew slower: heat, a power limit, or a virtual machine's neighbours",
+    "unlike_ranks": "the ranks have unlike devices or versions: the slowest of them sets the pace",
     "not_finite": "the work ended in infinities or NaN",
     "implausible": "over 1.3 times what the vendor says that the chip can do",
 }
