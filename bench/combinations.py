@@ -52,9 +52,7 @@ def run_all(script, changes, runs, host, path, describe_workload):
             settings = read_settings(script, os.environ | change)
             rank, status = run_child(change, said, settings.num_devices or 1)
             if status not in REPORTED_STATUSES:
-                row = describe_death(settings, host, describe_workload, status, rank)
-                results.append(path, row)
-                tqdm.write(f"{report.describe_task(row)}\n{report.describe_result(row)}", file=sys.stdout)
+                report_death(settings, host, path, describe_workload, *explain_death(settings, status, rank))
             statuses.append(status)
             if status in (2, 130):
                 return status
@@ -218,8 +216,15 @@ def prefer_as_victim(pid):
         return
 
 
-def describe_death(settings, host, describe_workload, status, rank=0):
-    """The row of a run whose process, or one of whose ranks, ended without reporting a result."""
+def report_death(settings, host, path, describe_workload, note, status="crashed"):
+    """Show and store the row of a run whose process, or one of whose ranks, ended without reporting a result."""
+    row = describe_death(settings, host, describe_workload, note, status)
+    results.append(path, row)
+    tqdm.write(f"{report.describe_task(row)}\n{report.describe_result(row)}", file=sys.stdout)
+
+
+def describe_death(settings, host, describe_workload, note, status="crashed"):
+    """That row."""
     without_gpu = settings.use_gpu is False or (host.driver is None and host.gpu_cores is None)
     settings = settings.on("cpu" if without_gpu else "gpu")
     scopes = settings.scope or ("device",)
@@ -227,14 +232,15 @@ def describe_death(settings, host, describe_workload, status, rank=0):
     row = begin_row(settings, host, {}, describe_workload(settings), settings.phase, scope, new_run_id())
     if isinstance(settings.precision, tuple):  # make tflops: nobody knows which precision and size it was
         row |= {"precision": None, "matrix_size": None}
+    return row | {"status": status, "note": note, "timestamp": utc_now()}
+
+
+def explain_death(settings, status, rank=0):
+    """(note, status of the row) of a process, or a rank, that ended with this exit status."""
     killed = status == -signal.SIGKILL
     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
     size = settings.num_devices or 1
     who = f"rank {rank} of {size}" if size > 1 else "the process"
     cure = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
     why = f", most likely for lack of memory: choose a smaller {cure}" if killed else ""
-    return row | {
-        "status": "out_of_memory" if killed else "crashed",
-        "note": f"{who} was ended by {reason}{why}",
-        "timestamp": utc_now(),
-    }
+    return f"{who} was ended by {reason}{why}", "out_of_memory" if killed else "crashed"

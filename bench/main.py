@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from dataclasses import replace
 
 from bench import combinations, door
@@ -40,6 +41,14 @@ def main(script, describe_workload, run_alone=None):
                 return (run_alone or run_workload)(bench, path, describe_workload)
         except ranks.LostRank:
             return ranks.LOST
+        except KeyboardInterrupt:
+            missing, is_first = ranks.find_missing(me) if me.are_many and not me.started_here else ([], False)
+            if missing and is_first:
+                combinations.report_death(
+                    settings, host, path, describe_workload, ranks.describe_lost(missing, me.world_size)
+                )
+                time.sleep(ranks.STAY_SECONDS)
+            raise
 
     return door.enter(run)
 
@@ -56,7 +65,8 @@ def as_rank(settings, me, runs):
     refuse_many(settings, me.world_size, "WORLD_SIZE")
     if me.rank:  # rank 0 speaks
         logging.getLogger("bench").setLevel(logging.ERROR)
-
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+        del os.environ["OMP_NUM_THREADS"]  # torchrun's, not the user's: each rank gets its share of the cores
     return replace(settings, num_devices=me.world_size)
 
 

@@ -29,14 +29,42 @@ def join_ranks(me, device):
     try:
         return Group(me, device)
     except RuntimeError as error:
-        if any(words in str(error).lower() for words in CLOSED):
+        if is_closed(error):
             raise ranks.LostRank(str(error)) from None
-        if not isinstance(error, dist.DistError):
-            raise
+        raise
+
+
+def open_store(me):
+    """The store of torchrun's agent, or else of rank 0, once all ranks have opened it; raises SettingError.
+
+    torch.distributed would wait for the others where no signal is heard.
+    """
+    where, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    keeps_it = me.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    began, patience, came = time.monotonic(), timedelta(seconds=JOIN_SECONDS), 0
+    try:
+        store = dist.TCPStore(where, port, is_master=keeps_it, wait_for_workers=False, timeout=patience)
+        store = dist.PrefixStore(f"bench-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        came = store.add("came", 1)
+        while came < me.world_size and time.monotonic() < began + JOIN_SECONDS:
+            time.sleep(0.05)
+            came = store.add("came", 0)
+    except dist.DistError as error:
         raise SettingError(
-            f"WORLD_SIZE='{me.world_size}': not all ranks came within {JOIN_SECONDS} s "
-            f"({' '.join(str(error).split())[:100]}): start the others too, with the same MASTER_ADDR and MASTER_PORT"
+            f"MASTER_ADDR='{where}': no answer at port {port} ({first_line(error)}): start rank 0"
         ) from None
+    if came < me.world_size:
+        raise SettingError(f"WORLD_SIZE='{me.world_size}': {came} came within {JOIN_SECONDS} s: start the others too")
+    return store
+
+
+def first_line(error):
+    return str(error).strip().partition("\n")[0]
+
+
+def is_closed(error):
+    """Whether an error says that the connection to another rank was closed."""
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in CLOSED)
 
 
 def is_replicated():
@@ -81,8 +109,8 @@ class Group(ranks.Group):
     """
 
     def __init__(self, me, device):
-        self.ranks, self._stop = me, False
-        self._store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
+        self.ranks, self._stop, self._has_failed = me, False, False
+        self._store = open_store(me)
         own = dist.get_default_backend_for_device(device)
         dist.init_process_group(
             "gloo" if device == "cpu" else f"cpu:gloo,{device}:{own}",
@@ -132,17 +160,16 @@ class Group(ranks.Group):
         return shared.item()
 
     def find_lost(self, error):
-        is_closed = isinstance(error, RuntimeError) and any(words in str(error).lower() for words in CLOSED)
-        here = socket.gethostname()
-        for patience in range(20 if is_closed else 1):  # until a process that is ending has ended
+        here, was_closed = socket.gethostname(), is_closed(error)
+        for patience in range(20 if was_closed else 1):  # until a process that is ending has ended
             time.sleep(0.1 * bool(patience))
             gone = [i for i, (host, pid) in enumerate(self._places) if host == here and has_ended(pid)]
             if gone:
-                named = " and ".join(f"rank {i}" for i in gone)
-                return f"{named} of {self.ranks.world_size} ended without a word: killed, or crashed"
-        return f"a rank on another machine ended (rank {self.ranks.rank} noticed)" if is_closed else ""
+                return ranks.describe_lost(gone, self.ranks.world_size)
+        return f"a rank on another machine ended (rank {self.ranks.rank} noticed)" if was_closed else ""
 
     def claims(self, lost=False):
+        self._has_failed = True
         if lost and self.ranks.started_here:  # combinations.py saw which one ended, and how
             return False
         if lost and self.ranks.rank:
@@ -153,7 +180,7 @@ class Group(ranks.Group):
             return lost and self.ranks.rank == 1
 
     def __exit__(self, kind, error, trace):
-        if kind is None:
+        if kind is None and not self._has_failed:
             self.barrier()  # a rank that leaves early would look like one that was killed
             dist.destroy_process_group()
         else:

@@ -2,7 +2,6 @@
 
 The environment says which one this process is, as torchrun sets it
 (https://docs.pytorch.org/docs/stable/elastic/run.html). bench/combinations.py sets the same for NUM_DEVICES.
-Standard library only.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ import re
 import time
 from dataclasses import dataclass
 
+from bench.machine import sensors
 from bench.settings import SettingError
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 STARTED_HERE = "RANKS_OF_NUM_DEVICES"  # set where combinations.py started the ranks
+STAY_SECONDS = 3.0  # of the rank that wrote about a missing one, so that no other takes it for missing too
 LOST = 4  # exit status of a rank that ends because another one has ended
 
 
@@ -38,6 +39,29 @@ class Ranks:
     def share(self, count):
         """This rank's part of the node's cores or workers, at least 1."""
         return max(1, count // self.local_world_size)
+
+
+def describe_lost(gone, world_size):
+    named = " and ".join(f"rank {rank}" for rank in gone)
+    return f"{named} of {world_size} ended without a word: killed, or crashed"
+
+
+def find_missing(me):
+    """([ranks of this node that have ended], whether this rank is the first of the others), before they have met.
+
+    torchrun ends the others by a signal, and does not say why. All of them are its children.
+    """
+    if sensors.psutil is None:
+        return [], False
+    alive = set()
+    for process in sensors.psutil.Process(os.getppid()).children():
+        try:
+            alive.add(int(process.environ().get("RANK", -1)))
+        except (sensors.psutil.Error, OSError):  # it has ended
+            continue
+    first = me.rank - me.local_rank
+    here = range(first, first + me.local_world_size)
+    return sorted(set(here) - alive), me.rank == min(alive & set(here), default=me.rank)
 
 
 def read_ranks(environ=os.environ):
