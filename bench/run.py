@@ -193,7 +193,9 @@ def measure_scope(bench: Bench, session, workload: Workload, phase, scope, progr
     settings = bench.settings
     items = settings.num_images if phase == settings.phase and scope in SCOPES else None
     limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
-    group, items_per_step = bench.group, workload.items_per_step * bench.device.world_size
+    # An all-reduce is one piece of work of all ranks; else each has batches of its own.
+    group, together = bench.group, 1 if workload.samples else bench.device.world_size
+    items_per_step = workload.items_per_step * together
     watches = bench.instruments.watches() if bench.reports else ()
     job = measure.Job(group.watch_over(session), items_per_step, limits, group.clock, watches=watches)
     if scope == "epoch":

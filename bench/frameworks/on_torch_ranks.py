@@ -20,7 +20,7 @@ JOIN_SECONDS = 300
 # A rank that ends closes its connections, and the others notice at once. The limit is for one that hangs, and must be
 # longer than the ranks may differ in their first step, which compiles.
 HANG_SECONDS = 900
-RANK_0_FIRST_SECONDS = 2.0  # the row of a lost rank goes to rank 0's file where rank 0 is alive
+RANK_0_FIRST_SECONDS = 2.0  # a failure that all ranks share, or a lost rank, is rank 0's to write where it is alive
 CLOSED = ("closed by peer", "connection reset", "connection refused", "broken pipe", "remote process exited")
 
 
@@ -172,7 +172,7 @@ class Group(ranks.Group):
         self._has_failed = True
         if lost and self.ranks.started_here:  # combinations.py saw which one ended, and how
             return False
-        if lost and self.ranks.rank:
+        if self.ranks.rank:
             time.sleep(RANK_0_FIRST_SECONDS)
         try:
             return self._store.add("failures", 1) == 1

@@ -84,6 +84,14 @@ def scalings(rows):
             )
 
 
+def bus_bandwidth(algorithm_bandwidth, ranks):
+    """Of an all-reduce: x 2 (n - 1) / n, what each rank's link has to carry, so that it compares with a link's speed.
+
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    return algorithm_bandwidth * 2 * (ranks - 1) / ranks
+
+
 def merge_rates(rows):
     """The Rate of repetitions."""
     rates = [float(row["throughput"]) for row in rows]
