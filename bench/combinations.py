@@ -26,6 +26,7 @@ from bench.settings import ALL, ROOT, SettingError, read_settings
 log = logging.getLogger("bench")
 MISSING = "stay blank"  # of a line that every run would repeat
 REPORTED_STATUSES = (0, 1, 2, 130)  # exit statuses of a run that has reported its own result
+LOST_SECONDS = 5.0  # from the first rank that lost another one to the end of that one
 GRACE_SECONDS = 10.0  # from the first rank's end to the kill of those that are still there
 
 
@@ -160,10 +161,12 @@ def wait_for(children):
         return 0, children[0].returncode
     while None in (statuses := [child.poll() for child in children]) and not any(statuses):
         time.sleep(0.05)
-    ended = [(rank, child.returncode) for rank, child in enumerate(children) if child.returncode]
+    deadline = time.monotonic() + LOST_SECONDS
+    while set(statuses) <= {None, 0, ranks.LOST} and any(statuses) and time.monotonic() < deadline:
+        time.sleep(0.05)  # the one that was lost ends a moment later
+        statuses = [child.poll() for child in children]
+    ended = [(rank, status) for rank, status in enumerate(statuses) if status]
     end_all(children)
-    if all(status == ranks.LOST for _, status in ended):  # the one that was lost ends a moment later
-        ended += [(rank, child.returncode) for rank, child in enumerate(children) if child.returncode]
     return min(ended, key=lambda one: (one[1] == ranks.LOST, one[1] >= 0), default=(0, 0))
 
 

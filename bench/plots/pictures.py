@@ -150,9 +150,9 @@ def scaling(stored):
 def all_reduce(stored):
     """The bus bandwidth of all-reduce over the size of the message."""
     apart = [*select.WHO, "world_size", "nodes"]
-    curves = curves_of(select.messages(stored.many), "bytes", "bus", apart, name_ranks)
+    curves = curves_of(select.messages(stored.many), "kib", "bus", apart, name_ranks)
     words = "All-reduce, bus bandwidth as nccl-tests define it"
-    return draw.lines(curves, {"bus": "GB/s"}, words, "bytes on each device", is_log2=True) if curves else None
+    return draw.lines(curves, {"bus": "GB/s"}, words, "KiB on each device", is_log2=True) if curves else None
 
 
 PICTURES = (

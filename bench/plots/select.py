@@ -63,13 +63,13 @@ def scaling(many):
 
 
 def messages(many):
-    """The bus bandwidth of all-reduce, `bus` in GB/s with `bus_low` and `bus_high`, over its `bytes`."""
+    """The bus bandwidth of all-reduce, `bus` in GB/s with `bus_low` and `bus_high`, over its size in `kib`."""
     found = many[(many["workload"] == "all-reduce") & many["value"].notna()]
     ranks = found["world_size"].astype(float)
     bus = {"bus": "value", "bus_low": "low", "bus_high": "high"}
     found = found.assign(**{name: verdict.bus_bandwidth(found[column], ranks) for name, column in bus.items()})
-    found = found.assign(bytes=found["message_bytes"].astype(float)).sort_values("value", ascending=False)
-    return found.drop_duplicates([*WHO, "world_size", "nodes", "bytes"]).sort_values("bytes")
+    found = found.assign(kib=found["message_bytes"].astype(float) / 1024).sort_values("value", ascending=False)
+    return found.drop_duplicates([*WHO, "world_size", "nodes", "kib"]).sort_values("kib")
 
 
 def resident(summary):
