@@ -12,11 +12,11 @@ def fail(*arguments):
     raise MemoryError("unable to allocate 9 TiB")
 
 
-if os.environ["RANK"] == "1" and os.environ.get("FAULT") == "memory":
+if os.environ.get("RANK") == "1" and os.environ.get("FAULT") == "memory":
     on_torch.Model.train = fail
-if os.environ["RANK"] == "1" and os.environ.get("FAULT") == "weights":
+if os.environ.get("RANK") == "1" and os.environ.get("FAULT") == "weights":
     on_torch.Model.hash_weights = lambda model: "other"
-if os.environ["RANK"] == "1" and os.environ.get("FAULT") == "version":
+if os.environ.get("RANK") == "1" and os.environ.get("FAULT") == "version":
     on_torch.torch.__version__ = "2.14"
 
 if __name__ == "__main__":

@@ -187,21 +187,8 @@ def test_the_table_of_a_list_shows_the_efficiency_with_its_interval():
     rows = [scaled("1", 100), scaled("2", 160), scaled("2", 170), scaled("2", 180), scaled("2", 9, phase="forward")]
     title, one, two = report.describe_scaling(rows).splitlines()
     assert title == "scaling: mlp-8, training"
-    assert one.split() == ["1", "device", "100", "images/s", "100", "a", "device", "efficiency", "1.000"]
-    assert two.split() == [
-        "2",
-        "devices",
-        "170",
-        "images/s",
-        "85",
-        "a",
-        "device",
-        "efficiency",
-        "0.850",
-        "(0.655",
-        "to",
-        "1.100)",
-    ]
+    assert " ".join(one.split()) == "1 device 100 images/s 100 a device efficiency 1.000"
+    assert " ".join(two.split()) == "2 devices 170 images/s 85 a device efficiency 0.850 (0.655 to 1.100)"
     assert report.describe_scaling(rows[:1]) == ""
 
 
@@ -304,7 +291,7 @@ def test_two_ranks_train_together(tmp_path):
 def test_ranks_with_unequal_weights_are_refused(tmp_path):
     run = start(tmp_path, "tests/rank_script.py", NUM_DEVICES="2", FAULT="weights")
     out, _ = run.communicate(timeout=200)
-    assert run.returncode == 1, out
+    assert (run.returncode, len(rows_of(tmp_path))) == (1, 1), out
     (row,) = rows_of(tmp_path)
     assert (row["status"], row["throughput"]) == ("wrong_output", "")
     assert row["note"].endswith("after training, rank 0 has other weights than rank 1")
