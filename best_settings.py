@@ -73,7 +73,7 @@ class Runs:
         command = [sys.executable, str(ROOT / f"{self.workload}_benchmark.py")]
         limit = max(LEAST_SECONDS if step is None else LEAST_AGAIN, round(self.ends - time.monotonic()))
         said = []
-        status = combinations.run_child(change, said, command, limit, show=keep_lines)
+        _, status = combinations.run_child(change, said, command=command, limit=limit, show=keep_lines)
         if status == INTERRUPTED:
             raise KeyboardInterrupt
         if status == MISTAKE:

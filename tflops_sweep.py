@@ -3,6 +3,7 @@
     make tflops
     SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
     FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
+    NUM_DEVICES=2 make tflops               all-reduce alone
 
 `make help` lists the settings.
 """
@@ -20,9 +21,12 @@ from bench import run
 from bench.machine.environment import GIB
 from bench.main import EXIT_STATUS, main
 from bench.rows import cells, peaks, report, results
+from bench.rows.verdict import bus_bandwidth
 from bench.settings import SettingError
 from bench.work import operators
 
+MESSAGES = tuple(1024 * 4**i for i in range(10))  # bytes of an all-reduce, 1 KiB to 256 MiB
+COPIES = 4  # of a message, that a rank has in memory
 LOOK_SIZE = (512, 512, 512)  # a quick look at the speed, before a large matmul is tried
 
 
@@ -40,7 +44,9 @@ class Sweep:
         self.bench = replace(self.bench, instruments=replace(self.bench.instruments, counter=None))
         self.settings, self.precisions = self.bench.settings, self.bench.settings.precision
         count = len(self.precisions) * (len(self.settings.sizes) + 3) + 3
-        self.bar = tqdm(total=count, unit=" measured", disable=None, leave=False, file=sys.stderr)
+        count = count if self.bench.device.world_size == 1 else len(MESSAGES)
+        look = {"disable": None if self.bench.reports else True, "leave": False, "file": sys.stderr}
+        self.bar = tqdm(total=count, unit=" measured", **look)
 
     def measure(self, workload, precision, seed=0, counts=True):
         """The row of one operator, not stored yet; a failure is a row too."""
@@ -53,7 +59,7 @@ class Sweep:
             (columns,) = run.measure_quantity(bench, workload, None, "device", progress=show)
             row |= columns
         except Exception as error:
-            row |= run.describe_failure(error, bench.framework)
+            row |= run.describe_end(error, bench)
         self.bar.update(int(counts))
         if row["status"] == "interrupted":  # Ctrl-C in its windows; the complete ones are stored
             self.keep(row)
@@ -63,13 +69,14 @@ class Sweep:
     def keep(self, row):
         """Store a row, with a flag where it exceeds what the vendor says."""
         row = peaks.flag_implausible(row)
-        results.append(self.path, row | {"timestamp": cells.utc_now()})
+        if self.bench.reports or row["status"] not in EXIT_STATUS:
+            results.append(self.path, row | {"timestamp": cells.utc_now()})
         self.rows.append(row)
         return row["status"] == "ok"
 
     def skips(self, workload, precision, flops_per_second, why=""):
         """Whether one step is too much for this machine or for MAX_SECONDS; then a line says so."""
-        seconds = workload.items_per_step * workload.flops_per_item / (flops_per_second or math.inf)
+        seconds = workload.items_per_step * (workload.flops_per_item or 0) / (flops_per_second or math.inf)
         if not why and seconds > self.settings.max_seconds / 2:  # a result needs a dozen steps or more
             why = f"one step would take about {seconds:.2g} s: a longer MAX_SECONDS includes it"
         if why:
@@ -162,22 +169,55 @@ def run_sweep(bench, path, _):
     for precision in bench.settings.precision:
         if precision.startswith("mixed"):
             raise SettingError(f"PRECISION={precision!r} is for models: name the 16-bit precision itself")
-    sweep = Sweep(bench, path)
+    sweep, one = Sweep(bench, path), bench.device.world_size == 1
     try:
-        for precision in sweep.precisions:
-            sweep_sizes(sweep, precision)
-            find_peak(sweep, precision)
-            measure_convolution(sweep, precision)
-        for model, formula in operators.BANDWIDTHS.items():
-            sweep.keep(sweep.measure(operators.bandwidth(model, formula), "float32"))
+        (sweep_device if one else sweep_messages)(sweep)
         status = "ok" if any(row["status"] == "ok" for row in sweep.rows) else "failed"
     except KeyboardInterrupt:
         status = "interrupted"
     finally:
         sweep.bar.close()
-    print(describe(sweep, results.read(path) if path.exists() else []))
-    print(f"added to {os.path.relpath(path)}")
+    if bench.reports:
+        stored = results.read(path) if path.exists() else []
+        print(describe(sweep, stored) if one else describe_messages(sweep))
+        print(f"added to {os.path.relpath(path)}")
     return EXIT_STATUS.get(status, 1)
+
+
+def sweep_device(sweep: Sweep):
+    """The ceilings of one device."""
+    for precision in sweep.precisions:
+        sweep_sizes(sweep, precision)
+        find_peak(sweep, precision)
+        measure_convolution(sweep, precision)
+    for model, formula in operators.BANDWIDTHS.items():
+        sweep.keep(sweep.measure(operators.bandwidth(model, formula), "float32"))
+
+
+def sweep_messages(sweep: Sweep):
+    """All-reduce over the ranks, the small messages first; ends with the first failure."""
+    bench, me = sweep.bench, sweep.bench.group.ranks
+    room = min(bench.group.gather((bench.host.memory_gb or math.inf) * GIB / 2 / me.local_world_size))
+    for size in MESSAGES:
+        workload = operators.all_reduce(size, me.rank, me.world_size)
+        too_large = f"it takes {COPIES * size / GIB:.3g} GiB on each rank" if COPIES * size > room else ""
+        if not sweep.skips(workload, "float32", None, too_large) and not sweep.keep(sweep.measure(workload, "float32")):
+            return
+
+
+def describe_messages(sweep: Sweep):
+    """The closing table of all-reduce."""
+    device, ranks = sweep.bench.device, sweep.bench.device.world_size
+    lines = [f"all-reduce of {ranks} devices, {device.device_name} ({device.device}), {device.nodes} node(s)"]
+    lines.append(f"{'bytes':>14}{'seconds':>12}{'algorithm GB/s':>16}{'bus GB/s':>12}")
+    for row in sweep.rows:
+        if row["status"] != "ok":
+            lines.append(f"{row['message_bytes']:>14,}  {row['status']}: {row['note']}")
+            continue
+        rate, bus = row["throughput"], bus_bandwidth(row["throughput"], ranks)
+        lines.append(f"{row['message_bytes']:>14,}{row['step_seconds_median']:>12.4g}{rate:>16.4g}{bus:>12.4g}")
+    flags = {flag for row in sweep.rows for flag in row.get("flags", "").split()} - {"few_windows", "ci_not_met"}
+    return "\n".join([*lines, report.explain(flags)]).rstrip()
 
 
 def describe(sweep: Sweep, stored):

@@ -11,7 +11,7 @@ from types import ModuleType
 from bench import frameworks
 from bench.batch_size import choose_batch_size, refuse_too_large
 from bench.frameworks import Device
-from bench.machine import environment, meters
+from bench.machine import environment, meters, ranks
 from bench.rows import cells, peaks, report
 from bench.settings import AUTO, SCOPES, SEARCH, SEARCH_STEP, SettingError, Settings
 from bench.timing import measure
@@ -34,6 +34,12 @@ class Bench:
     device: Device
     instruments: meters.Instruments
     canary: Canary | None = None
+    group: ranks.Group = ranks.ALONE
+
+    @property
+    def reports(self):
+        """Whether this process is the one that shows and stores what was measured."""
+        return self.group.ranks.rank == 0
 
 
 def open_bench(settings: Settings, host: environment.Environment):
@@ -48,8 +54,22 @@ def open_bench(settings: Settings, host: environment.Environment):
     device = replace(device, device_name=device.device_name or host.cpu_name, uuid=find_uuid(device))
     if device.device == "cpu":
         warn_of_no_gpu(settings, host)
+    me = ranks.read_ranks()
     instruments = meters.open_instruments(device.device, device.device_name, device.uuid)
-    return Bench(settings.on(device.device), host, framework, device, instruments)
+    bench = Bench(settings.on(device.device), host, framework, device, instruments)
+    return join_ranks(bench, me) if me.are_many else bench
+
+
+def join_ranks(bench: Bench, me):
+    """The bench of one of several ranks, once all of them are there."""
+    group = bench.framework.join_ranks(me, bench.device.device)
+    device, host = bench.device, bench.host
+    likeness = device.device, device.device_name, device.framework_version, host.python, host.driver, host.commit
+    instruments = bench.instruments.of_all(group, device.device, likeness)
+    settings = bench.settings
+    if settings.num_workers:
+        settings = replace(settings, num_workers=me.share(settings.num_workers))
+    return replace(bench, settings=settings, instruments=instruments, group=group)
 
 
 def find_uuid(device: Device):
@@ -99,7 +119,7 @@ def run_once(bench: Bench, describe_workload):
         except ModuleNotFoundError as error:  # a package that only some workloads need
             raise frameworks.missing_package(bench.settings.framework, error) from None
         except Exception as error:
-            yield begun | describe_failure(error, bench.framework) | {"timestamp": cells.utc_now()}
+            yield begun | describe_end(error, bench) | {"timestamp": cells.utc_now()}
             return
 
 
@@ -109,10 +129,10 @@ def look_at_rest(bench: Bench):
         return replace(bench, instruments=replace(bench.instruments, counter=None))
     if bench.instruments.why_no_energy:
         log.info("power and energy stay blank: %s", bench.instruments.why_no_energy)
-    others = meters.watch_contention()
+    others = meters.watch_contention(peers=bench.instruments.peers)
     others.start()
     instruments, canary = bench.instruments.with_idle_watts(), None
-    if not bench.settings.sustain:  # which is long enough to show heat itself
+    if not (bench.settings.sustain or bench.group.ranks.are_many):  # long enough to show heat itself; out of step
         canary = open_canary(bench.framework, bench.device.device, bench.settings)
     if instruments.counter or canary:  # else no time has passed
         instruments = replace(instruments, others_at_rest=others.rate())
@@ -164,7 +184,9 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=No
     """Open a session, measure it, close it; yields columns, once or for each epoch or each ten seconds."""
     refuse_too_large(workload, bench.host)
     meters.reset_process_peak()
-    session = bench.framework.open_session(workload, bench.settings, phase, scope)
+    # Each rank has its own data, and its own order of them.
+    settings = replace(bench.settings, seed=bench.settings.seed + bench.group.ranks.rank)
+    session = bench.framework.open_session(workload, settings, phase, scope)
     try:
         for columns in measure_scope(bench, session, workload, phase, scope, progress or report.progress):
             if workload.flops_per_item and scope != "input":
@@ -194,20 +216,37 @@ def measure_scope(bench: Bench, session, workload: Workload, phase, scope, progr
     settings = bench.settings
     items = settings.num_images if phase == settings.phase and scope in SCOPES else None
     limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
-    job = measure.Job(session, workload.items_per_step, limits, watches=bench.instruments.watches())
+    # An all-reduce is one piece of work of all ranks; else each has batches of its own.
+    group, together = bench.group, 1 if workload.samples else bench.device.world_size
+    items_per_step = workload.items_per_step * together
+    watches = bench.instruments.watches() if bench.reports else ()
+    job = measure.Job(group.watch_over(session), items_per_step, limits, group.clock, watches=watches)
     if scope == "epoch":
         yield from measure_epochs(job, workload, settings)
         return
-    with progress(workload) as on_window:
+    with (progress if bench.reports else report.no_progress)(workload) as on_window:
         job = replace(job, on_window=on_window)
         if scope == "sustained":
             yield from measure_sustained(job, bench.instruments, settings.sustain)
             return
         measured = measure.measure(job)
+    if phase == "training" and scope != "input":
+        prove_equal_weights(session, group)
     columns = cells.of_measurement(measured, job.watches)
     if has_own_energy(bench, job.regime, scope) and measured.stop_reason != "interrupted":
         columns |= measure_energy(job, bench.instruments, measured.steps_per_window)
     yield columns
+
+
+def prove_equal_weights(session, group):
+    """Raise MeasurementError unless all ranks have the same weights after training."""
+    if group.ranks.are_many:
+        first, *others = group.gather(session.hash_weights())
+        unlike = ", ".join(str(rank) for rank, weights in enumerate(others, 1) if weights != first)
+        if unlike:
+            raise measure.MeasurementError(
+                "wrong_output", f"after training, rank 0 has other weights than rank {unlike}"
+            )
 
 
 def has_own_energy(bench: Bench, regime, scope):
@@ -260,6 +299,23 @@ def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
 def peak_memory_bytes(session, device):
     """The device's, as the framework counts it; the process's where the device is the CPU; None where unknown."""
     return meters.process_peak_bytes() if device == "cpu" else session.peak_memory_bytes()
+
+
+def describe_end(error, bench: Bench):
+    """The columns that say what ended a measurement, on the one rank that is to write them.
+
+    Raises:
+        LostRank: the row is another rank's to write.
+    """
+    lost = bench.group.find_lost(error)
+    if not bench.group.claims(bool(lost)):
+        raise ranks.LostRank(lost)
+    if lost:
+        return {"status": "crashed", "note": lost}
+    columns = describe_failure(error, bench.framework)
+    if bench.device.world_size > 1:
+        columns["note"] = f"rank {bench.group.ranks.rank} of {bench.device.world_size}: {columns['note']}"
+    return columns
 
 
 def describe_failure(error, framework):

@@ -22,6 +22,7 @@ from typing import Any
 
 SCOPES = ("device", "input", "end_to_end")
 AUTO = 0  # BATCH_SIZE=auto, until run.py has chosen one
+ALL = 0  # NUM_DEVICES=all, until combinations.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 # Variables of the Makefile itself: not settings, but not misspelt ones either.
 MAKE_VARIABLES = ("PYTHON", "A", "B", "FAIL_ON_SLOWER")
@@ -54,10 +55,11 @@ class Framework:
     # On Linux in an environment of its own, .venv-<name> from requirements-cuda-<name>.txt, because its CUDA wheels
     # overwrite files of PyTorch's. The Makefile follows the file names.
     has_own_environment: bool = False
+    runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
 
 
 FRAMEWORKS = {
-    "torch": Framework("PyTorch", ("pytorch",)),
+    "torch": Framework("PyTorch", ("pytorch",), runs_on_many=True),
     "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
 }
 
@@ -158,14 +160,15 @@ def cpu_quota(path="/sys/fs/cgroup/cpu.max"):
         return None
 
 
-def whole_or_auto(minimum):
+def whole_or(word, meant, minimum):
+    """A whole number, or one word with the value `meant`."""
     number = whole(minimum)
 
     def parse(text):
         try:
-            return AUTO if text == "auto" else number(text)
+            return meant if text == word else number(text)
         except ValueError as error:
-            raise ValueError(f"{error}, or auto") from None
+            raise ValueError(f"{error}, or {word}") from None
 
     return parse
 
@@ -209,6 +212,14 @@ class Settings:
         shown="the GPU if there is one",
         run_each=True,
     )
+    num_devices: int = setting(
+        whole_or("all", ALL, 1),
+        1,
+        "GPUs, or processes that share a CPU, that do the work together (torch only); all: every GPU; BATCH_SIZE is "
+        "for each of them",
+        only=(*MODELS, "tflops"),
+        run_each=True,
+    )
     framework: str = setting(framework_name, "torch", "torch or tensorflow; synonyms pytorch, tf")
     model: str = setting(
         str,
@@ -231,7 +242,7 @@ class Settings:
         run_each=True,
     )
     batch_size: int = setting(
-        whole_or_auto(1),
+        whole_or("auto", AUTO, 1),
         {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1},
         "items in one step (llm: sequences side by side); auto: the fastest that fits, found by doubling",
         run_each=True,
@@ -474,8 +485,22 @@ def refuse_contradictions(settings, environ):
     for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
         if settings.sustain and name in environ and getattr(settings, name.lower()) is not None:
             raise SettingError(f"SUSTAIN='{settings.sustain}' measures one workload alone: unset {name}")
+    refuse_many(settings, settings.num_devices, "NUM_DEVICES")
     if settings.epochs and settings.phase == "inference":
         raise SettingError(f"EPOCHS='{settings.epochs}' is training: set PHASE=training, or unset EPOCHS")
+
+
+def refuse_many(settings, count, name):
+    """Raise SettingError for what runs on one device alone, where `name` asks for more."""
+    if count in (None, 1):
+        return
+    asked = f"{name}='{count or 'all'}'"
+    if not FRAMEWORKS[settings.framework].runs_on_many:
+        raise SettingError(f"{asked}: {FRAMEWORKS[settings.framework].title} runs on one device here: unset {name}")
+    if settings.batch_size == AUTO:
+        raise SettingError(f"BATCH_SIZE='auto' is found on one device: name a number beside {asked}")
+    if settings.epochs:
+        raise SettingError(f"EPOCHS='{settings.epochs}' trains on one device: unset it, or {name}")
 
 
 def read_search(environ=os.environ):

@@ -143,13 +143,19 @@ def test_ctrl_c_reaches_the_run_that_is_under_way_and_starts_no_other(run_all, m
     assert out.splitlines() == ["what was measured"]
 
 
+def describe_death(settings, describe_workload):
+    """The row of a process that was killed."""
+    why = combinations.explain_death(settings, -9)
+    return combinations.describe_death(settings, describe_host("m"), describe_workload, *why)
+
+
 @pytest.mark.parametrize(
     ("script", "describe_workload", "model"),
     [("mlp", mlp_workload, "mlp-8"), ("transformer", transformer_workload, "bert-large")],
 )
 def test_a_killed_run_of_any_script_is_a_row(script, describe_workload, model):
     settings = read_settings(script, {"MODEL": model, "DATA": "synthetic"})
-    row = combinations.describe_death(settings, describe_host("m"), describe_workload, -9)
+    row = describe_death(settings, describe_workload)
     assert (row["status"], row["scope"], row["workload"], row["model"]) == ("out_of_memory", "device", script, model)
     assert "BATCH_SIZE" in row["note"]
 
@@ -164,12 +170,12 @@ def test_a_killed_run_names_the_batch_size_of_its_device(monkeypatch, card, batc
 
 def test_a_run_that_was_killed_while_it_chose_its_batch_size_names_none():
     settings = read_settings("image", {"BATCH_SIZE": "auto"})
-    row = combinations.describe_death(settings, describe_host("m"), image_workload, -9)
+    row = describe_death(settings, image_workload)
     assert (row["status"], row["batch_size"]) == ("out_of_memory", None)
 
 
 def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
-    row = combinations.describe_death(read_settings("tflops", {}), describe_host("m"), tflops_sweep.first_size, -9)
+    row = describe_death(read_settings("tflops", {}), tflops_sweep.first_size)
     assert (row["status"], row["workload"], row["precision"], row["matrix_size"]) == (
         "out_of_memory",
         "matmul",

@@ -68,7 +68,7 @@ def test_a_measurement_becomes_a_row(image):
     assert "m.csv" in out
 
 
-OF_OTHERS = {"source", "matrix_size"}  # of published rows, of the sweep
+OF_OTHERS = {"source", "matrix_size", "message_bytes"}  # of published rows, of the sweep
 
 
 class Counter:

@@ -5,6 +5,8 @@
     open_session(workload, settings, phase, scope) -> Session
         raises SettingError or MeasurementError
     ERRORS, an ErrorTexts
+    join_ranks(ranks, device) -> Group    of bench/machine/ranks.py, where FRAMEWORKS says runs_on_many
+    count_devices(use_gpu) -> int         likewise; 0: it would run on the CPU
 
 session.py has what all frameworks do the same way. The name of a framework and its requirements stand in
 FRAMEWORKS of bench/settings.py. A file called torch.py would shadow the real one, hence the prefix.
@@ -29,10 +31,12 @@ class Device:
     num_threads: int  # CPU threads
     uuid: str | None = None  # of an NVIDIA card as NVML writes it ("GPU-..."); None where the framework cannot say
     has_own_memory: bool = False  # a card's; else its arrays take the system's
+    world_size: int = 1  # ranks that do the same work in step, each on such a device
+    nodes: int = 1  # machines that they run on
 
     def cells(self):
         """Its cells of a row; no row has the UUID, because it tells one owner's card from all others."""
-        names = ("device", "device_name", "framework_version", "num_threads")
+        names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
         return {name: getattr(self, name) for name in names}
 
 
@@ -47,8 +51,8 @@ class ErrorTexts:
 class Session(Protocol):
     """One workload on one device, checked and ready to be timed.
 
-    Phase and scope decide what a step is. Optional: trace_count(), how often the step was compiled; and in the
-    scope "epoch", for a workload with a dataset:
+    Phase and scope decide what a step is. Optional: trace_count(), how often the step was compiled; hash_weights(),
+    of all trainable ones, equal on all ranks after training; and in the scope "epoch", for a workload with a dataset:
 
     train_epoch(order)   submit a step for each batch of the training data in this order, the smaller last one too
     losses()             of those steps, as floats
@@ -106,6 +110,11 @@ def check_models(framework, *models):
             load(framework).refuse_unknown_model(model)
     except SettingError as error:
         sys.exit(str(error))
+
+
+def print_device_count(framework, use_gpu):
+    """Print how many GPUs a framework can use; use_gpu is the text of USE_GPU, or ""."""
+    print(load(framework).count_devices({"1": True, "0": False}.get(use_gpu)))
 
 
 def missing_package(framework, error):

@@ -22,7 +22,9 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from bench import door
-from bench.frameworks import Device, ErrorTexts, on_torch_llm, session
+from bench.frameworks import Device, ErrorTexts, on_torch_llm, on_torch_ranks, session
+from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
+from bench.machine.ranks import read_ranks
 from bench.settings import SettingError
 from bench.timing import check
 from bench.timing.measure import MeasurementError
@@ -49,12 +51,42 @@ ERRORS = ErrorTexts(
 
 def find_device(settings):
     """The Device to run on; raises SettingError where operators would move to the CPU silently."""
-    if settings.num_threads:
-        torch.set_num_threads(settings.num_threads)
-    kind = choose_device(settings.use_gpu)
+    ranks, kind = read_ranks(), choose_device(settings.use_gpu)
+    if ranks.are_many and kind != "cpu":
+        torch.accelerator.set_device_index(choose_index(ranks, torch.accelerator.device_count()))
     refuse_unknown_architecture(kind)
-    known = kind, name_device(kind), torch.__version__, torch.get_num_threads()
-    return Device(*known, find_uuid(kind), has_own_memory(kind))
+    if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(settings.num_threads or ranks.share(torch.get_num_threads()))
+    return Device(
+        device=kind,
+        device_name=name_device(kind),
+        framework_version=torch.__version__,
+        num_threads=torch.get_num_threads(),
+        world_size=ranks.world_size,
+        nodes=ranks.nodes,
+        uuid=find_uuid(kind),
+        has_own_memory=has_own_memory(kind),
+    )
+
+
+def count_devices(use_gpu):
+    """How many GPUs there are to run on; 0: it would run on the CPU."""
+    return 0 if choose_device(use_gpu) == "cpu" else torch.accelerator.device_count()
+
+
+def choose_index(ranks, count):
+    """The number of a rank's GPU among `count`; SettingError where there are more ranks than GPUs on this machine.
+
+    Slurm may show each rank a single GPU, its own.
+    """
+    if count == 1 and not ranks.started_here:
+        return 0
+    if ranks.local_world_size > count:
+        raise SettingError(
+            f"NUM_DEVICES='{ranks.local_world_size}' on this machine is more than its GPUs ({count}): choose at most "
+            f"{count}, or USE_GPU=0"
+        )
+    return ranks.local_rank
 
 
 def choose_device(use_gpu):
@@ -182,6 +214,7 @@ OPERATORS = {
     "copy": lambda x, out: out.copy_(x),
     "add": lambda x, y, out: torch.add(x, y, out=out),
     "multiply-add": lambda x, y, out: torch.add(y, x, alpha=2.0, out=out),
+    "all-reduce": on_torch_ranks.AllReduce,
 }
 
 
@@ -312,7 +345,8 @@ class DeviceContext(session.DeviceContext):
         return compile_module(module, self.compile_mode) if self.compile else module
 
     def operator(self, name):
-        return torch.inference_mode()(OPERATORS[name])
+        found = OPERATORS[name]
+        return torch.inference_mode()(found() if isinstance(found, type) else found)  # a class counts its calls
 
     def put(self, inputs, labels):
         # CUDA copies in the background; on MPS that is not known to be safe.
@@ -494,6 +528,7 @@ class Model(session.Model):
 
     def __init__(self, context, module, is_trained):
         self.context, self.uncompiled, self.is_trained = context, module.train(is_trained), is_trained
+        module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
         self.parameters, self.note = count_parameters(module), context.note(module, is_trained)
         self.last_weight = list(module.parameters())[-1]
@@ -554,6 +589,9 @@ class Model(session.Model):
     def restore(self, saved):
         for part, state in zip((self.uncompiled, self.optimizer, self.scaler), saved, strict=True):
             part.load_state_dict(state)
+
+    def hash_weights(self):
+        return on_torch_ranks.hash_weights(self.uncompiled)
 
     def prove_compiled(self, inputs):
         modules = [self.module, self.uncompiled, self.uncompiled][: 3 if self.is_trained else 2]

@@ -49,6 +49,10 @@ class Model:
     last_weight: Any
     last_gradient: Any  # of last_weight
 
+    def hash_weights(self):
+        """A hash of the bits of all trainable weights; "" where the framework runs on one device."""
+        return ""
+
     def prove_compiled(self, inputs):
         """Raise MeasurementError unless the compiled model gives what the uncompiled one gives."""
 
@@ -262,6 +266,9 @@ class ModelSession(BaseSession):
 
     def trace_count(self):
         return self.model.trace_count()
+
+    def hash_weights(self):
+        return self.model.hash_weights()
 
 
 class Inference(ModelSession):

@@ -1,5 +1,6 @@
 """Meters of one measurement: energy, heat and other programs. All are optional; none can stop a measurement."""
 
+import functools
 import logging
 import math
 import resource
@@ -46,22 +47,25 @@ def swapped_bytes():
     return swap.used if sys.platform == "darwin" else swap.sout
 
 
-def others_cpu_seconds():
-    """CPU seconds of all other processes since the system started. Includes time stolen by other virtual machines."""
+def others_cpu_seconds(*peers):
+    """CPU seconds of all other processes since the system started. Includes time stolen by other virtual machines.
+
+    Args:
+        peers: process ids that count as our own, with their children.
+    """
     times = sensors.psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # Linux counts guest time twice: as guest time and as user time.
     twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    return sum(times) - idle - twice - sum(own_cpu_seconds())
+    return sum(times) - idle - twice - sum(own_cpu_seconds(*peers))
 
 
-def own_cpu_seconds():
-    """Yields the CPU seconds of this process and of each of its children."""
-    me = sensors.psutil.Process()
-    yield sum(me.cpu_times()[:4])  # user and system time, its own and that of children that have ended
-    for child in me.children(recursive=True):
+def own_cpu_seconds(*peers):
+    """Yields the CPU seconds of this process, of these others, and of each of their children."""
+    parents = [sensors.psutil.Process(pid) for pid in (None, *peers)]
+    for process in parents + [child for parent in parents for child in parent.children(recursive=True)]:
         try:
-            yield sum(child.cpu_times()[:4])
+            yield sum(process.cpu_times()[:4])  # user and system time, its own and that of children that have ended
         except sensors.psutil.Error:  # it has just ended, so its parent's times include it
             continue
 
@@ -119,15 +123,37 @@ class CounterWatch(Watch):
         return (self._counter() - before) / (self._clock() - start)
 
 
-def watch_contention(at_rest=0.0):
+def watch_contention(at_rest=0.0, peers=()):
     """A watch that flags other processes when they use over a tenth of the usable cores more than before the run.
 
     Args:
         at_rest: how many cores they used then. More than a tenth of all is no rest: what is above counts as theirs.
+        peers: process ids that count as our own.
     """
     limit = CONTENDED_SHARE * usable_cores()
-    counter = others_cpu_seconds if sensors.psutil else float
+    counter = functools.partial(others_cpu_seconds, *peers) if sensors.psutil else float
     return CounterWatch("contended", counter, limit + min(at_rest, limit))
+
+
+class UnlikeRanks(Watch):
+    """Always raises its flag."""
+
+    flag = "unlike_ranks"
+
+    def end(self):
+        return True
+
+
+class SumOfRanks:
+    """The energy counters of all ranks as one; all ranks read it together. On a CPU the ranks share a counter."""
+
+    def __init__(self, own, group, device):
+        self._own, self._group = own, group
+        self._counts = device != "cpu" or group.ranks.local_rank == 0
+        self.power_scope = own.counter.power_scope
+
+    def joules(self):
+        return sum(self._group.gather(self._own.joules() if self._counts else 0.0))
 
 
 class HeatWatch(Watch):
@@ -157,13 +183,27 @@ class Instruments:
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
     others_at_rest: float = 0.0  # cores that other programs used before the run
+    peers: tuple[int, ...] = ()  # process ids of the other ranks on this machine
+    unlike: bool = False  # the ranks' devices or versions differ
 
     def watches(self):
         """New watches for measure()."""
-        heat = HeatWatch(self.read)  # first, because a GPU's clock changes as soon as the work ends
-        if sensors.psutil is None:
-            return (heat,)
-        return heat, watch_contention(self.others_at_rest), CounterWatch("swapping", swapped_bytes)
+        watches = [HeatWatch(self.read)]  # first, because a GPU's clock changes as soon as the work ends
+        if sensors.psutil:
+            watches += [watch_contention(self.others_at_rest, self.peers), CounterWatch("swapping", swapped_bytes)]
+        return (*watches, UnlikeRanks()) if self.unlike else tuple(watches)
+
+    def of_all(self, group, device, likeness):
+        """The Instruments of all ranks: a counter where each of them has one.
+
+        Args:
+            likeness: what has to be equal on all ranks.
+        """
+        found = group.gather((self.counter is not None, likeness))
+        counter = SumOfRanks(self, group, device) if all(has for has, _ in found) else None
+        why = self.why_no_energy or ("" if counter else "another rank has no energy counter")
+        unlike = any(each != likeness for _, each in found)
+        return replace(self, counter=counter, why_no_energy=why, peers=group.peers, unlike=unlike)
 
     def joules(self):
         """The energy counter's reading; NaN where it is missing or fails."""

@@ -197,6 +197,14 @@ def ring(figure, curves, column):
             figure.axes[0].plot(top["x"], top[column], "o", **look)
 
 
+def ideal(figure, curves, column):
+    """Dotted lines of a rate that grows with x, from the first point of each curve."""
+    for i, curve in enumerate(curves):
+        x = curve.frame["x"]
+        rate = curve.frame[column].iloc[0] * x / x.iloc[0]
+        figure.axes[0].plot(x, rate, ":", color=COLOURS[i % len(COLOURS)], linewidth=1)
+
+
 def set_scale(axes, along, found, room):
     """A logarithmic axis ("x" or "y") where values span much, else one from zero; returns which.
 

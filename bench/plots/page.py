@@ -19,6 +19,7 @@ TITLES = {
     "matmul": "Matmuls",
     "convolution": "Convolutions",
     "bandwidth": "Memory bandwidth",
+    "all-reduce": "All-reduce",
 }
 SPEEDUPS_SAY = (
     "The same work on both of one machine, by phase and batch size, as benchmark-pytorch-mps has it. Its own GPU "

@@ -174,9 +174,30 @@ def panel_of_search(rows, lines):
     return ", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame
 
 
+def scaling(stored):
+    """The rate over the number of devices; a dotted line shows a rate that grows with them."""
+    found = select.scaling(stored.many)
+    found = found.assign(value_low=found["low"], value_high=found["high"])
+    curves = curves_of(found, "devices", "value", select.SCALED, name_work)
+    if not curves:
+        return None
+    words = "The same work on more devices, each with its own batch; dotted: a rate that grows with them"
+    figure = draw.lines(curves, {"value": "items/s of all devices"}, words, "devices", is_log2=True)
+    draw.ideal(figure, curves, "value")
+    return figure
+
+
+def all_reduce(stored):
+    """The bus bandwidth of all-reduce over the size of the message."""
+    apart = [*select.WHO, "world_size", "nodes"]
+    curves = curves_of(select.messages(stored.many), "kib", "bus", apart, name_ranks)
+    words = "All-reduce, bus bandwidth as nccl-tests define it"
+    return draw.lines(curves, {"bus": "GB/s"}, words, "KiB on each device", is_log2=True) if curves else None
+
+
 PICTURES = (
-    *(images, transformers, llm, llm_quantised, depth, mlp, tflops),
-    *(peaks, bandwidth, scopes, speedup, joules, sustained, best),
+    *(images, transformers, llm, llm_quantised, depth, mlp, tflops, peaks),
+    *(bandwidth, scopes, speedup, joules, sustained, best, scaling, all_reduce),
 )
 
 
@@ -246,6 +267,16 @@ def name_best_size(row):
 def name_decode(row):
     words = columns.words_of(row, ("model", "precision", "compile", "batch_size"))
     return ", ".join([name_published(row), *words.values()])
+
+
+def name_work(row):
+    """The name of a curve over devices: who, and the work on each of them."""
+    return f"{name_device(row)}: {columns.describe_work(row | {'world_size': '1', 'nodes': '1'})}"
+
+
+def name_ranks(row):
+    found = columns.words_of(row, ("world_size", "nodes")).values()
+    return ", ".join([name_device(row), *found])
 
 
 def name_run(run):

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.rows import tables
+from bench.rows import columns, tables, verdict
 from bench.work.language import BYTES
 from bench.work.workload import TRAIN_IMAGES
 
 WRONG_CLOCKS = ("cpu_time", "unsynchronised")
 RATE = ["value", "low", "high"]
 WHO = ["published", "machine", "kind", "framework"]
+SCALED = [*WHO, *(column for column in columns.WORK if column not in ("framework", "world_size", "nodes"))]
 SQUARE = r"^matmul(?:-\d+)?$"  # models with a curve over sizes
 
 
@@ -21,7 +22,8 @@ class Stored:
     """What lies in results/. The frames are those of tables.summarize(), a line each."""
 
     summary: pd.DataFrame
-    believed: pd.DataFrame  # without implausible lines: the pictures show no others
+    believed: pd.DataFrame  # of one device, without implausible lines: the pictures show no others
+    many: pd.DataFrame  # the same of any number of devices
     pipelines: pd.DataFrame  # of the runs that measured the model and its input together
     cited: pd.DataFrame  # published lines, those of a wrong clock too
     runs: list[pd.DataFrame]  # sustained runs, the rows of one each
@@ -37,8 +39,9 @@ def load(folder, warn):
     cited = tables.summarize(rows[rows["source"] != ""], statuses=(*tables.DONE, *WRONG_CLOCKS))
     return Stored(
         summary,
+        of_one_device(believe(summary)),
         believe(summary),
-        believe(tables.summarize(of_pipelines)),
+        of_one_device(believe(tables.summarize(of_pipelines))),
         cited.assign(of_peak=math.nan, of_bandwidth=math.nan),
         tables.sustained_runs(rows),
         tables.searches(rows),
@@ -47,6 +50,29 @@ def load(folder, warn):
 
 def believe(summary):
     return summary[~summary["flags"].str.contains("implausible")]
+
+
+def of_one_device(summary):
+    return summary[summary["world_size"] == "1"]
+
+
+def scaling(many):
+    """Own rates of models on resident batches that were measured on several numbers of devices: `devices`."""
+    found = many[many["phase"].isin(["inference", "training"]) & (many["scope"] == "device") & ~many["published"]]
+    found = found.assign(devices=found["world_size"].astype(float))
+    found = found.sort_values("value", ascending=False).drop_duplicates([*SCALED, "devices"])  # of several setups
+    several = found.groupby(SCALED)["devices"].transform("nunique") > 1
+    return found[several].sort_values("devices")
+
+
+def messages(many):
+    """The bus bandwidth of all-reduce, `bus` in GB/s with `bus_low` and `bus_high`, over its size in `kib`."""
+    found = many[(many["workload"] == "all-reduce") & many["value"].notna()]
+    ranks = found["world_size"].astype(float)
+    bus = {"bus": "value", "bus_low": "low", "bus_high": "high"}
+    found = found.assign(**{name: verdict.bus_bandwidth(found[column], ranks) for name, column in bus.items()})
+    found = found.assign(kib=found["message_bytes"].astype(float) / 1024).sort_values("value", ascending=False)
+    return found.drop_duplicates([*WHO, "world_size", "nodes", "kib"]).sort_values("kib")
 
 
 def resident(summary):

@@ -29,6 +29,7 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
     """
     asked = {name: getattr(settings, name) for name in COLUMNS if hasattr(settings, name)}
     streams = scope in ("input", "end_to_end")
+    world = {"world_size": settings.num_devices or 1, "nodes": 1}  # the device knows better
     used = {
         "num_workers": streams,
         "optimizer": phase not in (None, "inference"),
@@ -38,6 +39,7 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
         **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
         **{name: None for name in asked if not used.get(name, is_used_in(name, phase))},
         **asdict(host),
+        **world,
         **device,
         "schema": SCHEMA,
         "method_version": METHOD_VERSION,

@@ -72,7 +72,7 @@ COLUMNS = {
     "framework": Column("work", "torch or tensorflow", words=""),
     "framework_version": Column("version", "with its build"),
     # workload
-    "workload": Column("work", "image, mlp, transformer, llm, matmul, convolution or bandwidth", words=""),
+    "workload": Column("work", "image, mlp, transformer, llm, matmul, convolution, bandwidth or all-reduce", words=""),
     "model": Column(
         "work", "its name; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ...", words="{}"
     ),
@@ -109,14 +109,23 @@ COLUMNS = {
     "depth": Column("work", "tokens in the cache before decode begins", words="depth {}"),
     "data": Column("work", "synthetic, jpeg or cifar10", words="{} images", said_for=("mlp",)),
     "optimizer": Column("work", "sgd or adam", words="{}"),
-    "num_workers": Column("setup", "input processes, or threads of tf.data", words="{} workers"),
-    "num_threads": Column("setup", "CPU threads of the framework", words="{} threads"),
+    "world_size": Column(
+        "work",
+        "devices (or CPU processes) that did it together, each on batch_size items",
+        blank="1",
+        words="{} devices",
+    ),
+    "nodes": Column("work", "machines that they belong to", blank="1", words="{} nodes"),
+    "message_bytes": Column("work", "of an all-reduce, on each device", words="{} bytes"),
+    "num_workers": Column("setup", "input processes of each device, or threads of tf.data", words="{} workers"),
+    "num_threads": Column("setup", "CPU threads of the framework, for each device", words="{} threads"),
     "seed": Column("identity", "of data and weights"),
     # result
     "unit": Column("result", "of throughput"),
     "throughput": Column(
         "result",
-        "items per second: of the median window; of a pipeline or NUM_IMAGES, all items over all seconds",
+        "items per second, of all devices: of the median window; of a pipeline or NUM_IMAGES, all items over all "
+        "seconds; of an all-reduce the algorithm bandwidth, message_bytes over seconds",
         "positive",
     ),
     "throughput_low": Column("result", "lower end of its interval", "positive"),
@@ -151,13 +160,13 @@ COLUMNS = {
     ),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
     "peak_memory_bytes": Column(
-        "result", "allocated on the device; of the process where the device is the cpu", "meter"
+        "result", "allocated on the (first) device; of the process where the device is the cpu", "meter"
     ),
     "reserved_memory_bytes": Column("result", "the most that the framework kept for itself on the device", "meter"),
     "power_watts": Column(
         "result", "mean over five seconds or more of the work; in the scope sustained over the row's own", "meter"
     ),
-    "power_scope": Column("result", "what power_watts covers"),
+    "power_scope": Column("result", "what power_watts covers, of each device; the watts are the sum of all"),
     "joules_per_item": Column(
         "result", "joules over items, in the seconds of power_watts, which follow the windows", "meter"
     ),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from bench.rows.columns import describe_setup, describe_work, without_exponent
-from bench.rows.verdict import burst_and_sustained
+from bench.rows.verdict import burst_and_sustained, scalings
 from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
 
 REFRESH_SECONDS = 0.25
@@ -37,6 +37,12 @@ def progress(workload):
             shown = time.perf_counter()
 
         yield on_window
+
+
+@contextmanager
+def no_progress(workload):
+    """The same without a bar, of a rank that another one speaks for."""
+    yield None
 
 
 def describe_task(row):
@@ -96,6 +102,24 @@ def describe_sustained(rows):
         return ""
     rates = f"burst {burst:.4g} (first 30 s), sustained {sustained:.4g} {rows[0]['unit']} (last third)"
     return f"  {rates}: sustained is {sustained / burst:.3f} of burst"
+
+
+def describe_scaling(rows):
+    """The lines of a list of NUM_DEVICES: rate, rate a device, efficiency with its interval; "" where none compare.
+
+    Args:
+        rows: as text, of the same list.
+    """
+    lines = []
+    for first, sizes in scalings(rows):
+        lines.append(f"scaling: {describe_work(first | {'world_size': '1'})}")
+        for each in sizes:
+            whole, one = each.rate.throughput, each.rate.throughput / each.size
+            rates = f"{four_digits(whole):>9} {first['unit']} {four_digits(one):>9} a device"
+            span = f" ({each.low:.3f} to {each.high:.3f})" if each.low is not None else ""
+            count = f"{each.size:>4} {'device' if each.size == 1 else 'devices':<7}"
+            lines.append(f"  {count} {rates}   efficiency {each.efficiency:.3f}{span}")
+    return "\n".join(lines)
 
 
 def explain(flags):

@@ -1,6 +1,9 @@
-"""What limits a machine: the model, the input pipeline, or heat? From throughputs of the same work."""
+"""What limits a machine: the model, the input pipeline, heat, or the way between devices? From rates of equal work."""
 
+import statistics
 from dataclasses import dataclass
+
+from bench.rows import columns
 
 OVERLAP = 0.95  # of the slower part, where the two work side by side
 BURST_SECONDS = 30  # of a sustained run
@@ -47,6 +50,64 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     if e < OVERLAP * min(d, p):
         return "overlap", f"limited by poor overlap: {alone}, and both together reach only {e:,.4g}"
     return slower, f"{words[slower]}: {alone}"
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The same work on so many devices. Efficiency is its rate a device over that of the fewest devices."""
+
+    size: int
+    rate: Rate
+    efficiency: float
+    low: float | None
+    high: float | None
+
+
+def scalings(rows):
+    """[(first row, [Scaled])] of each work that was measured on several numbers of devices, the fewest first.
+
+    Args:
+        rows: dicts of text, of one machine and version. Repetitions give the median, and what covers their intervals.
+    """
+    same = [name for name in columns.WORK if name not in ("world_size", "nodes")]
+    groups = {}
+    for row in rows:
+        if row["status"] == "ok" and row["throughput"] and row["scope"] != "sustained":
+            by_size = groups.setdefault(tuple(row[name] for name in same), {})
+            by_size.setdefault(int(row["world_size"] or 1), []).append(row)
+    for by_size in groups.values():
+        rates = {size: merge_rates(by_size[size]) for size in sorted(by_size)}
+        if len(rates) > 1:
+            yield (
+                next(iter(by_size.values()))[0],
+                [scale(size, rate, *min(rates.items())) for size, rate in rates.items()],
+            )
+
+
+def bus_bandwidth(algorithm_bandwidth, ranks):
+    """Of an all-reduce: x 2 (n - 1) / n, what each rank's link has to carry, so that it compares with a link's speed.
+
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    return algorithm_bandwidth * 2 * (ranks - 1) / ranks
+
+
+def merge_rates(rows):
+    """The Rate of repetitions."""
+    rates = [float(row["throughput"]) for row in rows]
+    ends = [float(row[end]) for row in rows for end in ("throughput_low", "throughput_high") if row[end]]
+    known = len(ends) == 2 * len(rows)
+    return Rate(statistics.median(rates), min(ends) if known else None, max(ends) if known else None)
+
+
+def scale(size, rate, fewest, first):
+    """The Scaled of a Rate, against the Rate `first` of the fewest devices."""
+    share = fewest / size
+    if size == fewest:
+        return Scaled(size, rate, 1.0, None, None)
+    known = None not in (rate.low, rate.high, first.low, first.high)
+    low, high = (share * rate.low / first.high, share * rate.high / first.low) if known else (None, None)
+    return Scaled(size, rate, share * rate.throughput / first.throughput, low, high)
 
 
 def burst_and_sustained(rows):

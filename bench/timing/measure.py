@@ -55,6 +55,7 @@ FLAGS = {
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
     "slowed": "a small matmul takes over 5 % longer than before the run: heat, power, a virtual machine's neighbours",
     "throttled": "the system reports that heat or power slows the device",
+    "unlike_ranks": "the ranks have unlike devices or versions: the slowest of them sets the pace",
     "not_finite": "the work ended in infinities or NaN",
     "implausible": "over 1.3 times the chip's peak in bench/rows/peaks.csv",
 }

@@ -1,6 +1,7 @@
 """Single operators as workloads: matmuls, convolutions and memory bandwidth. Needs NumPy only."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -76,6 +77,25 @@ def bandwidth(model, formula):
 
     gigabytes = arrays * 4 * COPY_NUMBERS / 1e9
     return operator(model, "bandwidth", ((COPY_NUMBERS,),) * arrays, samples, items=gigabytes, unit="GB")
+
+
+def all_reduce(size, rank, ranks):
+    """The sum of `size` bytes of float32 over all ranks; a rate in GB/s is nccl-tests' algorithm bandwidth.
+
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    numbers = size // 4
+    total = ranks * (ranks + 1) / 2  # rank r has r + 1 times the same numbers
+
+    def batches(_, seed):
+        return [(data.operand_sets(((numbers,),), 1, 0)[0][0] * np.float32(rank + 1),)]
+
+    def samples(operands):
+        (indices,) = random_indices((numbers,))
+        return (indices,), operands[0][indices].astype(np.float64) / (rank + 1) * total
+
+    columns = {"items": size / 1e9, "unit": "GB", "message_bytes": size}
+    return replace(operator("all-reduce", "all-reduce", ((numbers,),), samples, **columns), batches=batches)
 
 
 # Expected float64 values at random places of the output: they are checked before anything is timed.

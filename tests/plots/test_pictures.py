@@ -174,6 +174,23 @@ def test_a_broken_file_is_named_and_the_others_are_drawn(folder):
     assert any("broken.csv is left out" in line for line in said)
 
 
+def test_more_devices_are_in_the_picture_of_scaling_alone(folder):
+    write(folder, [rate(10), rate(18) | {"world_size": "2"}, rate(99) | {"model": "vgg11", "world_size": "2"}])
+    stored = load(folder)
+    (axes,) = pictures.images(stored).axes
+    assert [text.get_text() for text in axes.texts if text.get_text()] == ["10"]
+    measured, dotted = pictures.scaling(stored).axes[0].lines[0], pictures.scaling(stored).axes[0].lines[-1]
+    assert measured.get_xydata().tolist() == [[1, 10], [2, 18]]
+    assert dotted.get_xydata().tolist() == [[1, 10], [2, 20]]
+
+
+def test_the_bus_bandwidth_of_all_reduce_is_drawn_over_its_size(folder):
+    reduced = {"workload": "all-reduce", "model": "all-reduce", "phase": "", "unit": "GB/s", "world_size": "4"}
+    write(folder, [rate(10) | reduced | {"message_bytes": "4096"}])
+    (line, *_) = pictures.all_reduce(load(folder)).axes[0].lines
+    assert line.get_xydata().tolist() == [[4, 15]]  # KiB; 10 x 2 x 3 / 4
+
+
 def many(folder, count):
     """Machines with a row for every picture."""
     for i in range(count):
@@ -194,6 +211,9 @@ def many(folder, count):
         way = {}, {"precision": "bfloat16"}, {"precision": "bfloat16", "compile": "1"}
         asked = {"search": f"search-{i}", "model": "resnet18", "phase": "inference"}
         rows += [rate(5 + 9 * step) | asked | {"search_step": str(step)} | changes for step, changes in enumerate(way)]
+        rows += [rate(10 * 1.9**k) | {"phase": "training", "world_size": str(2**k)} for k in (1, 2)]
+        reduced = {"workload": "all-reduce", "model": "all-reduce", "phase": "", "unit": "GB/s", "world_size": "2"}
+        rows += [rate(1 + k) | reduced | {"message_bytes": str(1024 * 4**k)} for k in range(10)]
         write(folder, [row | {"run_id": "one"} for row in rows] + sustained(f"run-{i}", [10 + i] * 9), name)
 
 

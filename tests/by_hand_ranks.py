@@ -1,0 +1,70 @@
+"""Our rate on several ranks beside a hand-written torchrun loop of the same work, in turns.
+
+MODEL=resnet18 IMAGE_SIZE=64 .venv/bin/torchrun --standalone --nproc-per-node=2 -m tests.by_hand_ranks
+"""
+
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torchvision
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.frameworks import on_torch
+from bench.machine.ranks import read_ranks
+from bench.settings import read_settings
+from bench.timing.measure import Job, Limits, measure
+from image_benchmark import image_workload
+from tests.selfcheck import PAIRS, compare, is_one
+
+
+def loop(settings, device):
+    """Gives block(readings, steps) -> images/s of all ranks, as a careful user would time it."""
+    model = torchvision.models.get_model(settings.model, weights=None).to(device)
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    images = torch.randn(settings.batch_size, 3, settings.image_size, settings.image_size, device=device)
+    labels = torch.randint(1000, (settings.batch_size,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+
+    def read_clock(steps):
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        if device != "cpu":
+            torch.accelerator.synchronize()
+        dist.barrier()
+        return (time.perf_counter() - start) / steps
+
+    def block(readings, steps):
+        read_clock(2)
+        seconds = statistics.median(read_clock(steps) for _ in range(readings))
+        return settings.batch_size * dist.get_world_size() / seconds
+
+    return block
+
+
+def main():
+    me = read_ranks()
+    settings = read_settings("image", {"BATCH_SIZE": "8"} | dict(os.environ) | {"PHASE": "training", "SCOPE": "device"})
+    settings = settings.on(on_torch.find_device(settings).device)
+    device, pairs = on_torch.choose_device(settings.use_gpu), []
+    with on_torch.join_ranks(me, device) as group:
+        workload = image_workload(settings)
+        session = group.watch_over(on_torch.open_session(workload, settings, "training", "device"))
+        block = loop(settings, device)
+        for _ in range(PAIRS):
+            items = settings.batch_size * me.world_size
+            ours = measure(Job(session, items, Limits(max_seconds=2), group.clock))
+            pairs.append((ours.throughput, block(ours.windows, ours.steps_per_window)))
+        if me.rank == 0:
+            compare(f"{settings.model}, {me.world_size} ranks, beside a hand-written loop", pairs, is_one)
+        session.close()
+
+
+if __name__ == "__main__":
+    main()
