@@ -80,7 +80,8 @@ class Runs:
             raise SettingError(said[-1].strip() if said else "a run ended without a reason")
         if status not in combinations.REPORTED_STATUSES:
             settings = read_settings(self.workload, os.environ | change)
-            row = combinations.describe_death(settings, self.host, WORKLOADS[self.workload], status)
+            why = combinations.explain_death(settings, status)
+            row = combinations.describe_death(settings, self.host, WORKLOADS[self.workload], *why)
             results.append(self.path, row | {"search": self.search_id, "search_step": step})
         return self.new_row()
 

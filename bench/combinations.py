@@ -113,15 +113,9 @@ def run_child(change, said, devices=1, command=None, limit=0, show=None):
     # Ctrl-C waits until the child is known: else it would run on, and add its row.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        children = [
-            start_child(change | variables, command or [sys.executable, *sys.argv], limit)
-            for variables in list_ranks(devices)
-        ]
-        readers = [
-            threading.Thread(target=show or pass_on, args=(pipe, stream, said), daemon=True)
-            for child in children
-            for pipe, stream in ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
-        ]
+        command = command or [sys.executable, *sys.argv]
+        children = [start_child(change | variables, command, limit) for variables in list_ranks(devices)]
+        readers = [reader for child in children for reader in readers_of(child, show or pass_on, said)]
         try:
             for reader in readers:
                 reader.start()
@@ -141,6 +135,12 @@ def run_child(change, said, devices=1, command=None, limit=0, show=None):
         return ended
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def readers_of(child, show, said):
+    """The threads, not yet started, that take what a child prints."""
+    for pipe, stream in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
+        yield threading.Thread(target=show, args=(pipe, stream, said), daemon=True)
 
 
 def list_ranks(devices):

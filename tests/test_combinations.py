@@ -164,7 +164,7 @@ def test_a_killed_run_of_any_script_is_a_row(script, describe_workload, model):
 def test_a_killed_run_names_the_batch_size_of_its_device(monkeypatch, card, batch_size):
     monkeypatch.setattr(environment, "find_card", lambda: card)  # None: there is a driver, and all cards are hidden
     host = replace(describe_host("m"), driver="580.1", gpu_cores=None)
-    row = combinations.describe_death(read_settings("image", {}), host, image_workload, -9)
+    row = combinations.describe_death(read_settings("image", {}), host, image_workload, "killed")
     assert row["batch_size"] == batch_size
 
 
