@@ -105,7 +105,7 @@ class CachedModel(session.CachedModel):
         self.uncompiled.to("cpu")
         logits = self.uncompiled(input_ids=tokens.cpu(), use_cache=False, logits_to_keep=1).logits[:, -1]
         self.uncompiled.to(self.context.device)
-        return logits.numpy()
+        return logits.float().numpy()
 
     def trace_count(self):
         return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.context.compile else 0

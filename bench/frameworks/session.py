@@ -69,7 +69,7 @@ class CachedModel:
     extend(tokens)                    reads tokens, of shape (sequences, count), after those in the cache, which then
                                       holds them too; the logits of the last one, of shape (sequences, vocabulary)
     extend_uncompiled(tokens)         the same without the compiler
-    predict_on_cpu(tokens)            the same logits in float32 on the CPU and without a cache, as NumPy
+    predict_on_cpu(tokens)            the same logits from the CPU, in the same precision and without a cache, as NumPy
     """
 
     parameters: int  # trainable
@@ -345,7 +345,20 @@ def refuse_too_large(device, needed):
         )
 
 
-def prove_cache(context, model, vocabulary):
+def prove_logits(context, model, tokens, needed):
+    """The last logits of tokens in an empty cache; raises MeasurementError where a GPU's are not those of the CPU.
+
+    On the CPU the model has the same precision, and takes as many bytes as `needed` says: where the host lacks them,
+    nothing is compared.
+    """
+    logits = context.as_array(model.extend_uncompiled(tokens))
+    compares = context.device != "cpu" and needed < (meters.available_bytes() or 0)
+    limit = check.output_limit(context.measured_precision, rounding=0)
+    check.check_output(logits, model.predict_on_cpu(tokens) if compares else None, limit)
+    return logits
+
+
+def prove_cache(context, model, vocabulary, needed):
     """Raise MeasurementError unless tokens one by one give the last logits of all at once.
 
     The first round starts with an empty cache, the second with one that holds a prompt.
@@ -353,8 +366,7 @@ def prove_cache(context, model, vocabulary):
     ids = np.random.default_rng(context.seed).integers(1, vocabulary, size=(2, PROVED_TOKENS))
     tokens, _ = context.put(ids, ids)
     model.open_cache(*ids.shape)
-    expected = context.as_array(model.extend_uncompiled(tokens))
-    check.check_output(expected, model.predict_on_cpu(tokens) if context.compares_with_cpu else None)
+    expected = prove_logits(context, model, tokens, needed)
     for start in (0, PROVED_TOKENS // 2):
         model.seek(0)
         parts = [tokens[:, :start]] * bool(start) + [tokens[:, i : i + 1] for i in range(start, PROVED_TOKENS)]
@@ -372,7 +384,7 @@ class Generation(ModelSession):
         refuse_too_large(context.device, workload.resident_bytes)
         model = context.build_cached(workload)
         check.check_parameters(model.parameters, workload.parameters)
-        prove_cache(context, model, workload.classes)
+        prove_cache(context, model, workload.classes, workload.resident_bytes)
         batches = [ids for ids, _ in workload.batches(settings.batch_size, context.seed)]
         model.open_cache(*batches[0].shape)
         self.start = 0

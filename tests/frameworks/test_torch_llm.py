@@ -15,6 +15,7 @@ from bench.timing import measure
 from bench.work import language
 from bench.work.language import DECODERS, Decoder
 from llm_benchmark import llm_workload
+from tests.frameworks import alias_device
 
 TINY = {
     "tiny-llama": Decoder(2, 64, 4, 2, 16, 96, 500, 64, 1e4, stretch=8, is_tied=False),
@@ -149,29 +150,26 @@ def test_a_wrong_cache_is_wrong_output(monkeypatch, sabotaged, precision):
     assert error.value.status == "wrong_output"
 
 
-def test_a_device_that_computes_something_else_is_wrong_output(monkeypatch):
-    monkeypatch.setattr(session.DeviceContext, "compares_with_cpu", True, raising=False)
-    context = on_torch.DeviceContext(prepare()[1])
-    context.compares_with_cpu = True
-    model = context.build_cached(prepare()[0])
-    session.prove_cache(context, model, 500)
-    with torch.no_grad():
-        predict = model.predict_on_cpu
-        monkeypatch.setattr(model, "predict_on_cpu", lambda tokens: 1.01 * predict(tokens))
-    with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):
-        session.prove_cache(context, model, 500)
-
-
 def test_another_number_of_parameters_is_refused(monkeypatch):
     monkeypatch.setattr(language, "count_parameters", lambda decoder: 7)
     with pytest.raises(measure.MeasurementError, match="trainable parameters, not 7"):
         open_session()
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_gpus_logits_are_compared_with_the_cpus(monkeypatch, precision):
+    alias_device.pretend(monkeypatch, "cuda")
+    open_session(USE_GPU="1", PRECISION=precision).close()
+    right = on_torch_llm.CachedModel.predict_on_cpu
+    monkeypatch.setattr(on_torch_llm.CachedModel, "predict_on_cpu", lambda model, tokens: right(model, tokens.flip(1)))
+    with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):
+        open_session(USE_GPU="1", PRECISION=precision)
+
+
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_wrong_compiled_step_is_refused(monkeypatch, phase):
     class Compiled:
-        def __init__(self, module, dynamic, mode):
+        def __init__(self, module, dynamic):
             self.module = module
 
         def __call__(self, **inputs):
