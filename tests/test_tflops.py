@@ -153,14 +153,11 @@ def test_triples_are_taken():
 def test_operands_are_bounded_and_take_turns():
     sets = operators.matmul((64, 32, 16)).batches(1, 0)
     assert len(sets) == operators.MAX_SETS
-    for side in (256, 512):  # sixteen sets of these fitted into a GPU's cache of 50 MB
-        small = operators.matmul((side, side, side)).batches(1, 0)
-        assert len(small) * sum(array.astype(np.float16).nbytes for array in small[0]) >= operators.CACHE_BYTES
     assert [array.shape for array in sets[0]] == [(64, 16), (16, 32)]
     assert not np.array_equal(sets[0][0], sets[1][0])
     assert 0.9 < np.std(sets[0][0]) < 1.1
     big = operators.convolution_3x3("cpu").batches(1, 0)
-    assert len(big) * sum(array.nbytes for array in big[0]) >= operators.CACHE_BYTES
+    assert len(big) * sum(array.astype(np.float16).nbytes for array in big[0]) >= operators.CACHE_BYTES
 
 
 # For real, on the CPU

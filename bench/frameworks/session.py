@@ -98,7 +98,7 @@ class DeviceContext:
 
     errors: ErrorTexts
     measured_precision: str
-    output_error: float | None = None  # of a pair of items in this precision, against float32 on the CPU
+    output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
 
     def __init__(self, device, settings):
         self.device, self.precision = device, settings.precision

@@ -92,7 +92,7 @@ COLUMNS = {
     "measured_precision": Column("result", "as a probe against float64 found it"),
     "output_error": Column(
         "result",
-        "of the output for a pair of items against float32 on the CPU, relative L2; blank in float32",
+        "of the output for a pair of items against float64 on the CPU, relative L2; blank in float32 on a CPU",
         "number",
     ),
     "compile": Column(

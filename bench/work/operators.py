@@ -8,10 +8,10 @@ import numpy as np
 from bench.work import data
 from bench.work.workload import Workload
 
-# Steps rotate through several sets of operands, together larger than a last-level cache, in 16 bits too. A matmul
-# below 256 a side would need more sets than these; its speed is that of its launch, whatever the cache.
+# Steps rotate through several sets of operands, together larger than a last-level cache, in 16 bits too. Matmuls below
+# 2048 a side would need more sets than these: theirs may fit into a large cache.
 CACHE_BYTES = 2**28
-MIN_SETS, MAX_SETS = 2, 1024
+MIN_SETS, MAX_SETS = 2, 16
 SMALLEST_NUMBER = 2  # bytes
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array

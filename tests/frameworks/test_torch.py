@@ -151,6 +151,7 @@ def test_another_number_of_parameters_is_refused(monkeypatch):
         open_session()
 
 
+@pytest.mark.skipif("ALIAS_DEVICE" in os.environ, reason="the choice is replaced")
 def test_silent_fallback_to_the_cpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
     assert on_torch.choose_device(None) == "mps"
@@ -220,7 +221,7 @@ def test_16_bit_output_has_its_error_against_float32():
         session = open_session("mlp", "inference", PRECISION=precision)
         errors[precision] = session.output_error
         session.close()
-    assert errors["float32"] is None
+    assert (errors["float32"] or 0) < 1e-5  # a GPU's is known
     assert 1e-4 < errors["bfloat16"] < 0.05
     assert 1e-4 < errors["mixed_bfloat16"] < 0.05
 
