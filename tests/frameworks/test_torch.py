@@ -2,6 +2,7 @@
 
 import csv
 import multiprocessing
+import os
 import sys
 import weakref
 from pathlib import Path
