@@ -1,10 +1,12 @@
 """Our rate on several ranks beside a hand-written torchrun loop of the same work, in turns.
 
-MODEL=resnet18 IMAGE_SIZE=64 .venv/bin/torchrun --standalone --nproc-per-node=2 -m tests.by_hand_ranks
+MODEL=resnet18 IMAGE_SIZE=64 .venv/bin/torchrun --standalone --nproc-per-node=2 -m tests.by_hand_ranks image
+.venv/bin/torchrun --standalone --nproc-per-node=2 -m tests.by_hand_ranks mlp
 """
 
 import os
 import statistics
+import sys
 import time
 
 import torch
@@ -17,15 +19,36 @@ from bench.machine.ranks import read_ranks
 from bench.settings import read_settings
 from bench.timing.measure import Job, Limits, measure
 from image_benchmark import image_workload
+from mlp_benchmark import mlp_workload
 from tests.selfcheck import PAIRS, compare, is_one
 
 
-def loop(settings, device):
+def image_model(settings):
+    """(model, shape of an image, classes)."""
+    return (
+        torchvision.models.get_model(settings.model, weights=None),
+        (3, settings.image_size, settings.image_size),
+        1000,
+    )
+
+
+def mlp_model(settings):
+    """The same of five hidden layers of 1024."""
+    layers = [torch.nn.Linear(3072, 1024), torch.nn.ReLU()]
+    for _ in range(4):
+        layers += [torch.nn.Linear(1024, 1024), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(1024, 10)), (3072,), 10
+
+
+WORKLOADS = {"image": (image_workload, image_model), "mlp": (mlp_workload, mlp_model)}
+
+
+def loop(settings, device, build):
     """Gives block(readings, steps) -> images/s of all ranks, as a careful user would time it."""
-    model = torchvision.models.get_model(settings.model, weights=None).to(device)
-    model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    images = torch.randn(settings.batch_size, 3, settings.image_size, settings.image_size, device=device)
-    labels = torch.randint(1000, (settings.batch_size,), device=device)
+    model, shape, classes = build(settings)
+    model = DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
+    images = torch.randn(settings.batch_size, *shape, device=device)
+    labels = torch.randint(classes, (settings.batch_size,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
 
     def read_clock(steps):
@@ -48,15 +71,16 @@ def loop(settings, device):
     return block
 
 
-def main():
-    me = read_ranks()
-    settings = read_settings("image", {"BATCH_SIZE": "8"} | dict(os.environ) | {"PHASE": "training", "SCOPE": "device"})
+def main(script):
+    me, (describe, build) = read_ranks(), WORKLOADS[script]
+    fixed = {"PHASE": "training"} | ({"SCOPE": "device"} if script == "image" else {"DATA": "synthetic"})
+    settings = read_settings(script, {"BATCH_SIZE": "8"} | dict(os.environ) | fixed)
     settings = settings.on(on_torch.find_device(settings).device)
     device, pairs = on_torch.choose_device(settings.use_gpu), []
     with on_torch.join_ranks(me, device) as group:
-        workload = image_workload(settings)
+        workload = describe(settings)
         session = group.watch_over(on_torch.open_session(workload, settings, "training", "device"))
-        block = loop(settings, device)
+        block = loop(settings, device, build)
         for _ in range(PAIRS):
             items = settings.batch_size * me.world_size
             ours = measure(Job(session, items, Limits(max_seconds=2), group.clock))
@@ -67,4 +91,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
