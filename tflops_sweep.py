@@ -208,7 +208,9 @@ def sweep_messages(sweep: Sweep):
 def describe_messages(sweep: Sweep):
     """The closing table of all-reduce."""
     device, ranks = sweep.bench.device, sweep.bench.device.world_size
-    lines = [f"all-reduce of {ranks} devices, {device.device_name} ({device.device}), {device.nodes} node(s)"]
+    lines = [
+        f"all-reduce of {ranks} devices, {device.device_name} ({device.device}), {device.nodes} node{'s' * (device.nodes > 1)}"
+    ]
     lines.append(f"{'bytes':>14}{'seconds':>12}{'algorithm GB/s':>16}{'bus GB/s':>12}")
     for row in sweep.rows:
         if row["status"] != "ok":
