@@ -208,9 +208,8 @@ def sweep_messages(sweep: Sweep):
 def describe_messages(sweep: Sweep):
     """The closing table of all-reduce."""
     device, ranks = sweep.bench.device, sweep.bench.device.world_size
-    lines = [
-        f"all-reduce of {ranks} devices, {device.device_name} ({device.device}), {device.nodes} node{'s' * (device.nodes > 1)}"
-    ]
+    where = "one machine" if device.nodes == 1 else f"{device.nodes} machines"
+    lines = [f"all-reduce of {ranks} devices in {where}, {device.device_name} ({device.device})"]
     lines.append(f"{'bytes':>14}{'seconds':>12}{'algorithm GB/s':>16}{'bus GB/s':>12}")
     for row in sweep.rows:
         if row["status"] != "ok":

@@ -199,10 +199,12 @@ def ring(figure, curves, column):
 
 def ideal(figure, curves, column):
     """Dotted lines of a rate that grows with x, from the first point of each curve."""
+    axes = figure.axes[0]
     for i, curve in enumerate(curves):
         x = curve.frame["x"]
         rate = curve.frame[column].iloc[0] * x / x.iloc[0]
-        figure.axes[0].plot(x, rate, ":", color=COLOURS[i % len(COLOURS)], linewidth=1)
+        axes.plot(x, rate, ":", color=COLOURS[i % len(COLOURS)], linewidth=1)
+        axes.set_ylim(top=max(axes.get_ylim()[1], 1.2 * rate.iloc[-1]))
 
 
 def set_scale(axes, along, found, room):

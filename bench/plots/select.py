@@ -126,9 +126,13 @@ def generation(summary, is_quantised):
 
 
 def cache_depths(summary):
-    """Tokens/s of decode where a machine has several depths: `tokens` in the cache, `rate`, its _low and _high."""
+    """Tokens/s of decode where a machine has several depths: `tokens` in the cache, `rate`, its _low and _high.
+
+    Without quantised weights.
+    """
     found = summary[(summary["workload"] == "llm") & (summary["phase"] == "decode") & summary["value"].notna()]
-    found = found[found["scope"] == "device"].assign(tokens=pd.to_numeric(found["depth"], errors="coerce"))
+    found = found[found["scope"].eq("device") & found["precision"].isin(BYTES)]
+    found = found.assign(tokens=pd.to_numeric(found["depth"], errors="coerce"))
     found = found.assign(rate=found["value"], rate_low=found["low"], rate_high=found["high"])
     apart = [*WHO, "model", "precision", "compile", "batch_size"]
     found = found[found["tokens"].notna()].sort_values("value", ascending=False).drop_duplicates([*apart, "tokens"])
