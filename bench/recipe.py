@@ -81,23 +81,14 @@ def torch_training(cast, device):
 def keras_lines(settings, device, num_threads):
     """Before the model is built, all but the last."""
     policy = "float32" if settings.precision == "tf32" else settings.precision
-    jit = settings.compile == "1"
     own = "optimizer=optimizer, loss=loss_function, " if settings.phase == "training" else ""
-    call = [f"model.compile({own}jit_compile={jit})  # then model.{'fit' if own else 'predict'}(...)"]
-    return (
-        list(
-            filter(
-                None,
-                [
-                    "import keras",
-                    "import tensorflow as tf",
-                    f"tf.config.threading.set_intra_op_parallelism_threads({num_threads})" if num_threads else "",
-                    f"tf.config.experimental.enable_tensor_float_32_execution({settings.precision == 'tf32'})"
-                    if device == "cuda"
-                    else "",
-                    f'keras.config.set_dtype_policy("{policy}")  # before the model is built',
-                ],
-            )
-        )
-        + call
-    )
+    tf32 = f"tf.config.experimental.enable_tensor_float_32_execution({settings.precision == 'tf32'})"
+    lines = [
+        "import keras",
+        "import tensorflow as tf",
+        f"tf.config.threading.set_intra_op_parallelism_threads({num_threads})" if num_threads else "",
+        tf32 if device == "cuda" else "",
+        f'keras.config.set_dtype_policy("{policy}")  # before the model is built',
+        f"model.compile({own}jit_compile={settings.compile == '1'})  # then model.{'fit' if own else 'predict'}(...)",
+    ]
+    return list(filter(None, lines))

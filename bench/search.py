@@ -79,11 +79,10 @@ class Search:
     groups: Sequence[Callable[[tuple], bool]] = (lambda candidate: True,)
     tell: Callable[[tuple], None] = lambda candidate: None
     looks: dict[tuple, list[Look]] = field(default_factory=dict)
-    untried: list[tuple] = field(init=False)  # known looks count
+    untried: list[tuple] = field(init=False)
 
     def __post_init__(self):
-        grid = itertools.product(*(dimension.values for dimension in self.dimensions))
-        self.untried = [each for each in grid if each not in self.looks]
+        self.untried = list(itertools.product(*(dimension.values for dimension in self.dimensions)))
 
     @property
     def default(self):
@@ -103,12 +102,14 @@ class Search:
             self.try_next(min(again, key=lambda each: len(self.looks[each])))
 
     def try_next(self, candidate):
-        if candidate in self.untried:
-            self.untried.remove(candidate)
         count = len(self.looks.get(candidate, ()))
-        look = self.look(candidate, SECONDS[min(count, len(SECONDS) - 1)])
-        self.looks.setdefault(candidate, []).append(look)  # not before: Ctrl-C may end the look
+        self.add(candidate, self.look(candidate, SECONDS[min(count, len(SECONDS) - 1)]))
         self.tell(candidate)
+
+    def add(self, candidate, look):
+        """Take in one more look at a candidate."""
+        self.looks.setdefault(candidate, []).append(look)
+        self.untried = [each for each in self.untried if each != candidate]
 
     def climb(self, candidate):
         """Double the batch of a candidate until that fails, brings no gain twice in a row, or the time is used."""

@@ -214,6 +214,7 @@ def search(monkeypatch, tmp_path, capsys):
     def call(*limits):
         stand_in = StandIn(*limits)
         monkeypatch.setattr(best_settings.Runs, "run", lambda *arguments: stand_in(*arguments))
+        monkeypatch.setattr(best_settings, "time", SimpleNamespace(monotonic=lambda: float(stand_in.count)))
         status = best_settings.main()
         path = next((tmp_path / "results").glob("*.csv"))
         return status, capsys.readouterr().out, results.read(path)
@@ -226,7 +227,7 @@ def test_the_answer(search, tmp_path):
     assert status == 0
     again = [row["search_step"] for row in rows if row["search_step"]]
     assert {step: again.count(step) for step in again} == {**dict.fromkeys("01234", 3), "float32": 3}
-    assert again[:6] == ["0", "1", "2", "3", "4", "float32"]
+    assert again[:9] == ["0", "1", "2", "3", "4", "float32", "0", "4", "float32"]
     said = [line.strip() for line in out.splitlines()]
     assert said[1].startswith("the default                  10 images/s (9.9 to 10.1, 3 runs)")
     assert said[2].startswith("+ bfloat16")
@@ -265,6 +266,15 @@ def test_ctrl_c_gives_the_best_so_far(search, limits):
     assert ("images/s in short looks, not measured again: it may be luck" in out) == (limits != (10**6, 8))
     assert ("+ compiled" in out) == (len(limits) == 2)
     assert "make image" in out
+
+
+def test_measuring_again_keeps_to_the_time(search, monkeypatch):
+    monkeypatch.setenv("MAX_MINUTES", "0.4")  # of runs that take a second
+    status, _, rows = search()
+    again = [row["search_step"] for row in rows if row["search_step"]]
+    assert status == 0
+    assert again.count("0") == 3 > again.count("1") >= 1
+    assert len(rows) <= 25
 
 
 def test_the_default_may_be_the_fastest(search, monkeypatch):

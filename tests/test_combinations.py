@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import tflops_sweep
-from bench import combinations
+from bench import combinations, processes
 from bench.machine import environment
 from bench.machine.environment import describe_host
 from bench.rows import report, results
@@ -104,7 +104,7 @@ def test_every_entry_is_checked_before_anything_is_measured(script, environ, sai
 
 def test_lines_of_a_run_are_passed_on_as_they_come(run_all, monkeypatch):
     passed = []
-    monkeypatch.setattr(combinations.tqdm, "write", lambda line, file: passed.append(line))
+    monkeypatch.setattr(processes.tqdm, "write", lambda line, file: passed.append(line))
     run_all("a")
     assert "asked for a 1" in passed
 
@@ -136,8 +136,8 @@ class InterruptedChild:
 
 
 def test_ctrl_c_reaches_the_run_that_is_under_way_and_starts_no_other(run_all, monkeypatch):
-    monkeypatch.setattr(combinations, "subprocess", SimpleNamespace(Popen=InterruptedChild, PIPE=None))
-    monkeypatch.setattr(combinations, "prefer_as_victim", lambda pid: None)
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=InterruptedChild, PIPE=None))
+    monkeypatch.setattr(processes, "prefer_as_victim", lambda pid: None)
     code, out, _, _ = run_all("a", "b")
     assert code == 130
     assert out.splitlines() == ["what was measured"]

@@ -169,9 +169,7 @@ class DeviceContext(session.DeviceContext):
             got, again = (tf.cast(infer(inputs), tf.float32).numpy() for _ in range(2))
             if is_trained and self.device != "cpu":
                 self.function(lambda *batch: differentiate(model, *batch))(inputs, labels)
-        limit = check.output_limit(self.measured_precision, rounding)
-        check.check_output(got, expected, limit)
-        check.check_repeatable(got, again, limit)
+        self.check_outputs(got, again, expected, rounding)
         if self.compares_compiled:  # here, and not in Model.prove_compiled()
             check.check_compiled(got, model(inputs, training=False).numpy())
         self.reset_peak_memory()

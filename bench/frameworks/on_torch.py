@@ -308,10 +308,7 @@ class DeviceContext(session.DeviceContext):
         module = module.eval().to(self.device, self.dtype, memory_format=self.format)
         with self.autocast():
             got, again = (module(self.put(pair, labels)[0]).float().cpu().numpy() for _ in range(2))
-        limit = check.output_limit(self.measured_precision, rounding)
-        check.check_output(got, expected, limit)
-        check.check_repeatable(got, again, limit)
-        self.output_error = None if expected is None else check.relative_error(got, expected)
+        self.check_outputs(got, again, expected, rounding)
         self.memory("reset_peak_memory_stats")
         return module
 
@@ -399,6 +396,10 @@ class DeviceContext(session.DeviceContext):
             return None if self.device == "cpu" else getattr(torch.accelerator, function)()
         except (AttributeError, NotImplementedError, RuntimeError):
             return None
+
+    def trace_count(self):
+        # torch._dynamo takes a second to import: only where models are compiled.
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.compile else 0
 
     def release(self):
         if self.compile:
@@ -599,5 +600,4 @@ class Model(session.Model):
             check.check_compiled(*(module(inputs).detach().cpu().numpy() for module in modules))
 
     def trace_count(self):
-        # torch._dynamo takes a second to import: only where models are compiled.
-        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.context.compile else 0
+        return self.context.trace_count()

@@ -108,4 +108,4 @@ class CachedModel(session.CachedModel):
         return logits.float().numpy()
 
     def trace_count(self):
-        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.context.compile else 0
+        return self.context.trace_count()

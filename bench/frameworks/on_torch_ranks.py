@@ -103,7 +103,7 @@ class AllReduce:
 
 
 class Group(ranks.Group):
-    """The ranks that torchrun or combinations.py has started. The contract is in bench/machine/ranks.py.
+    """The ranks that torchrun or processes.py has started. The contract is in bench/machine/ranks.py.
 
     Clock and barrier are messages of the CPU, by gloo, whatever the device: a rank that ends is noticed at once.
     """
@@ -170,7 +170,7 @@ class Group(ranks.Group):
 
     def claims(self, lost=False):
         self._has_failed = True
-        if lost and self.ranks.started_here:  # combinations.py saw which one ended, and how
+        if lost and self.ranks.started_here:  # processes.py saw which one ended, and how
             return False
         if self.ranks.rank:
             time.sleep(RANK_0_FIRST_SECONDS)

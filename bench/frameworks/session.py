@@ -108,6 +108,19 @@ class DeviceContext:
         # In 16 bits rounding order alone can change outputs by 10 %.
         self.compares_compiled = self.compile and self.precision in ("float32", "float64")
 
+    def check_outputs(self, got, again, expected, rounding):
+        """Raise MeasurementError unless the outputs for a pair of items are right; notes their error.
+
+        Args:
+            got, again: of the device, for the same pair.
+            expected: in float64 from the CPU; None where nothing is compared.
+            rounding: the error of the model in float32, as check.output_limit() takes it.
+        """
+        limit = check.output_limit(self.measured_precision, rounding)
+        check.check_output(got, expected, limit)
+        check.check_repeatable(got, again, limit)
+        self.output_error = None if expected is None else check.relative_error(got, expected)
+
     def require_tf32(self):
         """Raise MeasurementError where TF32 is asked for and the device does not compute in it."""
         if self.precision == "tf32" and "tf32" not in self.measured_precision:
@@ -335,7 +348,7 @@ SESSIONS = {
 }
 
 
-def refuse_too_large(device, needed):
+def refuse_large_weights(device, needed):
     """Raise MemoryError for weights that do not fit: where memory is the system's, it would swap or kill instead."""
     free = meters.available_bytes() if device in ("cpu", "mps") else None
     if free and needed > free:
@@ -381,7 +394,7 @@ class Generation(ModelSession):
     """
 
     def __init__(self, context, workload, settings, phase):
-        refuse_too_large(context.device, workload.resident_bytes)
+        refuse_large_weights(context.device, workload.resident_bytes)
         model = context.build_cached(workload)
         check.check_parameters(model.parameters, workload.parameters)
         prove_cache(context, model, workload.classes, workload.resident_bytes)

@@ -1,7 +1,7 @@
 """Ranks: equal processes, one a device, that do the same work in step.
 
 The environment says which one this process is, as torchrun sets it
-(https://docs.pytorch.org/docs/stable/elastic/run.html). bench/combinations.py sets the same for NUM_DEVICES.
+(https://docs.pytorch.org/docs/stable/elastic/run.html). bench/processes.py sets the same for NUM_DEVICES.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.machine import sensors
 from bench.settings import SettingError
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-STARTED_HERE = "RANKS_OF_NUM_DEVICES"  # set where combinations.py started the ranks
+STARTED_HERE = "RANKS_OF_NUM_DEVICES"  # set where processes.py started the ranks
 STAY_SECONDS = 3.0  # of the rank that wrote about a missing one, so that no other takes it for missing too
 LOST = 4  # exit status of a rank that ends because another one has ended
 
@@ -34,7 +34,7 @@ class Ranks:
     local_world_size: int = 1
     nodes: int = 1
     are_many: bool = False  # a group has to be joined; also a group of one, where torchrun asks for that
-    started_here: bool = False  # by combinations.py, which sees how each of them ends
+    started_here: bool = False  # by processes.py, which sees how each of them ends
 
     def share(self, count):
         """This rank's part of the node's cores or workers, at least 1."""

@@ -63,6 +63,17 @@ def test_a_session_is_measured(opener, script, phase):
     assert not on_cpu or session.peak_memory_bytes() is session.reserved_memory_bytes() is None
 
 
+def test_16_bit_output_has_its_error_against_float32(real):
+    errors = {}
+    for precision in ("float32", "bfloat16", "mixed_bfloat16"):
+        session = real("mlp", "inference", PRECISION=precision)
+        errors[precision] = session.output_error
+        session.close()
+    assert (errors["float32"] or 0) < 1e-5  # a GPU's is known
+    assert 1e-4 < errors["bfloat16"] < 0.05
+    assert 1e-4 < errors["mixed_bfloat16"] < 0.05
+
+
 def test_batches_take_turns_and_the_seed_decides(opener):
     def probes(seed):
         session = opener(phase="inference", SEED=seed)

@@ -236,7 +236,7 @@ def test_what_does_not_fit_is_out_of_memory_before_it_is_built(monkeypatch):
         open_session(MODEL="llama-3.1-8b", PRECISION="bfloat16", USE_GPU="0")
     status, reason = frameworks.describe_failure(error.value, on_torch.ERRORS)
     assert (status, reason.partition(":")[0]) == ("out_of_memory", "weights and cache take 16.1 GB and 16 GB are free")
-    session.refuse_too_large("cuda", 10**15)  # its own allocator says so
+    session.refuse_large_weights("cuda", 10**15)  # its own allocator says so
 
 
 def test_a_cache_that_does_not_fit_counts_too(monkeypatch):
