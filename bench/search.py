@@ -90,8 +90,11 @@ class Search:
 
     def run(self):
         """Look until one candidate is left in each group, all have been looked at eight times, or the time is used."""
+        turns = itertools.cycle((self.groups[0], *self.groups))  # or a slower group would come last, and get no look
         while self.untried and self.used() < FIRST_SHARE:
-            self.try_next(max(self.untried, key=self.predictor()))
+            group = next(turns)
+            some = [each for each in self.untried if group(each)] or self.untried
+            self.try_next(max(some, key=self.predictor()))
         climbers = [*self.ranked()[:CLIMBERS], *filter(None, map(self.leader, self.groups))]
         for candidate in dict.fromkeys(climbers):
             self.climb(candidate)

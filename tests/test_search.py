@@ -168,6 +168,18 @@ def test_a_group_has_a_leader_of_its_own():
     assert len(search.looks[search.leader(is_float32)]) > 1
 
 
+def test_a_slower_group_gets_looks_before_the_time_is_over():
+    gains = {"float32": 1, "bfloat16": 8, "mixed_bfloat16": 6}
+    machine = FakeMachine(
+        lambda candidate: gains[candidate[0]] * (2 if candidate[2] == "channels_last" else 1), minutes=3
+    )
+    is_float32 = lambda candidate: candidate[0] == "float32"  # noqa: E731
+    search = machine.search(groups=(lambda candidate: True, is_float32))
+    assert search.untried
+    assert search.leader()[0] == "bfloat16"
+    assert search.leader(is_float32)[2] == "channels_last"
+
+
 def test_a_look_while_other_programs_ran_counts_little():
     search = Search((COMPILE,), lambda *_: Look(), lambda: 1)
     search.looks = {("0",): [Look(10, 9.9, 10.1)], ("1",): [Look(6, 5.9, 6.1, is_doubtful=True)]}
