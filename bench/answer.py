@@ -34,9 +34,11 @@ class Found:
         return self.fastest(self.search.groups[0])
 
     def fastest(self, group):
-        """The fastest of those that were measured again: the longer runs may show that a change gains nothing."""
+        """The fastest by the final runs, as far as there are any: they may show that a change gains nothing."""
+        final = {self.steps[step]: look.rate for step, look in self.covers().items()}
         known = [each for each in self.steps.values() if self.search.works(each) and group(each)]
-        return max(known, key=self.search.rate, default=self.search.leader(group))
+        rate = lambda each: final.get(each) or self.search.rate(each)  # noqa: E731
+        return max(known, key=rate, default=self.search.leader(group))
 
     def answers(self):
         """{title: the fastest candidate} of each group; without those that do not work, or stand there already."""
@@ -119,6 +121,8 @@ def describe_search(found: Found, minutes):
     if search.untried:
         first = found.words(max(search.untried, key=search.predictor()))
         lines.append(f"not tried: {len(search.untried)} combinations, {first} first (a larger MAX_MINUTES tries more)")
+    if search.is_cut_short:
+        lines.append("not tried: a larger BATCH_SIZE, which may gain more (a larger MAX_MINUTES tries it)")
     return lines
 
 

@@ -21,7 +21,7 @@ GROWTH = 1.02  # a larger batch has to gain so much, or doubling ends
 PRIOR_SPREAD, PRIOR_LOOKS = 0.05, 4  # between processes: a guess, and how many looks it counts for
 UNKNOWN_SPREAD = 0.05  # of a look without an interval
 DOUBTFUL_SPREAD = 0.3  # of a look while other programs ran: it counts little beside any other
-FIRST_SHARE = 0.75  # of the time: it may end during the first looks, but some remains for second ones
+FIRST_SHARE, CLIMB_SHARE = 0.6, 0.8  # of the time, for first looks and for these and larger batches; then second looks
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Search:
     tell: Callable[[tuple], None] = lambda candidate: None
     looks: dict[tuple, list[Look]] = field(default_factory=dict)
     untried: list[tuple] = field(init=False)
+    is_cut_short: bool = False  # larger batches may gain more, and there was no time
 
     def __post_init__(self):
         self.untried = list(itertools.product(*(dimension.values for dimension in self.dimensions)))
@@ -118,7 +119,10 @@ class Search:
         """Double the batch of a candidate until that fails, brings no gain twice in a row, or the time is used."""
         for i, dimension in enumerate(self.dimensions):
             best, misses = candidate, 0
-            while dimension.doubles and misses < 2 and self.used() < FIRST_SHARE:
+            while dimension.doubles and misses < 2:
+                if self.used() >= CLIMB_SHARE:
+                    self.is_cut_short = True
+                    break
                 candidate = (*candidate[:i], str(2 * int(candidate[i])), *candidate[i + 1 :])
                 if candidate not in self.looks:
                     self.try_next(candidate)

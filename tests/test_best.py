@@ -242,6 +242,7 @@ def test_the_answer(search, tmp_path):
     assert any(line.startswith("failed: mixed_bfloat16, compiled") and "wrong_output: NaN" in line for line in said)
     assert any("PRECISION=bfloat16 COMPILE=1 MEMORY_FORMAT=channels_last MALLOC" in line for line in said)
     assert "model = torch.compile(model)" in said
+    assert "not tried: a larger BATCH_SIZE" not in said
     assert not any("set_num_threads" in line for line in said)
 
 
@@ -270,10 +271,11 @@ def test_ctrl_c_gives_the_best_so_far(search, limits):
 
 def test_measuring_again_keeps_to_the_time(search, monkeypatch):
     monkeypatch.setenv("MAX_MINUTES", "0.4")  # of runs that take a second
-    status, _, rows = search()
+    status, out, rows = search()
     again = [row["search_step"] for row in rows if row["search_step"]]
     assert status == 0
     assert again.count("0") == 3 > again.count("1") >= 1
+    assert "not tried: a larger BATCH_SIZE" in out
     assert len(rows) <= 25
 
 

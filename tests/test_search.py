@@ -120,6 +120,7 @@ def test_the_most_promising_come_first_and_what_the_time_did_not_reach_is_known(
     promising = ("bfloat16", "1", "channels_last", "keep", "64")
     assert machine.asked[0] == promising
     assert search.untried
+    assert search.is_cut_short
     assert not set(search.untried) & set(machine.asked)
     assert machine.used() < 1.5
 
@@ -144,6 +145,7 @@ def test_batches_double_until_memory_ends_or_nothing_is_gained():
     machine = FakeMachine(lambda candidate: 10, noise=0)
     machine.search((BATCH,))
     assert {int(each[0]) for each in machine.asked} == {64, 128, 256}
+    assert not search.is_cut_short
 
 
 def test_what_fails_is_passed_over():
