@@ -94,7 +94,8 @@ def bars(panels, unit, keys):
         gridspec_kw={"height_ratios": inches, "hspace": gap, "left": 0, "right": 1, "bottom": 0, "top": 1},
     )
     drawn = pd.concat([frame for _, frame in panels])
-    is_log = set_scale(axes[0, 0], "x", drawn[["value", "low", "high"]], room=0.16)
+    room = max(0.16, 0.018 * drawn["text"].str.len().max())  # for the texts at the ends
+    is_log = set_scale(axes[0, 0], "x", drawn[["value", "low", "high"]], room)
     for each, (title, frame) in zip(axes[:, 0], panels, strict=True):
         each.set_title(title, loc="left", pad=4)
         each.set_yticks(frame.index, frame["name"])
