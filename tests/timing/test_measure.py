@@ -40,12 +40,12 @@ def test_asynchronous_work_is_waited_for():
     assert result.flags == ()
 
 
-def test_a_barrier_that_does_not_wait_is_refused_within_a_second():
+def test_a_barrier_that_does_not_wait_is_refused_within_seconds():
     clock = Clock()
     with pytest.raises(MeasurementError) as error:
         measure(Job(Device(clock, barrier=False), 1, Limits(), clock=clock))
     assert error.value.status == "sync_incomplete"
-    assert clock.now < 1
+    assert clock.now < 4
 
 
 def test_a_barrier_that_does_not_wait_for_short_steps_is_refused_too():
@@ -55,22 +55,34 @@ def test_a_barrier_that_does_not_wait_for_short_steps_is_refused_too():
     assert error.value.status == "sync_incomplete"
 
 
+def delay_first_probes(fake, seconds):
+    """Make each first probe after a barrier take so much longer."""
+    synchronize, probe, idle = fake.synchronize, fake.probe, []
+
+    def leave_the_core():
+        synchronize()
+        idle.append(None)
+
+    def slow_when_idle():
+        fake.clock.now += seconds if idle else 0
+        idle.clear()
+        return probe()
+
+    fake.synchronize, fake.probe = leave_the_core, slow_when_idle
+
+
 def test_cold_caches_after_short_work_lengthen_the_windows():
     clock = Clock()
     fake = Device(clock)
-    synchronize, probe, cold = fake.synchronize, fake.probe, []
-
-    def leaves_the_caches_cold():
-        synchronize()
-        cold.append(None)
-
-    def slow_when_cold():
-        clock.now += 0.0007 if cold else 0
-        cold.clear()
-        return probe()
-
-    fake.synchronize, fake.probe = leaves_the_caches_cold, slow_when_cold
+    delay_first_probes(fake, 0.0007)
     assert measure(Job(fake, 1, Limits(), clock=clock)).steps_per_window == 12  # 3 of them are 30 ms
+
+
+def test_a_busy_machine_that_delays_every_first_probe_is_no_broken_barrier():
+    clock = Clock()
+    fake = Device(clock, work=lambda i: 1e-5)
+    delay_first_probes(fake, 0.0042)
+    assert measure(Job(fake, 1, Limits(), clock=clock)).windows
 
 
 def test_what_the_first_step_took_of_memory_is_forgotten_once_it_is_done():
