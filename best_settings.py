@@ -191,10 +191,11 @@ class Best:
             self.look_again([step for step, looks in self.found.again.items() if len(looks) == count])
 
     def look_again(self, steps):
-        """One more look at the candidate of each step: the first in any case, others where there is time."""
+        """One more look at each step: the first in any case, others where its candidate works and there is time."""
         for step in steps:
             candidate, looks = self.found.steps[step], self.found.again.setdefault(step, [])
-            if looks and time.monotonic() + self.took.get(candidate, 0) > self.runs.ends:
+            is_late = time.monotonic() + self.took.get(candidate, 0) > self.runs.ends
+            if looks and (is_late or not self.search.works(candidate)):
                 continue
             look = self.look(candidate, self.max_seconds, step)
             looks.append(look)

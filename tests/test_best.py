@@ -164,6 +164,7 @@ RATES = {"bfloat16": 3.0, "mixed_bfloat16": 2.0, "compiled": 1.5, "channels_last
 
 
 FAILS = [("mixed_bfloat16", "1")]
+FAILS_AGAIN = []
 SLOW_AGAIN = ""
 
 
@@ -195,7 +196,7 @@ class StandIn:
         row |= {"allocator": "MALLOC_TRIM_THRESHOLD_=1" if keeps else "", "timestamp": f"2026-11-22T00:{self.count:02}"}
         row |= {"output_error": "0.0062" if precision != "float32" else ""}
         rate *= 0.3 if keeps and step and SLOW_AGAIN else 1
-        if (precision, compiled) in FAILS:
+        if (precision, compiled) in FAILS + FAILS_AGAIN * (step is not None):
             row |= {
                 "status": "wrong_output",
                 "note": "NaN",
@@ -310,6 +311,14 @@ def test_a_step_of_the_way_that_is_faster_than_the_leader_is_the_answer(search, 
     assert "fastest in float32: the default" in out  # the final runs of the other one are slower
     assert [row["search_step"] for row in rows].count("3") == 3
     assert "MALLOC" not in out.partition("To repeat it")[2]
+
+
+def test_a_candidate_that_fails_in_a_final_run_is_not_the_answer_and_is_not_run_again(search, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "FAILS_AGAIN", [("bfloat16", "1")])
+    _, out, rows = search()
+    again = [row["search_step"] for row in rows if row["search_step"]]
+    assert {step: again.count(step) for step in "01234"} == {"0": 3, "1": 3, "2": 1, "3": 1, "4": 1}
+    assert "fastest: bfloat16, 3 times" in out
 
 
 def test_what_a_run_of_a_search_leaves_out(monkeypatch):
