@@ -36,7 +36,7 @@ ENOUGH_WINDOWS = 20
 STREAM_WINDOWS = 40  # of a pipeline, in MAX_SECONDS
 ENOUGH_QUEUES = 20
 MIN_MEASURED_SECONDS = 0.5
-BARRIER_TRIES, BARRIER_SECONDS = 4, 1.0  # at least so many tries, the last of them at least so long
+BARRIER_TRIES = 8
 FINE, COARSE = 1e-4, 1e-3  # seconds: tolerances of the barrier's proof
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
@@ -324,30 +324,28 @@ def prove_barrier(job: Job, steps, tolerance):
 
     A probe reads a scalar that depends on the last step, so it has to wait for that step. After a true barrier
     nothing is left to wait for, and a first probe takes as long as a second one. Cold caches and a busy machine's
-    scheduler add some milliseconds, however long the work; unfinished work grows with the steps. Hence each further
-    try is twice as long, and only a long one condemns the barrier.
+    scheduler add some milliseconds at times, however long the work; unfinished work grows with the steps. Hence each
+    further try is twice as long, and only several in a row condemn the barrier.
 
     Args:
         steps: how many to submit before the barrier.
         tolerance: seconds that the first probe may take more than the second one;
             one percent of the submitted work where that is more.
     """
-    session, clock = job.session, job.clock
-    tries, waited, lasted = 0, 0.0, 0.0
-    while tries < BARRIER_TRIES or lasted < BARRIER_SECONDS:
-        begin = clock()
+    session, clock, waited = job.session, job.clock, 0.0
+    for _ in range(BARRIER_TRIES):
         work = timed(session, clock, steps)
         start = clock()
         session.probe()
         middle = clock()
         session.probe()
-        waited, lasted = (middle - start) - (clock() - middle), middle - begin
+        waited = (middle - start) - (clock() - middle)
         if waited <= max(tolerance, work / 100):
             return steps
-        tries, steps = tries + 1, steps * 2
+        steps *= 2
     raise MeasurementError(
         "sync_incomplete",
-        f"synchronize() returned {waited * 1e3:.1f} ms before the work was done, {tries} times in a row",
+        f"synchronize() returned {waited * 1e3:.1f} ms before the work was done, {BARRIER_TRIES} times in a row",
     )
 
 
