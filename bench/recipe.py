@@ -33,6 +33,7 @@ def script_lines(framework, settings, device, num_threads):
 
 
 def torch_lines(settings, device, num_threads):
+    """Lines of PyTorch. `model`, `inputs`, `labels`, `loss_function` and `optimizer` are the user's own."""
     dtype, to = DTYPES.get(settings.precision), [repr(device)]
     to += [f"torch.{dtype}"] if dtype else []
     to += ["memory_format=torch.channels_last"] if settings.memory_format == "channels_last" else []

@@ -190,6 +190,7 @@ class DeviceContext(session.DeviceContext):
         return exact, check.relative_error(rounded, exact) / 2 ** check.lost_bits(policy.compute_dtype)
 
     def open_stream(self, workload, settings, phase):
+        """The Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
         paths, workers = data.jpeg_files(settings.seed), settings.num_workers
         size, classes = workload.item_shape[-1], workload.classes
         options = tf.data.Options()

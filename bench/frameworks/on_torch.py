@@ -313,6 +313,7 @@ class DeviceContext(session.DeviceContext):
         return module
 
     def open_stream(self, workload, settings, phase, start_method=None):
+        """The Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
         paths, workers = data.jpeg_files(settings.seed), settings.num_workers
         loader = DataLoader(
             JpegDataset(paths, workload.item_shape[-1], workload.classes, phase == "training"),

@@ -128,6 +128,11 @@ def explain(flags):
 
 
 def describe_details(row, peak_fraction, bandwidth_fraction):
+    """What a row has beside its rate (first step, memory, TFLOP/s, GB/s, sensors), in one line.
+
+    Args:
+        peak_fraction, bandwidth_fraction: of what `make tflops` reached on this machine; None where that is unknown.
+    """
     details = [f"first step {row['first_step_seconds']:.3g} s"]
     if row["phase"] == "prefill":
         details.append(f"time to first token {1e3 * row['step_seconds_median']:.4g} ms")
