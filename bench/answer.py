@@ -120,7 +120,8 @@ def describe_search(found: Found, minutes):
             lines.append(f"failed: {found.words(candidate)}: {next(each.note for each in some if not each.rate)}")
     if search.untried:
         first = found.words(max(search.untried, key=search.predictor()))
-        lines.append(f"not tried: {len(search.untried)} combinations, {first} first (a larger MAX_MINUTES tries more)")
+        more = f" and {len(search.untried) - 1} more" if len(search.untried) > 1 else ""
+        lines.append(f"not tried: {first}{more} (a larger MAX_MINUTES tries more)")
     if search.is_cut_short:
         lines.append("not tried: a larger BATCH_SIZE, which may gain more (a larger MAX_MINUTES tries it)")
     return lines
