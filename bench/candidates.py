@@ -8,7 +8,7 @@ import platform
 
 import psutil
 
-from bench.machine.environment import ALLOCATOR_VARIABLES
+from bench.machine.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS
 from bench.rows.columns import describe_change
 from bench.search import Dimension
 from bench.settings import COMPILE_MODES, FRAMEWORKS, SettingError, usable_cores
@@ -34,8 +34,6 @@ GUESSES = {
 }
 # Weights of 16 bits alone lose small updates: such a training is fast and does not learn.
 NOT_IN_TRAINING = ("bfloat16", "float16")
-KEPT = "1000000000000"  # bytes: glibc then returns no memory to the system, and maps no block anew
-GLIBC_KEEPS = {"MALLOC_TRIM_THRESHOLD_": KEPT, "MALLOC_MMAP_THRESHOLD_": KEPT}
 PRELOADED = ("jemalloc", "tcmalloc", "mimalloc")
 FIXED = ("RUNS", "EPOCHS", "SUSTAIN", "NUM_IMAGES", "SCOPE")
 

@@ -194,7 +194,7 @@ class StandIn:
         }
         row |= {"memory_format": change.get("MEMORY_FORMAT", "channels_first"), "first_step_seconds": 12 / self.count}
         row |= {"search_step": step or "", "run_id": str(self.count), "batch_size": change.get("BATCH_SIZE", "16")}
-        row |= {"allocator": "MALLOC_TRIM_THRESHOLD_=1" if keeps else "", "timestamp": f"2026-11-22T00:{self.count:02}"}
+        row |= {"allocator": candidates.cells_of(change)["allocator"], "timestamp": f"2026-11-22T00:{self.count:02}"}
         row |= {"output_error": "0.0062" if precision != "float32" else ""}
         rate *= 0.3 if keeps and step and SLOW_AGAIN else 1
         if (precision, compiled) in FAILS + FAILS_AGAIN * (step is not None):

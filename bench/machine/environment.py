@@ -22,6 +22,8 @@ from bench.settings import ROOT, SettingError, slug
 
 GIB = 2**30
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, in cuda.h
+KEPT = "1000000000000"  # bytes: glibc then returns no memory to the system, and maps no block anew
+GLIBC_KEEPS = {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": KEPT}
 # They change CPU results by up to a factor of two, so they are part of a row's setup.
 ALLOCATOR_VARIABLES = (
     "LD_PRELOAD",

@@ -5,8 +5,10 @@ one line here, its declaration in bench/settings.py, and the place that uses it.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from bench.machine.environment import GLIBC_KEEPS
 from bench.settings import COMPILE_MODES
 
 SCHEMA = 1  # of the columns' meaning; a new column alone does not raise it
@@ -23,8 +25,8 @@ class Column:
     # "number"; "positive": a number that is never 0 in a sound file; "meter": likewise, but 0 means a stuck meter.
     kind: str = "text"
     blank: str = ""  # what an empty cell stands for
-    # How a value of work or setup is said: a pattern, or words for some values; "" where nothing is said.
-    words: str | dict[str, str] | None = None
+    # How a value of work or setup is said: a pattern, words for some values, or a function; "" says nothing.
+    words: str | dict[str, str] | Callable[[str], str] | None = None
     said_for: tuple[str, ...] = ()  # the workloads that say it; none: all of them
 
     def say(self, value, workload):
@@ -34,7 +36,17 @@ class Column:
             return ""
         if isinstance(self.words, dict):
             return self.words.get(text, text)
+        if callable(self.words):
+            return self.words(text)
         return self.words.format(text).removesuffix("s" if text == "1" else "")
+
+
+def say_allocator(text):
+    """The allocator's variables in few words, where they are those that `make best` tries."""
+    if preloaded := re.fullmatch(r"LD_PRELOAD=(?:\S*/)?(\S+)", text):
+        return preloaded[1]
+    keeps = " ".join(f"{name}={value}" for name, value in GLIBC_KEEPS.items())
+    return "allocator keeps memory" if text == keeps else text
 
 
 COLUMNS = {
@@ -65,7 +77,9 @@ COLUMNS = {
     "driver": Column("version", "NVIDIA driver"),
     "power_source": Column("setup", "ac or battery", blank="ac", words={"battery": "on battery"}),
     "low_power_mode": Column("setup", "1 or 0, where the system has one", blank="0", words={"1": "in low-power mode"}),
-    "allocator": Column("setup", "the memory allocator's environment variables, separated by spaces", words="{}"),
+    "allocator": Column(
+        "setup", "the memory allocator's environment variables, separated by spaces", words=say_allocator
+    ),
     # software
     "commit": Column("version", "of this repository; -dirty when its programs were changed"),
     "python": Column("version", "version"),
@@ -213,15 +227,8 @@ def describe_setup(row):
 def describe_change(before, after):
     """What differs in work and setup between two rows, in words: "bfloat16, compiled, allocator keeps memory"."""
     changed = [name for name in (*WORK, *SETUP) if str(before.get(name) or "") != str(after.get(name) or "")]
-    return ", ".join(_say_changed(name, after) for name in changed)
-
-
-def _say_changed(name, row):
-    value = str(row.get(name) or "")
-    if name == "allocator" and value:
-        preloaded = re.search(r"LD_PRELOAD=(\S+)", value)
-        return preloaded[1].rpartition("/")[2] if preloaded else "allocator keeps memory"
-    return words_of(row, (name,)).get(name) or f"{name} {value or 'default'}"
+    said = words_of(after, changed)
+    return ", ".join(said.get(name) or f"{name} {after.get(name) or 'default'}" for name in changed)
 
 
 def without_exponent(text):

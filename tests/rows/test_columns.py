@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.machine.environment import GLIBC_KEEPS
 from bench.rows import columns
 from bench.rows.columns import COLUMNS
 
@@ -31,3 +32,17 @@ def test_usual_values_are_not_said():
     row = {"workload": "mlp", "model": "mlp-5x1024", "scope": "device", "compile": "0", "image_size": "32"}
     assert columns.describe_work(row | {"data": "synthetic"}) == "mlp-5x1024, synthetic images"
     assert columns.describe_setup({"power_source": "ac", "low_power_mode": 0}) == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (GLIBC_KEEPS, "allocator keeps memory"),
+        ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, "libjemalloc.so.2"),
+        ({"MALLOC_TRIM_THRESHOLD_": "1"}, "MALLOC_TRIM_THRESHOLD_=1"),
+    ],
+)
+def test_allocators_that_are_known_are_said_in_words(variables, words):
+    row = {"allocator": " ".join(f"{name}={value}" for name, value in variables.items())}
+    assert columns.describe_setup(row) == columns.describe_change({}, row) == words
+    assert columns.describe_change(row, {}) == "allocator default"
