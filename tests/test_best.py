@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -258,7 +259,10 @@ def test_rows_of_a_search_become_a_picture(search, tmp_path):
         *("the default", "+ bfloat16", "+ compiled", "+ channels_last", "+ allocator keeps memory")
     ]
     assert frame["text"].tolist()[-1] == "59.4 (5.9x)"
-    assert pictures.best(stored)
+    assert pictures.best(stored).axes[-1].get_xlabel() == "items/s, the range of the repetitions"
+    many = pictures.best(replace(stored, searches=7 * [lines]))
+    assert len(many.axes) == 6
+    assert many.axes[-1].get_xlabel().endswith(" (1 more panel is in the tables alone)")
 
 
 @pytest.mark.parametrize("limits", [(1,), (6,), (10**6, 3), (10**6, 8)])

@@ -161,7 +161,8 @@ def best(stored):
     """What each change of `make best` gave, from the default down to the fastest settings, with intervals."""
     panels = [panel_of_search(lines.to_dict("records"), lines) for lines in stored.searches[-MAX_PANELS:]]
     keys = {0: Key("the default", COLOURS[7]), 1: Key("with one change more in each line", COLOURS[0])}
-    return draw.bars(panels, "items/s, the range of the repetitions", keys) if panels else None
+    unit = "items/s, the range of the repetitions" + say_left_out(stored.searches)
+    return draw.bars(panels, unit, keys) if panels else None
 
 
 def panel_of_search(rows, lines):
@@ -204,10 +205,16 @@ PICTURES = (
 def bars(panels, unit):
     """A figure of these (title, frame of lines) that are not empty; None where all are."""
     panels = [(title, found) for title, found in panels if len(found)]
-    left_out = f" ({len(panels) - MAX_PANELS} more panels are in the tables alone)" if len(panels) > MAX_PANELS else ""
-    if left_out:  # those with own lines first, then the fullest
+    unit += say_left_out(panels)
+    if len(panels) > MAX_PANELS:  # those with own lines first, then the fullest
         panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))[:MAX_PANELS]
-    return draw.bars([panel_of(*panel) for panel in panels], unit + left_out, WHOSE) if panels else None
+    return draw.bars([panel_of(*panel) for panel in panels], unit, WHOSE) if panels else None
+
+
+def say_left_out(panels):
+    """How many panels a picture has no room for; "" where it shows all."""
+    more = len(panels) - MAX_PANELS
+    return f" ({more} more panel{'s are' if more > 1 else ' is'} in the tables alone)" if more > 0 else ""
 
 
 def panel_of(words, found):
