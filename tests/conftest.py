@@ -6,6 +6,7 @@ not installed is a failure.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import pytest
 from bench.machine import environment, sensors
 from bench.machine.environment import ALLOCATOR_VARIABLES
 from bench.settings import FRAMEWORKS, known_names, read_settings
+
+# For what a script starts in the background (`make test &`), a shell ignores Ctrl-C; here it is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def tests_of(framework):
