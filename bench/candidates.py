@@ -8,7 +8,7 @@ import platform
 
 import psutil
 
-from bench.machine.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS
+from bench.machine.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS, find_allocator
 from bench.rows.columns import describe_change
 from bench.search import Dimension
 from bench.settings import COMPILE_MODES, FRAMEWORKS, SettingError, usable_cores
@@ -129,5 +129,4 @@ def describe(dimensions, candidate):
 
 def cells_of(change):
     """The cells of a row that a change of the environment fills."""
-    allocator = " ".join(f"{name}={change[name]}" for name in ALLOCATOR_VARIABLES if name in change)
-    return {name.lower(): text for name, text in change.items()} | {"allocator": allocator}
+    return {name.lower(): text for name, text in change.items()} | {"allocator": find_allocator(change) or ""}

@@ -76,7 +76,7 @@ def describe_host(machine=None):
         driver=find_nvidia()[1],
         power_source=find_power_source(),
         low_power_mode=find_low_power_mode(),
-        allocator=find_allocator(),
+        allocator=find_allocator(os.environ),
         commit=find_commit(),
         python=platform.python_version(),
     )
@@ -204,8 +204,9 @@ def find_low_power_mode():
     return int(profile in ("low-power", "quiet")) if profile else None
 
 
-def find_allocator():
-    return " ".join(f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name)) or None
+def find_allocator(environ):
+    """The allocator's variables in an environment, as a row stores them; None where none is set."""
+    return " ".join(f"{name}={environ[name]}" for name in ALLOCATOR_VARIABLES if environ.get(name)) or None
 
 
 def find_commit():

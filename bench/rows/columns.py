@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.machine.environment import GLIBC_KEEPS
+from bench.machine.environment import GLIBC_KEEPS, find_allocator
 from bench.settings import COMPILE_MODES
 
 SCHEMA = 1  # of the columns' meaning; a new column alone does not raise it
@@ -45,8 +45,7 @@ def say_allocator(text):
     """The allocator's variables in few words, where they are those that `make best` tries."""
     if preloaded := re.fullmatch(r"LD_PRELOAD=(?:\S*/)?(\S+)", text):
         return preloaded[1]
-    keeps = " ".join(f"{name}={value}" for name, value in GLIBC_KEEPS.items())
-    return "allocator keeps memory" if text == keeps else text
+    return "allocator keeps memory" if text == find_allocator(GLIBC_KEEPS) else text
 
 
 COLUMNS = {
