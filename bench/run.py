@@ -195,7 +195,7 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=No
             if workload.bytes_per_step:
                 columns["bytes_per_step"] = workload.bytes_per_step
                 columns["bandwidth"] = columns["throughput"] / workload.items_per_step * workload.bytes_per_step / 1e9
-            yield columns | {
+            columns |= {
                 "parameters": session.parameters,
                 "measured_precision": session.measured_precision,
                 "output_error": session.output_error,
@@ -204,6 +204,9 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=No
                 "idle_watts": bench.instruments.idle_watts,
                 "note": session.note,
             }
+            if columns.get("status") != "interrupted":
+                session.check_last_step()  # after the peak memory was read, to which it adds
+            yield columns
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
         raise
@@ -233,7 +236,7 @@ def measure_scope(bench: Bench, session, workload: Workload, phase, scope, progr
     if phase == "training" and scope != "input":
         prove_equal_weights(session, group)
     columns = cells.of_measurement(measured, job.watches)
-    if has_own_energy(bench, job.regime, scope) and measured.stop_reason != "interrupted":
+    if has_own_energy(bench, job.mode, scope) and measured.stop_reason != "interrupted":
         columns |= measure_energy(job, bench.instruments, measured.steps_per_window)
     yield columns
 
@@ -249,12 +252,12 @@ def prove_equal_weights(session, group):
             )
 
 
-def has_own_energy(bench: Bench, regime, scope):
+def has_own_energy(bench: Bench, mode, scope):
     """Whether there is a counter that shows the energy of this work alone.
 
     It would include the part before each step of a part of training; and a card idles while a pipeline runs alone.
     """
-    return bench.instruments.counter and regime != "part" and (scope, bench.device.device) != ("input", "cuda")
+    return bench.instruments.counter and mode != "part" and (scope, bench.device.device) != ("input", "cuda")
 
 
 def measure_energy(job: measure.Job, instruments, steps):

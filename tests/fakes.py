@@ -15,8 +15,8 @@ class Device:
     Args:
         clock: moved by what the host does and waits for.
         work: step number (from 0) -> seconds on the device.
-        barrier: False makes synchronize() return at once, as an unsynchronised benchmark does.
-        values: what probes return after step i; by default something new each time.
+        barrier: False makes synchronize() return at once; the read waits all the same.
+        values: what is read after step i; by default something new each time.
     """
 
     queue_steps, num_workers, prepare = None, 0, None
@@ -40,10 +40,13 @@ class Device:
         if self.barrier:
             self.clock.now = max(self.clock.now, self.free_at)
 
-    def settle(self):
-        self.calls.append("settle")
+    def after_first_step(self):
+        self.calls.append("after_first_step")
 
-    def probe(self):
-        self.calls.append("probe")
+    def updates(self):
+        return None
+
+    def read(self):
+        self.calls.append("read")
         self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS
         return self.values(self.steps)

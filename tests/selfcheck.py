@@ -38,11 +38,14 @@ class Spinning:
     def synchronize(self):
         pass
 
-    def settle(self):
+    def read(self):
+        return time.perf_counter()
+
+    def after_first_step(self):
         pass
 
-    def probe(self):
-        return time.perf_counter()
+    def updates(self):
+        return None
 
 
 def check_spinning():

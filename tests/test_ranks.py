@@ -111,8 +111,8 @@ class SharedDevice(Device):
             self.ready = max(self.ready, self.threads.share((self.rank - rank) % 2, self.clock.now))
         self.clock.now = self.ready
 
-    def probe(self):
-        return self.threads.share(self.rank, super().probe())
+    def read(self):
+        return self.threads.share(self.rank, super().read())
 
 
 def test_ranks_of_unlike_speed_take_the_same_steps_at_the_pace_of_the_slowest():

@@ -174,7 +174,7 @@ def test_products_and_convolutions_are_right_before_they_are_timed(precision):
         session = open_session(workload, precision)
         session.step()
         assert session.measured_precision == precision
-        assert np.isfinite(session.probe())
+        assert np.isfinite(session.read())
 
 
 def test_the_ancestors_convolution_and_the_bandwidth(monkeypatch):
@@ -183,7 +183,7 @@ def test_the_ancestors_convolution_and_the_bandwidth(monkeypatch):
     for workload in [operators.convolution_3x3("cpu"), *works]:
         session = open_session(workload)
         session.step()
-        assert np.isfinite(session.probe())
+        assert np.isfinite(session.read())
     gigabytes = 4 * 2**16 / 1e9
     assert [work.items_per_step / gigabytes for work in works] == pytest.approx([2, 3, 3])
 

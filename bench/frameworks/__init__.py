@@ -54,7 +54,7 @@ class Session(Protocol):
     Phase and scope decide what a step is. Optional: trace_count(), how often the step was compiled; hash_weights(),
     of all trainable ones, equal on all ranks after training; and in the scope "epoch", for a workload with a dataset:
 
-    train_epoch(order)   submit a step for each batch of the training data in this order, the smaller last one too
+    train_epoch(order)   submit a step for each batch of the training data in this order; returns how many
     losses()             of those steps, as floats
     evaluate()           the share of the test data that is classified correctly
     """
@@ -63,7 +63,7 @@ class Session(Protocol):
     measured_precision: str | None  # as bench/timing/check.py names it
     num_workers: int | None  # workers that prepare batches; None: the batches are resident
     queue_steps: int | None  # batches that the workers may have ready or in their hands
-    prepare: Callable[[], None] | None  # must run before each step, and is not timed
+    prepare: Callable[[], None] | None  # must run before each step, is complete when it returns, and is not timed
     note: str  # what a reader of the row has to know; "" where that is nothing
 
     def step(self) -> None:
@@ -72,14 +72,23 @@ class Session(Protocol):
     def synchronize(self) -> None:
         """Return when all submitted work is complete."""
 
-    def settle(self) -> None:
-        """Called once, after the first step, untimed: prove what that step compiled, and reset the peak memory.
+    def read(self) -> float:
+        """Wait for, and return, a number that depends on the last step: in training on an updated weight."""
 
-        A first step that tries several algorithms takes memory that the work itself does not need.
+    def after_first_step(self) -> None:
+        """Prove what the first step compiled, and reset the peak memory; called once, and not timed.
+
+        A first step that tries several algorithms needs memory that the work itself does not need.
+
+        Raises:
+            MeasurementError: `unsupported`, nothing was compiled; `wrong_output`, it was compiled wrongly.
         """
 
-    def probe(self) -> float:
-        """Wait for, and read, a scalar that depends on the last step: in training on an updated weight."""
+    def updates(self) -> int | None:
+        """Return how many steps the optimizer itself has counted; None without one, or if it may skip some."""
+
+    def check_last_step(self) -> None:
+        """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it."""
 
     def peak_memory_bytes(self) -> int | None:
         """The most that this session allocated on the device; None where the framework cannot say."""

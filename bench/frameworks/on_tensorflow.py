@@ -162,32 +162,55 @@ class DeviceContext(session.DeviceContext):
         (pair, labels), *others = workload.batches(2, self.seed)
         calibrate(model, self.put(np.concatenate([pair, *(inputs for inputs, _ in others)]), labels)[0])
         inputs, labels = self.put(pair, labels)
-        expected, rounding = self.compute_exactly(model, workload, inputs) if self.compares_with_cpu else (None, 0)
+        expected, rounding, exact_gradients, gradient_rounding = None, 0, [], []
+        if is_trained or self.compares_with_cpu:
+            exact_model = self.build_exactly(model, workload)
+            if self.compares_with_cpu:
+                expected, rounding = self.infer_exactly(model, exact_model, inputs)
+            if is_trained:
+                exact_gradients, gradient_rounding = self.differentiate_exactly(model, exact_model, inputs, labels)
         # In a graph, as it will be measured: Metal's wrong results come from operators that a graph fuses.
         with expensive_work_stays_on(self.device):
             infer = self.function(lambda inputs: model(inputs, training=False))
             got, again = (tf.cast(infer(inputs), tf.float32).numpy() for _ in range(2))
             if is_trained and self.device != "cpu":
-                self.function(lambda *batch: differentiate(model, *batch))(inputs, labels)
+                self.function(lambda *batch: differentiate(model, *batch, training=True))(inputs, labels)
         self.check_outputs(got, again, expected, rounding)
+        if is_trained:
+            gradients = self.function(lambda *batch: differentiate(model, *batch))(inputs, labels)
+            check.check_gradients(as_arrays(gradients), exact_gradients, gradient_rounding, self.measured_precision)
         if self.compares_compiled:  # here, and not in Model.prove_compiled()
             check.check_compiled(got, model(inputs, training=False).numpy())
         self.reset_peak_memory()
 
-    def compute_exactly(self, model, workload, inputs):
-        """(output in float64, relative error of float32 as far as its rounding is known), both on the CPU."""
+    def build_exactly(self, model, workload):
+        """Build the same model, with the same weights, in float64 on the CPU."""
         policy = keras.config.dtype_policy()
         with tf.device("CPU:0"):
-            inputs = tf.identity(inputs)
-            rounded = tf.cast(model(inputs, training=False), tf.float64).numpy()
             keras.config.set_dtype_policy("float64")
             exact_model = BUILDERS[workload.name](workload)
             keras.config.set_dtype_policy(policy)
             exact_model.set_weights(model.get_weights())
-            inputs = tf.cast(inputs, tf.float64) if inputs.dtype.is_floating else inputs
-            exact = exact_model(inputs, training=False).numpy()
-        # In 16 bits the CPU's error stands for what float32's would be.
-        return exact, check.relative_error(rounded, exact) / 2 ** check.lost_bits(policy.compute_dtype)
+        return exact_model
+
+    def infer_exactly(self, model, exact_model, inputs):
+        """Return (output in float64, its error in float32 as far as known), both on the CPU."""
+        with tf.device("CPU:0"):
+            rounded = tf.cast(model(tf.identity(inputs), training=False), tf.float64).numpy()
+            exact = exact_model(as_float64(inputs), training=False).numpy()
+        return exact, check.relative_error(rounded, exact) / self.magnification
+
+    def differentiate_exactly(self, model, exact_model, inputs, labels):
+        """Return (gradients in float64, their error in float32 as far as known), both on the CPU."""
+        with tf.device("CPU:0"):
+            rounded = as_arrays(differentiate(model, tf.identity(inputs), tf.identity(labels)))
+            exact = as_arrays(differentiate(exact_model, as_float64(inputs), tf.identity(labels)))
+        return exact, [error / self.magnification for error in check.gradient_errors(rounded, exact)]
+
+    @property
+    def magnification(self):
+        """How much larger rounding errors are in this precision than in float32, for which the CPU's stand in."""
+        return 2 ** check.lost_bits(self.compute_dtype)
 
     def open_stream(self, workload, settings, phase):
         """The Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
@@ -240,6 +263,9 @@ class DeviceContext(session.DeviceContext):
             indices = indices[0], indices[2], indices[3], indices[1]
         return tf.cast(tf.gather_nd(output, np.stack(indices, -1)), tf.float64).numpy()
 
+    def as_array(self, values):
+        return tf.cast(values, tf.float32).numpy()
+
     def read(self, values):
         # By NumPy: it takes less time than a few operators.
         return float(np.linalg.norm(np.asarray(values).astype(np.float32)))
@@ -248,12 +274,8 @@ class DeviceContext(session.DeviceContext):
         # NumPy reads the CPU's memory without a copy; from a GPU only the row is copied.
         return super().last_row(np.asarray(output) if self.device == "cpu" else output)
 
-    def synchronize(self, probe):
-        tf.test.experimental.sync_devices()
-        # That call does nothing for a plug-in's device (Metal): there a read has to wait. On a CPU a function is done
-        # when it returns, but its threads still free memory, which has made a first read 0.4 ms longer.
-        if self.device != "cuda":
-            probe()
+    def synchronize(self):
+        tf.test.experimental.sync_devices()  # does nothing on Metal: there the read after it waits
 
     def reset_peak_memory(self):
         if self.device == "cuda":
@@ -303,17 +325,28 @@ def has_floats(node):
     return any(tf.as_dtype(each).is_floating for each in types)
 
 
-def mean_loss(model, inputs, labels):
-    """The mean loss of a batch in training, in float32."""
-    logits = tf.cast(model(inputs, training=True), tf.float32)
+def mean_loss(model, inputs, labels, training=True):
+    """Return the mean loss of a batch, in float32 or float64."""
+    logits = model(inputs, training=training)
+    logits = logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
 
-def differentiate(model, inputs, labels):
-    """The gradients of a batch's mean loss."""
+def differentiate(model, inputs, labels, training=False):
+    """Return the gradients of a batch's mean loss, scaled by LOSS_SCALE: small ones would be zero in float16."""
     with tf.GradientTape() as tape:
-        loss = mean_loss(model, inputs, labels)
+        loss = LOSS_SCALE * mean_loss(model, inputs, labels, training)
     return tape.gradient(loss, [weight.value for weight in model.trainable_variables])
+
+
+def as_float64(inputs):
+    """Return floats in float64, and integers as they are."""
+    return tf.cast(inputs, tf.float64) if inputs.dtype.is_floating else tf.identity(inputs)
+
+
+def as_arrays(gradients):
+    """Return gradients in float64 as NumPy arrays; those of an embedding are dense."""
+    return [tf.cast(tf.convert_to_tensor(each), tf.float64).numpy() for each in gradients]
 
 
 def resize_and_cut(image, size):
@@ -362,7 +395,6 @@ class Model(session.Model):
         if self.context.precision == "mixed_float16":
             self.optimizer = keras.mixed_precision.LossScaleOptimizer(self.optimizer, initial_scale=LOSS_SCALE)
         self.optimizer.build(self.weights)
-        self.gradients = self.weights  # what synchronize() reads before the first backward pass
         self.train_step, self.losses_of = self._function(self._train), self._function(self._losses_of)
         self.apply = self._function(lambda gradients: self.optimizer.apply(gradients, self.weights))
 
@@ -423,6 +455,9 @@ class Model(session.Model):
     @property
     def _variables(self):
         return [*self.keras_model.variables, *self.optimizer.variables]
+
+    def updates(self):
+        return None if self.context.precision == "mixed_float16" else int(self.optimizer.iterations)
 
     def trace_count(self):
         return sum(function.experimental_get_tracing_count() for function in self.functions)

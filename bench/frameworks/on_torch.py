@@ -35,6 +35,7 @@ AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+LOSS_SCALE = 256
 LAYOUT_VARIABLE = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # https://github.com/pytorch/pytorch/issues/192551
 PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
 # cuDNN's autotuner finds no engine when there is no memory for any candidate's workspace, or where it lacks the data
@@ -253,6 +254,23 @@ def compute_exactly(module, inputs):
     return exact, check.relative_error(rounded, exact)
 
 
+def differentiate(module, loss):
+    """Return the gradients of a loss, scaled by LOSS_SCALE, as NumPy arrays: small ones would be zero in float16."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad(LOSS_SCALE * loss, weights)
+    return [(each.float() if each.element_size() < 4 else each).cpu().numpy() for each in gradients]
+
+
+def differentiate_exactly(module, inputs, labels):
+    """Return (gradients in float64, gradient_errors() of those in float32), both on the CPU; the module is unchanged."""
+    inputs, labels = torch.from_numpy(inputs), torch.from_numpy(labels)
+    rounded = differentiate(module, functional.cross_entropy(module(inputs), labels))
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    exact = differentiate(module.double(), functional.cross_entropy(module(inputs), labels))
+    module.float()  # exactly the former values, which float64 holds without rounding
+    return exact, check.gradient_errors(rounded, exact)
+
+
 def name_device(device):
     """The device's name as torch reports it; None for the CPU, whose name the system knows better."""
     if device == "mps":
@@ -291,24 +309,37 @@ class DeviceContext(session.DeviceContext):
         self.reserved_before = self.memory("memory_reserved") or 0
         self.measured_precision = measure_precision(self.device, self.precision)
         self.require_tf32()
+        if self.compile:  # importing it takes a second
+            torch._dynamo.utils.counters.clear()
 
     def build(self, workload, is_trained):
-        return Model(self, self.prove(BUILDERS[workload.name](workload), workload), is_trained)
+        return Model(self, self.prove(BUILDERS[workload.name](workload), workload, is_trained), is_trained)
 
     def build_cached(self, workload):
         return on_torch_llm.CachedModel(self, workload)
 
-    @torch.no_grad()
-    def prove(self, module, workload):
-        """The module on its device, after the proof that it and its output for a pair of items are right."""
+    def prove(self, module, workload, is_trained):
+        """Return the module on its device, proved to be the right one and to compute the right values.
+
+        A pair of items gives its output and, for training, the gradients of its loss. The module is in evaluation mode:
+        dropout would make two passes differ, and BatchNorm of two items would magnify their rounding errors.
+        """
         check.check_parameters(count_parameters(module), workload.parameters)
         (pair, labels), *others = workload.batches(2, self.seed)
         calibrate(module, torch.from_numpy(np.concatenate([pair, *(inputs for inputs, _ in others)])))
-        expected, rounding = compute_exactly(module.eval(), pair) if self.compares_with_cpu else (None, 0)
-        module = module.eval().to(self.device, self.dtype, memory_format=self.format)
-        with self.autocast():
-            got, again = (module(self.put(pair, labels)[0]).float().cpu().numpy() for _ in range(2))
+        module.eval()
+        expected, rounding = compute_exactly(module, pair) if self.compares_with_cpu else (None, 0)
+        exact_gradients, gradient_rounding = differentiate_exactly(module, pair, labels) if is_trained else ([], [])
+        module = module.to(self.device, self.dtype, memory_format=self.format)
+        inputs, labels = self.put(pair, labels)
+        with self.autocast(), torch.no_grad():
+            got, again = (module(inputs).float().cpu().numpy() for _ in range(2))
         self.check_outputs(got, again, expected, rounding)
+        if is_trained:
+            with self.autocast():
+                loss = functional.cross_entropy(module(inputs), labels)
+            gradients = differentiate(module, loss)
+            check.check_gradients(gradients, exact_gradients, gradient_rounding, self.measured_precision)
         self.memory("reset_peak_memory_stats")
         return module
 
@@ -330,7 +361,9 @@ class DeviceContext(session.DeviceContext):
         return session.Stream(batches, workers, queue_steps=workers * (PREFETCH + 1))  # one in a worker's hands
 
     def note(self, module, is_trained):
-        """What slows this model down on this device and is not the device's fault; "" where nothing is known."""
+        """Return what slows this model down on this device and is not the device's fault, or ""."""
+        if self.compile and (skips := torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]):
+            return f"CUDA graphs were asked for and skipped ({skips} times)"
         slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
         if not slow or not any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
             return ""
@@ -375,7 +408,7 @@ class DeviceContext(session.DeviceContext):
     def read(self, values):
         return torch.linalg.vector_norm(values.detach().float()).item()
 
-    def synchronize(self, probe):
+    def synchronize(self):
         if self.device != "cpu":
             torch.accelerator.synchronize()
 
@@ -523,6 +556,15 @@ def compile_module(module, mode):
     return step
 
 
+class CallCount:
+    """A hook that counts its calls."""
+
+    calls = 0
+
+    def __call__(self, *_):
+        self.calls += 1
+
+
 class Model(session.Model):
     """A module with its optimizer. The contract is in session.py."""
 
@@ -532,8 +574,7 @@ class Model(session.Model):
         self.context, self.uncompiled, self.is_trained = context, module.train(is_trained), is_trained
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
-        self.parameters, self.note = count_parameters(module), context.note(module, is_trained)
-        self.last_weight = list(module.parameters())[-1]
+        self.parameters, self.last_weight = count_parameters(module), list(module.parameters())[-1]
         if is_trained:
             self._open_optimizer()
 
@@ -544,8 +585,17 @@ class Model(session.Model):
         fused = not (uses_scaler and device == "mps") or heeds_scaler(device, self.context.optimizer)
         rate = LEARNING_RATES[self.context.optimizer]
         self.optimizer = OPTIMIZERS[self.context.optimizer](self.uncompiled.parameters(), lr=rate, fused=fused)
+        self._count = CallCount()  # not a method of this object: the cycle would keep its memory after close()
+        self.optimizer.register_step_post_hook(self._count)
         # The default scale of 65,536 overflows until it has been halved often enough, and skips those updates.
-        self.scaler = torch.amp.GradScaler(device, init_scale=256, enabled=uses_scaler)
+        self.scaler = torch.amp.GradScaler(device, init_scale=LOSS_SCALE, enabled=uses_scaler)
+
+    def updates(self):
+        return None if self.scaler.is_enabled() else self._count.calls
+
+    @property
+    def note(self):
+        return self.context.note(self.uncompiled, self.is_trained)
 
     @torch.inference_mode()
     def infer(self, inputs):
@@ -595,7 +645,7 @@ class Model(session.Model):
     def hash_weights(self):
         return on_torch_ranks.hash_weights(self.uncompiled)
 
-    def prove_compiled(self, inputs):
+    def prove_compiled(self, inputs, labels):
         modules = [self.module, self.uncompiled, self.uncompiled][: 3 if self.is_trained else 2]
         with torch.inference_mode(not self.is_trained):
             check.check_compiled(*(module(inputs).detach().cpu().numpy() for module in modules))

@@ -188,7 +188,7 @@ class Group(ranks.Group):
 
 
 class SharedSession:
-    """A session whose barrier waits for all ranks, and whose probe is rank 0's."""
+    """A session whose barrier waits for all ranks, and which reads what rank 0 reads."""
 
     def __init__(self, session, group):
         self._session, self._group = session, group
@@ -200,8 +200,8 @@ class SharedSession:
         self._session.synchronize()
         self._group.barrier()
 
-    def probe(self):
-        return self._group.share(self._session.probe())
+    def read(self):
+        return self._group.share(self._session.read())
 
 
 def has_ended(pid):

@@ -40,6 +40,7 @@ class Model:
     backward()                        the backward pass; keeps the gradients
     update()                          the optimizer's step
     predict(inputs)                   outputs between two steps of training, as NumPy
+    updates()                         how many steps the optimizer itself has counted; None if it may skip some
     save(), restore(saved)            a copy of all weights and of the optimizer's state, and back
     """
 
@@ -53,8 +54,8 @@ class Model:
         """A hash of the bits of all trainable weights; "" where the framework runs on one device."""
         return ""
 
-    def prove_compiled(self, inputs):
-        """Raise MeasurementError unless the compiled model gives what the uncompiled one gives."""
+    def prove_compiled(self, inputs, labels):
+        """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
 
     def trace_count(self):
         """How often the framework compiled a function of this model."""
@@ -93,12 +94,13 @@ class DeviceContext:
     gather(data, order, batch_size)   yields batches of data on the device, in this order; the last one is smaller
     sample(output, indices)           an operator's output there (indices with channels first), float64 in NumPy
     read(values)                      waits for values; their norm as a float, because one of them may be a dead unit
-    synchronize(probe)                returns when all submitted work is complete; probe() waits for the last step
+    synchronize()                     returns when all submitted work is complete
     """
 
     errors: ErrorTexts
     measured_precision: str
     output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
+    output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
 
     def __init__(self, device, settings):
         self.device, self.precision = device, settings.precision
@@ -116,9 +118,9 @@ class DeviceContext:
             expected: in float64 from the CPU; None where nothing is compared.
             rounding: the error of the model in float32, as check.output_limit() takes it.
         """
-        limit = check.output_limit(self.measured_precision, rounding)
-        check.check_output(got, expected, limit)
-        check.check_repeatable(got, again, limit)
+        self.output_limit = check.output_limit(self.measured_precision, rounding)
+        check.check_output(got, expected, self.output_limit)
+        check.check_repeatable(got, again, self.output_limit)
         self.output_error = None if expected is None else check.relative_error(got, expected)
 
     def require_tf32(self):
@@ -198,7 +200,7 @@ class BaseSession:
     note = ""
     num_workers: int | None = None
     queue_steps: int | None = None
-    watched: Any  # what probe() reads
+    last_result: Any  # a tensor that depends on the last step; what read() reads
 
     def __init__(self, context, batches):
         self.context, self.batches = context, batches
@@ -207,13 +209,19 @@ class BaseSession:
             self.batches = itertools.starmap(context.put, batches.batches)
 
     def synchronize(self):
-        self.context.synchronize(self.probe)
+        self.context.synchronize()
 
-    def settle(self):
+    def read(self):
+        return self.context.read(self.last_result)
+
+    def after_first_step(self):
         self.context.reset_peak_memory()
 
-    def probe(self):
-        return self.context.read(self.watched)
+    def updates(self):
+        return None
+
+    def check_last_step(self):
+        pass
 
     def trace_count(self):
         return 0
@@ -236,8 +244,7 @@ class InputSession(BaseSession):
 
     def step(self):
         images, _ = next(self.batches)
-        # One row: to read a whole batch from newly mapped memory takes longer the first time than the second.
-        self.watched = images[-1, -1, -1]
+        self.last_result = images[-1, -1, -1]  # one row is enough to wait for
 
 
 class OperatorSession(BaseSession):
@@ -245,20 +252,32 @@ class OperatorSession(BaseSession):
 
     def __init__(self, context, workload):
         sets = workload.batches(workload.items_per_step, context.seed)
-        super().__init__(context, itertools.cycle([context.put_operands(operands) for operands in sets]))
+        samples = [workload.samples(operands) for operands in sets]
+        on_device = [context.put_operands(operands) for operands in sets]
+        super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
+        self.adds_in_place = workload.model == "all-reduce"  # its operands are gone after a step
         self.measured_precision = context.measured_precision
         self.work = context.operator(workload.model)
-        indices, expected = workload.samples(sets[0])
-        got = context.sample(self.work(*next(self.batches)), indices)
-        check.check_samples(got, expected, context.measured_precision)
+        self.step()
+        self._check_samples()
 
     def step(self):
         self.output = None  # the CPU's allocator can then reuse its memory, and needs no new pages
-        self.output = self.work(*next(self.batches))
+        operands, self.samples = next(self.batches)
+        self.output = self.work(*operands)
 
     @property
-    def watched(self):
+    def last_result(self):
         return self.context.last_row(self.output)
+
+    def check_last_step(self):
+        if not self.adds_in_place:
+            self._check_samples()
+
+    def _check_samples(self):
+        """Compare the last output at sampled places with float64."""
+        indices, expected = self.samples
+        check.check_samples(self.context.sample(self.output, indices), expected, self.context.measured_precision)
 
 
 class ModelSession(BaseSession):
@@ -266,16 +285,24 @@ class ModelSession(BaseSession):
 
     def __init__(self, context, model, batches):
         super().__init__(context, batches)
-        self.model = model
-        self.parameters, self.note = model.parameters, model.note
+        self.model, self.parameters = model, model.parameters
         self.measured_precision, self.output_error = context.measured_precision, context.output_error
 
-    def settle(self):
+    @property
+    def note(self):
+        return self.model.note
+
+    def after_first_step(self):
+        if self.context.compile and self.trace_count() == 0:
+            raise MeasurementError("unsupported", "the compiler skipped this model: it would run uncompiled")
+        self.prove_compiled()
+        meters.reset_process_peak()  # what was proved needs more memory than the work
+        super().after_first_step()
+
+    def prove_compiled(self):
+        """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
         if self.context.compares_compiled:
-            inputs, _ = next(self.batches)
-            self.model.prove_compiled(inputs)
-            meters.reset_process_peak()  # the uncompiled model takes more
-        super().settle()
+            self.model.prove_compiled(*next(self.batches))
 
     def trace_count(self):
         return self.model.trace_count()
@@ -288,8 +315,12 @@ class Inference(ModelSession):
     """A step is one forward pass without gradients."""
 
     def step(self):
-        inputs, _ = next(self.batches)
-        self.watched = self.model.infer(inputs)
+        self.inputs, _ = next(self.batches)
+        self.last_result = self.model.infer(self.inputs)
+
+    def check_last_step(self):
+        last = np.array(self.context.as_array(self.last_result))
+        check.check_last_output(last, self.context.as_array(self.model.infer(self.inputs)), self.context.output_limit)
 
 
 class Training(ModelSession):
@@ -298,8 +329,11 @@ class Training(ModelSession):
     def step(self):
         self.model.train(*next(self.batches))
 
+    def updates(self):
+        return self.model.updates()
+
     @property
-    def watched(self):
+    def last_result(self):
         return self.model.last_weight
 
 
@@ -310,7 +344,7 @@ class Forward(ModelSession):
         self.model.forward(*next(self.batches))
 
     @property
-    def watched(self):
+    def last_result(self):
         return self.model.loss
 
 
@@ -319,12 +353,13 @@ class Backward(ModelSession):
 
     def prepare(self):
         self.model.forward(*next(self.batches))
+        self.context.read(self.model.loss)
 
     def step(self):
         self.model.backward()
 
     @property
-    def watched(self):
+    def last_result(self):
         return self.model.last_gradient
 
 
@@ -334,6 +369,7 @@ class Optimizer(Training):
     def prepare(self):
         self.model.forward(*next(self.batches))
         self.model.backward()
+        self.context.read(self.model.last_gradient)
 
     def step(self):
         self.model.update()
@@ -366,8 +402,8 @@ def prove_logits(context, model, tokens, needed):
     """
     logits = context.as_array(model.extend_uncompiled(tokens))
     compares = context.device != "cpu" and needed < (meters.available_bytes() or 0)
-    limit = check.output_limit(context.measured_precision, rounding=0)
-    check.check_output(logits, model.predict_on_cpu(tokens) if compares else None, limit)
+    context.output_limit = check.output_limit(context.measured_precision, rounding=0)
+    check.check_output(logits, model.predict_on_cpu(tokens) if compares else None, context.output_limit)
     return logits
 
 
@@ -414,24 +450,28 @@ class Generation(ModelSession):
         return context.put(np.ascontiguousarray(ids), ids)[0]
 
     def step(self):
-        place, tokens = next(self.batches)
-        if place == self.start:
-            self.model.seek(place)
-        self.watched = self.model.extend(tokens)
+        self.place, self.tokens = next(self.batches)
+        if self.place == self.start:
+            self.model.seek(self.place)
+        self.last_result = self.model.extend(self.tokens)
 
-    def settle(self):
+    def prove_compiled(self):
         if self.context.compares_compiled:
-            place, tokens = next(self.batches)
-            outputs = []
-            for extend in (self.model.extend, self.model.extend_uncompiled):
-                self.model.seek(place)
-                outputs.append(self.context.as_array(extend(tokens)))
-            check.check_compiled(*outputs)
-        BaseSession.settle(self)
+            self.place, self.tokens = next(self.batches)
+            check.check_compiled(self._again(self.model.extend), self._again(self.model.extend_uncompiled))
+
+    def check_last_step(self):
+        last = np.array(self.context.as_array(self.last_result))
+        check.check_last_output(last, self._again(self.model.extend), self.context.output_limit)
+
+    def _again(self, extend):
+        """Compute the logits of the last tokens once more, at the same place in the cache."""
+        self.model.seek(self.place)
+        return self.context.as_array(extend(self.tokens))
 
 
 class EpochSession(Training):
-    """Whole passes over the training data, which lie on the device; batches are gathered there."""
+    """Whole passes over the training data, which is on the device; batches are gathered there."""
 
     def __init__(self, context, model, workload):
         super().__init__(context, model, iter(()))
@@ -452,6 +492,7 @@ class EpochSession(Training):
         for batch in self.context.gather(self.train_data, order, self.batch_size):
             self.model.train(*batch)
             self._losses.append(self.model.loss)
+        return len(self._losses)
 
     def losses(self):
         return [float(loss) for loss in self._losses]

@@ -1,15 +1,15 @@
-"""How long a step takes, and how sure that is. Knows no framework: session and clock are arguments.
+"""Measure how long a step takes and how certain that is. Knows no framework: session and clock are arguments.
 
 The order of a measurement:
 
-    first step -> barrier works? -> warm-up until steady -> barrier works, output varies? -> windows
+    first step -> warm-up until steady -> does every step run? does the output vary? -> windows -> were all steps done?
 
-A window is: read the clock, submit k steps, synchronise, read the clock. Nothing else happens inside,
-no window is ever dropped, and every doubt becomes a flag beside the number (FLAGS has the words).
+A window is: read the clock, submit k steps, synchronise, read a number that depends on the last step, read the clock.
+Nothing else happens inside, no window is dropped, and every doubt becomes a flag next to the number (FLAGS).
 
-There are three regimes (REGIMES): whole steps on resident batches, one part of a training step, and a stream of
-batches from an input pipeline. A pipeline prepares batches ahead, so its windows have no gaps: each begins where the
-last one ended. Batches that were waiting at the start are thrown away first.
+There are three modes (MODES): whole steps on resident batches, one part of a training step, and a stream of batches
+from an input pipeline. A pipeline prepares batches ahead, so its windows have no gaps: each begins when the last one
+ended. Batches that were waiting at the start are thrown away first.
 """
 
 import gc
@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
 
-METHOD_VERSION = 1  # raised when a change here moves the numbers
+METHOD_VERSION = 2  # raised when a change here moves the numbers; 2: windows end with a read, every step is proved
 
 MIN_BLOCK_SECONDS = 0.020
 MIN_WARMUP_SECONDS = 0.5
@@ -31,38 +31,43 @@ MIN_WARMUP_STEPS = 3
 PART_WARMUP_STEPS = 5
 LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
-MAX_SYNCHRONIZE_SHARE = 0.01
+MAX_BARRIER_SHARE = 0.01  # of a window: an idle synchronise and read
 ENOUGH_WINDOWS = 20
 STREAM_WINDOWS = 40  # of a pipeline, in MAX_SECONDS
 ENOUGH_QUEUES = 20
 MIN_MEASURED_SECONDS = 0.5
-BARRIER_TRIES = 8
-FINE, COARSE = 1e-4, 1e-3  # seconds: tolerances of the barrier's proof
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
+
+# The proof that every step runs, see prove_every_step_runs().
+SINGLE_STEPS = 12
+COMPARED_STEPS = 16  # at least so many in the compared window: a ratio of 4 is then far below "all but one skipped"
+MAX_SINGLE_RATIO = 4.0
+SINGLE_TOLERANCE = 2e-5  # seconds
+SKIP_TRIES = 3
 
 FLAGS = {
     "not_steady": "the warm-up was still getting faster or slower when MAX_SECONDS ended it",
     "ci_not_met": "the interval is wider than TARGET_CI: a longer MAX_SECONDS narrows it",
     "few_windows": "fewer than 20 windows: the interval is their whole range, or missing; longer runs have more",
     "drift": "the speed changed during the measurement (heat, a clock, another program)",
-    "outliers": "some windows took over 1.5 times the median",
+    "outliers": "some windows took more than 1.5 times the median",
     "mean_differs": "the mean is more than 5 % away from the median: look at both",
     "recompiled": "the framework compiled again inside the measurement",
-    "contended": "other programs took over 10 % of all cores' time, beyond what they took before the run: close them",
+    "contended": "other programs used over 10 % of all cores' time, beyond their use before the run: close them",
     "barrier_shows": "waiting for the device takes over 1 % of this part's time, which is included",
-    "short": "under twenty queues of batches: a queue that was full at the start still shows",
+    "short": "fewer than twenty queues of batches: a queue that was full at the start still shows",
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
     "slowed": "a small matmul takes over 5 % longer than before the run: heat, power, a virtual machine's neighbours",
     "throttled": "the system reports that heat or power slows the device",
-    "unlike_ranks": "the ranks have unlike devices or versions: the slowest of them sets the pace",
+    "unlike_ranks": "the ranks have different devices or versions: the slowest of them sets the pace",
     "not_finite": "the work ended in infinities or NaN",
-    "implausible": "over 1.3 times the chip's peak in bench/rows/peaks.csv",
+    "implausible": "more than 1.3 times the chip's peak in bench/rows/peaks.csv",
 }
 
 
 class MeasurementError(Exception):
-    """A measurement that cannot give a number; becomes the row's status and its reason."""
+    """A measurement that has no valid result; becomes the row's status and its reason."""
 
     def __init__(self, status, reason):
         super().__init__(reason)
@@ -75,7 +80,7 @@ class Limits:
 
     max_seconds: float = 10.0
     target_ci: float = 1.0  # percent
-    num_items: int | None = None  # at least so many, in whole steps, whatever the other two say
+    num_items: int | None = None  # at least this many, in whole steps, whatever the other two say
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,8 @@ class Job:
     watches: Sequence[Any] = ()  # meters: start() before the first window, flags() after the last
 
     @property
-    def regime(self):
-        """A key of REGIMES."""
+    def mode(self):
+        """A key of MODES."""
         if self.session.queue_steps is not None:
             return "stream"
         return "part" if self.session.prepare else "step"
@@ -142,11 +147,12 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Ready:
-    """A session that is warm and whose barrier is proved, and the steps that a window takes."""
+    """What is known of a session that is warm and whose steps are proved to run."""
 
     first_step_seconds: float
+    first_value: float  # what was read after the first step
     warmup: WarmUp
-    steps: int
+    steps: int  # in a window
 
 
 def measure(job: Job):
@@ -156,7 +162,7 @@ def measure(job: Job):
         A Measurement. After Ctrl-C: of the complete windows, with stop_reason "interrupted".
 
     Raises:
-        MeasurementError: `sync_incomplete` or `constant_output`: there is no believable number.
+        MeasurementError: `work_skipped`, `constant_output` or `unsupported`: there is no believable number.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
     with collector_at_rest():
@@ -178,25 +184,30 @@ def collector_at_rest():
 
 
 def measure_epoch(job: Job, order):
-    """(seconds, flags) of one pass over the training data, after the session has run both shapes of its batches.
+    """Return (seconds, flags) of one pass over the training data.
+
+    The session has run both sizes of its batches before. The pass ends like a window, with a barrier and a read.
 
     Args:
         order: the items in the order in which they are trained on.
     """
-    traces = count_traces(job.session)
+    session = job.session
+    traces, updates = count_traces(session), session.updates()
     with collector_at_rest():
         for watch in job.watches:
             watch.start()
         start = job.clock()
-        job.session.train_epoch(order)
-        job.session.synchronize()
+        steps = session.train_epoch(order)
+        session.synchronize()
+        session.read()
         seconds = job.clock() - start
+    require_updates(session, updates, steps)
     flags = [flag for watch in job.watches for flag in watch.flags()]
-    return seconds, flags + ([] if count_traces(job.session) == traces else ["recompiled"])
+    return seconds, flags + ([] if count_traces(session) == traces else ["recompiled"])
 
 
 def sustain(job: Job, seconds, joules=None):
-    """Measure the same work for so many seconds, without a pause.
+    """Measure the same work for a number of seconds, without a pause.
 
     Args:
         joules: reads a counter of energy; called between windows.
@@ -218,16 +229,17 @@ def sustain(job: Job, seconds, joules=None):
 
 
 def measure_energy(job: Job, steps, joules):
-    """(watts, joules an item) of ENERGY_SECONDS or more of the steps that have just been measured.
+    """Return (watts, joules per item) of at least ENERGY_SECONDS of the steps that have just been measured.
 
-    The counter is read after a barrier both times, so it covers exactly the work between the two readings.
+    The counter is read on an idle device both times, so it covers exactly the work between the two readings.
 
     Args:
-        steps: between two looks at the clock.
+        steps: between two readings of the clock.
         joules: reads a counter of energy.
     """
     with collector_at_rest():
         job.session.synchronize()
+        job.session.read()
         start, before, done = job.clock(), joules(), 0
         while job.clock() - start < ENERGY_SECONDS:
             timed(job.session, job.clock, steps)
@@ -237,68 +249,87 @@ def measure_energy(job: Job, steps, joules):
 
 
 def get_ready(job: Job):
-    """Run the first step, prove the barrier and warm up; returns a Ready, raises MeasurementError."""
+    """Run the first step and warm up; returns a Ready, raises MeasurementError."""
     first_step_seconds = timed(job.session, job.clock, 1)
-    job.session.settle()
-    # A barrier that does not wait lets the warm-up queue minutes of work: look once before it, coarsely.
-    prove_barrier(job, 1, COARSE)
-    warmup, steps = REGIMES[job.regime](job)
-    return Ready(first_step_seconds, warmup, steps)
+    first_value = job.session.read()
+    job.session.after_first_step()
+    warmup, steps = MODES[job.mode](job)
+    return Ready(first_step_seconds, first_value, warmup, steps)
 
 
 def get_step_ready(job: Job):
-    """(WarmUp, steps in a window) of whole steps on resident batches."""
+    """Return (WarmUp, steps in a window) of whole steps on resident batches."""
     warmup = warm_up(job.session, job.clock, job.limits.max_seconds)
-    steps = choose_steps(warmup.step_seconds, idle_synchronize_seconds(job))
-    steps = prove_barrier(job, steps, FINE)
+    steps = choose_steps(warmup.step_seconds, idle_barrier_seconds(job))
+    prove_every_step_runs(job, steps)
     prove_output_varies(job.session)
     return warmup, steps
 
 
 def get_part_ready(job: Job):
-    """The same of a part of a training step: the full step ran before it in this process, so a few steps are enough."""
+    """Return (WarmUp, 1) of a part of a training step: every timed step has a window of its own.
+
+    The full step ran before it in this process, so a few steps warm it up.
+    """
     start = job.clock()
     step_seconds = timed(job.session, job.clock, PART_WARMUP_STEPS) / PART_WARMUP_STEPS
-    warmup = WarmUp(step_seconds, job.clock() - start)
-    # A short part leaves the caches cold, which was seen to add 0.1 ms to the first probe on a CPU.
-    prove_barrier(job, 1, COARSE)
     prove_output_varies(job.session)
-    return warmup, 1
+    return WarmUp(step_seconds, job.clock() - start), 1
 
 
 def get_stream_ready(job: Job):
-    """The same of batches from an input pipeline."""
+    """Return (WarmUp, steps in a window) of batches from an input pipeline, its queue drained."""
     warmup = drain_queue(job)
-    return warmup, choose_stream_steps(warmup.step_seconds, job.session.num_workers, job.limits.max_seconds)
+    steps = choose_stream_steps(warmup.step_seconds, job.session.num_workers, job.limits.max_seconds)
+    if steps > 1:
+        prove_every_step_runs(job, steps)
+        warmup = drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
+    return warmup, steps
 
 
-REGIMES = {"step": get_step_ready, "part": get_part_ready, "stream": get_stream_ready}
+MODES = {"step": get_step_ready, "part": get_part_ready, "stream": get_stream_ready}
 
 
 def measure_ready(job: Job, ready, run):
-    """The Measurement of the windows that run(job, steps) gives, with the flags that were raised meanwhile."""
+    """Return the Measurement of the windows of run(job, steps), with the flags that were raised meanwhile.
+
+    Raises:
+        MeasurementError: `work_skipped` if the optimizer counted other steps than we did, or changed nothing.
+    """
     session, warmup = job.session, ready.warmup
-    traces = count_traces(session)
+    traces, updates = count_traces(session), session.updates()
     series = run(job, ready.steps)
+    value = session.read()
+    if series.stop_reason != "interrupted":  # an incomplete window has steps that do not count
+        require_updates(session, updates, ready.steps * len(series.windows) + series.tail_steps)
+    if updates is not None and value == ready.first_value:
+        raise MeasurementError("work_skipped", "the weights are the same after the last window as after the first step")
     flags = [flag for watch in job.watches for flag in watch.flags()]
     flags += [] if warmup.steady else ["not_steady"]
     flags += [] if count_traces(session) == traces else ["recompiled"]
-    flags += [] if math.isfinite(session.probe()) else ["not_finite"]
-    if job.regime == "part" and idle_synchronize_seconds(job) > MAX_SYNCHRONIZE_SHARE * warmup.step_seconds:
+    flags += [] if math.isfinite(value) else ["not_finite"]
+    if job.mode == "part" and idle_barrier_seconds(job) > MAX_BARRIER_SHARE * warmup.step_seconds:
         flags += ["barrier_shows"]
     flags += ["short"] if is_short(session, series) else []
     return summarize(job, ready, series, flags)
 
 
+def require_updates(session, before, steps):
+    """Raise MeasurementError unless the optimizer's own count went up by the steps that were counted."""
+    if before is not None and (done := session.updates() - before) != steps:
+        raise MeasurementError("work_skipped", f"{steps} training steps were timed and the optimizer took {done}")
+
+
 def count_traces(session):
-    """How often the framework has compiled the step so far; 0 where a session does not count."""
+    """Return how often the framework has compiled the step so far; 0 for a session that does not count."""
     return session.trace_count() if hasattr(session, "trace_count") else 0
 
 
 def timed(session, clock, steps):
-    """Seconds from submitting the first of some steps until all of them are complete.
+    """Return the seconds from submitting the first of some steps until a value of the last one was read.
 
-    Where a step needs another part before it (backward needs forward), each step is timed on its own.
+    The read means that no barrier has to be believed. If a step needs another part before it (backward needs forward),
+    each step is timed by itself.
     """
     if session.prepare:
         return sum(timed_apart(session, clock) for _ in range(steps))
@@ -306,51 +337,53 @@ def timed(session, clock, steps):
     for _ in range(steps):
         session.step()
     session.synchronize()
+    session.read()
     return clock() - start
 
 
 def timed_apart(session, clock):
-    """Seconds of one step alone, after what has to come before it."""
+    """Return the seconds of one step by itself, after what has to come before it."""
     session.prepare()
     session.synchronize()
     start = clock()
     session.step()
     session.synchronize()
+    session.read()
     return clock() - start
 
 
-def prove_barrier(job: Job, steps, tolerance):
-    """Steps in a window after which the barrier leaves no work that shows; MeasurementError when there are none.
+def prove_every_step_runs(job: Job, steps):
+    """Raise MeasurementError (`work_skipped`) if steps in a window cost far less than steps one by one.
 
-    A probe reads a scalar that depends on the last step, so it has to wait for that step. After a true barrier
-    nothing is left to wait for, and a first probe takes as long as a second one. Cold caches and a busy machine's
-    scheduler add some milliseconds at times, however long the work; unfinished work grows with the steps. Hence each
-    further try is twice as long, and only several in a row condemn the barrier.
+    A lazy framework that evaluates only what is read would run one step of each window. Let W be the seconds per step
+    of a window, F the shortest of some single steps, each with barrier and read, and P an idle barrier and read. A
+    device that works through a queue in order has F - P <= 2 W: submitting plus running, of which a window shows the
+    longer. If only the last step of a window of n runs, F - P is about n W. Other programs can only lengthen a step,
+    so the shortest single step is the one to trust.
+
+    SINGLE_TOLERANCE is for steps of microseconds, whose single runs meet cold caches. Skipped steps could hide in it
+    only if each takes less than that.
 
     Args:
-        steps: how many to submit before the barrier.
-        tolerance: seconds that the first probe may take more than the second one;
-            one percent of the submitted work where that is more.
+        steps: in a window. With one step to a window nothing can be skipped, and nothing is compared.
     """
-    session, clock, waited = job.session, job.clock, 0.0
-    for _ in range(BARRIER_TRIES):
-        work = timed(session, clock, steps)
-        start = clock()
-        session.probe()
-        middle = clock()
-        session.probe()
-        waited = (middle - start) - (clock() - middle)
-        if waited <= max(tolerance, work / 100):
-            return steps
-        steps *= 2
+    if steps == 1:
+        return
+    session, clock, compared = job.session, job.clock, max(steps, COMPARED_STEPS)
+    for _ in range(SKIP_TRIES):
+        in_window = timed(session, clock, compared) / compared
+        single = min(timed(session, clock, 1) for _ in range(SINGLE_STEPS)) - idle_barrier_seconds(job)
+        if single <= MAX_SINGLE_RATIO * in_window + SINGLE_TOLERANCE:
+            return
     raise MeasurementError(
-        "sync_incomplete",
-        f"synchronize() returned {waited * 1e3:.1f} ms before the work was done, {BARRIER_TRIES} times in a row",
+        "work_skipped",
+        f"a step by itself takes {single * 1e3:.3g} ms, and {in_window * 1e3:.3g} ms in a window of {compared}: "
+        "most steps of a window do not run",
     )
 
 
 def prove_output_varies(session):
-    """Raise MeasurementError when steps on different batches all give the same value.
+    """Raise MeasurementError (`constant_output`) if steps on different batches all give the same value.
 
     Then a cache answers instead of the work, or the step ignores its input.
     """
@@ -359,7 +392,7 @@ def prove_output_varies(session):
         if session.prepare:
             session.prepare()
         session.step()
-        values.append(session.probe())
+        values.append(session.read())
         # NaN is unequal to itself; that fault is reported as not_finite.
         if values[-1] != values[0]:
             return
@@ -394,26 +427,27 @@ def is_steady(paces):
     return abs(statistics.median(paces[-5:]) / statistics.median(paces[-10:-5]) - 1) < 0.02
 
 
-def idle_synchronize_seconds(job: Job):
-    """What the barrier itself costs when there is nothing to wait for."""
+def idle_barrier_seconds(job: Job):
+    """Return what synchronising and reading cost when there is nothing to wait for."""
     costs = []
     for _ in range(10):
         start = job.clock()
         job.session.synchronize()
+        job.session.read()
         costs.append(job.clock() - start)
     return statistics.median(costs)
 
 
-def choose_steps(step_seconds, synchronize_seconds):
-    """Steps per window, so that neither the clock nor the barrier shows in the result."""
-    window = max(MIN_WINDOW_SECONDS, synchronize_seconds / MAX_SYNCHRONIZE_SHARE)
+def choose_steps(step_seconds, barrier_seconds):
+    """Return the steps per window so that neither the clock nor the barrier and read show in the result."""
+    window = max(MIN_WINDOW_SECONDS, barrier_seconds / MAX_BARRIER_SHARE)
     return max(1, math.ceil(window / step_seconds))
 
 
 def drain_queue(job: Job):
     """Throw away twice the batches that may have been waiting; the last ones' pace is the pipeline's own.
 
-    It ends at MAX_SECONDS all the same. If so few steps take so long, either the device is the limit and the queue
+    It ends at MAX_SECONDS in any case. If that few steps take that long, either the device is the limit and the queue
     stays full, or the measurement is flagged as short.
     """
     session, start, steps = job.session, job.clock(), 0
@@ -445,7 +479,7 @@ def run_until_sure(job: Job, steps):
     def stop(windows, elapsed):
         nonlocal next_look
         # Looking after every window would cost time between them and invite a lucky stop: look every 10 %.
-        if job.regime != "stream" and len(windows) >= next_look:
+        if job.mode != "stream" and len(windows) >= next_look:
             next_look = math.ceil(next_look * 1.1)
             if sum(windows) >= MIN_MEASURED_SECONDS and half_width_percent(windows) <= limits.target_ci:
                 return "target_ci"
@@ -472,7 +506,7 @@ def run_exactly(job: Job, steps):
 
 def collect(job: Job, series, stop):
     """Add windows to the series until stop(windows, elapsed seconds) gives a reason, or until Ctrl-C; returns it."""
-    clock, streams = job.clock, job.regime == "stream"
+    clock, streams = job.clock, job.mode == "stream"
     for watch in job.watches:
         watch.start()
     began = last = clock()
@@ -499,7 +533,7 @@ def summarize(job: Job, ready, series, flags):
     in_window = job.items_per_step * steps
     items = in_window * len(windows) + job.items_per_step * series.tail_steps
     seconds = sum(windows) + series.tail_seconds
-    by_totals = job.regime == "stream" or job.limits.num_items is not None
+    by_totals = job.mode == "stream" or job.limits.num_items is not None
     throughput = items / seconds if by_totals else in_window / middle
     low, high = interval(windows)
     if job.limits.num_items and len(windows) < MIN_SAMPLES:

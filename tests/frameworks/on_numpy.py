@@ -47,16 +47,19 @@ class DeviceContext(session.DeviceContext):
         for start in range(0, len(order), batch_size):
             yield tuple(each[order[start : start + batch_size]] for each in data)
 
+    def as_array(self, values):
+        return values
+
     def read(self, values):
         return float(np.sqrt(np.square(values, dtype=float).sum()))
 
-    def synchronize(self, probe):
+    def synchronize(self):
         pass
 
 
 class Model(session.Model):
     def __init__(self, workload, seed):
-        self.name, self.steps = workload.model, 0
+        self.name, self.steps, self.updated = workload.model, 0, 0
         shape = int(np.prod(workload.item_shape)), workload.classes
         self.weights = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) / 100
         self.parameters = self.weights.size
@@ -86,6 +89,10 @@ class Model(session.Model):
 
     def update(self):
         self.weights -= 1e-5 * np.sign(self.gradient)  # steps of one size: it never converges, and never stops
+        self.updated += 1
+
+    def updates(self):
+        return self.updated
 
     @property
     def last_weight(self):  # one row is read in no time, on a busy machine too

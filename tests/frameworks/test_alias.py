@@ -53,13 +53,13 @@ def test_a_session_runs_and_counts_the_devices_memory(gpu, phase):
     gpu.allocate(1000)  # by the first step
     step(session)
     gpu.free(400)
-    session.settle()
+    session.after_first_step()
     before = gpu.synchronized
     session.synchronize()
     assert gpu.synchronized == before + 1
-    first = session.probe()
+    first = session.read()
     step(session)
-    assert session.probe() != first
+    assert session.read() != first
     assert session.peak_memory_bytes() == session.reserved_memory_bytes() == 600
     gpu.free(600)
     session.close()
@@ -102,7 +102,7 @@ def test_streams_epochs_and_operators_run(gpu, monkeypatch):
     for workload in works + [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]:
         session = open_session.operator(workload)
         step(session)
-        assert session.probe() > 0
+        assert session.read() > 0
 
 
 # Proofs

@@ -41,7 +41,7 @@ def step(session):
     if session.prepare:
         session.prepare()
     session.step()
-    return session.probe()
+    return session.read()
 
 
 def read_weight(session):

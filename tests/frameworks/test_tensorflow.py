@@ -40,7 +40,7 @@ def test_xla_compiles_the_step(script, phase):
     for _ in range(3):
         session.step()
     session.synchronize()
-    assert np.isfinite(session.probe())
+    assert np.isfinite(session.read())
     assert session.trace_count() == 1
     assert not any(function._jit_compile for function in open_session(script, phase).model.functions)
 
@@ -99,8 +99,8 @@ def test_the_probe_tells_batches_apart_in_sixteen_bits():
     for precision in ("bfloat16", "float16"):
         session = open_session("mlp", "inference", PRECISION=precision, BATCH_SIZE="1024", MODEL="mlp-5x256")
         assert measure.prove_output_varies(session) is None
-        session.watched = tf.fill((1000, 1000), tf.constant(60_000, precision))
-        assert np.isfinite(session.probe())
+        session.last_result = tf.fill((1000, 1000), tf.constant(60_000, precision))
+        assert np.isfinite(session.read())
 
 
 # Models

@@ -126,7 +126,7 @@ def test_vgg_takes_the_size_of_cifar_images():
 def test_the_forward_pass_holds_one_graph_at_a_time():
     session = open_session("mlp", "forward")
     session.step()
-    assert session.watched.grad_fn is None
+    assert session.last_result.grad_fn is None
     first = weakref.ref(session.model._loss)
     module, seen = session.model.module, []
     session.model.module = lambda images: seen.append(first()) or module(images)
@@ -178,13 +178,37 @@ def test_float32_is_float32():
         assert {each.fp32_precision for each in settings} == {precision}
 
 
+def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):
+    def skip(model, dynamic):  # as Inductor does with bfloat16 on a card without it
+        return model
+
+    monkeypatch.setattr(torch, "compile", skip)
+    session = open_session("mlp", "inference", COMPILE="1")
+    session.step()
+    with pytest.raises(measure.MeasurementError, match="uncompiled") as error:
+        session.after_first_step()
+    assert error.value.status == "unsupported"
+    session.close()
+
+
+def test_skipped_cuda_graphs_are_noted():
+    session = open_session("mlp", "inference", COMPILE="reduce-overhead")
+    assert session.note == ""
+    torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += 1
+    assert "CUDA graphs" in session.note
+    session.close()
+    assert open_session("mlp", "inference", COMPILE="reduce-overhead").note == ""  # another session's are not its own
+
+
 @pytest.mark.parametrize("phase", ["inference", "training"])
 def test_a_wrong_compiled_model_is_refused(monkeypatch, phase):
-    def settle(compiler, **environ):
+    monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
+
+    def finish_first_step(compiler, **environ):
         monkeypatch.setattr(torch, "compile", compiler)
         session = open_session("image", phase, COMPILE="1", **{"IMAGE_SIZE": "224"} | environ)
         session.step()
-        session.settle()
+        session.after_first_step()
         session.close()
 
     def right(model, dynamic):
@@ -193,14 +217,14 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch, phase):
     def wrong(model, dynamic):
         return lambda images: model(images) * (1.01 if phase == "inference" else 1.5)
 
-    settle(right)
+    finish_first_step(right)
     with pytest.raises(measure.MeasurementError, match="compiled, the output differs by") as caught:
-        settle(wrong)
+        finish_first_step(wrong)
     assert caught.value.status == "wrong_output"
-    settle(wrong, PRECISION="mixed_bfloat16")  # rounding alone can make a larger difference
+    finish_first_step(wrong, PRECISION="mixed_bfloat16")  # rounding alone can make a larger difference
     if phase == "training":
-        settle(wrong, MODEL="mobilenet_v2")  # dropout drops something else each time
-        settle(wrong, MODEL="swin_t")  # has stochastic depth instead
+        finish_first_step(wrong, MODEL="mobilenet_v2")  # dropout drops something else each time
+        finish_first_step(wrong, MODEL="swin_t")  # has stochastic depth instead
 
 
 def test_compile_takes_the_modes_of_torch(monkeypatch):

@@ -64,7 +64,7 @@ def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model)
             session.step()
             # The prompt that lies in the cache is the first batch's.
             tokens = torch.cat([torch.as_tensor(batches[0][:, :3]), torch.as_tensor(ids[:, 3 : place + 1])], 1)
-            assert close(session.watched, uncached(session, tokens)), (turn, place)
+            assert close(session.last_result, uncached(session, tokens)), (turn, place)
 
 
 @pytest.mark.parametrize("model", TINY)
@@ -75,8 +75,8 @@ def test_a_step_of_prefill_is_the_model_itself(model):
     assert batches[0].shape == (2, 6)
     for turn in range(6):
         session.step()
-        assert session.watched.shape == (2, 500)
-        assert close(session.watched, uncached(session, batches[turn % 4]))
+        assert session.last_result.shape == (2, 500)
+        assert close(session.last_result, uncached(session, batches[turn % 4]))
 
 
 def test_decode_without_depth_begins_with_an_empty_cache():
@@ -84,7 +84,7 @@ def test_decode_without_depth_begins_with_an_empty_cache():
     session = open_session(DEPTH="0", NEW_TOKENS="1")
     for ids, _ in workload.batches(2, 0) * 2:
         session.step()
-        assert close(session.watched, uncached(session, ids))
+        assert close(session.last_result, uncached(session, ids))
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -103,7 +103,7 @@ def test_weights_and_cache_have_the_precision_asked_for(precision):
     held = {p.dtype for p in session.model.uncompiled.parameters()} | {layer.keys.dtype, layer.values.dtype}
     assert held == {getattr(torch, precision)}
     session.step()
-    assert torch.isfinite(session.watched).all()
+    assert torch.isfinite(session.last_result).all()
     decoder = DECODERS["tiny-llama"]
     stored = sum(each.nbytes for layer in session.model.cache.layers for each in (layer.keys, layer.values))
     assert stored == 2 * language.cache_bytes(decoder, 7, precision)
@@ -176,18 +176,20 @@ def test_a_wrong_compiled_step_is_refused(monkeypatch, phase):
             output = self.module(**inputs)
             return SimpleNamespace(logits=output.logits * self.factor)
 
-    def settle(factor):
+    monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
+
+    def finish_first_step(factor):
         monkeypatch.setattr(Compiled, "factor", factor, raising=False)
         session = open_session(phase, COMPILE="1")
         session.step()
-        session.settle()
+        session.after_first_step()
         session.step()
         session.close()
 
     monkeypatch.setattr(torch, "compile", Compiled)
-    settle(1)
+    finish_first_step(1)
     with pytest.raises(measure.MeasurementError, match="compiled, the output differs by"):
-        settle(1.01)
+        finish_first_step(1.01)
 
 
 # The published shapes

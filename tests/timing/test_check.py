@@ -95,3 +95,35 @@ def test_float16_that_is_added_up_in_float16_is_not_named_bfloat16():
         check.check_samples(OUTPUT * 1.02, OUTPUT, "float16")
     with pytest.raises(MeasurementError):
         check.check_samples(OUTPUT * 1.02, OUTPUT, "matmul float32, convolution float32")
+
+
+def test_the_last_timed_output_is_that_of_the_last_step():
+    check.check_last_output(OUTPUT, OUTPUT, 1e-3)
+    check.check_last_output(np.full(3, np.inf), OUTPUT[0, :3], 1e-3)  # flagged as not_finite
+    with pytest.raises(MeasurementError, match="last timed output") as error:
+        check.check_last_output(OUTPUT[::-1], OUTPUT, 0.3)  # the output of another step
+    assert error.value.status == "wrong_output"
+
+
+GRADIENTS = [RANDOM.standard_normal((20, 30)), 0.1 * RANDOM.standard_normal(30), 1e-9 * RANDOM.standard_normal(30)]
+
+
+def test_a_gradient_may_differ_by_rounding_and_a_vanishing_one_by_anything():
+    rounded = [each.astype(np.float32) for each in GRADIENTS[:2]] + [-GRADIENTS[2]]
+    check.check_gradients(rounded, GRADIENTS, [1e-7] * 3, "float32")
+
+
+def test_the_cpus_own_rounding_does_not_excuse_a_wrong_gradient():
+    with pytest.raises(MeasurementError, match="gradient"):
+        check.check_gradients([2 * each for each in GRADIENTS], GRADIENTS, [1.0] * 3, "float32")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "factor", "precision"),
+    [(0, 1.01, "float32"), (1, 1.01, "float32"), (1, 2.0, "bfloat16"), (1, 0.0, "float16"), (1, np.nan, "bfloat16")],
+)
+def test_a_wrong_gradient_of_one_weight_is_refused(wrong, factor, precision):
+    got = [each * factor if place == wrong else each for place, each in enumerate(GRADIENTS)]
+    with pytest.raises(MeasurementError, match="gradient") as error:
+        check.check_gradients(got, GRADIENTS, [1e-7] * 3, precision)
+    assert error.value.status == "wrong_output"
