@@ -68,6 +68,12 @@ def test_a_measurement_becomes_a_row(image):
     assert "m.csv" in out
 
 
+def test_an_output_of_another_step_is_refused_after_the_windows(image):
+    status, _, _, (row,) = image(MODEL="is_stale", PHASE="inference")
+    assert (status, row["status"]) == (1, "wrong_output")
+    assert "last timed output" in row["note"]
+
+
 OF_OTHERS = {"source", "matrix_size", "message_bytes"}  # of published rows, of the sweep
 
 

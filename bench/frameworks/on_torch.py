@@ -262,7 +262,7 @@ def differentiate(module, loss):
 
 
 def differentiate_exactly(module, inputs, labels):
-    """Return (gradients in float64, gradient_errors() of those in float32), both on the CPU; the module is unchanged."""
+    """Return (gradients in float64, gradient_errors() of float32), both on the CPU; the module stays as it is."""
     inputs, labels = torch.from_numpy(inputs), torch.from_numpy(labels)
     rounded = differentiate(module, functional.cross_entropy(module(inputs), labels))
     inputs = inputs.double() if inputs.is_floating_point() else inputs

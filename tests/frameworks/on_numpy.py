@@ -72,7 +72,10 @@ class Model(session.Model):
             raise KeyboardInterrupt
         if self.name == "is_constant":
             return np.ones(1)
-        return inputs.reshape(len(inputs), -1) @ self.weights
+        outputs = inputs.reshape(len(inputs), -1) @ self.weights
+        if self.name == "is_stale":  # gives what the step before should have given
+            self.stale, outputs = outputs, getattr(self, "stale", outputs)
+        return outputs
 
     def train(self, inputs, labels):
         self.forward(inputs, labels)

@@ -178,28 +178,6 @@ def test_float32_is_float32():
         assert {each.fp32_precision for each in settings} == {precision}
 
 
-def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):
-    def skip(model, dynamic):  # as Inductor does with bfloat16 on a card without it
-        return model
-
-    monkeypatch.setattr(torch, "compile", skip)
-    session = open_session("mlp", "inference", COMPILE="1")
-    session.step()
-    with pytest.raises(measure.MeasurementError, match="uncompiled") as error:
-        session.after_first_step()
-    assert error.value.status == "unsupported"
-    session.close()
-
-
-def test_skipped_cuda_graphs_are_noted():
-    session = open_session("mlp", "inference", COMPILE="reduce-overhead")
-    assert session.note == ""
-    torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += 1
-    assert "CUDA graphs" in session.note
-    session.close()
-    assert open_session("mlp", "inference", COMPILE="reduce-overhead").note == ""  # another session's are not its own
-
-
 @pytest.mark.parametrize("phase", ["inference", "training"])
 def test_a_wrong_compiled_model_is_refused(monkeypatch, phase):
     monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)

@@ -131,7 +131,7 @@ def test_an_honest_queue_skips_nothing():
     seconds = 1e-6, 1e-5, 1e-4, 1e-3, 1e-2
     for submit, work, barrier in itertools.product(seconds, seconds, seconds):
         clock = Clock()
-        fake = Device(clock, work=lambda i: work)  # noqa: B023: it is used up in this round
+        fake = Device(clock, work=lambda i, work=work: work)
         fake.SUBMIT_SECONDS, fake.READ_SECONDS = submit, barrier
         prove_every_step_runs(Job(fake, 1, clock=clock), 2)
         assert fake.calls.count("step") == COMPARED_STEPS + SINGLE_STEPS  # at the first try

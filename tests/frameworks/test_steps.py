@@ -1,0 +1,135 @@
+"""A step does all of its work, on a whole batch, and what was timed last is computed again."""
+
+import numpy as np
+import pytest
+import torch
+
+from bench.frameworks import on_torch
+from bench.machine import meters
+from bench.timing import check, measure
+from bench.work import operators
+from tests.frameworks.sessions import Opener
+
+open_session = Opener("torch")
+
+
+def record_calls(monkeypatch, thing, name):
+    """Return the list to which the arguments and result of every later call of thing.name() are added."""
+    calls, function = [], getattr(thing, name)
+
+    def call(*arguments):
+        result = function(*arguments)
+        calls.append((*arguments, result))
+        return result
+
+    monkeypatch.setattr(thing, name, call)
+    return calls
+
+
+def test_a_step_of_inference_computes_one_whole_batch_and_the_next_one_another(monkeypatch):
+    session = open_session("mlp", "inference")
+    calls = record_calls(monkeypatch, session.model, "infer")
+    for steps in range(1, 5):
+        session.step()
+        assert len(calls) == steps
+        inputs, outputs = calls[-1]
+        assert len(inputs) == len(outputs) == 8
+        assert session.last_result is outputs
+        assert not outputs.requires_grad
+    assert len({inputs.data_ptr() for inputs, _ in calls}) == 4
+
+
+def test_a_step_of_training_runs_each_part_once_and_changes_every_weight(monkeypatch):
+    session = open_session("mlp", "training")
+    parts = [record_calls(monkeypatch, session.model, part) for part in ("forward", "backward", "update")]
+    assert session.model.uncompiled.training
+    for steps in range(1, 4):
+        before = [weight.clone() for weight in session.model.uncompiled.parameters()]
+        session.step()
+        assert [len(calls) for calls in parts] == [steps] * 3
+        assert session.updates() == steps
+        for old, new in zip(before, session.model.uncompiled.parameters(), strict=True):
+            assert not torch.equal(old, new)
+
+
+def test_a_lossy_scaler_may_skip_updates_so_they_are_not_counted():
+    assert open_session("mlp", "training", PRECISION="mixed_float16").updates() is None
+    assert open_session("mlp", "inference").updates() is None
+
+
+def test_the_last_output_must_be_that_of_the_last_batch():
+    session = open_session("mlp", "inference")
+    session.step()
+    session.check_last_step()
+    stale = session.last_result
+    session.step()
+    session.last_result = stale
+    with pytest.raises(measure.MeasurementError, match="last timed output") as error:
+        session.check_last_step()
+    assert error.value.status == "wrong_output"
+
+
+def test_the_last_output_of_an_operator_must_be_right():
+    session = open_session.operator(operators.matmul((32, 32, 32)))
+    session.step()
+    session.check_last_step()
+    session.output = session.output * 1.01
+    with pytest.raises(measure.MeasurementError, match="float64"):
+        session.check_last_step()
+
+
+def test_a_wrong_gradient_is_refused_before_anything_is_timed(monkeypatch):
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(_, values):
+            return values.clone()
+
+        @staticmethod
+        def backward(_, gradient):
+            return gradient * (2 if gradient.dtype == torch.float32 else 1)
+
+    right = torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, w, b: Doubled.apply(right(x, w, b)))
+    open_session("mlp", "inference")
+    with pytest.raises(measure.MeasurementError, match="gradient") as error:
+        open_session("mlp", "training")
+    assert error.value.status == "wrong_output"
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "bfloat16"])
+def test_gradients_are_compared_with_float64(monkeypatch, precision):
+    compared = record_calls(monkeypatch, check, "gradient_errors")
+    session = open_session("image", "training", MODEL="mobilenet_v2", IMAGE_SIZE="64", PRECISION=precision)
+    *_, (got, exact, errors) = compared
+    assert len(got) == len(exact) == len(list(session.model.uncompiled.parameters()))
+    assert {each.dtype for each in exact} == {np.dtype("float64")}
+    assert errors[-1] < (1e-5 if precision == "float32" else 0.01)  # of the last bias, which nothing magnifies
+
+
+def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):
+    # As Inductor does with bfloat16 on a card without it.
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
+    session = open_session("mlp", "inference", COMPILE="1")
+    session.step()
+    with pytest.raises(measure.MeasurementError, match="uncompiled") as error:
+        session.after_first_step()
+    assert error.value.status == "unsupported"
+    session.close()
+
+
+def test_skipped_cuda_graphs_are_noted():
+    session = open_session("mlp", "inference", COMPILE="reduce-overhead")
+    assert session.note == ""
+    torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += 1
+    assert "CUDA graphs" in session.note
+    session.close()
+    assert open_session("mlp", "inference", COMPILE="reduce-overhead").note == ""  # another session's are not its own
+
+
+def test_the_peak_memory_is_that_of_the_steps(monkeypatch):
+    session = open_session("mlp", "training")
+    resets = record_calls(monkeypatch, meters, "reset_process_peak")
+    on_device = record_calls(monkeypatch, on_torch.DeviceContext, "reset_peak_memory")
+    session.step()
+    session.after_first_step()
+    assert len(resets) == len(on_device) == 1

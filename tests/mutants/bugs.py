@@ -1,0 +1,182 @@
+"""Bugs that a benchmark may have, each a few changed lines: {name: Bug}."""
+
+from dataclasses import dataclass
+
+MEASURE, INTERVALS, CHECK = "bench/timing/measure.py", "bench/timing/intervals.py", "bench/timing/check.py"
+SESSION, TORCH, RUN = "bench/frameworks/session.py", "bench/frameworks/on_torch.py", "bench/run.py"
+TIMING = ("tests/timing/test_measure.py",)
+CHECKS = ("tests/timing/test_check.py",)
+STEPS = ("tests/frameworks/test_steps.py",)
+ROWS = ("tests/test_run.py",)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One replacement in one file, and the tests that should fail because of it."""
+
+    file: str
+    before: str  # occurs exactly once
+    after: str
+    tests: tuple[str, ...]
+
+
+WINDOW = """    start = clock()
+    for _ in range(steps):
+        session.step()
+    session.synchronize()
+    session.read()
+    return clock() - start
+"""
+
+INFER = "        self.last_result = self.model.infer(self.inputs)\n"
+
+BUGS = {
+    # A window
+    "skip_a_step": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
+    "run_a_step_too_many": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(steps + 1)"), TIMING),
+    "never_wait": Bug(MEASURE, WINDOW, WINDOW.replace("    session.synchronize()\n    session.read()\n", ""), TIMING),
+    "no_read": Bug(MEASURE, WINDOW, WINDOW.replace("    session.read()\n", ""), TIMING),
+    "read_after_the_clock": Bug(
+        MEASURE,
+        WINDOW,
+        WINDOW.replace(
+            "    session.read()\n    return clock() - start",
+            "    end = clock()\n    session.read()\n    return end - start",
+        ),
+        TIMING,
+    ),
+    "synchronise_before_the_last_step": Bug(
+        MEASURE,
+        WINDOW,
+        """    start = clock()
+    for _ in range(steps - 1):
+        session.step()
+    session.synchronize()
+    session.read()
+    session.step()
+    return clock() - start
+""",
+        TIMING,
+    ),
+    "synchronise_every_step": Bug(
+        MEASURE,
+        WINDOW,
+        WINDOW.replace("        session.step()\n", "        session.step()\n        session.synchronize()\n"),
+        TIMING,
+    ),
+    "cpu_seconds": Bug(
+        MEASURE, "Callable[[], float] = time.perf_counter", "Callable[[], float] = time.process_time", TIMING
+    ),
+    "time_what_comes_before_a_part": Bug(
+        MEASURE,
+        "    session.prepare()\n    session.synchronize()\n    start = clock()\n",
+        "    start = clock()\n    session.prepare()\n    session.synchronize()\n",
+        TIMING,
+    ),
+    "garbage_collector_on": Bug(MEASURE, "    gc.disable()\n", "", TIMING),
+    "garbage_collector_stays_off": Bug(
+        MEASURE, "        if was_enabled:\n            gc.enable()", "        pass", TIMING
+    ),
+    # A series of windows
+    "drop_the_slowest_window": Bug(
+        MEASURE,
+        "    windows, steps = series.windows, series.steps\n",
+        "    windows, steps = sorted(series.windows)[:-1], series.steps\n",
+        TIMING,
+    ),
+    "report_the_fastest_window": Bug(
+        MEASURE,
+        "    middle = statistics.median(windows)\n    in_window",
+        "    middle = min(windows)\n    in_window",
+        TIMING,
+    ),
+    "count_a_step_twice": Bug(
+        MEASURE, "in_window = job.items_per_step * steps", "in_window = job.items_per_step * (steps + 1)", TIMING
+    ),
+    "first_step_in_a_window": Bug(
+        MEASURE,
+        "    series = run(job, ready.steps)\n",
+        "    series = run(job, ready.steps)\n    series.windows[0] += ready.first_step_seconds\n",
+        TIMING,
+    ),
+    "no_warm_up": Bug(MEASURE, "MIN_WARMUP_SECONDS and is_steady(paces)", "0", TIMING),
+    "gaps_in_a_pipeline": Bug(MEASURE, "now - last if streams else seconds", "seconds", TIMING),
+    "give_a_full_queue_away": Bug(MEASURE, "max(2 * session.queue_steps, MIN_WARMUP_STEPS)", "1", TIMING),
+    "stop_at_a_lucky_moment": Bug(MEASURE, "next_look = math.ceil(next_look * 1.1)", "next_look = 2", TIMING),
+    "energy_of_unfinished_work": Bug(
+        MEASURE,
+        "        job.session.synchronize()\n        job.session.read()\n        start, before",
+        "        start, before",
+        TIMING,
+    ),
+    "narrow_interval": Bug(
+        INTERVALS, "TAIL = Fraction(1, 40)", "TAIL = Fraction(1, 6)", ("tests/timing/test_intervals.py",)
+    ),
+    "forget_autocorrelation": Bug(
+        INTERVALS, "    rho = sign_autocorrelation(samples)\n", "    rho = 0\n", ("tests/timing/test_intervals.py",)
+    ),
+    # The checks
+    "never_compare_single_steps": Bug(MEASURE, "    if steps == 1:\n        return\n", "    return\n", TIMING),
+    "compare_too_few_steps": Bug(MEASURE, "COMPARED_STEPS = 16", "COMPARED_STEPS = 1", TIMING),
+    "accept_a_constant_output": Bug(
+        MEASURE, "        if values[-1] != values[0]:\n            return\n", "        return\n", TIMING
+    ),
+    "ignore_the_optimizers_count": Bug(
+        MEASURE, "    if before is not None and (done", "    if False and (done", TIMING
+    ),
+    "accept_weights_that_do_not_move": Bug(
+        MEASURE, "updates is not None and value == ready.first_value", "False", TIMING
+    ),
+    "ignore_recompiling": Bug(
+        MEASURE,
+        'flags += [] if count_traces(session) == traces else ["recompiled"]\n    flags += [] if math',
+        "flags += [] if math",
+        TIMING,
+    ),
+    "tf32_as_float32": Bug(CHECK, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
+    "accept_a_wrong_output": Bug(
+        CHECK,
+        'require(error <= limit, f"the output differs from the CPU',
+        'require(True, f"the output differs from the CPU',
+        CHECKS,
+    ),
+    "accept_a_wrong_gradient": Bug(CHECK, 'require(error <= limit, f"a gradient', 'require(True, f"a gradient', CHECKS),
+    "accept_another_last_output": Bug(
+        CHECK, "require(error <= min(limit, MAX_ROUGH_ERROR) / 10, said)", "require(True, said)", CHECKS
+    ),
+    "accept_another_model": Bug(CHECK, "if expected is not None and counted != expected", "if False", CHECKS),
+    # A step
+    "reuse_the_first_output": Bug(SESSION, INFER, f"        if not hasattr(self, 'last_result'):\n    {INFER}", STEPS),
+    "evaluate_only_what_is_read": Bug(
+        SESSION, INFER, "\n    last_result = property(lambda self: self.model.infer(self.inputs))\n", STEPS
+    ),
+    "always_the_same_batch": Bug(SESSION, "context.seed)])\n", "context.seed)[:1]])\n", STEPS),
+    "half_a_batch": Bug(
+        SESSION,
+        "self.model.infer(self.inputs)\n\n    def check",
+        "self.model.infer(self.inputs[: len(self.inputs) // 2])\n\n    def check",
+        STEPS,
+    ),
+    "skip_the_optimizer": Bug(
+        TORCH, "        self.backward()\n        self.update()\n", "        self.backward()\n", STEPS
+    ),
+    "skip_the_backward_pass_in_every_second_step": Bug(
+        TORCH,
+        "        self.backward()\n        self.update()\n",
+        "        if self._count.calls % 2:\n            self.backward()\n        self.update()\n",
+        STEPS,
+    ),
+    "training_in_evaluation_mode": Bug(
+        TORCH, "module.train(is_trained), is_trained", "module.eval(), is_trained", STEPS
+    ),
+    "inference_with_gradients": Bug(
+        TORCH, "    @torch.inference_mode()\n    def infer(self, inputs):", "    def infer(self, inputs):", STEPS
+    ),
+    "leave_out_the_compiled_check": Bug(
+        SESSION, "if self.context.compile and self.trace_count() == 0:", "if False:", STEPS
+    ),
+    "leave_out_the_last_check": Bug(RUN, "                session.check_last_step()", "                pass", ROWS),
+    "peak_memory_of_the_checks": Bug(
+        SESSION, "        meters.reset_process_peak()  # what was proved", "        pass  # what was proved", STEPS
+    ),
+}
