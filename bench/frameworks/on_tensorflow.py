@@ -43,7 +43,7 @@ import keras
 import numpy as np
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
-from bench.frameworks import Device, ErrorTexts, session
+from bench.frameworks import Device, ErrorTexts, base, session
 from bench.frameworks.keras_networks import BUILDERS, calibrate, count_parameters, refuse_unknown_model
 from bench.settings import usable_cores
 from bench.timing import check
@@ -119,7 +119,7 @@ OPERATORS = {
 }
 
 
-class DeviceContext(session.DeviceContext):
+class DeviceContext(base.DeviceContext):
     """Where and how TensorFlow computes."""
 
     errors = ERRORS
@@ -232,7 +232,7 @@ class DeviceContext(session.DeviceContext):
             images = images.prefetch(PREFETCH)
             # The ready batches, the one in the making, and single images that the threads have finished early.
             queue_steps = PREFETCH + 1 + math.ceil(workers / workload.items_per_step)
-        return session.Stream(iter(images.with_options(options)), workers, queue_steps)
+        return base.Stream(iter(images.with_options(options)), workers, queue_steps)
 
     def operator(self, name):
         return OPERATORS[name]
@@ -377,15 +377,15 @@ def normalise(image):
     return (image / 255.0 - data.IMAGENET_MEAN) / data.IMAGENET_STD
 
 
-class Model(session.Model):
-    """A Keras model with its optimizer. The contract is in session.py."""
+class Model(base.Model):
+    """A Keras model with its optimizer. The contract is in base.py."""
 
     def __init__(self, context, keras_model, is_trained):
         self.context, self.keras_model = context, keras_model
         self.weights = keras_model.trainable_variables
         self.parameters = count_parameters(keras_model)
         self.functions = []
-        self.infer = self._function(lambda inputs: self.keras_model(inputs, training=False))
+        self._infer = self._function(lambda inputs: self.keras_model(inputs, training=False))
         if is_trained:
             self._open_optimizer()
 
@@ -417,8 +417,11 @@ class Model(session.Model):
     def _weight_values(self):
         return [weight.value for weight in self.weights]
 
+    def infer(self, inputs):
+        return self._infer(inputs)
+
     def train(self, inputs, labels):
-        """All of it in one graph."""
+        """Run all of it in one graph."""
         self.loss = self.train_step(inputs, labels)
 
     # The parts: a graph each, because a tape keeps the values between them.

@@ -22,7 +22,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from bench import door
-from bench.frameworks import Device, ErrorTexts, on_torch_llm, on_torch_ranks, session
+from bench.frameworks import Device, ErrorTexts, base, on_torch_llm, on_torch_ranks, session
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
 from bench.machine.ranks import read_ranks
 from bench.settings import SettingError
@@ -292,7 +292,7 @@ def has_own_memory(device):
     return device == "cuda" and not torch.cuda.get_device_properties().is_integrated
 
 
-class DeviceContext(session.DeviceContext):
+class DeviceContext(base.DeviceContext):
     """Where and how PyTorch computes."""
 
     errors = ERRORS
@@ -358,7 +358,7 @@ class DeviceContext(session.DeviceContext):
         )
         with door.interrupts_held():
             batches = iter(loader)
-        return session.Stream(batches, workers, queue_steps=workers * (PREFETCH + 1))  # one in a worker's hands
+        return base.Stream(batches, workers, queue_steps=workers * (PREFETCH + 1))  # one in a worker's hands
 
     def note(self, module, is_trained):
         """Return what slows this model down on this device and is not the device's fault, or ""."""
@@ -565,8 +565,8 @@ class CallCount:
         self.calls += 1
 
 
-class Model(session.Model):
-    """A module with its optimizer. The contract is in session.py."""
+class Model(base.Model):
+    """A module with its optimizer. The contract is in base.py."""
 
     _loss: Any  # of the last batch, with its graph
 

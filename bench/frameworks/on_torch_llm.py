@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from bench.frameworks import session
+from bench.frameworks import base
 from bench.work.language import DECODERS
 
 POOL_NUMBERS = 2**24
@@ -65,8 +65,8 @@ def fill(module):
             torch.mul(pool[start : start + len(part)], weights.shape[1] ** -0.5, out=part)
 
 
-class CachedModel(session.CachedModel):
-    """A decoder with its static cache. The contract is in session.py."""
+class CachedModel(base.CachedModel):
+    """A decoder with its static cache. The contract is in base.py."""
 
     cache: Any  # a StaticCache
 

@@ -1,18 +1,17 @@
-"""What sessions do the same way in every framework: batches, streams, phases, epochs, closing. Imports no framework.
+"""What is timed, in every framework: sessions of one phase and scope. Imports no framework.
 
-A framework file fills in two classes: a DeviceContext, which says where and how numbers are computed, and a Model.
-The sessions here call them. Everything that is timed is a step() or train_epoch() of this file.
+A framework's file implements the classes of base.py, and the sessions here call them. Everything that is timed is a
+step() or train_epoch() of this file.
 """
 
 import difflib
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bench.frameworks import ErrorTexts, describe_failure
+from bench.frameworks import describe_failure
+from bench.frameworks.base import Stream
 from bench.machine import meters
 from bench.settings import SettingError
 from bench.timing import check
@@ -20,129 +19,6 @@ from bench.timing.measure import MeasurementError
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
 PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Batches from JPEG files, without end. The workers stop when the iterator is gone."""
-
-    batches: Iterator  # of (inputs, labels) on the host
-    num_workers: int
-    queue_steps: int  # batches that may be ready or in a worker's hands
-
-
-class Model:
-    """A model on its device, and the parts of its training. A framework's class offers, for batches on the device:
-
-    infer(inputs)                     outputs of shape (items, classes), without gradients
-    train(inputs, labels)             one step of training: forward, backward and update
-    forward(inputs, labels)           the forward pass of training; keeps what the backward pass needs
-    backward()                        the backward pass; keeps the gradients
-    update()                          the optimizer's step
-    predict(inputs)                   outputs between two steps of training, as NumPy
-    updates()                         how many steps the optimizer itself has counted; None if it may skip some
-    save(), restore(saved)            a copy of all weights and of the optimizer's state, and back
-    """
-
-    parameters: int  # trainable
-    note = ""  # what a reader of the row has to know
-    loss: Any  # mean of the last batch, without its graph
-    last_weight: Any
-    last_gradient: Any  # of last_weight
-
-    def hash_weights(self):
-        """A hash of the bits of all trainable weights; "" where the framework runs on one device."""
-        return ""
-
-    def prove_compiled(self, inputs, labels):
-        """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
-
-    def trace_count(self):
-        """How often the framework compiled a function of this model."""
-        return 0
-
-
-class CachedModel:
-    """A language model with a cache. A framework's class offers, for token ids on the device:
-
-    open_cache(sequences, tokens)     an empty cache for so many tokens of each sequence, in place of the last one
-    seek(length)                      the cache holds the first so many tokens from here on
-    extend(tokens)                    reads tokens, of shape (sequences, count), after those in the cache, which then
-                                      holds them too; the logits of the last one, of shape (sequences, vocabulary)
-    extend_uncompiled(tokens)         the same without the compiler
-    predict_on_cpu(tokens)            the same logits from the CPU, in the same precision and without a cache, as NumPy
-    """
-
-    parameters: int  # trainable
-    note = ""
-
-    def trace_count(self):
-        """How often the framework compiled a function of this model."""
-        return 0
-
-
-class DeviceContext:
-    """Where and how a framework computes: device, precision, compilation, memory. A framework's class also offers:
-
-    build(workload, is_trained)       a Model, proved to be the right one and to give the right output
-    build_cached(workload)            a CachedModel, where the framework has language models
-    as_array(values)                  values in NumPy, at most float32
-    open_stream(workload, settings, phase)    a Stream of the workload's batches
-    operator(name)                    the function of one operator, without gradients
-    put(inputs, labels)               a batch on the device, in this precision and memory format
-    put_operands(arrays)              an operator's operands on the device, of a convolution in channels_last
-    gather(data, order, batch_size)   yields batches of data on the device, in this order; the last one is smaller
-    sample(output, indices)           an operator's output there (indices with channels first), float64 in NumPy
-    read(values)                      waits for values; their norm as a float, because one of them may be a dead unit
-    synchronize()                     returns when all submitted work is complete
-    """
-
-    errors: ErrorTexts
-    measured_precision: str
-    output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
-    output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
-
-    def __init__(self, device, settings):
-        self.device, self.precision = device, settings.precision
-        self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
-        self.seed, self.optimizer = settings.seed, settings.optimizer
-        self.compares_with_cpu = device != "cpu" or self.precision not in ("float32", "float64")
-        # In 16 bits rounding order alone can change outputs by 10 %.
-        self.compares_compiled = self.compile and self.precision in ("float32", "float64")
-
-    def check_outputs(self, got, again, expected, rounding):
-        """Raise MeasurementError unless the outputs for a pair of items are right; notes their error.
-
-        Args:
-            got, again: of the device, for the same pair.
-            expected: in float64 from the CPU; None where nothing is compared.
-            rounding: the error of the model in float32, as check.output_limit() takes it.
-        """
-        self.output_limit = check.output_limit(self.measured_precision, rounding)
-        check.check_output(got, expected, self.output_limit)
-        check.check_repeatable(got, again, self.output_limit)
-        self.output_error = None if expected is None else check.relative_error(got, expected)
-
-    def require_tf32(self):
-        """Raise MeasurementError where TF32 is asked for and the device does not compute in it."""
-        if self.precision == "tf32" and "tf32" not in self.measured_precision:
-            raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
-
-    def last_row(self, output):
-        """A small part of an operator's output."""
-        return output[-1, -1] if len(output.shape) > 2 else output[-1]
-
-    def reset_peak_memory(self):
-        """Forget the memory that was used so far."""
-
-    def peak_memory_bytes(self):
-        return None
-
-    def reserved_memory_bytes(self):
-        return None
-
-    def release(self):
-        """Free what a closed session leaves behind."""
 
 
 def refuse_unknown_workload(framework, workload, builders, operators):

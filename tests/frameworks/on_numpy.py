@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from bench.frameworks import Device, ErrorTexts, session
+from bench.frameworks import Device, ErrorTexts, base, session
 from bench.settings import SettingError
 
 ERRORS = ErrorTexts()
@@ -28,7 +28,7 @@ def open_session(workload, settings, phase, scope):
     return session.open_session(DeviceContext("cpu", settings), workload, settings, phase, scope)
 
 
-class DeviceContext(session.DeviceContext):
+class DeviceContext(base.DeviceContext):
     errors = ERRORS
     measured_precision = "float32"
 
@@ -38,7 +38,7 @@ class DeviceContext(session.DeviceContext):
 
     def open_stream(self, workload, settings, phase):
         batches = itertools.cycle(workload.batches(workload.items_per_step, self.seed))
-        return session.Stream(batches, settings.num_workers, queue_steps=2 * settings.num_workers)
+        return base.Stream(batches, settings.num_workers, queue_steps=2 * settings.num_workers)
 
     def put(self, inputs, labels):
         return inputs, labels
@@ -46,6 +46,11 @@ class DeviceContext(session.DeviceContext):
     def gather(self, data, order, batch_size):
         for start in range(0, len(order), batch_size):
             yield tuple(each[order[start : start + batch_size]] for each in data)
+
+    def operator(self, name):
+        raise KeyError(name)  # it has none
+
+    put_operands = sample = operator
 
     def as_array(self, values):
         return values
@@ -57,7 +62,7 @@ class DeviceContext(session.DeviceContext):
         pass
 
 
-class Model(session.Model):
+class Model(base.Model):
     def __init__(self, workload, seed):
         self.name, self.steps, self.updated = workload.model, 0, 0
         shape = int(np.prod(workload.item_shape)), workload.classes

@@ -1,0 +1,205 @@
+"""What a framework's file implements: a DeviceContext and a Model, and a CachedModel if it has language models.
+
+session.py builds from these whatever is timed. Imports no framework.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bench.frameworks import ErrorTexts
+from bench.timing import check
+from bench.timing.measure import MeasurementError
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Batches from JPEG files, without end. The workers stop when the iterator is gone."""
+
+    batches: Iterator  # of (inputs, labels) on the host
+    num_workers: int
+    queue_steps: int  # batches that may be ready or in a worker's hands
+
+
+class Model(ABC):
+    """A model on its device, and the parts of its training. Inputs and labels are batches on the device."""
+
+    parameters: int  # trainable
+    note = ""  # what a reader of the row has to know
+    loss: Any  # mean of the last batch, without its graph
+    last_weight: Any
+    last_gradient: Any  # of last_weight
+
+    @abstractmethod
+    def infer(self, inputs):
+        """Return outputs of shape (items, classes), without gradients."""
+
+    @abstractmethod
+    def train(self, inputs, labels):
+        """Run one step of training: forward, backward and update."""
+
+    @abstractmethod
+    def forward(self, inputs, labels):
+        """Run the forward pass of training, and keep what the backward pass needs."""
+
+    @abstractmethod
+    def backward(self):
+        """Run the backward pass, and keep the gradients."""
+
+    @abstractmethod
+    def update(self):
+        """Run the optimizer's step."""
+
+    @abstractmethod
+    def updates(self):
+        """Return how many steps the optimizer itself has counted; None if it may skip some."""
+
+    @abstractmethod
+    def predict(self, inputs):
+        """Return outputs between two steps of training, as NumPy."""
+
+    @abstractmethod
+    def save(self):
+        """Return a copy of all weights and of the optimizer's state."""
+
+    @abstractmethod
+    def restore(self, saved):
+        """Set all weights and the optimizer's state to what save() returned."""
+
+    def hash_weights(self):
+        """Return a hash of the bits of all trainable weights; "" if the framework runs on one device only."""
+        return ""
+
+    def prove_compiled(self, inputs, labels):
+        """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
+
+    def trace_count(self):
+        """Return how often the framework has compiled a function of this model."""
+        return 0
+
+
+class CachedModel(ABC):
+    """A language model with a cache of keys and values. Tokens are ids on the device, of shape (sequences, count)."""
+
+    parameters: int  # trainable
+    note = ""
+
+    @abstractmethod
+    def open_cache(self, sequences, tokens):
+        """Replace the cache by an empty one for a number of tokens of each sequence."""
+
+    @abstractmethod
+    def seek(self, length):
+        """Make the cache hold its first `length` tokens only."""
+
+    @abstractmethod
+    def extend(self, tokens):
+        """Read tokens after those in the cache; returns the last one's logits, of shape (sequences, vocabulary)."""
+
+    @abstractmethod
+    def extend_uncompiled(self, tokens):
+        """Do the same without the compiler."""
+
+    @abstractmethod
+    def predict_on_cpu(self, tokens):
+        """Return the same logits from the CPU, in the same precision and without a cache, as NumPy."""
+
+    def trace_count(self):
+        """Return how often the framework has compiled a function of this model."""
+        return 0
+
+
+class DeviceContext(ABC):
+    """Where and how a framework computes: device, precision, compilation, memory."""
+
+    errors: ErrorTexts
+    measured_precision: str
+    output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
+    output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
+
+    def __init__(self, device, settings):
+        self.device, self.precision = device, settings.precision
+        self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
+        self.seed, self.optimizer = settings.seed, settings.optimizer
+        self.compares_with_cpu = device != "cpu" or self.precision not in ("float32", "float64")
+        # In 16 bits rounding order alone can change outputs by 10 %.
+        self.compares_compiled = self.compile and self.precision in ("float32", "float64")
+
+    @abstractmethod
+    def build(self, workload, is_trained):
+        """Return a Model, proved to be the right one and to compute the right outputs and gradients."""
+
+    def build_cached(self, workload) -> CachedModel:
+        """Return a CachedModel; raises MeasurementError in a framework without language models."""
+        raise MeasurementError("unsupported", f"this framework has no model for {workload.name}")
+
+    @abstractmethod
+    def put(self, inputs, labels):
+        """Return a batch on the device, in this precision and memory format."""
+
+    @abstractmethod
+    def gather(self, data, order, batch_size):
+        """Yield batches of data that is on the device, in this order; the last one may be smaller."""
+
+    @abstractmethod
+    def open_stream(self, workload, settings, phase) -> Stream:
+        """Return a Stream of the workload's batches."""
+
+    @abstractmethod
+    def operator(self, name):
+        """Return the function of one operator, without gradients."""
+
+    @abstractmethod
+    def put_operands(self, arrays):
+        """Return an operator's operands on the device, those of a convolution in channels_last."""
+
+    @abstractmethod
+    def sample(self, output, indices):
+        """Return an operator's output at these indices (channels first), float64 in NumPy."""
+
+    @abstractmethod
+    def synchronize(self):
+        """Return when all submitted work is complete."""
+
+    @abstractmethod
+    def read(self, values):
+        """Wait for values; returns their norm as a float, because one of them may be a dead unit."""
+
+    @abstractmethod
+    def as_array(self, values):
+        """Return values in NumPy, at most float32."""
+
+    def last_row(self, output):
+        """Return a small part of an operator's output."""
+        return output[-1, -1] if len(output.shape) > 2 else output[-1]
+
+    def reset_peak_memory(self):
+        """Forget the memory that was used so far."""
+
+    def peak_memory_bytes(self):
+        """Return the most memory that this session allocated on the device; None if the framework cannot tell."""
+
+    def reserved_memory_bytes(self):
+        """Return the most memory that the framework reserved on the device; None if it cannot tell."""
+
+    def release(self):
+        """Free what a closed session leaves behind."""
+
+    def check_outputs(self, got, again, expected, rounding):
+        """Raise MeasurementError unless the outputs for a pair of items are right; stores their error.
+
+        Args:
+            got, again: of the device, for the same pair.
+            expected: in float64 from the CPU; None if nothing is compared.
+            rounding: the error of the model in float32, as check.output_limit() takes it.
+        """
+        self.output_limit = check.output_limit(self.measured_precision, rounding)
+        check.check_output(got, expected, self.output_limit)
+        check.check_repeatable(got, again, self.output_limit)
+        self.output_error = None if expected is None else check.relative_error(got, expected)
+
+    def require_tf32(self):
+        """Raise MeasurementError if TF32 is asked for and the device does not compute in it."""
+        if self.precision == "tf32" and "tf32" not in self.measured_precision:
+            raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
