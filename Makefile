@@ -1,15 +1,15 @@
-# The front door: `make` lists the targets, and whatever needs packages installs them first.
+# `make` lists the commands. A command that needs packages installs them first.
 #
-#   USE_GPU=1 BATCH_SIZE=64 make image     settings may stand on either side of make
+#   USE_GPU=1 BATCH_SIZE=64 make image     settings can be set before or after make
 #   PYTHON=python3 make image              uses that interpreter and installs nothing
 #
-# Settings have no defaults here: bench/settings.py declares them. GNU make 3.81, the Mac's, is enough.
+# bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help image mlp transformer llm tflops best plot compare table doctor test selfcheck resolve-mac clean
+.PHONY: help settings image mlp transformer llm tflops best plot compare table doctor test selfcheck resolve-mac clean
 
-# On a Mac one environment holds all frameworks. On Linux a framework that has a requirements-cuda-<name>.txt gets an
-# environment of its own, .venv-<name> (requirements-cuda.txt says why).
+# On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
+# environment of its own, .venv-<name> (requirements-cuda.txt explains why).
 MAC := $(filter Darwin,$(shell uname -s))
 APART := $(if $(MAC),,$(patsubst requirements-cuda-%.txt,%,$(wildcard requirements-cuda-*.txt)))
 SYNONYM_pytorch := torch
@@ -27,11 +27,17 @@ RUN := "$(PYTHON)"
 READY :=
 endif
 
+# Any Python 3.9 or newer can list the settings.
+LIST := "$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3)" bench/settings.py
+
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@"$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3)" bench/settings.py 2>/dev/null || \
-	    echo "  settings: docs/settings.md (a Python 3.9 or newer lists them here)"
+	@echo 'Settings go before or after make, as in BATCH_SIZE=1,8 make image; `make settings` explains them:'
+	@$(LIST) names 2>/dev/null || echo '  docs/settings.md lists them (here: install Python 3.9 or newer)'
+
+settings: ## every setting, with its meaning and its default
+	@$(LIST) 2>/dev/null || cat docs/settings.md
 
 image: $(READY) ## images/s of an image model
 	@$(RUN) image_benchmark.py
@@ -45,25 +51,25 @@ transformer: $(READY) ## sequences/s of BERT-like encoders
 llm: $(READY) ## tokens/s of a language model: prefill and decode
 	@$(RUN) llm_benchmark.py
 
-tflops: $(READY) ## the machine's ceilings: matmuls, memory bandwidth
+tflops: $(READY) ## the machine's limits: matmuls, convolutions, memory bandwidth
 	@$(RUN) tflops_sweep.py
 
-best: $(READY) ## the fastest settings of a workload on this machine, and what each change gives
+best: $(READY) ## the fastest settings of a workload on this machine, and the gain of each change
 	@$(RUN) best_settings.py
 
 plot: $(READY) ## pictures and tables of everything in results/
 	@$(RUN) plot_results.py
 
-compare: $(READY) ## row by row: make compare A=x.csv B=y.csv, or two machines
+compare: $(READY) ## A=x.csv B=y.csv (or two machines) row by row; FAIL_ON_SLOWER=1: exit 1 if B is slower
 	@$(RUN) compare_results.py
 
 table: $(READY) ## the latest rows of this machine, for an issue
 	@$(RUN) -m bench.rows.tables
 
-doctor: ## what can run here, what cannot, and what mends it
+doctor: ## what can run here, what cannot, and how to fix it
 	@for python in $(VENV)/bin/python "$(PYTHON)" python3; do \
 	    "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" -m bench.doctor; \
-	done; echo "no Python 3.11 or newer answers: \`make image\` installs one, or name one by PYTHON=..." >&2; exit 1
+	done; echo "no Python 3.11 or newer was found: \`make image\` installs one, or set PYTHON=..." >&2; exit 1
 
 # The tests of another framework compare it with PyTorch.
 test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## the tests, of all frameworks or of FRAMEWORK
@@ -73,7 +79,7 @@ else
 	@set -e; $(foreach name,$(if $(FRAMEWORK),$(NAME),torch $(APART)),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest;)
 endif
 
-selfcheck: $(READY) ## our figures beside hand-written loops (ten minutes)
+selfcheck: $(READY) ## compares our figures with hand-written loops (ten minutes)
 	@$(RUN) -m tests.selfcheck
 
 resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## proves that the Mac's requirements resolve

@@ -1,137 +1,189 @@
 """Settings: what users type, and the one line they get when it is wrong."""
 
+import ast
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
+from bench import settings as module
 from bench.settings import (
+    ALL,
+    AUTO,
     MAKE_VARIABLES,
+    MOST_POSITIONS,
+    SYNONYMS,
     SettingError,
     Settings,
     as_markdown,
+    as_text,
     cpu_quota,
     known_names,
     list_runs,
+    read_search,
     read_settings,
     slug,
 )
+from bench.work.language import DECODERS
+
+# Names that a shell, a Mac, a cluster, a container, a notebook or a build has in its environment.
+ORDINARY = """
+PATH HOME USER LOGNAME SHELL PWD OLDPWD TERM TERM_PROGRAM COLUMNS LINES LANG LC_ALL EDITOR PAGER DISPLAY TZ TMPDIR _
+PS1 MAIL HOSTNAME HOSTTYPE MACHTYPE OSTYPE SHLVL RANDOM SECONDS MODE MODES RUN RUNNER SIZE DATE DATABASE_URL DEVICE
+DEVICES BATCH BATCHES MODELS MODELS_DIR MODEL_DIR MODEL_NAME MODEL_PATH MODEL_ID DATASET DATASETS DATA_DIR DATA_PATH
+SEEDS WORKERS COMPILER CC CXX CFLAGS LDFLAGS TARGET TARGET_CC TARGET_CXX TARGET_CPU TARGET_ARCH TARGET_DIR
+CARGO_TARGET_DIR MAKE MAKELEVEL MAKEFLAGS MFLAGS MACHINE_NAME MACHINE_TYPE WORKSPACE WORKDIR WORK OUTPUT_DIR RESULTS
+RESULT LOG_LEVEL DEBUG VERBOSE CI VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYTHONPATH PYTHONHOME PYTHON_VERSION
+PYTHONUNBUFFERED PIP_INDEX_URL UV_CACHE_DIR OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS
+NUMEXPR_MAX_THREADS VECLIB_MAXIMUM_THREADS NPROC CUDA_HOME CUDA_PATH CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES
+NVIDIA_DRIVER_CAPABILITIES NCCL_DEBUG LD_LIBRARY_PATH WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR
+MASTER_PORT SLURM_JOB_ID SLURM_NTASKS SLURM_NNODES PMIX_RANK GITHUB_WORKSPACE GITHUB_ACTIONS RUNNER_OS RUNNER_TEMP
+ImageOS ImageVersion GITLAB_CI KUBERNETES_SERVICE_HOST COLAB_GPU KAGGLE_URL_BASE HF_HOME HF_TOKEN TRANSFORMERS_CACHE
+TORCH_HOME KERAS_BACKEND KERAS_HOME TF_CPP_MIN_LOG_LEVEL XLA_FLAGS SSH_AUTH_SOCK SSH_CONNECTION XPC_SERVICE_NAME
+__CFBundleIdentifier COMMAND_MODE Apple_PubSub_Socket_Render http_proxy https_proxy no_proxy XDG_RUNTIME_DIR
+XDG_SESSION_TYPE DBUS_SESSION_BUS_ADDRESS JAVA_HOME GOPATH NODE_ENV MAX_JOBS SCOPES IMAGE IMAGE_NAME IMAGE_TAG
+IMAGES PHASES EPOCHREALTIME SOURCE_DATE_EPOCH THREADS MAX_THREADS CONCURRENCY FRAMEWORK_DIR a b
+"""
 
 
-def refusal(**environ):
+def refusal(script="image", read=read_settings, **environ):
+    """The message of a refusal, which is one line."""
     with pytest.raises(SettingError) as error:
-        read_settings("image", environ)
+        read(*([script] if script else []), environ)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def test_defaults():
-    settings = read_settings("image", {})
-    assert (settings.use_gpu, settings.framework, settings.model, settings.phase) == (
-        None,
-        "torch",
-        "resnet50",
-        "inference",
-    )
-    assert settings.on("cpu").batch_size == 16
-    assert settings.on("cuda").batch_size == settings.on("mps").batch_size == 64
+def test_each_script_has_its_defaults():
+    image, mlp, transformer = (read_settings(script, {}) for script in ("image", "mlp", "transformer"))
+    assert (image.use_gpu, image.framework, image.model, image.phase) == (None, "torch", "resnet50", "inference")
+    assert (image.on("cpu").batch_size, image.on("cuda").batch_size, image.on("mps").batch_size) == (16, 64, 64)
+    assert image.scope == ("device", "input", "end_to_end")
+    assert (mlp.phase, mlp.on("cuda").batch_size, mlp.optimizer, mlp.epochs) == ("training", 32, "sgd", 0)
+    assert (mlp.scope, transformer.num_images, transformer.epochs) == (None, None, None)
+    assert (transformer.phase, transformer.optimizer, transformer.sequence_length) == ("training", "adam", 128)
+    assert (transformer.on("cuda").batch_size, transformer.on("cpu").batch_size) == (32, 4)
 
 
-def test_what_the_ancestors_users_type():
-    settings = read_settings("image", {"USE_GPU": "1", "BATCH_SIZE": "64", "IMAGE_MODEL": "resnet18"})
-    assert (settings.use_gpu, settings.on("cpu").batch_size, settings.model) == (True, 64, "resnet18")
-
-
-def test_modes_of_the_compiler_are_torchs_alone():
-    assert read_settings("image", {"COMPILE": "max-autotune"}).compile == "max-autotune"
-    said = refusal(COMPILE="reduce-overhead", FRAMEWORK="tensorflow")
-    assert said == "COMPILE='reduce-overhead' is a mode of torch: set 1 or 0"
-
-
-def test_a_value_may_have_spaces_around_it_and_capitals():
-    settings = read_settings("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "FRAMEWORK": "PyTorch"})
-    assert (settings.batch_size, settings.precision, settings.framework) == (8, "float32", "torch")
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "abc", "1.5", "1e9", "1_000", "٣", "99999999999"])
-def test_batch_size(value):
-    assert refusal(BATCH_SIZE=value) == f"BATCH_SIZE={value!r} must be a whole number from 1 to 1000000000, or auto"
+def test_language_models_have_defaults_by_device():
+    llm = read_settings("llm", {})
+    found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"), llm.on("mps"))]
+    assert found == [("smollm2-135m", "float32", 1), *[("llama-3.2-1b", "bfloat16", 1)] * 2]
+    assert (llm.prompt_tokens, llm.new_tokens, llm.depth, llm.optimizer) == (512, 128, 0, None)
+    asked = read_settings("llm", {"MODEL": "qwen3-4b", "PRECISION": "float16"}).on("cuda")
+    assert (asked.model, asked.precision) == ("qwen3-4b", "float16")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "cure"),
+    ("script", "environ", "values"),
     [
-        ("USE_GPU", "yes please", "1 or 0"),
-        ("PRECISION", "fp8", "one of: float32, tf32, mixed_float16, mixed_bfloat16, float16, bfloat16, float64"),
-        ("NUM_IMAGES", "0", "a whole number from 1 to 1000000000"),
-        ("NUM_WORKERS", "-1", "a whole number from 0 to 1024"),
-        ("IMAGE_SIZE", "7", "a whole number from 32 to 4096"),
-        ("RUNS", "0", "a whole number from 1 to 1000"),
-        ("COMPILE", "2", "one of: 0, 1, reduce-overhead, max-autotune, max-autotune-no-cudagraphs"),
-        ("SCOPE", "gpu", "one of: device, input, end_to_end"),
-        ("PHASE", "train", "one of: inference, training"),
-        ("MEMORY_FORMAT", "nhwc", "one of: channels_first, channels_last"),
-        ("MAX_SECONDS", "nan", "a finite number above 0"),
-        ("MAX_SECONDS", "0", "a finite number above 0"),
-        ("TARGET_CI", "inf", "a finite number above 0"),
-        ("SEED", "-1", "a whole number from 0 to 1000000000"),
-        ("MACHINE", "..", "a name with letters or digits, and not 'published'"),
-        ("MACHINE", "published", "a name with letters or digits, and not 'published'"),
+        ("image", {"USE_GPU": "1", "BATCH_SIZE": "64", "IMAGE_MODEL": "resnet18"}, (True, 64, "resnet18")),
+        ("image", {"MODEL": "vgg11", "IMAGE_MODEL": "vgg11"}, ("vgg11", "vgg11")),
+        ("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "FRAMEWORK": "PyTorch"}, (8, "float32", "torch")),
+        ("image", {"BATCH_SIZE": "AUTO", "COMPILE": "Max-Autotune"}, (AUTO, "max-autotune")),
+        ("image", {"NUM_DEVICES": "ALL"}, (ALL,)),
+        ("image", {"NUM_DEVICES": "All", "BATCH_SIZE": "4"}, (ALL, 4)),
+        ("image", {"SCOPE": "input,device", "MACHINE": "/tmp/x"}, (("input", "device"), "tmp-x")),
+        ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_first"}, ("tensorflow", "channels_first")),
+        ("llm", {"PHASE": "Decode", "NUM_DEVICES": "all"}, ("decode", ALL)),
+        ("tflops", {"SIZES": "64, 8X16x32"}, (((64, 64, 64), (8, 16, 32)),)),
+        ("another", {"MODEL": "", "BATCH_SIZE": "many", "SEED": "3"}, (None, None, 3)),  # not its settings
     ],
 )
-def test_a_wrong_value_is_named_with_its_cure(name, value, cure):
-    assert refusal(**{name: value}) == f"{name}={value!r} must be {cure}"
+def test_what_users_type_becomes_values(script, environ, values):
+    settings = read_settings(script, environ)
+    assert tuple(getattr(settings, SYNONYMS.get(name, name).lower()) for name in environ) == values
 
 
-@pytest.mark.parametrize("name", [n for n in known_names() if n not in MAKE_VARIABLES])
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "1.5", "1e9", "1_000", "٣", "99999999999"])
+def test_wrong_batch_sizes(value):
+    message = refusal(BATCH_SIZE=value)
+    assert message.startswith(f"BATCH_SIZE={value!r} ")
+    assert message.endswith("from 1 to 1000000000, or auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("USE_GPU", "yes please", "1 or 0"),
+        ("PRECISION", "fp8", "float32, tf32, mixed_float16, mixed_bfloat16, float16, bfloat16, float64"),
+        ("NUM_IMAGES", "0", "from 1 to 1000000000"),
+        ("NUM_WORKERS", "-1", "from 0 to 1024"),
+        ("NUM_DEVICES", "0", "from 1 to 1000000000, or all"),
+        ("IMAGE_SIZE", "7", "from 32 to 4096"),
+        ("RUNS", "0", "from 1 to 1000"),
+        ("RUNS", "1,2", "from 1 to 1000"),  # not a list
+        ("COMPILE", "2", "0, 1, reduce-overhead, max-autotune, max-autotune-no-cudagraphs"),
+        ("SCOPE", "gpu", "device, input, end_to_end"),
+        ("PHASE", "train", "inference, training"),
+        ("PHASE", "decode", "inference, training"),
+        ("MEMORY_FORMAT", "nhwc", "channels_first, channels_last"),
+        ("MAX_SECONDS", "nan", "above 0"),
+        ("MAX_SECONDS", "0", "above 0"),
+        ("TARGET_CI", "inf", "above 0"),
+        ("SEED", "-1", "from 0 to 1000000000"),
+        ("MACHINE", "..", "letters or digits"),
+        ("MACHINE", "published", "not 'published'"),
+        ("BATCH_SIZE", "1,,4", "remove the extra comma"),
+        ("MODEL", "vgg11,", "remove the extra comma"),
+        ("BATCH_SIZE", "1,4,1", "name it once"),
+        ("SCOPE", "device,device", "name it once"),
+        ("BATCH_SIZE", "1,x", "or auto, in every entry"),
+        ("PRECISION", "float32,fp8", "in every entry"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_fix(name, value, fix):
+    message = refusal(**{name: value})
+    assert message.startswith(f"{name}={value!r} ")
+    assert fix in message
+
+
+@pytest.mark.parametrize("name", [name for name in known_names() if name not in MAKE_VARIABLES])
 def test_an_empty_value_is_refused(name):
-    only = {field.name.upper(): field.metadata["only"] for field in fields(Settings)}.get(name) or ("image",)
-    with pytest.raises(SettingError) as error:
-        read_settings(only[0], {name: " "})
-    assert str(error.value) == f"{name}='' is empty: give it a value, or unset it for the default"
+    default = {f.name.upper(): f.metadata["default"] for f in fields(Settings)}[SYNONYMS.get(name, name)]
+    script = next(iter(default)) if isinstance(default, dict) else "image"
+    assert refusal(script, **{name: " "}).startswith(f"{name}='' is empty")
 
 
-def test_synonyms_must_agree():
-    assert "must agree" in refusal(MODEL="resnet18", IMAGE_MODEL="resnet50")
-    assert read_settings("image", {"MODEL": "vgg11", "IMAGE_MODEL": "vgg11"}).model == "vgg11"
+@pytest.mark.parametrize(
+    ("script", "environ", "named"),
+    [
+        ("image", {"SUSTAIN": "60", "SCOPE": "input"}, "SCOPE"),
+        ("image", {"SUSTAIN": "60", "NUM_IMAGES": "9"}, "NUM_IMAGES"),
+        ("mlp", {"SUSTAIN": "60", "EPOCHS": "1"}, "EPOCHS"),
+        ("mlp", {"PHASE": "inference", "EPOCHS": "1"}, "PHASE=training"),
+        ("image", {"COMPILE": "reduce-overhead", "FRAMEWORK": "tensorflow"}, "COMPILE='reduce-overhead'"),
+        ("image", {"NUM_DEVICES": "2", "FRAMEWORK": "tensorflow"}, "TensorFlow"),
+        ("image", {"NUM_DEVICES": "2", "BATCH_SIZE": "auto"}, "NUM_DEVICES='2'"),
+        ("image", {"MODEL": "resnet18", "IMAGE_MODEL": "resnet50"}, "IMAGE_MODEL='resnet50'"),
+        ("llm", {"FRAMEWORK": "tensorflow"}, "PyTorch"),
+        ("llm", {"PHASE": "training"}, "prefill, decode"),
+    ],
+)
+def test_contradictions_are_refused(script, environ, named):
+    message = refusal(script, **environ)
+    assert named in message
+    assert next(iter(environ)) in message
+
+
+@pytest.mark.parametrize(
+    ("phase", "name"), [("prefill", "PROMPT_TOKENS"), ("decode", "DEPTH"), ("decode", "NEW_TOKENS")]
+)
+def test_more_tokens_than_any_model_allows_are_refused_before_a_framework_is_imported(phase, name):
+    assert max(decoder.max_position_embeddings for decoder in DECODERS.values()) == MOST_POSITIONS
+    assert refusal("llm", PHASE=phase, **{name: "999999999"}).startswith(f"{name}='999999999' ")
 
 
 def test_a_machine_is_a_name_and_never_a_path():
     assert slug("../../etc/x") == "etc-x"
     assert slug("Alice's MacBook") == "alice-s-macbook"
-    assert read_settings("image", {"MACHINE": "/tmp/x"}).machine == "tmp-x"
 
 
-@pytest.mark.parametrize(
-    ("names", "meant"),
-    [
-        (("BATCHSIZE", "batch_size", "Batch__Size", "BATCH_SIZES", "BATCH_SIZ", "BATCH_SIZA"), "BATCH_SIZE"),
-        (("PRECISON", "PRECISIONS"), "PRECISION"),
-        (("EPOCH",), "EPOCHS"),
-    ],
-)
-def test_a_misspelt_variable_is_refused(names, meant):
-    for name in names:
-        assert refusal(**{name: "64"}) == f"{name}='64' is not a setting: did you mean {meant}?"
-
-
-def test_other_programs_variables_are_left_alone():
-    environ = dict.fromkeys(("BATCHES", "MODELS", "HOME", "a", "_", "MODE", "RUN", "SIZE"), "1")
-    assert read_settings("image", environ).batch_size.gpu == 64
-
-
-@pytest.mark.parametrize(
-    ("script", "environ", "said"),
-    [
-        ("image", {"SUSTAIN": "60", "SCOPE": "input"}, "SUSTAIN='60' measures one workload alone: unset SCOPE"),
-        ("image", {"SUSTAIN": "60", "NUM_IMAGES": "9"}, "SUSTAIN='60' measures one workload alone: unset NUM_IMAGES"),
-        ("mlp", {"SUSTAIN": "60", "EPOCHS": "1"}, "SUSTAIN='60' measures one workload alone: unset EPOCHS"),
-        ("mlp", {"PHASE": "inference", "EPOCHS": "1"}, "EPOCHS='1' is training: set PHASE=training, or unset EPOCHS"),
-    ],
-)
-def test_contradictions_are_refused(script, environ, said):
-    with pytest.raises(SettingError) as error:
-        read_settings(script, environ)
-    assert str(error.value) == said
+@pytest.mark.parametrize(("cores", "devices", "workers"), [(4, "1", 4), (96, "1", 16), (96, "4", 64), (96, "all", 16)])
+def test_the_default_number_of_workers_is_bounded(monkeypatch, cores, devices, workers):
+    monkeypatch.setattr(module, "usable_cores", lambda: cores)
+    assert read_settings("image", {"NUM_DEVICES": devices}).num_workers == workers
+    assert read_settings("image", {"NUM_WORKERS": "96"}).num_workers == 96
 
 
 def test_a_containers_quota_limits_the_cores(tmp_path):
@@ -142,33 +194,54 @@ def test_a_containers_quota_limits_the_cores(tmp_path):
         assert cpu_quota(file) == quota
 
 
+# Misspelt names
+
+
 @pytest.mark.parametrize(
-    ("makeflags", "said"),
+    ("names", "meant"),
     [
-        (" -- BATCHSIZE=64", "BATCHSIZE is not a setting: did you mean BATCH_SIZE?"),
-        ("s -- BATCH_SIZES=64", "BATCH_SIZES is not a setting: did you mean BATCH_SIZE?"),
-        (" -- MODEL=a MACHINES=b\\ c", "MACHINES is not a setting: did you mean MACHINE?"),
-        ("XYZZY=1", "XYZZY is not a setting: see `make help`"),
-        ("EPOCHS=1", "EPOCHS is no setting of this command: leave it out (`make help` lists who uses it)"),
+        (("BATCHSIZE", "batch_size", "Batch__Size", "BATCH_SIZES", "BATCH_SIZ", "BATCH_SIZA"), "BATCH_SIZE"),
+        (("PRECISON", "PRECISIONS"), "PRECISION"),
+        (("EPOCH", "epochs"), "EPOCHS"),
+        (("model", "Model"), "MODEL"),
+        (("OPTIMISER",), "OPTIMIZER"),
+        (("USEGPU",), "USE_GPU"),
+        (("IMAGEMODEL",), "IMAGE_MODEL"),
     ],
 )
-def test_an_unknown_name_on_makes_command_line_is_refused(makeflags, said):
-    assert refusal(MAKEFLAGS=makeflags) == said
+def test_a_misspelt_variable_is_refused(names, meant):
+    for name in names:
+        message = refusal(**{name: "64"})
+        assert message.startswith(f"{name}='64' ")
+        assert message.endswith(f"did you mean {meant}?")
 
 
-def test_known_names_on_makes_command_line_are_taken():
-    flags = " --no-print-directory -j2 --jobserver-auth=3,4 -- PYTHON=python3 MACHINE=a\\ X=b BATCH_SIZE=64"
-    assert read_settings("image", {"MAKEFLAGS": flags, "BATCH_SIZE": "64"}).batch_size == 64
+def test_ordinary_variables_are_left_alone():
+    assert read_settings("image", dict.fromkeys(ORDINARY.split(), "1")).batch_size.gpu == 64
 
 
-def test_a_setting_that_the_script_does_not_use_is_not_looked_at():
-    settings = read_settings("another", {"MODEL": "", "BATCH_SIZE": "many", "SEED": "3"})
-    assert (settings.model, settings.batch_size, settings.seed) == (None, None, 3)
+@pytest.mark.parametrize(
+    ("makeflags", "name", "fix"),
+    [
+        (" -- BATCHSIZE=64", "BATCHSIZE", "did you mean BATCH_SIZE?"),
+        ("s -- BATCH_SIZES=64", "BATCH_SIZES", "did you mean BATCH_SIZE?"),
+        (" -- MODEL=a MACHINES=b\\ c", "MACHINES", "did you mean MACHINE?"),
+        ("XYZZY=1", "XYZZY", "`make help`"),
+        ("EPOCHS=1", "EPOCHS", "leave it out"),
+    ],
+)
+def test_an_unknown_name_on_makes_command_line_is_refused(makeflags, name, fix):
+    message = refusal(MAKEFLAGS=makeflags)
+    assert message.startswith(f"{name} ")
+    assert fix in message
 
 
-def test_the_page_of_settings_is_as_generated():
-    with open("docs/settings.md") as page:
-        assert page.read() == as_markdown() + "\n"
+def test_known_names_on_makes_command_line_are_accepted():
+    flags = " --no-print-directory -j2 --jobserver-auth=3,4 -- PYTHON=python3 MACHINE=a\\ X=b IMAGE_MODEL=vgg11"
+    assert read_settings("image", {"MAKEFLAGS": flags, "IMAGE_MODEL": "vgg11"}).model == "vgg11"
+
+
+# Lists
 
 
 def test_lists_ask_for_every_combination():
@@ -180,75 +253,26 @@ def test_lists_ask_for_every_combination():
     assert len({(run.use_gpu, run.phase, run.batch_size) for run in runs}) == 12
 
 
-def test_without_lists_there_is_one_run_that_changes_nothing():
-    assert list_runs("image", {"BATCH_SIZE": "4"}) == [{}]
-    assert list_runs("image", {"SCOPE": "device,input"}) == [{}]
-
-
-def test_a_list_under_a_synonym():
-    changes = list_runs("image", {"IMAGE_MODEL": "vgg11, vgg16"})
-    assert changes == [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]
-
-
-def test_scopes_are_all_measured_in_one_run():
-    assert read_settings("image", {}).scope == ("device", "input", "end_to_end")
-    assert read_settings("image", {"SCOPE": "input,device"}).scope == ("input", "device")
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("script", "environ", "changes"),
     [
-        ("BATCH_SIZE", "1,,4", "has an empty entry: remove the extra comma"),
-        ("MODEL", "vgg11,", "has an empty entry: remove the extra comma"),
-        ("BATCH_SIZE", "1,4,1", "has 1 more than once: name it once"),
-        ("SCOPE", "device,device", "has device more than once: name it once"),
-        ("BATCH_SIZE", "1,x", "must be a whole number from 1 to 1000000000, or auto, in every entry"),
-        ("PRECISION", "float32,fp8", "must be one of: float32, tf32, "),
+        ("image", {"BATCH_SIZE": "4"}, [{}]),
+        ("image", {"SCOPE": "device,input"}, [{}]),
+        ("tflops", {"PRECISION": "float32,tf32", "SIZES": "8,9"}, [{}]),
+        ("image", {"PRECISION": "float32,tf32"}, [{"PRECISION": "float32"}, {"PRECISION": "tf32"}]),
+        ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]),
+        ("image", {"BATCH_SIZE": "1,AUTO"}, [{"BATCH_SIZE": "1"}, {"BATCH_SIZE": "AUTO"}]),
+        ("transformer", {"SEED": "1"}, [{"MODEL": "distilbert"}, {"MODEL": "bert-large"}]),
+        ("transformer", {"MODEL": "bert-base"}, [{}]),
+        ("llm", {}, [{"PHASE": "prefill"}, {"PHASE": "decode"}]),
+        ("llm", {"PHASE": " Prefill", "DEPTH": "0,512"}, [{"DEPTH": "0"}]),  # prefill does not use DEPTH
+        ("llm", {"PHASE": "decode", "DEPTH": "0,512"}, [{"DEPTH": "0"}, {"DEPTH": "512"}]),
     ],
 )
-def test_a_wrong_list_is_named_with_its_cure(name, value, said):
-    assert refusal(**{name: value}).startswith(f"{name}={value!r} {said}")
-
-
-def test_settings_that_take_one_value_take_no_list():
-    assert refusal(RUNS="1,2") == "RUNS='1,2' must be a whole number from 1 to 1000"
-
-
-def test_each_script_has_its_defaults():
-    mlp, transformer = read_settings("mlp", {}), read_settings("transformer", {})
-    assert (mlp.phase, mlp.on("cuda").batch_size, mlp.optimizer, mlp.epochs, mlp.scope) == (
-        "training",
-        32,
-        "sgd",
-        0,
-        None,
-    )
-    assert (transformer.phase, transformer.optimizer, transformer.sequence_length) == ("training", "adam", 128)
-    assert (transformer.on("cuda").batch_size, transformer.on("cpu").batch_size) == (32, 4)
-    assert transformer.num_images is None
-
-
-def test_a_default_may_be_a_list():
-    assert list_runs("transformer", {"SEED": "1"}) == [{"MODEL": "distilbert"}, {"MODEL": "bert-large"}]
-    assert list_runs("transformer", {"MODEL": "bert-base"}) == [{}]
-    assert read_settings("transformer", {}).model == "distilbert"
-
-
-def test_language_models_have_defaults_by_device():
-    llm = read_settings("llm", {})
-    found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"), llm.on("mps"))]
-    assert found == [("smollm2-135m", "float32", 1), *[("llama-3.2-1b", "bfloat16", 1)] * 2]
-    assert (llm.prompt_tokens, llm.new_tokens, llm.depth, llm.optimizer) == (512, 128, 0, None)
-    assert list_runs("llm", {}) == [{"PHASE": "prefill"}, {"PHASE": "decode"}]
-    asked = read_settings("llm", {"MODEL": "qwen3-4b", "PRECISION": "float16"}).on("cuda")
-    assert (asked.model, asked.precision) == ("qwen3-4b", "float16")
-
-
-def test_each_script_has_its_phases():
-    assert read_settings("llm", {"PHASE": "Decode"}).phase == "decode"
-    for script, phase, said in (("llm", "training", "prefill, decode"), ("image", "decode", "inference, training")):
-        with pytest.raises(SettingError, match=f"PHASE='{phase}' must be one of: {said}"):
-            read_settings(script, {"PHASE": phase})
+def test_runs_that_the_lists_ask_for(script, environ, changes):
+    assert list_runs(script, environ) == changes
+    for change in changes:  # a child reads the same settings without a list
+        assert list_runs(script, environ | change) == [{}]
 
 
 def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
@@ -258,13 +282,47 @@ def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
     assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in prefill} == {("8", "0"), ("16", "0"), ("32", "0")}
     decode = [run for run in runs if run["PHASE"] == "decode"]
     assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in decode} == {("8", "0"), ("8", "512")}
-    assert list_runs("llm", {"PHASE": " Prefill", "DEPTH": "0,512"}) == [{"DEPTH": "0"}]
-    assert list_runs("llm", {"PHASE": "decode", "DEPTH": "0,512"}) == [{"DEPTH": "0"}, {"DEPTH": "512"}]
 
 
-def test_the_memory_format_follows_the_framework_unless_it_is_named():
-    assert read_settings("image", {}).memory_format == "channels_first"
-    assert read_settings("image", {"FRAMEWORK": "tf"}).memory_format == "channels_last"
-    assert (
-        read_settings("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_first"}).memory_format == "channels_first"
-    )
+# make best
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NUM_DEVICES", "2"),
+        ("NUM_DEVICES", "all"),
+        ("NUM_DEVICES", "1,2"),
+        ("BATCH_SIZE", "Auto"),
+        ("BATCH_SIZE", "auto,8"),
+        ("WORKLOAD", "llm"),
+    ],
+)
+def test_make_best_refuses_what_it_does_not_search(name, value):
+    message = refusal(None, read_search, **{name: value})
+    assert message.startswith(f"{name}={value!r}")
+    assert "llm" not in message.partition(" ")[2]
+
+
+def test_make_best_accepts_its_own_settings_and_those_of_its_workload():
+    environ = {"WORKLOAD": "mlp", "MODEL": "mlp-8", "BATCH_SIZE": "4,8", "NUM_DEVICES": "1", "MAX_MINUTES": "2"}
+    own, settings, changes = read_search(environ | {"MAKEFLAGS": "WORKLOAD=mlp MODEL=mlp-8 MAX_MINUTES=2"})
+    assert (own.workload, own.max_minutes, settings.model) == ("mlp", 2, "mlp-8")
+    assert changes == [{"BATCH_SIZE": "4"}, {"BATCH_SIZE": "8"}]
+    assert refusal(None, read_search, WORKLOAD="mlp", MAKEFLAGS="SCOPE=device").startswith("SCOPE ")
+
+
+# Help
+
+
+def test_the_page_of_settings_is_as_generated():
+    assert Path("docs/settings.md").read_text() == as_markdown() + "\n"
+
+
+def test_the_tables_have_every_name():
+    for text in (as_markdown(), as_text()):
+        assert [name for name in known_names() if name not in text] == []
+
+
+def test_a_bare_macs_python_can_parse_the_settings():
+    ast.parse(Path(module.__file__).read_text(), feature_version=(3, 9))
