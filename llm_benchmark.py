@@ -30,10 +30,10 @@ def llm_workload(settings):
         unit="tokens",
         items_per_step=size * new if is_prefill else size,
         item_shape=(),
-        classes=decoder.vocabulary,
+        classes=decoder.vocab_size,
         parameters=language.count_parameters(decoder),
         flops_per_item=flops,
-        batches=functools.partial(data.token_batches, before + new, decoder.vocabulary, 1),
+        batches=functools.partial(data.token_batches, before + new, decoder.vocab_size, 1),
         columns={"data": "synthetic"},
         bytes_per_step=read,
         resident_bytes=language.weight_bytes(decoder, settings.precision) + cache,
@@ -52,9 +52,9 @@ def check(settings):
     else:
         tokens = settings.depth + settings.new_tokens
         asked = f"DEPTH='{settings.depth}' and NEW_TOKENS='{settings.new_tokens}'"
-    if tokens > decoder.positions:
+    if tokens > decoder.max_position_embeddings:
         raise SettingError(
-            f"{asked} need {tokens} positions, and {settings.model} has {decoder.positions}: ask for less"
+            f"{asked} need {tokens} positions, and {settings.model} has {decoder.max_position_embeddings}: ask for less"
         )
     return decoder
 

@@ -31,7 +31,7 @@ def transformer_workload(settings):
         classes=encoder.labels,
         parameters=parameters,
         flops_per_item=flops,
-        batches=functools.partial(data.token_batches, length, encoder.vocabulary, encoder.labels),
+        batches=functools.partial(data.token_batches, length, encoder.vocab_size, encoder.labels),
         columns={"sequence_length": length, "data": "synthetic"},
     )
 

@@ -188,7 +188,7 @@ def test_the_ancestors_convolution_and_the_bandwidth(monkeypatch):
     assert [work.items_per_step / gigabytes for work in works] == pytest.approx([2, 3, 3])
 
 
-@pytest.mark.parametrize("model", ["matmul", "conv1x1", "copy", "add", "multiply-add"])
+@pytest.mark.parametrize("model", ["matmul", "conv1x1", "copy", "add", "triad"])
 def test_a_wrong_operator_is_refused(monkeypatch, model):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     right = on_torch.OPERATORS[model]

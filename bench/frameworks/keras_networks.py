@@ -158,9 +158,9 @@ def build_transformer(workload):
     encoder = ENCODERS[workload.model]
     inputs = keras.Input(workload.item_shape, dtype="int64")
     x = Embeddings(encoder, name="embeddings")(inputs)
-    for i in range(encoder.layers):
+    for i in range(encoder.num_layers):
         x = encoder_layer(x, encoder, f"layer.{i}.")
-    first = normal_dense(encoder.width, "pooler")(x[:, 0])
+    first = normal_dense(encoder.hidden_size, "pooler")(x[:, 0])
     first = ops.tanh(first) if encoder.is_bert else ops.maximum(first, 0.0)
     first = layers.Dropout(encoder.dropout if encoder.is_bert else 0.2)(first)
     return keras.Model(inputs, normal_dense(workload.classes, "classifier")(first))
@@ -172,10 +172,10 @@ def normal_dense(width, name):
 
 def encoder_layer(x, encoder, name):
     """Self-attention and a feed-forward part; each has a residual connection and a normalisation after it."""
-    width, dropout = encoder.width, encoder.dropout
+    width, dropout = encoder.hidden_size, encoder.dropout
     attention = layers.MultiHeadAttention(
-        encoder.heads,
-        width // encoder.heads,
+        encoder.num_heads,
+        width // encoder.num_heads,
         dropout=dropout,
         kernel_initializer=small_normal(),
         name=name + "attention",
@@ -183,7 +183,7 @@ def encoder_layer(x, encoder, name):
     attended = attention(x, x)
     attended = layers.Dropout(dropout)(attended) if encoder.is_bert else attended
     x = layers.LayerNormalization(epsilon=encoder.norm_epsilon, name=name + "norm1")(x + attended)
-    inner = ops.gelu(normal_dense(encoder.inner, name + "lin1")(x), approximate=False)
+    inner = ops.gelu(normal_dense(encoder.intermediate_size, name + "lin1")(x), approximate=False)
     inner = layers.Dropout(dropout)(normal_dense(width, name + "lin2")(inner))
     return layers.LayerNormalization(epsilon=encoder.norm_epsilon, name=name + "norm2")(x + inner)
 
@@ -194,8 +194,8 @@ class Embeddings(layers.Layer):
     def __init__(self, encoder, **kwargs):
         super().__init__(**kwargs)
         self.words, self.positions, self.types = (
-            layers.Embedding(count, encoder.width, embeddings_initializer=small_normal()) if count else None
-            for count in (encoder.vocabulary, encoder.positions, encoder.token_types)
+            layers.Embedding(count, encoder.hidden_size, embeddings_initializer=small_normal()) if count else None
+            for count in (encoder.vocab_size, encoder.max_position_embeddings, encoder.token_types)
         )
         self.norm = layers.LayerNormalization(epsilon=encoder.norm_epsilon)
         self.dropout = layers.Dropout(encoder.dropout)

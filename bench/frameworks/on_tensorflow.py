@@ -115,7 +115,7 @@ OPERATORS = {
     "copy": lambda x, out: tf.raw_ops.Snapshot(input=x) if platform.system() == "Darwin" else tf.raw_ops.DeepCopy(x=x),
     "add": lambda x, y, out: x + y,
     # Eager execution runs two operators, which move more bytes than the single one of PyTorch.
-    "multiply-add": tf.function(lambda x, y, out: 2.0 * x + y, jit_compile=platform.system() != "Darwin"),
+    "triad": tf.function(lambda x, y, out: 2.0 * x + y, jit_compile=platform.system() != "Darwin"),
 }
 
 

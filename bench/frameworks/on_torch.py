@@ -183,13 +183,14 @@ def build_transformer(workload):
     import transformers  # takes ten seconds: only where it is needed
 
     encoder = ENCODERS[workload.model]
-    sizes = {"vocab_size": encoder.vocabulary, "max_position_embeddings": encoder.positions}
+    sizes = {"vocab_size": encoder.vocab_size, "max_position_embeddings": encoder.max_position_embeddings}
     sizes |= {"num_labels": workload.classes, "attn_implementation": "sdpa"}
     if encoder.is_bert:
-        sizes |= {"num_hidden_layers": encoder.layers, "hidden_size": encoder.width}
-        sizes |= {"num_attention_heads": encoder.heads, "intermediate_size": encoder.inner}
+        sizes |= {"num_hidden_layers": encoder.num_layers, "hidden_size": encoder.hidden_size}
+        sizes |= {"num_attention_heads": encoder.num_heads, "intermediate_size": encoder.intermediate_size}
         return Logits(transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)))
-    sizes |= {"n_layers": encoder.layers, "dim": encoder.width, "n_heads": encoder.heads, "hidden_dim": encoder.inner}
+    sizes |= {"n_layers": encoder.num_layers, "n_heads": encoder.num_heads}
+    sizes |= {"dim": encoder.hidden_size, "hidden_dim": encoder.intermediate_size}
     return Logits(transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**sizes)))
 
 
@@ -214,7 +215,7 @@ OPERATORS = {
     "conv3x3": functools.partial(functional.conv2d, padding=1),
     "copy": lambda x, out: out.copy_(x),
     "add": lambda x, y, out: torch.add(x, y, out=out),
-    "multiply-add": lambda x, y, out: torch.add(y, x, alpha=2.0, out=out),
+    "triad": lambda x, y, out: torch.add(y, x, alpha=2.0, out=out),
     "all-reduce": on_torch_ranks.AllReduce,
 }
 

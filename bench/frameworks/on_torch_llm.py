@@ -16,23 +16,23 @@ def build_llm(workload):
     import transformers  # takes ten seconds: only where it is needed
 
     sizes = DECODERS[workload.model]
-    rotary: dict = {"rope_type": "default", "rope_theta": sizes.theta}
-    if sizes.stretch > 1:
-        rotary |= {"rope_type": "llama3", "factor": sizes.stretch, "original_max_position_embeddings": 8192}
+    rotary: dict = {"rope_type": "default", "rope_theta": sizes.rope_theta}
+    if sizes.rope_factor > 1:
+        rotary |= {"rope_type": "llama3", "factor": sizes.rope_factor, "original_max_position_embeddings": 8192}
         rotary |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     name = "Qwen3" if sizes.is_qwen else "Llama"
     config = getattr(transformers, f"{name}Config")(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.width,
-        intermediate_size=sizes.inner,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.cached_heads,
-        head_dim=sizes.head_width,
-        max_position_embeddings=sizes.positions,
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_hidden_layers=sizes.num_layers,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        max_position_embeddings=sizes.max_position_embeddings,
         rms_norm_eps=sizes.norm_epsilon,
         rope_parameters=rotary,
-        tie_word_embeddings=sizes.is_tied,
+        tie_word_embeddings=sizes.tie_word_embeddings,
         attn_implementation="sdpa",
     )
     with torch.device("meta"):

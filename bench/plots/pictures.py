@@ -86,7 +86,7 @@ def fastest(stored, workload, models, title, unit):
 
 def bandwidth(stored):
     found = select.bandwidths(stored.believed)
-    panels = [(model, found[found["model"] == model]) for model in ("copy", "add", "multiply-add")]
+    panels = [(model, found[found["model"] == model]) for model in ("copy", "add", "triad")]
     return bars(panels, "GB/s, bytes read and written")
 
 

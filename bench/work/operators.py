@@ -15,7 +15,7 @@ MIN_SETS, MAX_SETS = 2, 16
 SMALLEST_NUMBER = 2  # bytes
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
-BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "multiply-add": lambda x, y: 2 * x + y}
+BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}
 
 
 def name_size(size):

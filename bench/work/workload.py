@@ -95,14 +95,14 @@ def mlp_counts(widths, phase):
 class Encoder:
     """Published sizes of a BERT-like encoder, with a classifier for `labels` classes."""
 
-    layers: int
-    width: int
-    heads: int
-    inner: int  # width inside the feed-forward part
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int  # width inside the feed-forward part
     token_types: int  # number of segment embeddings; 0: none
     norm_epsilon: float = 1e-12
-    vocabulary: int = 30522
-    positions: int = 512
+    vocab_size: int = 30522
+    max_position_embeddings: int = 512
     dropout: float = 0.1
     labels: int = 8
 
@@ -114,9 +114,9 @@ class Encoder:
 
 # Devlin et al. 2018 (arXiv 1810.04805); Sanh et al. 2019 (arXiv 1910.01108).
 ENCODERS = {
-    "distilbert": Encoder(layers=6, width=768, heads=12, inner=3072, token_types=0),
-    "bert-base": Encoder(layers=12, width=768, heads=12, inner=3072, token_types=2),
-    "bert-large": Encoder(layers=24, width=1024, heads=16, inner=4096, token_types=2),
+    "distilbert": Encoder(num_layers=6, hidden_size=768, num_heads=12, intermediate_size=3072, token_types=0),
+    "bert-base": Encoder(num_layers=12, hidden_size=768, num_heads=12, intermediate_size=3072, token_types=2),
+    "bert-large": Encoder(num_layers=24, hidden_size=1024, num_heads=16, intermediate_size=4096, token_types=2),
 }
 
 
@@ -126,10 +126,10 @@ def encoder_counts(encoder, length, phase):
     Multiply-adds per layer and token: query, key, value and output matmuls (4 w w), feed-forward (2 w f), attention
     scores and weighted values (2 w length). The classifier reads the first token only. Embedding lookups cost none.
     """
-    w, f = encoder.width, encoder.inner
-    embeddings = (encoder.vocabulary + encoder.positions + encoder.token_types) * w
+    w, f = encoder.hidden_size, encoder.intermediate_size
+    embeddings = (encoder.vocab_size + encoder.max_position_embeddings + encoder.token_types) * w
     layer = 4 * (w + 1) * w + (w + 1) * f + (f + 1) * w + 4 * w  # two normalisations
     classifier = (w + 1) * w + (w + 1) * encoder.labels
-    parameters = embeddings + 2 * w + encoder.layers * layer + classifier
-    multiply_adds = encoder.layers * length * (4 * w * w + 2 * w * f + 2 * w * length) + w * w + w * encoder.labels
+    parameters = embeddings + 2 * w + encoder.num_layers * layer + classifier
+    multiply_adds = encoder.num_layers * length * (4 * w * w + 2 * w * f + 2 * w * length) + w * w + w * encoder.labels
     return parameters, flops_of_phase(phase, 2 * multiply_adds)

@@ -18,7 +18,7 @@ from llm_benchmark import llm_workload
 from tests.frameworks import alias_device
 
 TINY = {
-    "tiny-llama": Decoder(2, 64, 4, 2, 16, 96, 500, 64, 1e4, stretch=8, is_tied=False),
+    "tiny-llama": Decoder(2, 64, 4, 2, 16, 96, 500, 64, 1e4, rope_factor=8, tie_word_embeddings=False),
     "tiny-qwen": Decoder(2, 64, 4, 2, 32, 96, 500, 64, 1e4, is_qwen=True, norm_epsilon=1e-6),
 }
 TINY_SETTINGS = {"MODEL": "tiny-llama", "PRECISION": "float32", "BATCH_SIZE": "2", "PROMPT_TOKENS": "6"}
@@ -207,7 +207,7 @@ def test_the_librarys_models_have_the_published_parameters(model):
 @pytest.mark.parametrize("model", TINY)
 def test_tied_tables_stay_tied_and_positions_are_those_of_the_library(model):
     module = open_session(MODEL=model, PRECISION="bfloat16").model.uncompiled
-    assert (module.lm_head.weight is module.model.embed_tokens.weight) == TINY[model].is_tied
+    assert (module.lm_head.weight is module.model.embed_tokens.weight) == TINY[model].tie_word_embeddings
     fresh = type(module)(module.config).model.rotary_emb.inv_freq
     assert module.model.rotary_emb.inv_freq.dtype == torch.float32
     assert torch.equal(module.model.rotary_emb.inv_freq.cpu(), fresh)

@@ -18,8 +18,12 @@ from transformer_benchmark import transformer_workload
 
 # As deep and wide as it takes to see a difference; the published sizes would take gigabytes to hand over.
 TINY = {
-    "tiny-distilbert": Encoder(layers=2, width=64, heads=4, inner=128, token_types=0, vocabulary=500),
-    "tiny-bert": Encoder(layers=2, width=64, heads=4, inner=128, token_types=2, vocabulary=500),
+    "tiny-distilbert": Encoder(
+        num_layers=2, hidden_size=64, num_heads=4, intermediate_size=128, token_types=0, vocab_size=500
+    ),
+    "tiny-bert": Encoder(
+        num_layers=2, hidden_size=64, num_heads=4, intermediate_size=128, token_types=2, vocab_size=500
+    ),
 }
 # SGD: Adam's first step is the sign of the gradient, which is noise where the gradient is zero.
 TINY_SETTINGS = {"SEQUENCE_LENGTH": "16", "OPTIMIZER": "sgd"}

@@ -122,9 +122,9 @@ def test_every_axis_has_figures(folder, sides):
 
 def test_a_panel_for_each_operator(folder):
     stream = {"workload": "bandwidth", "phase": "", "unit": "GB/s"}
-    write(folder, [rate(40) | stream | {"model": model} for model in ("copy", "add", "multiply-add")])
+    write(folder, [rate(40) | stream | {"model": model} for model in ("copy", "add", "triad")])
     found = [title.split(",")[0] for title in titles(pictures.bandwidth(load(folder)))]
-    assert found == ["copy", "add", "multiply-add"]
+    assert found == ["copy", "add", "triad"]
 
 
 def test_a_sustained_run_is_drawn_by_the_rate_of_each_ten_seconds(folder):

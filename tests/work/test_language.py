@@ -27,14 +27,14 @@ def test_parameters_equal_published_ones(model, published):
 def test_parameters_outside_the_embedding_equal_published_ones():
     for model, billions in (("qwen3-0.6b", 0.44), ("qwen3-4b", 3.6)):
         decoder = DECODERS[model]
-        outside = language.count_parameters(decoder) - decoder.vocabulary * decoder.width
+        outside = language.count_parameters(decoder) - decoder.vocab_size * decoder.hidden_size
         assert outside / 1e9 == pytest.approx(billions, abs=0.05)
 
 
 @pytest.mark.parametrize("model", DECODERS)
 def test_a_prompt_takes_the_flops_of_its_tokens_one_by_one(model):
     decoder = DECODERS[model]
-    output = 2 * decoder.vocabulary * decoder.width
+    output = 2 * decoder.vocab_size * decoder.hidden_size
     singly = [language.decode_flops(decoder, depth, 1) - output for depth in range(7)]
     assert language.prefill_flops(decoder, 7) == sum(singly) + output
     assert 7 * language.decode_flops(decoder, 0, 7) == sum(singly) + 7 * output

@@ -34,7 +34,7 @@ def test_mlp_counts_equal_published_ones():
 )
 def test_encoder_parameters_equal_published_ones(model, without_head):
     encoder = ENCODERS[model]
-    width = encoder.width
+    width = encoder.hidden_size
     head = 8 * (width + 1) + (0 if encoder.is_bert else (width + 1) * width)  # published with BERT's pooler
     assert encoder_counts(encoder, 128, "training")[0] == without_head + head
 
