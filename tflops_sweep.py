@@ -1,11 +1,11 @@
-"""The machine's ceilings: matmuls over sizes and precisions, convolutions, memory bandwidth.
+"""The machine's limits: matmuls over sizes and precisions, convolutions, memory bandwidth.
 
     make tflops
     SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
     FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
-    NUM_DEVICES=2 make tflops               all-reduce alone
+    NUM_DEVICES=2 make tflops               all-reduce only
 
-`make help` lists the settings.
+`make settings` explains the settings.
 """
 
 import math
@@ -21,18 +21,19 @@ from bench import run
 from bench.machine.environment import GIB
 from bench.main import EXIT_STATUS, main
 from bench.rows import cells, peaks, report, results
+from bench.rows.columns import without_exponent
 from bench.rows.verdict import bus_bandwidth
-from bench.settings import SettingError
 from bench.work import operators
 
 MESSAGES = tuple(1024 * 4**i for i in range(10))  # bytes of an all-reduce, 1 KiB to 256 MiB
 COPIES = 4  # of a message, that a rank has in memory
-LOOK_SIZE = (512, 512, 512)  # a quick look at the speed, before a large matmul is tried
+TRIAL_SIZE = (512, 512, 512)  # of a matmul that estimates the speed before a large one is tried
+CPU_PEAK_SIDE, GPU_PEAK_SIDE = 1024, 4096  # M = N = K from which a matmul may reach a device's peak
 
 
 @dataclass
 class Sweep:
-    """One sweep under way: where its rows go, what it has found, and its progress bar."""
+    """A sweep in progress: the file of its rows, the rows so far, and the progress bar."""
 
     bench: run.Bench
     path: Path
@@ -40,16 +41,18 @@ class Sweep:
     rows: list[dict] = field(default_factory=list)
 
     def __post_init__(self):
-        # No energy: five more seconds of each matmul would be most of a sweep's time.
+        # Energy needs five more seconds for each matmul, which would be most of a sweep's time.
         self.bench = replace(self.bench, instruments=replace(self.bench.instruments, counter=None))
         self.settings, self.precisions = self.bench.settings, self.bench.settings.precision
+        self.peak_side = CPU_PEAK_SIDE if self.bench.device.device == "cpu" else GPU_PEAK_SIDE
+        self.reaches_peak = max(map(math.prod, self.settings.sizes)) >= self.peak_side**3
         count = len(self.precisions) * (len(self.settings.sizes) + 3) + 3
         count = count if self.bench.device.world_size == 1 else len(MESSAGES)
-        look = {"disable": None if self.bench.reports else True, "leave": False, "file": sys.stderr}
-        self.bar = tqdm(total=count, unit=" measured", **look)
+        options = {"disable": None if self.bench.reports else True, "leave": False, "file": sys.stderr}
+        self.bar = tqdm(total=count, unit=" measured", **options)
 
     def measure(self, workload, precision, seed=0, counts=True):
-        """The row of one operator, not stored yet; a failure is a row too."""
+        """Measure one operator and return its row without storing it; a failure is a row too."""
         settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed)
         bench = replace(self.bench, settings=settings)
         row = cells.begin_row(settings, bench.host, bench.device.cells(), workload, None, "device", self.run_id)
@@ -61,31 +64,31 @@ class Sweep:
         except Exception as error:
             row |= run.describe_end(error, bench)
         self.bar.update(int(counts))
-        if row["status"] == "interrupted":  # Ctrl-C in its windows; the complete ones are stored
+        if row["status"] == "interrupted":  # Ctrl-C during the windows; the complete ones are stored
             self.keep(row)
             raise KeyboardInterrupt
         return row
 
     def keep(self, row):
-        """Store a row, with a flag where it exceeds what the vendor says."""
+        """Store a row, with a flag if it exceeds the vendor's figure; returns whether it was measured."""
         row = peaks.flag_implausible(row)
         if self.bench.reports or row["status"] not in EXIT_STATUS:
             results.append(self.path, row | {"timestamp": cells.utc_now()})
         self.rows.append(row)
         return row["status"] == "ok"
 
-    def skips(self, workload, precision, flops_per_second, why=""):
-        """Whether one step is too much for this machine or for MAX_SECONDS; then a line says so."""
+    def skips(self, workload, precision, flops_per_second, reason=""):
+        """Return whether to skip a workload: for the reason given, or because a step takes too long; print why."""
         seconds = workload.items_per_step * (workload.flops_per_item or 0) / (flops_per_second or math.inf)
-        if not why and seconds > self.settings.max_seconds / 2:  # a result needs a dozen steps or more
-            why = f"one step would take about {seconds:.2g} s: a longer MAX_SECONDS includes it"
-        if why:
-            tqdm.write(f"{precision} {name_workload(workload)} is left out: {why}", file=sys.stderr)
+        if not reason and seconds > self.settings.max_seconds / 2:  # a result needs a dozen steps or more
+            reason = f"one step would take about {seconds:.2g} s: a longer MAX_SECONDS includes it"
+        if reason:
+            tqdm.write(f"{precision} {name_workload(workload)} is skipped: {reason}", file=sys.stderr)
             self.bar.update()
-        return bool(why)
+        return bool(reason)
 
     def best(self, precision):
-        """The fastest matmul of a precision so far, or None."""
+        """Return the row of the fastest matmul of a precision so far, or None."""
         found = [r for r in self.rows if r["model"] == "matmul" and r["precision"] == precision and r["status"] == "ok"]
         return max(found, key=lambda row: row["tflops"], default=None)
 
@@ -95,13 +98,13 @@ def name_workload(workload):
 
 
 def sweep_sizes(sweep: Sweep, precision):
-    """Measure the matmuls of one precision, small ones first; skip what cannot fit or takes too long."""
+    """Measure the matmuls of one precision, small ones first; skip those that cannot fit or take too long."""
     last, flops_per_second = (0, 0, 0), None
     for size in sorted(sweep.settings.sizes, key=math.prod):
         workload = operators.matmul(size)
-        # Tiny matmuls are launch-bound: their rate says nothing about a large one.
-        if math.prod(last) < math.prod(LOOK_SIZE) < math.prod(size):
-            flops_per_second = look(sweep, precision)
+        # Tiny matmuls are launch-bound: their rate does not predict that of a large one.
+        if math.prod(last) < math.prod(TRIAL_SIZE) < math.prod(size):
+            flops_per_second = estimate_speed(sweep, precision)
         if sweep.skips(workload, precision, flops_per_second, too_large(sweep.bench.host, size)):
             continue
         row = sweep.measure(workload, precision)
@@ -110,12 +113,12 @@ def sweep_sizes(sweep: Sweep, precision):
             return
         last, flops_per_second = size, 1e12 * row["tflops"]
         best = sweep.best(precision)
-        sweep.bar.set_postfix_str(f"best {best['tflops']:.4g} TFLOP/s at {best['matrix_size']}")
+        sweep.bar.set_postfix_str(f"best {describe_rate(best['tflops'])} at {best['matrix_size']}")
 
 
-def look(sweep: Sweep, precision):
-    """FLOP/s of a matmul of LOOK_SIZE, which is not stored; None where it fails."""
-    row = sweep.measure(operators.matmul(LOOK_SIZE), precision, counts=False)
+def estimate_speed(sweep: Sweep, precision):
+    """Measure a matmul of TRIAL_SIZE and return its FLOP/s, or None if it fails. Its row is not stored."""
+    row = sweep.measure(operators.matmul(TRIAL_SIZE), precision, counts=False)
     return 1e12 * row["tflops"] if row["status"] == "ok" else None
 
 
@@ -124,20 +127,21 @@ def size_of(row):
 
 
 def too_large(host, size):
-    """Why a matmul cannot fit; "" where it can, or where only trying tells."""
+    """Return why a matmul cannot fit into memory, or "" if it may."""
     m, n, k = size
     gib = 4 * (operators.MIN_SETS * (m * k + k * n) + m * n) / GIB
     installed = host.memory_gb
-    return f"it takes {gib:.3g} GiB and the machine has {installed:g}" if installed and gib > installed / 2 else ""
+    return f"it needs {gib:.3g} GiB and the machine has {installed:g}" if installed and gib > installed / 2 else ""
 
 
 def find_peak(sweep: Sweep, precision):
-    """Measure the best size again, because the maximum of noisy figures is too high; and as a convolution.
+    """Measure the best size again, because the maximum of noisy figures is too high, and as a 1x1 convolution.
 
-    A CPU's BLAS may leave half of the chip unused in matmuls where its convolutions do not.
+    A CPU's BLAS may leave half of the chip idle in matmuls, but not in convolutions. Without a large matmul among SIZES
+    there is no peak: other rows are compared with it, and small matmuls reach a fraction of what a device can do.
     """
     best = sweep.best(precision)
-    if best is None:
+    if best is None or not sweep.reaches_peak:
         return
     size = size_of(best)
     peak = sweep.measure(operators.matmul(size), precision, seed=1)
@@ -145,7 +149,7 @@ def find_peak(sweep: Sweep, precision):
     sweep.keep(rival)
     note = f"the best of {len(sweep.settings.sizes)} sizes, measured again"
     if rival["status"] == "ok" and rival["tflops"] > peak.get("tflops", 0):
-        note = f"a 1x1 convolution in channels_last, faster than the matmul ({peak.get('tflops', 0):.4g} TFLOP/s)"
+        note = f"a 1x1 convolution in channels_last, faster than the matmul ({describe_rate(peak.get('tflops', 0))})"
         peak = rival
     note = "; ".join(filter(None, [note, peak["note"]]))
     sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note})
@@ -157,18 +161,15 @@ def measure_convolution(sweep: Sweep, precision):
     if best is None:
         return
     rate = 1e12 * best["tflops"]
-    if math.prod(size_of(best)) < math.prod(LOOK_SIZE):
-        rate = max(rate, look(sweep, precision) or 0)
+    if math.prod(size_of(best)) < math.prod(TRIAL_SIZE):
+        rate = max(rate, estimate_speed(sweep, precision) or 0)
     conv3x3 = operators.convolution_3x3(sweep.bench.device.device)
     if not sweep.skips(conv3x3, precision, rate):
         sweep.keep(sweep.measure(conv3x3, precision))
 
 
 def run_sweep(bench, path, _):
-    """Run everything, then report what was found; returns the exit status."""
-    for precision in bench.settings.precision:
-        if precision.startswith("mixed"):
-            raise SettingError(f"PRECISION={precision!r} is for models: name the 16-bit precision itself")
+    """Measure everything, then print what was found; returns the exit status."""
     sweep, one = Sweep(bench, path), bench.device.world_size == 1
     try:
         (sweep_device if one else sweep_messages)(sweep)
@@ -185,7 +186,7 @@ def run_sweep(bench, path, _):
 
 
 def sweep_device(sweep: Sweep):
-    """The ceilings of one device."""
+    """Measure everything that one device can do."""
     for precision in sweep.precisions:
         sweep_sizes(sweep, precision)
         find_peak(sweep, precision)
@@ -195,21 +196,21 @@ def sweep_device(sweep: Sweep):
 
 
 def sweep_messages(sweep: Sweep):
-    """All-reduce over the ranks, the small messages first; ends with the first failure."""
+    """Measure all-reduce over the ranks, small messages first, up to the first failure."""
     bench, me = sweep.bench, sweep.bench.group.ranks
     room = min(bench.group.gather((bench.host.memory_gb or math.inf) * GIB / 2 / me.local_world_size))
     for size in MESSAGES:
         workload = operators.all_reduce(size, me.rank, me.world_size)
-        too_large = f"it takes {COPIES * size / GIB:.3g} GiB on each rank" if COPIES * size > room else ""
-        if not sweep.skips(workload, "float32", None, too_large) and not sweep.keep(sweep.measure(workload, "float32")):
+        reason = f"it needs {COPIES * size / GIB:.3g} GiB on each rank" if COPIES * size > room else ""
+        if not sweep.skips(workload, "float32", None, reason) and not sweep.keep(sweep.measure(workload, "float32")):
             return
 
 
 def describe_messages(sweep: Sweep):
-    """The closing table of all-reduce."""
+    """Return the closing table of all-reduce."""
     device, ranks = sweep.bench.device, sweep.bench.device.world_size
-    where = "one machine" if device.nodes == 1 else f"{device.nodes} machines"
-    lines = [f"all-reduce of {ranks} devices in {where}, {device.device_name} ({device.device})"]
+    machines = "one machine" if device.nodes == 1 else f"{device.nodes} machines"
+    lines = [f"all-reduce of {ranks} devices in {machines}, {device.device_name} ({device.device})"]
     lines.append(f"{'bytes':>14}{'seconds':>12}{'algorithm GB/s':>16}{'bus GB/s':>12}")
     for row in sweep.rows:
         if row["status"] != "ok":
@@ -222,21 +223,30 @@ def describe_messages(sweep: Sweep):
 
 
 def describe(sweep: Sweep, stored):
-    """The closing table: TFLOP/s by size and precision, the best of each marked, then peaks and GB/s."""
+    """Return the closing table: rates by size and precision with the best of each marked, the peaks, and GB/s."""
     device = sweep.bench.device
-    lines = [
-        f"TFLOP/s, {sweep.settings.framework} {device.framework_version} on {device.device_name} ({device.device})"
-    ]
     ok = [row for row in sweep.rows if row["status"] == "ok"]
     shown = [precision for precision in sweep.precisions if sweep.best(precision)]
+    is_fast = any(sweep.best(precision)["tflops"] >= 1 for precision in shown)
+    unit, scale = ("TFLOP/s", 1) if is_fast else ("GFLOP/s", 1000)
+    framework = f"{sweep.settings.framework} {device.framework_version}"
+    lines = [f"{unit}, {framework} on {device.device_name} ({device.device})"]
     lines.append(f"  {'':16}" + "".join(f"{precision:>12}" for precision in shown))
-    for size in sorted(sweep.settings.sizes, key=math.prod):
-        name = operators.name_size(size)
-        lines += describe_line(sweep, name, [r for r in ok if (r["model"], r.get("matrix_size")) == ("matmul", name)])
-    for model, label in (("conv1x1", "1x1 convolution"), ("conv3x3", "3x3 convolution"), ("matmul-peak", "peak")):
-        lines += describe_line(sweep, label, [row for row in ok if row["model"] == model])
-    failed = [row for row in sweep.rows if row["status"] != "ok"]
-    lines += [f"{row['precision']} {row['model']}: {row['status']}: {row['note']}" for row in failed]
+    parts = [(operators.name_size(size), "matmul") for size in sorted(sweep.settings.sizes, key=math.prod)]
+    parts += [("1x1 convolution", "conv1x1"), ("3x3 convolution", "conv3x3"), ("peak", "matmul-peak")]
+    for label, model in parts:
+        found = [row for row in ok if row["model"] == model and (model != "matmul" or row["matrix_size"] == label)]
+        by_precision = {row["precision"]: row for row in found}
+        line = f"  {label:<16}"
+        for precision in shown:
+            row = by_precision.get(precision)
+            rate = without_exponent(f"{scale * row['tflops']:.4g}") if row else ""
+            line += f"{rate:>11}{'*' if row and row is sweep.best(precision) else ' '}"
+        lines += [line.rstrip()] if found else []
+    lines += ["  * the fastest matmul of a precision"] if shown else []
+    if not sweep.reaches_peak:
+        lines.append(f"  no peak: small matmuls do not reach it; SIZES needs one of {sweep.peak_side} or more")
+    lines += [f"{r['precision']} {r['model']}: {r['status']}: {r['note']}" for r in sweep.rows if r["status"] != "ok"]
     moved = [f"{row['model']} {row['throughput']:.4g} GB/s" for row in ok if row["workload"] == "bandwidth"]
     lines += ["bandwidth, float32: " + ", ".join(moved)] if moved else []
     flags = {flag for row in ok for flag in row["flags"].split()} - {"few_windows", "ci_not_met"}
@@ -244,20 +254,13 @@ def describe(sweep: Sweep, stored):
     return "\n".join(lines + peaks.compare_frameworks(stored, device.device))
 
 
-def describe_line(sweep: Sweep, label, rows):
-    """[one line of the closing table], a cell for each precision that has a best; [] where no row is."""
-    if not rows:
-        return []
-    by_precision, line = {row["precision"]: row for row in rows}, f"  {label:<16}"
-    for precision in filter(sweep.best, sweep.precisions):
-        row = by_precision.get(precision)
-        mark = "*" if row is sweep.best(precision) else " "
-        line += f"{row['tflops']:>11.4g}{mark}" if row else f"{'':12}"
-    return [line.rstrip()]
+def describe_rate(tflops):
+    """Format a rate with a unit in which it is readable."""
+    return f"{tflops:.4g} TFLOP/s" if tflops >= 1 else f"{1000 * tflops:.4g} GFLOP/s"
 
 
 def first_size(settings):
-    """The Workload that stands for a sweep that was killed."""
+    """Return the Workload that represents a sweep that was killed."""
     return operators.matmul(settings.sizes[0])
 
 

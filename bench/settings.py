@@ -200,6 +200,8 @@ def setting(kind, default, meaning, *, shown=None, lists=None, phases=()) -> Any
 
 MODELS = ("image", "mlp", "transformer", "llm")
 TUNED = ("image", "mlp", "transformer")  # the workloads of `make best`
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
+MIXED = ("mixed_float16", "mixed_bfloat16")
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 
 
@@ -258,10 +260,11 @@ class Settings:
         whole(32, 4096), {"image": None}, "pixels on each side", shown="the model's own (224; inception_v3 299)"
     )
     precision: Any = setting(
-        one_of("float32", "tf32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64"),
+        dict.fromkeys(MODELS, one_of(*PRECISIONS, *MIXED)) | dict.fromkeys(("tflops", "llm"), one_of(*PRECISIONS)),
         dict.fromkeys(MODELS, "float32")
         | {"tflops": ("float32", "tf32", "float16", "bfloat16"), "llm": ByDevice(gpu="bfloat16", cpu="float32")},
-        "float32 (TF32 off), tf32, mixed_float16, mixed_bfloat16 (autocast), float16, bfloat16, float64",
+        "float32 (TF32 off), tf32, float16, bfloat16, float64; image, mlp and transformer also: mixed_float16, "
+        "mixed_bfloat16 (autocast)",
         shown="float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
         lists=dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
     )

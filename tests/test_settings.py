@@ -106,7 +106,7 @@ def test_wrong_batch_sizes(value):
     ("name", "value", "fix"),
     [
         ("USE_GPU", "yes please", "1 or 0"),
-        ("PRECISION", "fp8", "float32, tf32, mixed_float16, mixed_bfloat16, float16, bfloat16, float64"),
+        ("PRECISION", "fp8", "float32, tf32, float16, bfloat16, float64, mixed_float16, mixed_bfloat16"),
         ("NUM_IMAGES", "0", "from 1 to 1000000000"),
         ("NUM_WORKERS", "-1", "from 0 to 1024"),
         ("NUM_DEVICES", "0", "from 1 to 1000000000, or all"),
@@ -158,6 +158,7 @@ def test_an_empty_value_is_refused(name):
         ("image", {"MODEL": "resnet18", "IMAGE_MODEL": "resnet50"}, "IMAGE_MODEL='resnet50'"),
         ("llm", {"FRAMEWORK": "tensorflow"}, "PyTorch"),
         ("llm", {"PHASE": "training"}, "prefill, decode"),
+        ("llm", {"PRECISION": "mixed_float16"}, "float16, bfloat16, float64"),
     ],
 )
 def test_contradictions_are_refused(script, environ, named):
