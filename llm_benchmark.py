@@ -1,10 +1,10 @@
-"""Tokens per second of a language model: prefill (reading a prompt) and decode (writing one token after the other).
+"""Tokens per second of a language model: prefill (reading a prompt) and decode (writing token by token).
 
     make llm
     MODEL=llama-3.2-1b PHASE=decode DEPTH=0,4096 BATCH_SIZE=1,8 make llm
     PHASE=prefill PROMPT_TOKENS=128,512,2048 .venv/bin/python llm_benchmark.py
 
-The definitions are those of llama-bench (pp512, tg128); docs/method.md has them. `make help` lists the settings.
+The definitions are those of llama-bench (pp512, tg128); docs/method.md has them. `make settings` explains the settings.
 """
 
 import functools
@@ -17,7 +17,7 @@ from bench.work.workload import Workload
 
 
 def llm_workload(settings):
-    """A step of prefill is one batch of prompts of random tokens; a step of decode is one token for each sequence."""
+    """Describe the work: a step of prefill reads a batch of random prompts, one of decode adds a token to each."""
     decoder = check(settings)
     is_prefill, size = settings.phase == "prefill", settings.batch_size
     before, new = (0, settings.prompt_tokens) if is_prefill else (settings.depth, settings.new_tokens)
@@ -41,21 +41,18 @@ def llm_workload(settings):
 
 
 def check(settings):
-    """The Decoder that the settings ask for; raises SettingError where they do not suit it."""
+    """Return the Decoder of the settings; raises SettingError if it is unknown or its positions do not suffice."""
     if settings.model not in language.DECODERS:
         raise SettingError(f"MODEL={settings.model!r} must be one of: {', '.join(language.DECODERS)}")
     decoder = language.DECODERS[settings.model]
-    if settings.precision not in language.BYTES:
-        raise SettingError(f"PRECISION={settings.precision!r} is for training: name the 16-bit precision itself")
     if settings.phase == "prefill":
         tokens, asked = settings.prompt_tokens, f"PROMPT_TOKENS='{settings.prompt_tokens}'"
     else:
         tokens = settings.depth + settings.new_tokens
         asked = f"DEPTH='{settings.depth}' and NEW_TOKENS='{settings.new_tokens}'"
     if tokens > decoder.max_position_embeddings:
-        raise SettingError(
-            f"{asked} need {tokens} positions, and {settings.model} has {decoder.max_position_embeddings}: ask for less"
-        )
+        most = decoder.max_position_embeddings
+        raise SettingError(f"{asked}: {tokens} tokens are more than the {most} of {settings.model}: set fewer")
     return decoder
 
 

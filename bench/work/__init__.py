@@ -1,7 +1,7 @@
-"""What is measured: a workload's sizes, its data and its FLOP count."""
+"""Workloads: their sizes, their data and their counts of FLOPs and bytes."""
 
 from bench.settings import ROOT
 
-# The doctor needs these where NumPy is not installed, so they are not in cifar10.py.
+# Not in cifar10.py, because the doctor needs them even if NumPy is not installed.
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_FOLDER = ROOT / "data"

@@ -39,10 +39,10 @@ class DataError(Exception):
 
 @functools.cache
 def choose(data):
-    """The value of the column `data`, "cifar10" or "synthetic", for a value of DATA; None prefers cifar10.
+    """Return the data to use, "cifar10" or "synthetic", for a value of DATA; None prefers cifar10.
 
     Raises:
-        SettingError: DATA='cifar10', and it is not available.
+        SettingError: DATA='cifar10' was set and CIFAR-10 is not available.
     """
     if data == "synthetic":
         return data
@@ -57,7 +57,7 @@ def choose(data):
 
 
 def batches(data, batch_size, seed):
-    """RESIDENT_BATCHES batches: a list of (images, labels), float32 of shape (batch_size, 3072) and int64."""
+    """Return RESIDENT_BATCHES pairs (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
     images, labels = synthetic_images(RESIDENT_BATCHES * batch_size, seed) if data == "synthetic" else load()[:2]
     order = np.resize(np.random.default_rng(seed).permutation(len(images)), (RESIDENT_BATCHES, batch_size))
     return [(as_floats(images[batch]), labels[batch]) for batch in order]
@@ -65,7 +65,7 @@ def batches(data, batch_size, seed):
 
 @functools.cache
 def dataset(data, seed):
-    """(train images, train labels, test images, test labels): 50,000 and 10,000 images, float32 from 0 to 1."""
+    """Return (train images, train labels, test images, test labels): 50,000 and 10,000 images, float32 from 0 to 1."""
     if data == "synthetic":
         images, labels = synthetic_images(TRAIN_IMAGES + TEST_IMAGES, seed)
         train, train_labels = images[:TRAIN_IMAGES], labels[:TRAIN_IMAGES]
@@ -80,7 +80,7 @@ def as_floats(images):
 
 
 def synthetic_images(count, seed):
-    """Seeded (images, labels), uint8 (count, 3072) and int64. Each class has a faint pattern that a model can learn."""
+    """Make seeded (images, labels), uint8 (count, 3072) and int64, with a faint pattern of each class to learn."""
     random = np.random.default_rng(seed)
     patterns = 128 + 4 * random.standard_normal((CIFAR_CLASSES, PIXELS), dtype=np.float32)
     labels = random.integers(CIFAR_CLASSES, size=count)
@@ -94,12 +94,12 @@ def synthetic_images(count, seed):
 
 @functools.cache
 def load(folder=CIFAR10_FOLDER, url=CIFAR10_URL, md5=MD5):
-    """(train images, train labels, test images, test labels) from the archive, which is downloaded if it is missing.
+    """Return (train images, train labels, test images, test labels), after downloading the archive if it is missing.
 
     Images are uint8 of shape (count, 3072): all red values, then green, then blue. Labels are int64.
 
     Raises:
-        DataError: no network or a wrong MD5. No incomplete file stays behind.
+        DataError: no network or a wrong MD5. No incomplete file is left behind.
     """
     path = Path(folder) / url.rpartition("/")[2]
     if not path.exists():
@@ -113,10 +113,10 @@ def load(folder=CIFAR10_FOLDER, url=CIFAR10_URL, md5=MD5):
 
 
 def fetch(url, path, md5):
-    """Download a file. It gets its name only when it has the right MD5."""
+    """Download a file; it is renamed to `path` only if it has the right MD5."""
     log.info("downloading CIFAR-10 (170 MB) to %s", path.parent)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    # A Python from python.org finds no system certificates on a Mac.
+    # On a Mac, Python from python.org does not find the system's certificates.
     trust = ssl.create_default_context(cafile=certifi.where())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,18 +134,19 @@ def fetch(url, path, md5):
 
 
 def md5_of(path):
+    """Return the MD5 of a file as hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
 def read(path):
-    """What load() returns. The archive is read in memory: nothing is unpacked to the disk."""
+    """Read the archive in memory, without unpacking it to disk; returns what load() returns."""
     with tarfile.open(path, "r:gz") as archive:
         train, test = (b"".join(archive.extractfile(name).read() for name in names) for names in (TRAIN, TEST))
     return *split(train), *split(test)
 
 
 def split(records):
-    """(images, labels) of records that are one byte of label and PIXELS bytes of image."""
+    """Split records of one label byte and PIXELS image bytes into (images, labels)."""
     rows = np.frombuffer(records, np.uint8).reshape(-1, 1 + PIXELS)
     return rows[:, 1:], rows[:, 0].astype(np.int64)

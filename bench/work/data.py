@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-# Hardware or framework may cache one repeated batch, so several batches rotate.
+# Several batches rotate, because hardware or framework may cache a single one.
 RESIDENT_BATCHES = 4
 JPEG_FILES = 256
 POOL_NUMBERS = 2**24
@@ -18,7 +18,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def image_batches(shape, classes, batch_size, seed):
-    """Seeded batches of normal noise, which has the mean and spread of normalised photographs.
+    """Make seeded batches of normal noise, which has the mean and spread of normalised photographs.
 
     Zeros would run faster and draw less power.
 
@@ -36,7 +36,7 @@ def image_batches(shape, classes, batch_size, seed):
 
 
 def token_batches(length, vocabulary, classes, batch_size, seed):
-    """Seeded batches of token ids. No id is 0, because 0 means padding.
+    """Make seeded batches of token ids from 1 on, because 0 means padding.
 
     Returns:
         A list of (ids, labels): int64 of shapes (batch_size, length) and (batch_size,).
@@ -54,35 +54,35 @@ def normal_pool(seed):
 
 
 def operand_sets(shapes, sets, seed):
-    """Operands of an operator: `sets` tuples of float32 arrays with these shapes, normal with unit variance.
+    """Make the operands of an operator: `sets` tuples of float32 arrays with these shapes, normal with unit variance.
 
-    Each array starts at its own place in one pool of numbers, because generating billions of them would take minutes.
+    Each array is cut from its own offset in one pool of numbers, because generating billions would take minutes.
     """
     pool, starts = normal_pool(seed), itertools.count(0, 65_537)
 
     def cut(shape):
         start = next(starts) % (POOL_NUMBERS // 2)
-        # Slice first: resize() keeps a reference to everything that it gets.
+        # Slice first: the result of resize() keeps a reference to its whole argument.
         return np.resize(pool[start : start + math.prod(shape)], shape)
 
     return [tuple(map(cut, shapes)) for _ in range(sets)]
 
 
 def epoch_order(count, seed, epoch):
-    """The order of the items in an epoch: int64 of shape (count,), the same in every framework."""
+    """Return the order of the items in an epoch: int64 of shape (count,), the same in every framework."""
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 @functools.cache
 def jpeg_files(seed):
-    """Paths of JPEG_FILES files, written once and removed when the process ends."""
+    """Write JPEG_FILES files once and return their paths; they are removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="jpegs-")
     atexit.register(folder.cleanup)
     return write_jpegs(folder.name, JPEG_FILES, seed)
 
 
 def write_jpegs(folder, count, seed):
-    """Write seeded JPEG files, random scenes with sides of 200 to 500 pixels; returns their paths.
+    """Write seeded JPEG files, random scenes with sides of 200 to 500 pixels; return their paths.
 
     Noise would compress badly and decode several times slower than a photograph. These scenes (soft gradients, a dozen
     shapes, a little sensor noise) take about two bits per pixel, as photographs do.
@@ -95,7 +95,7 @@ def write_jpegs(folder, count, seed):
 
 
 def random_scene(random):
-    """A PIL image that takes about as long as a photograph to decode and to resize."""
+    """Draw a PIL image that takes about as long as a photograph to decode and resize."""
     width, height = (int(side) for side in random.integers(200, 501, size=2))
     coarse = Image.fromarray(random.integers(256, size=(6, 8, 3), dtype=np.uint8))
     scene = coarse.resize((width, height), Image.Resampling.BICUBIC)

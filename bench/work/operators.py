@@ -1,4 +1,4 @@
-"""Single operators as workloads: matmuls, convolutions and memory bandwidth. Needs NumPy only."""
+"""Single operators as workloads: matmuls, convolutions, memory bandwidth, all-reduce. Needs NumPy only."""
 
 import math
 from dataclasses import replace
@@ -8,14 +8,14 @@ import numpy as np
 from bench.work import data
 from bench.work.workload import Workload
 
-# Steps rotate through several sets of operands, together larger than a last-level cache, in 16 bits too. Matmuls below
-# 2048 a side would need more sets than these: theirs may fit into a large cache.
+# Steps rotate through several sets of operands, together larger than a last-level cache even in 16 bits. Matmuls of
+# less than 2048 x 2048 would need more than MAX_SETS: their operands may fit into a large cache.
 CACHE_BYTES = 2**28
 MIN_SETS, MAX_SETS = 2, 16
 SMALLEST_NUMBER = 2  # bytes
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
-BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}
+BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
 def name_size(size):
@@ -23,7 +23,7 @@ def name_size(size):
 
 
 def operator(model, name, shapes, samples, *, items=1, unit="matmuls", flops=None, **columns):
-    """The Workload of one operator on float32 operands of these shapes."""
+    """Build the Workload of one operator on float32 operands of these shapes."""
     bytes_per_set = SMALLEST_NUMBER * sum(map(math.prod, shapes))
     sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / bytes_per_set)))
     return Workload(
@@ -42,14 +42,14 @@ def operator(model, name, shapes, samples, *, items=1, unit="matmuls", flops=Non
 
 
 def matmul(size):
-    """An M x K by K x N matmul: 2 M N K FLOPs."""
+    """Build an M x K by K x N matmul: 2 M N K FLOPs."""
     m, n, k = size
     shapes = (m, k), (k, n)
     return operator("matmul", "matmul", shapes, sample_matmul, flops=2 * m * n * k, matrix_size=name_size(size))
 
 
 def convolution_1x1(size):
-    """The same matmul as a 1 x 1 convolution: M pixels with K channels become M pixels with N channels."""
+    """Build a matmul as a 1 x 1 convolution: M pixels with K channels become M pixels with N channels."""
     m, n, k = size
     height = math.gcd(m, 2 ** (m.bit_length() // 2))
     shapes = (1, k, height, m // height), (n, k, 1, 1)
@@ -58,7 +58,7 @@ def convolution_1x1(size):
 
 
 def convolution_3x3(device):
-    """3 x 3, 128 channels, 256 x 256 images, as in tf-metal-experiments: 2 x 9 x 128 x 128 FLOPs per pixel."""
+    """Build the 3 x 3 convolution of tf-metal-experiments: 128 channels, 2 x 9 x 128 x 128 FLOPs per pixel."""
     batch, channels, side = 4 if device == "cpu" else 32, 128, 256
     shapes = (batch, channels, side, side), (channels, channels, 3, 3)
     work = {"items": batch, "unit": "images", "flops": 2 * 9 * channels * channels * side * side}
@@ -67,7 +67,7 @@ def convolution_3x3(device):
 
 
 def bandwidth(model, formula):
-    """Reads the formula's arguments and writes its result; one step moves the bytes of all these arrays."""
+    """Build an elementwise operator; a step moves the bytes of the formula's arguments and of its result."""
     arrays = formula.__code__.co_argcount + 1
 
     def samples(operands):
@@ -80,12 +80,12 @@ def bandwidth(model, formula):
 
 
 def all_reduce(size, rank, ranks):
-    """The sum of `size` bytes of float32 over all ranks; a rate in GB/s is nccl-tests' algorithm bandwidth.
+    """Build the sum of `size` bytes of float32 over all ranks; its GB/s are nccl-tests' algorithm bandwidth.
 
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
     numbers = size // 4
-    total = ranks * (ranks + 1) / 2  # rank r has r + 1 times the same numbers
+    total = ranks * (ranks + 1) / 2  # rank r holds the same numbers times r + 1
 
     def batches(_, seed):
         return [(data.operand_sets(((numbers,),), 1, 0)[0][0] * np.float32(rank + 1),)]
@@ -98,7 +98,7 @@ def all_reduce(size, rank, ranks):
     return replace(operator("all-reduce", "all-reduce", ((numbers,),), samples, **columns), batches=batches)
 
 
-# Expected float64 values at random places of the output: they are checked before anything is timed.
+# Expected float64 values at random indices of the output, which are checked before anything is timed.
 
 
 def random_indices(shape):
@@ -106,13 +106,14 @@ def random_indices(shape):
 
 
 def sample_matmul(operands):
+    """Return (indices, values) of a matmul."""
     a, b = operands
     rows, columns = random_indices((len(a), b.shape[1]))
     return (rows, columns), np.einsum("sk,sk->s", a[rows].astype(np.float64), b[:, columns].T.astype(np.float64))
 
 
 def sample_convolution(operands):
-    """A convolution with stride 1 and zero padding that keeps the image size."""
+    """Return (indices, values) of a convolution with stride 1 and zero padding that keeps the image size."""
     x, kernel = operands
     reach = kernel.shape[-1] // 2
     batch, out, row, column = indices = random_indices((len(x), len(kernel), *x.shape[2:]))

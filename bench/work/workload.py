@@ -1,4 +1,4 @@
-"""The record that describes one kind of work: a script fills it, and a framework builds the model from it."""
+"""Workload: a script describes its work in this record, and a framework builds the model from it."""
 
 import csv
 import math
@@ -19,7 +19,7 @@ LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5}
 
 @dataclass(frozen=True)
 class Workload:
-    """One kind of work. A framework looks up the function that builds its model by `name`."""
+    """Describe one kind of work; a framework chooses the function that builds the model by `name`."""
 
     name: str  # "image", "mlp", "transformer" or "llm"; of an operator "matmul", "convolution" or "bandwidth"
     model: str
@@ -32,24 +32,24 @@ class Workload:
     # (batch size, seed) -> list of (inputs, labels); for an operator, list of its operands
     batches: Callable[[int, int], list[tuple]]
     columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
-    # () -> (train inputs, train labels, test inputs, test labels); None where no epochs can be trained
+    # () -> (train inputs, train labels, test inputs, test labels); None: it cannot train epochs
     dataset: Callable[[], tuple] | None = None
     # operators only: (operands) -> (indices into the output, float64 values there)
     samples: Callable[[tuple], tuple] | None = None
-    bytes_per_step: int | None = None  # that a step has to read from memory, where that can be the limit
-    resident_bytes: int = 0  # of weights and cache, where that is large
+    bytes_per_step: int | None = None  # that a step must read from memory; None: memory is not the limit
+    resident_bytes: int = 0  # of weights and cache; 0: small
 
     @property
     def batch_bytes(self):
-        """Size of one float32 batch of inputs."""
+        """Return the size of one float32 batch of inputs."""
         return 4 * self.items_per_step * math.prod(self.item_shape)
 
 
 def flops_of_phase(phase, forward, first_layer=0):
-    """FLOPs of a phase; None for the optimizer, which is not counted.
+    """Return the FLOPs of a phase from those of a forward pass; None for the optimizer, which is not counted.
 
     The backward pass costs twice the forward pass: gradients of the weights and of each layer's inputs. The first
-    layer needs no gradient of its inputs, so its forward FLOPs, first_layer, count only once.
+    layer needs no gradient of its inputs, so its forward FLOPs (first_layer) count only once.
     """
     backward = 2 * forward - first_layer
     by_phase = {"inference": forward, "forward": forward, "backward": backward, "training": forward + backward}
@@ -57,7 +57,7 @@ def flops_of_phase(phase, forward, first_layer=0):
 
 
 def image_counts(model, image_size, phase):
-    """(trainable parameters, FLOPs per image) of an image model; None where flops.csv has no count.
+    """Return (trainable parameters, FLOPs per image) of an image model; None for a count that flops.csv lacks.
 
     flops.csv counts convolutions and matmuls at one image size; tests/frameworks/count_flops.py writes it.
     """
@@ -71,7 +71,7 @@ def image_counts(model, image_size, phase):
 
 
 def mlp_widths(model):
-    """Widths of the hidden layers of mlp-<depth>x<width> or mlp-<width>-<width>-...; raises SettingError."""
+    """Return the widths of the hidden layers of mlp-<depth>x<width> or mlp-<width>-<width>-...; raises SettingError."""
     repeated = re.fullmatch("mlp-([1-9][0-9]{0,3})x([1-9][0-9]{0,5})", model)
     if repeated and int(repeated[1]) <= MAX_LAYERS:
         return (int(repeated[2]),) * int(repeated[1])
@@ -84,7 +84,7 @@ def mlp_widths(model):
 
 
 def mlp_counts(widths, phase):
-    """(trainable parameters, FLOPs per image) of dense layers with biases, on CIFAR-10."""
+    """Return (trainable parameters, FLOPs per image) of dense layers with biases, on CIFAR-10."""
     layers = list(pairwise((3 * CIFAR_SIDE**2, *widths, CIFAR_CLASSES)))
     flops = [2 * inputs * outputs for inputs, outputs in layers]
     parameters = sum((inputs + 1) * outputs for inputs, outputs in layers)
@@ -93,7 +93,7 @@ def mlp_counts(widths, phase):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Published sizes of a BERT-like encoder, with a classifier for `labels` classes."""
+    """Published sizes of a BERT-like encoder with a classifier for `labels` classes."""
 
     num_layers: int
     hidden_size: int
@@ -108,7 +108,7 @@ class Encoder:
 
     @property
     def is_bert(self):
-        """BERT has a tanh before its classifier and dropout after attention; DistilBERT has a ReLU and no dropout."""
+        """Whether it is BERT: tanh before the classifier, dropout after attention; DistilBERT: ReLU, no dropout."""
         return self.token_types > 0
 
 
@@ -121,7 +121,7 @@ ENCODERS = {
 
 
 def encoder_counts(encoder, length, phase):
-    """(trainable parameters, FLOPs per sequence) of an encoder with its classifier.
+    """Return (trainable parameters, FLOPs per sequence) of an encoder with its classifier.
 
     Multiply-adds per layer and token: query, key, value and output matmuls (4 w w), feed-forward (2 w f), attention
     scores and weighted values (2 w length). The classifier reads the first token only. Embedding lookups cost none.

@@ -78,13 +78,10 @@ def test_the_script_describes_its_workloads():
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"MODEL": "gpt-5"}, "MODEL='gpt-5' must be one of: smollm2-135m, qwen3-0.6b, llama-3.2-1b, llama-3.2-3b, "),
-        ({"DEPTH": "8065"}, "DEPTH='8065' and NEW_TOKENS='128' need 8193 positions, and smollm2-135m has 8192: "),
-        ({"NEW_TOKENS": "9000"}, "DEPTH='0' and NEW_TOKENS='9000' need 9000 positions, and smollm2-135m has 8192: "),
-        ({"PHASE": "prefill", "PROMPT_TOKENS": "8193"}, "PROMPT_TOKENS='8193' need 8193 positions, and smollm2-135m "),
-        ({"NEW_TOKENS": "0"}, "NEW_TOKENS='0' must be a whole number from 1 to "),
-        ({"PHASE": "training"}, "PHASE='training' must be one of: prefill, decode"),
-        ({"PRECISION": "mixed_bfloat16"}, "PRECISION='mixed_bfloat16' is for training: name the 16-bit precision "),
+        ({"MODEL": "gpt-5"}, "MODEL='gpt-5' "),
+        ({"DEPTH": "8065"}, "DEPTH='8065' and NEW_TOKENS='128': 8193 "),
+        ({"NEW_TOKENS": "9000"}, "DEPTH='0' and NEW_TOKENS='9000': 9000 "),
+        ({"PHASE": "prefill", "PROMPT_TOKENS": "8193"}, "PROMPT_TOKENS='8193': 8193 "),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(environ, said):
