@@ -221,7 +221,6 @@ class Settings:
         dict.fromkeys((*MODELS, "tflops"), 1),
         "GPUs, or processes that share a CPU, that do the work together (PyTorch only); all: every GPU; BATCH_SIZE is "
         "for each of them",
-        shown="1",
         lists=EACH,
     )
     framework: str = setting(framework_name, "torch", "torch or tensorflow; synonyms pytorch, tf")
@@ -272,7 +271,6 @@ class Settings:
         one_of("0", "1", *COMPILE_MODES),
         dict.fromkeys(MODELS, "0"),
         "1: torch.compile, or XLA in TensorFlow; or one of torch's modes: " + ", ".join(COMPILE_MODES),
-        shown="0",
         lists=EACH,
     )
     memory_format: str = setting(
@@ -333,7 +331,6 @@ class Settings:
         one_of(*SCOPES),
         {"image": SCOPES},
         "which of the three throughputs to measure",
-        shown=",".join(SCOPES),
         lists=TOGETHER,
     )
     num_workers: int = setting(
@@ -350,7 +347,7 @@ class Settings:
         shown="10 (tflops: 1)",
     )
     target_ci: float = setting(
-        above_zero, 1.0, "stop when half the width of the 95 % confidence interval is below N percent", shown="1"
+        above_zero, 1.0, "stop when half the width of the 95 % confidence interval is below N percent"
     )
     runs: int = setting(whole(1, 1000), 1, "repetitions of everything, each in a fresh process")
     machine: str | None = setting(
@@ -361,7 +358,7 @@ class Settings:
     workload: str = setting(
         one_of(*TUNED), {"best": "image"}, "the workload whose fastest settings to find: " + ", ".join(TUNED)
     )
-    max_minutes: float = setting(above_zero, {"best": 20.0}, "approximate time for the search", shown="20")
+    max_minutes: float = setting(above_zero, {"best": 20.0}, "approximate time for the search")
 
     def on(self, device):
         """Return the settings with the defaults that depend on the device ("cpu", "cuda", "mps" ...)."""
@@ -547,11 +544,12 @@ def refuse_misspelt(scripts, environ):
 def table():
     """Yield a row of strings for each setting: (name, default, used by, meaning)."""
     for declared in fields(Settings):
-        about, default, users = declared.metadata, declared.metadata["default"], "all"
-        if isinstance(default, dict):
-            users = ", ".join(default)
-            default = " / ".join(",".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in default.values())
-        yield variable(declared), str(about["shown"] or default), users, about["meaning"]
+        about, default = declared.metadata, declared.metadata["default"]
+        by_script = default if isinstance(default, dict) else {"all": default}
+        values = (value if isinstance(value, tuple) else (value,) for value in by_script.values())
+        texts = [",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in entries) for entries in values]
+        shown = about["shown"] or (texts[0] if len(set(texts)) == 1 else " / ".join(texts))
+        yield variable(declared), shown, ", ".join(by_script), about["meaning"]
     for name, meaning in MAKE_VARIABLES.items():
         yield name, "", "all" if name == "PYTHON" else "compare", meaning
 
