@@ -52,7 +52,7 @@ def check(settings):
         asked = f"DEPTH='{settings.depth}' and NEW_TOKENS='{settings.new_tokens}'"
     if tokens > decoder.max_position_embeddings:
         most = decoder.max_position_embeddings
-        raise SettingError(f"{asked}: {tokens} tokens are more than the {most} of {settings.model}: set fewer")
+        raise SettingError(f"{asked} need {tokens} positions, and {settings.model} has {most}: set fewer")
     return decoder
 
 

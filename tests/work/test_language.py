@@ -79,9 +79,9 @@ def test_the_script_describes_its_workloads():
     ("environ", "said"),
     [
         ({"MODEL": "gpt-5"}, "MODEL='gpt-5' "),
-        ({"DEPTH": "8065"}, "DEPTH='8065' and NEW_TOKENS='128': 8193 "),
-        ({"NEW_TOKENS": "9000"}, "DEPTH='0' and NEW_TOKENS='9000': 9000 "),
-        ({"PHASE": "prefill", "PROMPT_TOKENS": "8193"}, "PROMPT_TOKENS='8193': 8193 "),
+        ({"DEPTH": "8065"}, "DEPTH='8065' and NEW_TOKENS='128' need 8193 "),
+        ({"NEW_TOKENS": "9000"}, "DEPTH='0' and NEW_TOKENS='9000' need 9000 "),
+        ({"PHASE": "prefill", "PROMPT_TOKENS": "8193"}, "PROMPT_TOKENS='8193' need 8193 "),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(environ, said):
