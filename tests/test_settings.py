@@ -46,10 +46,10 @@ IMAGES PHASES EPOCHREALTIME SOURCE_DATE_EPOCH THREADS MAX_THREADS CONCURRENCY FR
 """
 
 
-def refusal(script="image", read=read_settings, **environ):
-    """The message of a refusal, which is one line."""
+def refusal(script="image", **environ):
+    """Return the message of a refusal, which is one line."""
     with pytest.raises(SettingError) as error:
-        read(*([script] if script else []), environ)
+        read_search(environ) if script == "best" else read_settings(script, environ)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -300,7 +300,7 @@ def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
     ],
 )
 def test_make_best_refuses_what_it_does_not_search(name, value):
-    message = refusal(None, read_search, **{name: value})
+    message = refusal("best", **{name: value})
     assert message.startswith(f"{name}={value!r}")
     assert "llm" not in message.partition(" ")[2]
 
@@ -310,7 +310,7 @@ def test_make_best_accepts_its_own_settings_and_those_of_its_workload():
     own, settings, changes = read_search(environ | {"MAKEFLAGS": "WORKLOAD=mlp MODEL=mlp-8 MAX_MINUTES=2"})
     assert (own.workload, own.max_minutes, settings.model) == ("mlp", 2, "mlp-8")
     assert changes == [{"BATCH_SIZE": "4"}, {"BATCH_SIZE": "8"}]
-    assert refusal(None, read_search, WORKLOAD="mlp", MAKEFLAGS="SCOPE=device").startswith("SCOPE ")
+    assert refusal("best", WORKLOAD="mlp", MAKEFLAGS="SCOPE=device").startswith("SCOPE ")
 
 
 # Help
