@@ -218,7 +218,7 @@ def test_a_misspelt_variable_is_refused(names, meant):
 
 
 def test_ordinary_variables_are_left_alone():
-    assert read_settings("image", dict.fromkeys(ORDINARY.split(), "1")).batch_size.gpu == 64
+    assert read_settings("image", dict.fromkeys(ORDINARY.split(), "1")).on("cuda").batch_size == 64
 
 
 @pytest.mark.parametrize(
