@@ -1,4 +1,4 @@
-"""The cells of a row: what is known before anything runs, what a measurement gives, and what ended it."""
+"""Fill the cells of a row: what is known before the run, and what a measurement adds."""
 
 import os
 import uuid
@@ -12,24 +12,25 @@ from bench.timing.measure import METHOD_VERSION
 
 
 def new_run_id():
+    """Return a new random run_id, twelve hexadecimal digits."""
     return uuid.uuid4().hex[:12]
 
 
 def utc_now():
+    """Return the time as text, in UTC, for the column `timestamp`."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def begin_row(settings, host, device, workload, phase, scope, run_id):
-    """The cells that are known before anything runs.
+    """Return the cells that are known before anything runs.
 
-    A setting with the name of a column fills it; the host, the device and the workload know some of them better.
+    A setting with the name of a column fills it, unless the host, the device or the workload knows the value better.
 
     Args:
-        device: a Device's cells(); empty where nobody knows.
+        device: a Device's cells(); empty if they are unknown.
     """
     asked = {name: getattr(settings, name) for name in COLUMNS if hasattr(settings, name)}
     streams = scope in ("input", "end_to_end")
-    world = {"world_size": settings.num_devices or 1, "nodes": 1}  # the device knows better
     used = {
         "num_workers": streams,
         "optimizer": phase not in (None, "inference"),
@@ -39,7 +40,8 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
         **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
         **{name: None for name in asked if not used.get(name, is_used_in(name, phase))},
         **asdict(host),
-        **world,
+        "world_size": settings.num_devices or 1,
+        "nodes": 1,
         **device,
         "schema": SCHEMA,
         "method_version": METHOD_VERSION,
@@ -59,26 +61,25 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
 
 
 def of_measurement(measured, watches):
-    """The cells of a Measurement, and of what the watches read meanwhile."""
+    """Return the cells of a Measurement and of what the watches read in the meantime."""
     interrupted = {"status": "interrupted"} if measured.stop_reason == "interrupted" else {}
     read = {name: value for watch in watches for name, value in watch.columns.items()}
     return asdict(measured) | read | {"flags": join_flags(measured.flags)} | interrupted
 
 
 def of_energy(instruments, watts, joules_per_item):
-    if not watts > 0:  # unknown, or a counter that stands still
+    """Return the cells of power and energy; {} if the power is unknown or its counter is stuck."""
+    if not watts > 0:
         return {}
     scope = instruments.counter.power_scope
     return {"power_watts": watts, "joules_per_item": joules_per_item, "power_scope": scope}
 
 
 def of_bottleneck(row, done):
-    """The cells that say what limits the machine, once all three scopes are measured: {scope: row}."""
+    """Return the cells that name what limits the machine; {} until all three scopes are in `done`, {scope: row}."""
     if not set(SCOPES) <= set(done):
         return {}
-    device, pipeline, both = (
-        Rate(*(done[scope][name] for name in ("throughput", "throughput_low", "throughput_high"))) for scope in SCOPES
-    )
+    device, pipeline, both = (Rate.of_row(done[scope]) for scope in SCOPES)
     bottleneck, why = name_bottleneck(device, pipeline, both, shares_cores=row["device"] == "cpu")
     columns = {"bottleneck": bottleneck, "note": "; ".join(filter(None, [why, row["note"]]))}
     if bottleneck == "device":  # the queue was full at the end too, so the full queue at the start added nothing
@@ -87,5 +88,5 @@ def of_bottleneck(row, done):
 
 
 def join_flags(flags):
-    """Flags as a cell, each once."""
+    """Join flags to a cell, each once."""
     return " ".join(dict.fromkeys(flags))

@@ -1,44 +1,44 @@
-"""Rows: one CSV a machine, append-only, one row per measured quantity.
+"""Store rows: one append-only CSV per machine, one row per measured quantity.
 
-An append is a single write under a file lock: parallel runs do not mix their rows, and a kill loses at most the row
-being measured.
+An append is a single write under a file lock, so parallel runs do not mix their rows, and killing a run loses at most
+the row that is being measured.
 """
 
 import csv
 import errno
 import io
 import os
-import re
+import unicodedata
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bench.machine.environment import ALLOCATOR_VARIABLES
 from bench.rows.columns import COLUMNS, SCHEMA
 from bench.settings import SettingError
 
 LOCK_SECONDS = 60
-CONTROLS = re.compile("[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # nobody writes them; a terminal obeys them
-# Columns of every version: a header without one of them is foreign.
-OURS = {"schema", "run_id", "status", "machine", "workload", "model", "throughput"}
+REQUIRED = {"schema", "run_id", "status", "machine", "workload", "model", "throughput"}  # else the file is not ours
+# Control, format (bidirectional marks, zero-width spaces) and line-separator characters: a terminal obeys them, and
+# two names that differ only in them look the same.
+INVISIBLE = ("Cc", "Cf", "Zl", "Zp")
 
 
 class ResultsError(SettingError):
-    """A results file that must not be written to: one line with the file and the cure."""
+    """A results file that cannot be used: one line with the file and the fix."""
 
 
 def prepare(path):
-    """Raise ResultsError unless rows can be appended to this file; writes nothing but its lock.
+    """Raise ResultsError unless rows can be appended to this file. Only the lock file is written.
 
-    Called before anything is measured, so that no result is lost to a file that cannot take it.
+    Called before anything is measured, so that no result is lost to a file that cannot be written.
     """
     path = Path(path)
     try:
-        _columns_to_write(path)
+        _read_header(path)
         nearest = next(place for place in path.parents if place.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            raise OSError(0, f"{nearest} is no folder to write in")
+            raise OSError(0, f"{nearest} is not a writable folder")
         if path.exists() and not os.access(path, os.W_OK):
             raise OSError(0, f"{path} is read-only")
         if path.parent.is_dir():
@@ -47,7 +47,7 @@ def prepare(path):
     except OSError as error:
         raise ResultsError(
             f"RESULTS_DIR={str(path.parent)!r} cannot be written to ({error.strerror}): "
-            "name a folder that can, or change its permissions"
+            "name a writable folder, or change its permissions"
         ) from None
 
 
@@ -65,120 +65,99 @@ def append(path, row):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
-            columns = _columns_to_write(path)
-            if columns != _columns_of(path):
-                _migrate(path, columns)
-            line = _as_line(columns or COLUMNS, row)
-            _write_at_once(path, line if columns else _as_line(COLUMNS, {c: c for c in COLUMNS}) + line)
+            header = _read_header(path)
+            missing = [column for column in COLUMNS if column not in header]
+            if header and missing:
+                _add_columns(path, header + missing)
+            columns = header + missing
+            line = _to_line(row.get(column) for column in columns)
+            _write_at_once(path, line if header else _to_line(columns) + line)
     except OSError as error:
         raise ResultsError(
-            f"{path} cannot be written to ({error.strerror}): the row is lost, free or mend it"
+            f"{path} cannot be written to ({error.strerror}): the row is lost; free space or change the permissions"
         ) from None
 
 
-def check(path):
-    """Raise ResultsError for a file that is empty or foreign, of a newer version, or ends in the midst of a row."""
-    if not _columns_to_write(path):
-        raise ResultsError(f"{path} is empty")
-
-
 def read(path):
-    """The rows of a file as dicts of text, blank where a column is missing; raises ResultsError."""
-    columns, rows = read_cells(path)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    """Return the rows of a file as dicts of text, blank for missing columns; [] for a missing or empty file.
 
-
-def read_cells(path):
-    """(columns, rows): what read() gives, each row a list of text; raises ResultsError."""
-    _columns_of(path)
-    columns, rows = _parse(path)
-    lacking = [column for column in COLUMNS if column not in columns]
-    columns, rows = columns + lacking, [row + [""] * len(lacking) for row in rows]
-    newer = {row[columns.index("schema")] for row in rows} - {"", *map(str, range(1, SCHEMA + 1))}
-    if newer:
-        raise ResultsError(f"{path} was written by a newer version (schema {min(newer)}): update this repository")
-    note, allocator = columns.index("note"), columns.index("allocator")
-    for row in rows:
-        row[allocator] = row[allocator] or allocator_in(row[note])
-    return columns, rows
-
-
-def _parse(path):
-    """(header, rows) of a CSV file; ResultsError names a line that has more or fewer cells than the header."""
-    rows = []
+    Raises:
+        ResultsError: the file is foreign, damaged, not UTF-8 or of a newer version.
+    """
+    header, rows = _read_header(path), []
+    if not header:
+        return rows
     try:
-        text = CONTROLS.sub("", Path(path).read_bytes().decode())
+        text = drop_invisible(Path(path).read_bytes().decode())
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        for row in filter(None, reader):
-            rows.append(row)
-            if len(row) != len(rows[0]):
-                raise csv.Error(f"it has {len(row)} cells, the header {len(rows[0])}")
+        next(reader)
+        for cells in filter(None, reader):
+            if len(cells) != len(header):
+                raise csv.Error(f"it has {len(cells)} cells, the header {len(header)}")
+            rows.append(dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=True)))
     except csv.Error as error:
-        raise ResultsError(f"{path}: mend or delete its line {reader.line_num} ({error})") from None
+        raise ResultsError(f"{path}: fix or delete its line {reader.line_num} ({error})") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{path} is not UTF-8: save it as UTF-8") from None
-    return (rows[0], rows[1:]) if rows else ([], [])
+    newer = {row["schema"] for row in rows} - {"", *map(str, range(1, SCHEMA + 1))}
+    if newer:
+        raise ResultsError(f"{path} was written by a newer version (schema {min(newer)}): update this repository")
+    return rows
 
 
-def allocator_in(note):
-    """The allocator's cell of an older row, which has "NAME=value; NAME=value" in its note among other words."""
-    return " ".join(part for part in note.split("; ") if part.partition("=")[0] in ALLOCATOR_VARIABLES)
+def drop_invisible(text):
+    """Remove control, format and bidirectional characters, but not line ends."""
+    found = {letter for letter in set(text) if unicodedata.category(letter) in INVISIBLE} - {"\n", "\r"}
+    return text.translate(dict.fromkeys(map(ord, found)))
 
 
-def _columns_of(path):
-    """The columns of a file of ours, [] where there is none or an empty one; raises ResultsError."""
+def _read_header(path):
+    """Return the columns of a file, [] for a missing or empty one; raise ResultsError for a header that is not ours."""
     try:
-        with open(path, "rb") as lines:
-            header = lines.readline()
-            if not header:
+        with open(path, "rb") as file:
+            first = file.readline()
+            if not first:
                 return []
-            lines.seek(-1, os.SEEK_END)
-            complete = lines.read() == b"\n"
+            file.seek(-1, os.SEEK_END)
+            is_complete = file.read() == b"\n"
     except FileNotFoundError:
         return []
-    columns = header.decode(errors="replace").strip().split(",")
-    if not set(columns) >= OURS:
+    columns = first.decode(errors="replace").strip().split(",")
+    if not set(columns) >= REQUIRED:
         raise ResultsError(f"{path} has a foreign header: move the file away, or name another MACHINE")
-    if not complete:
-        raise ResultsError(f"{path}: its last line is cut short: complete it or delete that line, then run again")
+    if repeated := [column for column in columns if columns.count(column) > 1]:
+        raise ResultsError(f"{path} has the column {repeated[0]} twice: delete one of them")
+    if unknown := [column for column in columns if column not in COLUMNS]:
+        raise ResultsError(f"{path} was written by a newer version (column {unknown[0]}): update this repository")
+    if not is_complete:
+        raise ResultsError(f"{path}: its last line is incomplete: complete or delete that line, then run again")
     return columns
 
 
-def _columns_to_write(path):
-    """The columns that the next row is to have: the file's own, then those that it lacks; [] where it is new."""
-    columns = _columns_of(path)
-    unknown = [column for column in columns if column not in COLUMNS]
-    if unknown:
-        raise ResultsError(f"{path} was written by a newer version (column {unknown[0]}): update this repository")
-    return columns + [column for column in COLUMNS if column not in columns] if columns else []
-
-
-def _migrate(path, columns):
-    rows = read(path)
-    beside = path.with_suffix(".migrating")
+def _add_columns(path, columns):
+    """Rewrite a file of an earlier version with the columns that have been added since, blank in its rows."""
+    lines = [_to_line(columns), *(_to_line(row[column] for column in columns) for row in read(path))]
+    part = path.with_suffix(".migrating")
     try:
-        text = _as_line(columns, {c: c for c in columns}) + "".join(_as_line(columns, row) for row in rows)
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        part.write_text("".join(lines), encoding="utf-8")
+        os.replace(part, path)
     finally:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
-def _as_line(columns, row):
+def _to_line(values):
+    """Format cells as a line of CSV: None is blank, floats have six digits, text has no line breaks."""
+    cells = []
+    for value in values:
+        text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+        cells.append(drop_invisible(" ".join(text.split())))
     line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow([_plain(row.get(column)) for column in columns])
+    csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue()
 
 
-def _plain(value):
-    """One cell: blank for None, and no line break, so that a row is a line."""
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
-
-
 def _write_at_once(path, text):
-    """One write; when the disk is full, nothing of it stays."""
+    """Append text in one write; if the disk is full, nothing of it stays."""
     data = text.encode()
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:

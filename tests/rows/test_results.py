@@ -31,7 +31,23 @@ def test_a_row_comes_back_as_it_was_written(tmp_path):
     assert len(lines_of(path)) == 3
 
 
-def test_a_key_that_is_no_column_is_an_error(tmp_path):
+def test_a_missing_and_an_empty_file_have_no_rows(tmp_path):
+    path = tmp_path / "m.csv"
+    assert results.read(path) == []
+    path.touch()
+    assert results.read(path) == []
+
+
+@pytest.mark.parametrize("letter", ["\x1b", "\x9b", "\u202e", "\u200b", "\u2066", "\ufeff"])
+def test_invisible_characters_are_dropped(tmp_path, letter):
+    path = tmp_path / "m.csv"
+    results.append(path, {"run_id": "a", "model": f"res{letter}net", "note": "\u0416"})
+    assert letter not in path.read_text()
+    path.write_text(path.read_text().replace("resnet", f"res{letter}net"))
+    assert [(row["model"], row["note"]) for row in results.read(path)] == [("resnet", "\u0416")]
+
+
+def test_a_key_that_is_not_a_column_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="speed"):
         results.append(tmp_path / "m.csv", {"speed": 1})
 
@@ -50,31 +66,13 @@ def test_an_older_header_gains_the_new_columns_last(tmp_path):
     assert (new["run_id"], new["note"]) == ("y", "new")
 
 
-def test_an_older_rows_allocator_is_in_its_note(tmp_path):
-    path = tmp_path / "m.csv"
-    notes = [
-        "MALLOC_TRIM_THRESHOLD_=-1",
-        "limited by heat; LD_PRELOAD=x.so; MALLOC_ARENA_MAX=2",
-        "A=1; why",
-        "",
-    ]
-    cells = [notes[0], "LD_PRELOAD=x.so MALLOC_ARENA_MAX=2", "", ""]
-    path.write_text(",".join([*OLD, "note"]) + "\n" + "".join(f"1,x,ok,mac,image,m,7.5,{note}\n" for note in notes))
-    assert [row["allocator"] for row in results.read(path)] == cells
-    results.append(path, {"run_id": "y", "allocator": "LD_PRELOAD=y.so"})
-    with open(path, newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert [row["allocator"] for row in rows] == [*cells, "LD_PRELOAD=y.so"]
-    assert [row["note"] for row in rows] == [*notes, ""]
-
-
 @pytest.mark.parametrize("line", ["1,x,ok,mac,image,m", "1,x,ok,mac,image,m,7.5,8", '1,x,ok,mac,image,"m,7.5'])
 def test_a_row_of_another_length_is_named_and_the_file_stays(tmp_path, line):
     path = tmp_path / "m.csv"
     text = ",".join(OLD) + "\n1,x,ok,mac,image,m,7.5\n" + line + "\n"
     path.write_text(text)
     for attempt in (lambda: results.read(path), lambda: results.append(path, {"run_id": "y"})):
-        with pytest.raises(ResultsError, match="mend or delete its line 3"):
+        with pytest.raises(ResultsError, match="its line 3"):
             attempt()
     assert path.read_text() == text
 
@@ -82,19 +80,20 @@ def test_a_row_of_another_length_is_named_and_the_file_stays(tmp_path, line):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("device,fps\nm1,3\n", "foreign header: move the file away, or name another MACHINE"),
-        (",".join([*OLD, "joy"]) + "\n", "newer version (column joy): update this repository"),
-        (",".join(OLD) + "\n1,x,ok,mac,im", "last line is cut short: complete it or delete that line"),
-        (",".join(OLD), "last line is cut short"),
-        ("\n\n", "foreign header"),
+        ("device,fps\nm1,3\n", "foreign"),
+        (",".join([*OLD, "joy"]) + "\n", "newer version (column joy)"),
+        (",".join([*OLD, "note", "note"]) + "\n", "column note twice"),
+        (",".join(OLD) + "\n1,x,ok,mac,im", "last line"),
+        (",".join(OLD), "last line"),
+        ("\n\n", "foreign"),
     ],
 )
 def test_a_file_that_must_not_be_written_to_is_left_as_it_is(tmp_path, text, said):
     path = tmp_path / "m.csv"
     path.write_text(text)
-    for attempt in (lambda: results.prepare(path), lambda: results.append(path, {"run_id": "a"})):
+    for use in (results.prepare, results.read, lambda path: results.append(path, {"run_id": "a"})):
         with pytest.raises(ResultsError) as error:
-            attempt()
+            use(path)
         assert said in str(error.value)
         assert str(path) in str(error.value)
         assert path.read_text() == text
