@@ -1,8 +1,8 @@
-"""Two machines, or two versions on one, row by row: which is faster, and how sure is that?
+"""Compare two machines, or two versions on one machine, row by row: which is faster, and how sure is that?
 
     make compare A=results/apple-m1-max.csv B=results/nvidia-h200.csv
     make compare A=apple-m1-max B=nvidia-h200
-    FAIL_ON_SLOWER=1 make compare A=before.csv B=after.csv     exit 1 where B is slower in anything, or nothing is equal
+    FAIL_ON_SLOWER=1 make compare A=before.csv B=after.csv     exit 1 if B is slower in anything, or nothing is equal
 
 Ratios are B over A: above 1, B is faster.
 """
@@ -15,15 +15,16 @@ from pathlib import Path
 import pandas as pd
 
 from bench import door
-from bench.rows import columns, tables
+from bench.rows import columns, layout, tables
 from bench.settings import ROOT, SettingError, read_settings
 
-SAME = 0.01  # within this, two rates are the same
-MOST_NAMED = 5  # lines of one side alone that are named
+SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
+TELLS_NOTHING = (0.5, 2)  # an interval of a ratio that includes both is not shown
+MOST_NAMED = 5  # lines that only one side has
 
 
 def verdict(low, high):
-    """What the ends of a ratio's interval say: "same" within 1 %, "faster", "slower", or "cannot tell"."""
+    """Judge a ratio by the ends of its interval: "same" within 1 %, "faster", "slower", or "cannot tell"."""
     if pd.isna(low) or pd.isna(high):
         return "cannot tell"
     if low >= 1 - SAME and high <= 1 + SAME:
@@ -34,26 +35,45 @@ def verdict(low, high):
 
 
 def compare(a, b):
-    """Lines of equal work in two summaries of tables.summarize(), with `ratio`, its `low` and `high`, and `verdict`."""
+    """Merge lines of equal work in two summaries of tables.summarize(): adds `ratio`, its `low` and `high`, `verdict`.
+
+    The columns of both sides have the suffixes _a and _b.
+    """
     both = a.merge(b, on=list(tables.WORK), suffixes=("_a", "_b"))
     both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
-    low, high = both["low_b"] / both["high_a"], both["high_b"] / both["low_a"]
-    verdicts = [verdict(*ends) for ends in zip(low, high, strict=True)]
-    return both.assign(ratio=both["value_b"] / both["value_a"], low=low, high=high, verdict=verdicts)
+    ratios = tables.divide_rates(both, "_b", "_a")
+    return both.assign(**ratios, verdict=[verdict(*ends) for ends in zip(ratios["low"], ratios["high"], strict=True)])
 
 
 def differences(both):
-    """Sentences: which versions and setups differ between the lines that are compared."""
+    """Describe in a sentence each which versions and setups differ between the compared lines."""
     said = []
     for column in (*columns.VERSIONS, *columns.SETUP):
         a, b = (", ".join(sorted(set(both[f"{column}_{side}"]) - {""})) or "unknown" for side in "ab")
         if a != b:
             said.append(f"{column}: {a} in A, {b} in B")
+    methods = both[["method_version_a", "method_version_b"]]
+    if count := (methods["method_version_a"] != methods["method_version_b"]).sum():
+        said.append(f"{count} of {len(both)} lines compare rows of different methods (method_version): measure again")
     return said
 
 
+def explain_cannot_tell(both):
+    """Explain in one sentence why verdicts are missing; [] if all lines have one."""
+    found = both[both["verdict"] == "cannot tell"]
+    if found.empty:
+        return []
+    single = ((found["rows_a"] == 1) | (found["rows_b"] == 1)).sum()
+    least, most = TELLS_NOTHING
+    return [
+        f"cannot tell ({len(found)} of {len(both)}): the intervals of A and B overlap, so B may be faster or slower; "
+        f"an interval of B / A is blank if it is unknown or includes {least} to {most}. {single} of these have one "
+        "process on a side, and processes often differ more than one shows: RUNS=5 measures that"
+    ]
+
+
 def only_in(a, b, name):
-    """A sentence with the work that b lacks; [] where there is none."""
+    """Describe the work that b lacks in one sentence; [] if there is none."""
     work = list(tables.WORK)
     known = pd.MultiIndex.from_frame(b[work])
     only = a[~pd.MultiIndex.from_frame(a[work]).isin(known)]
@@ -63,7 +83,7 @@ def only_in(a, b, name):
 
 
 def find(side, environ, folder):
-    """The path that A or B names, a file or a machine; raises SettingError."""
+    """Find the file that A or B names by path or machine; raise SettingError."""
     given = environ.get(side, "").strip()
     if not given:
         raise SettingError(f"{side}='' is empty: name a CSV file, or a machine that has one in {folder.name}/")
@@ -71,25 +91,30 @@ def find(side, environ, folder):
         if path.is_file():
             return path
     known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
-    raise SettingError(f"{side}={given!r} is no file, and no machine in {folder.name}/ (there are: {known})")
+    raise SettingError(f"{side}={given!r} is not a file or a machine in {folder.name}/ (machines: {known})")
 
 
 def read_side(side, environ, folder):
-    """The summary of a file of rows; raises SettingError where it has none that can be compared."""
+    """Summarise a file of rows; raise SettingError if it has none that can be compared."""
     path, said = find(side, environ, folder), []
     summary = tables.summarize(tables.read_rows([path], said.append))
     # A peak is the best of its machine, at any size and by any operator.
     summary.loc[summary["model"] == "matmul-peak", ["matrix_size", "memory_format", "batch_size"]] = ""
-    summary = summary.drop_duplicates(["machine", *tables.WORK], keep="last")  # of several setups the latest
+    summary = summary.drop_duplicates(["machine", *tables.WORK], keep="last")  # the latest of several setups
     if summary.empty:
         raise SettingError(f"{side}={str(path)!r} has no rows to compare" + "".join(f" ({line})" for line in said))
     if summary["machine"].nunique() > 1:
-        raise SettingError(f"{side}={str(path)!r} has rows of {summary['machine'].nunique()} machines: name one of one")
-    return summary.assign(flags=[tables.say_flags(row) for row in summary[["flags", "status"]].to_dict("records")])
+        raise SettingError(
+            f"{side}={str(path)!r} has rows of {summary['machine'].nunique()} machines: name a file of one machine"
+        )
+    return summary.assign(flags=[tables.list_flags(row) for row in summary[["flags", "status"]].to_dict("records")])
 
 
 def interval(row):
-    return "" if math.isnan(row["low"] + row["high"]) else f"{row['low']:.3f} to {row['high']:.3f}"
+    """Format the interval of a ratio, blank if it is unknown or too wide to tell anything."""
+    least, most = TELLS_NOTHING
+    is_blank = math.isnan(row["low"] + row["high"]) or (row["low"] < least and row["high"] > most)
+    return "" if is_blank else f"{row['low']:.3f} to {row['high']:.3f}"
 
 
 CELLS = {
@@ -105,19 +130,16 @@ CELLS = {
 
 
 def report(a, b, both):
-    """The lines of the comparison."""
+    """List the lines of the comparison."""
     lines = [f"{side}: {rows['machine'].iloc[0]} ({rows['file'].iloc[0]})" for side, rows in (("A", a), ("B", b))]
     if both.empty:
-        lines += ["", "nothing in A and B has equal settings"]
+        lines += ["", "no work in A and B has equal settings"]
     else:
         mean = math.exp(sum(map(math.log, both["ratio"])) / len(both))
-        lines += [
-            "",
-            tables.markdown(CELLS, both.to_dict("records")),
-            "",
-            f"geometric mean of {len(both)} ratios: {mean:.3f}",
-        ]
-    return [*lines, *differences(both), *only_in(a, b, "A"), *only_in(b, a, "B")]
+        lines += ["", layout.table(CELLS, both.to_dict("records")), ""]
+        lines.append(f"geometric mean of {len(both)} ratio{'s' * (len(both) > 1)}: {mean:.3f}")
+    closing = [*explain_cannot_tell(both), *differences(both), *only_in(a, b, "A"), *only_in(b, a, "B")]
+    return [*lines, *(layout.wrap(line, "  ") for line in closing)]
 
 
 def main(environ=os.environ):

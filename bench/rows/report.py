@@ -1,4 +1,4 @@
-"""What a person sees of a run: the progress bar while it measures, the result in words when it is done."""
+"""Report a run: a progress bar while it measures, then its result in words, fitted to the terminal."""
 
 import statistics
 import sys
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from bench.rows import layout
 from bench.rows.columns import describe_setup, describe_work, without_exponent
 from bench.rows.verdict import burst_and_sustained, scalings
 from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
@@ -16,14 +17,14 @@ REFRESH_SECONDS = 0.25
 
 @contextmanager
 def progress(workload):
-    """A bar on stderr, in items per second; yields the function that measure() calls after each window.
+    """Show a bar on stderr, in items per second; yields the function that measure() calls after each window.
 
-    The bar moves between windows only and has no monitor thread. Its figure is the median of the windows.
-    There is no bar where stderr is no terminal.
+    The bar moves only between windows and has no monitor thread. Its figure is the median of the windows.
+    There is no bar if stderr is not a terminal.
     """
     tqdm.monitor_interval = 0
-    look = {"bar_format": "{desc}: {n_fmt}{unit} [{elapsed}{postfix}]", "disable": None, "leave": False}
-    with tqdm(desc=workload.model, unit=f" {workload.unit}", file=sys.stderr, **look) as bar:
+    options = {"bar_format": "{desc}: {n_fmt}{unit} [{elapsed}{postfix}]", "disable": None, "leave": False}
+    with tqdm(desc=workload.model, unit=f" {workload.unit}", file=sys.stderr, **options) as bar:
         bar.set_postfix_str("first step and warm-up")
         shown = time.perf_counter()
 
@@ -41,52 +42,59 @@ def progress(workload):
 
 @contextmanager
 def no_progress(workload):
-    """The same without a bar, of a rank that another one speaks for."""
+    """Show no bar: for all ranks but the first."""
     yield None
 
 
 def describe_task(row):
-    """What runs, in one line, from the first of its rows."""
+    """Describe what runs, from the first of its rows: work, framework, device and setup."""
     who = f"{row['framework']} {row.get('framework_version', '')} on {row.get('device_name') or row['cpu_name']}"
     where = ", ".join(filter(None, [row.get("device", "ended early"), describe_setup(row)]))
-    return f"{describe_work(row)}, {who} ({where})"
+    return layout.wrap(f"{describe_work(row)}, {who} ({where})", "  ")
 
 
 def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
-    """The lines of one row: what was measured, how sure that is, and every doubt."""
+    """Describe one row in lines: what was measured, how sure that is, and every warning.
+
+    Args:
+        peak_fraction, bandwidth_fraction: of what `make tflops` measured on this machine; None if that is unknown.
+    """
     label = row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"] or "all"
     label = f"{label} {row['epoch']}" if row.get("epoch") else label
-    if not row.get("throughput"):
-        return f"  {label:<11} {row['status']}: {row['note']}"
-    rate = f"{four_digits(row['throughput'])} {row['unit']}"
-    if row.get("elapsed_seconds"):
-        return f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate, *describe_physics(row)])}  {row['flags']}"
-    if row.get("epoch"):
-        lines = [f"{rate}  {describe_epoch(row)}"]
-    else:
-        lines = [f"{rate}  {describe_interval(row)}", describe_details(row, peak_fraction, bandwidth_fraction)]
-    if row["status"] != "ok":
-        lines.append(f"{row['status']}: the row holds the windows that were complete")
-    if row["flags"]:
+    lines = []
+    if row.get("throughput"):
+        rate = f"{four_digits(row['throughput'])} {row['unit']}"
+        if row.get("elapsed_seconds"):
+            return f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate, *describe_physics(row)])}  {row['flags']}"
+        if row.get("epoch"):
+            lines.append(f"{rate}  {describe_epoch(row)}")
+        else:
+            lines += [f"{rate}  {describe_interval(row)}", describe_details(row, peak_fraction, bandwidth_fraction)]
+    if row["status"] != "ok" or not lines:
+        is_partial = row["status"] == "interrupted" and lines
+        note = row["note"] or ("the row holds the windows that were complete" if is_partial else "")
+        lines.append(f"{row['status']}: {note}")
+    if row.get("flags"):
         lines.append("flags: " + ", ".join(row["flags"].split()))
-    if row.get("bottleneck"):
-        lines.append(row["note"].partition(";")[0])
-    elif row.get("note"):
-        lines.append(f"note: {row['note']}")
-    return f"  {label:<11} " + ("\n" + " " * 14).join(lines)
+    if row["status"] == "ok" and row.get("note"):
+        lines.append(row["note"].partition(";")[0] if row.get("bottleneck") else f"note: {row['note']}")
+    indent = " " * 14
+    lines = [f"  {label:<11} {lines[0]}", *(indent + line for line in lines[1:])]
+    return "\n".join(layout.wrap(line, indent) for line in lines)
 
 
 def describe_epoch(row):
+    """Describe an epoch: its seconds, microseconds per image, loss and accuracy."""
     each = 1e6 * row["seconds"] / row["items"]
     learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
     return f"{row['seconds']:.4g} s, {each:.4g} us an image, {learnt}"
 
 
 def describe_physics(row):
-    """Power and temperature, where they are known."""
+    """List power and temperature if they are known."""
     said = []
     if row.get("power_watts"):
-        per_item = f", {row['joules_per_item']:.3g} J an item"
+        per_item = f", {row['joules_per_item']:.3g} J per item"
         idle = f", idle {row['idle_watts']:.3g} W" if row.get("idle_watts") is not None else ""
         said.append(f"{row['power_watts']:.4g} W of the {row['power_scope']}{per_item}{idle}")
     if row.get("temperature_c") is not None:
@@ -95,20 +103,20 @@ def describe_physics(row):
 
 
 def describe_sustained(rows):
-    """What heat did to the speed in a sustained run, in one line; "" where it was too short to tell."""
+    """Describe what heat did to the speed in a sustained run, in one line; "" if it was too short to tell."""
     parts = [[row[name] for name in ("elapsed_seconds", "seconds", "items")] for row in rows if row.get("throughput")]
     burst, sustained = burst_and_sustained(parts) if parts else (None, None)
     if burst is None or sustained is None:
         return ""
     rates = f"burst {burst:.4g} (first 30 s), sustained {sustained:.4g} {rows[0]['unit']} (last third)"
-    return f"  {rates}: sustained is {sustained / burst:.3f} of burst"
+    return layout.wrap(f"  {rates}: sustained is {sustained / burst:.3f} of burst", "    ")
 
 
 def describe_scaling(rows):
-    """The lines of a list of NUM_DEVICES: rate, rate a device, efficiency with its interval; "" where none compare.
+    """Describe the scaling over NUM_DEVICES: rate, rate per device, efficiency with its interval; "" if none compare.
 
     Args:
-        rows: as text, of the same list.
+        rows: as text, of one list of NUM_DEVICES.
     """
     lines = []
     for first, sizes in scalings(rows):
@@ -123,16 +131,12 @@ def describe_scaling(rows):
 
 
 def explain(flags):
-    """The flags of a run in words, each once."""
-    return "\n".join(f"  {flag}: {words}" for flag, words in FLAGS.items() if flag in flags)
+    """Explain the flags of a run, a line each."""
+    return "\n".join(layout.wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
 
 
 def describe_details(row, peak_fraction, bandwidth_fraction):
-    """What a row has beside its rate (first step, memory, TFLOP/s, GB/s, sensors), in one line.
-
-    Args:
-        peak_fraction, bandwidth_fraction: of what `make tflops` reached on this machine; None where that is unknown.
-    """
+    """Describe in one line what a row has besides its rate: first step, memory, TFLOP/s, GB/s, sensors."""
     details = [f"first step {row['first_step_seconds']:.3g} s"]
     if row["phase"] == "prefill":
         details.append(f"time to first token {1e3 * row['step_seconds_median']:.4g} ms")
@@ -140,18 +144,20 @@ def describe_details(row, peak_fraction, bandwidth_fraction):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row.get("tflops"):
-        share = "" if peak_fraction is None else f" ({100 * peak_fraction:.3g} % of this machine's measured peak"
-        share += "" if peak_fraction is None else ", which is a matmul's)" if peak_fraction > 1 else ")"
+        share = ""
+        if peak_fraction is not None:
+            above = ", which is a matmul's" if peak_fraction > 1 else ""
+            share = f" ({100 * peak_fraction:.3g} % of this machine's measured peak{above})"
         details.append(f"{row['tflops']:.3g} TFLOP/s{share}, {row['measured_precision']} as measured")
     if row.get("bandwidth"):
-        measured = (
-            "" if bandwidth_fraction is None else f" ({100 * bandwidth_fraction:.3g} % of what `make tflops` moves)"
-        )
-        details.append(f"reads {row['bandwidth']:.3g} GB/s{measured}")
+        known = bandwidth_fraction is not None
+        share = f" ({100 * bandwidth_fraction:.3g} % of what `make tflops` moves)" if known else ""
+        details.append(f"reads {row['bandwidth']:.3g} GB/s{share}")
     return ", ".join(details + describe_physics(row))
 
 
 def describe_interval(row):
+    """Describe the interval of a row's throughput and the number of its windows."""
     low, high = row["throughput_low"], row["throughput_high"]
     if low is None:
         return f"without an interval ({row['windows']} windows)"
@@ -162,5 +168,5 @@ def describe_interval(row):
 
 
 def four_digits(value):
-    """A rate as text, without an exponent where it is large."""
+    """Format a rate with four digits, without an exponent if it is large."""
     return without_exponent(f"{value:.4g}")

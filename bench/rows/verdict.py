@@ -1,60 +1,90 @@
-"""What limits a machine: the model, the input pipeline, heat, or the way between devices? From rates of equal work."""
+"""Rates of equal work, and what they show: bottlenecks, scaling over devices, the effect of heat."""
 
+import math
 import statistics
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bench.rows import columns
 
-OVERLAP = 0.95  # of the slower part, where the two work side by side
-BURST_SECONDS = 30  # of a sustained run
+OVERLAP = 0.95  # of the slower part's rate, which the end-to-end rate reaches if the two parts work at the same time
+BURST_SECONDS = 30  # at the beginning of a sustained run
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Items per second, with the ends of its interval (None: unknown)."""
+class Rate(NamedTuple):
+    """Items per second, with the ends of its interval (both None: unknown)."""
 
     throughput: float
     low: float | None = None
     high: float | None = None
 
+    @classmethod
+    def parse(cls, throughput, low, high):
+        """Build a Rate from cells: numbers or text; an interval with a blank, None or NaN end is unknown."""
+        ends = [math.nan if end is None or end == "" else float(end) for end in (low, high)]
+        return cls(float(throughput), *([None, None] if any(map(math.isnan, ends)) else ends))
+
+    @classmethod
+    def of_row(cls, row):
+        """Build the Rate of a row with a throughput, a dict of numbers or text."""
+        return cls.parse(row["throughput"], row["throughput_low"], row["throughput_high"])
+
+    @staticmethod
+    def merge(rates):
+        """Combine repetitions: the median, with an interval that covers those of all repetitions.
+
+        A repetition without an interval counts as its throughput. A single Rate is returned as it is.
+        """
+        if len(rates) == 1:
+            return rates[0]
+        ends = [end for rate in rates for end in (rate.low, rate.throughput, rate.high) if end is not None]
+        return Rate(statistics.median(rate.throughput for rate in rates), min(ends), max(ends))
+
     def overlaps(self, other):
-        """Whether the two cannot be told apart; without intervals they cannot."""
+        """Return whether the two cannot be told apart; without intervals they cannot."""
         if None in (self.low, other.low):
             return True
         return self.low <= other.high and other.low <= self.high
 
+    def ratio(self, base):
+        """Divide by another Rate: (ratio, low, high), with the widest interval that both allow (None: unknown)."""
+        ratio = self.throughput / base.throughput
+        if None in (self.low, base.low):
+            return ratio, None, None
+        return ratio, self.low / base.high, self.high / base.low
+
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):
-    """(name, sentence) of what limits the end-to-end rate.
+    """Name what limits the end-to-end rate: (name, sentence).
 
-    Where the model runs on a GPU, the faster part hides behind the slower one, and the slower one limits. Where
-    model and workers share the cores, each image costs the time of both: 1 / (1/D + 1/P) is expected.
+    If the model runs on a GPU, the faster part is hidden behind the slower one, which limits. If model and workers
+    share the cores, each image costs the time of both: 1 / (1/D + 1/P) is expected.
 
     Args:
-        device, pipeline, end_to_end: Rates of the model on resident batches, of the input pipeline alone, of both.
+        device, pipeline, end_to_end: Rates of the model on resident batches, of the input pipeline, of both together.
         shares_cores: the model runs on the CPU, as the pipeline does.
 
     Returns:
-        "device", "input", "overlap" (neither: they do not work side by side) or "undecided", and why.
+        "device", "input", "overlap" (neither: they do not work at the same time) or "undecided", and why.
     """
     d, p, e = (rate.throughput for rate in (device, pipeline, end_to_end))
-    alone = f"the model takes {d:,.4g} images/s, the input pipeline prepares {p:,.4g}"
+    parts = f"the model processes {d:,.4g} images/s, the input pipeline prepares {p:,.4g}"
     if device.overlaps(pipeline):
-        return "undecided", f"no limit can be named: {alone}, and their intervals overlap or are unknown"
+        return "undecided", f"no limit can be named: {parts}, and their intervals overlap or are unknown"
     slower = "device" if d < p else "input"
     words = {"device": "limited by the model", "input": "limited by the input pipeline"}
     if shares_cores:
         together = 1 / (1 / d + 1 / p)
-        both = f"sharing the cores, {together:,.4g} are expected of both, and {e:,.4g} were measured"
-        return slower, f"{words[slower]}: {alone}, and {both}"
+        both = f"both share the cores, so {together:,.4g} are expected and {e:,.4g} were measured"
+        return slower, f"{words[slower]}: {parts}, and {both}"
     if e < OVERLAP * min(d, p):
-        return "overlap", f"limited by poor overlap: {alone}, and both together reach only {e:,.4g}"
-    return slower, f"{words[slower]}: {alone}"
+        return "overlap", f"limited by poor overlap: {parts}, and both together reach only {e:,.4g}"
+    return slower, f"{words[slower]}: {parts}"
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """The same work on so many devices. Efficiency is its rate a device over that of the fewest devices."""
+    """The same work on `size` devices. Efficiency is its rate per device over that of the fewest devices."""
 
     size: int
     rate: Rate
@@ -64,10 +94,10 @@ class Scaled:
 
 
 def scalings(rows):
-    """[(first row, [Scaled])] of each work that was measured on several numbers of devices, the fewest first.
+    """Yield (first row, [Scaled]) for each work that was measured on several numbers of devices, the fewest first.
 
     Args:
-        rows: dicts of text, of one machine and version. Repetitions give the median, and what covers their intervals.
+        rows: dicts of text, of one machine and version. Repetitions are merged.
     """
     same = [name for name in columns.WORK if name not in ("world_size", "nodes")]
     groups = {}
@@ -76,46 +106,31 @@ def scalings(rows):
             by_size = groups.setdefault(tuple(row[name] for name in same), {})
             by_size.setdefault(int(row["world_size"] or 1), []).append(row)
     for by_size in groups.values():
-        rates = {size: merge_rates(by_size[size]) for size in sorted(by_size)}
-        if len(rates) > 1:
-            yield (
-                next(iter(by_size.values()))[0],
-                [scale(size, rate, *min(rates.items())) for size, rate in rates.items()],
-            )
+        rates = {size: Rate.merge([Rate.of_row(row) for row in by_size[size]]) for size in sorted(by_size)}
+        if len(rates) < 2:
+            continue
+        fewest, first = next(iter(rates.items()))
+        scaled = [Scaled(fewest, first, 1.0, None, None)]
+        for size, rate in list(rates.items())[1:]:
+            efficiencies = (end if end is None else end * fewest / size for end in rate.ratio(first))
+            scaled.append(Scaled(size, rate, *efficiencies))
+        yield next(iter(by_size.values()))[0], scaled
 
 
 def bus_bandwidth(algorithm_bandwidth, ranks):
-    """Of an all-reduce: x 2 (n - 1) / n, what each rank's link has to carry, so that it compares with a link's speed.
+    """Convert the algorithm bandwidth of an all-reduce to the traffic on each rank's link: x 2 (n - 1) / n.
 
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
     return algorithm_bandwidth * 2 * (ranks - 1) / ranks
 
 
-def merge_rates(rows):
-    """The Rate of repetitions."""
-    rates = [float(row["throughput"]) for row in rows]
-    ends = [float(row[end]) for row in rows for end in ("throughput_low", "throughput_high") if row[end]]
-    known = len(ends) == 2 * len(rows)
-    return Rate(statistics.median(rates), min(ends) if known else None, max(ends) if known else None)
-
-
-def scale(size, rate, fewest, first):
-    """The Scaled of a Rate, against the Rate `first` of the fewest devices."""
-    share = fewest / size
-    if size == fewest:
-        return Scaled(size, rate, 1.0, None, None)
-    known = None not in (rate.low, rate.high, first.low, first.high)
-    low, high = (share * rate.low / first.high, share * rate.high / first.low) if known else (None, None)
-    return Scaled(size, rate, share * rate.throughput / first.throughput, low, high)
-
-
 def burst_and_sustained(rows):
-    """(items per second in the first half minute, and in the last third) of a sustained run, None where too short.
+    """Return (items per second in the first half minute, in the last third) of a sustained run, None if too short.
 
     Args:
-        rows: of one run, (elapsed_seconds, seconds, items) each: time from the run's start to the row's end, time
-            in its windows, items in them. A row belongs to where its middle lies.
+        rows: (elapsed_seconds, seconds, items) of each row of one run: time from the run's start to the row's end,
+            time in its windows, items in them. A row belongs to the part that its middle is in.
     """
     total = max(elapsed for elapsed, _, _ in rows)
 
