@@ -1,4 +1,4 @@
-"""Bars and lines: the only file that needs matplotlib. It needs no screen."""
+"""Draw bars and lines with matplotlib, without a screen. No other file imports matplotlib."""
 
 import os
 from contextlib import contextmanager
@@ -23,19 +23,19 @@ plt.rcParams |= {
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":")
-LOG_FROM = 20  # times: where values span more, the axis is logarithmic
+LOG_FROM = 20  # largest value over smallest: above this, the axis is logarithmic
 # Inches
 BAR = 0.19  # from one bar to the next
 GAP = 0.36  # between panels of bars, for a title
-BARS_WIDE = 4.6  # a panel of bars, without the words beside it
-LINES_WIDE, LINES_HIGH = 8.2, 2.5  # all panels of lines that stand side by side; each panel
+BARS_WIDE = 4.6  # a panel of bars, without the text next to it
+LINES_WIDE, LINES_HIGH = 8.2, 2.5  # width of all panels of lines in a row, height of each
 AXIS_NAME = 0.5  # below the lowest panel
 COLUMN_NAMES = 0.95  # between panels of lines side by side
 
 
 @dataclass(frozen=True)
 class Key:
-    """The look of some bars, and what the legend says of them."""
+    """Colours of some bars, and their entry in the legend."""
 
     label: str
     colour: str
@@ -48,7 +48,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line. `frame` has `x`, a column for each panel, and, where they are known, that column's _low and _high."""
+    """One line. `frame` has `x`, a column for each panel, and that column's _low and _high if they are known."""
 
     name: str
     frame: pd.DataFrame
@@ -56,8 +56,11 @@ class Curve:
 
 
 @contextmanager
-def beside(path):
-    """A new file to write to, which then replaces this one: a link is not followed, a full disk leaves the old one."""
+def replace_file(path):
+    """Yield a new file to write to, which then replaces `path`.
+
+    A link is replaced and not followed, and a full disk leaves the old file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{os.getpid()}.{path.name}")
     try:
@@ -68,18 +71,19 @@ def beside(path):
 
 
 def save(figure, path):
-    with beside(path) as part:  # words stand outside of the figure's edges
+    """Write a figure to a PNG file, with the text outside of its axes; return the path."""
+    with replace_file(path) as part:
         figure.savefig(part, bbox_inches=figure.get_tightbbox().padded(0.1))
     plt.close(figure)
     return path
 
 
 def bars(panels, unit, keys):
-    """A figure with a panel of horizontal bars for each (title, frame), one above the other.
+    """Draw a panel of horizontal bars for each (title, frame), one above the other; return the figure.
 
     Args:
-        panels: a frame has a line for each bar, and the index says where, from 0 at the top: `value`, `low`, `high`
-            (NaN: unknown), `name` on the left, `text` at the bar's end, `note` on the right, `key`.
+        panels: a frame has a row for each bar, and its index is the position, from 0 at the top: `value`, `low`,
+            `high` (NaN: unknown), `name` on the left, `text` at the bar's end, `note` on the right, `key`.
         unit: of the values.
         keys: {key: Key}.
     """
@@ -105,32 +109,32 @@ def bars(panels, unit, keys):
         each.set_axisbelow(True)
         for key, part in frame.groupby("key"):
             mark(each, part, keys[key], is_log)
-        write_beside(each, frame)
+        annotate(each, frame)
     axes[-1, 0].set_xlabel(unit)
     shown = [key for name, key in keys.items() if name in set(drawn["key"])]
-    look = {"linestyle": "", "marker": "o"}
-    handles = [Line2D([], [], color=k.colour, markerfacecolor=k.face, label=k.label, **look) for k in shown]
+    options = {"linestyle": "", "marker": "o"}
+    handles = [Line2D([], [], color=k.colour, markerfacecolor=k.face, label=k.label, **options) for k in shown]
     add_legend(figure, handles, columns=len(handles))
     return figure
 
 
 def mark(axes, frame, key, is_log):
-    """Bars from zero with their intervals; points on a logarithmic axis, which has no zero for a bar to start from."""
-    look = {"xerr": distances(frame["value"], frame["low"], frame["high"])}
+    """Draw bars from zero with their intervals; points on a logarithmic axis, which has no zero to start from."""
+    options = {"xerr": distances(frame["value"], frame["low"], frame["high"])}
     if is_log:
-        look |= {"fmt": "o", "markersize": 5, "markerfacecolor": key.face, "elinewidth": 2}
-        axes.errorbar(frame["value"], frame.index, color=key.colour, **look)
+        options |= {"fmt": "o", "markersize": 5, "markerfacecolor": key.face, "elinewidth": 2}
+        axes.errorbar(frame["value"], frame.index, color=key.colour, **options)
     else:
-        axes.barh(frame.index, frame["value"], 0.7, color=key.face, edgecolor=key.colour, ecolor="#444444", **look)
+        axes.barh(frame.index, frame["value"], 0.7, color=key.face, edgecolor=key.colour, ecolor="#444444", **options)
 
 
 def distances(value, low, high):
-    """An interval's two lengths beside the value, 0 where they are unknown."""
+    """Return the lengths of an interval below and above the value, 0 if unknown."""
     return [(value - low).clip(lower=0).fillna(0), (high - value).clip(lower=0).fillna(0)]
 
 
-def write_beside(axes, frame):
-    """The text at the end of each bar, and the note on the right of the panel."""
+def annotate(axes, frame):
+    """Write the text at the end of each bar and the note on the right of the panel."""
     ends = frame[["value", "high"]].max(axis=1)
     for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
         axes.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
@@ -139,7 +143,7 @@ def write_beside(axes, frame):
 
 
 def lines(curves, panels, title, x_name, rows=1, is_log2=False):
-    """A figure with a panel of all curves for each {column: title}, in so many rows.
+    """Draw all curves in a panel for each {column: title}, in `rows` rows; return the figure.
 
     Args:
         curves: Curves, at least one; the published ones are thin and hollow.
@@ -168,7 +172,7 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
 
 
 def style(i, curve):
-    """The look of the i-th line."""
+    """Return the colours, marker and dashes of the i-th line."""
     return {
         "label": curve.name.lstrip("_"),  # matplotlib leaves names with a leading underscore out
         "color": COLOURS[i % len(COLOURS)],
@@ -180,26 +184,26 @@ def style(i, curve):
     }
 
 
-def draw_line(axes, frame, column, look):
-    """A line with the interval of each point, where it has one."""
+def draw_line(axes, frame, column, options):
+    """Draw a line, with the interval of each point that has one."""
     if f"{column}_low" not in frame:
-        axes.plot(frame["x"], frame[column], **look)
+        axes.plot(frame["x"], frame[column], **options)
         return
     errors = distances(frame[column], frame[f"{column}_low"], frame[f"{column}_high"])
-    axes.errorbar(frame["x"], frame[column], yerr=errors, elinewidth=1, capsize=2, **look)
+    axes.errorbar(frame["x"], frame[column], yerr=errors, elinewidth=1, capsize=2, **options)
 
 
 def ring(figure, curves, column):
-    """Rings around the highest point of each measured curve."""
+    """Draw a ring around the highest point of each measured curve."""
     for i, curve in enumerate(curves):
         if not curve.is_published:
             top = curve.frame.loc[curve.frame[column].idxmax()]
-            look = {"markersize": 11, "markerfacecolor": "none", "color": COLOURS[i % len(COLOURS)]}
-            figure.axes[0].plot(top["x"], top[column], "o", **look)
+            options = {"markersize": 11, "markerfacecolor": "none", "color": COLOURS[i % len(COLOURS)]}
+            figure.axes[0].plot(top["x"], top[column], "o", **options)
 
 
 def ideal(figure, curves, column):
-    """Dotted lines of a rate that grows with x, from the first point of each curve."""
+    """Draw a dotted line from the first point of each curve for a rate that grows with x."""
     axes = figure.axes[0]
     for i, curve in enumerate(curves):
         x = curve.frame["x"]
@@ -209,7 +213,7 @@ def ideal(figure, curves, column):
 
 
 def set_scale(axes, along, found, room):
-    """A logarithmic axis ("x" or "y") where values span much, else one from zero; returns which.
+    """Make an axis ("x" or "y") logarithmic if values span much, else start it at zero; return whether it is log.
 
     `room` is the part of the axis that stays free beyond the values.
     """
@@ -225,7 +229,7 @@ def set_scale(axes, along, found, room):
 
 
 def set_x(axes, x, name, is_log2):
-    """The x axis of the lowest panels: a tick for each value where they are few."""
+    """Set up the x axis of the lowest panels, with a tick for each value if they are few."""
     for each in axes:
         each.set_xlabel(name)
         if is_log2:
@@ -236,13 +240,13 @@ def set_x(axes, x, name, is_log2):
 
 
 def write_powers(axis, base, parts):
-    """Plain numbers at these parts of each power of a logarithmic axis."""
+    """Write plain numbers at these parts of each power of a logarithmic axis."""
     axis.set_major_locator(LogLocator(base=base, subs=parts))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:,.12g}")
 
 
 def add_legend(figure, handles, columns):
-    """The legend, below the figure's lower edge and the name of the axis there."""
+    """Add the legend below the figure's lower edge and the name of the axis there."""
     below = -AXIS_NAME / figure.get_figheight()
     figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=columns, frameon=False)

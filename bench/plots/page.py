@@ -1,201 +1,101 @@
-"""The page results/README.md: the pictures, then the lines behind them as tables."""
+"""Write the page results/README.md: the pictures, then short tables of the fastest figures."""
 
-import urllib.parse
+from collections import Counter
 
 import pandas as pd
 
 from bench.plots import select
-from bench.rows import tables
-from bench.work.workload import TRAIN_IMAGES
+from bench.rows import layout, tables
 
-LINK = ":/?#&=%+@,~"  # what an address may have in it as it is
-MAX_TABLE = 200  # lines of one table: GitHub shows no page over 512 KB
-MAX_BESIDE = 40  # own lines beside those of a source
-TITLES = {
-    "image": "Image models",
-    "mlp": "Multilayer perceptrons, images of CIFAR-10's size",
-    "transformer": "Transformers",
-    "llm": "Language models",
-    "matmul": "Matmuls",
-    "convolution": "Convolutions",
-    "bandwidth": "Memory bandwidth",
-    "all-reduce": "All-reduce",
-}
-SPEEDUPS_SAY = (
-    "The same work on both of one machine, by phase and batch size, as benchmark-pytorch-mps has it. Its own GPU "
-    "figures come from a clock that did not wait for the GPU."
+MAX_LINES = 16  # of a table
+MAX_COLUMNS = 6  # kinds of work in a table
+ABOUT = (
+    "Written by `make plot` from the CSV files in this folder. `MACHINE=... make table` prints all lines of a machine, "
+    "with their settings, intervals and flags; `make compare` compares two."
 )
-SUSTAINED_SAYS = "`SUSTAIN=600 make image`: the rate of the first half minute, and of the last third."
-WRONG_SAYS = "Figures as their sources print them. They are no speed, and in no picture."
-
-# The benchmarks that these pictures and tables continue: a part of the source's address, its name, a sentence, more
-# columns.
-ANCESTORS = {
-    "particle1331/M1-tensorflow-benchmark/": (
-        "M1-tensorflow-benchmark",
-        "Its picture, the time of an epoch over depth, is [mlp](plots/mlp.png). It timed three whole epochs, tracing "
-        "and warm-up included; later versions time the CPU's seconds.",
-        ("s an epoch",),
-    ),
-    "tlkh/tf-metal-experiments/": (
-        "tf-metal-experiments",
-        "An M1 Max in float32 beside an RTX 3090 in float16 with XLA, as it set them. Its picture of matmuls "
-        "is [tflops](plots/tflops.png).",
-        (),
-    ),
-    "How Fast Can M1 Chip Run Tensorflow": (
-        "How Fast Can M1 Chip Run Tensorflow",
-        "Microseconds a sample in the last of five epochs, rounded by Keras. `EPOCHS=5 MODEL=mlp-3000-1000 make mlp` "
-        "measures the same.",
-        ("us an item", "loss", "accuracy"),
-    ),
-    "karimamunaff/apple-silicon-pytorch/": (
-        "apple-silicon-pytorch",
-        "Its rate includes making and resizing random images on one core: it measures an input pipeline more than a "
-        "GPU.",
-        (),
-    ),
-    "gau-nernst/benchmark-pytorch-mps/": (
-        "benchmark-pytorch-mps",
-        "Its seconds are those of one step. The ratios are under GPU over CPU.",
-        ("s a step",),
-    ),
+FASTEST = "The fastest settings of each machine and framework, with one device and resident batches."
+# The benchmarks that this project continues: {part of the source's address: name}.
+OLDER = {
+    "particle1331/M1-tensorflow-benchmark/": "M1-tensorflow-benchmark",
+    "tlkh/tf-metal-experiments/": "tf-metal-experiments",
+    "How Fast Can M1 Chip Run Tensorflow": "How Fast Can M1 Chip Run Tensorflow",
+    "karimamunaff/apple-silicon-pytorch/": "apple-silicon-pytorch",
+    "gau-nernst/benchmark-pytorch-mps/": "benchmark-pytorch-mps",
 }
+OLDER_SAYS = (
+    "As published. If the clock was wrong, it is named: those figures are not valid timings and are in no picture. "
+    "[published.md](../docs/published.md) describes how each source timed. The last column has the fastest measurement "
+    "by this program with the same model, phase and precision."
+)
 
 
 def write(stored, pictures):
-    """The page as text: pictures, then a table for each workload and each ancestor, own lines before published ones."""
-    summary, cited = stored.summary, stored.cited
-    parts = ["# Results", "Written by `make plot` from the files here. Their names stand at the end of each line."]
-    parts += [f"![{path.stem}](plots/{path.name})" for path in pictures]
-    others = {workload: workload for workload in sorted(set(summary["workload"]) - set(TITLES))}
-    for workload, title in (TITLES | others).items():
-        found = summary[summary["workload"] == workload].sort_values(["published", "machine"], kind="stable")
-        parts += section(title, "", found, LINE | {"file": cite})
-    stated = cited[~cited["note"].str.contains("; derived;", regex=False)]  # what a source itself says
-    ups = pd.concat([select.speedups(summary[~summary["published"]]), select.speedups(stated)])
-    parts += section("GPU over CPU", SPEEDUPS_SAY, ups, SPEEDUP)
-    if stored.runs:
-        parts += section("Sustained runs", SUSTAINED_SAYS, pd.DataFrame(map(describe_run, stored.runs)), SUSTAINED)
-    for source, (title, says, extra) in ANCESTORS.items():
-        theirs = stated[stated["source"].str.contains(source, regex=False)]
-        found = pd.concat([theirs, own_beside(summary, theirs)]) if len(theirs) else theirs
-        cells = LINE | {name: BESIDE[name] for name in extra} | {"clock": clock_of, "file": cite}
-        parts += section(f"Beside {title}", says, found, cells)
-    wrong = cited[cited["status"].isin(select.WRONG_CLOCKS)]
-    parts += section("Published with a wrong clock", WRONG_SAYS, wrong, WRONG)
+    """Return the page as text: the pictures, a table for each workload, the figures of the older benchmarks."""
+    found = stored.believed[stored.believed["value"].notna()]
+    resident = select.resident(found)
+    own = {
+        "Image models of 224 x 224 pixels, images/s": (resident, "image", ["model", "phase"]),
+        "Multilayer perceptrons, images/s": (resident, "mlp", ["model", "phase"]),
+        "Transformers, 128 tokens, sequences/s": (resident, "transformer", ["model", "phase"]),
+        "Language models, tokens/s of one sequence": (select.generation(found), "llm", ["model", "phase", "precision"]),
+        "Best matmul, TFLOP/s": (select.matmul_peaks(found), "matmul", ["precision"]),
+        "Convolutions, TFLOP/s": (found, "convolution", ["model", "precision"]),
+        "Memory bandwidth, GB/s": (select.bandwidths(found), "bandwidth", ["model"]),
+    }
+    parts = ["# Results", ABOUT, *(f"![{path.stem}](plots/{path.name})" for path in pictures), FASTEST]
+    for title, (lines, workload, names) in own.items():
+        if len(lines := lines[lines["workload"] == workload]):
+            parts += [f"## {title}", list_fastest(lines, names)]
+    stated = stored.cited[~stored.cited["note"].str.contains("; derived;", regex=False)]  # by the source itself
+    older = pd.concat([stated[stated["source"].str.contains(part, regex=False)] for part in OLDER])
+    if len(older):
+        parts += ["## Five older benchmarks", OLDER_SAYS, list_older(older, resident)]
     return "\n\n".join(parts) + "\n"
 
 
-def section(title, says, found, cells):
-    """The paragraphs of a section: heading, sentence, table; [] where nothing was found."""
-    if found.empty:
-        return []
-    kept = tables.limit_rows(found.reset_index(drop=True), MAX_TABLE)
-    left_out = len(found) - len(kept)
-    rest = f"{left_out} more lines are not on this page; `MACHINE=... make table` has all of a machine."
-    table = tables.markdown(cells, kept.to_dict("records"))
-    return [part for part in (f"## {title}", says, table, rest if left_out else "") if part]
+def list_fastest(found, names):
+    """Lay out the fastest rates: a line for each machine, kind of device and framework, a column for each work.
+
+    Args:
+        found: lines of one unit.
+        names: the columns that tell one work from another. Work that this program measured comes first.
+    """
+    found = select.best(found[found["phase"].isin(["", *select.WHOLE])], *names)
+    found = found.assign(work=found[names].agg(" ".join, axis=1))
+    count, own = Counter(found["work"]), set(found.loc[~found["published"], "work"])
+    shown = sorted(count, key=lambda work: (work not in own, -count[work]))[:MAX_COLUMNS]
+    found = found[found["work"].isin(shown)]
+    lines = [
+        dict(zip(select.WHO, who, strict=True))
+        | {"top": group["value"].max()}
+        | dict(zip(group["work"], group["value"], strict=True))
+        for who, group in found.groupby(select.WHO, sort=False)
+    ]
+    lines.sort(key=lambda line: (line["published"], -line["top"]))
+    cells = {name: lambda row, name=name: row[name] for name in ("machine", "kind", "framework")}
+    cells |= {work: lambda row, work=work: tables.figure(row.get(work)) for work in shown}
+    cells["measured by"] = lambda row: "others" if row["published"] else "this program"
+    left_out = f"\n\n{len(lines) - MAX_LINES} more are in the CSV files." if len(lines) > MAX_LINES else ""
+    return layout.markdown(cells, lines[:MAX_LINES]) + left_out
 
 
-def own_beside(summary, theirs):
-    """Own lines of the models and phases of a source, the fastest of each batch size, precision and scope."""
-    work = ["workload", "model", "phase"]
-    theirs = theirs.assign(model=theirs["model"].where(theirs["workload"] != "matmul", "matmul-peak"))
-    own = summary[~summary["published"] & summary["value"].notna()]
-    found = own.merge(theirs[work].drop_duplicates(), on=work)
-    found = select.best(found, *work, "scope", "epoch", "precision", "batch_size")
-    return tables.limit_rows(found.sort_values([*work, "machine", "scope", "epoch"], kind="stable"), MAX_BESIDE)
+def list_older(older, resident):
+    """Lay out the figures of the older benchmarks, next to the fastest own one of the same work."""
+    work = ["workload", "model", "phase", "precision"]
+    own = resident[~resident["published"]].sort_values("value", ascending=False).drop_duplicates(work)
+    fastest = {tuple(row[name] for name in work): row for row in own.to_dict("records")}
 
+    def describe_own(row):
+        found = fastest.get(tuple(row[name] for name in work))
+        return f"{tables.describe_rate(found)} ({found['machine']}, {found['framework']})" if found else ""
 
-def describe_run(run):
-    """The line of a sustained run: its last row, with its rates of the first half minute and of the last third."""
-    burst, sustained = tables.burst_and_sustained(run)
-    return run.iloc[-1].to_dict() | {"burst": burst, "sustained": sustained}
-
-
-def seconds_an_item(row):
-    """Wall seconds for one item, however it was published; NaN where that cannot be known."""
-    if pd.notna(row["value"]):
-        return 1 / row["value"]
-    if pd.notna(row["items"]):
-        return row["seconds"] / row["items"]
-    return row["step_seconds_median"] / pd.to_numeric(row["batch_size"], errors="coerce")
-
-
-def clock_of(row):
-    """The wrong clock of a published figure, blank for all others."""
-    return row["status"].replace("ok", "")
-
-
-def cite(row):
-    """The file that a line is in, and the source of a published figure."""
-    name, source = tables.escape(row["file"]), tables.escape(row["source"])
-    if row["source"].startswith("http"):
-        source = f"[source]({urllib.parse.quote(row['source'].split(' ')[0], safe=LINK)})"
-    file = f"[{name}]({urllib.parse.quote(row['file'])})"
-    return tables.Markdown(", ".join(filter(None, [file, source])))
-
-
-def of(column, pattern=None):
-    """The cell of a column: its text, or its number by a pattern."""
-    return lambda row: row[column] if pattern is None else tables.figure(row[column], pattern)
-
-
-def of_cpu(row):
-    """The CPU's side of a line of select.speedups()."""
-    return {column: row[f"{column}_cpu"] for column in ("value", "per", "seconds", "items", "step_seconds_median")}
-
-
-def setup_of_cpu(row):
-    return f" ({row['setup_cpu']})" if row["setup_cpu"] else ""
-
-
-def published_as(row):
-    """[figure, why it is not believed] of a published row with a wrong clock, from its note."""
-    figure, _, why = row["note"].removeprefix("published as ").partition("; ")
-    return figure, why.removeprefix(f"{row['status']}; ")
-
-
-LINE = {"machine": of("machine"), **tables.CELLS}
-BESIDE = {
-    "s an epoch": lambda row: tables.figure(TRAIN_IMAGES * seconds_an_item(row)),
-    "us an item": lambda row: tables.figure(1e6 * seconds_an_item(row)),
-    "s a step": of("step_seconds_median", "{:.4g}"),
-    "loss": of("loss_mean", "{:.4g}"),
-    "accuracy": of("accuracy", "{:.4g}"),
-}
-SPEEDUP = {
-    "machine": of("machine"),
-    "work": tables.name_line,
-    "framework": of("framework"),
-    "CPU": lambda row: tables.describe_rate(of_cpu(row)) + setup_of_cpu(row),
-    "GPU": tables.describe_rate,
-    "CPU s a step": of("step_seconds_median_cpu", "{:.4g}"),
-    "GPU s a step": of("step_seconds_median", "{:.4g}"),
-    "speedup": of("speedup", "{:.3g}"),
-    "interval": lambda row: tables.interval(row | {"rows": 1}),
-    "clock": clock_of,
-    "file": cite,
-}
-SUSTAINED = {
-    "machine": of("machine"),
-    "work": tables.name_line,
-    "framework": tables.CELLS["framework"],
-    "minutes": lambda row: tables.figure(row["elapsed_seconds"] / 60),
-    "burst": lambda row: f"{tables.figure(row['burst'])} {row['unit']}",
-    "sustained": of("sustained", "{:.4g}"),
-    "ratio": lambda row: tables.figure(row["sustained"] / row["burst"]),
-    "W": of("power_watts", "{:.4g}"),
-    "degrees C": of("temperature_c", "{:.4g}"),
-    "file": cite,
-}
-WRONG = {
-    "device": of("device_name"),
-    "work": tables.name_line,
-    "framework": of("framework"),
-    "published as": lambda row: published_as(row)[0],
-    "clock": of("status"),
-    "why it is not believed": lambda row: published_as(row)[1],
-    "source": cite,
-}
+    cells = {
+        "benchmark": lambda row: next(name for part, name in OLDER.items() if part in row["source"]),
+        "device": lambda row: row["device_name"],
+        "work": tables.name_line,
+        "framework": lambda row: row["framework"],
+        "published": tables.describe_rate,
+        "clock": lambda row: row["status"].replace("ok", ""),
+        "here": describe_own,
+    }
+    return layout.markdown(cells, older.to_dict("records"))

@@ -1,22 +1,21 @@
-"""The pictures of results/plots: each function gives a figure, or None where there are no rows for it.
+"""Draw the pictures of results/plots: each function returns a figure, or None if no row of our own belongs in it.
 
-Every machine's own bars are filled, published ones are hollow.
+Bars of our own measurements are filled, published ones are hollow.
 """
 
-import math
 from itertools import pairwise
 
 import pandas as pd
 
 from bench.plots import draw, select
 from bench.plots.draw import COLOURS, Curve, Key
-from bench.rows import columns, tables
+from bench.rows import columns, tables, verdict
 
 MAX_BARS = 20  # in a panel
 MAX_PANELS = 6
 MAX_RUNS = 12  # in the picture of scopes
 MAX_CURVES = 20
-# What titles, names and axes say; the other settings stand in the title or beside the bars.
+# In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.
 TITLED = ("model", "scope", "image_size", "sequence_length", "data", "matrix_size")
 WHOSE = {
     False: Key("measured by this program, with its interval", COLOURS[0]),
@@ -30,7 +29,7 @@ PARTS = {
 
 
 def draw_all(stored, folder, say):
-    """Draw every picture into a folder; returns the paths. Pictures without rows are removed, and say() is told."""
+    """Draw every picture into a folder and return the paths; say() gets a line for each without own rows."""
     paths = []
     for picture in PICTURES:
         path = folder / f"{picture.__name__}.png"
@@ -38,7 +37,7 @@ def draw_all(stored, folder, say):
         if figure:
             paths.append(draw.save(figure, path))
         else:
-            say(f"{path.stem}: no rows to draw")
+            say(f"{path.stem}: no rows of our own to draw")
             path.unlink(missing_ok=True)
     return paths
 
@@ -54,21 +53,13 @@ def transformers(stored):
 
 
 def llm(stored):
-    found = select.generation(stored.believed, is_quantised=False)
-    return bars(panels_of_models(found), "tokens/s of one sequence, random weights")
-
-
-def llm_quantised(stored):
-    found = select.generation(stored.believed, is_quantised=True)
-    return bars(panels_of_models(found), "tokens/s of one sequence, weights of 8 bits or fewer")
-
-
-def panels_of_models(found):
-    return [(model, of) for (model, _), of in found.groupby(["model", "phase"], sort=False)]
+    found = select.generation(stored.believed)
+    panels = [(model, of) for (model, _), of in found.groupby(["model", "phase"], sort=False)]
+    return bars(panels, "tokens/s of one sequence, random weights")
 
 
 def depth(stored):
-    """Tokens/s of decode over depth, a line a machine, model, precision and batch size."""
+    """Draw tokens/s of decode over depth, a line for each machine, model, precision and batch size."""
     apart = [*select.WHO, "model", "precision", "compile", "batch_size"]
     curves = curves_of(select.cache_depths(stored.believed), "tokens", "rate", apart, name_decode)
     words = "Decode: single tokens after a prompt"
@@ -86,8 +77,7 @@ def fastest(stored, workload, models, title, unit):
 
 def bandwidth(stored):
     found = select.bandwidths(stored.believed)
-    panels = [(model, found[found["model"] == model]) for model in ("copy", "add", "triad")]
-    return bars(panels, "GB/s, bytes read and written")
+    return bars(list(found.groupby("model", sort=False)), "GB/s, bytes read and written")
 
 
 def peaks(stored):
@@ -108,7 +98,7 @@ def speedup(stored):
 
 
 def scopes(stored):
-    """The three throughputs of image runs side by side; the limiting one is marked."""
+    """Draw the three throughputs of each image run; the limiting one is marked."""
     found = select.scopes(stored.pipelines)
     kept = tables.limit_rows(found, MAX_RUNS).to_dict("records")
     if not kept:
@@ -118,7 +108,7 @@ def scopes(stored):
     for i, (row, words) in enumerate(zip(kept, particular, strict=True)):
         name = f"{name_device(row)}\n{', '.join(filter(None, [row['model'], words]))}"
         for j, scope in enumerate(PARTS):
-            rate = {column: row[f"{column}_{scope}"] for column in select.RATE}
+            rate = {column: row[f"{column}_{scope}"] for column in tables.RATE}
             text = tables.figure(rate["value"]) + (" limits" if row["bottleneck"] == scope else "")
             bar = {"key": scope, "name": name if j == 1 else "", "text": text, "note": ""}
             frames.append(pd.DataFrame(rate | bar, index=[3.6 * i + j]))
@@ -126,7 +116,7 @@ def scopes(stored):
 
 
 def mlp(stored):
-    """What an epoch takes over depth, a line a machine."""
+    """Draw the seconds of an epoch and the rate over depth, a line for each machine."""
     curves = curves_of(select.depths(stored.believed), "depth", "rate", select.WHO, name_published)
     panels = {"seconds_an_epoch": "seconds an epoch of 50,000 images", "rate": "images/s"}
     words = "Multilayer perceptrons, images of CIFAR-10's size, training, batch 32, float32"
@@ -134,7 +124,7 @@ def mlp(stored):
 
 
 def tflops(stored):
-    """TFLOP/s over the size of matmuls; a ring marks the best size of each line."""
+    """Draw TFLOP/s over the size of matmuls; a ring marks the best size of each line."""
     found = select.sizes(stored.believed)
     found = found.assign(value_low=found["low"], value_high=found["high"])
     curves = curves_of(found, "side", "value", [*select.WHO, "precision"], name_best_size)
@@ -148,7 +138,7 @@ def tflops(stored):
 
 
 def sustained(stored):
-    """Rate, power and temperature over the minutes of sustained runs, where they are known."""
+    """Draw rate, power and temperature over the minutes of sustained runs, if they are known."""
     runs = stored.runs[-MAX_CURVES:]
     panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
     panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
@@ -158,25 +148,25 @@ def sustained(stored):
 
 
 def best(stored):
-    """What each change of `make best` gave, from the default down to the fastest settings, with intervals."""
+    """Draw what each change of `make best` gained, from the default down to the fastest settings, with intervals."""
     panels = [panel_of_search(lines.to_dict("records"), lines) for lines in stored.searches[-MAX_PANELS:]]
-    keys = {0: Key("the default", COLOURS[7]), 1: Key("with one change more in each line", COLOURS[0])}
-    unit = "items/s, the range of the repetitions" + say_left_out(stored.searches)
+    keys = {0: Key("the default", COLOURS[7]), 1: Key("with one more change in each line", COLOURS[0])}
+    unit = "items/s, the range of the repetitions" + count_left_out(stored.searches)
     return draw.bars(panels, unit, keys) if panels else None
 
 
 def panel_of_search(rows, lines):
-    """(title, frame) of one search as draw.bars() takes them: a bar for each step."""
+    """Build the panel of one search for draw.bars(), (title, frame): a bar for each step."""
     changes = [columns.describe_change(before, after) for before, after in pairwise(rows)]
     texts = [f"{tables.figure(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows]
-    frame = lines[select.RATE].assign(
+    frame = lines[tables.RATE].assign(
         name=["the default", *(f"+ {change}" for change in changes)], text=texts, note="", key=[0] + [1] * len(changes)
     )
     return ", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame
 
 
 def scaling(stored):
-    """The rate over the number of devices; a dotted line shows a rate that grows with them."""
+    """Draw the rate over the number of devices; a dotted line shows a rate that grows with them."""
     found = select.scaling(stored.many)
     found = found.assign(value_low=found["low"], value_high=found["high"])
     curves = curves_of(found, "devices", "value", select.SCALED, name_work)
@@ -189,7 +179,7 @@ def scaling(stored):
 
 
 def all_reduce(stored):
-    """The bus bandwidth of all-reduce over the size of the message."""
+    """Draw the bus bandwidth of all-reduce over the size of the message."""
     apart = [*select.WHO, "world_size", "nodes"]
     curves = curves_of(select.messages(stored.many), "kib", "bus", apart, name_ranks)
     words = "All-reduce, bus bandwidth as nccl-tests define it"
@@ -197,32 +187,34 @@ def all_reduce(stored):
 
 
 PICTURES = (
-    *(images, transformers, llm, llm_quantised, depth, mlp, tflops, peaks),
+    *(images, transformers, llm, depth, mlp, tflops, peaks),
     *(bandwidth, scopes, speedup, joules, sustained, best, scaling, all_reduce),
 )
 
 
 def bars(panels, unit):
-    """A figure of these (title, frame of lines) that are not empty; None where all are."""
+    """Draw the panels, (title, frame of lines), that are not empty; return None if no line is our own."""
     panels = [(title, found) for title, found in panels if len(found)]
-    unit += say_left_out(panels)
+    if all(found["published"].all() for _, found in panels):
+        return None
+    unit += count_left_out(panels)
     if len(panels) > MAX_PANELS:  # those with own lines first, then the fullest
         panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))[:MAX_PANELS]
-    return draw.bars([panel_of(*panel) for panel in panels], unit, WHOSE) if panels else None
+    return draw.bars([panel_of(*panel) for panel in panels], unit, WHOSE)
 
 
-def say_left_out(panels):
-    """How many panels a picture has no room for; "" where it shows all."""
+def count_left_out(panels):
+    """Count the panels that a picture has no room for; "" if it shows all."""
     more = len(panels) - MAX_PANELS
-    return f" ({more} more panel{'s are' if more > 1 else ' is'} in the tables alone)" if more > 0 else ""
+    return f" ({more} more panel{'s' * (more > 1)} not shown)" if more > 0 else ""
 
 
 def panel_of(words, found):
-    """(title, frame) as draw.bars() takes them."""
+    """Build one panel for draw.bars(): (title, frame)."""
     kept = tables.limit_rows(found.reset_index(drop=True), MAX_BARS).reset_index(drop=True)
     rows = kept.to_dict("records")
     common, particular = settings_in_words(rows)
-    frame = kept[select.RATE].assign(
+    frame = kept[tables.RATE].assign(
         key=kept["published"],
         name=[name_device(row) for row in rows],
         text=[tables.figure(row["value"]) for row in rows],
@@ -236,7 +228,7 @@ def title(words, common, kept, found):
 
 
 def settings_in_words(rows):
-    """([words that all lines have in common], [the other words of each line])."""
+    """Describe settings: ([words that all lines have in common], [the other words of each line])."""
     said = [columns.words_of(row) | {"setup": row["setup"]} for row in rows]
     names = [name for name in (*columns.WORK, "setup") if name not in TITLED]
     common = [name for name in names if len({words.get(name, "") for words in said}) == 1]
@@ -245,14 +237,19 @@ def settings_in_words(rows):
 
 
 def name_device(row):
-    """Who did it: the machine, or the device as a source names it, and the framework."""
+    """Name the machine, or the device as a source names it, and the framework."""
     device = row["device_name"] if row["published"] else row["machine"]
     on_cpu = "" if row["kind"] == "gpu" or row["published"] else " (CPU)"
     return f"{device}{on_cpu}, {row['framework']}"
 
 
 def curves_of(found, x, value, apart, name):
-    """A Curve for each of these columns' values that differ, the highest first; at most MAX_CURVES."""
+    """Build a Curve for each combination of values of the columns `apart`, the highest first, at most MAX_CURVES.
+
+    [] if none of them is our own.
+    """
+    if found["published"].all():
+        return []
     tops = found.loc[found.groupby(apart, sort=False)[value].idxmax()].sort_values(value, ascending=False)
     parts = dict(list(found.assign(x=found[x]).groupby(apart)))
     return [
@@ -266,7 +263,7 @@ def name_published(row):
 
 
 def name_best_size(row):
-    """The name of a curve, from its highest point."""
+    """Name a curve after its highest point."""
     best = " (published)" if row["published"] else f": best at M = {row['side']:.0f}"
     return f"{name_device(row)}, {row['precision']}{best}"
 
@@ -277,7 +274,7 @@ def name_decode(row):
 
 
 def name_work(row):
-    """The name of a curve over devices: who, and the work on each of them."""
+    """Name a curve over devices: the machine, and the work on each device."""
     return f"{name_device(row)}: {columns.describe_work(row | {'world_size': '1', 'nodes': '1'})}"
 
 
@@ -287,7 +284,8 @@ def name_ranks(row):
 
 
 def name_run(run):
+    """Name the curve of a sustained run, with the share of its first rate that it kept."""
     first = run.iloc[0]
-    burst, kept = tables.burst_and_sustained(run)
-    share = "" if math.isnan(burst + kept) else f": {100 * kept / burst:.0f} % of the first 30 s kept"
+    burst, kept = verdict.burst_and_sustained(run[["elapsed_seconds", "seconds", "items"]].to_numpy().tolist())
+    share = f": {100 * kept / burst:.0f} % of the first 30 s kept" if burst and kept else ""
     return f"{name_device(first)}, {first['model']} {first['phase']}, {first['precision']}{share}"

@@ -1,6 +1,5 @@
-"""The data behind the pictures and the page: which rows they show, as frames."""
+"""Select the rows that pictures and tables show, as frames."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,41 +9,42 @@ from bench.rows import columns, tables, verdict
 from bench.work.language import BYTES
 from bench.work.workload import TRAIN_IMAGES
 
-WRONG_CLOCKS = ("cpu_time", "unsynchronised")
-RATE = ["value", "low", "high"]
+WRONG_CLOCKS = ("cpu_time", "unsynchronised")  # statuses of published figures
 WHO = ["published", "machine", "kind", "framework"]
-SCALED = [*WHO, *(column for column in columns.WORK if column not in ("framework", "world_size", "nodes"))]
+SCALED = [
+    *WHO,
+    "method_version",
+    *(column for column in columns.WORK if column not in ("framework", "world_size", "nodes")),
+]
+WHOLE = ("inference", "training", "prefill", "decode")  # phases that are not parts of a training step
 SQUARE = r"^matmul(?:-\d+)?$"  # models with a curve over sizes
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What lies in results/. The frames are those of tables.summarize(), a line each."""
+    """Hold the rows of results/. The frames are those of tables.summarize()."""
 
-    summary: pd.DataFrame
-    believed: pd.DataFrame  # of one device, without implausible lines: the pictures show no others
-    many: pd.DataFrame  # the same of any number of devices
-    pipelines: pd.DataFrame  # of the runs that measured the model and its input together
-    cited: pd.DataFrame  # published lines, those of a wrong clock too
+    many: pd.DataFrame  # of any number of devices; implausible lines are left out, as in all frames but `cited`
+    believed: pd.DataFrame  # of one device
+    pipelines: pd.DataFrame  # from runs that measured the model and its input together
+    cited: pd.DataFrame  # published lines, with those of a wrong clock
     runs: list[pd.DataFrame]  # sustained runs, the rows of one each
-    searches: list[pd.DataFrame]  # the way of each `make best`, a line each step
+    searches: list[pd.DataFrame]  # each `make best`, a line for each step
 
 
 def load(folder, warn):
-    """Everything in the CSV files of a folder; warn() is told of a file that cannot be read."""
+    """Read the CSV files of a folder; warn() gets a line for each file that cannot be read."""
     rows = tables.read_rows(sorted(Path(folder).glob("*.csv")), warn)
-    summary = tables.add_peak_fraction(tables.summarize(rows), rows)
-    # A later run of the model alone is no part of a pipeline's run.
+    many = believe(tables.summarize(rows))
+    # A later run of only the model is not part of a pipeline's run.
     of_pipelines = rows[rows["run_id"].isin(rows.loc[rows["scope"] == "end_to_end", "run_id"])]
-    cited = tables.summarize(rows[rows["source"] != ""], statuses=(*tables.DONE, *WRONG_CLOCKS))
     return Stored(
-        summary,
-        of_one_device(believe(summary)),
-        believe(summary),
-        of_one_device(believe(tables.summarize(of_pipelines))),
-        cited.assign(of_peak=math.nan, of_bandwidth=math.nan),
-        tables.sustained_runs(rows),
-        tables.searches(rows),
+        many=many,
+        believed=of_one_device(many),
+        pipelines=of_one_device(believe(tables.summarize(of_pipelines))),
+        cited=tables.summarize(rows[rows["source"] != ""], statuses=(*tables.DONE, *WRONG_CLOCKS)),
+        runs=tables.sustained_runs(rows),
+        searches=tables.searches(rows),
     )
 
 
@@ -57,7 +57,7 @@ def of_one_device(summary):
 
 
 def scaling(many):
-    """Own rates of models on resident batches that were measured on several numbers of devices: `devices`."""
+    """Select own rates on resident batches of work that was measured on several numbers of `devices`."""
     found = many[many["phase"].isin(["inference", "training"]) & (many["scope"] == "device") & ~many["published"]]
     found = found.assign(devices=found["world_size"].astype(float))
     found = found.sort_values("value", ascending=False).drop_duplicates([*SCALED, "devices"])  # of several setups
@@ -66,7 +66,7 @@ def scaling(many):
 
 
 def messages(many):
-    """The bus bandwidth of all-reduce, `bus` in GB/s with `bus_low` and `bus_high`, over its size in `kib`."""
+    """Compute the bus bandwidth of all-reduce, `bus` in GB/s with `bus_low` and `bus_high`, over its size in `kib`."""
     found = many[(many["workload"] == "all-reduce") & many["value"].notna()]
     ranks = found["world_size"].astype(float)
     bus = {"bus": "value", "bus_low": "low", "bus_high": "high"}
@@ -76,25 +76,25 @@ def messages(many):
 
 
 def resident(summary):
-    """Rates of resident batches, of images and sequences of the usual size."""
+    """Select rates of resident batches, of images and sequences of the usual size."""
     usual = summary["image_size"].isin(["", "224"]) | (summary["workload"] != "image")
     usual &= summary["sequence_length"].isin(["", "128"])
     return summary[usual & (summary["scope"] == "device") & summary["value"].notna()]
 
 
 def best(found, *apart):
-    """The highest line of each machine, kind of device, framework and these columns; the highest first."""
+    """Select the highest line of each machine, kind of device, framework and these columns; the highest comes first."""
     return found.sort_values("value", ascending=False).drop_duplicates([*WHO, *apart])
 
 
 def fastest(summary, workload, model, phase):
-    """The fastest line of each machine, kind of device and framework, on resident batches."""
+    """Select the fastest line of each machine, kind of device and framework, on resident batches."""
     work = (summary["workload"] == workload) & (summary["model"] == model) & (summary["phase"] == phase)
     return best(resident(summary[work]))
 
 
 def depths(summary):
-    """Training of mlp-<depth>x1024 with the settings of its first benchmark: the fastest of WHO and depth.
+    """Select training of mlp-<depth>x1024 with the settings of its first benchmark: the fastest of WHO and depth.
 
     Adds `depth`, `rate` (images/s) and `seconds_an_epoch`, each with its _low and _high.
     """
@@ -114,21 +114,20 @@ def depths(summary):
     return found.drop_duplicates([*WHO, "depth"]).sort_values("depth")
 
 
-def generation(summary, is_quantised):
-    """Tokens/s of one sequence in prefill and decode: the fastest of WHO, model, phase, prompt and depth.
+def generation(summary):
+    """Select tokens/s of one sequence in prefill and decode: the fastest of WHO, model, phase, prompt and depth.
 
-    Precisions that this program knows are apart from quantised weights, which are other work.
+    Only precisions that this program measures: quantised weights are other work.
     """
     found = summary[(summary["workload"] == "llm") & (summary["batch_size"] == "1") & summary["value"].notna()]
-    found = found[found["scope"].eq("device") & (found["precision"].isin(BYTES) != is_quantised)]
-    apart = ["model", "phase", "prompt_tokens", "depth"]
-    return best(found, *apart, *(["precision"] if is_quantised else []))
+    found = found[found["scope"].eq("device") & found["precision"].isin(BYTES)]
+    return best(found, "model", "phase", "prompt_tokens", "depth")
 
 
 def cache_depths(summary):
-    """Tokens/s of decode where a machine has several depths: `tokens` in the cache, `rate`, its _low and _high.
+    """Select decode of machines that have several depths: `tokens` in the cache, `rate`, its _low and _high.
 
-    Without quantised weights.
+    Quantised weights are left out.
     """
     found = summary[(summary["workload"] == "llm") & (summary["phase"] == "decode") & summary["value"].notna()]
     found = found[found["scope"].eq("device") & found["precision"].isin(BYTES)]
@@ -140,7 +139,7 @@ def cache_depths(summary):
 
 
 def sizes(summary):
-    """TFLOP/s over the size of matmuls: `side` is the cube root of M N K."""
+    """Select TFLOP/s over the size of matmuls: `side` is the cube root of M N K."""
     found = summary[summary["model"].str.match(SQUARE) & summary["value"].notna()]
     sides = found["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     found = found.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3))
@@ -149,7 +148,7 @@ def sizes(summary):
 
 
 def matmul_peaks(summary):
-    """The best matmul of each machine, kind, framework and precision: own peaks, and all published matmuls."""
+    """Select the best matmul of each machine, kind, framework and precision: own peaks, and all published matmuls."""
     matmuls = summary["model"].eq("matmul-peak") | (summary["published"] & (summary["workload"] == "matmul"))
     found = best(summary[matmuls & summary["value"].notna()], "precision")
     how = found["memory_format"].where(found["memory_format"] == "", "as a 1x1 convolution")
@@ -157,57 +156,57 @@ def matmul_peaks(summary):
 
 
 def bandwidths(summary):
-    """GB/s of each machine, kind, framework and operator."""
+    """Select GB/s of each machine, kind, framework and operator."""
     return best(summary[(summary["workload"] == "bandwidth") & summary["value"].notna()], "model")
 
 
 def speedups(found):
-    """GPU over CPU of the same machine and work: `speedup` with its `low` and `high`.
+    """Divide GPU by CPU rates of the same machine, work and method: `speedup` with its `low` and `high`.
 
-    The machine of a published figure is its source and its chip, the device's name before a parenthesis. Where it has
-    no rate, its speedup is that of its seconds.
+    The machine of a published figure is its source and its chip, the device's name before a parenthesis. If it has no
+    rate, its speedup is that of its seconds.
     """
     found = found[(found["scope"] == "device") & ~found["workload"].isin(tables.SINGLE)]
     chip = found["source"] + found["device_name"].where(found["published"], "").str.replace(r" \(.*", "", regex=True)
     found = found.assign(place=chip.where(found["published"], found["machine"]), is_rate=found["value"].notna())
-    work = ["place", "is_rate", *(column for column in tables.WORK if column != "kind")]
-    both = found[found["kind"] == "gpu"].merge(found[found["kind"] == "cpu"], on=work, suffixes=("", "_cpu"))
-    ratio = both["value"] / both["value_cpu"]
+    work = ["place", *(column for column in tables.WORK if column != "kind")]
+    gpu, cpu = (found[found["kind"] == kind] for kind in ("gpu", "cpu"))
+    both = gpu.merge(cpu, on=[*work, "is_rate", "method_version"], suffixes=("", "_cpu"))
+    ratios = tables.divide_rates(both, "", "_cpu")
+    speedup = ratios.pop("ratio")
     for seconds in ("seconds", "step_seconds_median"):
-        ratio = ratio.fillna(both[f"{seconds}_cpu"] / both[seconds])
+        speedup = speedup.fillna(both[f"{seconds}_cpu"] / both[seconds])
     # Of several setups equal ones, else the fastest.
     is_equal = (both["num_threads"] == both["num_threads_cpu"]) & (both["setup"] == both["setup_cpu"])
-    low, high = both["low"] / both["high_cpu"], both["high"] / both["low_cpu"]
     batch = pd.to_numeric(both["batch_size"], errors="coerce")
-    both = both.assign(speedup=ratio, low=low, high=high, batch=batch, is_equal=is_equal)
-    both = both[ratio.notna()].sort_values(["is_equal", "value_cpu"], na_position="first", kind="stable")
+    both = both.assign(**ratios, speedup=speedup, batch=batch, is_equal=is_equal)
+    both = both[speedup.notna()].sort_values(["is_equal", "value_cpu"], na_position="first", kind="stable")
     # Apple sells one chip, and so one CPU, with several numbers of GPU cores.
-    both = both.drop_duplicates([*(column for column in work if column != "is_rate"), "gpu_cores"], keep="last")
+    both = both.drop_duplicates([*work, "gpu_cores"], keep="last")
     order = ["published", "model", "phase", "batch", "speedup"]
     return both.sort_values(order, ascending=[True] * 4 + [False], ignore_index=True)
 
 
 def per_joule(summary):
-    """Items per joule where power is known, the best of each machine, framework, model and phase."""
+    """Compute items per joule if power is known, the best of each machine, framework, model and phase."""
     found = resident(summary)
     found = found[found["power_watts"].notna() & ~found["workload"].isin(tables.SINGLE)]
-    rates = {column: found[column] / found["power_watts"] for column in RATE}
+    rates = {column: found[column] / found["power_watts"] for column in tables.RATE}
     return best(found.assign(**rates), "model", "phase")
 
 
 def scopes(pipelines):
-    """Lines where one run measured all three scopes: `value_device`, `low_device`, `high_device`, and so on of each.
+    """Select runs that measured all three scopes, a line each: `value_device`, `low_device`, `high_device`, and so on.
 
     `bottleneck` is what limited that run.
     """
     work = ["machine", "run_id", *(column for column in tables.WORK if column not in ("scope", "data"))]
     found = pipelines[(pipelines["workload"] == "image") & pipelines["value"].notna() & ~pipelines["published"]]
-
-    def one(scope):
+    parts = {}
+    for scope in ("end_to_end", "device", "input"):
         lines = found[found["scope"] == scope].drop_duplicates(work, keep="last")
-        return lines.rename(columns={column: f"{column}_{scope}" for column in RATE})
-
-    wide = one("end_to_end")
-    for scope in ("device", "input"):
-        wide = wide.merge(one(scope)[[*work, *(f"{column}_{scope}" for column in RATE)]], on=work)
+        parts[scope] = lines.rename(columns={column: f"{column}_{scope}" for column in tables.RATE})
+    wide = parts.pop("end_to_end")
+    for scope, lines in parts.items():
+        wide = wide.merge(lines[[*work, *(f"{column}_{scope}" for column in tables.RATE)]], on=work)
     return wide.sort_values("value_end_to_end", ascending=False)

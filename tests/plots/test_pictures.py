@@ -87,8 +87,6 @@ def test_language_models_have_panels_of_their_phases_and_a_line_over_depth(folde
     prefill, decode = pictures.llm(stored).axes
     assert prefill.get_title(loc="left") == "qwen3-4b, prefill, bfloat16, batch 1, prompt of 512"
     assert [text.get_text() for text in decode.texts] == ["9", "depth 0", "8", "depth 2048"]
-    (quantised,) = titles(pictures.llm_quantised(stored))
-    assert quantised == "qwen3-4b, decode, 4-bit, batch 1, 128 new tokens, depth 2048"
     (axes,) = pictures.depth(stored).axes
     line = axes.containers[0].lines[0]
     assert line.get_xdata().tolist() == [0, 2048]
@@ -153,17 +151,31 @@ def test_more_bars_than_a_panel_takes_are_counted(folder):
     assert len(axes.get_yticklabels()) == 20
 
 
-def test_what_is_implausible_is_in_the_tables_and_in_no_picture(folder):
+def test_an_implausible_row_is_in_no_picture(folder):
     write(folder, [rate(88888) | {"flags": "implausible"}])
     (folder / "plots").mkdir()
-    (folder / "plots" / "images.png").write_text("of an earlier time")
-    assert any("88890" in line for line in page_of(folder)["Image models"])
+    (folder / "plots" / "images.png").write_text("from an earlier run")
+    assert "88890" not in plot(folder)[-1].read_text()
     assert not list((folder / "plots").iterdir())
 
 
-def test_work_of_another_program_version_has_a_table(folder):
-    write(folder, [rate(10) | {"workload": "audio", "model": "whisper"}])
-    assert any("| whisper, training" in line for line in page_of(folder)["audio"])
+def test_a_picture_needs_a_row_of_our_own(folder):
+    published = [row | {"source": "https://x"} for row in (rate(10), MATMUL)]
+    write(folder, published, "p")
+    stored = load(folder)
+    assert [pictures.images(stored), pictures.tflops(stored)] == [None, None]
+    write(folder, [rate(10), MATMUL])
+    stored = load(folder)
+    assert pictures.images(stored)
+    assert pictures.tflops(stored)
+
+
+def test_a_file_with_hostile_numbers_is_left_out_and_the_others_are_drawn(folder):
+    write(folder, [rate(10)])
+    write(folder, [dict.fromkeys(("throughput", "throughput_low", "throughput_high"), "1e-320")], "tiny")
+    said = []
+    assert (folder / "plots" / "images.png") in plot_results.plot(folder, said.append)
+    assert any("tiny.csv is left out" in line for line in said)
 
 
 def test_a_broken_file_is_named_and_the_others_are_drawn(folder):
@@ -232,56 +244,39 @@ def test_no_words_overlap(folder, count):
         plt.close(figure)
 
 
-def test_everything_is_drawn_and_the_page_has_the_figures(folder):
+def test_everything_is_drawn_and_the_page_has_the_fastest_figures(folder):
     many(folder, 3)
     *drawn, written = plot(folder)
     assert [path.stem for path in drawn] == [picture.__name__ for picture in pictures.PICTURES]
     text = written.read_text()
     assert all(f"![{path.stem}](plots/{path.name})" in text and path.stat().st_size for path in drawn)
-    name = "_a-rather-long-$machine$-name-0"
-    assert f"| {name} | resnet50, training, float32, batch 16, 224 px | torch 2.15 | cpu | 10 " in text
-    assert f"| {name} | resnet50, training, sustained, float32, batch 16, 224 px | torch 2.15 | 1.5 | 10 " in text
-    assert f"[{name}.csv](_a-rather-long-%24machine%24-name-0.csv)" in text
-    assert "## GPU over CPU" in text
+    header, _, fastest, *_ = [line for line in text.splitlines() if line.startswith("| ")]
+    assert header.split(" | ")[3] == "resnet50 training"
+    assert fastest.startswith("| _a-rather-long-$machine$-name-2 | gpu | torch | 72 | ")
 
 
-def test_a_speedup_says_its_seconds_and_its_clock(folder):
-    seconds = {"throughput": "", "throughput_low": "", "throughput_high": "", "tflops": "", "source": "https://x"}
-    gpu = {"device": "mps", "seconds": "0.1", "status": "unsynchronised"}
-    write(folder, [seconds | {"seconds": "0.4"}, seconds | gpu])
-    *_, line = page_of(folder)["GPU over CPU"]
-    assert line.endswith("| 0.4 s | 0.1 s | 4 | unsynchronised | [a.csv](a.csv), [source](https://x) |")
+def test_a_table_has_own_machines_first_and_an_end(folder, monkeypatch):
+    monkeypatch.setattr(page, "MAX_LINES", 3)
+    for i in range(5):
+        write(folder, [rate(100 + i) | {"source": "https://x"}], f"p{i}")
+    write(folder, [rate(10), rate(8) | {"batch_size": "4"}, rate(9) | {"phase": "inference"}])
+    (lines,) = page_of(folder).values()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    assert cells[2] == ["a", "cpu", "torch", "10", "9", "this program"]
+    assert [line[0] for line in cells[3:]] == ["p4", "p3"]
+    assert lines[-1].startswith("3 more")
 
 
-def test_every_ancestor_stands_beside_own_rows(folder):
-    mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32"}
-    own = [rate(2000) | mlp | {"model": "mlp-3000-1000", "loss_mean": "1.5", "accuracy": "0.49"}]
-    own += [rate(100) | {"phase": "inference", "batch_size": "1", "step_seconds_median": "0.01"}]
-    write(folder, own, "mine")
+def test_the_page_has_every_older_benchmark_next_to_own_rows(folder):
+    mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32", "model": "mlp-3000-1000"}
+    write(folder, [rate(2000) | mlp, rate(9) | mlp | {"precision": "bfloat16"}], "mine")
     (folder / "published.csv").write_bytes(PUBLISHED.read_bytes())
-    sections = page_of(folder)
-    for title, *_ in page.ANCESTORS.values():
-        assert f"Beside {title}" in sections
-    header, _, *lines = [line for line in sections["Beside How Fast Can M1 Chip Run Tensorflow"] if line[:1] == "|"]
-    cells = [dict(zip(header.split(" | "), line.split(" | "), strict=True)) for line in lines]
-    assert {"293", "485", "98", "676", "500"} == {line["us an item"] for line in cells}
-    assert (cells[-1]["loss"], cells[-1]["accuracy"]) == ("1.5", "0.49")
-    depths = "\n".join(sections["Beside M1-tensorflow-benchmark"])
-    assert "| mlp-5x1024, training, float32, batch 32 | tensorflow 2.7.0 | cpu | 66.52 s for 150,000 items" in depths
-    assert "| 22.17 |" in depths  # seconds an epoch
-    assert "| 0.05158 s a step |" in "\n".join(sections["Beside benchmark-pytorch-mps"])
-    wrong = "\n".join(sections["Published with a wrong clock"])
-    assert "| 0.079660 seconds | unsynchronised | seconds per iteration" in wrong
-
-
-def test_a_page_has_an_end(folder, monkeypatch):
-    monkeypatch.setattr(page, "MAX_TABLE", 3)
-    write(folder, [rate(10 + i) | {"batch_size": str(i)} for i in range(5)])
-    write(folder, [rate(10)], "b")
-    lines = page_of(folder)["Image models"]
-    assert sum(line.startswith("| ") for line in lines) == 2 + 3
-    assert sum(line.startswith("| b ") for line in lines) == 1
-    assert lines[-1].startswith("3 more lines are not on this page")
+    text = "\n".join(page_of(folder)["Five older benchmarks"])
+    assert all(f"| {name} | " in text for name in page.OLDER.values())
+    assert "| Apple M1 (GPU) | mlp-3000-1000, training, float32, batch 32 | tensorflow | 0.009376 s per step |" in text
+    assert "| 2000 images/s (mine, torch) |" in text
+    assert "| 0.07966 s per step | unsynchronised |" in text
+    assert (folder / "README.md").stat().st_size < 30_000
 
 
 def test_what_is_written_replaces_a_link_and_not_its_target(folder):

@@ -20,7 +20,7 @@ def load(folder):
 
 
 def summary(folder):
-    return load(folder).summary
+    return load(folder).believed
 
 
 def test_the_fastest_settings_of_a_machine_are_drawn(folder):
@@ -49,24 +49,21 @@ def decode(length, **changes):
     return words | {"batch_size": "1", "image_size": "", "unit": "tokens/s"} | changes
 
 
-def test_quantised_models_are_never_beside_others(folder):
+def test_quantised_models_are_not_compared_with_others(folder):
     write(
         folder, [rate(50) | decode(0, precision="bfloat16"), rate(20) | decode(0), rate(9) | decode(0, batch_size="4")]
     )
     for bits in ("8-bit", "4-bit", "mxfp4", "bfloat16"):
         write(folder, [rate(99) | decode(0, precision=bits, source="https://x")], "p")
-    found = select.generation(summary(folder), is_quantised=False)
+    found = select.generation(summary(folder))
     assert sorted(found[["machine", "precision"]].to_numpy().tolist()) == [["a", "bfloat16"], ["p", "bfloat16"]]
-    found = select.generation(summary(folder), is_quantised=True)
-    assert sorted(found["precision"]) == ["4-bit", "8-bit", "mxfp4"]
-    assert found["published"].all()
 
 
 def test_prompts_and_depths_of_other_lengths_are_other_work(folder):
     prefill = {"phase": "prefill", "depth": "", "new_tokens": ""}
     write(folder, [rate(9) | decode(0), rate(8) | decode(512), rate(7) | decode(512, compile="1")])
     write(folder, [rate(5) | decode(0, **prefill, prompt_tokens=n) for n in ("512", "2048")])
-    found = select.generation(summary(folder), is_quantised=False)
+    found = select.generation(summary(folder))
     lines = found[["value", "phase", "prompt_tokens", "depth"]].to_numpy().tolist()
     expected = [[9, "decode", "", "0"], [8, "decode", "", "512"], [5, "prefill", "512", ""], [5, "prefill", "2048", ""]]
     assert sorted(lines) == sorted(expected)
@@ -109,7 +106,7 @@ def test_a_published_figure_of_the_same_name_hides_no_own_one(folder):
     assert sorted(select.matmul_peaks(found)["value"]) == [700, 790]
 
 
-def test_only_resident_batches_of_the_usual_size_are_set_side_by_side(folder):
+def test_only_resident_batches_of_the_usual_size_are_compared(folder):
     bert = {"workload": "transformer", "model": "bert-base", "image_size": ""}
     write(folder, [rate(10), rate(99) | {"scope": "end_to_end"}, rate(98) | {"image_size": "128"}])
     write(folder, [rate(20) | bert | {"sequence_length": "128"}, rate(97) | bert | {"sequence_length": "384"}])
@@ -120,6 +117,17 @@ def test_a_speedups_interval_has_the_worst_of_both(folder):
     write(folder, [rate(10, width=0.1), rate(80, width=0.5) | {"device": "cuda"}])
     (row,) = select.speedups(summary(folder)).to_dict("records")
     assert (row["speedup"], row["low"], row["high"]) == (8, pytest.approx(40 / 11), pytest.approx(120 / 9))
+
+
+def test_rows_of_different_methods_make_no_speedup_and_no_scaling(folder):
+    rows = [rate(10), rate(80) | {"device": "cuda"}, rate(150) | {"device": "cuda", "world_size": "2"}]
+    methods = ({"method_version": each} for each in ("1", "2", "1"))
+    write(folder, [row | method for row, method in zip(rows, methods, strict=True)])
+    assert select.speedups(summary(folder)).empty
+    assert select.scaling(load(folder).many).empty
+    write(folder, [row | {"method_version": "2"} for row in rows])
+    assert select.speedups(summary(folder))["speedup"].tolist() == [8]
+    assert select.scaling(load(folder).many)["devices"].tolist() == [1, 2]
 
 
 def test_sizes_speedups_and_joules(folder):
@@ -146,7 +154,7 @@ def test_of_several_setups_the_fastest_is_a_point_of_a_line(folder):
     assert select.sizes(summary(folder))["value"].tolist() == [2]
 
 
-def test_the_scopes_of_one_run_stand_together(folder):
+def test_the_scopes_of_one_run_are_one_line(folder):
     three = [rate(100), rate(40) | {"scope": "input"}, rate(38) | {"scope": "end_to_end", "bottleneck": "input"}]
     write(folder, [row | {"run_id": "three"} for row in three[:2]])
     assert select.scopes(load(folder).pipelines).empty
@@ -163,7 +171,7 @@ def test_a_sustained_run_is_no_line_of_its_own_and_the_latest_counts(folder):
         write(folder, [rate(i) | row | {"run_id": run, "elapsed_seconds": f"{10 * i}", "items": "9"} for i in (1, 2)])
     write(folder, [rate(55)])
     stored = load(folder)
-    assert stored.summary["value"].tolist() == [55]
+    assert stored.believed["value"].tolist() == [55]
     assert [run["run_id"].tolist() for run in stored.runs] == [["new", "new"]]
     assert stored.runs[0]["rate"].tolist() == [0.9, 0.9]
 
