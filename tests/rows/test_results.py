@@ -127,13 +127,13 @@ def appending(path, name, rows):
     return subprocess.Popen([sys.executable, "-c", program, str(path), name, str(rows)])
 
 
-def test_eight_processes_lose_and_mix_no_rows(tmp_path):
+def test_parallel_processes_lose_and_mix_no_rows(tmp_path):
     path = tmp_path / "m.csv"
-    writers = [appending(path, str(n), 1000) for n in range(8)]
-    assert [writer.wait() for writer in writers] == [0] * 8
+    writers = [appending(path, str(n), 200) for n in range(4)]
+    assert [writer.wait() for writer in writers] == [0] * 4
     rows = results.read(path)
-    assert len(rows) == 8000
-    assert len({(row["run_id"], row["items"]) for row in rows}) == 8000
+    assert len(rows) == 800
+    assert len({(row["run_id"], row["items"]) for row in rows}) == 800
     assert all(row["note"] == "x" * 200 for row in rows)
 
 
