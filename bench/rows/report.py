@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from bench.rows import layout
-from bench.rows.columns import describe_setup, describe_work, without_exponent
-from bench.rows.verdict import burst_and_sustained, scalings
+from bench.rows.columns import WORK, describe_setup, describe_work, without_exponent
+from bench.rows.verdict import Rate, burst_and_sustained
 from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
 
 REFRESH_SECONDS = 0.25
@@ -115,18 +115,30 @@ def describe_sustained(rows):
 def describe_scaling(rows):
     """Describe the scaling over NUM_DEVICES: rate, rate per device, efficiency with its interval; "" if none compare.
 
+    The efficiency is the rate per device over that of the fewest devices.
+
     Args:
         rows: as text, of one list of NUM_DEVICES.
     """
-    lines = []
-    for first, sizes in scalings(rows):
-        lines.append(f"scaling: {describe_work(first | {'world_size': '1'})}")
-        for each in sizes:
-            whole, one = each.rate.throughput, each.rate.throughput / each.size
-            rates = f"{four_digits(whole):>9} {first['unit']} {four_digits(one):>9} a device"
-            span = f" ({each.low:.3f} to {each.high:.3f})" if each.low is not None else ""
-            count = f"{each.size:>4} {'device' if each.size == 1 else 'devices':<7}"
-            lines.append(f"  {count} {rates}   efficiency {each.efficiency:.3f}{span}")
+    same = [name for name in WORK if name not in ("world_size", "nodes")]
+    groups, lines = {}, []
+    for row in rows:
+        if row["status"] == "ok" and row["throughput"] and row["scope"] != "sustained":
+            by_size = groups.setdefault(tuple(row[name] for name in same), {})
+            by_size.setdefault(int(row["world_size"] or 1), []).append(row)
+    for by_size in groups.values():
+        fewest, *more = sorted(by_size)
+        if not more:
+            continue
+        unit, base = by_size[fewest][0]["unit"], Rate.merge(list(map(Rate.of_row, by_size[fewest])))
+        lines.append(f"scaling: {describe_work(by_size[fewest][0] | {'world_size': '1'})}")
+        for size in (fewest, *more):
+            rate = Rate.merge(list(map(Rate.of_row, by_size[size])))
+            efficiency, low, high = (end if end is None else end * fewest / size for end in rate.ratio(base))
+            span = f" ({low:.3f} to {high:.3f})" if low is not None and size != fewest else ""
+            rates = f"{four_digits(rate.throughput):>9} {unit} {four_digits(rate.throughput / size):>9} a device"
+            count = f"{size:>4} {'device' if size == 1 else 'devices':<7}"
+            lines.append(f"  {count} {rates}   efficiency {efficiency:.3f}{span}")
     return "\n".join(lines)
 
 

@@ -1,11 +1,8 @@
-"""Rates of equal work, and what they show: bottlenecks, scaling over devices, the effect of heat."""
+"""Rates, and what they show: repetitions, ratios, bottlenecks, the effect of heat."""
 
 import math
 import statistics
-from dataclasses import dataclass
 from typing import NamedTuple
-
-from bench.rows import columns
 
 OVERLAP = 0.95  # of the slower part's rate, which the end-to-end rate reaches if the two parts work at the same time
 BURST_SECONDS = 30  # at the beginning of a sustained run
@@ -80,41 +77,6 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     if e < OVERLAP * min(d, p):
         return "overlap", f"limited by poor overlap: {parts}, and both together reach only {e:,.4g}"
     return slower, f"{words[slower]}: {parts}"
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """The same work on `size` devices. Efficiency is its rate per device over that of the fewest devices."""
-
-    size: int
-    rate: Rate
-    efficiency: float
-    low: float | None
-    high: float | None
-
-
-def scalings(rows):
-    """Yield (first row, [Scaled]) for each work that was measured on several numbers of devices, the fewest first.
-
-    Args:
-        rows: dicts of text, of one machine and version. Repetitions are merged.
-    """
-    same = [name for name in columns.WORK if name not in ("world_size", "nodes")]
-    groups = {}
-    for row in rows:
-        if row["status"] == "ok" and row["throughput"] and row["scope"] != "sustained":
-            by_size = groups.setdefault(tuple(row[name] for name in same), {})
-            by_size.setdefault(int(row["world_size"] or 1), []).append(row)
-    for by_size in groups.values():
-        rates = {size: Rate.merge([Rate.of_row(row) for row in by_size[size]]) for size in sorted(by_size)}
-        if len(rates) < 2:
-            continue
-        fewest, first = next(iter(rates.items()))
-        scaled = [Scaled(fewest, first, 1.0, None, None)]
-        for size, rate in list(rates.items())[1:]:
-            efficiencies = (end if end is None else end * fewest / size for end in rate.ratio(first))
-            scaled.append(Scaled(size, rate, *efficiencies))
-        yield next(iter(by_size.values()))[0], scaled
 
 
 def bus_bandwidth(algorithm_bandwidth, ranks):
