@@ -66,14 +66,12 @@ def list_fastest(found, names):
     shown = sorted(count, key=lambda work: (work not in own, -count[work]))[:MAX_COLUMNS]
     found = found[found["work"].isin(shown)]
     lines = [
-        dict(zip(select.WHO, who, strict=True))
-        | {"top": group["value"].max()}
-        | dict(zip(group["work"], group["value"], strict=True))
+        dict(zip(select.WHO, who, strict=True), rates=dict(zip(group["work"], group["value"], strict=True)))
         for who, group in found.groupby(select.WHO, sort=False)
     ]
-    lines.sort(key=lambda line: (line["published"], -line["top"]))
+    lines.sort(key=lambda line: (line["published"], -max(line["rates"].values())))
     cells = {name: lambda row, name=name: row[name] for name in ("machine", "kind", "framework")}
-    cells |= {work: lambda row, work=work: tables.figure(row.get(work)) for work in shown}
+    cells |= {work: lambda row, work=work: tables.figure(row["rates"].get(work)) for work in shown}
     cells["measured by"] = lambda row: "others" if row["published"] else "this program"
     left_out = f"\n\n{len(lines) - MAX_LINES} more are in the CSV files." if len(lines) > MAX_LINES else ""
     return layout.markdown(cells, lines[:MAX_LINES]) + left_out

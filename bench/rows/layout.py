@@ -39,10 +39,10 @@ def markdown(cells, rows):
     """Lay out rows as a Markdown table without empty columns."""
     lines = [[escape(cell(row)) for cell in cells.values()] for row in rows]
     kept = [i for i in range(len(cells)) if any(line[i] for line in lines)]
-    lines = [list(cells), ["---"] * len(cells), *lines]
+    lines = [[escape(title) for title in cells], ["---"] * len(cells), *lines]
     return "\n".join("| " + " | ".join(line[i] for i in kept) + " |" for line in lines)
 
 
 def escape(cell):
-    """Turn a cell into plain text in Markdown: no HTML, links, pictures or code."""
+    """Turn a title or a cell into plain text in Markdown: no HTML, links, pictures or code."""
     return str(cell).translate(ESCAPES)

@@ -269,6 +269,6 @@ def test_figures_have_four_digits_and_no_exponent_where_they_are_large():
 
 def test_unknown_figures_are_blank_and_no_cell_breaks_the_table():
     assert tables.figure(None) == tables.figure(math.nan) == tables.figure("") == ""
-    cells = {"a": lambda row: row[0], "b": lambda row: row[1]}
-    assert layout.markdown(cells, [["x|y", ""]]) == "| a |\n| --- |\n| x&#124;y |"
+    cells = {"<a": lambda row: row[0], "b": lambda row: row[1]}
+    assert layout.markdown(cells, [["x|y", ""]]) == "| &#60;a |\n| --- |\n| x&#124;y |"
     assert pd.isna(tables.summarize(tables.read_rows([]))["rows"].max())
