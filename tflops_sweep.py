@@ -18,6 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench import run
+from bench.machine import resources
 from bench.machine.environment import GIB
 from bench.main import EXIT_STATUS, main
 from bench.rows import cells, peaks, report, results
@@ -25,7 +26,7 @@ from bench.rows.verdict import bus_bandwidth
 from bench.settings import SettingError
 from bench.work import operators
 
-MESSAGES = tuple(1024 * 4**i for i in range(10))  # bytes of an all-reduce, 1 KiB to 256 MiB
+MESSAGES = tuple(1024 * 4**i for i in range(11))  # bytes of an all-reduce, 1 KiB to 1 GiB
 COPIES = 4  # of a message, that a rank has in memory
 LOOK_SIZE = (512, 512, 512)  # a quick look at the speed, before a large matmul is tried
 
@@ -102,7 +103,7 @@ def sweep_sizes(sweep: Sweep, precision):
         # Tiny matmuls are launch-bound: their rate says nothing about a large one.
         if math.prod(last) < math.prod(LOOK_SIZE) < math.prod(size):
             flops_per_second = look(sweep, precision)
-        if sweep.skips(workload, precision, flops_per_second, too_large(sweep.bench.host, size)):
+        if sweep.skips(workload, precision, flops_per_second, too_large(size)):
             continue
         row = sweep.measure(workload, precision)
         if not sweep.keep(row):
@@ -123,12 +124,11 @@ def size_of(row):
     return tuple(map(int, row["matrix_size"].split("x")))
 
 
-def too_large(host, size):
-    """Why a matmul cannot fit; "" where it can, or where only trying tells."""
+def too_large(size):
+    """Explain why a matmul cannot fit; "" if it can, or if only trying tells."""
     m, n, k = size
-    gib = 4 * (operators.MIN_SETS * (m * k + k * n) + m * n) / GIB
-    installed = host.memory_gb
-    return f"it takes {gib:.3g} GiB and the machine has {installed:g}" if installed and gib > installed / 2 else ""
+    needed, free = 4 * (operators.MIN_SETS * (m * k + k * n) + m * n), resources.available_bytes()
+    return f"it takes {needed / GIB:.3g} GiB of {free / GIB:.3g} that are free" if free and needed > free / 2 else ""
 
 
 def find_peak(sweep: Sweep, precision):
@@ -197,7 +197,7 @@ def sweep_device(sweep: Sweep):
 def sweep_messages(sweep: Sweep):
     """All-reduce over the ranks, the small messages first; ends with the first failure."""
     bench, me = sweep.bench, sweep.bench.group.ranks
-    room = min(bench.group.gather((bench.host.memory_gb or math.inf) * GIB / 2 / me.local_world_size))
+    room = min(bench.group.gather((resources.available_bytes() or math.inf) / 2))
     for size in MESSAGES:
         workload = operators.all_reduce(size, me.rank, me.world_size)
         too_large = f"it takes {COPIES * size / GIB:.3g} GiB on each rank" if COPIES * size > room else ""

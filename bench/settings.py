@@ -151,6 +151,12 @@ def usable_cores():
     return max(1, min(cores, int(cpu_quota() or cores)))
 
 
+def default_workers(environ=os.environ):
+    """Return the number of input workers of all local ranks: each one costs memory, and more than 16 a rank add little."""
+    ranks = environ.get("LOCAL_WORLD_SIZE", "")
+    return min(usable_cores(), 16 * max(1, int(ranks) if ranks.isdecimal() else 1))
+
+
 def cpu_quota(path="/sys/fs/cgroup/cpu.max"):
     """CPUs that a container's quota allows (https://docs.kernel.org/admin-guide/cgroup-v2.html); None without one."""
     try:
@@ -331,9 +337,9 @@ class Settings:
     )
     num_workers: int = setting(
         whole(0, 1024),
-        usable_cores(),
+        default_workers(),
         "input workers: processes, or threads in TensorFlow; 0: the main process",
-        shown="the number of cores",
+        shown="the number of cores, at most 16 for each device",
         only=IMAGE,
     )
     num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.frameworks import ErrorTexts, describe_failure
-from bench.machine import meters
+from bench.machine import meters, resources
 from bench.settings import SettingError
 from bench.timing import check
 from bench.timing.measure import MeasurementError
@@ -99,6 +99,7 @@ class DeviceContext:
     errors: ErrorTexts
     measured_precision: str
     output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
+    has_own_memory = False  # a card's; otherwise arrays take the system's memory
 
     def __init__(self, device, settings):
         self.device, self.precision = device, settings.precision
@@ -348,9 +349,9 @@ SESSIONS = {
 }
 
 
-def refuse_large_weights(device, needed):
-    """Raise MemoryError for weights that do not fit: where memory is the system's, it would swap or kill instead."""
-    free = meters.available_bytes() if device in ("cpu", "mps") else None
+def refuse_large_weights(context, needed):
+    """Raise MemoryError for weights that do not fit in the system's memory: it would swap, or kill this process."""
+    free = None if context.has_own_memory else resources.available_bytes()
     if free and needed > free:
         raise MemoryError(
             f"weights and cache take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: choose a smaller MODEL, "
@@ -365,7 +366,7 @@ def prove_logits(context, model, tokens, needed):
     nothing is compared.
     """
     logits = context.as_array(model.extend_uncompiled(tokens))
-    compares = context.device != "cpu" and needed < (meters.available_bytes() or 0)
+    compares = context.device != "cpu" and needed < (resources.available_bytes() or 0)
     limit = check.output_limit(context.measured_precision, rounding=0)
     check.check_output(logits, model.predict_on_cpu(tokens) if compares else None, limit)
     return logits
@@ -394,7 +395,7 @@ class Generation(ModelSession):
     """
 
     def __init__(self, context, workload, settings, phase):
-        refuse_large_weights(context.device, workload.resident_bytes)
+        refuse_large_weights(context, workload.resident_bytes)
         model = context.build_cached(workload)
         check.check_parameters(model.parameters, workload.parameters)
         prove_cache(context, model, workload.classes, workload.resident_bytes)

@@ -35,11 +35,6 @@ def reset_process_peak():
         return
 
 
-def available_bytes():
-    """Memory that can be used without swapping, in bytes; None where psutil is missing."""
-    return sensors.psutil.virtual_memory().available if sensors.psutil else None
-
-
 def swapped_bytes():
     """Bytes written to swap since the system started; on a Mac bytes in swap."""
     swap = sensors.psutil.swap_memory()
