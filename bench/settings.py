@@ -152,7 +152,7 @@ def usable_cores():
 
 
 def default_workers(environ=os.environ):
-    """Return the number of input workers of all local ranks: each one costs memory, and more than 16 a rank add little."""
+    """Return the input workers of all local ranks: one per core, at most 16 per rank because each costs memory."""
     ranks = environ.get("LOCAL_WORLD_SIZE", "")
     return min(usable_cores(), 16 * max(1, int(ranks) if ranks.isdecimal() else 1))
 

@@ -28,7 +28,8 @@ def describe(device=CARD, instruments=None, driver=None):
 def test_a_framework_that_runs_and_its_meters():
     found = describe()
     assert [state for state, _ in found.values()] == ["ok"] * 4
-    assert "2.15.0" in found["torch"][1] and "NVIDIA H200 (cuda)" in found["torch"][1]
+    assert "2.15.0" in found["torch"][1]
+    assert "NVIDIA H200 (cuda)" in found["torch"][1]
     assert found["energy"][1] == "of the gpu board"
     assert found["heat"][1] == "temperature_c 61, clock_mhz 1980"
 
@@ -97,7 +98,8 @@ def test_quick_findings_come_before_the_frameworks(visit):
 def test_a_framework_that_crashes_is_a_finding(visit, program, words):
     status, lines, _ = visit({"torch": program, "tensorflow": program})
     assert status == 1
-    assert lines[-1].startswith("tensorflow   no") and words in lines[-1]
+    assert lines[-1].startswith("tensorflow   no")
+    assert words in lines[-1]
 
 
 def test_a_python_that_is_missing_is_reported_with_the_fix(visit, monkeypatch):
@@ -105,7 +107,8 @@ def test_a_python_that_is_missing_is_reported_with_the_fix(visit, monkeypatch):
     assert "`make clean`" in visit({"torch": "", "tensorflow": ""}, interpreter="/no/python")[1][-1]
     monkeypatch.setenv("PYTHON", "/no/python")
     *_, line = visit({"torch": "", "tensorflow": ""}, interpreter="/no/python")[1]
-    assert "PYTHON='/no/python'" in line and "`make clean`" not in line
+    assert "PYTHON='/no/python'" in line
+    assert "`make clean`" not in line
 
 
 def test_each_framework_has_the_interpreter_that_make_uses(monkeypatch, tmp_path):
@@ -144,7 +147,8 @@ def test_what_slows_or_hinders_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     first, second = doctor.check_fallback()
-    assert first.state == "no" and "CUDA_LAUNCH_BLOCKING=1" in second.words
+    assert first.state == "no"
+    assert "CUDA_LAUNCH_BLOCKING=1" in second.words
     (tmp_path / "file").touch()
     assert states(doctor.check_results(tmp_path / "file")) == ["no"]
     assert states(doctor.check_results(tmp_path / "new" / "folder")) == ["ok"]

@@ -306,14 +306,16 @@ def test_a_file_that_cannot_take_the_row_is_told_before_measuring(image, tmp_pat
 def test_a_gpu_that_is_not_there_is_warned_of(image, caplog):
     code, _, _, rows = image(USE_GPU="1")
     assert (code, rows[0]["device"]) == (0, "cpu")
-    assert "USE_GPU=1" in caplog.text and "numpy" in caplog.text
+    assert "USE_GPU=1" in caplog.text
+    assert "numpy" in caplog.text
 
 
 def test_a_driver_without_a_gpu_is_warned_of(image, caplog, monkeypatch):
     host = environment.describe_host("here")
     monkeypatch.setattr(environment, "describe_host", lambda machine: replace(host, driver="550.1"))
     image()
-    assert "driver 550.1" in caplog.text and "numpy" in caplog.text
+    assert "driver 550.1" in caplog.text
+    assert "numpy" in caplog.text
     caplog.clear()
     monkeypatch.setattr(environment, "hides_cards", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -116,8 +116,8 @@ def refuse_old(package, oldest):
     numbers, needed = ([int(number) for number in re.findall(r"\d+", text)[:2]] for text in (installed, oldest))
     if numbers < needed:
         raise SettingError(
-            f"PYTHON={sys.executable!r} has {package} {installed}, which is too old: `pip install '{package}>={oldest}'` "
-            "there, or unset PYTHON"
+            f"PYTHON={sys.executable!r} has {package} {installed}, which is too old: "
+            f"`pip install '{package}>={oldest}'` there, or unset PYTHON"
         )
 
 

@@ -75,7 +75,8 @@ def test_a_driver_that_is_too_old_for_the_installed_torch(monkeypatch, cuda, own
     monkeypatch.setattr(environment.sys, "prefix", str(environment_of("torch")) if own_environment else "/my/venv")
     assert (environment.describe_host().machine == "nvidia-geforce-rtx-4090") == named_after_card
     why = environment.explain_missing_gpu("torch", "550.54")
-    assert "550.54" in why and "PYTHON=..." in why
+    assert "550.54" in why
+    assert "PYTHON=..." in why
     assert ("580" in why) != named_after_card
 
 

@@ -86,13 +86,14 @@ def test_local_ranks_divide_the_memory(memory, monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine with limits of open files and with shared memory in bytes; returns (shortage, soft limit at the end)."""
+    """A machine with limits of open files and shared memory, in bytes; returns (shortage, final soft limit)."""
 
     def call(workers, soft=1024, hard=1_048_576, shared=10**12, platform="linux"):
         limits = [soft, hard]
 
         def set_limits(which, wanted):
-            assert wanted[1] == hard and (hard == resources.resource.RLIM_INFINITY or wanted[0] <= hard)
+            assert wanted[1] == hard
+            assert hard == resources.resource.RLIM_INFINITY or wanted[0] <= hard
             limits[:] = wanted
 
         monkeypatch.setattr(sys, "platform", platform)
@@ -110,18 +111,21 @@ def test_96_workers_raise_the_soft_limit_of_1024_files(machine):
     assert machine(16) == ("", 1024)  # enough already
     shortage, limit = machine(96, hard=1024)
     assert limit == 1024
-    assert "NUM_WORKERS='96' needs 1027 open files" in shortage and "1024" in shortage
+    assert "NUM_WORKERS='96' needs 1027 open files" in shortage
+    assert "1024" in shortage
 
 
 def test_a_mac_is_never_short_of_files_or_shared_memory(machine):
     shortage, limit = machine(20, soft=256, hard=resources.resource.RLIM_INFINITY, shared=0, platform="darwin")
-    assert shortage == "" and limit == 267
+    assert shortage == ""
+    assert limit == 267
     assert machine(20, soft=256, hard=256, platform="darwin") == ("", 256)
 
 
 def test_docker_is_told_the_size_that_16_workers_need(machine, monkeypatch):
     shortage, _ = machine(16, shared=64 * 2**20)
-    assert "needs 1850 MB" in shortage and "has 67 MB" in shortage
+    assert "needs 1850 MB" in shortage
+    assert "has 67 MB" in shortage
     assert "--shm-size=2g" in shortage
     assert machine(16, shared=2 * 2**30)[0] == ""
     as_rank(monkeypatch, "2")
@@ -137,7 +141,9 @@ def test_a_limit_that_cannot_be_raised_stays(monkeypatch):
     assert resources.raise_open_files(1000) == 256
 
 
-@pytest.mark.parametrize(("cores", "ranks", "workers"), [(96, "", 16), (96, "8", 96), (96, "2", 32), (4, "", 4), (96, "0", 16)])
+@pytest.mark.parametrize(
+    ("cores", "ranks", "workers"), [(96, "", 16), (96, "8", 96), (96, "2", 32), (4, "", 4), (96, "0", 16)]
+)
 def test_workers_by_default(monkeypatch, cores, ranks, workers):
     monkeypatch.setattr("bench.settings.usable_cores", lambda: cores)
     assert default_workers({"LOCAL_WORLD_SIZE": ranks}) == workers
