@@ -338,7 +338,7 @@ class DeviceContext(session.DeviceContext):
         slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
         if not slow or not any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
             return ""
-        return f"compiled training of convolutions may be several times slower on MPS: set {LAYOUT_VARIABLE}=0 to avoid that"
+        return f"compiled training of convolutions may be several times slower on MPS: set {LAYOUT_VARIABLE}=0"
 
     def autocast(self):
         return autocast(self.device, self.precision)
