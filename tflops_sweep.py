@@ -18,6 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench import run
+from bench.machine import resources
 from bench.machine.environment import GIB
 from bench.main import EXIT_STATUS, main
 from bench.rows import cells, peaks, report, results
@@ -25,7 +26,7 @@ from bench.rows.columns import without_exponent
 from bench.rows.verdict import bus_bandwidth
 from bench.work import operators
 
-MESSAGES = tuple(1024 * 4**i for i in range(10))  # bytes of an all-reduce, 1 KiB to 256 MiB
+MESSAGES = tuple(1024 * 4**i for i in range(11))  # bytes of an all-reduce, 1 KiB to 1 GiB
 COPIES = 4  # of a message, that a rank has in memory
 TRIAL_SIZE = (512, 512, 512)  # of a matmul that estimates the speed before a large one is tried
 CPU_PEAK_SIDE, GPU_PEAK_SIDE = 1024, 4096  # M = N = K from which a matmul may reach a device's peak
@@ -105,7 +106,7 @@ def sweep_sizes(sweep: Sweep, precision):
         # Tiny matmuls are launch-bound: their rate does not predict that of a large one.
         if math.prod(last) < math.prod(TRIAL_SIZE) < math.prod(size):
             flops_per_second = estimate_speed(sweep, precision)
-        if sweep.skips(workload, precision, flops_per_second, too_large(sweep.bench.host, size)):
+        if sweep.skips(workload, precision, flops_per_second, too_large(size)):
             continue
         row = sweep.measure(workload, precision)
         if not sweep.keep(row):
@@ -126,12 +127,11 @@ def size_of(row):
     return tuple(map(int, row["matrix_size"].split("x")))
 
 
-def too_large(host, size):
+def too_large(size):
     """Return why a matmul cannot fit into memory, or "" if it may."""
     m, n, k = size
-    gib = 4 * (operators.MIN_SETS * (m * k + k * n) + m * n) / GIB
-    installed = host.memory_gb
-    return f"it needs {gib:.3g} GiB and the machine has {installed:g}" if installed and gib > installed / 2 else ""
+    needed, free = 4 * (operators.MIN_SETS * (m * k + k * n) + m * n), resources.available_bytes()
+    return f"it needs {needed / GIB:.3g} GiB of {free / GIB:.3g} that are free" if free and needed > free / 2 else ""
 
 
 def find_peak(sweep: Sweep, precision):
@@ -198,7 +198,7 @@ def sweep_device(sweep: Sweep):
 def sweep_messages(sweep: Sweep):
     """Measure all-reduce over the ranks, small messages first, up to the first failure."""
     bench, me = sweep.bench, sweep.bench.group.ranks
-    room = min(bench.group.gather((bench.host.memory_gb or math.inf) * GIB / 2 / me.local_world_size))
+    room = min(bench.group.gather((resources.available_bytes() or math.inf) / 2))
     for size in MESSAGES:
         workload = operators.all_reduce(size, me.rank, me.world_size)
         reason = f"it needs {COPIES * size / GIB:.3g} GiB on each rank" if COPIES * size > room else ""

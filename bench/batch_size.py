@@ -11,20 +11,20 @@ import time
 from dataclasses import replace
 
 from bench import frameworks
-from bench.machine import environment, meters
+from bench.machine import meters, resources
 from bench.timing.measure import timed
 from bench.work.data import RESIDENT_BATCHES
 
 log = logging.getLogger("bench")
 
 
-def refuse_too_large(workload, host):
+def refuse_too_large(workload):
     """Raise MemoryError for inputs that cannot fit: a system that overcommits would kill the process instead."""
-    needed = RESIDENT_BATCHES * workload.batch_bytes / environment.GIB
-    if host.memory_gb and needed > host.memory_gb:
+    needed, free = RESIDENT_BATCHES * workload.batch_bytes, resources.available_bytes()
+    if free and needed > free:
         raise MemoryError(
-            f"{RESIDENT_BATCHES} batches of {workload.items_per_step} {workload.unit} take {needed:.4g} GiB "
-            f"and the machine has {host.memory_gb:g}: choose a smaller BATCH_SIZE"
+            f"{RESIDENT_BATCHES} batches of {workload.items_per_step} {workload.unit} take {needed / 1e9:.4g} GB "
+            f"and {free / 1e9:.4g} GB are free: choose a smaller BATCH_SIZE"
         )
 
 
@@ -92,13 +92,13 @@ def try_sizes(bench, describe_workload):
         trial = replace(bench.settings, batch_size=size)
         try:
             workload = describe_workload(trial)
-            refuse_too_large(workload, bench.host)
+            refuse_too_large(workload)
             seconds, taken = try_batch_size(bench, trial, workload, before)
         except Exception as error:
             yield size, 0.0, ": ".join(frameworks.describe_failure(error, bench.framework.ERRORS))
             return
         yield size, size / seconds, f"{size / seconds:.4g} {workload.unit}/s"
-        free = None if bench.device.has_own_memory else meters.available_bytes()
+        free = None if bench.device.has_own_memory else resources.available_bytes()
         if 2 * seconds > bench.settings.max_seconds or (free and 2 * taken > free):
             return
         size *= 2

@@ -1,14 +1,13 @@
-"""What can run here and what cannot, each with the command that mends it.
+"""Report what can run on this machine and what cannot, each problem with the command that fixes it.
 
     make doctor
 
-Standard library only, so that it answers before anything is installed. Each framework is tried in a process of its
-own, because a broken one may die there. The exit status is 1 where no framework can run.
+Uses the standard library only, so that it works before anything is installed. Each framework is tried in a process of
+its own, because a broken one may crash. The exit status is 1 if no framework can run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -17,16 +16,16 @@ import ssl
 import subprocess
 import sys
 import urllib.request
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import door
-from bench.machine import environment, sensors
+from bench.machine import environment, resources, sensors
 from bench.settings import FRAMEWORKS, ROOT, SettingError, cpu_quota, environment_of, read_settings
 from bench.work import CIFAR10_FOLDER, CIFAR10_URL
 
 GB = 10**9
-INSTALLED_GB = 8  # what the larger of the environments takes
+INSTALLED_GB = 8  # the size of the larger environment
 TRY_SECONDS = 300  # the first import after an installation reads a few GB
 
 
@@ -35,7 +34,7 @@ class Finding:
     """One line of the report."""
 
     subject: str
-    state: str  # "ok"; "no": something cannot run or be trusted; "--": only something optional is missing
+    state: str  # "ok"; "no": something cannot run or be trusted; "--": something optional is missing
     words: str
 
     def __str__(self):
@@ -43,32 +42,24 @@ class Finding:
 
 
 def main():
-    """Print the report; the exit status is 1 where no framework can run."""
+    """Print each finding as soon as it is known, the slow ones last; return the exit status."""
     settings = read_settings("doctor")
-    tried = {}
-    for name in FRAMEWORKS:
-        print(f"trying {name} ...", file=sys.stderr)
-        tried[name] = try_framework(name, find_interpreter(name))
-        print(describe_framework(name, tried[name]), flush=True)
-    works = [facts for facts in tried.values() if "device" in facts]
-    first = next((facts for facts in works if facts["device"] != "cpu"), works[0] if works else {})
-    print_findings("meters", describe_meters, first)
-    print_findings("environment", describe_fallback)
-    print_findings("power", describe_power)
-    print_findings("memory", describe_memory)
-    print_findings("results", describe_results, settings.results_dir)
-    print_findings("disk", describe_disk)
-    print_findings("CIFAR-10", describe_network)
-    if not first:
+    print_findings("environment", check_fallback)
+    print_findings("power", check_power)
+    print_findings("memory", check_memory)
+    print_findings("results", check_results, settings.results_dir)
+    print_findings("disk", check_disk)
+    print_findings("CIFAR-10", check_network)
+    works = [try_framework(name, find_interpreter(name)) for name in FRAMEWORKS]
+    if not any(works):
         print("\nno framework can run here", file=sys.stderr)
-    return 0 if first else 1
+    return 0 if any(works) else 1
 
 
-def print_findings(subject, describe, *arguments):
-    """Print what a check finds; a check that fails is a finding too."""
+def print_findings(subject, check, *arguments):
+    """Print the findings of one check; a check that fails becomes a finding too."""
     try:
-        findings = describe(*arguments)
-        for finding in [findings] if isinstance(findings, Finding) else findings:
+        for finding in check(*arguments):
             print(finding, flush=True)
     except Exception as error:
         print(Finding(subject, "--", f"cannot be checked: {type(error).__name__}: {error}"), flush=True)
@@ -78,7 +69,7 @@ def print_findings(subject, describe, *arguments):
 
 
 def find_interpreter(framework):
-    """The Python that make runs a framework with, a path or a command; None where it is not installed yet."""
+    """Return the Python, a path or a command, that make runs a framework with; None if it is not installed yet."""
     if os.environ.get("PYTHON"):
         return os.environ["PYTHON"]
     path = environment_of(framework) / "bin" / "python"
@@ -86,38 +77,36 @@ def find_interpreter(framework):
 
 
 def try_framework(name, interpreter):
-    """What report_framework() returns in a process of that interpreter; or {"problem": words}."""
+    """Print the findings of a framework's own process, or why it has none; return whether the framework can run."""
+    reinstall = f"`make clean`, then `make image FRAMEWORK={name}`"
     if interpreter is None:
-        return {"problem": f"not installed: `make image FRAMEWORK={name}` does it"}
-    command = [interpreter, "-m", "bench.doctor", name]
+        print(Finding(name, "no", f"not installed: `make image FRAMEWORK={name}` installs it"), flush=True)
+        return False
+    print(f"trying {name} ...", file=sys.stderr, flush=True)
     try:
+        command = [interpreter, "-m", "bench.doctor", name]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=TRY_SECONDS)
     except OSError as error:
-        cure = (
-            "name another interpreter"
-            if os.environ.get("PYTHON")
-            else f"`make clean`, then `make image FRAMEWORK={name}`"
-        )
-        return {"problem": f"PYTHON={interpreter!r} cannot be started ({error.strerror}): {cure}"}
+        fix = "set it to another interpreter" if os.environ.get("PYTHON") else reinstall
+        problem = f"PYTHON={interpreter!r} cannot be started ({error.strerror}): {fix}"
     except subprocess.TimeoutExpired:
-        return {"problem": f"no answer in {TRY_SECONDS} s: `make clean`, then `make image FRAMEWORK={name}`"}
-    if done.returncode < 0:
-        return {"problem": describe_signal(-done.returncode)}
-    lines = (done.stdout.strip() or done.stderr.strip() or "it ended without a message").splitlines()
-    try:
-        return json.loads(lines[-1])
-    except ValueError:
-        return {"problem": lines[-1]}
-
-
-def describe_signal(number):
-    if number == signal.SIGILL:
-        return "it died of an illegal instruction: an x86-64 build on an arm64 Mac, or a CPU without AVX: `make clean`"
-    return f"it died of signal {number} ({signal.strsignal(number)}): `make clean`, then install it again"
+        problem = f"no answer in {TRY_SECONDS} s: {reinstall}"
+    else:
+        if done.stdout and done.returncode >= 0:
+            print(done.stdout, end="", flush=True)
+            return done.returncode == 0
+        if done.returncode == -signal.SIGILL:
+            problem = "illegal instruction: an x86-64 build on an arm64 Mac, or a CPU without AVX: `make clean`"
+        elif done.returncode < 0:
+            problem = f"ended by signal {-done.returncode} ({signal.strsignal(-done.returncode)}): {reinstall}"
+        else:
+            problem = (done.stderr.strip() or "it ended without a message").splitlines()[-1]
+    print(Finding(name, "no", problem), flush=True)
+    return False
 
 
 def report_framework(name):
-    """Try a framework in this process; returns facts about it, among them "problem" where there is one."""
+    """Open a framework's device as a run does and print what it reports; return the exit status, 1 if it cannot run."""
     from bench import frameworks
 
     try:
@@ -129,128 +118,109 @@ def report_framework(name):
         # Opening the session compares its output with float64.
         session = bench.framework.open_session(matmul((256, 256, 256)), bench.settings, None, "device")
     except SettingError as error:
-        return {"problem": str(error)}
+        problem = str(error)
     except ModuleNotFoundError as error:
-        return {"problem": str(frameworks.missing_package(name, error))}
+        problem = str(frameworks.missing_package(name, error))
     except Exception as error:
-        return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-    meters = bench.instruments
-    return asdict(bench.device) | {
-        "measured_precision": session.measured_precision,
-        "python": platform.python_version(),
-        "heat": {column: value for column, value in meters.read().items() if value},
-        "energy": meters.counter.power_scope if meters.counter else None,
-        "why_no_energy": meters.why_no_energy,
-        "has_psutil": sensors.psutil is not None,
-    }
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    else:
+        for finding in describe_bench(name, bench, session.measured_precision):
+            print(finding)
+        return 0
+    print(Finding(name, "no", problem))
+    return 1
 
 
-def describe_framework(name, facts):
-    if "problem" in facts:
-        return Finding(name, "no", facts["problem"])
-    place = f"{facts['device_name'] or 'the CPU'} ({facts['device']})"
-    right = f"its matmul is right in {facts['measured_precision']}"
-    missing = missing_gpu(name, facts["device"])
-    words = f"{facts['framework_version']}, Python {facts['python']}, on {place}: {right}"
-    return Finding(name, "--" if missing else "ok", words + missing)
-
-
-def missing_gpu(name, device):
-    """What to do about a GPU that the framework does not see; "" where all is well."""
-    if device != "cpu":
-        return ""
-    if platform.system() == "Darwin" and platform.machine() == "arm64":
-        return f"; it does not see the GPU: `make clean`, then `make image FRAMEWORK={name}` with macOS 14 or newer"
-    card, driver = environment.find_nvidia()
-    why = f"it may be built for CPUs, or driver {driver} too old"
-    if environment.hides_cards():
-        why = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides it"
-    return f"; it does not see the {card}: {why}" if card else ""
+def describe_bench(name, bench, measured_precision):
+    """Yield the findings about a framework that runs: its device, its meters."""
+    device, instruments = bench.device, bench.instruments
+    place = f"{device.device_name or 'the CPU'} ({device.device})"
+    words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
+    words += f"its matmul is right in {measured_precision}"
+    missing = environment.explain_missing_gpu(name, bench.host.driver) if device.device == "cpu" else ""
+    yield Finding(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing])))
+    if instruments.counter:
+        yield Finding("  energy", "ok", f"of the {instruments.counter.power_scope}")
+    else:
+        yield Finding("  energy", "--", f"stays blank: {instruments.why_no_energy}")
+    if sensors.psutil:
+        yield Finding("  load", "ok", "other programs' load and swapping are watched")
+    else:
+        yield Finding("  load", "--", "not watched: `pip install psutil`")
+    pressure = sensors.read_thermal_pressure()
+    heat = ", ".join(f"{column} {value}" for column, value in instruments.read().items() if value)
+    if pressure:
+        yield Finding("  heat", "no" if pressure != "nominal" else "ok", f"thermal pressure is {pressure}")
+    else:
+        yield Finding("  heat", "ok" if heat else "--", heat or "no sensor reports temperature or clock")
 
 
 # Everything else
 
 
-def describe_meters(facts):
-    """Findings about energy, load and heat, from what a framework's process reported; none where none could run."""
-    if not facts:
-        return
-    if facts["energy"]:
-        yield Finding("energy", "ok", f"of the {facts['energy']}")
-    else:
-        yield Finding("energy", "--", f"stays blank: {facts['why_no_energy']}")
-    if facts["has_psutil"]:
-        yield Finding("load", "ok", "other programs' load and swapping are watched")
-    else:
-        yield Finding("load", "--", "not watched: `pip install psutil`")
-    pressure = sensors.read_thermal_pressure()
-    if pressure:
-        yield Finding("heat", "no" if pressure != "nominal" else "ok", f"thermal pressure is {pressure}")
-    elif facts["heat"]:
-        yield Finding("heat", "ok", ", ".join(f"{column} {value}" for column, value in facts["heat"].items()))
-    else:
-        yield Finding("heat", "--", "no sensor shows temperature or clock")
-
-
-def describe_fallback():
+def check_fallback():
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         words = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
-        return Finding("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {words}")
-    return Finding("environment", "ok", "no variable moves work to another device")
+        yield Finding("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {words}")
+    found = environment.find_allocator(os.environ)
+    yield Finding("environment", "ok", f"changes the speed: {found}" if found else "no variable changes the speed")
 
 
-def describe_power():
-    source, low = environment.find_power_source(), environment.find_low_power_mode()
-    if low:
-        return Finding("power", "no", "low-power mode slows everything: turn it off in the system's settings")
-    if source == "battery":
-        return Finding("power", "no", "on battery, which may slow everything: plug it in")
-    return Finding("power", "ok", source or "the system does not report its source")
+def check_power():
+    source = environment.find_power_source()
+    if environment.find_low_power_mode():
+        yield Finding("power", "no", "low-power mode slows everything: turn it off in the system's settings")
+    elif source == "battery":
+        yield Finding("power", "no", "on battery, which may slow everything: plug it in")
+    else:
+        yield Finding("power", "ok", source or "the system does not report its source")
 
 
-def describe_memory():
-    memory = environment.find_memory_gb()
+def check_memory():
     if cpu_quota():
         yield Finding("CPU", "--", f"this container may use {cpu_quota():g} of {os.cpu_count()} CPUs")
-    yield Finding("memory", "ok" if memory else "--", f"{memory:g} GiB" if memory else "the system does not report it")
+    memory, free = environment.find_memory_gb(), resources.available_bytes()
+    words = f"{memory:g} GiB" if memory else "the system does not report it"
+    words += f", {free / environment.GIB:.1f} GiB available to this process" if free else ""
+    yield Finding("memory", "ok" if memory else "--", words)
     swapped = environment.find_swapped_gb()
     if swapped is not None:
         yield Finding("swap", "ok", f"{swapped:.1f} GiB in use; a run during which that grows is flagged")
 
 
-def describe_results(folder):
+def check_results(folder):
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
     if os.path.isdir(nearest) and os.access(nearest, os.W_OK):
-        return Finding("results", "ok", f"rows go to {os.path.relpath(folder)}")
-    return Finding("results", "no", f"RESULTS_DIR={str(folder)!r} cannot be written to: name a folder that can")
+        yield Finding("results", "ok", f"rows go to {os.path.relpath(folder)}")
+    else:
+        yield Finding("results", "no", f"RESULTS_DIR={str(folder)!r} cannot be written to: set it to a folder that can")
 
 
-def describe_disk():
+def check_disk():
     free = shutil.disk_usage(ROOT).free / GB
     if free < INSTALLED_GB and not (ROOT / ".venv").exists():
-        return Finding("disk", "no", f"{free:.0f} GB free, an installation takes {INSTALLED_GB}: make room")
-    return Finding("disk", "ok", f"{free:.0f} GB free")
+        yield Finding("disk", "no", f"{free:.0f} GB free, an installation takes {INSTALLED_GB}: make room")
+    else:
+        yield Finding("disk", "ok", f"{free:.0f} GB free")
 
 
-def describe_network(url=CIFAR10_URL, folder=CIFAR10_FOLDER):
-    """CIFAR-10's home. Without it `make mlp` takes synthetic images."""
-    name = url.rpartition("/")[2]
-    if (Path(folder) / name).exists():
-        return Finding("CIFAR-10", "ok", "is downloaded")
+def check_network(url=CIFAR10_URL, folder=CIFAR10_FOLDER):
+    """Yield whether CIFAR-10 is downloaded or can be. Without it `make mlp` uses synthetic images."""
+    if (Path(folder) / url.rpartition("/")[2]).exists():
+        yield Finding("CIFAR-10", "ok", "is downloaded")
+        return
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
-    except ssl.SSLCertVerificationError:
-        pass  # `make mlp` brings certificates of its own
     except OSError as error:
         reason = getattr(error, "reason", error)
-        if not isinstance(reason, ssl.SSLCertVerificationError):
-            words = f"{url} does not answer ({reason}): `make mlp` uses synthetic images"
-            return Finding("CIFAR-10", "--", words)
-    return Finding("CIFAR-10", "ok", "can be downloaded")
+        # `make mlp` brings certificates of its own.
+        if not any(isinstance(each, ssl.SSLCertVerificationError) for each in (error, reason)):
+            yield Finding("CIFAR-10", "--", f"{url} does not answer ({reason}): `make mlp` uses synthetic images")
+            return
+    yield Finding("CIFAR-10", "ok", "can be downloaded")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps(report_framework(sys.argv[1])))
-    else:
-        sys.exit(door.enter(main))
+        sys.exit(report_framework(sys.argv[1]))
+    sys.exit(door.enter(main))

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Builds an environment from a requirements file; `make` calls it.   sh bench/install.sh requirements-cuda.txt .venv
+# Build an environment from a requirements file. Called by `make`:   sh bench/install.sh requirements-cuda.txt .venv
 #
-# Uses uv, which takes seconds and downloads a Python where none fits: the user's own uv, or a private one in .uv.
-# Without uv it uses pip and an installed Python 3.11 or 3.12.
+# Uses the user's uv, or installs one in .uv. uv is fast, and downloads a Python if none of the installed ones fits.
+# Without uv, uses pip and an installed Python 3.11 or 3.12.
 set -eu
 requirements=$1
 venv=$2

@@ -5,7 +5,7 @@ The lines of a script use the names that most scripts have: model, inputs, label
 
 import shlex
 
-from bench.machine.environment import ALLOCATOR_VARIABLES
+from bench.machine.environment import SETUP_VARIABLES
 
 DTYPES = {"float16": "float16", "bfloat16": "bfloat16", "float64": "float64"}
 AUTOCAST = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
@@ -19,7 +19,7 @@ def line_of_make(target, given, change):
 
 def environment_lines(change):
     """What a shell needs before Python starts; [] where nothing."""
-    return [f"export {name}={shlex.quote(change[name])}" for name in ALLOCATOR_VARIABLES if name in change]
+    return [f"export {name}={shlex.quote(change[name])}" for name in SETUP_VARIABLES if name in change]
 
 
 def script_lines(framework, settings, device, num_threads):

@@ -79,13 +79,12 @@ def find_uuid(device: Device):
 
 
 def warn_of_no_gpu(settings: Settings, host: environment.Environment):
-    """Warn where a GPU was asked for, or its driver is there, and the framework cannot use it."""
-    driver = f"there is NVIDIA's driver {host.driver}" if host.driver and settings.use_gpu is None else ""
-    if asked := "USE_GPU=1" if settings.use_gpu else driver:
-        why = f"there is no GPU that {settings.framework} can use"
-        if environment.hides_cards():
-            why = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides all GPUs"
-        log.warning("WARNING: %s, but %s: measuring the CPU", asked, why)
+    """Warn if a GPU was asked for, or is in this machine, and the framework cannot use it."""
+    why = environment.explain_missing_gpu(settings.framework, host.driver)
+    if settings.use_gpu:
+        why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
+    if why and settings.use_gpu is not False:
+        log.warning("WARNING: %s; measuring the CPU", why)
 
 
 def run_once(bench: Bench, describe_workload):
@@ -182,7 +181,7 @@ def compare_canary(canary, flags):
 
 def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=None):
     """Open a session, measure it, close it; yields columns, once or for each epoch or each ten seconds."""
-    refuse_too_large(workload, bench.host)
+    refuse_too_large(workload)
     meters.reset_process_peak()
     # Each rank has its own data, and its own order of them.
     settings = replace(bench.settings, seed=bench.settings.seed + bench.group.ranks.rank)

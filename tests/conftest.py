@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.machine import environment, sensors
-from bench.machine.environment import ALLOCATOR_VARIABLES
+from bench.machine.environment import SETUP_VARIABLES
 from bench.settings import FRAMEWORKS, known_names, read_settings
 
 # For what a script starts in the background (`make test &`), a shell ignores Ctrl-C; here it is tested.
@@ -37,7 +37,7 @@ if "FRAMEWORK" in os.environ:
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch, tmp_path):
-    for name in [*known_names(), *ALLOCATOR_VARIABLES, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
+    for name in [*known_names(), *SETUP_VARIABLES, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(sensors, "POWERCAP", tmp_path)
@@ -45,7 +45,8 @@ def plain_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: None)
     monkeypatch.setattr(environment, "find_card", lambda: None)
     monkeypatch.setattr(environment, "hides_cards", lambda: False)
-    monkeypatch.setattr(environment, "find_nvidia", lambda: (None, None))
+    monkeypatch.setattr(environment, "find_driver", lambda: None)
+    monkeypatch.setattr(environment, "find_cuda_version", lambda: None)
     monkeypatch.setattr(environment, "find_apple_gpu_cores", lambda: None)  # seconds, on a Mac
     for package in ("pynvml", "zeus_apple_silicon"):
         monkeypatch.setitem(sys.modules, package, None)

@@ -1,154 +1,185 @@
-"""What the doctor says of machines that are not here."""
+"""What the doctor reports about machines that are not here."""
 
 import ast
-import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bench import doctor, settings
-from bench.machine import environment, sensors
+from bench import doctor, frameworks, settings
+from bench.machine import environment, meters, resources, sensors
 
-WORKS = {
-    **{"device": "cuda", "device_name": "NVIDIA H200", "framework_version": "2.15.0", "num_threads": 8},
-    **{"measured_precision": "float32", "python": "3.12.3", "energy": "gpu board", "has_psutil": True},
-    "heat": {"temperature_c": 61, "clock_mhz": 1980},
-}
+CARD = frameworks.Device("cuda", "NVIDIA H200", "2.15.0", 8)
+COUNTER = SimpleNamespace(power_scope="gpu board")
+HEAT = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": ""}
+
+
+def describe(device=CARD, instruments=None, driver=None):
+    """{subject: (state, words)} of a framework that runs."""
+    instruments = instruments or meters.Instruments(COUNTER, lambda: HEAT)
+    bench = SimpleNamespace(device=device, instruments=instruments, host=SimpleNamespace(driver=driver))
+    return {f.subject.strip(): (f.state, f.words) for f in doctor.describe_bench("torch", bench, "float32")}
+
+
+def test_a_framework_that_runs_and_its_meters():
+    found = describe()
+    assert [state for state, _ in found.values()] == ["ok"] * 4
+    assert "2.15.0" in found["torch"][1]
+    assert "NVIDIA H200 (cuda)" in found["torch"][1]
+    assert found["energy"][1] == "of the gpu board"
+    assert found["heat"][1] == "temperature_c 61, clock_mhz 1980"
+
+
+def test_missing_meters_and_how_to_get_them(monkeypatch):
+    monkeypatch.setattr(sensors, "psutil", None)
+    found = describe(instruments=meters.Instruments(why_no_energy="`sudo chmod` lets everybody read them"))
+    assert [found[subject][0] for subject in ("energy", "load", "heat")] == ["--"] * 3
+    assert "sudo chmod" in found["energy"][1]
+    assert "pip install psutil" in found["load"][1]
+    monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: "heavy")
+    assert describe()["heat"][0] == "no"
+
+
+def test_a_gpu_that_the_framework_does_not_find_is_explained_as_in_a_run(monkeypatch):
+    on_cpu = replace(CARD, device="cpu", device_name="AMD EPYC")
+    assert describe(on_cpu)["torch"][0] == "ok"
+    state, words = describe(on_cpu, driver="580.1")["torch"]
+    assert state == "--"
+    assert words.endswith(environment.explain_missing_gpu("torch", "580.1"))
+    assert describe(driver="580.1")["torch"][0] == "ok"
 
 
 @pytest.fixture
 def visit(monkeypatch, capsys):
-    """The doctor's visit to a machine whose frameworks answer this; returns (exit status, lines, stderr)."""
+    """Run the doctor where each framework's process is this program; returns (exit status, lines, stderr)."""
+    run = subprocess.run
 
-    def call(**answers):
-        monkeypatch.setattr(doctor, "try_framework", lambda name, interpreter: answers[name])
-        monkeypatch.setattr(doctor, "describe_network", lambda: doctor.Finding("CIFAR-10", "ok", "answers"))
+    def call(programs, interpreter=sys.executable):
+        monkeypatch.setattr(doctor, "find_interpreter", lambda name: interpreter)
+        monkeypatch.setattr(subprocess, "run", lambda cmd, **how: run([cmd[0], "-c", programs[cmd[-1]]], **how))
+        monkeypatch.setattr(doctor, "check_network", lambda: [])
         status = doctor.main()
         said = capsys.readouterr()
-        return status, dict(line.split(maxsplit=1) for line in said.out.splitlines()), said.err
+        return status, said.out.splitlines(), said.err
 
     return call
 
 
-def test_one_framework_that_works_is_enough(visit):
-    status, said, _ = visit(torch=WORKS, tensorflow={"problem": "not installed: `make image` does it"})
+FAILS = "print('x  no  y'); raise SystemExit(1)"
+
+
+def test_one_framework_that_runs_is_enough(visit):
+    status, lines, _ = visit({"torch": FAILS, "tensorflow": "print('tensorflow   ok  2.21')"})
     assert status == 0
-    assert said["torch"] == ("ok  2.15.0, Python 3.12.3, on NVIDIA H200 (cuda): its matmul is right in float32")
-    assert said["tensorflow"] == "no  not installed: `make image` does it"
-    assert said["energy"] == "ok  of the gpu board"
-    assert said["heat"] == "ok  temperature_c 61, clock_mhz 1980"
-
-
-def test_where_nothing_can_run_it_exits_with_one(visit):
-    status, said, err = visit(torch={"problem": "a"}, tensorflow={"problem": "b"})
+    assert lines[-2:] == ["x  no  y", "tensorflow   ok  2.21"]
+    status, _, err = visit({"torch": FAILS, "tensorflow": FAILS})
     assert (status, err.splitlines()[-1]) == (1, "no framework can run here")
-    assert "energy" not in said
 
 
-def test_missing_meters_are_told_with_their_cure(visit):
-    facts = WORKS | {"energy": None, "why_no_energy": "`sudo chmod` lets everybody read them", "has_psutil": False}
-    _, said, _ = visit(torch=facts, tensorflow={"problem": ""})
-    assert said["energy"] == "--  stays blank: `sudo chmod` lets everybody read them"
-    assert said["load"] == "--  not watched: `pip install psutil`"
+def test_quick_findings_come_before_the_frameworks(visit):
+    _, lines, _ = visit({"torch": FAILS, "tensorflow": FAILS})
+    subjects = [line.split()[0] for line in lines]
+    assert subjects.index("memory") < subjects.index("x")
 
 
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})", "it died of an illegal instruction"),
-        (f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})", "it died of signal 11"),
+        (f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})", "illegal instruction"),
+        (f"print('torch ok', flush=True); import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})", "signal 11"),
         ("raise SystemExit('Symbol not found: __ZN10tensorflow')", "Symbol not found: __ZN10tensorflow"),
         ("", "it ended without a message"),
     ],
 )
-def test_a_framework_may_die_without_taking_the_doctor_along(monkeypatch, program, words):
-    run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **how: run([command[0], "-c", program], **how))
-    assert words in doctor.try_framework("torch", sys.executable)["problem"]
+def test_a_framework_that_crashes_is_a_finding(visit, program, words):
+    status, lines, _ = visit({"torch": program, "tensorflow": program})
+    assert status == 1
+    assert lines[-1].startswith("tensorflow   no")
+    assert words in lines[-1]
 
 
-def test_what_is_not_there_is_told_with_its_cure(monkeypatch):
-    assert doctor.try_framework("torch", None)["problem"] == "not installed: `make image FRAMEWORK=torch` does it"
+def test_a_python_that_is_missing_is_reported_with_the_fix(visit, monkeypatch):
+    assert "`make image FRAMEWORK=torch`" in visit({}, interpreter=None)[1][-2]
+    assert "`make clean`" in visit({"torch": "", "tensorflow": ""}, interpreter="/no/python")[1][-1]
     monkeypatch.setenv("PYTHON", "/no/python")
-    said = doctor.try_framework("torch", doctor.find_interpreter("torch"))["problem"]
-    assert said == "PYTHON='/no/python' cannot be started (No such file or directory): name another interpreter"
+    *_, line = visit({"torch": "", "tensorflow": ""}, interpreter="/no/python")[1]
+    assert "PYTHON='/no/python'" in line
+    assert "`make clean`" not in line
 
 
-def test_each_framework_has_the_interpreter_that_make_gives_it(monkeypatch, tmp_path):
+def test_each_framework_has_the_interpreter_that_make_uses(monkeypatch, tmp_path):
     monkeypatch.setattr(settings, "ROOT", tmp_path)
     assert doctor.find_interpreter("torch") is None
     for venv in (".venv", ".venv-tensorflow"):
         (tmp_path / venv / "bin").mkdir(parents=True)
-        (tmp_path / venv / "bin" / "python").touch()
+        (tmp_path / venv / "bin" / "python").symlink_to(tmp_path / "gone")  # it is found all the same
     for system, venv in (("linux", ".venv-tensorflow"), ("darwin", ".venv")):
         monkeypatch.setattr(settings.sys, "platform", system)
         assert Path(doctor.find_interpreter("tensorflow")).parts[-3] == venv
 
 
-def test_a_real_framework_is_tried():
-    facts = json.loads(json.dumps(doctor.report_framework("torch")))
-    assert facts["measured_precision"] == "float32"
-    assert doctor.describe_framework("torch", facts).state in ("ok", "--")
-    assert bool(facts["energy"]) != bool(facts["why_no_energy"])
+def test_a_real_framework_is_tried(capsys):
+    assert doctor.report_framework("torch") == 0
+    subjects = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert subjects == ["torch", "energy", "load", "heat"]
 
 
-def test_a_gpu_that_is_not_seen_is_told(monkeypatch):
-    monkeypatch.setattr(environment, "find_nvidia", lambda: ("NVIDIA H200", "470.1"))
-    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
-    assert "does not see the NVIDIA H200: it may be built for CPUs, or driver 470.1" in doctor.missing_gpu(
-        "torch", "cpu"
-    )
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(environment, "hides_cards", lambda: True)
-    assert "CUDA_VISIBLE_DEVICES='' hides it" in doctor.missing_gpu("torch", "cpu")
-    assert doctor.missing_gpu("torch", "cuda") == ""
-    monkeypatch.setattr(doctor.platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(doctor.platform, "machine", lambda: "arm64")
-    assert "does not see the GPU" in doctor.missing_gpu("tensorflow", "cpu")
+def test_a_framework_that_is_too_old_is_a_finding(monkeypatch, capsys):
+    monkeypatch.setattr(frameworks.metadata, "version", lambda package: "2.8.0")
+    assert doctor.report_framework("torch") == 1
+    assert "torch 2.8.0" in capsys.readouterr().out
 
 
-def test_what_slows_or_hinders_is_told(monkeypatch, tmp_path):
+def states(findings):
+    return [finding.state for finding in findings]
+
+
+def test_what_slows_or_hinders_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "find_low_power_mode", lambda: 1)
-    assert doctor.describe_power().state == "no"
+    assert states(doctor.check_power()) == ["no"]
     monkeypatch.setattr(environment, "find_low_power_mode", lambda: None)
     monkeypatch.setattr(environment, "find_power_source", lambda: "battery")
-    assert "plug it in" in doctor.describe_power().words
+    assert states(doctor.check_power()) == ["no"]
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
-    assert "unset PYTORCH_ENABLE_MPS_FALLBACK" in doctor.describe_fallback().words
-    monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: "heavy")
-    assert [f.words for f in doctor.describe_meters(WORKS) if f.subject == "heat"] == ["thermal pressure is heavy"]
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    first, second = doctor.check_fallback()
+    assert first.state == "no"
+    assert "CUDA_LAUNCH_BLOCKING=1" in second.words
     (tmp_path / "file").touch()
-    assert doctor.describe_results(tmp_path / "file").state == "no"
-    assert doctor.describe_results(tmp_path / "new" / "folder").state == "ok"
+    assert states(doctor.check_results(tmp_path / "file")) == ["no"]
+    assert states(doctor.check_results(tmp_path / "new" / "folder")) == ["ok"]
+
+
+@pytest.mark.parametrize("free", [None, 2**30])
+def test_free_memory_is_reported(monkeypatch, free):
+    monkeypatch.setattr(resources, "available_bytes", lambda: free)
+    (memory,) = (f for f in doctor.check_memory() if f.subject == "memory")
+    assert ("1.0 GiB available" in memory.words) == bool(free)
 
 
 def test_without_a_network_cifar_may_be_here_already(tmp_path):
     nowhere = "https://host.invalid/cifar-10-binary.tar.gz"
-    assert doctor.describe_network(nowhere, tmp_path).state == "--"
+    assert states(doctor.check_network(nowhere, tmp_path)) == ["--"]
     (tmp_path / "cifar-10-binary.tar.gz.12.part").touch()
-    assert doctor.describe_network(nowhere, tmp_path).state == "--"
+    assert states(doctor.check_network(nowhere, tmp_path)) == ["--"]
     (tmp_path / "cifar-10-binary.tar.gz").touch()
-    assert doctor.describe_network(nowhere, tmp_path).state == "ok"
+    assert states(doctor.check_network(nowhere, tmp_path)) == ["ok"]
 
 
-def test_an_examination_that_fails_is_a_finding(capsys):
+def test_a_check_that_fails_is_a_finding(capsys):
     def fails():
         raise PermissionError(13, "Permission denied")
 
     doctor.print_findings("results", fails)
-    assert capsys.readouterr().out.startswith("results      --  cannot be checked: PermissionError")
+    assert "PermissionError" in capsys.readouterr().out
 
 
-def test_a_python_that_has_gone_is_told_with_its_cure(monkeypatch, tmp_path):
-    monkeypatch.setattr(settings, "ROOT", tmp_path)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "python").symlink_to(tmp_path / "gone")
-    assert "`make clean`" in doctor.try_framework("torch", doctor.find_interpreter("torch"))["problem"]
-
-
-@pytest.mark.parametrize("file", ["doctor", "machine/environment", "machine/sensors", "settings"])
+@pytest.mark.parametrize(
+    "file", ["doctor", "machine/environment", "machine/ranks", "machine/resources", "machine/sensors", "settings"]
+)
 def test_the_python_of_a_bare_mac_can_read_it(file):
     assert ast.parse(Path(f"bench/{file}.py").read_text(), feature_version=(3, 9)).body

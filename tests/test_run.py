@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import batch_size, combinations, frameworks, run
-from bench.machine import environment, meters, sensors
+from bench.machine import environment, meters, resources, sensors
 from bench.main import main
 from bench.rows import columns, report, results, verdict
 from bench.settings import FRAMEWORKS, Framework, read_settings
@@ -312,19 +312,21 @@ def test_a_file_that_cannot_take_the_row_is_told_before_measuring(image, tmp_pat
 def test_a_gpu_that_is_not_there_is_warned_of(image, caplog):
     code, _, _, rows = image(USE_GPU="1")
     assert (code, rows[0]["device"]) == (0, "cpu")
-    assert "USE_GPU=1, but there is no GPU that numpy can use" in caplog.text
+    assert "USE_GPU=1" in caplog.text
+    assert "numpy" in caplog.text
 
 
 def test_a_driver_without_a_gpu_is_warned_of(image, caplog, monkeypatch):
     host = environment.describe_host("here")
     monkeypatch.setattr(environment, "describe_host", lambda machine: replace(host, driver="550.1"))
     image()
-    assert "there is NVIDIA's driver 550.1, but there is no GPU that numpy can use" in caplog.text
+    assert "driver 550.1" in caplog.text
+    assert "numpy" in caplog.text
     caplog.clear()
     monkeypatch.setattr(environment, "hides_cards", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     image()
-    assert "driver 550.1, but CUDA_VISIBLE_DEVICES='' hides all GPUs: measuring the CPU" in caplog.text
+    assert "CUDA_VISIBLE_DEVICES=''" in caplog.text
     caplog.clear()
     image(USE_GPU="0")
     assert "WARNING" not in caplog.text
@@ -439,7 +441,7 @@ def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
     def look(bench, settings, workload, before):
         if settings.batch_size not in seconds:
             raise MemoryError("out of memory")
-        return seconds[settings.batch_size], 1000
+        return seconds[settings.batch_size], 1_000_000_000
 
     monkeypatch.setattr(batch_size, "try_elsewhere", batch_size.try_sizes)
     monkeypatch.setattr(batch_size, "try_batch_size", look)
@@ -449,7 +451,7 @@ def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
         BATCH_SIZE="auto", MAX_SECONDS="2.5", TARGET_CI="50"
     )  # four images take two seconds, eight over 2.5
     assert rows[1]["batch_size"] == "2"
-    monkeypatch.setattr(meters, "available_bytes", lambda: 1500)
+    monkeypatch.setattr(resources, "available_bytes", lambda: 1_500_000_000)
     *_, rows = image(BATCH_SIZE="auto", MAX_SECONDS="100", TARGET_CI="50")
     assert rows[2]["batch_size"] == "1"
 
@@ -462,12 +464,12 @@ def test_auto_where_nothing_fits_is_a_row(image, monkeypatch):
 
 def test_a_card_with_memory_of_its_own_is_not_measured_by_the_systems(monkeypatch):
     """And one without is, whatever it is called: a CUDA device that shares the system's memory would hang it."""
-    monkeypatch.setattr(batch_size, "try_batch_size", lambda *_: (0.1, 1000))
-    monkeypatch.setattr(meters, "available_bytes", lambda: 1500)
+    monkeypatch.setattr(batch_size, "try_batch_size", lambda *_: (0.1, 1_000_000_000))
+    monkeypatch.setattr(resources, "available_bytes", lambda: 1_500_000_000)
     settings = read_settings("image", {"BATCH_SIZE": "auto", "MAX_SECONDS": "1"}).on("cuda")
     for has_own_memory, last in ((False, 1), (True, 8)):
         card = frameworks.Device("cuda", "card", "1", 1, has_own_memory=has_own_memory)
-        bench = SimpleNamespace(settings=settings, device=card, host=SimpleNamespace(memory_gb=None))
+        bench = SimpleNamespace(settings=settings, device=card)
         trials = itertools.islice(batch_size.try_sizes(bench, tiny_workload), 4)
         assert [size for size, _, _ in trials][-1] == last
 

@@ -299,7 +299,10 @@ def test_frameworks_that_differ_are_told_apart_in_words():
         ("NVIDIA GH200 480GB", None, "float16", 1300.0, True),
         ("NVIDIA GeForce RTX 3090", None, "bfloat16", 76.7, False),  # measured by others
         ("NVIDIA GeForce RTX 3090", None, "bfloat16", 93.0, True),
-        ("NVIDIA GeForce RTX 3090", None, "float16", 130.0, False),  # sums in float16 are twice as fast
+        ("NVIDIA GeForce RTX 3090", None, "float16", 130.0, True),  # torch sums float16 in float32: 71
+        ("NVIDIA H100 NVL", None, "bfloat16", 1100.0, True),
+        ("NVIDIA L40S", None, "mixed_float16", 480.0, True),
+        ("NVIDIA GeForce RTX 5090", None, "bfloat16", 230.0, False),
         ("NVIDIA GeForce RTX 4090", None, "mixed_bfloat16", 220.0, True),
         ("Apple M4 Max", 40, "float32", 20.0, False),
         ("Apple M4 Max", 40, "float32", 25.0, True),
@@ -311,6 +314,26 @@ def test_more_than_a_chip_can_do_is_implausible(device_name, gpu_cores, precisio
     row = {"device": "cuda", "device_name": device_name, "gpu_cores": gpu_cores, "precision": precision}
     assert peaks.is_implausible(row | {"tflops": tflops}) == implausible
     assert not peaks.is_implausible(row | {"tflops": tflops, "device": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "tflops", "implausible"),
+    [
+        ("image", "float32", 2.9 * 67, False),  # Winograd counts 2.25 times the multiplications that it does
+        ("convolution", "float32", 3.0 * 67, True),
+        ("transformer", "float32", 1.4 * 67, True),
+        ("image", "bfloat16", 1.4 * 989, True),
+    ],
+)
+def test_convolutions_in_float32_may_exceed_the_peak(workload, precision, tflops, implausible):
+    row = {"device": "cuda", "device_name": "NVIDIA H200", "gpu_cores": None, "precision": precision}
+    assert peaks.is_implausible(row | {"workload": workload, "tflops": tflops}) == implausible
+
+
+@pytest.mark.parametrize(("bandwidth", "implausible"), [(1.2 * 1555, False), (1.4 * 1555, True), (None, False)])
+def test_more_bandwidth_than_a_chip_has_is_implausible(bandwidth, implausible):
+    row = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-40GB", "gpu_cores": None, "precision": "bfloat16"}
+    assert peaks.is_implausible(row | {"bandwidth": bandwidth}) == implausible
 
 
 def test_no_published_matmul_is_implausible():

@@ -13,9 +13,11 @@ FRAMEWORKS of bench/settings.py. A file called torch.py would shadow the real on
 """
 
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Protocol
 
 from bench.settings import FRAMEWORKS, SettingError, requirements_of
@@ -104,12 +106,28 @@ def load(name):
     """The module of a framework; raises SettingError for a framework that is unknown or not installed."""
     if name not in FRAMEWORKS:
         raise SettingError(f"FRAMEWORK={name!r} must be one of: {', '.join(sorted(FRAMEWORKS))}")
+    if name == "torch":
+        refuse_old("torch", "2.9")  # torch.backends.cudnn.conv.fp32_precision
     try:
         return importlib.import_module(f"{__name__}.on_{name}")
     except ModuleNotFoundError as error:
         raise missing_package(name, error) from None
     except ImportError as error:
         raise SettingError(f"FRAMEWORK={name!r} {error}") from None
+
+
+def refuse_old(package, oldest):
+    """Raise SettingError if a package is installed in a version before `oldest` ("2.9"), as PYTHON=... may have it."""
+    try:
+        installed = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return  # importing it reports that
+    numbers, needed = ([int(number) for number in re.findall(r"\d+", text)[:2]] for text in (installed, oldest))
+    if numbers < needed:
+        raise SettingError(
+            f"PYTHON={sys.executable!r} has {package} {installed}, which is too old: "
+            f"`pip install '{package}>={oldest}'` there, or unset PYTHON"
+        )
 
 
 def check_models(framework, *models):

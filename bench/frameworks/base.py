@@ -116,6 +116,7 @@ class DeviceContext(ABC):
     errors: ErrorTexts
     measured_precision: str
     output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
+    has_own_memory = False  # a card's; otherwise arrays take the system's memory
     output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
 
     def __init__(self, device, settings):

@@ -5,10 +5,7 @@ import functools
 import gc
 import os
 import re
-import resource
-import shutil
 import signal
-import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -22,8 +19,9 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from bench import door
-from bench.frameworks import Device, ErrorTexts, base, on_torch_llm, on_torch_ranks, session
+from bench.frameworks import Device, ErrorTexts, base, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
+from bench.machine import resources
 from bench.machine.ranks import read_ranks
 from bench.settings import SettingError
 from bench.timing import check
@@ -126,19 +124,20 @@ def open_session(workload, settings, phase, scope):
     session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
-        if settings.num_workers and not settings.sustain and set(settings.scope) - {"device"}:
-            refuse_few_resources(settings, workload.batch_bytes)
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
 
 
 def set_float32(precision):
     """Compute float32 matmuls and convolutions in "ieee" or in "tf32".
 
-    Each setting by name: cuDNN's convolutions start at tf32, whatever the general setting says. PyTorch raises an
-    error where these are mixed with the older allow_tf32.
+    Sets each backend by name, because cuDNN's convolutions start at tf32 whatever the general setting is. The older
+    allow_tf32 comes first and must agree: PyTorch raises an error when it is read after a different newer setting, and
+    Inductor still reads it on ROCm.
     """
     backends: Any = torch.backends
-    for backend in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+    for older in (backends.cuda.matmul, backends.cudnn):
+        older.allow_tf32 = precision == "tf32"
+    for backend in (backends, backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn):
         backend.fp32_precision = precision
     # Autotuning happens on the first step of a shape, which is never inside a window.
     backends.cudnn.benchmark = True
@@ -180,7 +179,8 @@ def build_mlp(workload):
 
 def build_transformer(workload):
     """Encoder and classifier of the transformers library, with scaled_dot_product_attention and without a mask."""
-    import transformers  # takes ten seconds: only where it is needed
+    refuse_old("transformers", "5")
+    import transformers  # takes ten seconds, so only if needed
 
     encoder = ENCODERS[workload.model]
     sizes = {"vocab_size": encoder.vocab_size, "max_position_embeddings": encoder.max_position_embeddings}
@@ -300,6 +300,7 @@ class DeviceContext(base.DeviceContext):
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
+        self.has_own_memory = has_own_memory(self.device)
         set_float32("tf32" if self.precision == "tf32" else "ieee")
         torch.manual_seed(self.seed)
         self.dtype = WHOLE_MODEL.get(self.precision, torch.float32)
@@ -347,6 +348,9 @@ class DeviceContext(base.DeviceContext):
     def open_stream(self, workload, settings, phase, start_method=None):
         """The Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
         paths, workers = data.jpeg_files(settings.seed), settings.num_workers
+        queued = PREFETCH + 1  # batches of each worker, one of them in its hands
+        if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
+            raise MeasurementError("unsupported", shortage)
         loader = DataLoader(
             JpegDataset(paths, workload.item_shape[-1], workload.classes, phase == "training"),
             batch_size=workload.items_per_step,
@@ -359,7 +363,7 @@ class DeviceContext(base.DeviceContext):
         )
         with door.interrupts_held():
             batches = iter(loader)
-        return base.Stream(batches, workers, queue_steps=workers * (PREFETCH + 1))  # one in a worker's hands
+        return base.Stream(batches, workers, queue_steps=workers * queued)
 
     def note(self, module, is_trained):
         """Return what slows this model down on this device and is not the device's fault, or ""."""
@@ -368,7 +372,7 @@ class DeviceContext(base.DeviceContext):
         slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
         if not slow or not any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
             return ""
-        return f"compiled training of convolutions may be several times slower on MPS: {LAYOUT_VARIABLE}=0 cures it"
+        return f"compiled training of convolutions may be several times slower on MPS: set {LAYOUT_VARIABLE}=0"
 
     def autocast(self):
         return autocast(self.device, self.precision)
@@ -464,26 +468,6 @@ def measure_precision(device, precision):
             raise MeasurementError("unsupported", f"cuDNN has no convolution in {precision} on this card") from None
         errors.append(check.relative_error(got.cpu().double(), work(left.double(), right.double())))
     return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
-
-
-def refuse_few_resources(settings, batch_bytes, folder="/dev/shm"):
-    """Raise SettingError where the workers' batches do not fit into shared memory, which Docker limits to 64 MB.
-
-    Each queued batch has files open as well.
-    """
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files < (wanted := 64 + 4 * settings.num_workers * (PREFETCH + 1)):
-        raise SettingError(f"this shell allows {files} open files: `ulimit -n {wanted}`, or NUM_WORKERS=0")
-    needed = settings.num_workers * (PREFETCH + 1) * batch_bytes / 1e6
-    try:
-        free = shutil.disk_usage(folder).free / 1e6 if os.access(folder, os.W_OK) else 0
-    except OSError:
-        free = 0
-    if sys.platform == "linux" and free < needed:
-        raise SettingError(
-            f"{folder} has {free:.0f} MB to write to and NUM_WORKERS='{settings.num_workers}' needs {needed:.0f}: "
-            "`docker run --shm-size=1g`, or NUM_WORKERS=0"
-        )
 
 
 def be_terminable(worker):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from bench.frameworks import base
+from bench.frameworks import base, refuse_old
 from bench.work.language import DECODERS
 
 POOL_NUMBERS = 2**24
@@ -13,7 +13,8 @@ POOL_NUMBERS = 2**24
 
 def build_llm(workload):
     """A decoder of the transformers library on the meta device: shapes without memory."""
-    import transformers  # takes ten seconds: only where it is needed
+    refuse_old("transformers", "5")  # an older StaticCache has other arguments
+    import transformers  # takes ten seconds, so only if needed
 
     sizes = DECODERS[workload.model]
     rotary: dict = {"rope_type": "default", "rope_theta": sizes.rope_theta}

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.frameworks import describe_failure
 from bench.frameworks.base import Stream
-from bench.machine import meters
+from bench.machine import meters, resources
 from bench.settings import SettingError
 from bench.timing import check
 from bench.timing.measure import MeasurementError
@@ -260,9 +260,9 @@ SESSIONS = {
 }
 
 
-def refuse_large_weights(device, needed):
-    """Raise MemoryError for weights that do not fit: where memory is the system's, it would swap or kill instead."""
-    free = meters.available_bytes() if device in ("cpu", "mps") else None
+def refuse_large_weights(context, needed):
+    """Raise MemoryError for weights that do not fit in the system's memory: it would swap, or kill this process."""
+    free = None if context.has_own_memory else resources.available_bytes()
     if free and needed > free:
         raise MemoryError(
             f"weights and cache take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: choose a smaller MODEL, "
@@ -277,7 +277,7 @@ def prove_logits(context, model, tokens, needed):
     nothing is compared.
     """
     logits = context.as_array(model.extend_uncompiled(tokens))
-    compares = context.device != "cpu" and needed < (meters.available_bytes() or 0)
+    compares = context.device != "cpu" and needed < (resources.available_bytes() or 0)
     context.output_limit = check.output_limit(context.measured_precision, rounding=0)
     check.check_output(logits, model.predict_on_cpu(tokens) if compares else None, context.output_limit)
     return logits
@@ -306,7 +306,7 @@ class Generation(ModelSession):
     """
 
     def __init__(self, context, workload, settings, phase):
-        refuse_large_weights(context.device, workload.resident_bytes)
+        refuse_large_weights(context, workload.resident_bytes)
         model = context.build_cached(workload)
         check.check_parameters(model.parameters, workload.parameters)
         prove_cache(context, model, workload.classes, workload.resident_bytes)

@@ -1,4 +1,4 @@
-"""Meters of one measurement: energy, heat and other programs. All are optional; none can stop a measurement."""
+"""Meter energy, heat and other programs during a measurement. All meters are optional; none can stop a measurement."""
 
 import functools
 import logging
@@ -17,38 +17,33 @@ log = logging.getLogger("bench")
 
 CONTENDED_SHARE = 0.10  # of the usable cores' time
 IDLE_SECONDS = 5.0
-# NVML's other reasons for a lower clock are usual: the power limit under full load, and clocks that the user set.
+# NVML's other reasons for a lower clock are normal: the power limit under full load, and clocks that the user set.
 SLOWED_BY = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 
 
 def process_peak_bytes():
-    """The peak resident memory of this process, in bytes."""
+    """Return the peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux, bytes on macOS: getrusage(2)
 
 
 def reset_process_peak():
-    """Reset the peak on Linux; elsewhere it covers the whole life of the process. See proc_pid_clear_refs(5)."""
+    """Reset the peak on Linux; elsewhere it covers the life of the process. See proc_pid_clear_refs(5)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
 
 
-def available_bytes():
-    """Memory that can be used without swapping, in bytes; None where psutil is missing."""
-    return sensors.psutil.virtual_memory().available if sensors.psutil else None
-
-
 def swapped_bytes():
-    """Bytes written to swap since the system started; on a Mac bytes in swap."""
+    """Return the bytes written to swap since the system started; on a Mac, the bytes in swap."""
     swap = sensors.psutil.swap_memory()
     # On a Mac psutil's `sout` also counts pages written to files.
     return swap.used if sys.platform == "darwin" else swap.sout
 
 
 def others_cpu_seconds(*peers):
-    """CPU seconds of all other processes since the system started. Includes time stolen by other virtual machines.
+    """Return the CPU seconds of all other processes since boot, including time stolen by other virtual machines.
 
     Args:
         peers: process ids that count as our own, with their children.
@@ -61,17 +56,17 @@ def others_cpu_seconds(*peers):
 
 
 def own_cpu_seconds(*peers):
-    """Yields the CPU seconds of this process, of these others, and of each of their children."""
+    """Yield the CPU seconds of this process, of the peers, and of each of their children."""
     parents = [sensors.psutil.Process(pid) for pid in (None, *peers)]
     for process in parents + [child for parent in parents for child in parent.children(recursive=True)]:
         try:
-            yield sum(process.cpu_times()[:4])  # user and system time, its own and that of children that have ended
+            yield sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's
         except sensors.psutil.Error:  # it has just ended, so its parent's times include it
             continue
 
 
 class Watch:
-    """Looks for one disturbance of a measurement. Its first exception is logged and switches it off."""
+    """Detects one disturbance of a measurement. Its first exception is logged and switches it off."""
 
     flag: str
 
@@ -79,10 +74,10 @@ class Watch:
         self.columns, self._works = {}, True
 
     def begin(self) -> None:
-        """What to read before the first window."""
+        """Read what end() compares with, before the first window."""
 
     def end(self) -> bool:
-        """Whether to raise the flag, asked after the last window."""
+        """Return whether to raise the flag, after the last window."""
         raise NotImplementedError
 
     def start(self):
@@ -96,7 +91,7 @@ class Watch:
             return self._works and function()
         except Exception as error:
             self._works = False
-            log.info("nothing can raise the flag %s: %s: %s", self.flag, type(error).__name__, error)
+            log.info("the flag %s cannot be raised: %s: %s", self.flag, type(error).__name__, error)
 
 
 class CounterWatch(Watch):
@@ -115,7 +110,7 @@ class CounterWatch(Watch):
         return self._growth() > self._limit
 
     def rate(self):
-        """What the counter has grown per second since start(); 0.0 where that is unknown."""
+        """Return the counter's growth per second since start(); 0.0 if unknown."""
         return self._guard(self._growth) or 0.0
 
     def _growth(self):
@@ -124,10 +119,10 @@ class CounterWatch(Watch):
 
 
 def watch_contention(at_rest=0.0, peers=()):
-    """A watch that flags other processes when they use over a tenth of the usable cores more than before the run.
+    """Return a watch that flags other processes if they use over 10 % of the usable cores more than before the run.
 
     Args:
-        at_rest: how many cores they used then. More than a tenth of all is no rest: what is above counts as theirs.
+        at_rest: cores that they used before the run; at most 10 % of the usable cores are allowed for.
         peers: process ids that count as our own.
     """
     limit = CONTENDED_SHARE * usable_cores()
@@ -145,7 +140,7 @@ class UnlikeRanks(Watch):
 
 
 class SumOfRanks:
-    """The energy counters of all ranks as one; all ranks read it together. On a CPU the ranks share a counter."""
+    """Adds the energy counters of all ranks, which must read it together. On a CPU the ranks share one counter."""
 
     def __init__(self, own, group, device):
         self._own, self._group = own, group
@@ -184,17 +179,17 @@ class Instruments:
     idle_watts: float | None = None
     others_at_rest: float = 0.0  # cores that other programs used before the run
     peers: tuple[int, ...] = ()  # process ids of the other ranks on this machine
-    unlike: bool = False  # the ranks' devices or versions differ
+    unlike: bool = False  # whether the ranks' devices or versions differ
 
     def watches(self):
-        """New watches for measure()."""
+        """Return new watches for measure()."""
         watches = [HeatWatch(self.read)]  # first, because a GPU's clock changes as soon as the work ends
         if sensors.psutil:
             watches += [watch_contention(self.others_at_rest, self.peers), CounterWatch("swapping", swapped_bytes)]
         return (*watches, UnlikeRanks()) if self.unlike else tuple(watches)
 
     def of_all(self, group, device, likeness):
-        """The Instruments of all ranks: a counter where each of them has one.
+        """Return the Instruments of all ranks, with a counter only if each rank has one.
 
         Args:
             likeness: what has to be equal on all ranks.
@@ -206,7 +201,7 @@ class Instruments:
         return replace(self, counter=counter, why_no_energy=why, peers=group.peers, unlike=unlike)
 
     def joules(self):
-        """The energy counter's reading; NaN where it is missing or fails."""
+        """Return the energy counter's reading; NaN if it is missing or fails."""
         try:
             return self.counter.joules() if self.counter else math.nan
         except Exception as error:
@@ -214,7 +209,7 @@ class Instruments:
             return math.nan
 
     def with_idle_watts(self, clock=time.perf_counter, sleep=time.sleep):
-        """A copy with the idle power, measured over IDLE_SECONDS; itself where there is no counter."""
+        """Return a copy with the idle power, measured over IDLE_SECONDS; itself without a counter."""
         if self.counter is None:
             return self
         start, before = clock(), self.joules()
@@ -224,7 +219,7 @@ class Instruments:
 
 
 def open_instruments(device, device_name, uuid=None):
-    """The Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
+    """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
     try:
         counter, why = sensors.open_energy_counter(device, device_name, uuid), ""
     except sensors.Unavailable as error:
@@ -233,7 +228,7 @@ def open_instruments(device, device_name, uuid=None):
 
 
 def find_heat(device, device_name, uuid):
-    """() -> columns of a device's temperature and clock. The CPU's are no other device's."""
+    """Return a function () -> columns of a device's temperature and clock; empty columns if it has no sensor."""
     if device == "cpu":
         return sensors.read_cpu
     try:

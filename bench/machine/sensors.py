@@ -1,6 +1,6 @@
-"""Reads the hardware's sensors: energy counters, temperature, clock, thermal pressure.
+"""Read the hardware's sensors: energy counters, temperature, clock, thermal pressure.
 
-Each sensor needs its own package or permission. Where one is missing, Unavailable says why and how to get it.
+Each sensor needs its own package or permission. If one is missing, Unavailable says why and how to get it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # li
 
 
 class Unavailable(Exception):
-    """Why a sensor cannot be read, and how to get it, in one line."""
+    """Raised if a sensor cannot be read; the message says why and how to get it, in one line."""
 
 
 class EnergyCounter(Protocol):
-    """A counter that only grows, from an unknown start: two readings and the time between them give watts."""
+    """A counter that only grows, from an unknown start."""
 
     power_scope: str  # what the energy is measured for: "gpu board"
 
-    def joules(self) -> float: ...
+    def joules(self) -> float:
+        """Return the reading. Two readings divided by the seconds between them are watts."""
+        ...
 
 
 def open_energy_counter(device, device_name, uuid=None) -> EnergyCounter:
-    """The energy counter of a device ("cpu", "cuda", "mps"); raises Unavailable.
+    """Open the energy counter of a device ("cpu", "cuda", "mps"); raise Unavailable if there is none.
 
     Args:
-        uuid: of an NVIDIA card.
+        uuid: UUID of an NVIDIA card; None for other devices.
     """
     try:
         if device == "cuda":
@@ -57,17 +59,17 @@ def open_energy_counter(device, device_name, uuid=None) -> EnergyCounter:
 
 
 class NvidiaCard:
-    """One card, through nvidia-ml-py. https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
+    """Reads one card with nvidia-ml-py. https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
 
     Args:
-        uuid: CUDA and NVML number the cards differently, and both may hide some: only this names the same card.
+        uuid: the card's UUID, because CUDA and NVML number cards differently and both may hide some.
     """
 
     power_scope = "gpu board"
 
     def __init__(self, device_name, uuid):
         if uuid is None:  # ROCm calls AMD's cards cuda as well
-            raise Unavailable(f"no energy counter is known for {device_name}, which is no card of NVIDIA's driver")
+            raise Unavailable(f"no energy counter is known for {device_name}, which NVIDIA's driver does not know")
         if uuid.startswith("MIG"):
             raise Unavailable("a MIG slice has no counter of its own, and the board's counter includes other slices")
         try:
@@ -88,7 +90,7 @@ class NvidiaCard:
         return self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._card) / 1000  # NVML counts millijoules
 
     def read(self):
-        """Columns: temperature, SM clock, and why that clock is below its maximum; None where the card does not say."""
+        """Return columns: temperature, SM clock, and why that clock is below its maximum; None if not reported."""
         nvml, card = self._nvml, self._card
         reasons = self._try(nvml.nvmlDeviceGetCurrentClocksEventReasons, card)
         if reasons is None:  # drivers before release 535
@@ -121,7 +123,7 @@ REASONS = {
 
 
 class AppleChip:
-    """The whole chip, as IOReport estimates it. https://github.com/ml-energy/zeus-apple-silicon"""
+    """Reads the energy of the whole chip, as IOReport estimates it. https://github.com/ml-energy/zeus-apple-silicon"""
 
     def __init__(self, chip_name):
         try:
@@ -146,7 +148,7 @@ class AppleChip:
 
 
 class Rapl:
-    """Linux's counters of the CPU packages (Intel and AMD). Each wraps around at the end of its range."""
+    """Reads Linux's counters of the CPU packages (Intel and AMD). Each wraps around at the end of its range."""
 
     power_scope = "cpu package"
 
@@ -176,7 +178,7 @@ class Rapl:
 
 
 def read_cpu():
-    """Columns: temperature and clock of the CPU, where psutil reads them; a Mac needs administrator rights for both."""
+    """Return columns: temperature and clock of the CPU, if psutil reads them; on a Mac that needs root."""
     if psutil is None or sys.platform == "darwin":
         return {}
     sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
@@ -186,7 +188,7 @@ def read_cpu():
 
 
 def read_thermal_pressure(library=None):
-    """A Mac's thermal pressure, one of PRESSURE_LEVELS: all but "nominal" slow it. None elsewhere. See notify(3)."""
+    """Return a Mac's thermal pressure, one of PRESSURE_LEVELS; None elsewhere. All but "nominal" slow it. notify(3)."""
     if library is None:
         if sys.platform != "darwin":
             return None

@@ -79,7 +79,9 @@ COLUMNS = {
     "power_source": Column("setup", "ac or battery", blank="ac", words={"battery": "on battery"}),
     "low_power_mode": Column("setup", "1 or 0, if the system has one", blank="0", words={"1": "in low-power mode"}),
     "allocator": Column(
-        "setup", "the memory allocator's environment variables, separated by spaces", words=say_allocator
+        "setup",
+        "environment variables of the memory allocator, and others that change the speed, separated by spaces",
+        words=say_allocator,
     ),
     # software
     "commit": Column("version", "of this repository; -dirty if its programs were changed"),

@@ -1,4 +1,4 @@
-"""Peaks: what a chip can do by its specification (peaks.csv names each source), and what was measured here."""
+"""Compare rows with what a chip can do: by its specification (peaks.csv names each source), and as measured here."""
 
 import csv
 import functools
@@ -6,41 +6,63 @@ from pathlib import Path
 
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
+# Winograd's F(2x2, 3x3) needs 16 multiplications where a direct 3 x 3 convolution needs 36; see section 4.1 of
+# https://arxiv.org/abs/1509.09308. The FLOPs of a row are those of the direct one.
+WINOGRAD = 36 / 16
+CONVOLUTIONS = ("image", "convolution")  # workloads
 FRAMEWORKS_DIFFER = 1.1
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 @functools.cache
 def chip_peaks(path=CHIP_PEAKS):
-    """{(device, GPU cores, precision): TFLOP/s}; a device has the name that its driver gives.
+    """Return {(device, GPU cores, precision): TFLOP/s}, with the device's name as its driver reports it.
 
-    Apple sells one name with several numbers of GPU cores; for others these are "".
+    Apple sells one name with several numbers of GPU cores; other devices have "".
     """
+    return _read_limits(path, "peak_tflops")
+
+
+@functools.cache
+def chip_bandwidths(path=CHIP_PEAKS):
+    """Return {(device, GPU cores): GB/s}, with keys as in chip_peaks()."""
+    return {key[:2]: rate for key, rate in _read_limits(path, "bandwidth_gb_s").items()}
+
+
+def _read_limits(path, column):
     with open(path, newline="", encoding="utf-8") as lines:
         return {
-            (row["driver_name"] or row["device"], row["gpu_cores"], row["dtype"]): float(row["peak_tflops"])
+            (row["driver_name"] or row["device"], row["gpu_cores"], row["dtype"]): float(row[column])
             for row in csv.DictReader(lines)
-            if row["peak_tflops"]
+            if row[column]
         }
 
 
 def is_implausible(row):
-    """Whether a row's TFLOP/s are over 1.3 times its GPU's peak; False for an unknown device."""
-    precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
-    peak = chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), precision))
-    return bool(row["device"] != "cpu" and peak and row.get("tflops") and row["tflops"] > IMPLAUSIBLE * peak)
+    """Return whether a row is over 1.3 times its GPU's peak, in TFLOP/s or GB/s; False for an unknown device.
+
+    Convolutions in float32 may exceed the peak by Winograd's factor as well.
+    """
+    if row["device"] == "cpu":
+        return False
+    device, precision = (row["device_name"], str(row["gpu_cores"] or "")), row["precision"]
+    peak = chip_peaks().get((*device, SIXTEEN_BITS.get(precision, precision)), float("inf"))
+    if precision == "float32" and row.get("workload") in CONVOLUTIONS:
+        peak *= WINOGRAD
+    bandwidth = chip_bandwidths().get(device, float("inf"))
+    return (row.get("tflops") or 0) > IMPLAUSIBLE * peak or (row.get("bandwidth") or 0) > IMPLAUSIBLE * bandwidth
 
 
 def flag_implausible(row):
-    """A row, with a flag where it exceeds what its chip can do."""
+    """Return the row, with a flag if it exceeds what its chip can do."""
     return row | {"flags": " ".join([*row["flags"].split(), "implausible"])} if is_implausible(row) else row
 
 
 def measured_peaks(rows):
-    """{(machine, device, precision): row} of the best measured peak, whichever framework reached it.
+    """Return {(machine, device, precision): row} of the best measured peaks, of any framework.
 
     Args:
-        rows: dicts of text as results.read() gives them.
+        rows: dicts of text, from results.read().
     """
     best = {}
     for row in rows:
@@ -52,7 +74,7 @@ def measured_peaks(rows):
 
 
 def is_peak(row):
-    """Whether a row, as text, is a measured peak with a figure."""
+    """Return whether a row, as text, is a measured peak with a figure."""
     if row["model"] != "matmul-peak" or row["status"] != "ok":
         return False
     try:
@@ -62,9 +84,9 @@ def is_peak(row):
 
 
 def fraction_of_peak(row, best):
-    """TFLOP/s of a row over its machine's measured peak in the same precision; None where either is unknown.
+    """Return a row's TFLOP/s over its machine's measured peak in the same precision; None if either is unknown.
 
-    It may exceed 1: convolutions can be faster than the best matmul.
+    It may exceed 1, because convolutions can be faster than the best matmul.
     """
     precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
     peak = best.get((row["machine"], row["device"], precision))
@@ -72,7 +94,7 @@ def fraction_of_peak(row, best):
 
 
 def measured_bandwidths(rows):
-    """{(machine, device): GB/s} of the fastest bandwidth operator, in rows of text."""
+    """Return {(machine, device): GB/s} of the fastest bandwidth operator, from rows of text."""
     best = {}
     for row in rows:
         if row["workload"] == "bandwidth" and row["status"] == "ok" and row["throughput"]:
@@ -82,16 +104,16 @@ def measured_bandwidths(rows):
 
 
 def fraction_of_bandwidth(row, best):
-    """GB/s of a row over its machine's best of measured_bandwidths(); None where either is unknown.
+    """Return a row's GB/s over its machine's measured bandwidth; None if either is unknown.
 
-    It may exceed 1: a step of decode only reads, which some machines do faster than they copy.
+    It may exceed 1, because decode only reads, which some machines do faster than they copy.
     """
     measured = best.get((row["machine"], row["device"]))
     return float(row["bandwidth"]) / measured if measured and row.get("bandwidth") else None
 
 
 def compare_frameworks(rows, device):
-    """A sentence for each precision in which two frameworks' latest peaks on a device differ by over 10 %."""
+    """Return a sentence for each precision in which two frameworks' latest peaks on a device differ by over 10 %."""
     latest = {}
     for row in rows:
         if is_peak(row) and row["device"] == device:

@@ -230,7 +230,7 @@ def test_memory_that_lay_in_the_cache_before_is_not_subtracted(gpu):
         ((7, 0), [], True),  # it does not say
     ],
 )
-def test_a_card_that_torch_has_no_kernels_for_is_one_line(monkeypatch, capability, built, runs):
+def test_a_card_that_torch_has_no_kernels_for_is_one_line(monkeypatch, capsys, capability, built, runs):
     alias_device.pretend(monkeypatch, "cuda", replace_name("Tesla V100"), capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
     settings = read_settings("mlp", {})
@@ -242,7 +242,8 @@ def test_a_card_that_torch_has_no_kernels_for_is_one_line(monkeypatch, capabilit
     said = str(caught.value)
     assert f"no kernels for the Tesla V100 (compute capability {capability[0]}.{capability[1]}, it has 7.5" in said
     assert "USE_GPU=0" in said
-    assert doctor.report_framework("torch") == {"problem": said}
+    assert doctor.report_framework("torch") == 1
+    assert said in capsys.readouterr().out
 
 
 def replace_name(name):
@@ -261,7 +262,7 @@ def test_slow_compiled_training_is_noted(monkeypatch):
         settings = open_session.settings("image", **environ)
         return on_torch.DeviceContext(settings).note(torch.nn.Sequential(layer), is_trained)
 
-    assert "TORCHINDUCTOR_LAYOUT_OPTIMIZATION=0 cures it" in note(COMPILE="1")
+    assert "TORCHINDUCTOR_LAYOUT_OPTIMIZATION=0" in note(COMPILE="1")
     assert note() == note(torch.nn.Linear(1, 1), COMPILE="1") == note(COMPILE="1", USE_GPU="0") == ""
     assert note(is_trained=False, COMPILE="1") == ""
     monkeypatch.setenv("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0")

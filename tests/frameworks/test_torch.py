@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench import batch_size, frameworks, run
 from bench.frameworks import on_torch
-from bench.machine import environment
+from bench.machine import environment, meters, resources
 from bench.rows.columns import COLUMNS
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
@@ -170,12 +171,22 @@ def test_num_threads_are_set_and_reported():
         torch.set_num_threads(usual)
 
 
-def test_float32_is_float32():
+def test_older_and_newer_switches_of_float32_agree():
     backends = torch.backends
-    settings = (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-    for precision in ("tf32", "ieee"):
+    newer = (backends, backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn)
+    for precision in ("tf32", "ieee", "tf32"):
         on_torch.set_float32(precision)
-        assert {each.fp32_precision for each in settings} == {precision}
+        assert {each.fp32_precision for each in newer} == {precision}
+        older = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32  # reading them raises where they disagree
+        assert set(older) == {precision == "tf32"}
+
+
+@pytest.mark.parametrize(("package", "version"), [("torch", "2.8.1+cu128"), ("transformers", "4.57.1")])
+def test_a_package_that_is_too_old_is_one_line(monkeypatch, package, version):
+    monkeypatch.setattr(frameworks.metadata, "version", lambda name: version if name == package else "99.0a0+git")
+    use = {"torch": frameworks.load, "transformers": lambda name: open_session("transformer", "inference")}[package]
+    with pytest.raises(SettingError, match=f"{package} {version[:5]}.*{package}>="):
+        use("torch")
 
 
 @pytest.mark.parametrize("phase", ["inference", "training"])
@@ -265,19 +276,15 @@ def test_resnet_50_counts_as_published():
     assert row["parameters"] == 25_557_032
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux's shared memory")
-def test_too_little_shared_memory_is_told_before_anything_is_measured(monkeypatch, tmp_path):
-    settings = read_settings("image", {"NUM_WORKERS": "2"})
-    for folder, free in ((tmp_path, 64), (tmp_path / "missing", 0)):
-        monkeypatch.setattr(on_torch.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free * 1e6))
-        with pytest.raises(SettingError) as error:
-            on_torch.refuse_few_resources(settings, 40e6, folder)
-        assert str(error.value).startswith(f"{folder} has {free} MB to write to and NUM_WORKERS='2' needs 240: ")
-    monkeypatch.setattr(on_torch.shutil, "disk_usage", lambda folder: SimpleNamespace(free=250e6))
-    on_torch.refuse_few_resources(settings, 40e6, tmp_path)
-    monkeypatch.setattr(on_torch.resource, "getrlimit", lambda which: (20, 20))
-    with pytest.raises(SettingError, match="this shell allows 20 open files: `ulimit -n 88`, or NUM_WORKERS=0"):
-        on_torch.refuse_few_resources(settings, 40e6, tmp_path)
+def test_too_few_resources_for_workers_end_the_pipelines_and_not_the_device(monkeypatch):
+    monkeypatch.setattr(resources, "find_worker_shortage", lambda workers, queued, size: f"{workers} {queued} {size}")
+    environ = {"MODEL": "squeezenet1_1", "IMAGE_SIZE": "64", "BATCH_SIZE": "2", "NUM_WORKERS": "20", "USE_GPU": "0"}
+    bench = run.open_bench(read_settings("image", environ | {"MAX_SECONDS": "0.1"}), environment.describe_host("here"))
+    rows = list(run.run_once(replace(bench, instruments=meters.Instruments()), image_workload))
+    assert [(row["scope"], row["status"]) for row in rows] == [("device", "ok"), ("input", "unsupported")]
+    assert rows[1]["note"] == f"20 3 {2 * 3 * 64 * 64 * 4}"
+    bench = replace(bench, settings=replace(bench.settings, num_workers=0, scope=("input",)))
+    assert [row["status"] for row in run.run_once(bench, image_workload)] == ["ok"]
 
 
 def test_a_single_item_that_batchnorm_refuses_is_unsupported():

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench import frameworks
 from bench.frameworks import on_torch, on_torch_llm, session
-from bench.machine import meters
+from bench.machine import resources
 from bench.settings import read_settings
 from bench.timing import measure
 from bench.work import language
@@ -233,15 +233,18 @@ def test_the_formulas_agree_with_the_counter(model):
 
 
 def test_what_does_not_fit_is_out_of_memory_before_it_is_built(monkeypatch):
-    monkeypatch.setattr(meters, "available_bytes", lambda: 16_000_000_000)
+    monkeypatch.setattr(resources, "available_bytes", lambda: 16_000_000_000)
     with pytest.raises(MemoryError) as error:
         open_session(MODEL="llama-3.1-8b", PRECISION="bfloat16", USE_GPU="0")
     status, reason = frameworks.describe_failure(error.value, on_torch.ERRORS)
     assert (status, reason.partition(":")[0]) == ("out_of_memory", "weights and cache take 16.1 GB and 16 GB are free")
-    session.refuse_large_weights("cuda", 10**15)  # its own allocator says so
+    card, shared = (SimpleNamespace(has_own_memory=own) for own in (True, False))  # an integrated GPU shares it
+    session.refuse_large_weights(card, 10**15)  # its own allocator reports that
+    with pytest.raises(MemoryError):
+        session.refuse_large_weights(shared, 17_000_000_000)
 
 
 def test_a_cache_that_does_not_fit_counts_too(monkeypatch):
-    monkeypatch.setattr(meters, "available_bytes", lambda: 600_000_000)
+    monkeypatch.setattr(resources, "available_bytes", lambda: 600_000_000)
     with pytest.raises(MemoryError):
         open_session(MODEL="smollm2-135m", DEPTH="8000", BATCH_SIZE="1", USE_GPU="0")

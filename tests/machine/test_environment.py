@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.machine import environment
-from bench.machine.environment import find_apple_gpu_cores, find_nvidia
-from bench.settings import SettingError
+from bench.machine.environment import find_apple_gpu_cores, find_driver
+from bench.settings import SettingError, environment_of
 from tests.machine import driver
 
 
@@ -46,11 +46,11 @@ def on_a_mac(monkeypatch, machine="arm64"):
     monkeypatch.setattr(platform, "machine", lambda: machine)
 
 
-def test_nvidia(monkeypatch):
-    answers(monkeypatch, nvidia_smi="NVIDIA H200, 580.159.04\nNVIDIA H200, 580.159.04")
-    assert find_nvidia() == ("NVIDIA H200", "580.159.04")
+def test_the_version_of_nvidias_driver(monkeypatch):
+    answers(monkeypatch, nvidia_smi="580.159.04\n580.159.04")
+    assert find_driver() == "580.159.04"
     answers(monkeypatch)
-    assert find_nvidia() == (None, None)
+    assert find_driver() is None
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,43 @@ def test_nvidia(monkeypatch):
 )
 def test_a_machine_is_named_after_the_card_that_runs_and_not_after_the_first(monkeypatch, card, machine):
     monkeypatch.setattr(environment, "find_card", lambda: card)
-    monkeypatch.setattr(environment, "find_nvidia", lambda: (driver.SLOW[0], "580.1"))
+    monkeypatch.setattr(environment, "find_driver", lambda: "580.1")
     monkeypatch.setattr(environment, "find_cpu_name", lambda: "AMD EPYC")
     monkeypatch.setattr(environment.os, "cpu_count", lambda: 2)
     host = environment.describe_host()
     assert (host.machine, host.driver) == (machine, "580.1")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "own_environment", "named_after_card"),
+    [(12, True, False), (13, True, True), (None, True, True), (12, False, True)],  # PYTHON=... may have another torch
+)
+def test_a_driver_that_is_too_old_for_the_installed_torch(monkeypatch, cuda, own_environment, named_after_card):
+    monkeypatch.setattr(environment, "find_card", lambda: environment.Card(*driver.FAST))
+    monkeypatch.setattr(environment, "find_cuda_version", lambda: cuda)
+    monkeypatch.setattr(environment.sys, "prefix", str(environment_of("torch")) if own_environment else "/my/venv")
+    assert (environment.describe_host().machine == "nvidia-geforce-rtx-4090") == named_after_card
+    why = environment.explain_missing_gpu("torch", "550.54")
+    assert "550.54" in why
+    assert "PYTHON=..." in why
+    assert ("580" in why) != named_after_card
+
+
+def test_why_a_gpu_is_not_used(monkeypatch):
+    assert environment.explain_missing_gpu("torch", None) == ""
+    monkeypatch.setattr(environment, "hides_cards", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert "CUDA_VISIBLE_DEVICES='-1'" in environment.explain_missing_gpu("torch", "580.1")
+    on_a_mac(monkeypatch)
+    assert "macOS 14" in environment.explain_missing_gpu("tensorflow", None)
+    on_a_mac(monkeypatch, "x86_64")
+    assert environment.explain_missing_gpu("torch", None) == ""
+
+
+def test_variables_that_change_the_speed_are_part_of_the_setup():
+    names = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "TORCHINDUCTOR_LAYOUT_OPTIMIZATION")
+    for name in (*names, "TRANSFORMERS_SDPA_FORCE_GQA", "MALLOC_ARENA_MAX"):
+        assert environment.find_allocator({name: "0", "HOME": "/"}) == f"{name}=0"
 
 
 def test_apple_silicon(monkeypatch):
@@ -142,7 +174,7 @@ def test_a_mouses_battery_is_not_the_machines(monkeypatch):
     supplies = [Path("/sys/class/power_supply", name) for name in files]
     monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
     monkeypatch.setattr(environment.Path, "glob", lambda self, pattern: iter(supplies))
-    monkeypatch.setattr(environment, "_text", lambda path: files[path.parent.name].get(path.name, ""))
+    monkeypatch.setattr(environment, "read_text", lambda path: files[path.parent.name].get(path.name, ""))
     assert environment.find_power_source() == "battery"
     supplies.pop()
     assert environment.find_power_source() is None
@@ -150,10 +182,10 @@ def test_a_mouses_battery_is_not_the_machines(monkeypatch):
 
 def test_low_power_mode(monkeypatch, tmp_path):
     answers(monkeypatch)
-    monkeypatch.setattr(environment, "_text", lambda path: "low-power\n")
+    monkeypatch.setattr(environment, "read_text", lambda path: "low-power\n")
     monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
     assert environment.find_low_power_mode() == 1
-    monkeypatch.setattr(environment, "_text", lambda path: "")
+    monkeypatch.setattr(environment, "read_text", lambda path: "")
     assert environment.find_low_power_mode() is None
     on_a_mac(monkeypatch)
     answers(monkeypatch, pmset="System-wide power settings:\n lowpowermode         1\n disksleep 10")
@@ -164,7 +196,7 @@ def test_low_power_mode(monkeypatch, tmp_path):
 
 def test_swap_in_use(monkeypatch):
     monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(environment, "_text", lambda path: "SwapTotal:  4194304 kB\nSwapFree:  3145728 kB\n")
+    monkeypatch.setattr(environment, "read_text", lambda path: "SwapTotal:  4194304 kB\nSwapFree:  3145728 kB\n")
     assert environment.find_swapped_gb() == 1
     on_a_mac(monkeypatch)
     answers(monkeypatch, sysctl="total = 3072.00M  used = 1536.00M  free = 1536.00M  (encrypted)")

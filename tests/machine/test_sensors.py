@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.machine import meters, sensors
-from bench.machine.environment import find_card, hides_cards
+from bench.machine.environment import find_card, find_cuda_version, hides_cards
 from bench.machine.sensors import read_cpu, read_thermal_pressure
 from tests.machine import driver
 
@@ -55,6 +55,7 @@ def test_the_card_that_runs_is_named_and_read(nvidia, monkeypatch, order, visibl
     library = nvidia()
     found = find_card(library)
     assert (found.name, found.uuid) == card
+    assert find_cuda_version(library) == 12
     assert not hides_cards(library)
     counter = sensors.open_energy_counter("cuda", found.name, found.uuid)
     assert counter.joules() == 5000.123 + (1e9 if card == driver.FAST else 0)
@@ -67,6 +68,7 @@ def test_hidden_cards_are_told_from_missing_ones(nvidia, monkeypatch, visible):
     library = nvidia()
     assert find_card(library) is None
     assert hides_cards(library)
+    assert find_cuda_version("libno-such-driver.so") is None
     assert not hides_cards("libno-such-driver.so")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert not hides_cards(library)
