@@ -356,7 +356,7 @@ class Settings:
     results_dir: Path = setting(folder, ROOT / "results", "the folder of the rows", shown="results")
     seed: int = setting(whole(0), 0, "seed of the data and the random weights")
     workload: str = setting(
-        one_of(*MODELS), {"best": "image"}, "whose fastest settings to find: image, mlp or transformer"
+        one_of(*MODELS), {"best": "image"}, "whose fastest settings to find: image, mlp, transformer or llm"
     )
     max_minutes: float = setting(above_zero, {"best": 20.0}, "time for the search, about")
 
