@@ -16,7 +16,7 @@ def lines_of_make(target, given):
     """The command that repeats a candidate, in lines that fit a terminal: {variable: text} of what to set."""
     lines = [""]
     for word in [*(f"{name}={shlex.quote(text)}" for name, text in given.items()), "make", target]:
-        if len(lines[-1]) + len(word) > WIDTH - len("  \\"):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH - len(" \\"):
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".lstrip()
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]

@@ -196,7 +196,7 @@ def test_settings_of_the_search_and_of_its_workload():
         read_settings("image", {"MAKEFLAGS": "MAX_MINUTES=3"})
 
 
-# Runs of a real script's place: it obeys what it is asked for, and leaves a row.
+# A script that takes the place of image_benchmark.py: PRECISION decides how it ends.
 STAND_IN = """
 import os, signal, sys
 sys.path.insert(0, os.environ["PYTHONPATH"])

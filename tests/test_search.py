@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from bench import search as search_module
 from bench.search import Dimension, Search, Trial
 
 PRECISION = Dimension("PRECISION", {"float32": 1.0, "bfloat16": 1.8, "mixed_bfloat16": 1.7})
@@ -202,13 +201,3 @@ def test_the_path_makes_one_change_at_a_time_the_largest_gain_first():
     changed = [[i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in itertools.pairwise(path)]
     assert changed == [[0], [2], [1], [4]]
     assert search.path(search.default) == [search.default]
-
-
-def test_full_runs_compare_the_answers_with_the_default_first():
-    machine = FakeMachine(table(3), minutes=20)
-    search = machine.search()
-    fastest, float32 = search.goals
-    counts = [len(search.full_runs(each)) for each in (search.default, fastest, float32)]
-    assert min(counts) >= 1
-    assert all(len(search.full_runs(each)) <= min(counts) + 1 for each in search.steps.values())
-    assert max(counts) <= search_module.ROUNDS
