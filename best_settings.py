@@ -41,6 +41,7 @@ log = logging.getLogger("bench")
 
 WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
+FULL_LIMIT = 600  # seconds after which a full run is ended, and the first run, which may download what it needs
 MISTAKE, INTERRUPTED = 2, 130  # exit statuses of a run
 NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
@@ -69,7 +70,7 @@ class Runs:
             change: {variable: text} of the candidate.
             seconds: MAX_SECONDS.
             step: of the path, for a full run.
-            limit: seconds after which the run is ended; by default 120, or 15 % of the search's time.
+            limit: seconds after which the run is ended; by default as above.
 
         Raises:
             SettingError: the run left no row; the message says why.
@@ -77,7 +78,7 @@ class Runs:
         """
         change = self.held | change | {"MAX_SECONDS": f"{seconds:g}", SEARCH: self.search_id}
         change |= {SEARCH_STEP: step} if step is not None else {}
-        limit = limit or max(LEAST_LIMIT, LIMIT_SHARE * self.seconds) + (2 * seconds if step else 0)
+        limit = limit or (FULL_LIMIT + 2 * seconds if step else max(LEAST_LIMIT, LIMIT_SHARE * self.seconds))
         status, rows, reason = self.launch(change, round(limit))
         if status == INTERRUPTED:
             raise KeyboardInterrupt
@@ -144,7 +145,7 @@ def start_search(runs, settings, changes, begun):
         stage = "full run" if last.step else f"{len(search.untried())} not tried yet"
         log.info("%s: %s (%s; %s)", candidates.describe(dimensions, candidate), rate, stage, best)
 
-    first = runs.run({}, min(TRIAL_SECONDS, settings.max_seconds), limit=max(600, runs.seconds))
+    first = runs.run({}, min(TRIAL_SECONDS, settings.max_seconds), limit=max(FULL_LIMIT, runs.seconds))
     card = candidates.find_card() if first["device"] == "cuda" else None
     dimensions = candidates.list_dimensions(settings, os.environ, changes, first, card)
     search = Search(

@@ -260,11 +260,15 @@ class StandIn:
     Args:
         last, last_full: the number of runs, and of full runs, before Ctrl-C.
         fails: (precision, compile) of runs that fail; fails_in_full of full runs.
+        cells: of every row.
     """
 
-    def __init__(self, last=10**6, last_full=10**6, rates=RATES, fails=(("mixed_bfloat16", "1"),), fails_in_full=()):
+    FAILS = (("mixed_bfloat16", "1"),)
+
+    def __init__(self, last=10**6, last_full=10**6, rates=RATES, fails=FAILS, fails_in_full=(), cells=None):
         self.last, self.last_full, self.rates, self.limits = last, last_full, rates, []
         self.fails, self.fails_in_full, self.count, self.full = fails, fails_in_full, 0, 0
+        self.cells = cells or {}
 
     def launch(self, runs, change, limit):
         self.count += 1
@@ -288,7 +292,7 @@ class StandIn:
             row |= {"status": "wrong_output", "note": "NaN"} | empty
         else:
             row |= examples.rate(rate)
-        results.append(runs.path, examples.BASE | row)
+        results.append(runs.path, examples.BASE | row | self.cells)
         return 0, results.read(runs.path)[-1:], ""
 
 
@@ -377,6 +381,7 @@ def test_one_trial_has_a_limit(search, monkeypatch):
     limits = search()[3].limits
     assert set(limits[1:4]) == {540}
     assert limits[0] == 3600  # the default may have to download what it needs
+    assert min(limits[-5:]) > 540  # full runs
 
 
 def test_the_default_may_be_the_fastest(search):
@@ -406,6 +411,20 @@ def test_a_candidate_that_fails_in_a_full_run_is_not_the_answer_and_is_not_run_a
     steps = [row["search_step"] for row in rows if row["search_step"]]
     assert {step: steps.count(step) for step in "01234"} == {"0": 5, "1": 5, "2": 1, "3": 1, "4": 1}
     assert re.search(r"fastest of \d+ tried: bfloat16\n", out)
+
+
+@pytest.mark.parametrize("model", [None, "qwen3-0.6b"])
+def test_a_language_model_is_searched_too(search, monkeypatch, model):
+    monkeypatch.setenv("WORKLOAD", "llm")
+    if model:
+        monkeypatch.setenv("MODEL", model)
+    llm = {"workload": "llm", "model": model or "smollm2-135m", "phase": "prefill", "unit": "tokens/s"}
+    status, out, rows, _ = search(cells=llm)
+    assert status == 0
+    assert {row["batch_size"] for row in rows} == {"16"}
+    assert re.search(r"fastest of 8 tried: bfloat16, compiled, allocator keeps memory\n", out)
+    assert re.search(r"PHASE=prefill.*make llm", out.replace("\\\n", ""))
+    assert (f"MODEL={model}" in out) == (model is not None)
 
 
 def test_what_can_be_pasted_fits_80_columns_and_means_the_same(search, monkeypatch):
