@@ -15,7 +15,7 @@ AUTOCAST = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 def lines_of_make(target, given):
     """The command that repeats a candidate, in lines that fit a terminal: {variable: text} of what to set."""
     lines = [""]
-    for word in [*(f"{name}={shlex.quote(text)}" for name, text in given.items()), "make", target]:
+    for word in [*(f"{name}={shlex.quote(text)}" for name, text in given.items()), f"make {target}"]:
         if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH - len(" \\"):
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".lstrip()
