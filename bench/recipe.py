@@ -1,32 +1,37 @@
-"""What a user does with the fastest settings: the line of make that repeats them, and the lines of one's own script.
+"""How to use the fastest settings: the command that repeats them, and the lines of one's own script.
 
 The lines of a script use the names that most scripts have: model, inputs, labels, loss_function, optimizer.
 """
 
 import shlex
 
-from bench.machine.environment import SETUP_VARIABLES
+from bench.settings import known_names
 
+WIDTH = 76  # of a terminal of 80 columns, less the indentation
 DTYPES = {"float16": "float16", "bfloat16": "bfloat16", "float64": "float64"}
 AUTOCAST = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
-def line_of_make(target, given, change):
-    """One line that repeats a candidate: {variable: text} of what the user gave, then of the candidate."""
-    words = [f"{name}={shlex.quote(text)}" for name, text in (given | change).items()]
-    return " ".join([*words, "make", target])
+def lines_of_make(target, given):
+    """The command that repeats a candidate, in lines that fit a terminal: {variable: text} of what to set."""
+    lines = [""]
+    for word in [*(f"{name}={shlex.quote(text)}" for name, text in given.items()), f"make {target}"]:
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH - len(" \\"):
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".lstrip()
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 def environment_lines(change):
-    """What a shell needs before Python starts; [] where nothing."""
-    return [f"export {name}={shlex.quote(change[name])}" for name in SETUP_VARIABLES if name in change]
+    """The lines that a shell needs before Python starts: the variables that are not settings of this program."""
+    return [f"export {name}={shlex.quote(text)}" for name, text in change.items() if name not in known_names()]
 
 
 def script_lines(framework, settings, device, num_threads):
     """Lines of Python for one's own script.
 
     Args:
-        settings: Settings of the candidate.
+        settings: Settings of the candidate, resolved for the device.
         num_threads: None leaves the framework's own.
     """
     return {"torch": torch_lines, "tensorflow": keras_lines}[framework](settings, device, num_threads)
@@ -39,29 +44,26 @@ def torch_lines(settings, device, num_threads):
     to += ["memory_format=torch.channels_last"] if settings.memory_format == "channels_last" else []
     tf32 = 'torch.backends.fp32_precision = "tf32"' if settings.precision == "tf32" else ""
     mode = "" if settings.compile == "1" else f", mode={settings.compile!r}"
-    is_tokens = settings.sequence_length is not None  # whole numbers keep their type
+    is_llm = settings.prompt_tokens is not None
+    is_tokens = is_llm or settings.sequence_length is not None  # integers keep their type
+    # generate() of transformers calls the method, and would pass by a compiled wrapper of the model.
+    compiled = "model.forward = torch.compile(model.forward" if is_llm else "model = torch.compile(model"
     lines = [
         "import torch",
         f"torch.set_num_threads({num_threads})" if num_threads else "",
         tf32,
         "torch.backends.cudnn.benchmark = True" if device == "cuda" else "",
         f"model = model.to({', '.join(to)})",
-        f"model = torch.compile(model{mode})" if settings.compile != "0" else "",
+        f"{compiled}{mode})" if settings.compile != "0" else "",
         f"inputs = inputs.to({repr(device) if is_tokens else ', '.join(to)})",
     ]
     cast = AUTOCAST.get(settings.precision)
     cast = f'torch.autocast("{device}", torch.{cast})' if cast else ""
-    return list(filter(None, lines)) + (
-        torch_inference(cast) if settings.phase == "inference" else torch_training(cast, device)
-    )
-
-
-def torch_inference(cast):
-    return [
-        "model.eval()",
-        f"with {', '.join(filter(None, ['torch.inference_mode()', cast]))}:",
-        "    outputs = model(inputs)",
-    ]
+    if settings.phase == "training":
+        return [*filter(None, lines), *torch_training(cast, device)]
+    with_lines = f"with {', '.join(filter(None, ['torch.inference_mode()', cast]))}:"
+    call = "model.generate(inputs)" if settings.phase == "decode" else "model(inputs)"
+    return [*filter(None, lines), "model.eval()", with_lines, f"    outputs = {call}"]
 
 
 def torch_training(cast, device):

@@ -1,201 +1,219 @@
-"""The search of `make best`: which combination of settings is the fastest? Knows no framework, no process, no clock.
+"""The search of `make best`: which combination of settings is the fastest?
 
-A candidate is a tuple with one value for each dimension. What a look at it gives comes from a function, so that tests
-can put a table of rates with noise in its place.
+It knows no framework, no process and no clock, so that tests can run it on a table of rates with noise. Four stages,
+each with a share of the time:
 
-    every combination once, the most promising first -> larger batches -> longer looks at those still in question
-
-A candidate is given up only when the upper end of its interval is below the lower end of the leader's.
+    1. combinations   one short trial each
+    2. neighbours     of the fastest: a larger batch, a value whose trial is expensive
+    3. repetitions    of the fastest few, in turn; the median of all its runs is the rate of a candidate
+    4. the path       full runs from the default to the answer, one change at a time, and of the best in float32
 """
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-SECONDS = (1, 3, *[10] * 6)  # of the first look at a candidate, the second ...
-CLIMBERS = 3  # candidates that larger batches are tried with
-GROWTH = 1.02  # a larger batch has to gain so much, or doubling ends
-PRIOR_SPREAD, PRIOR_LOOKS = 0.05, 4  # between processes: a guess, and how many looks it counts for
-UNKNOWN_SPREAD = 0.05  # of a look without an interval
-DOUBTFUL_SPREAD = 0.3  # of a look while other programs ran: it counts little beside any other
-FIRST_SHARE, CLIMB_SHARE = 0.6, 0.8  # of the time, for first looks and for these and larger batches; then second looks
+COMBINATIONS_END, NEIGHBOURS_END, REPETITIONS_END = 0.5, 0.65, 0.8  # the share of the time at the end of a stage
+TRIAL_SECONDS = 3
+LEADERS, FLOAT32_LEADERS = 3, 2  # candidates that are repeated: of all, and of those in float32 ...
+CLOSE = 0.95  # ... if they reach this share of the fastest one's rate
+MOST_TRIALS = 7  # of a candidate, before the path
+ROUNDS = 5  # of the path: the range of 5 processes covers the median of all processes in 94 % of cases
+BATCH_GROWTH = 1.02  # a doubled batch has to gain 2 %, or doubling ends
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one run said. Rates are items per second; without an interval both of its ends are None."""
+class Trial:
+    """The result of one run of a candidate, in items per second; `low` and `high` are None without an interval."""
 
     rate: float | None = None
     low: float | None = None
     high: float | None = None
     note: str = ""  # why there is no rate
-    is_doubtful: bool = False  # other programs ran meanwhile
-
-    @property
-    def spread(self):
-        """The standard deviation of the log rate within this run."""
-        if self.is_doubtful:
-            return DOUBTFUL_SPREAD
-        return math.log(self.high / self.low) / 4 if self.low and self.high else UNKNOWN_SPREAD
-
-    @property
-    def weight(self):
-        return 1 / (PRIOR_SPREAD**2 + self.spread**2)
+    is_contended: bool = False  # other programs used the machine meanwhile
+    step: str | None = None  # of the path, for a full run
+    row: dict = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting: {value: the guessed gain over the first value}. Guesses decide the order of the first looks alone.
+    """One setting and the values to try, the default first.
 
-    Where `doubles`, the values are numbers, and twice the largest is tried as long as that pays.
+    Args:
+        gains: {value: guessed speedup over the default}. Guesses only decide the order of the trials.
+        late: values that are tried only as neighbours of a leader, because a trial is expensive.
+        doubles: the values are numbers, and twice a leader's value is tried too.
     """
 
     name: str
     gains: dict[str, float]
+    late: tuple[str, ...] = ()
     doubles: bool = False
 
     @property
     def values(self):
-        return tuple(self.gains)
+        return tuple(value for value in self.gains if value not in self.late)
 
 
 @dataclass
 class Search:
-    """What is known so far, and what to look at next.
+    """All trials so far, and the choice of the next one. A candidate is a tuple with one value for each dimension.
 
     Args:
-        look: (candidate, seconds) -> Look.
-        used: () -> the share of the time that is used, from 0.
-        groups: each gets a leader of its own: functions of a candidate. The first holds for all candidates.
-        tell: called with a candidate after each look at it.
+        attempt: (candidate, seconds, step) -> Trial; seconds is None for a full run.
+        used: () -> the share of the time that is used.
+        is_possible: whether a combination makes sense on this device.
+        tell: called with a candidate after each of its trials.
     """
 
     dimensions: Sequence[Dimension]
-    look: Callable[[tuple, float], Look]
+    attempt: Callable[[tuple, float | None, str | None], Trial]
     used: Callable[[], float]
-    groups: Sequence[Callable[[tuple], bool]] = (lambda candidate: True,)
+    is_possible: Callable[[tuple], bool] = lambda candidate: True
     tell: Callable[[tuple], None] = lambda candidate: None
-    looks: dict[tuple, list[Look]] = field(default_factory=dict)
-    untried: list[tuple] = field(init=False)
-    is_cut_short: bool = False  # larger batches may gain more, and there was no time
-
-    def __post_init__(self):
-        self.untried = list(itertools.product(*(dimension.values for dimension in self.dimensions)))
+    trials: dict[tuple, list[Trial]] = field(default_factory=dict)
+    goals: tuple[tuple | None, ...] = ()  # the answers before the full runs
+    steps: dict[str, tuple] = field(default_factory=dict)  # "0" is the default, each next one has a change more
 
     @property
     def default(self):
         return tuple(dimension.values[0] for dimension in self.dimensions)
 
     def run(self):
-        """Look until one candidate is left in each group, all have been looked at eight times, or the time is used."""
-        turns = itertools.cycle((self.groups[0], *self.groups))  # or a slower group would come last, and get no look
-        while self.untried and self.used() < FIRST_SHARE:
-            group = next(turns)
-            some = [each for each in self.untried if group(each)] or self.untried
-            self.try_next(max(some, key=self.predictor()))
-        climbers = [*self.ranked()[:CLIMBERS], *filter(None, map(self.leader, self.groups))]
-        for candidate in dict.fromkeys(climbers):
-            self.climb(candidate)
-        while self.used() < 1:
-            again = [each for each in self.in_question() if len(self.looks[each]) < len(SECONDS)]
-            if not again:
-                return
-            self.try_next(min(again, key=lambda each: len(self.looks[each])))
+        """Run all four stages. Ends early if every leader has MOST_TRIALS and every step of the path ROUNDS."""
+        for turn in itertools.count():
+            untried = self.untried()
+            # In turn: next to the fastest, the most promising by the guesses, next to the fastest in float32.
+            near = [each for each in self.near_the_fastest(turn) if each in untried and turn % 3 != 1]
+            pool = near + untried + self.contended()
+            if not pool or self.used() >= COMBINATIONS_END:
+                break
+            self.try_once(pool[0])
+        for turn in itertools.count():
+            pool = self.near_the_fastest(turn) + [each for one in self.leaders() for each in self.neighbours(one)]
+            if not pool or self.used() >= NEIGHBOURS_END:
+                break
+            self.try_once(pool[0])
+        while (leaders := self.leaders()) and self.used() < REPETITIONS_END:
+            candidate = min(leaders, key=lambda each: len(self.trials[each]))
+            if len(self.trials[candidate]) == MOST_TRIALS:
+                break
+            self.try_once(candidate)
+        self.run_path()
 
-    def try_next(self, candidate):
-        count = len(self.looks.get(candidate, ()))
-        self.add(candidate, self.look(candidate, SECONDS[min(count, len(SECONDS) - 1)]))
+    def try_once(self, candidate, step=None):
+        self.add(candidate, self.attempt(candidate, None if step else TRIAL_SECONDS, step))
         self.tell(candidate)
 
-    def add(self, candidate, look):
-        """Take in one more look at a candidate."""
-        self.looks.setdefault(candidate, []).append(look)
-        self.untried = [each for each in self.untried if each != candidate]
+    def add(self, candidate, trial):
+        self.trials.setdefault(candidate, []).append(trial)
 
-    def climb(self, candidate):
-        """Double the batch of a candidate until that fails, brings no gain twice in a row, or the time is used."""
+    def untried(self):
+        """The combinations without a trial: the default first, then by guessed speedup."""
+        grid = itertools.product(*(dimension.values for dimension in self.dimensions))
+        possible = [each for each in grid if each not in self.trials and self.is_possible(each)]
+        return sorted(possible, key=lambda each: (each == self.default, self.guess(each)), reverse=True)
+
+    def contended(self):
+        """The candidates whose only trial may be too slow, because other programs used the machine."""
+        return [each for each, trials in self.trials.items() if len(trials) == 1 and trials[0].is_contended]
+
+    def near_the_fastest(self, turn):
+        """The neighbours of the fastest candidate; every third turn, in float32, those of the fastest in float32."""
+        fastest, float32 = self.answers()
+        if turn % 3 == 2 and float32:
+            return list(filter(self.is_float32, self.neighbours(float32)))
+        return self.neighbours(fastest) if fastest else []
+
+    def neighbours(self, candidate):
+        """The untried candidates that differ in one value: other batches first, then by guessed speedup."""
+        single = [
+            (*candidate[:i], value, *candidate[i + 1 :])
+            for i, dimension in enumerate(self.dimensions)
+            for value in dimension.gains
+        ]
+        others = [each for each in single if each not in self.trials and self.is_possible(each)]
+        return self.batches(candidate) + sorted(others, key=self.guess, reverse=True)
+
+    def batches(self, candidate):
+        """The untried candidates with twice the batch, if the last doubling paid, and with half of it."""
+        found = []
         for i, dimension in enumerate(self.dimensions):
-            best, misses = candidate, 0
-            while dimension.doubles and misses < 2:
-                if self.used() >= CLIMB_SHARE:
-                    self.is_cut_short = True
-                    break
-                candidate = (*candidate[:i], str(2 * int(candidate[i])), *candidate[i + 1 :])
-                if candidate not in self.looks:
-                    self.try_next(candidate)
-                if not self.works(candidate):
-                    break
-                gains = self.rate(candidate) > GROWTH * self.rate(best)
-                best, misses = (candidate, 0) if gains else (best, misses + 1)
+            if dimension.doubles:
+                batch = int(candidate[i])
+                double, half = ((*candidate[:i], str(n), *candidate[i + 1 :]) for n in (2 * batch, batch // 2))
+                found += [double] if self.rate(candidate) > BATCH_GROWTH * self.rate(half) else []
+                found += [half] if batch > int(dimension.values[0]) else []
+        return [each for each in found if each not in self.trials]
+
+    def guess(self, candidate):
+        """The guessed speedup over the default."""
+        return math.prod(d.gains.get(value, 1.0) for d, value in zip(self.dimensions, candidate, strict=True))
+
+    def is_float32(self, candidate):
+        """Whether float32 was chosen: never if the precision is held fixed."""
+        return any(d.name == "PRECISION" and v == "float32" for d, v in zip(self.dimensions, candidate, strict=True))
 
     def works(self, candidate):
-        """Whether every look at a candidate gave a rate."""
-        return bool(self.looks.get(candidate)) and all(look.rate for look in self.looks[candidate])
+        """Whether every trial of a candidate gave a rate."""
+        return candidate in self.trials and all(trial.rate for trial in self.trials[candidate])
 
     def rate(self, candidate):
-        """Items per second, the weighted geometric mean of all looks; 0 where it is unknown."""
+        """The median of all runs in items per second, 0 if unknown. Contended runs only count if all are."""
         if not self.works(candidate):
             return 0.0
-        looks = self.looks[candidate]
-        total = sum(look.weight * math.log(look.rate or math.nan) for look in looks)
-        return math.exp(total / sum(look.weight for look in looks))
+        trials = self.trials[candidate]
+        trials = [each for each in trials if not each.is_contended] or trials
+        return statistics.median(each.rate for each in trials if each.rate)
+
+    def full_runs(self, candidate):
+        return [trial for trial in self.trials.get(candidate, ()) if trial.step]
 
     def ranked(self):
         """The candidates that work, the fastest first."""
-        return sorted(filter(self.works, self.looks), key=self.rate, reverse=True)
+        return sorted(filter(self.works, self.trials), key=self.rate, reverse=True)
 
-    def leader(self, group=None):
-        """The fastest candidate of a group; None where none works."""
-        return next(filter(group or self.groups[0], self.ranked()), None)
+    def leaders(self):
+        """The candidates that may be the fastest, or the fastest in float32."""
+        ranked, found = self.ranked(), []
+        for group, count in (ranked, LEADERS), (list(filter(self.is_float32, ranked)), FLOAT32_LEADERS):
+            found += [each for each in group[:count] if self.rate(each) >= CLOSE * self.rate(group[0])]
+        return list(dict.fromkeys(found))
 
-    def spread(self):
-        """The standard deviation of log rates between processes, from all candidates with several looks."""
-        sound = [[look for look in looks if look.rate and not look.is_doubtful] for looks in self.looks.values()]
-        logs = [[math.log(look.rate) for look in looks] for looks in sound if len(looks) > 1]
-        squares = sum((log - sum(some) / len(some)) ** 2 for some in logs for log in some)
-        return math.sqrt(
-            (squares + PRIOR_LOOKS * PRIOR_SPREAD**2) / (PRIOR_LOOKS + sum(len(some) - 1 for some in logs))
-        )
+    def answers(self):
+        """(the fastest candidate, the fastest one in float32), None if none works.
 
-    def interval(self, candidate, between=None):
-        """(low, high) of a candidate's rate: 95 %, of the spread between processes and of that within each look."""
-        between = between or self.spread()
-        known = sum(1 / (between**2 + look.spread**2) for look in self.looks[candidate])
-        reach = 2 / math.sqrt(known)
-        return self.rate(candidate) * math.exp(-reach), self.rate(candidate) * math.exp(reach)
-
-    def in_question(self):
-        """The candidates that may be the fastest of a group, the fastest first; none where a repeated one is alone."""
-        ranked, between, kept = self.ranked(), self.spread(), []
-        for group in self.groups:
-            members = list(filter(group, ranked))
-            bar = self.interval(members[0], between)[0] if members else 0
-            rivals = [each for each in members if self.interval(each, between)[1] >= bar]
-            is_repeated = members and len(self.looks[members[0]]) > 1  # or it may be a lucky one
-            kept += rivals if len(rivals) > 1 or not is_repeated else []
-        return [each for each in ranked if each in kept]
-
-    def predictor(self):
-        """The function that predicts the log of a candidate's rate: from the gains as guessed and as seen so far.
-
-        A least-squares fit of log rates, with each guess as one more observation of that gain.
+        Once the path is known, only its candidates count: the best of many short trials is partly luck.
         """
-        gains = [(i, value, math.log(gain)) for i, d in enumerate(self.dimensions) for value, gain in d.gains.items()]
-        describe = lambda who: [1.0] + [float(who[i] == value) for i, value, _ in gains]  # noqa: E731
-        seen = list(filter(self.works, self.looks))
-        table = [describe(each) for each in seen] + np.eye(len(gains) + 1)[1:].tolist()
-        known = [math.log(self.rate(each)) for each in seen] + [gain for *_, gain in gains]
-        fit = np.linalg.lstsq(np.array(table), np.array(known), rcond=None)[0]
-        return lambda candidate: float(np.dot(describe(candidate), fit))
+        ranked = self.ranked()
+        known = [each for each in ranked if each in self.goals or self.full_runs(each)] if self.goals else ranked
+        return next(iter(known), None), next(filter(self.is_float32, known), None)
 
-    def way(self, goal):
-        """The candidates from the default to another one, one change at a time, the largest gain known first."""
-        way, predict = [self.default], self.predictor()
-        while way[-1] != goal:
-            here = way[-1]
+    def run_path(self):
+        """Run the default, the answers and then the steps between them in full, up to ROUNDS times."""
+        self.goals = goal, float32 = self.answers()
+        if goal is None:
+            return
+        path = self.path(goal) if self.works(self.default) else [goal]
+        self.steps = {str(i): each for i, each in enumerate(path, start=path[0] != self.default)}
+        if float32 and float32 not in path:
+            self.steps["float32"] = float32
+        ordered = sorted(self.steps, key=lambda step: self.steps[step] not in (path[0], *self.goals))
+        for turn in range(ROUNDS):
+            for step in ordered:
+                candidate = self.steps[step]
+                is_needed = turn == 0 and candidate in (path[0], goal)
+                if (is_needed or self.used() < 1) and (self.works(candidate) or candidate not in self.trials):
+                    self.try_once(candidate, step)
+
+    def path(self, goal):
+        """The candidates from the default to the goal, one change at a time, the largest gain first."""
+        path = [self.default]
+        while path[-1] != goal:
+            here = path[-1]
             changed = [(*here[:i], value, *here[i + 1 :]) for i, value in enumerate(goal) if value != here[i]]
-            way.append(max(changed, key=lambda each: (self.rate(each), predict(each))))
-        return way
+            changed = list(filter(self.is_possible, changed)) or changed
+            path.append(max(changed, key=lambda each: (self.rate(each), self.guess(each))))
+        return path

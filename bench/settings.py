@@ -199,7 +199,6 @@ def setting(kind, default, meaning, *, shown=None, lists=None, phases=()) -> Any
 
 
 MODELS = ("image", "mlp", "transformer", "llm")
-TUNED = ("image", "mlp", "transformer")  # the workloads of `make best`
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 MIXED = ("mixed_float16", "mixed_bfloat16")
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
@@ -356,7 +355,7 @@ class Settings:
     results_dir: Path = setting(folder, ROOT / "results", "the folder of the rows", shown="results")
     seed: int = setting(whole(0), 0, "seed of the data and the random weights")
     workload: str = setting(
-        one_of(*TUNED), {"best": "image"}, "the workload whose fastest settings to find: " + ", ".join(TUNED)
+        one_of(*MODELS), {"best": "image"}, "the workload whose fastest settings to find: " + ", ".join(MODELS)
     )
     max_minutes: float = setting(above_zero, {"best": 20.0}, "approximate time for the search")
 

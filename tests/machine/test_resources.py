@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from bench.machine import resources, sensors
-from bench.settings import default_workers
 
 GB = 10**9
 QUEUED, BATCH = 3, 38_535_168  # 64 images of 224 pixels in float32
@@ -139,11 +138,3 @@ def test_a_limit_that_cannot_be_raised_stays(monkeypatch):
     monkeypatch.setattr(resources.resource, "getrlimit", lambda which: (256, resources.resource.RLIM_INFINITY))
     monkeypatch.setattr(resources.resource, "setrlimit", refuses)
     assert resources.raise_open_files(1000) == 256
-
-
-@pytest.mark.parametrize(
-    ("cores", "ranks", "workers"), [(96, "", 16), (96, "8", 96), (96, "2", 32), (4, "", 4), (96, "0", 16)]
-)
-def test_workers_by_default(monkeypatch, cores, ranks, workers):
-    monkeypatch.setattr("bench.settings.usable_cores", lambda: cores)
-    assert default_workers({"LOCAL_WORLD_SIZE": ranks}) == workers
