@@ -17,7 +17,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import answer, candidates, combinations, door, processes
+from bench import answer, candidates, cli
+from bench.launch import Launcher
 from bench.machine import environment
 from bench.rows import report, results
 from bench.rows.cells import new_run_id
@@ -62,41 +63,20 @@ class Runs:
     begun: float
     ends: float
     search_id: str = field(default_factory=new_run_id)
-    seen: set[str] = field(default_factory=set)
 
     def run(self, change, seconds, step=None):
         """The row of one run; raises SettingError with the reason of a run that left none, or KeyboardInterrupt."""
         change = self.held | change | {"MAX_SECONDS": str(seconds), SEARCH: self.search_id}
         change |= {SEARCH_STEP: step} if step is not None else {}
-        command = [sys.executable, str(ROOT / f"{self.workload}_benchmark.py")]
         limit = max(LEAST_SECONDS if step is None else LEAST_AGAIN, round(self.ends - time.monotonic()))
-        said = []
-        _, status = processes.run_child(change, said, command=command, limit=limit, show=keep_lines)
-        if status == INTERRUPTED:
+        script = str(ROOT / f"{self.workload}_benchmark.py")
+        launcher = Launcher(self.workload, WORKLOADS[self.workload], [script])
+        status, rows = launcher.launch(change, limit=limit, captures=True)
+        if status == cli.INTERRUPTED:
             raise KeyboardInterrupt
-        if status == MISTAKE:
-            raise SettingError(said[-1].strip() if said else "a run ended without a reason")
-        if status not in processes.REPORTED_STATUSES:
-            settings = read_settings(self.workload, os.environ | change)
-            why = combinations.explain_death(settings, status)
-            row = combinations.describe_death(settings, self.host, WORKLOADS[self.workload], *why)
-            results.append(self.path, row | {"search": self.search_id, "search_step": step})
-        return self.new_row()
-
-    def new_row(self):
-        found = [row for row in results.read(self.path) if row["search"] == self.search_id]
-        found = [row for row in found if row["run_id"] not in self.seen]
-        if not found:
+        if not rows:
             raise SettingError("a run left no row: run it by itself, it says why")
-        self.seen.add(found[-1]["run_id"])
-        return found[-1]
-
-
-def keep_lines(pipe, stream, said):
-    """What a run prints stays out of sight; its last line on stderr is the reason of a mistake."""
-    for line in pipe:
-        if stream is sys.stderr:
-            said.append(line)
+        return rows[-1]
 
 
 def look_of(row):
@@ -240,4 +220,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(door.enter(main))
+    sys.exit(cli.run_script(main))

@@ -9,7 +9,6 @@
 """
 
 import math
-import os
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench import run
+from bench.launch import main
 from bench.machine.environment import GIB
-from bench.main import EXIT_STATUS, main
 from bench.rows import cells, peaks, report, results
 from bench.rows.verdict import bus_bandwidth
 from bench.settings import SettingError
@@ -59,7 +58,7 @@ class Sweep:
             (columns,) = run.measure_quantity(bench, workload, None, "device", progress=show)
             row |= columns
         except Exception as error:
-            row |= run.describe_end(error, bench)
+            row |= run.describe_failure(error, bench)
         self.bar.update(int(counts))
         if row["status"] == "interrupted":  # Ctrl-C in its windows; the complete ones are stored
             self.keep(row)
@@ -69,7 +68,8 @@ class Sweep:
     def keep(self, row):
         """Store a row, with a flag where it exceeds what the vendor says."""
         row = peaks.flag_implausible(row)
-        if self.bench.reports or row["status"] not in EXIT_STATUS:
+        self.bench.end_failed_rank(row)
+        if self.bench.reports:
             results.append(self.path, row | {"timestamp": cells.utc_now()})
         self.rows.append(row)
         return row["status"] == "ok"
@@ -180,8 +180,7 @@ def run_sweep(bench, path, _):
     if bench.reports:
         stored = results.read(path) if path.exists() else []
         print(describe(sweep, stored) if one else describe_messages(sweep))
-        print(f"added to {os.path.relpath(path)}")
-    return EXIT_STATUS.get(status, 1)
+    return run.EXIT_STATUS.get(status, 1)
 
 
 def sweep_device(sweep: Sweep):

@@ -20,7 +20,7 @@ import urllib.request
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bench import door
+from bench import cli
 from bench.machine import environment, sensors
 from bench.settings import FRAMEWORKS, ROOT, SettingError, cpu_quota, environment_of, read_settings
 from bench.work import CIFAR10_FOLDER, CIFAR10_URL
@@ -253,4 +253,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         print(json.dumps(report_framework(sys.argv[1])))
     else:
-        sys.exit(door.enter(main))
+        sys.exit(cli.run_script(main))

@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 SCOPES = ("device", "input", "end_to_end")
-AUTO = 0  # BATCH_SIZE=auto, until run.py has chosen one
-ALL = 0  # NUM_DEVICES=all, until combinations.py has counted them
+AUTO = 0  # BATCH_SIZE=auto, until launch.py has chosen one
+ALL = 0  # NUM_DEVICES=all, until launch.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 # Variables of the Makefile itself: not settings, but not misspelt ones either.
 MAKE_VARIABLES = ("PYTHON", "A", "B", "FAIL_ON_SLOWER")
 # What `make best` tells the runs that it starts: the id that their rows share, and the place among its final runs.
 SEARCH, SEARCH_STEP = "BENCH_SEARCH", "BENCH_SEARCH_STEP"
+# What bench/launch.py tells each child process: the run_id of its rows, and that an earlier child printed the hints.
+RUN, REPEATED = "BENCH_RUN", "BENCH_REPEATED"
 
 
 class SettingError(Exception):

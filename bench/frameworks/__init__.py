@@ -16,6 +16,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Protocol
 
 from bench.settings import FRAMEWORKS, SettingError, requirements_of
@@ -104,7 +105,7 @@ def load(name):
 
 
 def check_models(framework, *models):
-    """End this process with one line where a framework has no image model of a name."""
+    """End this process with one line if a framework lacks an image model."""
     try:
         for model in models:
             load(framework).refuse_unknown_model(model)
@@ -115,6 +116,11 @@ def check_models(framework, *models):
 def print_device_count(framework, use_gpu):
     """Print how many GPUs a framework can use; use_gpu is the text of USE_GPU, or ""."""
     print(load(framework).count_devices({"1": True, "0": False}.get(use_gpu)))
+
+
+def print_has_own_memory(framework):
+    """Print 1 if the best device that a framework finds has memory of its own, else 0."""
+    print(int(load(framework).find_device(SimpleNamespace(use_gpu=None, num_threads=None)).has_own_memory))
 
 
 def missing_package(framework, error):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
-from bench import door
+from bench import cli
 from bench.frameworks import Device, ErrorTexts, on_torch_llm, on_torch_ranks, session
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
 from bench.machine.ranks import read_ranks
@@ -79,7 +79,7 @@ def choose_index(ranks, count):
 
     Slurm may show each rank a single GPU, its own.
     """
-    if count == 1 and not ranks.started_here:
+    if count == 1 and not ranks.launched:
         return 0
     if ranks.local_world_size > count:
         raise SettingError(
@@ -325,7 +325,7 @@ class DeviceContext(session.DeviceContext):
             multiprocessing_context=start_method if workers else None,
             worker_init_fn=be_terminable,
         )
-        with door.interrupts_held():
+        with cli.interrupts_held():
             batches = iter(loader)
         return session.Stream(batches, workers, queue_steps=workers * (PREFETCH + 1))  # one in a worker's hands
 
