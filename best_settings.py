@@ -20,6 +20,7 @@ from pathlib import Path
 from bench import answer, candidates, cli
 from bench.launch import Launcher
 from bench.machine import environment
+from bench.machine.ranks import read_ranks
 from bench.rows import report, results
 from bench.rows.cells import new_run_id
 from bench.search import SECONDS, Dimension, Look, Search
@@ -196,6 +197,8 @@ def repeat(best):
 def main():
     """Search, measure again, and say what was found; the exit status is 0 where something was measured."""
     begun = time.monotonic()
+    if read_ranks().are_many:
+        raise SettingError("RANK and WORLD_SIZE are torchrun's, and `make best` starts its runs itself: unset them")
     own, settings, changes = read_search()
     candidates.refuse_unusable(os.environ, changes)
     host = environment.describe_host(settings.machine)

@@ -35,7 +35,7 @@ from bench.settings import (
 log = logging.getLogger("bench")
 
 REPORTED = (0, 1, cli.MISTAKE, cli.INTERRUPTED)  # exit statuses of a child that stored or printed what became of it
-TORCHRUN = ROOT / "bench" / "frameworks" / "torchrun.py"
+TORCHRUN = ROOT / "bench" / "frameworks" / "on_torch_run.py"
 # BATCH_SIZE=auto: short runs, without the settings that would make them long.
 TRIAL = {"MAX_SECONDS": "0.5", "TARGET_CI": "5", "SCOPE": "device"}
 TRIAL |= dict.fromkeys(("SUSTAIN", "EPOCHS", "NUM_IMAGES"))
@@ -107,7 +107,7 @@ class Launcher:
                 command = [sys.executable, "-P", str(TORCHRUN), str(failures), *torchrun, *self.command]
             ended = processes.run_process(command, environ, limit, captures)
             rank, status, said = 0, ended.status, {}
-            if failures.exists():
+            if ended.status == 1 and failures.exists():  # torchrun itself ended because a rank failed
                 rank, status, said = ranks.find_first_failure(json.loads(failures.read_text()))
         if status == cli.MISTAKE and (devices > 1 or captures):
             reason = said.get("message") or ended.err.strip().rpartition("\n")[2]
@@ -214,8 +214,9 @@ def ask(expression, *arguments):
 def choose_batch_size(launcher: Launcher, change):
     """Return the change with the fastest batch size that fits instead of BATCH_SIZE=auto.
 
-    Batch sizes are doubled from 1, with a short run of each. Doubling ends with the first failure, after two in a row that gain less than 2 %, and before a step that would take
-    longer than MAX_SECONDS or memory that is not free: there the system would swap or hang.
+    Batch sizes are doubled from 1, with a short run of each, until one fails or two doublings in a row gain less than
+    2 %. A step that would take longer than MAX_SECONDS, or more memory than is free, is not tried: there the system
+    would swap or hang.
     """
     settings = read_settings(launcher.script, os.environ | change)
     if settings.batch_size != AUTO:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,12 +47,16 @@ def run_process(command, environ, limit=None, captures=False):
     """
     # Files, because a grandchild that holds a pipe open would block the reader.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        streams = {"stdout": out, "stderr": err} if captures else {}
         child = None
         try:
             with cli.interrupts_held():
                 child = subprocess.Popen(
-                    command, env=environ, stdin=subprocess.PIPE, start_new_session=True, **streams
+                    command,
+                    env=environ,
+                    stdin=subprocess.PIPE,
+                    stdout=out if captures else None,
+                    stderr=err if captures else None,
+                    start_new_session=True,
                 )
                 prefer_as_victim(child.pid)
             status = child.wait(limit)
@@ -74,14 +79,10 @@ def run_process(command, environ, limit=None, captures=False):
 def end(child):
     """Close a child's standard input and wait until it has ended; then kill what is left of its process group."""
     child.stdin.close()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         child.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
-        os.killpg(child.pid, signal.SIGKILL)  # its workers are in its group
-    except OSError:  # none is left; macOS reports EPERM for a group of zombies
-        pass
+    with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
+        os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 

@@ -424,7 +424,8 @@ def peak_memory_bytes(session, device):
 def describe_failure(error, bench: Bench):
     """Return the columns that say what ended a measurement.
 
-    An unexpected failure also prints its traceback; on several ranks, which all fail when one does, the note says where.
+    An unexpected failure also prints its traceback. On several ranks, which all fail when one does, the note has the
+    place instead.
     """
     if isinstance(error, measure.MeasurementError):
         status, reason = error.status, str(error)

@@ -1,6 +1,6 @@
 """torchrun, which also writes how each rank failed into a file.
 
-    python -P bench/frameworks/torchrun.py FILE --standalone --nproc-per-node=2 script.py
+    python -P bench/frameworks/on_torch_run.py FILE --standalone --nproc-per-node=2 script.py
 
 torchrun itself only prints that, with a traceback of its own. FILE is not written if all ranks succeed.
 """
