@@ -71,7 +71,7 @@ class Runs:
         change |= {SEARCH_STEP: step} if step is not None else {}
         limit = max(LEAST_SECONDS if step is None else LEAST_AGAIN, round(self.ends - time.monotonic()))
         script = str(ROOT / f"{self.workload}_benchmark.py")
-        launcher = Launcher(self.workload, WORKLOADS[self.workload], [script])
+        launcher = Launcher(self.workload, WORKLOADS[self.workload], [script], self.host)
         status, rows = launcher.launch(change, limit=limit, captures=True)
         if status == cli.INTERRUPTED:
             raise KeyboardInterrupt

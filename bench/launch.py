@@ -60,7 +60,8 @@ def main(script, describe_workload, measure=None):
             processes.end_with_parent()
         if is_child or is_rank:  # under the user's torchrun or Slurm each rank measures at once
             return run.run_child(script, describe_workload, measure)
-        return run_all(Launcher(script, describe_workload, sys.argv))
+        host = environment.describe_host(read_settings(script).machine)
+        return run_all(Launcher(script, describe_workload, sys.argv, host))
 
     return cli.run_script(start)
 
@@ -72,11 +73,17 @@ class Launcher:
     Args:
         script, describe_workload: as main() takes them.
         command: of a child, after the interpreter.
+        host: this machine, which names the results file.
     """
 
     script: str
     describe_workload: Callable
     command: list[str]
+    host: environment.Environment
+
+    def locate(self, settings):
+        """Return the path of the results file."""
+        return settings.results_dir / f"{self.host.machine}.csv"
 
     def launch(self, change, limit=None, captures=False):
         """Run one child process to its end, or one for each of NUM_DEVICES under torchrun.
@@ -96,7 +103,7 @@ class Launcher:
         run_id = new_run_id()
         environ = change_environment({"RUNS": "1"} | change | {RUN: run_id})
         settings = read_settings(self.script, environ)
-        host, path = locate(settings)
+        path = self.locate(settings)
         devices = settings.num_devices or 1
         with tempfile.TemporaryDirectory() as folder:
             failures = Path(folder) / "failures.json"
@@ -113,7 +120,7 @@ class Launcher:
             reason = said.get("message") or ended.err.strip().rpartition("\n")[2]
             raise SettingError(reason or "a child process ended without a reason: run it by itself")
         if said.get("row") or status not in REPORTED:
-            row = said.get("row") or describe_death(settings, host, self.describe_workload, status, rank)
+            row = said.get("row") or describe_death(settings, self.host, self.describe_workload, status, rank)
             row |= {"run_id": run_id, "search": change.get(SEARCH), "search_step": change.get(SEARCH_STEP)}
             results.append(path, row)
             if not captures:
@@ -127,12 +134,6 @@ def change_environment(change):
     return {name: text for name, text in (os.environ | change).items() if text is not None}
 
 
-def locate(settings):
-    """Return (Environment of this machine, path of its results file)."""
-    host = environment.describe_host(settings.machine)
-    return host, settings.results_dir / f"{host.machine}.csv"
-
-
 def run_all(launcher: Launcher):
     """Run every combination of the environment's settings, each RUNS times.
 
@@ -142,7 +143,7 @@ def run_all(launcher: Launcher):
     """
     script = launcher.script
     changes, settings = list_runs(script), read_settings(script)
-    _, path = locate(settings)
+    path = launcher.locate(settings)
     results.prepare(path)
     changes = [count_all(script, change) for change in changes]
     check_all(script, changes, launcher.describe_workload)

@@ -110,7 +110,8 @@ def run_child(script, describe_workload, measure=None):
 def as_rank(script, settings, me):
     """Return the settings of one of several ranks; raises SettingError for settings that several ranks cannot use."""
     asked = f"WORLD_SIZE='{me.world_size}' (torchrun)"
-    if len(list_runs(script)) > 1 or settings.runs > 1 or settings.batch_size == AUTO:
+    repeats = "RUNS" in os.environ and settings.runs > 1
+    if len(list_runs(script)) > 1 or repeats or settings.batch_size == AUTO:
         raise SettingError(
             f"{asked} runs one combination of settings once: name one value of each (MODEL, BATCH_SIZE and RUNS above "
             "all), or leave torchrun out and set NUM_DEVICES"

@@ -74,7 +74,7 @@ def run_all(monkeypatch, tmp_path, capfd):
     def call(*models, **environ):
         for name, value in ({"MODEL": ",".join(models), "USE_GPU": "0", "MACHINE": "m"} | environ).items():
             monkeypatch.setenv(name, value)
-        status = launch.run_all(Launcher("image", image_workload, [str(script)]))
+        status = launch.run_all(Launcher("image", image_workload, [str(script)], describe_host("m")))
         out, err = capfd.readouterr()
         return status, out, err, results.read(tmp_path / "m.csv") if (tmp_path / "m.csv").exists() else []
 
@@ -174,7 +174,7 @@ def test_all_is_the_number_of_gpus(monkeypatch):
 
 
 def launcher(tmp_path):
-    return Launcher("image", image_workload, [str(tmp_path / "stand_in.py")])
+    return Launcher("image", image_workload, [str(tmp_path / "stand_in.py")], describe_host("m"))
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,9 @@ def test_a_time_limit_ends_all_processes(run_all, monkeypatch, tmp_path, devices
 PARENT = """
 import sys
 from bench.launch import Launcher
+from bench.machine.environment import describe_host
 from image_benchmark import image_workload
-Launcher("image", image_workload, [sys.argv[1]]).launch({"MODEL": "stuck"})
+Launcher("image", image_workload, [sys.argv[1]], describe_host("m")).launch({"MODEL": "stuck"})
 """
 
 
@@ -254,7 +255,7 @@ def choose(monkeypatch):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(Launcher, "launch", trial)
         monkeypatch.setattr(launch.meters, "available_bytes", lambda: free)
-        change = launch.choose_batch_size(Launcher("image", image_workload, []), {"MODEL": "resnet18"})
+        change = launch.choose_batch_size(Launcher("image", image_workload, [], describe_host("m")), {"MODEL": "resnet18"})
         return change.get("BATCH_SIZE"), tried
 
     return call

@@ -11,7 +11,6 @@ import time
 
 import psutil
 import pytest
-from bench.main import as_rank
 
 from bench.machine import meters, ranks
 from bench.rows import columns, report, results
