@@ -3,7 +3,7 @@
     make tflops
     SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
     FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
-    NUM_DEVICES=2 make tflops               all-reduce alone
+    NUM_DEVICES=2 make tflops               only all-reduce
 
 `make help` lists the settings.
 """

@@ -175,7 +175,7 @@ def open_bench(settings: Settings, host: environment.Environment):
 
 
 def join_ranks(bench: Bench, me):
-    """The bench of one of several ranks, once all of them are there."""
+    """Return the Bench of one of several ranks once all of them have joined."""
     group = bench.framework.join_ranks(me, bench.device.device)
     device, host = bench.device, bench.host
     likeness = device.device, device.device_name, device.framework_version, host.python, host.driver, host.commit
@@ -187,13 +187,13 @@ def join_ranks(bench: Bench, me):
 
 
 def find_uuid(device: Device):
-    """The UUID of an NVIDIA card; of a framework that cannot say it, the driver's, if that means the same card."""
+    """Return an NVIDIA card's UUID: the framework's, or else the driver's if that is the same card, or None."""
     card = environment.find_card() if device.device == "cuda" and device.uuid is None else None
     return card.uuid if card and card.name == device.device_name else device.uuid
 
 
 def warn_of_no_gpu(settings: Settings, host: environment.Environment):
-    """Warn where a GPU was asked for, or its driver is there, and the framework cannot use it."""
+    """Warn if a GPU was asked for, or its driver is installed, and the framework cannot use it."""
     driver = f"there is NVIDIA's driver {host.driver}" if host.driver and settings.use_gpu is None else ""
     if asked := "USE_GPU=1" if settings.use_gpu else driver:
         why = f"there is no GPU that {settings.framework} can use"
@@ -203,7 +203,7 @@ def warn_of_no_gpu(settings: Settings, host: environment.Environment):
 
 
 def run_once(bench: Bench, describe_workload):
-    """Measure one combination; yields a row, a dict of COLUMNS, for each quantity as it is measured.
+    """Measure one combination; yield a row, a dict of COLUMNS, for each quantity as it is measured.
 
     The first failure or interruption is the last row: its status says what happened, its note why.
 
@@ -235,8 +235,8 @@ def run_once(bench: Bench, describe_workload):
 
 
 def look_at_rest(bench: Bench):
-    """The bench with what is known only before any work: idle power, other programs' load, the canary's readings."""
-    if SEARCH in os.environ and SEARCH_STEP not in os.environ:  # a short look of `make best`: the rate alone
+    """Return the Bench with what must be measured before any work: idle power, other programs' load, the canary."""
+    if SEARCH in os.environ and SEARCH_STEP not in os.environ:  # a short run of `make best`: only the rate
         return replace(bench, instruments=replace(bench.instruments, counter=None))
     if bench.instruments.why_no_energy and REPEATED not in os.environ:
         log.info("power and energy stay blank: %s", bench.instruments.why_no_energy)
@@ -251,7 +251,7 @@ def look_at_rest(bench: Bench):
 
 
 def quantities(settings: Settings):
-    """(phase, scope) of every row that the settings ask for; the parts of training follow the full step."""
+    """Yield (phase, scope) of every row that the settings ask for; the parts of training follow the full step."""
     if settings.sustain:
         yield settings.phase, "sustained"
         return
@@ -266,9 +266,9 @@ def quantities(settings: Settings):
 
 
 def measure_between_canaries(bench: Bench, workload: Workload, phase, scope):
-    """What measure_quantity() yields; a single quantity also gets the canary's ratio and its flag.
+    """Yield the columns of measure_quantity(), with the canary's ratio and flag if there is a single quantity.
 
-    The session is closed by then: the workers of a pipeline would go on preparing, and look like heat.
+    The canary runs after the session is closed, because a pipeline's workers would slow it as heat does.
     """
     if bench.canary is None or scope == "epoch":
         yield from measure_quantity(bench, workload, phase, scope)
@@ -280,7 +280,7 @@ def measure_between_canaries(bench: Bench, workload: Workload, phase, scope):
 
 
 def compare_canary(canary, flags):
-    """The columns that the canary fills; whatever becomes of it, what was measured stays."""
+    """Return the columns that the canary fills; a failure of the canary leaves them blank."""
     try:
         ratio, slowed = canary.compare()
     except KeyboardInterrupt:
@@ -292,7 +292,7 @@ def compare_canary(canary, flags):
 
 
 def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=None):
-    """Open a session, measure it, close it; yields columns, once or for each epoch or each ten seconds."""
+    """Open a session, measure it and close it; yield its columns, once or for each epoch or every ten seconds."""
     refuse_too_large(workload, bench.host)
     meters.reset_process_peak()
     # Each rank has its own data, and its own order of them.
@@ -333,7 +333,7 @@ def refuse_too_large(workload, host):
 
 
 def measure_scope(bench: Bench, session, workload: Workload, phase, scope, progress):
-    """Yields the columns of a session's results."""
+    """Yield the columns of a session's results."""
     settings = bench.settings
     items = settings.num_images if phase == settings.phase and scope in SCOPES else None
     limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
@@ -371,15 +371,16 @@ def prove_equal_weights(session, group):
 
 
 def has_own_energy(bench: Bench, regime, scope):
-    """Whether there is a counter that shows the energy of this work alone.
+    """Whether there is a counter, and it shows the energy of this work only.
 
-    It would include the part before each step of a part of training; and a card idles while a pipeline runs alone.
+    For a part of training it would include the parts that run before each step. While only a pipeline runs, a card
+    idles.
     """
     return bench.instruments.counter and regime != "part" and (scope, bench.device.device) != ("input", "cuda")
 
 
 def measure_energy(job: measure.Job, instruments, steps):
-    """The columns of the energy of some seconds more of the same work."""
+    """Run the same work for some seconds more; return the columns of its energy."""
     try:
         return cells.of_energy(instruments, *measure.measure_energy(job, steps, instruments.joules))
     except KeyboardInterrupt:  # the throughput is known by now
@@ -387,7 +388,7 @@ def measure_energy(job: measure.Job, instruments, steps):
 
 
 def measure_sustained(job: measure.Job, instruments, seconds):
-    """Yields the columns of every ten seconds of a long run."""
+    """Yield the columns of every ten seconds of a long run."""
     joules = instruments.joules if instruments.counter else None
     for elapsed, measured, watts in measure.sustain(job, seconds, joules):
         columns = cells.of_measurement(measured, job.watches) | {"elapsed_seconds": elapsed}
@@ -397,7 +398,7 @@ def measure_sustained(job: measure.Job, instruments, seconds):
 
 
 def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
-    """Train whole epochs; yields the columns of each: how long it took, loss and accuracy."""
+    """Train whole epochs; yield the columns of each: seconds, loss and accuracy."""
     count = len(workload.dataset()[1])
     for epoch in range(1, settings.epochs + 1):
         seconds, flags = measure.measure_epoch(job, epoch_order(count, settings.seed, epoch))
@@ -418,7 +419,7 @@ def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
 
 
 def peak_memory_bytes(session, device):
-    """The device's, as the framework counts it; the process's where the device is the CPU; None where unknown."""
+    """Return the peak memory: of the device as the framework counts it, or of the process on a CPU; None if unknown."""
     return meters.process_peak_bytes() if device == "cpu" else session.peak_memory_bytes()
 
 

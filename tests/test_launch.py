@@ -255,7 +255,9 @@ def choose(monkeypatch):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(Launcher, "launch", trial)
         monkeypatch.setattr(launch.meters, "available_bytes", lambda: free)
-        change = launch.choose_batch_size(Launcher("image", image_workload, [], describe_host("m")), {"MODEL": "resnet18"})
+        change = launch.choose_batch_size(
+            Launcher("image", image_workload, [], describe_host("m")), {"MODEL": "resnet18"}
+        )
         return change.get("BATCH_SIZE"), tried
 
     return call

@@ -31,7 +31,7 @@ def join_ranks(me, device):
 def open_store(me):
     """Open the store of torchrun's agent, or else of rank 0, and wait until all ranks have done so.
 
-    torch.distributed would wait in C++, where Ctrl-C is not heard; this waits in Python.
+    torch.distributed would wait in C++ and not hear Ctrl-C; this waits in Python.
 
     Raises:
         SettingError: the port is taken, nobody answers, or some ranks do not come.
