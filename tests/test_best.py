@@ -126,7 +126,7 @@ if what == "tf32": os.kill(os.getpid(), signal.SIGKILL)
 if what == "float64": print("a mistake", file=sys.stderr)
 if what == "float64": sys.exit(2)
 if what == "float16": os.kill(os.getppid(), signal.SIGINT); signal.pause()
-row = examples.BASE | {"run_id": what, "search": os.environ["BENCH_SEARCH"], "precision": what}
+row = examples.BASE | {"run_id": os.environ["BENCH_RUN"], "search": os.environ["BENCH_SEARCH"], "precision": what}
 results.append(os.environ["PATH_OF_ROWS"], row | {"search_step": os.environ.get("BENCH_SEARCH_STEP")})
 print("never shown")
 """
@@ -137,6 +137,7 @@ def runs(monkeypatch, tmp_path):
     (tmp_path / "image_benchmark.py").write_text(STAND_IN)
     monkeypatch.setattr(best_settings, "ROOT", tmp_path)
     monkeypatch.setenv("PATH_OF_ROWS", str(tmp_path / "here.csv"))
+    monkeypatch.setenv("RESULTS_DIR", str(tmp_path))
     return best_settings.Runs(
         "image", {"MAKEFLAGS": ""}, describe_host("here"), tmp_path / "here.csv", begun=0.0, ends=0.0
     )

@@ -81,7 +81,7 @@ def test_a_signal_ends_a_real_run_with_its_workers_and_files(tmp_path, number):
     while len(children := psutil.Process(program.pid).children(recursive=True)) < 2:  # the child and its worker
         assert program.poll() is None
     program.send_signal(number)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=300)
     assert program.returncode == 130
     assert "Traceback" not in err
     assert ("interrupted" in out) != ("interrupted: " in err)

@@ -81,7 +81,7 @@ def run_all(monkeypatch, tmp_path, capfd):
     return call
 
 
-def have_ended(pids, seconds=30):
+def have_ended(pids, seconds=300):
     deadline = time.monotonic() + seconds
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
         if time.monotonic() > deadline:
@@ -92,7 +92,7 @@ def have_ended(pids, seconds=30):
 
 def read_pids(tmp_path, count):
     """The process ids that stand-ins noted, once there are so many."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -63,14 +63,14 @@ def test_a_mistake_of_torchruns_variables_comes_before_a_framework(tmp_path):
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
     for script in ("mlp_benchmark.py", "best_settings.py"):
         run = start(tmp_path, script, **TORCHRUN | {"RANK": "5", "PYTHONPATH": path})
-        out, _ = run.communicate(timeout=60)
+        out, _ = run.communicate(timeout=300)
         assert (run.returncode, len(out.splitlines())) == (2, 1)
         assert "RANK='5'" in out
 
 
 def test_make_best_refuses_to_be_a_rank(tmp_path):
     run = start(tmp_path, "best_settings.py", **TORCHRUN)
-    out, _ = run.communicate(timeout=60)
+    out, _ = run.communicate(timeout=300)
     assert (run.returncode, len(out.splitlines())) == (2, 1)
     assert "RANK" in out
 
@@ -270,7 +270,7 @@ def rows_of(tmp_path):
 
 def test_two_ranks_train_together(tmp_path):
     run = start(tmp_path, "mlp_benchmark.py", NUM_DEVICES="2")
-    out, _ = run.communicate(timeout=200)
+    out, _ = run.communicate(timeout=300)
     assert run.returncode == 0, out
     rows = rows_of(tmp_path)
     assert [row["phase"] for row in rows] == ["training", "forward", "backward", "optimizer"]
@@ -288,7 +288,7 @@ def test_two_ranks_train_together(tmp_path):
 )
 def test_a_fault_of_one_rank_is_one_row(tmp_path, fault, status, note):
     run = start(tmp_path, "tests/rank_script.py", NUM_DEVICES="2", FAULT=fault)
-    out, _ = run.communicate(timeout=200)
+    out, _ = run.communicate(timeout=300)
     assert (run.returncode, len(rows_of(tmp_path))) == (1, 1), out
     (row,) = rows_of(tmp_path)
     assert (row["status"], row["throughput"], row["world_size"]) == (status, "", "2")
@@ -306,7 +306,7 @@ def test_the_users_torchrun_has_a_row_of_rank_0_when_another_rank_is_killed(tmp_
     found = psutil.Process(run.pid).children(recursive=True)
     (second,) = [child for child in found if child.environ().get("RANK") == "1"]
     second.kill()
-    out, _ = run.communicate(timeout=60)
+    out, _ = run.communicate(timeout=300)
     (row,) = rows_of(tmp_path)
     assert row["status"] in ("failed", "crashed"), out
     assert "torchrun" in row["note"]
@@ -320,7 +320,7 @@ def test_ctrl_c_on_several_ranks_keeps_what_was_measured(tmp_path):
         if "building and checking" in line:
             break
     run.send_signal(signal.SIGINT)
-    out, _ = run.communicate(timeout=60)
+    out, _ = run.communicate(timeout=300)
     assert run.returncode == 130, out
     stored = rows_of(tmp_path) if (tmp_path / "m.csv").exists() else []
     assert ("interrupted: " in out) != (len(stored) == 1), out
@@ -340,13 +340,13 @@ def test_rank_1_without_a_rank_0_says_what_it_waits_for_and_hears_ctrl_c(tmp_pat
         assert "waits for rank 0" in line
         assert "MASTER_PORT" in line
         run.send_signal(signal.SIGINT)
-        run.communicate(timeout=60)
+        run.communicate(timeout=300)
     assert run.returncode == 130
 
 
 def test_a_taken_port_on_rank_0_is_named(tmp_path):
     with socket.create_server(("", 0)) as taken:
         run = by_hand(tmp_path, "0", taken.getsockname()[1])
-        out, _ = run.communicate(timeout=60)
+        out, _ = run.communicate(timeout=300)
     assert run.returncode == 2
     assert "free MASTER_PORT" in out.splitlines()[-1]
