@@ -67,10 +67,10 @@ class Sweep:
 
     def keep(self, row):
         """Store a row, with a flag where it exceeds what the vendor says."""
-        row = peaks.flag_implausible(row)
+        row = peaks.flag_implausible(row) | {"timestamp": cells.utc_now()}
         self.bench.end_failed_rank(row)
         if self.bench.reports:
-            results.append(self.path, row | {"timestamp": cells.utc_now()})
+            results.append(self.path, row)
         self.rows.append(row)
         return row["status"] == "ok"
 

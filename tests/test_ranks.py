@@ -118,18 +118,18 @@ def test_each_rank_gets_its_share_of_the_cores(monkeypatch):
     assert "OMP_NUM_THREADS" not in os.environ
 
 
-KILLED = {"exit_status": -9, "report": {}}
-ENDED = {"exit_status": -15, "report": {}}
-STOPPED = {"exit_status": 130, "report": {}}
+def failed(status, seconds):
+    return {"exit_status": status, "seconds": seconds, "report": {}}
 
 
 @pytest.mark.parametrize(
     ("failures", "rank"),
     [
-        ({"0": {"exit_status": 1, "report": {"seconds": 2.0}}, "1": KILLED}, 1),
-        ({"0": {"exit_status": 1, "report": {"seconds": 2.0}}, "1": {"exit_status": 1, "report": {"seconds": 1.5}}}, 1),
-        ({"0": STOPPED, "1": ENDED, "2": {"exit_status": 3, "report": {}}}, 2),
-        ({"0": ENDED, "1": {"exit_status": -6, "report": {}}}, 1),
+        ({"0": failed(1, 2.0), "1": failed(-9, 3)}, 1),  # rank 0 reports that it lost rank 1, before torchrun notices
+        ({"0": failed(1, 2.0), "1": failed(1, 1.5)}, 1),
+        ({"0": failed(130, 1), "1": failed(-15, 1), "2": failed(3, 2)}, 2),
+        ({"0": failed(-15, 1), "1": failed(-6, 1)}, 1),
+        ({"0": failed(-9, 32), "1": failed(1, 2.0)}, 1),  # torchrun killed rank 0, which ignored SIGTERM
     ],
 )
 def test_the_rank_that_failed_first_is_the_one_that_the_others_lost(failures, rank):

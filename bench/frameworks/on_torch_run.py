@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 def main(path, *arguments):
     """Run torchrun; returns 0, 130 after a signal, or 1 if a rank failed.
 
-    FILE gets {rank: {"exit_status": int, "report": what the rank wrote into its error file, or {}}}.
+    FILE gets what bench/machine/ranks.py's find_first_failure() reads.
     """
     logging.disable(logging.CRITICAL)  # warnings about each rank that it ends
     try:
@@ -34,7 +34,8 @@ def main(path, *arguments):
 
 def describe(failure):
     report = failure.error_file_data["message"]
-    return {"exit_status": failure.exitcode, "report": report if isinstance(report, dict) else {}}
+    report = report if isinstance(report, dict) else {}
+    return {"exit_status": failure.exitcode, "seconds": report.get("seconds", failure.timestamp), "report": report}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from bench.settings import RUN, SettingError
 
+LATE_SECONDS = 20  # torchrun kills a rank that ignores SIGTERM after 30 s, which must not look like the first failure
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -75,22 +77,21 @@ def report_failure(message, row=None):
 
 
 def find_first_failure(failures):
-    """Choose the failure that ended the others.
+    """Choose the failure that ended the others: the earliest one.
 
-    A signal is first, because a killed rank writes no report, and the others report that they lost it. Then the
-    earliest report. torchrun ends the rest by SIGTERM: those come last.
+    Ranks that torchrun ended by SIGTERM come last. A killed rank writes no report, so it is known only from when
+    torchrun noticed it, while the others report at once that they lost it: hence LATE_SECONDS.
 
     Args:
-        failures: {rank: {"exit_status": int, "report": what report_failure() wrote, or {}}}.
+        failures: {rank: {"exit_status": int, "seconds": when, "report": what report_failure() wrote, or {}}}.
 
     Returns:
         (rank, exit status, report).
     """
 
     def order(rank):
-        status, report = failures[rank]["exit_status"], failures[rank]["report"]
-        was_ended = status in (130, -signal.SIGTERM)
-        return was_ended, status > 0, report.get("seconds", float("inf")), int(rank)
+        status, seconds = failures[rank]["exit_status"], failures[rank]["seconds"]
+        return status in (130, -signal.SIGTERM), seconds - LATE_SECONDS * (status < 0), int(rank)
 
     rank = min(failures, key=order)
     return int(rank), failures[rank]["exit_status"], failures[rank]["report"]
