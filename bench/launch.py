@@ -223,7 +223,7 @@ def choose_batch_size(launcher: Launcher, change):
     if settings.batch_size != AUTO:
         return change
     log.info("BATCH_SIZE=auto doubles the batch size until that gains nothing or fails: this may take minutes")
-    rates, size = {}, 1
+    rates, size, own_memory = {}, 1, False
     with tempfile.TemporaryDirectory() as folder:  # these rows are not results
         while True:
             trial = change | TRIAL | {"BATCH_SIZE": str(size), "RESULTS_DIR": folder, SEARCH: "auto", "MAKEFLAGS": None}
@@ -234,22 +234,19 @@ def choose_batch_size(launcher: Launcher, change):
             if row["status"] != "ok":
                 log.info("BATCH_SIZE=%d: %s: %s", size, row["status"], row["note"])
                 break
+            if size == 1 and row["device"] == "cuda":  # integrated devices share the system's memory
+                own_memory = ask("frameworks.print_has_own_memory(*sys.argv[1:])", settings.framework) == "1"
             rates[size] = float(row["throughput"])
             log.info("BATCH_SIZE=%d: %.4g %s", size, rates[size], row["unit"])
             best_before = max([rate for each, rate in rates.items() if each < size / 2], default=0.0)
             gains = max(rates.values()) > MIN_GAIN * best_before
             taken = float(row["peak_memory_bytes"] or 0)
-            own_memory = row["device"] == "cuda" and has_own_memory(settings.framework)
             free = None if own_memory else meters.available_bytes()
             if not gains or 2 * float(row["step_seconds_median"]) > settings.max_seconds or (free and 2 * taken > free):
                 break
             size *= 2
     fastest = max(rates, key=rates.__getitem__, default=1)  # if 1 fails, measuring it says why
     return change | {"BATCH_SIZE": str(fastest)}
-
-
-def has_own_memory(framework):
-    return ask("frameworks.print_has_own_memory(*sys.argv[1:])", framework) == "1"
 
 
 def describe_death(settings, host, describe_workload, status, rank=0):
