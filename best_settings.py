@@ -16,8 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import answer, candidates, combinations, door, processes
+from bench import answer, candidates, cli
+from bench.launch import Launcher
 from bench.machine import environment
+from bench.machine.ranks import read_ranks
 from bench.rows import report, results
 from bench.rows.cells import new_run_id
 from bench.search import TRIAL_SECONDS, Search, Trial
@@ -42,7 +44,6 @@ log = logging.getLogger("bench")
 WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
 FULL_LIMIT = 600  # seconds after which a full run is ended, and the first run, which may download what it needs
-MISTAKE, INTERRUPTED = 2, 130  # exit statuses of a run
 NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 
@@ -61,7 +62,6 @@ class Runs:
     path: Path
     search_id: str
     seconds: float
-    count: int = 0  # of rows so far
 
     def run(self, change, seconds, step=None, limit=None):
         """The row of one run.
@@ -79,33 +79,14 @@ class Runs:
         change = self.held | change | {"MAX_SECONDS": f"{seconds:g}", SEARCH: self.search_id}
         change |= {SEARCH_STEP: step} if step is not None else {}
         limit = limit or (FULL_LIMIT + 2 * seconds if step else max(LEAST_LIMIT, LIMIT_SHARE * self.seconds))
-        status, rows, reason = self.launch(change, round(limit))
-        if status == INTERRUPTED:
+        script = str(ROOT / f"{self.workload}_benchmark.py")
+        launcher = Launcher(self.workload, WORKLOADS[self.workload], [script], self.host)
+        status, rows = launcher.launch(change, limit=round(limit), captures=True)
+        if status == cli.INTERRUPTED:
             raise KeyboardInterrupt
-        if status == MISTAKE or not rows:
-            raise SettingError(reason or "the run left no row: run it by itself, it says why")
+        if not rows:
+            raise SettingError("a run left no row: run it by itself, it says why")
         return rows[-1]
-
-    def launch(self, change, limit):
-        """Start one run and wait for it: (exit status, its rows, its last line on stderr). The only place that does."""
-        said = []
-        command = [sys.executable, str(ROOT / f"{self.workload}_benchmark.py")]
-        _, status = processes.run_child(change, said, command=command, limit=limit, show=keep_lines)
-        if status not in processes.REPORTED_STATUSES:
-            settings = read_settings(self.workload, os.environ | change)
-            why = combinations.explain_death(settings, status)
-            row = combinations.describe_death(settings, self.host, WORKLOADS[self.workload], *why)
-            results.append(self.path, row | {"search": self.search_id, "search_step": change.get(SEARCH_STEP)})
-        rows = [row for row in results.read(self.path) if row["search"] == self.search_id] if self.path.exists() else []
-        new, self.count = rows[self.count :], len(rows)
-        return status, new, said[-1].strip() if said else ""
-
-
-def keep_lines(pipe, stream, said):
-    """Keep what a run prints out of sight; its last line on stderr is the reason of a mistake."""
-    for line in pipe:
-        if stream is sys.stderr:
-            said.append(line)
 
 
 def trial_of(row):
@@ -172,6 +153,8 @@ def repeat(search, runs, fastest):
 def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
     begun = time.monotonic()
+    if read_ranks().are_many:
+        raise SettingError("RANK and WORLD_SIZE are torchrun's, and `make best` starts its runs itself: unset them")
     own, settings, changes = read_search()
     candidates.refuse_unusable(os.environ, changes)
     host = environment.describe_host(settings.machine)
@@ -184,7 +167,7 @@ def main():
     try:
         search.run()
     except KeyboardInterrupt:
-        status = INTERRUPTED
+        status = cli.INTERRUPTED
     fastest, _ = search.answers()
     lines = answer.describe(search, (time.monotonic() - begun) / 60)
     print("\n".join(lines + (repeat(search, runs, fastest) if fastest else [])))
@@ -193,4 +176,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(door.enter(main))
+    sys.exit(cli.run_script(main))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench import door
+from bench import cli
 from bench.rows import columns, layout, tables
 from bench.settings import ROOT, SettingError, read_settings
 
@@ -155,4 +155,4 @@ def main(environ=os.environ):
 
 
 if __name__ == "__main__":
-    sys.exit(door.enter(main))
+    sys.exit(cli.run_script(main))

@@ -10,7 +10,7 @@
 import functools
 import sys
 
-from bench.main import main
+from bench.launch import main
 from bench.work import data
 from bench.work.workload import Workload, image_counts
 

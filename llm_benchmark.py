@@ -10,7 +10,7 @@ The definitions are those of llama-bench (pp512, tg128); docs/method.md has them
 import functools
 import sys
 
-from bench.main import main
+from bench.launch import main
 from bench.settings import SettingError
 from bench.work import data, language
 from bench.work.workload import Workload

@@ -10,7 +10,7 @@
 import functools
 import sys
 
-from bench.main import main
+from bench.launch import main
 from bench.settings import SettingError
 from bench.work import cifar10
 from bench.work.workload import CIFAR_CLASSES, CIFAR_SIDE, TRAIN_IMAGES, Workload, mlp_counts, mlp_widths

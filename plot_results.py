@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 
-from bench import door
+from bench import cli
 from bench.plots import draw, page, pictures, select
 from bench.settings import SettingError, read_settings
 
@@ -35,4 +35,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(door.enter(main))
+    sys.exit(cli.run_script(main))

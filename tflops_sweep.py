@@ -3,13 +3,12 @@
     make tflops
     SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
     FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
-    NUM_DEVICES=2 make tflops               all-reduce only
+    NUM_DEVICES=2 make tflops               only all-reduce
 
 `make settings` explains the settings.
 """
 
 import math
-import os
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,9 +17,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench import run
+from bench.launch import main
 from bench.machine import resources
 from bench.machine.environment import GIB
-from bench.main import EXIT_STATUS, main
 from bench.rows import cells, peaks, report, results
 from bench.rows.columns import without_exponent
 from bench.rows.verdict import bus_bandwidth
@@ -63,7 +62,7 @@ class Sweep:
             (columns,) = run.measure_quantity(bench, workload, None, "device", progress=show)
             row |= columns
         except Exception as error:
-            row |= run.describe_end(error, bench)
+            row |= run.describe_failure(error, bench)
         self.bar.update(int(counts))
         if row["status"] == "interrupted":  # Ctrl-C during the windows; the complete ones are stored
             self.keep(row)
@@ -72,9 +71,10 @@ class Sweep:
 
     def keep(self, row):
         """Store a row, with a flag if it exceeds the vendor's figure; returns whether it was measured."""
-        row = peaks.flag_implausible(row)
-        if self.bench.reports or row["status"] not in EXIT_STATUS:
-            results.append(self.path, row | {"timestamp": cells.utc_now()})
+        row = peaks.flag_implausible(row) | {"timestamp": cells.utc_now()}
+        self.bench.end_failed_rank(row)
+        if self.bench.reports:
+            results.append(self.path, row)
         self.rows.append(row)
         return row["status"] == "ok"
 
@@ -181,8 +181,7 @@ def run_sweep(bench, path, _):
     if bench.reports:
         stored = results.read(path) if path.exists() else []
         print(describe(sweep, stored) if one else describe_messages(sweep))
-        print(f"added to {os.path.relpath(path)}")
-    return EXIT_STATUS.get(status, 1)
+    return run.EXIT_STATUS.get(status, 1)
 
 
 def sweep_device(sweep: Sweep):

@@ -10,7 +10,7 @@
 import functools
 import sys
 
-from bench.main import main
+from bench.launch import main
 from bench.settings import SettingError
 from bench.work import data
 from bench.work.workload import ENCODERS, Workload, encoder_counts

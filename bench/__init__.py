@@ -21,7 +21,7 @@ def missing_package(error):
 
 
 def end_while_importing(kind, error, trace):
-    """Say a missing package or Ctrl-C in one line, before a script has reached bench/door.py."""
+    """Say a missing package or Ctrl-C in one line, before a script has reached bench/cli.py."""
     if isinstance(error, ModuleNotFoundError):
         words, status = missing_package(error), 2
     elif isinstance(error, KeyboardInterrupt):

@@ -19,7 +19,7 @@ import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import door
+from bench import cli
 from bench.machine import environment, resources, sensors
 from bench.settings import FRAMEWORKS, ROOT, SettingError, cpu_quota, environment_of, read_settings
 from bench.work import CIFAR10_FOLDER, CIFAR10_URL
@@ -223,4 +223,4 @@ def check_network(url=CIFAR10_URL, folder=CIFAR10_FOLDER):
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.exit(report_framework(sys.argv[1]))
-    sys.exit(door.enter(main))
+    sys.exit(cli.run_script(main))

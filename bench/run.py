@@ -1,27 +1,44 @@
-"""The one path: settings -> session -> measurement -> row."""
+"""A child process: measures one combination of settings and stores its rows.
+
+settings -> device -> session -> measurement -> row
+"""
 
 import logging
 import math
 import os
 import statistics
+import sys
 import traceback
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from bench import frameworks
-from bench.batch_size import choose_batch_size, refuse_too_large
+from bench import cli, frameworks
 from bench.frameworks import Device
-from bench.machine import environment, meters, ranks
-from bench.rows import cells, peaks, report
-from bench.settings import AUTO, SCOPES, SEARCH, SEARCH_STEP, SettingError, Settings
+from bench.machine import environment, meters, ranks, resources
+from bench.rows import cells, peaks, report, results
+from bench.settings import (
+    ALL,
+    AUTO,
+    REPEATED,
+    RUN,
+    SCOPES,
+    SEARCH,
+    SEARCH_STEP,
+    SettingError,
+    Settings,
+    list_runs,
+    read_settings,
+    refuse_many,
+)
 from bench.timing import measure
 from bench.timing.canary import Canary, open_canary
-from bench.work.data import epoch_order
+from bench.work.data import RESIDENT_BATCHES, epoch_order
 from bench.work.workload import Workload
 
 log = logging.getLogger("bench")
 
 PARTS_OF_TRAINING = ("forward", "backward", "optimizer")
+EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of a row; 1 if the measurement failed
 
 
 @dataclass(frozen=True)
@@ -41,9 +58,106 @@ class Bench:
         """Whether this process is the one that shows and stores what was measured."""
         return self.group.ranks.rank == 0
 
+    def end_failed_rank(self, row):
+        """End this rank if the row is of a failure that bench/launch.py stores, or rank 0.
+
+        bench/launch.py chooses among the reports of all ranks, because most of them only report that they lost another
+        one. Without it, under the user's torchrun or Slurm, rank 0 stores its own.
+        """
+        me = self.group.ranks
+        if not me.are_many or row["status"] in EXIT_STATUS:
+            return
+        row["note"] = f"rank {me.rank} of {me.world_size}: {row['note']}"
+        was_reported = ranks.report_failure(row["note"], row)
+        if me.launched or me.rank:
+            if not was_reported:
+                print(f"{row['status']}: {row['note']}", file=sys.stderr)
+            sys.exit(1)
+        row["note"] += " (if another rank failed first, torchrun or Slurm names it)"
+
+
+def run_child(script, describe_workload, measure=None):
+    """Measure what the environment's settings ask for, in this process; returns the exit status.
+
+    Args:
+        script: its name in the settings' declarations ("image").
+        describe_workload: Settings -> Workload.
+        measure: (Bench, path, describe_workload) -> exit status; measure_workload() by default.
+
+    Raises:
+        SettingError: a mistake in the settings. On one of several ranks of bench/launch.py it goes to torchrun instead.
+    """
+    me = ranks.read_ranks()
+    try:
+        settings = read_settings(script)
+        settings = as_rank(script, settings, me) if me.are_many else settings
+        host = environment.describe_host(settings.machine)
+        path = settings.results_dir / f"{host.machine}.csv"
+        results.prepare(path)
+        bench = open_bench(settings, host)
+        with bench.group:
+            status = (measure or measure_workload)(bench, path, describe_workload)
+    except SettingError as error:
+        if not (me.are_many and me.launched):
+            raise
+        ranks.report_failure(str(error))
+        return cli.MISTAKE
+    if bench.reports and RUN not in os.environ:
+        print(f"added to {os.path.relpath(path)}")
+    return status
+
+
+def as_rank(script, settings, me):
+    """Return the settings of one of several ranks; raises SettingError for settings that several ranks cannot use."""
+    asked = f"WORLD_SIZE='{me.world_size}' (torchrun)"
+    repeats = "RUNS" in os.environ and settings.runs > 1
+    if len(list_runs(script)) > 1 or repeats or settings.batch_size == AUTO:
+        raise SettingError(
+            f"{asked} runs one combination of settings once: name one value of each (MODEL, BATCH_SIZE and RUNS above "
+            "all), or leave torchrun out and set NUM_DEVICES"
+        )
+    if "NUM_DEVICES" in os.environ and settings.num_devices not in (me.world_size, ALL):
+        raise SettingError(f"NUM_DEVICES='{settings.num_devices}' and {asked} must agree: unset NUM_DEVICES")
+    refuse_many(settings, me.world_size, "WORLD_SIZE")
+    if me.rank:  # only rank 0 logs
+        logging.getLogger("bench").setLevel(logging.ERROR)
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+        del os.environ["OMP_NUM_THREADS"]  # torchrun's, not the user's: each rank gets its share of the cores
+    return replace(settings, num_devices=me.world_size)
+
+
+def measure_workload(bench, path, describe_workload):
+    """Measure one combination; print and store each row as soon as it is measured. Returns the exit status."""
+    rows = []
+    stored = results.read(path) if path.exists() else []
+    best, moved = peaks.measured_peaks(stored), peaks.measured_bandwidths(stored)
+    for row in run_once(bench, describe_workload):
+        rows.append(row)
+        bench.end_failed_rank(row)
+        if not bench.reports:
+            continue
+        try:
+            results.append(path, row)
+        finally:  # print the row even if it cannot be stored
+            if len(rows) == 1:
+                print(report.describe_task(row))
+            shares = peaks.fraction_of_peak(row, best), peaks.fraction_of_bandwidth(row, moved)
+            print(report.describe_result(row, *shares), flush=True)
+    if bench.reports:
+        flags = {flag for row in rows for flag in row.get("flags", "").split()}
+        sustained = [row for row in rows if row.get("elapsed_seconds")]
+        closing = [report.describe_sustained(sustained), report.explain(flags)]
+        has_no_peak = rows[-1].get("tflops") and peaks.fraction_of_peak(rows[-1], best) is None
+        if has_no_peak and REPEATED not in os.environ:
+            precision = peaks.SIXTEEN_BITS.get(rows[-1]["precision"], rows[-1]["precision"])
+            closing.append(f"  `make tflops` measures this machine's peak in {precision}, to compare with")
+        if any(closing):
+            print("\n".join(filter(None, closing)), flush=True)
+    return EXIT_STATUS.get(rows[-1]["status"], 1)
+
 
 def open_bench(settings: Settings, host: environment.Environment):
-    """The preamble of every script: framework, device and meters, with the warnings that belong to them.
+    """Open framework, device and meters, and log the warnings that belong to them; returns a Bench.
 
     Raises:
         SettingError: the framework is not installed, or cannot run here.
@@ -61,7 +175,7 @@ def open_bench(settings: Settings, host: environment.Environment):
 
 
 def join_ranks(bench: Bench, me):
-    """The bench of one of several ranks, once all of them are there."""
+    """Return the Bench of one of several ranks once all of them have joined."""
     group = bench.framework.join_ranks(me, bench.device.device)
     device, host = bench.device, bench.host
     likeness = device.device, device.device_name, device.framework_version, host.python, host.driver, host.commit
@@ -73,7 +187,7 @@ def join_ranks(bench: Bench, me):
 
 
 def find_uuid(device: Device):
-    """The UUID of an NVIDIA card; of a framework that cannot say it, the driver's, if that means the same card."""
+    """Return an NVIDIA card's UUID: the framework's, or else the driver's if that is the same card, or None."""
     card = environment.find_card() if device.device == "cuda" and device.uuid is None else None
     return card.uuid if card and card.name == device.device_name else device.uuid
 
@@ -88,7 +202,7 @@ def warn_of_no_gpu(settings: Settings, host: environment.Environment):
 
 
 def run_once(bench: Bench, describe_workload):
-    """Measure one combination; yields a row, a dict of COLUMNS, for each quantity as it is measured.
+    """Measure one combination; yield a row, a dict of COLUMNS, for each quantity as it is measured.
 
     The first failure or interruption is the last row: its status says what happened, its note why.
 
@@ -96,9 +210,6 @@ def run_once(bench: Bench, describe_workload):
         describe_workload: Settings -> Workload.
     """
     bench = look_at_rest(bench)
-    if bench.settings.batch_size == AUTO:
-        size = choose_batch_size(bench, describe_workload)
-        bench = replace(bench, settings=replace(bench.settings, batch_size=size))
     run_id, done = cells.new_run_id(), {}
     for phase, scope in quantities(bench.settings):
         workload = describe_workload(replace(bench.settings, phase=phase))
@@ -118,15 +229,15 @@ def run_once(bench: Bench, describe_workload):
         except ModuleNotFoundError as error:  # a package that only some workloads need
             raise frameworks.missing_package(bench.settings.framework, error) from None
         except Exception as error:
-            yield begun | describe_end(error, bench) | {"timestamp": cells.utc_now()}
+            yield begun | describe_failure(error, bench) | {"timestamp": cells.utc_now()}
             return
 
 
 def look_at_rest(bench: Bench):
-    """The bench with what is known only before any work: idle power, other programs' load, the canary's readings."""
-    if SEARCH in os.environ and SEARCH_STEP not in os.environ:  # a short look of `make best`: the rate alone
+    """Return the Bench with what must be measured before any work: idle power, other programs' load, the canary."""
+    if SEARCH in os.environ and SEARCH_STEP not in os.environ:  # a short run of `make best`: only the rate
         return replace(bench, instruments=replace(bench.instruments, counter=None))
-    if bench.instruments.why_no_energy:
+    if bench.instruments.why_no_energy and REPEATED not in os.environ:
         log.info("power and energy stay blank: %s", bench.instruments.why_no_energy)
     others = meters.watch_contention(peers=bench.instruments.peers)
     others.start()
@@ -139,7 +250,7 @@ def look_at_rest(bench: Bench):
 
 
 def quantities(settings: Settings):
-    """(phase, scope) of every row that the settings ask for; the parts of training follow the full step."""
+    """Yield (phase, scope) of every row that the settings ask for; the parts of training follow the full step."""
     if settings.sustain:
         yield settings.phase, "sustained"
         return
@@ -154,9 +265,9 @@ def quantities(settings: Settings):
 
 
 def measure_between_canaries(bench: Bench, workload: Workload, phase, scope):
-    """What measure_quantity() yields; a single quantity also gets the canary's ratio and its flag.
+    """Yield the columns of measure_quantity(), with the canary's ratio and flag if there is a single quantity.
 
-    The session is closed by then: the workers of a pipeline would go on preparing, and look like heat.
+    The canary runs after the session is closed, because a pipeline's workers would slow it as heat does.
     """
     if bench.canary is None or scope == "epoch":
         yield from measure_quantity(bench, workload, phase, scope)
@@ -168,7 +279,7 @@ def measure_between_canaries(bench: Bench, workload: Workload, phase, scope):
 
 
 def compare_canary(canary, flags):
-    """The columns that the canary fills; whatever becomes of it, what was measured stays."""
+    """Return the columns that the canary fills; a failure of the canary leaves them blank."""
     try:
         ratio, slowed = canary.compare()
     except KeyboardInterrupt:
@@ -180,7 +291,7 @@ def compare_canary(canary, flags):
 
 
 def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=None):
-    """Open a session, measure it, close it; yields columns, once or for each epoch or each ten seconds."""
+    """Open a session, measure it and close it; yield its columns, once or for each epoch or every ten seconds."""
     refuse_too_large(workload)
     meters.reset_process_peak()
     # Each rank has its own data, and its own order of them.
@@ -213,8 +324,18 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=No
         session.close()
 
 
+def refuse_too_large(workload):
+    """Raise MemoryError for inputs that cannot fit: a system that overcommits would kill the process instead."""
+    needed, free = RESIDENT_BATCHES * workload.batch_bytes, resources.available_bytes()
+    if free and needed > free:
+        raise MemoryError(
+            f"{RESIDENT_BATCHES} batches of {workload.items_per_step} {workload.unit} need {needed / 1e9:.4g} GB "
+            f"and {free / 1e9:.4g} GB are free: choose a smaller BATCH_SIZE"
+        )
+
+
 def measure_scope(bench: Bench, session, workload: Workload, phase, scope, progress):
-    """Yields the columns of a session's results."""
+    """Yield the columns of a session's results."""
     settings = bench.settings
     items = settings.num_images if phase == settings.phase and scope in SCOPES else None
     limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
@@ -252,15 +373,16 @@ def prove_equal_weights(session, group):
 
 
 def has_own_energy(bench: Bench, mode, scope):
-    """Whether there is a counter that shows the energy of this work alone.
+    """Whether there is a counter, and it shows the energy of this work only.
 
-    It would include the part before each step of a part of training; and a card idles while a pipeline runs alone.
+    For a part of training it would include the parts that run before each step. While only a pipeline runs, a card
+    idles.
     """
     return bench.instruments.counter and mode != "part" and (scope, bench.device.device) != ("input", "cuda")
 
 
 def measure_energy(job: measure.Job, instruments, steps):
-    """The columns of the energy of some seconds more of the same work."""
+    """Run the same work for some seconds more; return the columns of its energy."""
     try:
         return cells.of_energy(instruments, *measure.measure_energy(job, steps, instruments.joules))
     except KeyboardInterrupt:  # the throughput is known by now
@@ -268,7 +390,7 @@ def measure_energy(job: measure.Job, instruments, steps):
 
 
 def measure_sustained(job: measure.Job, instruments, seconds):
-    """Yields the columns of every ten seconds of a long run."""
+    """Yield the columns of every ten seconds of a long run."""
     joules = instruments.joules if instruments.counter else None
     for elapsed, measured, watts in measure.sustain(job, seconds, joules):
         columns = cells.of_measurement(measured, job.watches) | {"elapsed_seconds": elapsed}
@@ -278,7 +400,7 @@ def measure_sustained(job: measure.Job, instruments, seconds):
 
 
 def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
-    """Train whole epochs; yields the columns of each: how long it took, loss and accuracy."""
+    """Train whole epochs; yield the columns of each: seconds, loss and accuracy."""
     count = len(workload.dataset()[1])
     for epoch in range(1, settings.epochs + 1):
         seconds, flags = measure.measure_epoch(job, epoch_order(count, settings.seed, epoch))
@@ -299,33 +421,23 @@ def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
 
 
 def peak_memory_bytes(session, device):
-    """The device's, as the framework counts it; the process's where the device is the CPU; None where unknown."""
+    """Return the peak memory: of the device as the framework counts it, or of the process on a CPU; None if unknown."""
     return meters.process_peak_bytes() if device == "cpu" else session.peak_memory_bytes()
 
 
-def describe_end(error, bench: Bench):
-    """The columns that say what ended a measurement, on the one rank that is to write them.
+def describe_failure(error, bench: Bench):
+    """Return the columns that say what ended a measurement.
 
-    Raises:
-        LostRank: the row is another rank's to write.
+    An unexpected failure also prints its traceback. On several ranks, which all fail when one does, the note has the
+    place instead.
     """
-    lost = bench.group.find_lost(error)
-    if not bench.group.claims(bool(lost)):
-        raise ranks.LostRank(lost)
-    if lost:
-        return {"status": "crashed", "note": lost}
-    columns = describe_failure(error, bench.framework)
-    if bench.device.world_size > 1:
-        columns["note"] = f"rank {bench.group.ranks.rank} of {bench.device.world_size}: {columns['note']}"
-    return columns
-
-
-def describe_failure(error, framework):
-    """The columns that say what ended a measurement; an unforeseen failure prints its traceback as well."""
     if isinstance(error, measure.MeasurementError):
         status, reason = error.status, str(error)
     else:
-        status, reason = frameworks.describe_failure(error, framework.ERRORS)
-    if status == "failed" and not isinstance(error, OSError):  # a full disk and the like say enough
+        status, reason = frameworks.describe_failure(error, bench.framework.ERRORS)
+    if status == "failed" and bench.group.ranks.are_many:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason += f" ({os.path.basename(place.filename)}, line {place.lineno})"
+    elif status == "failed" and not isinstance(error, OSError):  # a full disk and the like say enough
         traceback.print_exception(error)
     return {"status": status, "note": reason}

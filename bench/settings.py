@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 SCOPES = ("device", "input", "end_to_end")
-AUTO = 0  # the value of BATCH_SIZE=auto until the fastest size is known
-ALL = 0  # the value of NUM_DEVICES=all until the GPUs are counted
+AUTO = 0  # BATCH_SIZE=auto, until launch.py has chosen one
+ALL = 0  # NUM_DEVICES=all, until launch.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 # Variables of the Makefile, which are not settings of a run.
@@ -38,6 +38,8 @@ MOST_WORKERS = 16  # by default, for each device; each worker needs open files a
 MOST_POSITIONS = 131_072  # tokens in a sequence, of the language model that allows the most
 # Ordinary variables whose names are one letter away from a setting.
 NOT_MISSPELT = ("COMPILER", "TARGET_CC")
+# What bench/launch.py tells each child process: the run_id of its rows, and that an earlier child printed the hints.
+RUN, REPEATED = "BENCH_RUN", "BENCH_REPEATED"
 
 
 class SettingError(Exception):

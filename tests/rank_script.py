@@ -4,7 +4,7 @@ import os
 import sys
 
 from bench.frameworks import on_torch
-from bench.main import main
+from bench.launch import main
 from mlp_benchmark import mlp_workload
 
 

@@ -209,7 +209,7 @@ if what == "tf32": os.kill(os.getpid(), signal.SIGKILL)
 if what == "float64": print("a mistake", file=sys.stderr)
 if what == "float64": sys.exit(2)
 if what == "float16": os.kill(os.getppid(), signal.SIGINT); signal.pause()
-row = examples.BASE | {"run_id": what, "search": os.environ["BENCH_SEARCH"], "precision": what}
+row = examples.BASE | {"run_id": os.environ["BENCH_RUN"], "search": os.environ["BENCH_SEARCH"], "precision": what}
 results.append(os.environ["PATH_OF_ROWS"], row | {"search_step": os.environ.get("BENCH_SEARCH_STEP")})
 print("never shown")
 """

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -13,10 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+import tflops_sweep
+from bench import run
 from bench.machine import sensors
 from bench.rows import results
 from bench.settings import FRAMEWORKS
 from bench.work import operators
+from image_benchmark import image_workload
+from mlp_benchmark import mlp_workload
+from transformer_benchmark import transformer_workload
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
 SMALL["USE_GPU"] = "0"
@@ -74,14 +78,14 @@ def test_a_signal_ends_a_real_run_with_its_workers_and_files(tmp_path, number):
     )
     while "then measuring" not in (line := program.stderr.readline()):
         assert line, "the program ended before it measured"
-    while not (workers := psutil.Process(program.pid).children()):
+    while len(children := psutil.Process(program.pid).children(recursive=True)) < 2:  # the child and its worker
         assert program.poll() is None
     program.send_signal(number)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=300)
     assert program.returncode == 130
     assert "Traceback" not in err
     assert ("interrupted" in out) != ("interrupted: " in err)
-    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert not psutil.wait_procs(children, timeout=10)[1]
     assert not list(tmp_path.glob("jpegs-*"))
 
 
@@ -254,12 +258,12 @@ def test_every_benchmark_runs_with_use_gpu_and_without_the_optional_packages(mon
     for name, value in (small | {"SIZES": "32", "PRECISION": "float32", "MAX_SECONDS": "0.05"}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**20)
-    scripts = {"image_benchmark": "squeezenet1_1", "mlp_benchmark": "mlp-8", "transformer_benchmark": "distilbert"}
-    for script, model in (scripts | {"tflops_sweep": ""}).items():
+    scripts = [("image", "squeezenet1_1", image_workload), ("mlp", "mlp-8", mlp_workload)]
+    scripts += [("transformer", "distilbert", transformer_workload)]
+    for script, model, describe_workload in scripts:
         monkeypatch.setenv("MODEL", model)
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(f"{script}.py", run_name="__main__")
-        assert end.value.code == 0, script
+        assert run.run_child(script, describe_workload) == 0, script
+    assert run.run_child("tflops", tflops_sweep.first_size, tflops_sweep.run_sweep) == 0
     rows = results.read(tmp_path / "results" / "here.csv")
     ran = {row["workload"] for row in rows if row["status"] == "ok"}
     assert ran >= {"image", "mlp", "transformer", "matmul"}

@@ -16,14 +16,14 @@ SCRIPTS = sorted(Path().glob("*.py"))
 # From the ground up: a file imports from its own folder and from the lines before, never from its own line otherwise.
 LAYERS = [
     ["bench.settings"],
-    ["bench.door"],
+    ["bench.cli"],
     ["bench.work", "bench.machine"],
     ["bench.timing"],
     ["bench.frameworks", "bench.rows"],
-    ["bench.batch_size", "bench.search", "bench.processes"],
+    ["bench.processes", "bench.search"],
     ["bench.run", "bench.candidates", "bench.recipe"],
-    ["bench.combinations", "bench.plots", "bench.answer"],
-    ["bench.main", "bench.doctor"],
+    ["bench.launch", "bench.plots", "bench.answer"],
+    ["bench.doctor"],
     [path.stem for path in SCRIPTS if path.stem != "best_settings"],
     ["best_settings"],
 ]
@@ -126,11 +126,11 @@ def test_make_alone_lists_commands_and_settings_on_one_screen():
     assert "default: 64 (16 on a CPU) / 32 / 32 (4 on a CPU) / 1" in output_of("make", "settings")
 
 
-def test_no_function_is_longer_than_forty_lines():
+def test_no_function_is_longer_than_sixty_lines():
     for module, path in FILES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno < 40, f"{module}.{node.name}"
+                assert node.end_lineno - node.lineno < 60, f"{module}.{node.name}"
 
 
 @pytest.mark.parametrize(

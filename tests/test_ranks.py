@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,16 +12,14 @@ import time
 import psutil
 import pytest
 
-from bench import combinations
 from bench.machine import meters, ranks
-from bench.machine.environment import describe_host
-from bench.main import as_rank
 from bench.rows import columns, report, results
 from bench.rows.verdict import bus_bandwidth
+from bench.run import as_rank
 from bench.settings import SettingError, read_settings
 from bench.timing.measure import Job, Limits, measure
-from mlp_benchmark import mlp_workload
 from tests.fakes import Clock, Device
+from tests.test_launch import have_ended
 
 TORCHRUN = {
     **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"},
@@ -38,9 +37,42 @@ def test_torchrun_says_which_rank_this_is():
     assert not ranks.read_ranks({"WORLD_SIZE": "4"}).are_many  # another program's variable
 
 
-def test_half_of_torchruns_variables_are_a_mistake():
-    with pytest.raises(SettingError, match="LOCAL_RANK='' must be a whole number"):
-        ranks.read_ranks({name: value for name, value in TORCHRUN.items() if name != "LOCAL_RANK"})
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"LOCAL_RANK": None},
+        {"LOCAL_RANK": "2"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"GROUP_WORLD_SIZE": "x"},
+        {"WORLD_SIZE": "0"},
+        {"MASTER_PORT": "999999"},
+        {"RANK": "4"},
+        {"RANK": "-1"},
+    ],
+)
+def test_impossible_variables_of_torchrun_name_the_variable(change):
+    ((name, value),) = change.items()
+    environ = {key: text for key, text in (TORCHRUN | change).items() if text is not None}
+    with pytest.raises(SettingError, match=f"^{name}={value or ''!r} "):
+        ranks.read_ranks(environ)
+
+
+def test_a_mistake_of_torchruns_variables_comes_before_a_framework(tmp_path):
+    """A broken torch would be a traceback."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('imported')")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    for script in ("mlp_benchmark.py", "best_settings.py"):
+        run = start(tmp_path, script, **TORCHRUN | {"RANK": "5", "PYTHONPATH": path})
+        out, _ = run.communicate(timeout=300)
+        assert (run.returncode, len(out.splitlines())) == (2, 1)
+        assert "RANK='5'" in out
+
+
+def test_make_best_refuses_to_be_a_rank(tmp_path):
+    run = start(tmp_path, "best_settings.py", **TORCHRUN)
+    out, _ = run.communicate(timeout=300)
+    assert (run.returncode, len(out.splitlines())) == (2, 1)
+    assert "RANK" in out
 
 
 @pytest.mark.parametrize(
@@ -59,23 +91,49 @@ def test_what_several_devices_cannot_do_is_one_line(environ, said):
 
 
 def test_a_rank_of_torchrun_runs_one_combination_that_agrees_with_it(monkeypatch):
-    settings, me = read_settings("mlp", {}), ranks.read_ranks(TORCHRUN)
-    assert as_rank(settings, me, 1).num_devices == 4
-    with pytest.raises(SettingError, match="runs one combination of settings, and 4 are asked for: name one value"):
-        as_rank(settings, me, 4)
-    with pytest.raises(SettingError, match="WORLD_SIZE='4': TensorFlow runs on one device here"):
-        as_rank(read_settings("mlp", {"FRAMEWORK": "tf"}), me, 1)
-    monkeypatch.setenv("NUM_DEVICES", "2")
-    with pytest.raises(SettingError, match="NUM_DEVICES='2' and torchrun's 4 must agree"):
-        as_rank(read_settings("mlp"), me, 1)
+    me = ranks.read_ranks(TORCHRUN)
+    monkeypatch.setenv("MODEL", "mlp-8")
+    assert as_rank("mlp", read_settings("mlp"), me).num_devices == 4
+    for name, value in (("MODEL", "mlp-8,mlp-9"), ("RUNS", "2"), ("FRAMEWORK", "tf"), ("NUM_DEVICES", "2")):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            with pytest.raises(SettingError, match=f"{name}.*WORLD_SIZE|WORLD_SIZE.*{name}|WORLD_SIZE='4'"):
+                as_rank("mlp", read_settings("mlp"), me)
+    one = ranks.read_ranks(
+        TORCHRUN
+        | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        | {"GROUP_WORLD_SIZE": "1"}
+    )
+    monkeypatch.setenv("BATCH_SIZE", "auto")
+    with pytest.raises(SettingError, match="BATCH_SIZE"):
+        as_rank("mlp", read_settings("mlp"), one)
 
 
 def test_each_rank_gets_its_share_of_the_cores(monkeypatch):
-    """torchrun sets OMP_NUM_THREADS=1, which would make the rate on one device look better beside it."""
+    """torchrun sets OMP_NUM_THREADS=1, which would make the rate on one device look better in comparison."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    as_rank(read_settings("mlp", {}), ranks.read_ranks(TORCHRUN), 1)
+    monkeypatch.setenv("MODEL", "mlp-8")
+    as_rank("mlp", read_settings("mlp"), ranks.read_ranks(TORCHRUN))
     assert "OMP_NUM_THREADS" not in os.environ
+
+
+def failed(status, seconds):
+    return {"exit_status": status, "seconds": seconds, "report": {}}
+
+
+@pytest.mark.parametrize(
+    ("failures", "rank"),
+    [
+        ({"0": failed(1, 2.0), "1": failed(-9, 3)}, 1),  # rank 0 reports that it lost rank 1, before torchrun notices
+        ({"0": failed(1, 2.0), "1": failed(1, 1.5)}, 1),
+        ({"0": failed(130, 1), "1": failed(-15, 1), "2": failed(3, 2)}, 2),
+        ({"0": failed(-15, 1), "1": failed(-6, 1)}, 1),
+        ({"0": failed(-9, 32), "1": failed(1, 2.0)}, 1),  # torchrun killed rank 0, which ignored SIGTERM
+    ],
+)
+def test_the_rank_that_failed_first_is_the_one_that_the_others_lost(failures, rank):
+    assert ranks.find_first_failure(failures)[0] == rank
 
 
 class Threads:
@@ -196,69 +254,6 @@ def test_bus_bandwidth_is_that_of_nccl_tests():
     assert [bus_bandwidth(10, n) for n in (2, 4, 8)] == [10, 15, 17.5]
 
 
-# Ranks that are no benchmarks: rank 1 does what FAULT says, rank 0 waits, and has a worker.
-STAND_IN = """
-import os, signal, subprocess, sys, time
-if os.environ["RANK"] == "0":
-    print("worker", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
-    if os.environ["FAULT"] == "lost": sys.exit(4)
-    if os.environ["FAULT"]: time.sleep(600)
-elif os.environ["FAULT"] == "killed":
-    time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)
-elif os.environ["FAULT"] == "lost":
-    os.kill(os.getpid(), signal.SIGKILL)
-elif os.environ["FAULT"] == "reported":
-    sys.exit(1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("fault", "status", "notes"),
-    [
-        ("", 0, []),
-        ("reported", 1, []),
-        (
-            "killed",
-            1,
-            ["rank 1 of 2 was ended by signal 9, most likely for lack of memory: choose a smaller BATCH_SIZE"],
-        ),
-        ("lost", 1, ["rank 1 of 2 was ended by signal 9, most likely for lack of memory: choose a smaller BATCH_SIZE"]),
-    ],
-)
-def test_a_rank_that_ends_ends_the_others_with_one_row(monkeypatch, tmp_path, capsys, fault, status, notes):
-    script, path = tmp_path / "stand_in.py", tmp_path / "m.csv"
-    script.write_text(STAND_IN)
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    for name, value in (SMALL | {"NUM_DEVICES": "2", "FAULT": fault}).items():
-        monkeypatch.setenv(name, value)
-    assert combinations.run_all("mlp", [{}], 1, describe_host("m"), path, mlp_workload) == status
-    rows = results.read(path) if path.exists() else []
-    assert [(row["note"], row["world_size"]) for row in rows] == [(note, "2") for note in notes]
-    worker = int(capsys.readouterr().out.split()[1])
-    if fault:
-        assert has_ended(worker)
-    else:
-        os.kill(worker, signal.SIGKILL)  # of a rank that ended well: nobody's to end
-
-
-def has_ended(pid):
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def test_all_is_the_number_of_gpus(monkeypatch):
-    monkeypatch.setenv("NUM_DEVICES", "all")
-    monkeypatch.setattr(combinations, "ask", lambda *question: "8")
-    assert combinations.count_all("mlp", {"MODEL": "mlp-8"}) == {"MODEL": "mlp-8", "NUM_DEVICES": "8"}
-    monkeypatch.setattr(combinations, "ask", lambda *question: "0")
-    with pytest.raises(SettingError, match="there is none to use: name a number of CPU processes"):
-        combinations.count_all("mlp", {})
-
-
 # Real ranks, by gloo.
 
 
@@ -275,7 +270,7 @@ def rows_of(tmp_path):
 
 def test_two_ranks_train_together(tmp_path):
     run = start(tmp_path, "mlp_benchmark.py", NUM_DEVICES="2")
-    out, _ = run.communicate(timeout=200)
+    out, _ = run.communicate(timeout=300)
     assert run.returncode == 0, out
     rows = rows_of(tmp_path)
     assert [row["phase"] for row in rows] == ["training", "forward", "backward", "optimizer"]
@@ -285,19 +280,24 @@ def test_two_ranks_train_together(tmp_path):
     steps = int(rows[0]["windows"]) * int(rows[0]["steps_per_window"])
     assert int(rows[0]["items"]) == 2 * 32 * steps
     assert "mlp-16, training, float32, batch 32, synthetic images, sgd, 2 devices" in out
-    assert out.count("training, device: building") == 1  # rank 0 alone speaks
+    assert out.count("training, device: building") == 1  # only rank 0 logs
 
 
-def test_ranks_with_unequal_weights_are_refused(tmp_path):
-    run = start(tmp_path, "tests/rank_script.py", NUM_DEVICES="2", FAULT="weights")
-    out, _ = run.communicate(timeout=200)
+@pytest.mark.parametrize(
+    ("fault", "status", "note"), [("weights", "wrong_output", "rank 1"), ("memory", "out_of_memory", "rank 1 of 2: ")]
+)
+def test_a_fault_of_one_rank_is_one_row(tmp_path, fault, status, note):
+    run = start(tmp_path, "tests/rank_script.py", NUM_DEVICES="2", FAULT=fault)
+    out, _ = run.communicate(timeout=300)
     assert (run.returncode, len(rows_of(tmp_path))) == (1, 1), out
     (row,) = rows_of(tmp_path)
-    assert (row["status"], row["throughput"]) == ("wrong_output", "")
-    assert row["note"].endswith("after training, rank 0 has other weights than rank 1")
+    assert (row["status"], row["throughput"], row["world_size"]) == (status, "", "2")
+    assert note in row["note"]
+    assert row["framework_version"]
+    assert "Traceback" not in out
 
 
-def test_a_rank_of_torchrun_that_is_killed_while_it_measures_is_named_in_one_row(tmp_path):
+def test_the_users_torchrun_has_a_row_of_rank_0_when_another_rank_is_killed(tmp_path):
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "mlp_benchmark.py")
     run = start(tmp_path, *command, MAX_SECONDS="60", TARGET_CI="0.001")
     for line in run.stdout:
@@ -305,9 +305,48 @@ def test_a_rank_of_torchrun_that_is_killed_while_it_measures_is_named_in_one_row
             break
     found = psutil.Process(run.pid).children(recursive=True)
     (second,) = [child for child in found if child.environ().get("RANK") == "1"]
-    time.sleep(1)
     second.kill()
-    out, _ = run.communicate(timeout=60)
+    out, _ = run.communicate(timeout=300)
     (row,) = rows_of(tmp_path)
-    assert (row["status"], row["note"]) == ("crashed", "rank 1 of 2 ended without a word: killed, or crashed"), out
-    assert all(has_ended(child.pid) for child in found)
+    assert row["status"] in ("failed", "crashed"), out
+    assert "torchrun" in row["note"]
+    assert f"exitcode  : -9 (pid: {second.pid})" in out  # torchrun's own report names it
+    assert have_ended([child.pid for child in found])
+
+
+def test_ctrl_c_on_several_ranks_keeps_what_was_measured(tmp_path):
+    run = start(tmp_path, "mlp_benchmark.py", NUM_DEVICES="2", MAX_SECONDS="60", TARGET_CI="0.001", MODEL="mlp-8")
+    for line in run.stdout:
+        if "building and checking" in line:
+            break
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate(timeout=300)
+    assert run.returncode == 130, out
+    stored = rows_of(tmp_path) if (tmp_path / "m.csv").exists() else []
+    assert ("interrupted: " in out) != (len(stored) == 1), out
+
+
+def by_hand(tmp_path, rank, port):
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
+    return start(tmp_path, "mlp_benchmark.py", **place, **sizes)
+
+
+def test_rank_1_without_a_rank_0_says_what_it_waits_for_and_hears_ctrl_c(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        run = by_hand(tmp_path, "1", taken.getsockname()[1])
+        line = run.stdout.readline()
+        assert "waits for rank 0" in line
+        assert "MASTER_PORT" in line
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=300)
+    assert run.returncode == 130
+
+
+def test_a_taken_port_on_rank_0_is_named(tmp_path):
+    with socket.create_server(("", 0)) as taken:
+        run = by_hand(tmp_path, "0", taken.getsockname()[1])
+        out, _ = run.communicate(timeout=300)
+    assert run.returncode == 2
+    assert "free MASTER_PORT" in out.splitlines()[-1]

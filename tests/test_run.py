@@ -1,7 +1,6 @@
 """The path from settings to row, walked with a framework of one file that nothing else knows of."""
 
 import functools
-import itertools
 import re
 import shutil
 import time
@@ -12,16 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import batch_size, combinations, frameworks, run
-from bench.machine import environment, meters, resources, sensors
-from bench.main import main
+from bench import cli, frameworks, run
+from bench.machine import environment, meters, sensors
 from bench.rows import columns, report, results, verdict
-from bench.settings import FRAMEWORKS, Framework, read_settings
+from bench.settings import FRAMEWORKS, Framework
 from bench.timing import measure
 from bench.work.data import image_batches
 from bench.work.workload import Workload
 from mlp_benchmark import mlp_workload
-from tests.fakes import Clock, Device
 from transformer_benchmark import transformer_workload
 
 
@@ -34,7 +31,7 @@ def tiny_workload(settings):
 
 @pytest.fixture
 def image(monkeypatch, tmp_path, capsys):
-    """Runs the script's main() with these settings; returns (exit status, stdout, stderr, rows)."""
+    """Runs a child's main function in this process with these settings; returns (exit status, stdout, stderr, rows)."""
     # A new framework is a file on the package's path and a line in the registry.
     monkeypatch.setitem(FRAMEWORKS, "numpy", Framework("NumPy"))
     shutil.copy("tests/frameworks/on_numpy.py", tmp_path)
@@ -45,7 +42,7 @@ def image(monkeypatch, tmp_path, capsys):
         values |= {} if "SUSTAIN" in environ else {"SCOPE": "device"}
         for name, value in (values | environ).items():
             monkeypatch.setenv(name, value)
-        status = main(script, describe_workload)
+        status = cli.run_script(lambda: run.run_child(script, describe_workload))
         said = capsys.readouterr()
         path = tmp_path / "results" / "m.csv"
         return status, said.out, said.err, results.read(path) if path.exists() else []
@@ -385,16 +382,6 @@ def test_a_networks_result_that_no_chip_can_reach_is_flagged(image, monkeypatch)
     assert asked == [("linear", "cpu", None, True)]
 
 
-@pytest.mark.parametrize(("device", "own", "taken"), [("cpu", 7, 30), ("mps", 7, 7), ("mps", None, 30)])
-def test_what_a_batch_size_takes_is_counted_where_it_is_taken(monkeypatch, device, own, taken):
-    session = Device(Clock())
-    session.peak_memory_bytes, session.close = lambda: own, lambda: None
-    monkeypatch.setattr(meters, "process_peak_bytes", lambda: 100)
-    framework = SimpleNamespace(open_session=lambda *_: session)
-    bench = SimpleNamespace(framework=framework, device=SimpleNamespace(device=device))
-    assert batch_size.try_batch_size(bench, SimpleNamespace(phase="training"), None, 70)[1] == taken
-
-
 def test_a_users_allocator_settings_are_in_the_row(image, monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000000")
     *_, rows = image()
@@ -433,45 +420,6 @@ def test_num_images_are_rounded_up_to_whole_batches(image):
     code, _, _, rows = image(NUM_IMAGES="1003", BATCH_SIZE="100")
     assert code == 0
     assert (rows[0]["items"], rows[0]["stop_reason"], rows[0]["batch_size"]) == ("1100", "num_images", "100")
-
-
-def test_auto_keeps_the_fastest_batch_size_that_fits(image, monkeypatch):
-    seconds = {1: 1.0, 2: 1.5, 4: 2.0, 8: 6.0}
-
-    def look(bench, settings, workload, before):
-        if settings.batch_size not in seconds:
-            raise MemoryError("out of memory")
-        return seconds[settings.batch_size], 1_000_000_000
-
-    monkeypatch.setattr(batch_size, "try_elsewhere", batch_size.try_sizes)
-    monkeypatch.setattr(batch_size, "try_batch_size", look)
-    *_, rows = image(BATCH_SIZE="auto", MAX_SECONDS="100", TARGET_CI="50")
-    assert rows[0]["batch_size"] == "4"
-    *_, rows = image(
-        BATCH_SIZE="auto", MAX_SECONDS="2.5", TARGET_CI="50"
-    )  # four images take two seconds, eight over 2.5
-    assert rows[1]["batch_size"] == "2"
-    monkeypatch.setattr(resources, "available_bytes", lambda: 1_500_000_000)
-    *_, rows = image(BATCH_SIZE="auto", MAX_SECONDS="100", TARGET_CI="50")
-    assert rows[2]["batch_size"] == "1"
-
-
-def test_auto_where_nothing_fits_is_a_row(image, monkeypatch):
-    monkeypatch.setattr(batch_size, "try_elsewhere", batch_size.try_sizes)
-    code, _, _, rows = image(BATCH_SIZE="auto", MODEL="too_big")
-    assert (code, rows[0]["status"], rows[0]["batch_size"]) == (1, "out_of_memory", "1")
-
-
-def test_a_card_with_memory_of_its_own_is_not_measured_by_the_systems(monkeypatch):
-    """And one without is, whatever it is called: a CUDA device that shares the system's memory would hang it."""
-    monkeypatch.setattr(batch_size, "try_batch_size", lambda *_: (0.1, 1_000_000_000))
-    monkeypatch.setattr(resources, "available_bytes", lambda: 1_500_000_000)
-    settings = read_settings("image", {"BATCH_SIZE": "auto", "MAX_SECONDS": "1"}).on("cuda")
-    for has_own_memory, last in ((False, 1), (True, 8)):
-        card = frameworks.Device("cuda", "card", "1", 1, has_own_memory=has_own_memory)
-        bench = SimpleNamespace(settings=settings, device=card)
-        trials = itertools.islice(batch_size.try_sizes(bench, tiny_workload), 4)
-        assert [size for size, _, _ in trials][-1] == last
 
 
 def test_what_a_failed_step_allocated_is_free_before_the_session_closes(image, monkeypatch):
@@ -515,12 +463,3 @@ def test_a_framework_of_one_file_runs_make_mlp(image, monkeypatch):
     assert last["items"] == "50000"
     assert float(last["throughput"]) == pytest.approx(50_000 / float(last["seconds"]), rel=1e-4)
     assert out.count(" us an image, mean loss ") == 2
-
-
-def test_default_models_run_one_after_the_other(image, monkeypatch):
-    ran = []
-    monkeypatch.setattr(combinations, "run_all", lambda script, changes, *rest: ran.extend(changes) or 0)
-    monkeypatch.delenv("MODEL", raising=False)
-    monkeypatch.setenv("FRAMEWORK", "numpy")
-    assert main("mlp", mlp_workload) == 0
-    assert [change["MODEL"] for change in ran] == ["mlp-5x1024", "mlp-10x1024", "mlp-15x1024", "mlp-20x1024"]

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import tflops_sweep
-from bench import run
+from bench import cli, run
 from bench.frameworks import on_torch
-from bench.main import main
 from bench.rows import columns, peaks, results
 from bench.settings import SettingError, read_settings
 from bench.timing.measure import MeasurementError
@@ -43,7 +42,7 @@ def sweep(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(run, "measure_quantity", measure_quantity)
         for name, value in ({"SIZES": "32,64,128", "PRECISION": "float32", "MACHINE": "m"} | environ).items():
             monkeypatch.setenv(name, value)
-        status = main("tflops", tflops_sweep.first_size, tflops_sweep.run_sweep)
+        status = cli.run_script(lambda: run.run_child("tflops", tflops_sweep.first_size, tflops_sweep.run_sweep))
         said = capsys.readouterr()
         path = tmp_path / "results" / "m.csv"
         return status, said.out, said.err, results.read(path) if path.exists() else [], calls
@@ -237,7 +236,7 @@ def test_a_real_sweep_fills_rows(monkeypatch, tmp_path):
     environ = {"SIZES": "32,64x64x128", "PRECISION": "float32,tf32", "MAX_SECONDS": "0.05", "MACHINE": "m"}
     for name, value in (environ | {"USE_GPU": "0"}).items():
         monkeypatch.setenv(name, value)
-    assert main("tflops", tflops_sweep.first_size, tflops_sweep.run_sweep) == 0
+    assert cli.run_script(lambda: run.run_child("tflops", tflops_sweep.first_size, tflops_sweep.run_sweep)) == 0
     rows = results.read(tmp_path / "results" / "m.csv")
     assert {row["model"] for row in rows if row["status"] == "ok"} >= {"matmul", "conv1x1", "matmul-peak", "copy"}
     (product, *_) = [row for row in rows if row["model"] == "matmul"]

@@ -5,7 +5,7 @@
     open_session(workload, settings, phase, scope) -> Session
         raises SettingError or MeasurementError
     ERRORS, an ErrorTexts
-    join_ranks(ranks, device) -> Group    of bench/machine/ranks.py, where FRAMEWORKS says runs_on_many
+    join_ranks(ranks, device) -> Group    of bench/machine/ranks.py, if FRAMEWORKS says runs_on_many
     count_devices(use_gpu) -> int         likewise; 0: it would run on the CPU
 
 session.py has what all frameworks do the same way. The name of a framework and its requirements stand in
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Protocol
 
 from bench.settings import FRAMEWORKS, SettingError, requirements_of
@@ -131,7 +132,7 @@ def refuse_old(package, oldest):
 
 
 def check_models(framework, *models):
-    """End this process with one line where a framework has no image model of a name."""
+    """End this process with one line if a framework lacks an image model."""
     try:
         for model in models:
             load(framework).refuse_unknown_model(model)
@@ -142,6 +143,11 @@ def check_models(framework, *models):
 def print_device_count(framework, use_gpu):
     """Print how many GPUs a framework can use; use_gpu is the text of USE_GPU, or ""."""
     print(load(framework).count_devices({"1": True, "0": False}.get(use_gpu)))
+
+
+def print_has_own_memory(framework):
+    """Print 1 if the best device that a framework finds has memory of its own, else 0."""
+    print(int(load(framework).find_device(SimpleNamespace(use_gpu=None, num_threads=None)).has_own_memory))
 
 
 def missing_package(framework, error):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
-from bench import door
+from bench import cli
 from bench.frameworks import Device, ErrorTexts, base, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
 from bench.machine import resources
@@ -78,7 +78,7 @@ def choose_index(ranks, count):
 
     Slurm may show each rank a single GPU, its own.
     """
-    if count == 1 and not ranks.started_here:
+    if count == 1 and not ranks.launched:
         return 0
     if ranks.local_world_size > count:
         raise SettingError(
@@ -361,7 +361,7 @@ class DeviceContext(base.DeviceContext):
             multiprocessing_context=start_method if workers else None,
             worker_init_fn=be_terminable,
         )
-        with door.interrupts_held():
+        with cli.interrupts_held():
             batches = iter(loader)
         return base.Stream(batches, workers, queue_steps=workers * queued)
 

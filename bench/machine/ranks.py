@@ -1,82 +1,100 @@
-"""Ranks: equal processes, one a device, that do the same work in step.
+"""Ranks: equal processes, one for each device, that do the same work in step.
 
-The environment says which one this process is, as torchrun sets it
-(https://docs.pytorch.org/docs/stable/elastic/run.html). bench/processes.py sets the same for NUM_DEVICES.
+torchrun tells each process which rank it is, by environment variables
+(https://docs.pytorch.org/docs/stable/elastic/run.html). bench/launch.py starts torchrun for NUM_DEVICES; on a cluster
+the user starts it, or Slurm sets the variables.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import time
 from dataclasses import dataclass
 
-from bench.machine import sensors
-from bench.settings import SettingError
+from bench.settings import RUN, SettingError
 
-NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-STARTED_HERE = "RANKS_OF_NUM_DEVICES"  # set where processes.py started the ranks
-STAY_SECONDS = 3.0  # of the rank that wrote about a missing one, so that no other takes it for missing too
-LOST = 4  # exit status of a rank that ends because another one has ended
-
-
-class LostRank(Exception):
-    """Another rank has ended, and the row about it is not this rank's to write."""
+LATE_SECONDS = 20  # torchrun kills a rank that ignores SIGTERM after 30 s, which must not look like the first failure
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others; by itself it is rank 0 of 1."""
+    """Which of several ranks this process is; a process by itself is rank 0 of 1."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0  # on its node
     local_world_size: int = 1
     nodes: int = 1
-    are_many: bool = False  # a group has to be joined; also a group of one, where torchrun asks for that
-    started_here: bool = False  # by processes.py, which sees how each of them ends
+    are_many: bool = False  # there is a group to join; true for a group of one too, if torchrun was started for one
+    launched: bool = False  # by bench/launch.py, which writes the row of a failure
 
     def share(self, count):
-        """This rank's part of the node's cores or workers, at least 1."""
+        """Divide the node's cores or workers among its ranks; returns this rank's part, at least 1."""
         return max(1, count // self.local_world_size)
 
 
-def describe_lost(gone, world_size):
-    named = " and ".join(f"rank {rank}" for rank in gone)
-    return f"{named} of {world_size} ended without a word: killed, or crashed"
-
-
-def find_missing(me):
-    """([ranks of this node that have ended], whether this rank is the first of the others), before they have met.
-
-    torchrun ends the others by a signal, and does not say why. All of them are its children.
-    """
-    if sensors.psutil is None:
-        return [], False
-    alive = set()
-    for process in sensors.psutil.Process(os.getppid()).children():
-        try:
-            alive.add(int(process.environ().get("RANK", -1)))
-        except (sensors.psutil.Error, OSError):  # it has ended
-            continue
-    first = me.rank - me.local_rank
-    here = range(first, first + me.local_world_size)
-    return sorted(set(here) - alive), me.rank == min(alive & set(here), default=me.rank)
-
-
 def read_ranks(environ=os.environ):
-    """The Ranks that the environment describes; raises SettingError where it does so in part."""
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environ):  # one of them alone is another program's
+    """Read the Ranks from the environment; raises SettingError if a variable is missing or impossible."""
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environ):  # another program may set one of them
         return Ranks()
-    for name in NEEDED:
-        if name != "MASTER_ADDR" and not re.fullmatch("[0-9]{1,6}", environ.get(name, "")):
+
+    def number(name, least, most):
+        text = environ.get(name, "")
+        if not re.fullmatch("[0-9]{1,6}", text) or not least <= int(text) <= most:
             raise SettingError(
-                f"{name}={environ.get(name, '')!r} must be a whole number beside RANK='{environ['RANK']}': start by "
-                "torchrun, which sets it (docs/scaling.md), or unset RANK and WORLD_SIZE"
+                f"{name}={text!r} must be a whole number from {least} to {most} (RANK={environ['RANK']!r} of "
+                f"WORLD_SIZE={environ['WORLD_SIZE']!r}): start by torchrun, which sets it (docs/scaling.md), or unset "
+                "RANK and WORLD_SIZE"
             )
-    rank, size, local_rank, local_size, _ = (int(environ[name]) for name in NEEDED if name != "MASTER_ADDR")
-    nodes = int(environ.get("GROUP_WORLD_SIZE", 0)) or -(-size // local_size)
-    return Ranks(rank, size, local_rank, local_size, nodes, True, STARTED_HERE in environ)
+        return int(text)
+
+    size = number("WORLD_SIZE", 1, 999_999)
+    rank, local_size = number("RANK", 0, size - 1), number("LOCAL_WORLD_SIZE", 1, size)
+    local_rank = number("LOCAL_RANK", 0, local_size - 1)
+    number("MASTER_PORT", 1, 65_535)
+    nodes = number("GROUP_WORLD_SIZE", 1, size) if "GROUP_WORLD_SIZE" in environ else -(-size // local_size)
+    return Ranks(rank, size, local_rank, local_size, nodes, True, RUN in environ)
+
+
+def report_failure(message, row=None):
+    """Write this rank's failure into torchrun's error file.
+
+    The format is torchrun's own, so its report shows the message; `row` is for bench/launch.py.
+
+    Returns:
+        Whether there is such a file. Without torchrun there is none.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        failure = {"message": message, "extraInfo": extra, "row": row, "seconds": time.time()}
+        with open(path, "w") as file:
+            json.dump({"message": failure}, file, default=str)
+    return bool(path)
+
+
+def find_first_failure(failures):
+    """Choose the failure that ended the others: the earliest one.
+
+    Ranks that torchrun ended by SIGTERM come last. A killed rank writes no report, so it is known only from when
+    torchrun noticed it, while the others report at once that they lost it: hence LATE_SECONDS.
+
+    Args:
+        failures: {rank: {"exit_status": int, "seconds": when, "report": what report_failure() wrote, or {}}}.
+
+    Returns:
+        (rank, exit status, report).
+    """
+
+    def order(rank):
+        status, seconds = failures[rank]["exit_status"], failures[rank]["seconds"]
+        return status in (130, -signal.SIGTERM), seconds - LATE_SECONDS * (status < 0), int(rank)
+
+    rank = min(failures, key=order)
+    return int(rank), failures[rank]["exit_status"], failures[rank]["report"]
 
 
 class Group:
@@ -86,28 +104,20 @@ class Group:
     peers: tuple[int, ...] = ()  # process ids of the other ranks on this machine
 
     def clock(self):
-        """Rank 0's wall seconds, on all ranks: whatever follows from the clock is decided alike on all of them.
+        """Return rank 0's wall seconds on all ranks, so that all of them take the same decisions.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C or the like reached rank 0; on all ranks at the same reading.
+            KeyboardInterrupt: Ctrl-C or SIGTERM reached rank 0; on all ranks at the same reading.
         """
         return time.perf_counter()
 
     def watch_over(self, session):
-        """The session, with a barrier that waits for all ranks and rank 0's probe."""
+        """Return the session with a barrier that waits for all ranks and with rank 0's probe."""
         return session
 
     def gather(self, value):
-        """[the value of each rank], on all ranks."""
+        """Return [the value of each rank] on all ranks."""
         return [value]
-
-    def find_lost(self, error):
-        """What is known of the ranks that have ended, "" where an error is this rank's own."""
-        return ""
-
-    def claims(self, lost=False):
-        """Whether this rank is to write the row of a failure; exactly one of them is."""
-        return True
 
     def __enter__(self):
         return self

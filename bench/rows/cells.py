@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 
 from bench.rows.columns import COLUMNS, SCHEMA
 from bench.rows.verdict import Rate, name_bottleneck
-from bench.settings import AUTO, SCOPES, SEARCH, SEARCH_STEP, is_used_in
+from bench.settings import AUTO, RUN, SCOPES, SEARCH, SEARCH_STEP, is_used_in
 from bench.timing.measure import METHOD_VERSION
 
 
 def new_run_id():
-    """Return a new random run_id, twelve hexadecimal digits."""
-    return uuid.uuid4().hex[:12]
+    """Return the id that the parent process chose for this run, else a new one."""
+    return os.environ.get(RUN) or uuid.uuid4().hex[:12]
 
 
 def utc_now():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bench import door
+from bench import cli
 from bench.machine import environment
 from bench.rows import columns, layout, peaks, results
 from bench.rows.verdict import Rate
@@ -267,4 +267,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(door.enter(main))
+    sys.exit(cli.run_script(main))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import compare_results
-from bench import door
+from bench import cli
 from tests.rows.examples import rate, write
 
 
@@ -29,7 +29,7 @@ def compare(tmp_path, capsys):
     def call(a, b, **environ):
         write(tmp_path / "results", a, "a")
         write(tmp_path / "results", b, "b")
-        status = door.enter(
+        status = cli.run_script(
             lambda: compare_results.main({"RESULTS_DIR": str(tmp_path / "results"), "A": "a", "B": "b"} | environ)
         )
         said = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""What a user can cause is one line with its exit status; a traceback is for what nobody foresaw."""
+"""A user's mistake is one line with its exit status; only an unexpected error shows a traceback."""
 
 import os
 import signal
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import door
+from bench import cli
 from bench.rows.results import ResultsError
 from bench.settings import SettingError
 
 
 @pytest.fixture(autouse=True)
 def keep_handlers():
-    """The door ends a script on TERM and HUP; pytest wants its own way back."""
+    """run_script() sets the handlers of TERM and HUP; restore pytest's own."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -40,8 +40,8 @@ def raising(error):
     ],
 )
 def test_what_is_foreseen_is_one_line(error, status, said, capsys, monkeypatch):
-    monkeypatch.setattr(door, "drop_output", lambda status: status)
-    assert door.enter(raising(error)) == status
+    monkeypatch.setattr(cli, "discard_output", lambda status: status)
+    assert cli.run_script(raising(error)) == status
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith(said)
@@ -49,7 +49,7 @@ def test_what_is_foreseen_is_one_line(error, status, said, capsys, monkeypatch):
 
 def test_nohup_is_respected():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    door.enter(lambda: 0)
+    cli.run_script(lambda: 0)
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     assert signal.getsignal(signal.SIGTERM) == signal.default_int_handler
 
@@ -59,21 +59,21 @@ def test_an_interrupt_waits_until_what_starts_processes_is_whole(number, capsys)
     made = []
 
     def run():
-        with door.interrupts_held():
+        with cli.interrupts_held():
             os.kill(os.getpid(), number)
             made.append("whole")
         made.append("too late")
 
-    assert door.enter(run) == 130
+    assert cli.run_script(run) == 130
     assert made == ["whole"]
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
-def test_what_nobody_foresaw_shows_its_traceback_and_where_to_report_it(capsys):
-    assert door.enter(raising(ZeroDivisionError("x"))) == 3
+def test_an_unexpected_error_shows_its_traceback(capsys):
+    assert cli.run_script(raising(ZeroDivisionError("x"))) == 3
     said = capsys.readouterr().err
     assert "Traceback" in said
-    assert said.splitlines()[-1].startswith("nobody foresaw this: please report it")
+    assert "unexpected error" in said.splitlines()[-1]
 
 
 def call(*command, **environ):
@@ -101,8 +101,14 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path):
 
 
 def test_a_reader_that_leaves_is_no_error():
-    _, lines = call("sh", "-c", f"{sys.executable} plot_results.py | true", RESULTS_DIR="/nowhere")
-    assert lines == ["RESULTS_DIR='/nowhere' is no folder: name one with CSV files of results"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    environ = os.environ | {"A": PUBLISHED, "B": PUBLISHED}
+    done = subprocess.run(
+        [sys.executable, "compare_results.py"], stdout=writer, stderr=subprocess.PIPE, env=environ, text=True
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):

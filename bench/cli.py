@@ -1,6 +1,6 @@
-"""The door of every script: what a user can cause becomes one line, and its exit status.
+"""The entry point of every script: turns each error into one line on stderr and an exit status.
 
-Status 2 is a mistake, 130 an interruption, 3 whatever nobody foresaw: that alone shows a traceback.
+Exit status 2 is a user's mistake, 130 an interruption, 3 an unexpected error, which also prints its traceback.
 """
 
 import io
@@ -12,11 +12,13 @@ import traceback
 from contextlib import contextmanager
 
 from bench import missing_package
-from bench.settings import SettingError
+from bench.settings import RUN, SettingError
+
+MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
 
 
-def enter(run):
-    """Run a script's main function; returns its exit status. Errors are on stderr, and no output is lost."""
+def run_script(main):
+    """Run a script's main function, a function without arguments; returns its exit status or that of its error."""
     logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("bench").setLevel(logging.INFO)
     for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode shows \u2026 and the like as escapes
@@ -24,36 +26,38 @@ def enter(run):
             stream.reconfigure(errors="backslashreplace")
     handle(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)  # end workers and files as Ctrl-C does
     try:
-        status = run()
+        status = main()
         sys.stdout.flush()
         return status
     except SettingError as error:
-        return say(error, 2)
+        return report(error, MISTAKE)
     except ModuleNotFoundError as error:
-        return say(missing_package(error), 2)
+        return report(missing_package(error), MISTAKE)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does; the rows are stored
-        return drop_output(1)
+        return discard_output(1)
     except KeyboardInterrupt:
-        return say("interrupted: incomplete windows are not in the results", 130)
+        if RUN in os.environ:  # the parent process reports it
+            return INTERRUPTED
+        return report("interrupted: incomplete windows are not in the results", INTERRUPTED)
     except OSError as error:
-        say(f"{error.filename or 'output'}: {error.strerror}: make room, or change the permissions", 2)
-        return drop_output(2)
+        report(f"{error.filename or 'output'}: {error.strerror}: make room, or change the permissions", MISTAKE)
+        return discard_output(MISTAKE)
     except Exception:
         traceback.print_exc()
-        return say("nobody foresaw this: please report it, with the lines above and `make doctor`", 3)
+        return report("unexpected error: please report it, with the lines above and `make doctor`", UNEXPECTED)
 
 
 def handle(handler, *numbers):
-    """Set the handler of signals that are not ignored, as nohup ignores one; returns the former ones by number."""
+    """Set the handler of signals that are not ignored (nohup ignores one); returns the former ones by number."""
     heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
 
 
 @contextmanager
 def interrupts_held():
-    """Let Ctrl-C and the like wait for the end of the block, which starts processes.
+    """Delay Ctrl-C, SIGTERM and SIGHUP until the end of the block, for a block that starts processes.
 
-    Python swallows an exception in the hooks of a fork, and an object that is half made cannot close itself.
+    Python swallows an exception in the hooks of a fork, and a half-made object cannot close itself.
     """
     caught = []
     former = handle(lambda number, frame: caught.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -66,12 +70,13 @@ def interrupts_held():
         raise KeyboardInterrupt
 
 
-def say(words, status):
-    print(words, file=sys.stderr)
+def report(message, status):
+    """Print a message on stderr; returns the exit status."""
+    print(message, file=sys.stderr)
     return status
 
 
-def drop_output(status):
-    """Python writes what is left of stdout at its end, and would fail again."""
+def discard_output(status):
+    """Redirect stdout to /dev/null, because Python flushes it at exit and would fail again; returns the status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status

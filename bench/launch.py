@@ -1,0 +1,274 @@
+"""The parent process: plans the runs, starts a child process for each, and combines what they measured.
+
+A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
+figures differ between them (RUNS). A child stores each row as soon as it is measured, so nothing is lost if it dies;
+the row that says so is written here. This process imports no framework.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import cli, processes, run
+from bench.machine import environment, ranks, resources
+from bench.rows import report, results
+from bench.rows.cells import begin_row, new_run_id, utc_now
+from bench.settings import (
+    ALL,
+    AUTO,
+    REPEATED,
+    ROOT,
+    RUN,
+    SEARCH,
+    SEARCH_STEP,
+    SettingError,
+    list_runs,
+    read_settings,
+)
+
+log = logging.getLogger("bench")
+
+REPORTED = (0, 1, cli.MISTAKE, cli.INTERRUPTED)  # exit statuses of a child that stored or printed what became of it
+TORCHRUN = ROOT / "bench" / "frameworks" / "on_torch_run.py"
+# BATCH_SIZE=auto: short runs, without the settings that would make them long.
+TRIAL = {"MAX_SECONDS": "0.5", "TARGET_CI": "5", "SCOPE": "device"}
+TRIAL |= dict.fromkeys(("SUSTAIN", "EPOCHS", "NUM_IMAGES"))
+MIN_GAIN = 1.02  # of a doubled batch size; two in a row below it end the doubling
+
+
+def main(script, describe_workload, measure=None):
+    """Run one benchmark from the environment's settings: the main function of every benchmark script.
+
+    Args:
+        script: its name in the settings' declarations ("image").
+        describe_workload: Settings -> Workload.
+        measure: what a child does, as in run.run_child().
+
+    Returns:
+        The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/cli.py.
+    """
+
+    def start():
+        is_rank, is_child = ranks.read_ranks().are_many, RUN in os.environ
+        if is_child:
+            processes.end_with_parent()
+        if is_child or is_rank:  # under the user's torchrun or Slurm each rank measures at once
+            return run.run_child(script, describe_workload, measure)
+        host = environment.describe_host(read_settings(script).machine)
+        return run_all(Launcher(script, describe_workload, sys.argv, host))
+
+    return cli.run_script(start)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Starts the child processes of one benchmark.
+
+    Args:
+        script, describe_workload: as main() takes them.
+        command: of a child, after the interpreter.
+        host: this machine, which names the results file.
+    """
+
+    script: str
+    describe_workload: Callable
+    command: list[str]
+    host: environment.Environment
+
+    def locate(self, settings):
+        """Return the path of the results file."""
+        return settings.results_dir / f"{self.host.machine}.csv"
+
+    def launch(self, change, limit=None, captures=False):
+        """Run one child process to its end, or one for each of NUM_DEVICES under torchrun.
+
+        Args:
+            change: of the environment: {variable: text, or None to unset it}.
+            limit: seconds after which the child is killed; None means no limit.
+            captures: print nothing.
+
+        Returns:
+            (exit status, rows that the child stored, as dicts of text); status 0 measured, 1 failed, 130 interrupted,
+            2 a mistake, which the child has printed; any other is that of a child that died, whose row is stored.
+
+        Raises:
+            SettingError: a mistake in the settings that no child has printed.
+        """
+        run_id = new_run_id()
+        environ = change_environment({"RUNS": "1"} | change | {RUN: run_id})
+        settings = read_settings(self.script, environ)
+        path = self.locate(settings)
+        devices = settings.num_devices or 1
+        with tempfile.TemporaryDirectory() as folder:
+            failures = Path(folder) / "failures.json"
+            command = [sys.executable, *self.command]
+            if devices > 1:
+                # 127.0.0.1, because a laptop's own name often has no address.
+                torchrun = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={devices}"]
+                command = [sys.executable, "-P", str(TORCHRUN), str(failures), *torchrun, *self.command]
+            ended = processes.run_process(command, environ, limit, captures)
+            rank, status, said = 0, ended.status, {}
+            if ended.status == 1 and failures.exists():  # torchrun itself ended because a rank failed
+                rank, status, said = ranks.find_first_failure(json.loads(failures.read_text()))
+        if status == cli.MISTAKE and (devices > 1 or captures):
+            reason = said.get("message") or ended.err.strip().rpartition("\n")[2]
+            raise SettingError(reason or "a child process ended without a reason: run it by itself")
+        if said.get("row") or status not in REPORTED:
+            row = said.get("row") or describe_death(settings, self.host, self.describe_workload, status, rank)
+            row |= {"run_id": run_id, "search": change.get(SEARCH), "search_step": change.get(SEARCH_STEP)}
+            results.append(path, row)
+            if not captures:
+                print(f"{report.describe_task(row)}\n{report.describe_result(row)}", flush=True)
+        stored = results.read(path) if path.exists() else []
+        return status, [row for row in stored if row["run_id"] == run_id]
+
+
+def change_environment(change):
+    """Return this process's environment with a change: {variable: text, or None to unset it}."""
+    return {name: text for name, text in (os.environ | change).items() if text is not None}
+
+
+def run_all(launcher: Launcher):
+    """Run every combination of the environment's settings, each RUNS times.
+
+    Returns:
+        The exit status: 0 if at least one run was measured; 2 or 130, and no further run, after a mistake in the
+        settings or an interruption.
+    """
+    script = launcher.script
+    changes, settings = list_runs(script), read_settings(script)
+    path = launcher.locate(settings)
+    results.prepare(path)
+    changes = [count_all(script, change) for change in changes]
+    check_all(script, changes, launcher.describe_workload)
+    changes = [choose_batch_size(launcher, change) for change in changes]
+    plan, rows, statuses = [change for change in changes for _ in range(settings.runs)], [], []
+    for change in plan:
+        if len(plan) > 1:
+            wanted = ", ".join(f"{name}={text}" for name, text in change.items())
+            log.info("run %d of %d: %s", len(statuses) + 1, len(plan), wanted or "as asked")
+        status, new = launcher.launch(change | ({REPEATED: "1"} if statuses else {}))
+        rows += new
+        statuses.append(status)
+        if status == cli.INTERRUPTED and not any(row["status"] == "interrupted" for row in new):
+            raise KeyboardInterrupt  # nobody has told the user yet
+        if status in (cli.MISTAKE, cli.INTERRUPTED):
+            break
+    if table := report.describe_scaling(rows):
+        print(table)
+    if rows:
+        print(f"added to {os.path.relpath(path)}", flush=True)
+    if statuses[-1] in (cli.MISTAKE, cli.INTERRUPTED):
+        return statuses[-1]
+    return 0 if 0 in statuses else 1
+
+
+def count_all(script, change):
+    """Return the change with the number of GPUs instead of NUM_DEVICES=all; raises SettingError if there is none."""
+    settings = read_settings(script, os.environ | change)
+    if settings.num_devices != ALL:
+        return change
+    use_gpu = "" if settings.use_gpu is None else str(int(settings.use_gpu))
+    count = ask("frameworks.print_device_count(*sys.argv[1:])", settings.framework, use_gpu)
+    if count == "0":
+        raise SettingError("NUM_DEVICES='all' counts GPUs, and none can be used: name a number of CPU processes")
+    return change | {"NUM_DEVICES": count}
+
+
+def check_all(script, changes, describe_workload):
+    """Raise SettingError for a combination that cannot run, before anything is measured.
+
+    Describing the work also downloads, once and with its progress in sight, what all runs need.
+    """
+    uncounted = {}
+    for change in changes:
+        settings = read_settings(script, os.environ | change).on("cpu")
+        if describe_workload(settings).parameters is None and settings.model:
+            uncounted.setdefault(settings.framework, set()).add(settings.model)
+    if len(changes) > 1:  # a single run finds out by itself
+        for framework, models in uncounted.items():  # only the framework knows those
+            ask("frameworks.check_models(*sys.argv[1:])", framework, *sorted(models))
+
+
+def ask(expression, *arguments):
+    """Return what a Python expression about bench.frameworks prints in a process of its own.
+
+    Raises:
+        SettingError: the last line that it printed on stderr.
+    """
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from bench import frameworks; {expression}"
+    ended = processes.run_process([sys.executable, "-c", program, *arguments], dict(os.environ), captures=True)
+    if ended.status == cli.INTERRUPTED:
+        raise KeyboardInterrupt
+    if ended.status:
+        reason = ended.err.strip().rpartition("\n")[2]
+        raise SettingError(reason or f"{arguments[0]} could not be asked: its process ended by {ended.status}")
+    return ended.out.strip()
+
+
+def choose_batch_size(launcher: Launcher, change):
+    """Return the change with the fastest batch size that fits instead of BATCH_SIZE=auto.
+
+    Batch sizes are doubled from 1, with a short run of each, until one fails or two doublings in a row gain less than
+    2 %. A step that would take longer than MAX_SECONDS, or more memory than is free, is not tried: there the system
+    would swap or hang.
+    """
+    settings = read_settings(launcher.script, os.environ | change)
+    if settings.batch_size != AUTO:
+        return change
+    log.info("BATCH_SIZE=auto doubles the batch size until that gains nothing or fails: this may take minutes")
+    rates, size, own_memory = {}, 1, False
+    with tempfile.TemporaryDirectory() as folder:  # these rows are not results
+        while True:
+            trial = change | TRIAL | {"BATCH_SIZE": str(size), "RESULTS_DIR": folder, SEARCH: "auto", "MAKEFLAGS": None}
+            status, rows = launcher.launch(trial, captures=True)
+            if status == cli.INTERRUPTED:
+                raise KeyboardInterrupt
+            row = rows[-1] if rows else {"status": "failed", "note": f"exit status {status}"}
+            if row["status"] != "ok":
+                log.info("BATCH_SIZE=%d: %s: %s", size, row["status"], row["note"])
+                break
+            if size == 1 and row["device"] == "cuda":  # integrated devices share the system's memory
+                own_memory = ask("frameworks.print_has_own_memory(*sys.argv[1:])", settings.framework) == "1"
+            rates[size] = float(row["throughput"])
+            log.info("BATCH_SIZE=%d: %.4g %s", size, rates[size], row["unit"])
+            best_before = max([rate for each, rate in rates.items() if each < size / 2], default=0.0)
+            gains = max(rates.values()) > MIN_GAIN * best_before
+            taken = float(row["peak_memory_bytes"] or 0)
+            free = None if own_memory else resources.available_bytes()
+            if not gains or 2 * float(row["step_seconds_median"]) > settings.max_seconds or (free and 2 * taken > free):
+                break
+            size *= 2
+    fastest = max(rates, key=rates.__getitem__, default=1)  # if 1 fails, measuring it says why
+    return change | {"BATCH_SIZE": str(fastest)}
+
+
+def describe_death(settings, host, describe_workload, status, rank=0):
+    """Return the row of a child process, or of one of its ranks, that ended without reporting a result.
+
+    Args:
+        status: its exit status; negative: the signal that ended it.
+    """
+    reason = f"signal {-status}" if status < 0 else f"exit status {status}"
+    if status == -signal.SIGALRM:
+        reason = "its time limit"
+    if status == -signal.SIGKILL:
+        smaller = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
+        reason += f", most likely for lack of memory: choose a smaller {smaller}"
+    devices = settings.num_devices or 1
+    who = f"rank {rank} of {devices}" if devices > 1 and status != -signal.SIGALRM else "the process"
+    without_gpu = settings.use_gpu is False or (environment.find_card() is None and host.gpu_cores is None)
+    settings = settings.on("cpu" if without_gpu else "gpu")
+    scopes = settings.scope or ("device",)
+    scope = scopes[0] if len(scopes) == 1 else None  # any of several
+    row = begin_row(settings, host, {}, describe_workload(settings), settings.phase, scope, "")
+    if isinstance(settings.precision, tuple):  # make tflops: any of its precisions and sizes
+        row |= {"precision": None, "matrix_size": None}
+    status = "out_of_memory" if status == -signal.SIGKILL else "crashed"
+    return row | {"status": status, "note": f"{who} was ended by {reason}", "timestamp": utc_now()}

@@ -1,0 +1,327 @@
+"""The parent process: plans, starts children, and writes the row of a child that died."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+import tflops_sweep
+from bench import launch
+from bench.launch import Launcher
+from bench.machine import environment
+from bench.machine.environment import describe_host
+from bench.rows import report, results
+from bench.settings import SettingError, list_runs, read_settings
+from image_benchmark import image_workload
+from llm_benchmark import llm_workload
+from mlp_benchmark import mlp_workload
+from transformer_benchmark import transformer_workload
+
+WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
+# A child in place of a benchmark: its MODEL says what becomes of it. The worker shares its process group.
+STAND_IN = """
+import json, os, signal, subprocess, sys, time
+sys.path.insert(0, os.environ["BENCH_ROOT"])
+from bench import processes
+from bench.rows import results
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+processes.end_with_parent()
+what, rank = os.environ["MODEL"], os.environ.get("RANK")
+print("asked for", what, os.environ["RUNS"], flush=True)
+if rank == "0":
+    what = "slow"
+if what in ("slow", "stuck"):
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
+    with open(os.environ["PIDS"], "a") as pids:
+        print(os.getpid(), worker, file=pids)
+if what == "ok":
+    path = os.path.join(os.environ["RESULTS_DIR"], "m.csv")
+    results.append(path, {"schema": "1", "run_id": os.environ["BENCH_RUN"], "status": "ok", "throughput": 5})
+if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
+if what == "aborted": os.kill(os.getpid(), signal.SIGABRT)
+if what == "interrupts": os.kill(os.getppid(), signal.SIGINT)
+if what == "mistake": print("MODEL='mistake' is not known", file=sys.stderr)
+if what == "reports":
+    row = {"schema": "1", "status": "out_of_memory", "note": "rank 1 of 2: 9 TiB", "framework": "torch", "model": "m"}
+    row |= {"cpu_name": "c", "phase": "inference", "scope": "device", "unit": "images/s", "precision": "float32"}
+    message = {"message": "9 TiB", "extraInfo": {"timestamp": "1"}, "row": row, "seconds": 1.0}
+    json.dump({"message": message}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
+    sys.exit(1)
+if what in ("slow", "stuck", "interrupts"):
+    try:
+        time.sleep(100)
+    except KeyboardInterrupt:
+        sys.exit(130)
+sys.exit({"fails": 1, "mistake": 2}.get(what, 0))
+"""
+
+
+@pytest.fixture
+def run_all(monkeypatch, tmp_path, capfd):
+    """Runs a list of models with the stand-in; returns (status, stdout, stderr, rows)."""
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    monkeypatch.setattr(launch, "check_all", lambda *entries: None)  # no framework has the stand-in's models
+    monkeypatch.setenv("RESULTS_DIR", str(tmp_path))
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    monkeypatch.setenv("BENCH_ROOT", os.getcwd())
+
+    def call(*models, **environ):
+        for name, value in ({"MODEL": ",".join(models), "USE_GPU": "0", "MACHINE": "m"} | environ).items():
+            monkeypatch.setenv(name, value)
+        status = launch.run_all(Launcher("image", image_workload, [str(script)], describe_host("m")))
+        out, err = capfd.readouterr()
+        return status, out, err, results.read(tmp_path / "m.csv") if (tmp_path / "m.csv").exists() else []
+
+    return call
+
+
+def have_ended(pids, seconds=300):
+    deadline = time.monotonic() + seconds
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def read_pids(tmp_path, count):
+    """The process ids that stand-ins noted, once there are so many."""
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+
+
+def test_every_combination_runs_and_its_rows_are_found(run_all):
+    status, out, _, rows = run_all("a", "ok", RUNS="2")
+    assert status == 0
+    asked = [line for line in out.splitlines() if line.startswith("asked")]
+    assert asked == ["asked for a 1"] * 2 + ["asked for ok 1"] * 2
+    assert len({row["run_id"] for row in rows}) == 2
+    assert out.count("added to ") == 1
+
+
+@pytest.mark.parametrize(("model", "status"), [("killed", "out_of_memory"), ("aborted", "crashed")])
+def test_a_child_that_is_killed_leaves_a_row_and_the_others_run(run_all, model, status):
+    code, out, _, rows = run_all("a", model, "b")
+    assert code == 0
+    assert "asked for b" in out
+    assert f"{status}: the process was ended by signal " in out
+    assert [(row["status"], row["model"], row["throughput"], row["machine"]) for row in rows] == [
+        (status, model, "", "m")
+    ]
+    assert (rows[0]["scope"], rows[0]["batch_size"]) == ("", "16")
+
+
+def test_a_plain_run_that_is_killed_leaves_a_row(run_all):
+    code, _, _, rows = run_all("killed")
+    assert (code, [row["status"] for row in rows]) == (1, ["out_of_memory"])
+
+
+def test_a_mistake_in_one_entry_ends_all(run_all):
+    code, out, err, rows = run_all("mistake", "b")
+    assert (code, rows) == (2, [])
+    assert "MODEL='mistake'" in err
+    assert "asked for b" not in out
+
+
+def test_the_exit_status_tells_whether_anything_was_measured(run_all):
+    assert run_all("fails", "ok")[0] == 0
+    assert run_all("fails", "reports")[0] == 1
+
+
+def test_ctrl_c_reaches_the_child_and_starts_no_other(run_all, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run_all("interrupts", "b")
+    assert not (tmp_path / "m.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "environ", "said"),
+    [
+        ("image", {"MODEL": "resnet18,resnet51"}, "MODEL='resnet51'.*resnet50"),
+        ("mlp", {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "1000 layers"),
+        ("transformer", {"MODEL": "distilbert,bert-huge"}, "MODEL='bert-huge'"),
+        ("llm", {"DEPTH": "0,9000", "PHASE": "decode"}, "DEPTH='9000'.*9128"),
+        ("llm", {"MODEL": "smollm2-135m,gpt-5"}, "MODEL='gpt-5'"),
+        ("mlp", {"EPOCHS": "1", "PHASE": "training,inference", "DATA": "synthetic"}, "EPOCHS='1'"),
+    ],
+)
+def test_every_entry_is_checked_before_anything_is_measured(script, environ, said, monkeypatch):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingError, match=said):
+        launch.check_all(script, list_runs(script), WORKLOADS[script])
+
+
+def test_all_is_the_number_of_gpus(monkeypatch):
+    monkeypatch.setenv("NUM_DEVICES", "all")
+    monkeypatch.setattr(launch, "ask", lambda *question: "8")
+    assert launch.count_all("mlp", {"MODEL": "mlp-8"}) == {"MODEL": "mlp-8", "NUM_DEVICES": "8"}
+    monkeypatch.setattr(launch, "ask", lambda *question: "0")
+    with pytest.raises(SettingError, match="NUM_DEVICES='all'"):
+        launch.count_all("mlp", {})
+
+
+# Ends of several ranks, and of their parent: real processes.
+
+
+def launcher(tmp_path):
+    return Launcher("image", image_workload, [str(tmp_path / "stand_in.py")], describe_host("m"))
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "note"),
+    [("killed", -9, "rank 1 of 2 was ended by signal 9"), ("reports", 1, "rank 1 of 2: 9 TiB")],
+)
+def test_a_rank_that_fails_ends_the_others_with_one_row(run_all, tmp_path, what, status, note):
+    code, _, err, rows = run_all(what, NUM_DEVICES="2")
+    assert code == 1
+    assert [(row["status"], row["note"][: len(note)]) for row in rows] == [("out_of_memory", note)]
+    assert have_ended(read_pids(tmp_path, 2))
+    assert "Traceback" not in err
+
+
+def test_a_mistake_of_a_rank_is_one_line(run_all):
+    with pytest.raises(SettingError):
+        run_all("mistake", NUM_DEVICES="2")
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_a_time_limit_ends_all_processes(run_all, monkeypatch, tmp_path, devices):
+    def wait(child, timeout=None):  # the limit is reached once all ranks are at work
+        if timeout == 1234:
+            read_pids(tmp_path, 2 * int(devices))
+            raise subprocess.TimeoutExpired(child.args, timeout)
+        return wait_for(child, timeout)
+
+    wait_for = subprocess.Popen.wait
+    run_all("ok")
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    change = {"MODEL": "stuck", "NUM_DEVICES": devices, "BENCH_SEARCH": "s"}
+    status, rows = launcher(tmp_path).launch(change, limit=1234, captures=True)
+    assert status == -signal.SIGALRM
+    assert [(row["status"], row["search"]) for row in rows] == [("crashed", "s")]
+    assert "time limit" in rows[0]["note"]
+    assert have_ended(read_pids(tmp_path, 2 * int(devices)))
+
+
+PARENT = """
+import sys
+from bench.launch import Launcher
+from bench.machine.environment import describe_host
+from image_benchmark import image_workload
+Launcher("image", image_workload, [sys.argv[1]], describe_host("m")).launch({"MODEL": "stuck"})
+"""
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_a_parent_that_is_killed_leaves_no_process(tmp_path, devices):
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    environ = {"PIDS": str(tmp_path / "pids"), "NUM_DEVICES": devices, "RESULTS_DIR": str(tmp_path), "USE_GPU": "0"}
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "stand_in.py")]
+    parent = subprocess.Popen(command, env=os.environ | environ | {"BENCH_ROOT": os.getcwd()})
+    pids = read_pids(tmp_path, 2 * int(devices))
+    parent.kill()
+    parent.wait()
+    assert have_ended(pids)
+
+
+# BATCH_SIZE=auto, with trials from a table.
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """Chooses a batch size; `rows` are {batch size: cells of its trial}, and a size without a row has run out."""
+
+    def call(rows, device="cpu", free=10**12, **environ):
+        tried = []
+
+        def trial(launcher, change, captures):
+            assert "SUSTAIN" not in launch.change_environment(change)
+            tried.append(int(change["BATCH_SIZE"]))
+            row = {"status": "ok", "unit": "images/s", "device": device, "peak_memory_bytes": "0"}
+            row |= {"step_seconds_median": "0.001"} | rows.get(tried[-1], {"status": "out_of_memory", "note": "full"})
+            return 0, [row]
+
+        for name, value in ({"BATCH_SIZE": "auto"} | environ).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(Launcher, "launch", trial)
+        monkeypatch.setattr(launch.resources, "available_bytes", lambda: free)
+        change = launch.choose_batch_size(
+            Launcher("image", image_workload, [], describe_host("m")), {"MODEL": "resnet18"}
+        )
+        return change.get("BATCH_SIZE"), tried
+
+    return call
+
+
+def rates(*values):
+    return {2**i: {"throughput": str(value)} for i, value in enumerate(values)}
+
+
+def test_auto_takes_the_fastest_size_that_fits(choose):
+    assert choose(rates(10, 20, 40, 30), SUSTAIN="60") == ("4", [1, 2, 4, 8, 16])
+    assert choose(rates()) == ("1", [1])
+    assert choose(rates(10), BATCH_SIZE="8") == (None, [])
+
+
+def test_auto_ends_when_doubling_gains_nothing(choose):
+    assert choose(rates(10, 20, 20.1, 20.2, 100, 200)) == ("8", [1, 2, 4, 8])
+
+
+def test_auto_ends_before_a_step_that_takes_too_long(choose):
+    slow = {1: {"throughput": "10"}, 2: {"throughput": "20", "step_seconds_median": "6"}}
+    assert choose(slow | {4: {"throughput": "40"}}, MAX_SECONDS="10") == ("2", [1, 2])
+
+
+@pytest.mark.parametrize(("device", "own", "sizes"), [("cpu", "0", [1]), ("cuda", "1", [1, 2, 4]), ("cuda", "0", [1])])
+def test_auto_ends_before_the_systems_memory_is_used_up(choose, monkeypatch, device, own, sizes):
+    monkeypatch.setattr(launch, "ask", lambda *question: own)
+    used = {size: {"throughput": str(size), "peak_memory_bytes": "600"} for size in (1, 2)}
+    assert choose(used, device=device, free=1000)[1] == sizes
+
+
+# The row of a child that died.
+
+
+def death(settings, describe_workload):
+    return launch.describe_death(settings, describe_host("m"), describe_workload, -9)
+
+
+@pytest.mark.parametrize(
+    ("script", "describe_workload", "model"),
+    [("mlp", mlp_workload, "mlp-8"), ("transformer", transformer_workload, "bert-large")],
+)
+def test_a_killed_run_of_any_script_is_a_row(script, describe_workload, model):
+    row = death(read_settings(script, {"MODEL": model, "DATA": "synthetic"}), describe_workload)
+    assert (row["status"], row["scope"], row["workload"], row["model"]) == ("out_of_memory", "device", script, model)
+    assert "BATCH_SIZE" in row["note"]
+
+
+@pytest.mark.parametrize(("card", "batch_size"), [(environment.Card("NVIDIA H200", "GPU-1"), 64), (None, 16)])
+def test_a_killed_run_names_the_batch_size_of_its_device(monkeypatch, card, batch_size):
+    monkeypatch.setattr(environment, "find_card", lambda: card)  # None: there is a driver, and all cards are hidden
+    host = replace(describe_host("m"), driver="580.1", gpu_cores=None)
+    row = launch.describe_death(read_settings("image", {}), host, image_workload, -6)
+    assert (row["batch_size"], row["status"]) == (batch_size, "crashed")
+
+
+def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
+    row = death(read_settings("tflops", {}), tflops_sweep.first_size)
+    assert (row["status"], row["workload"], row["precision"], row["matrix_size"]) == (
+        "out_of_memory",
+        "matmul",
+        None,
+        None,
+    )
+    assert "SIZES" in row["note"]
+    assert "out_of_memory" in report.describe_result(row)
+    assert report.describe_task(row).startswith("matmul, torch")
