@@ -1,7 +1,5 @@
 """Opens sessions of one framework for the tests: small models and few steps."""
 
-import os
-import signal
 from dataclasses import replace
 
 from bench import frameworks
@@ -42,10 +40,3 @@ class Opener:
         """The session of one operator."""
         settings = replace(self.settings("tflops"), precision=precision)
         return self.framework.open_session(workload, settings, None, "device")
-
-
-def dies_at_four(settings):
-    """The work of make mlp; a batch of four ends the process, as an assertion in Metal does."""
-    if settings.batch_size == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return mlp_workload(settings)

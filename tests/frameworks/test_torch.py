@@ -1,7 +1,6 @@
 """What is special to PyTorch: small models, few steps. Where an accelerator is found, the same tests run on it."""
 
 import csv
-import multiprocessing
 import os
 import sys
 import weakref
@@ -15,7 +14,7 @@ from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import batch_size, frameworks, run
+from bench import frameworks, run
 from bench.frameworks import on_torch
 from bench.machine import environment, meters, resources
 from bench.rows.columns import COLUMNS
@@ -24,7 +23,7 @@ from bench.timing import measure
 from bench.work import data, workload
 from image_benchmark import image_workload
 from tests.frameworks import count_flops
-from tests.frameworks.sessions import Opener, dies_at_four
+from tests.frameworks.sessions import Opener
 from transformer_benchmark import transformer_workload
 
 open_session = Opener("torch")
@@ -313,14 +312,3 @@ def test_the_card_that_runs_is_known_by_its_uuid_and_no_row_has_it(monkeypatch, 
     device = frameworks.Device("cuda", name, torch.__version__, 1, found)
     assert set(device.cells()) <= set(COLUMNS)
     assert found not in device.cells().values()
-
-
-def test_batch_sizes_are_tried_in_a_process_that_may_die(caplog):
-    caplog.set_level("INFO", "bench")
-    environ = {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "auto", "USE_GPU": "0", "SCOPE": "device"}
-    opened = run.open_bench(read_settings("mlp", environ), environment.describe_host("here"))
-    assert batch_size.choose_batch_size(opened, dies_at_four) in (1, 2)
-    said = [message for message in caplog.messages if message.startswith("BATCH_SIZE=")]
-    assert said[1].endswith("images/s")
-    assert said[3] == "BATCH_SIZE=4: the process that tried it was ended by signal 9"
-    assert multiprocessing.active_children() == []
