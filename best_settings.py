@@ -79,14 +79,18 @@ class Runs:
         change = self.held | change | {"MAX_SECONDS": f"{seconds:g}", SEARCH: self.search_id}
         change |= {SEARCH_STEP: step} if step is not None else {}
         limit = limit or (FULL_LIMIT + 2 * seconds if step else max(LEAST_LIMIT, LIMIT_SHARE * self.seconds))
-        script = str(ROOT / f"{self.workload}_benchmark.py")
-        launcher = Launcher(self.workload, WORKLOADS[self.workload], [script], self.host)
-        status, rows = launcher.launch(change, limit=round(limit), captures=True)
+        status, rows = self.launch(change, round(limit))
         if status == cli.INTERRUPTED:
             raise KeyboardInterrupt
         if not rows:
             raise SettingError("a run left no row: run it by itself, it says why")
         return rows[-1]
+
+    def launch(self, change, limit):
+        """Start one run and wait for it; returns (exit status, rows) as Launcher.launch() does."""
+        script = str(ROOT / f"{self.workload}_benchmark.py")
+        launcher = Launcher(self.workload, WORKLOADS[self.workload], [script], self.host)
+        return launcher.launch(change, limit=limit, captures=True)
 
 
 def trial_of(row):

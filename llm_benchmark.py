@@ -4,7 +4,8 @@
     MODEL=llama-3.2-1b PHASE=decode DEPTH=0,4096 BATCH_SIZE=1,8 make llm
     PHASE=prefill PROMPT_TOKENS=128,512,2048 .venv/bin/python llm_benchmark.py
 
-The definitions are those of llama-bench (pp512, tg128); docs/method-details.md has them. `make settings` explains the settings.
+The definitions are those of llama-bench (pp512, tg128); docs/method-details.md has them. `make settings`
+explains the settings.
 """
 
 import functools

@@ -59,8 +59,7 @@ class Sweep:
         self.bar.set_description_str(f"{precision} {name_workload(workload)}")
         try:
             show = lambda workload: nullcontext()  # noqa: E731  the sweep has its own bar
-            (columns,) = run.measure_quantity(bench, workload, None, "device", progress=show)
-            row |= columns
+            row |= run.measure_quantity(bench, workload, None, "device", progress=show)
         except Exception as error:
             row |= run.describe_failure(error, bench)
         self.bar.update(int(counts))

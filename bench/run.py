@@ -9,6 +9,7 @@ import os
 import statistics
 import sys
 import traceback
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
 
@@ -127,33 +128,92 @@ def as_rank(script, settings, me):
 
 
 def measure_workload(bench, path, describe_workload):
-    """Measure one combination; print and store each row as soon as it is measured. Returns the exit status."""
-    rows = []
-    stored = results.read(path) if path.exists() else []
-    best, moved = peaks.measured_peaks(stored), peaks.measured_bandwidths(stored)
-    for row in run_once(bench, describe_workload):
-        rows.append(row)
-        bench.end_failed_rank(row)
-        if not bench.reports:
-            continue
+    """Measure one combination: every quantity that the settings ask for, up to the first failure.
+
+    Each row is printed and stored as soon as it is measured. The row of a failure or an interruption is the last one:
+    its status says what happened, its note why.
+
+    Args:
+        describe_workload: Settings -> Workload.
+
+    Returns:
+        The exit status.
+    """
+    bench = look_at_rest(bench)
+    output = Output(bench, path)
+    for phase, scope in quantities(bench.settings):
+        workload = describe_workload(replace(bench.settings, phase=phase))
+        output.begin(workload, phase, scope)
+        log.info("%s, %s: building and checking, then measuring", phase, scope)
         try:
-            results.append(path, row)
-        finally:  # print the row even if it cannot be stored
-            if len(rows) == 1:
-                print(report.describe_task(row))
-            shares = peaks.fraction_of_peak(row, best), peaks.fraction_of_bandwidth(row, moved)
-            print(report.describe_result(row, *shares), flush=True)
+            if scope in SCOPES:
+                columns = measure_quantity(bench, workload, phase, scope)
+                if (
+                    bench.canary and columns.get("status", "ok") == "ok"
+                ):  # a pipeline's workers would slow it as heat does
+                    columns |= compare_canary(bench.canary, columns["flags"])
+                output.add(columns)
+            else:
+                for columns in measure_series(bench, workload, phase, scope):
+                    output.add(columns)
+        except SettingError:
+            raise
+        except ModuleNotFoundError as error:  # a package that only some workloads need
+            raise frameworks.missing_package(bench.settings.framework, error) from None
+        except Exception as error:
+            output.add(describe_failure(error, bench))
+        if output.rows[-1]["status"] != "ok":
+            break
     if bench.reports:
-        flags = {flag for row in rows for flag in row.get("flags", "").split()}
+        output.close()
+    return EXIT_STATUS.get(output.rows[-1]["status"], 1)
+
+
+class Output:
+    """Assembles the rows of one run, and prints and stores each."""
+
+    def __init__(self, bench, path):
+        self.bench, self.path, self.rows, self.run_id = bench, path, [], cells.new_run_id()
+        stored = results.read(path)
+        self.best, self.moved = peaks.measured_peaks(stored), peaks.measured_bandwidths(stored)
+
+    def begin(self, workload, phase, scope):
+        """Begin the rows of one quantity."""
+        bench = self.bench
+        self.begun = cells.begin_row(
+            bench.settings, bench.host, bench.device.cells(), workload, phase, scope, self.run_id
+        )
+
+    def add(self, columns):
+        """Make the row of some columns; print it and store it."""
+        row = peaks.flag_implausible(self.begun | columns | {"timestamp": cells.utc_now()})
+        if row["scope"] == "end_to_end" and row["status"] == "ok":
+            done = {each["scope"]: each for each in self.rows if each["phase"] == row["phase"]}
+            row |= cells.of_bottleneck(row, done | {"end_to_end": row})
+        self.rows.append(row)
+        self.bench.end_failed_rank(row)
+        if not self.bench.reports:
+            return
+        try:
+            results.append(self.path, row)
+        finally:  # print the row even if it cannot be stored
+            if len(self.rows) == 1:
+                print(report.describe_task(row))
+            shares = peaks.fraction_of_peak(row, self.best), peaks.fraction_of_bandwidth(row, self.moved)
+            print(report.describe_result(row, *shares), flush=True)
+
+    def close(self):
+        """Print what concerns all rows: a sustained run's two speeds, the meaning of the flags, a missing peak."""
+        rows = self.rows
         sustained = [row for row in rows if row.get("elapsed_seconds")]
+        flags = {flag for row in rows for flag in row.get("flags", "").split()}
         closing = [report.describe_sustained(sustained), report.explain(flags)]
-        has_no_peak = rows[-1].get("tflops") and peaks.fraction_of_peak(rows[-1], best) is None
+        has_no_peak = rows[-1].get("tflops") and peaks.fraction_of_peak(rows[-1], self.best) is None
         if has_no_peak and REPEATED not in os.environ:
             precision = peaks.SIXTEEN_BITS.get(rows[-1]["precision"], rows[-1]["precision"])
             closing.append(f"  `make tflops` measures this machine's peak in {precision}, to compare with")
         if any(closing):
             print("\n".join(filter(None, closing)), flush=True)
-    return EXIT_STATUS.get(rows[-1]["status"], 1)
 
 
 def open_bench(settings: Settings, host: environment.Environment):
@@ -201,38 +261,6 @@ def warn_of_no_gpu(settings: Settings, host: environment.Environment):
         log.warning("WARNING: %s; measuring the CPU", why)
 
 
-def run_once(bench: Bench, describe_workload):
-    """Measure one combination; yield a row, a dict of COLUMNS, for each quantity as it is measured.
-
-    The first failure or interruption is the last row: its status says what happened, its note why.
-
-    Args:
-        describe_workload: Settings -> Workload.
-    """
-    bench = look_at_rest(bench)
-    run_id, done = cells.new_run_id(), {}
-    for phase, scope in quantities(bench.settings):
-        workload = describe_workload(replace(bench.settings, phase=phase))
-        begun = cells.begin_row(bench.settings, bench.host, bench.device.cells(), workload, phase, scope, run_id)
-        try:
-            log.info("%s, %s: building and checking, then measuring", phase, scope)
-            for columns in measure_between_canaries(bench, workload, phase, scope):
-                row = peaks.flag_implausible(begun | columns)
-                done[scope if phase == bench.settings.phase else phase] = row
-                if scope == "end_to_end" and row["status"] == "ok":
-                    row |= cells.of_bottleneck(row, done)
-                yield row | {"timestamp": cells.utc_now()}
-                if row["status"] != "ok":
-                    return
-        except SettingError:
-            raise
-        except ModuleNotFoundError as error:  # a package that only some workloads need
-            raise frameworks.missing_package(bench.settings.framework, error) from None
-        except Exception as error:
-            yield begun | describe_failure(error, bench) | {"timestamp": cells.utc_now()}
-            return
-
-
 def look_at_rest(bench: Bench):
     """Return the Bench with what must be measured before any work: idle power, other programs' load, the canary."""
     if SEARCH in os.environ and SEARCH_STEP not in os.environ:  # a short run of `make best`: only the rate
@@ -264,20 +292,6 @@ def quantities(settings: Settings):
         yield "training", "epoch"
 
 
-def measure_between_canaries(bench: Bench, workload: Workload, phase, scope):
-    """Yield the columns of measure_quantity(), with the canary's ratio and flag if there is a single quantity.
-
-    The canary runs after the session is closed, because a pipeline's workers would slow it as heat does.
-    """
-    if bench.canary is None or scope == "epoch":
-        yield from measure_quantity(bench, workload, phase, scope)
-        return
-    (columns,) = measure_quantity(bench, workload, phase, scope)
-    if columns.get("status", "ok") == "ok":
-        columns |= compare_canary(bench.canary, columns["flags"])
-    yield columns
-
-
 def compare_canary(canary, flags):
     """Return the columns that the canary fills; a failure of the canary leaves them blank."""
     try:
@@ -291,37 +305,84 @@ def compare_canary(canary, flags):
 
 
 def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=None):
-    """Open a session, measure it and close it; yield its columns, once or for each epoch or every ten seconds."""
+    """Open a session, measure it and close it; returns the columns of its result.
+
+    Args:
+        progress: Workload -> context manager of a callback for each window; report.progress by default.
+
+    Raises:
+        MeasurementError, or whatever the framework raises.
+    """
+    with open_job(bench, workload, phase, scope) as job:
+        with (progress or report.progress if bench.reports else report.no_progress)(workload) as on_window:
+            measured = measure.measure(replace(job, on_window=on_window))
+        if phase == "training" and scope != "input":
+            prove_equal_weights(job.session, bench.group)
+        columns = cells.of_measurement(measured, job.watches)
+        if has_own_energy(bench, job.mode, scope) and measured.stop_reason != "interrupted":
+            columns |= measure_energy(job, bench.instruments, measured.steps_per_window)
+        return describe_work(bench, workload, scope, job.session, columns)
+
+
+def measure_series(bench: Bench, workload: Workload, phase, scope):
+    """Yield the columns of each epoch, or of every ten seconds of a sustained run."""
+    with open_job(bench, workload, phase, scope) as job:
+        if scope == "epoch":
+            parts = measure_epochs(job, workload, bench.settings)
+        else:
+            parts = measure_sustained(job, bench.instruments, bench.settings.sustain)
+        for columns in parts:
+            yield describe_work(bench, workload, scope, job.session, columns)
+
+
+@contextmanager
+def open_job(bench: Bench, workload: Workload, phase, scope):
+    """Open the session of a quantity, as a Job of all ranks, and close it at the end."""
     refuse_too_large(workload)
     meters.reset_process_peak()
+    group, settings = bench.group, bench.settings
     # Each rank has its own data, and its own order of them.
-    settings = replace(bench.settings, seed=bench.settings.seed + bench.group.ranks.rank)
-    session = bench.framework.open_session(workload, settings, phase, scope)
+    own = replace(settings, seed=settings.seed + group.ranks.rank)
+    session = bench.framework.open_session(workload, own, phase, scope)
     try:
-        for columns in measure_scope(bench, session, workload, phase, scope, progress or report.progress):
-            if workload.flops_per_item and scope != "input":
-                columns["flops_per_item"] = workload.flops_per_item
-                columns["tflops"] = columns["throughput"] * workload.flops_per_item / 1e12
-            if workload.bytes_per_step:
-                columns["bytes_per_step"] = workload.bytes_per_step
-                columns["bandwidth"] = columns["throughput"] / workload.items_per_step * workload.bytes_per_step / 1e9
-            columns |= {
-                "parameters": session.parameters,
-                "measured_precision": session.measured_precision,
-                "output_error": session.output_error,
-                "peak_memory_bytes": peak_memory_bytes(session, bench.device.device),
-                "reserved_memory_bytes": session.reserved_memory_bytes(),
-                "idle_watts": bench.instruments.idle_watts,
-                "note": session.note,
-            }
-            if columns.get("status") != "interrupted":
-                session.check_last_step()  # after the peak memory was read, to which it adds
-            yield columns
+        items = settings.num_images if phase == settings.phase and scope in SCOPES else None
+        limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
+        # An all-reduce is one piece of work of all ranks; else each rank has batches of its own.
+        items_per_step = workload.items_per_step * (1 if workload.samples else bench.device.world_size)
+        watches = bench.instruments.watches() if bench.reports else ()
+        yield measure.Job(group.watch_over(session), items_per_step, limits, group.clock, watches=watches)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
         raise
     finally:
         session.close()
+
+
+def describe_work(bench: Bench, workload: Workload, scope, session, columns):
+    """Return the columns of a result with those of its work: FLOPs, bytes, precision, memory.
+
+    Raises:
+        MeasurementError: the last timed output is wrong. That is checked here, after the peak memory has been read.
+    """
+    if workload.flops_per_item and scope != "input":
+        columns["flops_per_item"] = workload.flops_per_item
+        columns["tflops"] = columns["throughput"] * workload.flops_per_item / 1e12
+    if workload.bytes_per_step:
+        columns["bytes_per_step"] = workload.bytes_per_step
+        columns["bandwidth"] = columns["throughput"] / workload.items_per_step * workload.bytes_per_step / 1e9
+    on_cpu = bench.device.device == "cpu"
+    columns |= {
+        "parameters": session.parameters,
+        "measured_precision": session.measured_precision,
+        "output_error": session.output_error,
+        "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.peak_memory_bytes(),
+        "reserved_memory_bytes": session.reserved_memory_bytes(),
+        "idle_watts": bench.instruments.idle_watts,
+        "note": session.note,
+    }
+    if columns.get("status") != "interrupted":
+        session.check_last_step()
+    return columns
 
 
 def refuse_too_large(workload):
@@ -332,33 +393,6 @@ def refuse_too_large(workload):
             f"{RESIDENT_BATCHES} batches of {workload.items_per_step} {workload.unit} need {needed / 1e9:.4g} GB "
             f"and {free / 1e9:.4g} GB are free: choose a smaller BATCH_SIZE"
         )
-
-
-def measure_scope(bench: Bench, session, workload: Workload, phase, scope, progress):
-    """Yield the columns of a session's results."""
-    settings = bench.settings
-    items = settings.num_images if phase == settings.phase and scope in SCOPES else None
-    limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
-    # An all-reduce is one piece of work of all ranks; else each has batches of its own.
-    group, together = bench.group, 1 if workload.samples else bench.device.world_size
-    items_per_step = workload.items_per_step * together
-    watches = bench.instruments.watches() if bench.reports else ()
-    job = measure.Job(group.watch_over(session), items_per_step, limits, group.clock, watches=watches)
-    if scope == "epoch":
-        yield from measure_epochs(job, workload, settings)
-        return
-    with (progress if bench.reports else report.no_progress)(workload) as on_window:
-        job = replace(job, on_window=on_window)
-        if scope == "sustained":
-            yield from measure_sustained(job, bench.instruments, settings.sustain)
-            return
-        measured = measure.measure(job)
-    if phase == "training" and scope != "input":
-        prove_equal_weights(session, group)
-    columns = cells.of_measurement(measured, job.watches)
-    if has_own_energy(bench, job.mode, scope) and measured.stop_reason != "interrupted":
-        columns |= measure_energy(job, bench.instruments, measured.steps_per_window)
-    yield columns
 
 
 def prove_equal_weights(session, group):
@@ -418,11 +452,6 @@ def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
             "loss_mean": statistics.fmean(losses),
             "accuracy": job.session.evaluate(),
         }
-
-
-def peak_memory_bytes(session, device):
-    """Return the peak memory: of the device as the framework counts it, or of the process on a CPU; None if unknown."""
-    return meters.process_peak_bytes() if device == "cpu" else session.peak_memory_bytes()
 
 
 def describe_failure(error, bench: Bench):

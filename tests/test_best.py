@@ -220,6 +220,7 @@ def runs(monkeypatch, tmp_path):
     (tmp_path / "image_benchmark.py").write_text(STAND_IN)
     monkeypatch.setattr(best_settings, "ROOT", tmp_path)
     monkeypatch.setenv("PATH_OF_ROWS", str(tmp_path / "here.csv"))
+    monkeypatch.setenv("RESULTS_DIR", str(tmp_path))
     return best_settings.Runs("image", {"MAKEFLAGS": ""}, describe_host("here"), tmp_path / "here.csv", "id", 60)
 
 
@@ -276,7 +277,7 @@ class StandIn:
         step = change.get("BENCH_SEARCH_STEP")
         self.full += step is not None
         if self.count > self.last or self.full > self.last_full:
-            return 130, [], ""
+            return 130, []
         compiled, precision = change.get("COMPILE", "0"), change.get("PRECISION", "float32")
         memory_format, keeps = change.get("MEMORY_FORMAT", "channels_first"), "MALLOC_TRIM_THRESHOLD_" in change
         rate = 10.0
@@ -293,7 +294,7 @@ class StandIn:
         else:
             row |= examples.rate(rate)
         results.append(runs.path, examples.BASE | row | self.cells)
-        return 0, results.read(runs.path)[-1:], ""
+        return 0, results.read(runs.path)[-1:]
 
 
 @pytest.fixture

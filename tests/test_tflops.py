@@ -32,12 +32,12 @@ def sweep(monkeypatch, tmp_path, capsys):
             if settings.precision in fails:
                 raise MeasurementError("unsupported", f"no {settings.precision} here")
             if workload.name == "bandwidth":
-                return [{"throughput": 40.0, "flags": "", "tflops": None}]
+                return {"throughput": 40.0, "flags": "", "tflops": None}
             rate = rates[workload.model]
             if isinstance(rate, dict):
                 rate = rate[int(size.split("x")[0])] * (again if settings.seed else 1)
             status = "interrupted" if size == interrupted else "ok"
-            return [{"tflops": rate, "flags": "", "throughput": rate, "step_seconds_median": 1.0, "status": status}]
+            return {"tflops": rate, "flags": "", "throughput": rate, "step_seconds_median": 1.0, "status": status}
 
         monkeypatch.setattr(run, "measure_quantity", measure_quantity)
         for name, value in ({"SIZES": "32,64,128", "PRECISION": "float32", "MACHINE": "m"} | environ).items():

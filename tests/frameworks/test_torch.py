@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench import frameworks, run
 from bench.frameworks import on_torch
 from bench.machine import environment, meters, resources
+from bench.rows import results
 from bench.rows.columns import COLUMNS
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
@@ -275,15 +276,16 @@ def test_resnet_50_counts_as_published():
     assert row["parameters"] == 25_557_032
 
 
-def test_too_few_resources_for_workers_end_the_pipelines_and_not_the_device(monkeypatch):
+def test_too_few_resources_for_workers_end_the_pipelines_and_not_the_device(monkeypatch, tmp_path):
     monkeypatch.setattr(resources, "find_worker_shortage", lambda workers, queued, size: f"{workers} {queued} {size}")
     environ = {"MODEL": "squeezenet1_1", "IMAGE_SIZE": "64", "BATCH_SIZE": "2", "NUM_WORKERS": "20", "USE_GPU": "0"}
     bench = run.open_bench(read_settings("image", environ | {"MAX_SECONDS": "0.1"}), environment.describe_host("here"))
-    rows = list(run.run_once(replace(bench, instruments=meters.Instruments()), image_workload))
+    run.measure_workload(replace(bench, instruments=meters.Instruments()), tmp_path / "m.csv", image_workload)
+    rows = results.read(tmp_path / "m.csv")
     assert [(row["scope"], row["status"]) for row in rows] == [("device", "ok"), ("input", "unsupported")]
     assert rows[1]["note"] == f"20 3 {2 * 3 * 64 * 64 * 4}"
     bench = replace(bench, settings=replace(bench.settings, num_workers=0, scope=("input",)))
-    assert [row["status"] for row in run.run_once(bench, image_workload)] == ["ok"]
+    assert run.measure_workload(bench, tmp_path / "n.csv", image_workload) == 0
 
 
 def test_a_single_item_that_batchnorm_refuses_is_unsupported():
