@@ -64,7 +64,7 @@ compare: $(READY) ## A=x.csv B=y.csv (or two machines) row by row; FAIL_ON_SLOWE
 	@$(RUN) compare_results.py
 
 table: $(READY) ## the latest rows of this machine, for an issue
-	@$(RUN) -m bench.rows.tables
+	@$(RUN) -m bench.records.tables
 
 doctor: ## what can run here, what cannot, and how to fix it
 	@for python in $(VENV)/bin/python "$(PYTHON)" python3; do \

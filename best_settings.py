@@ -5,8 +5,8 @@
     WORKLOAD=transformer MAX_MINUTES=40 make best
     PRECISION=float32 COMPILE=0,1 make best             one value is held fixed, a list restricts what is tried
 
-Each trial of a combination is an ordinary run in a process of its own. bench/search.py decides what to try next,
-bench/candidates.py lists what can be tried. `make help` lists the settings.
+Each trial of a combination is an ordinary run in a process of its own. bench/tune/search.py decides what to try next,
+bench/tune/candidates.py lists what can be tried. `make help` lists the settings.
 """
 
 import logging
@@ -16,13 +16,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import answer, candidates, cli
+from bench import cli
+from bench.host import environment
+from bench.host.ranks import read_ranks
 from bench.launch import Launcher
-from bench.machine import environment
-from bench.machine.ranks import read_ranks
-from bench.rows import report, results
-from bench.rows.cells import new_run_id
-from bench.search import TRIAL_SECONDS, Search, Trial
+from bench.records import report, results
+from bench.records.cells import new_run_id
 from bench.settings import (
     MAKE_VARIABLES,
     ROOT,
@@ -34,6 +33,8 @@ from bench.settings import (
     read_search,
     read_settings,
 )
+from bench.tune import answer, candidates
+from bench.tune.search import TRIAL_SECONDS, Search, Trial
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
@@ -175,7 +176,7 @@ def main():
     fastest, _ = search.answers()
     lines = answer.describe(search, (time.monotonic() - begun) / 60)
     print("\n".join(lines + (repeat(search, runs, fastest) if fastest else [])))
-    print(f"\nadded to {os.path.relpath(path)}, search {runs.search_id}")
+    print(f"\nadded to {cli.display_path(path)}, search {runs.search_id}")
     return status or (0 if fastest else 1)
 
 

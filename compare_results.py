@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from bench import cli
-from bench.rows import columns, layout, tables
+from bench.records import columns, layout, tables
 from bench.settings import ROOT, SettingError, read_settings
 
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1

@@ -11,8 +11,8 @@ import functools
 import sys
 
 from bench.launch import main
-from bench.work import data
-from bench.work.workload import Workload, image_counts
+from bench.workloads import data
+from bench.workloads.workload import Workload, image_counts
 
 # Inputs are 224 pixels a side, as most models take them, but for these.
 IMAGE_SIZE = {"inception_v3": 299}

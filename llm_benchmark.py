@@ -13,8 +13,8 @@ import sys
 
 from bench.launch import main
 from bench.settings import SettingError
-from bench.work import data, language
-from bench.work.workload import Workload
+from bench.workloads import data, language
+from bench.workloads.workload import Workload
 
 
 def llm_workload(settings):

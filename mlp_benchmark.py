@@ -12,8 +12,8 @@ import sys
 
 from bench.launch import main
 from bench.settings import SettingError
-from bench.work import cifar10
-from bench.work.workload import CIFAR_CLASSES, CIFAR_SIDE, TRAIN_IMAGES, Workload, mlp_counts, mlp_widths
+from bench.workloads import cifar10
+from bench.workloads.workload import CIFAR_CLASSES, CIFAR_SIDE, TRAIN_IMAGES, Workload, mlp_counts, mlp_widths
 
 
 def mlp_workload(settings):

@@ -7,7 +7,6 @@ Needs pandas and matplotlib, no framework and no screen. Pictures show each mach
 """
 
 import functools
-import os
 import sys
 
 from bench import cli
@@ -30,7 +29,7 @@ def main():
     if not folder.is_dir():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} is not a folder: name one with CSV files of results")
     for path in plot(folder, functools.partial(print, file=sys.stderr)):
-        print(os.path.relpath(path))
+        print(cli.display_path(path))
     return 0
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench import run
+from bench.host import resources
+from bench.host.environment import GIB
 from bench.launch import main
-from bench.machine import resources
-from bench.machine.environment import GIB
-from bench.rows import cells, peaks, report, results
-from bench.rows.columns import without_exponent
-from bench.rows.verdict import bus_bandwidth
-from bench.work import operators
+from bench.records import cells, peaks, report, results
+from bench.records.columns import without_exponent
+from bench.records.verdict import bus_bandwidth
+from bench.workloads import operators
 
 MESSAGES = tuple(1024 * 4**i for i in range(11))  # bytes of an all-reduce, 1 KiB to 1 GiB
 COPIES = 4  # of a message, that a rank has in memory

@@ -12,8 +12,8 @@ import sys
 
 from bench.launch import main
 from bench.settings import SettingError
-from bench.work import data
-from bench.work.workload import ENCODERS, Workload, encoder_counts
+from bench.workloads import data
+from bench.workloads.workload import ENCODERS, Workload, encoder_counts
 
 
 def transformer_workload(settings):

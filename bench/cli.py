@@ -80,3 +80,9 @@ def discard_output(status):
     """Redirect stdout to /dev/null, because Python flushes it at exit and would fail again; returns the status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
+
+
+def display_path(path):
+    """Return a path as a user can type it: relative if it is below the working directory, else absolute."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith("..") else relative

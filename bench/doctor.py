@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import cli
-from bench.machine import environment, resources, sensors
+from bench.host import environment, resources, sensors
 from bench.settings import FRAMEWORKS, ROOT, SettingError, cpu_quota, environment_of, read_settings
-from bench.work import CIFAR10_FOLDER, CIFAR10_URL
+from bench.workloads import CIFAR10_FOLDER, CIFAR10_URL
 
 GB = 10**9
 INSTALLED_GB = 8  # the size of the larger environment
@@ -111,7 +111,7 @@ def report_framework(name):
 
     try:
         from bench.run import open_bench
-        from bench.work.operators import matmul
+        from bench.workloads.operators import matmul
 
         settings = read_settings("tflops", {"FRAMEWORK": name, "PRECISION": "float32"})
         bench = open_bench(replace(settings, precision="float32"), environment.describe_host())
@@ -191,7 +191,7 @@ def check_memory():
 def check_results(folder):
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
     if os.path.isdir(nearest) and os.access(nearest, os.W_OK):
-        yield Finding("results", "ok", f"rows go to {os.path.relpath(folder)}")
+        yield Finding("results", "ok", f"rows go to {cli.display_path(folder)}")
     else:
         yield Finding("results", "no", f"RESULTS_DIR={str(folder)!r} cannot be written to: set it to a folder that can")
 

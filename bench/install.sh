@@ -27,6 +27,6 @@ else
     install="$venv/bin/python -m pip install --quiet --disable-pip-version-check"
 fi
 
-"$venv/bin/python" -m bench.machine.environment >/dev/null # refuses an unusable Python before the downloads
+"$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads
 say "installing $requirements into $venv (a few GB the first time)"
 $install -r "$requirements"

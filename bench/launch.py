@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import cli, processes, run
-from bench.machine import environment, ranks, resources
-from bench.rows import report, results
-from bench.rows.cells import begin_row, new_run_id, utc_now
+from bench.host import environment, ranks, resources
+from bench.records import report, results
+from bench.records.cells import begin_row, new_run_id, utc_now
 from bench.settings import (
     ALL,
     AUTO,
@@ -163,7 +163,7 @@ def run_all(launcher: Launcher):
     if table := report.describe_scaling(rows):
         print(table)
     if rows:
-        print(f"added to {os.path.relpath(path)}", flush=True)
+        print(f"added to {cli.display_path(path)}", flush=True)
     if statuses[-1] in (cli.MISTAKE, cli.INTERRUPTED):
         return statuses[-1]
     return 0 if 0 in statuses else 1
@@ -188,9 +188,15 @@ def check_all(script, changes, describe_workload):
     """
     uncounted = {}
     for change in changes:
-        settings = read_settings(script, os.environ | change).on("cpu")
-        if describe_workload(settings).parameters is None and settings.model:
-            uncounted.setdefault(settings.framework, set()).add(settings.model)
+        settings = read_settings(script, os.environ | change)
+        try:
+            workload = describe_workload(settings.on("cpu"))
+        except SettingError:
+            if settings.use_gpu is False or settings.on("cpu") == settings.on("gpu"):
+                raise
+            workload = describe_workload(settings.on("gpu"))  # a GPU's defaults may suit; the child knows the device
+        if workload.parameters is None and workload.model:
+            uncounted.setdefault(settings.framework, set()).add(workload.model)
     if len(changes) > 1:  # a single run finds out by itself
         for framework, models in uncounted.items():  # only the framework knows those
             ask("frameworks.check_models(*sys.argv[1:])", framework, *sorted(models))

@@ -15,8 +15,8 @@ from types import ModuleType
 
 from bench import cli, frameworks
 from bench.frameworks import Device
-from bench.machine import environment, meters, ranks, resources
-from bench.rows import cells, peaks, report, results
+from bench.host import environment, meters, ranks, resources
+from bench.records import cells, peaks, report, results
 from bench.settings import (
     ALL,
     AUTO,
@@ -33,8 +33,8 @@ from bench.settings import (
 )
 from bench.timing import measure
 from bench.timing.canary import Canary, open_canary
-from bench.work.data import RESIDENT_BATCHES, epoch_order
-from bench.work.workload import Workload
+from bench.workloads.data import RESIDENT_BATCHES, epoch_order
+from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
 
@@ -104,7 +104,7 @@ def run_child(script, describe_workload, measure=None):
         ranks.report_failure(str(error))
         return cli.MISTAKE
     if bench.reports and RUN not in os.environ:
-        print(f"added to {os.path.relpath(path)}")
+        print(f"added to {cli.display_path(path)}")
     return status
 
 

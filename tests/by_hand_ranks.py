@@ -15,7 +15,7 @@ import torchvision
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.frameworks import on_torch
-from bench.machine.ranks import read_ranks
+from bench.host.ranks import read_ranks
 from bench.settings import read_settings
 from bench.timing.measure import Job, Limits, measure
 from image_benchmark import image_workload

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision import transforms
 
 from bench.frameworks import on_torch
-from bench.work import data
+from bench.workloads import data
 from tests.selfcheck import PAIRS, check_loops, check_matmul, compare, is_one
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.machine import environment, sensors
-from bench.machine.environment import SETUP_VARIABLES
+from bench.host import environment, sensors
+from bench.host.environment import SETUP_VARIABLES
 from bench.settings import FRAMEWORKS, known_names, read_settings
 
 # For what a script starts in the background (`make test &`), a shell ignores Ctrl-C; here it is tested.

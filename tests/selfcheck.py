@@ -16,7 +16,7 @@ from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.measure import Job, Limits, measure
-from bench.work import operators
+from bench.workloads import operators
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import best_settings
-from bench import candidates, recipe
-from bench.candidates import LAYOUT, Card
-from bench.machine.environment import describe_host
+from bench.host.environment import describe_host
 from bench.plots import pictures, select
-from bench.rows import results
+from bench.records import results
 from bench.settings import SEARCH, SettingError, list_runs, read_search, read_settings
-from tests.rows import examples
+from bench.tune import candidates, recipe
+from bench.tune.candidates import LAYOUT, Card
+from tests.records import examples
 
 CPU = {"device": "cpu", "workload": "image", "num_threads": "2", "batch_size": "16"}
 CUDA = {"device": "cuda", "workload": "image", "num_threads": "8", "batch_size": "64"}
@@ -200,8 +200,8 @@ def test_settings_of_the_search_and_of_its_workload():
 STAND_IN = """
 import os, signal, sys
 sys.path.insert(0, os.environ["PYTHONPATH"])
-from bench.rows import results
-from tests.rows import examples
+from bench.records import results
+from tests.records import examples
 what = os.environ["PRECISION"]
 assert os.environ["MAKEFLAGS"] == "" and os.environ["RUNS"] == "1"
 if what == "mixed_float16": signal.pause()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import cli
-from bench.rows.results import ResultsError
+from bench.records.results import ResultsError
 from bench.settings import SettingError
 
 
@@ -119,3 +119,10 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):
 
 
 PUBLISHED = str(Path("results/amd-epyc-2-cores.csv").resolve())
+
+
+def test_a_path_elsewhere_is_absolute(monkeypatch, tmp_path):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert cli.display_path(tmp_path / "work" / "results" / "m.csv") == os.path.join("results", "m.csv")
+    assert cli.display_path(tmp_path / "results" / "m.csv") == str(tmp_path / "results" / "m.csv")

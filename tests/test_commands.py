@@ -14,10 +14,10 @@ import pytest
 
 import tflops_sweep
 from bench import run
-from bench.machine import sensors
-from bench.rows import results
+from bench.host import sensors
+from bench.records import results
 from bench.settings import FRAMEWORKS
-from bench.work import operators
+from bench.workloads import operators
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
 from transformer_benchmark import transformer_workload
@@ -142,7 +142,7 @@ def test_uv_is_used_where_there_is_one(bare):
     assert status == 0
     assert log[0].startswith("uv venv --quiet --python-preference system --python >=3.11,<3.13")
     assert log[-1] == "uv pip install --quiet --python .venv/bin/python -r r.txt"
-    assert "venv -m bench.machine.environment" in log
+    assert "venv -m bench.host.environment" in log
 
 
 def test_pip_does_it_where_uv_cannot_be_had(bare):
@@ -249,7 +249,7 @@ def test_a_missing_tensorflow_names_the_cure(tmp_path):
 
 def test_every_benchmark_runs_with_use_gpu_and_without_the_optional_packages(monkeypatch, tmp_path):
     optional = ("psutil", "pynvml", "zeus_apple_silicon")
-    program = f"import sys; sys.modules |= dict.fromkeys({optional}); from bench.machine import meters, sensors"
+    program = f"import sys; sys.modules |= dict.fromkeys({optional}); from bench.host import meters, sensors"
     assert call(sys.executable, "-c", program) == (0, "", "")
     for package in optional:
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails

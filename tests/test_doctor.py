@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import doctor, frameworks, settings
-from bench.machine import environment, meters, resources, sensors
+from bench.host import environment, meters, resources, sensors
 
 CARD = frameworks.Device("cuda", "NVIDIA H200", "2.15.0", 8)
 COUNTER = SimpleNamespace(power_scope="gpu board")
@@ -179,7 +179,7 @@ def test_a_check_that_fails_is_a_finding(capsys):
 
 
 @pytest.mark.parametrize(
-    "file", ["doctor", "machine/environment", "machine/ranks", "machine/resources", "machine/sensors", "settings"]
+    "file", ["doctor", "host/environment", "host/ranks", "host/resources", "host/sensors", "settings"]
 )
 def test_the_python_of_a_bare_mac_can_read_it(file):
     assert ast.parse(Path(f"bench/{file}.py").read_text(), feature_version=(3, 9)).body

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rows import columns
+from bench.records import columns
 from bench.timing import measure
 
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "keras", "transformers")
@@ -17,24 +17,24 @@ SCRIPTS = sorted(Path().glob("*.py"))
 LAYERS = [
     ["bench.settings"],
     ["bench.cli"],
-    ["bench.work", "bench.machine"],
+    ["bench.workloads", "bench.host"],
     ["bench.timing"],
-    ["bench.frameworks", "bench.rows"],
-    ["bench.processes", "bench.search"],
-    ["bench.run", "bench.candidates", "bench.recipe"],
-    ["bench.launch", "bench.plots", "bench.answer"],
+    ["bench.frameworks", "bench.records"],
+    ["bench.processes", "bench.tune"],
+    ["bench.run"],
+    ["bench.launch", "bench.plots"],
     ["bench.doctor"],
     [path.stem for path in SCRIPTS if path.stem != "best_settings"],
     ["best_settings"],
 ]
 STANDARD_LIBRARY_ONLY = (
     "bench.settings",
-    "bench.machine.environment",
-    "bench.rows.peaks",
+    "bench.host.environment",
+    "bench.records.peaks",
     "bench.timing.measure",
     "bench.timing.intervals",
-    "bench.work.workload",
-    "bench.rows.verdict",
+    "bench.workloads.workload",
+    "bench.records.verdict",
 )
 
 

@@ -12,10 +12,10 @@ import pytest
 
 import tflops_sweep
 from bench import launch
+from bench.host import environment
+from bench.host.environment import describe_host
 from bench.launch import Launcher
-from bench.machine import environment
-from bench.machine.environment import describe_host
-from bench.rows import report, results
+from bench.records import report, results
 from bench.settings import SettingError, list_runs, read_settings
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
@@ -28,7 +28,7 @@ STAND_IN = """
 import json, os, signal, subprocess, sys, time
 sys.path.insert(0, os.environ["BENCH_ROOT"])
 from bench import processes
-from bench.rows import results
+from bench.records import results
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 processes.end_with_parent()
 what, rank = os.environ["MODEL"], os.environ.get("RANK")
@@ -149,7 +149,7 @@ def test_ctrl_c_reaches_the_child_and_starts_no_other(run_all, tmp_path):
         ("image", {"MODEL": "resnet18,resnet51"}, "MODEL='resnet51'.*resnet50"),
         ("mlp", {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "1000 layers"),
         ("transformer", {"MODEL": "distilbert,bert-huge"}, "MODEL='bert-huge'"),
-        ("llm", {"DEPTH": "0,9000", "PHASE": "decode"}, "DEPTH='9000'.*9128"),
+        ("llm", {"DEPTH": "0,9000", "PHASE": "decode", "USE_GPU": "0"}, "DEPTH='9000'.*9128"),
         ("llm", {"MODEL": "smollm2-135m,gpt-5"}, "MODEL='gpt-5'"),
         ("mlp", {"EPOCHS": "1", "PHASE": "training,inference", "DATA": "synthetic"}, "EPOCHS='1'"),
     ],
@@ -159,6 +159,14 @@ def test_every_entry_is_checked_before_anything_is_measured(script, environ, sai
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingError, match=said):
         launch.check_all(script, list_runs(script), WORKLOADS[script])
+
+
+def test_what_only_a_gpus_default_model_can_do_is_left_to_the_child(monkeypatch):
+    monkeypatch.setenv("DEPTH", "9000")
+    launch.check_all("llm", list_runs("llm"), WORKLOADS["llm"])
+    monkeypatch.setenv("DEPTH", "131000")
+    with pytest.raises(SettingError, match="DEPTH='131000'"):
+        launch.check_all("llm", list_runs("llm"), WORKLOADS["llm"])
 
 
 def test_all_is_the_number_of_gpus(monkeypatch):
@@ -216,7 +224,7 @@ def test_a_time_limit_ends_all_processes(run_all, monkeypatch, tmp_path, devices
 PARENT = """
 import sys
 from bench.launch import Launcher
-from bench.machine.environment import describe_host
+from bench.host.environment import describe_host
 from image_benchmark import image_workload
 Launcher("image", image_workload, [sys.argv[1]], describe_host("m")).launch({"MODEL": "stuck"})
 """

@@ -12,9 +12,9 @@ import time
 import psutil
 import pytest
 
-from bench.machine import meters, ranks
-from bench.rows import columns, report, results
-from bench.rows.verdict import bus_bandwidth
+from bench.host import meters, ranks
+from bench.records import columns, report, results
+from bench.records.verdict import bus_bandwidth
 from bench.run import as_rank
 from bench.settings import SettingError, read_settings
 from bench.timing.measure import Job, Limits, measure

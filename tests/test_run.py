@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from bench import cli, frameworks, run
-from bench.machine import environment, meters, sensors
-from bench.rows import columns, report, results, verdict
+from bench.host import environment, meters, sensors
+from bench.records import columns, report, results, verdict
 from bench.settings import FRAMEWORKS, Framework
 from bench.timing import measure
-from bench.work.data import image_batches
-from bench.work.workload import Workload
+from bench.workloads.data import image_batches
+from bench.workloads.workload import Workload
 from mlp_benchmark import mlp_workload
 from transformer_benchmark import transformer_workload
 
@@ -378,7 +378,7 @@ def test_a_networks_result_that_no_chip_can_reach_is_flagged(image, monkeypatch)
     monkeypatch.setattr(run.peaks, "is_implausible", is_implausible)
     _, out, _, rows = image()
     assert rows[0]["flags"].split()[-1] == "implausible"
-    assert "implausible: over 1.3 times the chip's peak" in out
+    assert "implausible: " in out
     assert asked == [("linear", "cpu", None, True)]
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.search import Dimension, Search, Trial
+from bench.tune.search import Dimension, Search, Trial
 
 PRECISION = Dimension("PRECISION", {"float32": 1.0, "bfloat16": 1.8, "mixed_bfloat16": 1.7})
 COMPILE = Dimension("COMPILE", {"0": 1.0, "1": 1.3})

@@ -9,10 +9,10 @@ import pytest
 import tflops_sweep
 from bench import cli, run
 from bench.frameworks import on_torch
-from bench.rows import columns, peaks, results
+from bench.records import columns, peaks, results
 from bench.settings import SettingError, read_settings
 from bench.timing.measure import MeasurementError
-from bench.work import operators
+from bench.workloads import operators
 
 RATES = {"matmul": {32: 0.1, 64: 0.4, 128: 0.3, 512: 0.35}, "conv1x1": 0.2, "conv3x3": 0.25}
 

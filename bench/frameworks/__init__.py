@@ -5,7 +5,7 @@
     open_session(workload, settings, phase, scope) -> Session
         raises SettingError or MeasurementError
     ERRORS, an ErrorTexts
-    join_ranks(ranks, device) -> Group    of bench/machine/ranks.py, if FRAMEWORKS says runs_on_many
+    join_ranks(ranks, device) -> Group    of bench/host/ranks.py, if FRAMEWORKS says runs_on_many
     count_devices(use_gpu) -> int         likewise; 0: it would run on the CPU
 
 session.py has what all frameworks do the same way. The name of a framework and its requirements stand in

@@ -11,7 +11,7 @@ from keras import layers, ops
 
 from bench.frameworks import session
 from bench.settings import SettingError
-from bench.work.workload import ENCODERS, mlp_widths
+from bench.workloads.workload import ENCODERS, mlp_widths
 
 # Each layer gets an initialiser of its own: one of Keras's gives the same numbers at every call.
 

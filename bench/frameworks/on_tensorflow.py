@@ -48,8 +48,8 @@ from bench.frameworks.keras_networks import BUILDERS, calibrate, count_parameter
 from bench.settings import usable_cores
 from bench.timing import check
 from bench.timing.measure import MeasurementError
-from bench.work import data
-from bench.work.workload import LEARNING_RATES
+from bench.workloads import data
+from bench.workloads.workload import LEARNING_RATES
 
 ERRORS = ErrorTexts(
     ("resourceexhaustederror", "oom when allocating", "failed to allocate memory", "dst tensor is not initialized"),

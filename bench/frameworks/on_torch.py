@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -21,13 +22,13 @@ from torchvision.transforms import v2
 from bench import cli
 from bench.frameworks import Device, ErrorTexts, base, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
-from bench.machine import resources
-from bench.machine.ranks import read_ranks
+from bench.host import resources
+from bench.host.ranks import read_ranks
 from bench.settings import SettingError
 from bench.timing import check
 from bench.timing.measure import MeasurementError
-from bench.work import data
-from bench.work.workload import ENCODERS, LEARNING_RATES, mlp_widths
+from bench.workloads import data
+from bench.workloads.workload import ENCODERS, LEARNING_RATES, mlp_widths
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -359,7 +360,7 @@ class DeviceContext(base.DeviceContext):
             prefetch_factor=PREFETCH if workers else None,
             pin_memory=self.device == "cuda",
             multiprocessing_context=start_method if workers else None,
-            worker_init_fn=be_terminable,
+            worker_init_fn=set_up_worker,
         )
         with cli.interrupts_held():
             batches = iter(loader)
@@ -470,9 +471,14 @@ def measure_precision(device, precision):
     return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
 
 
-def be_terminable(worker):
-    """A worker inherits the handlers of interrupts_held(); but DataLoader ends one that hangs by this signal."""
+def set_up_worker(worker):
+    """Let SIGTERM end a worker, which has inherited the handlers of interrupts_held(), and keep it silent.
+
+    DataLoader ends a worker that hangs by SIGTERM. A worker's errors reach the main process through its queue; its
+    excepthook would only print connections that the main process has closed, as Ctrl-C does.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.excepthook = lambda *_: None
 
 
 class EndlessSampler(Sampler):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bench.frameworks import base, refuse_old
-from bench.work.language import DECODERS
+from bench.workloads.language import DECODERS
 
 POOL_NUMBERS = 2**24
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bench import cli
-from bench.machine import ranks
+from bench.host import ranks
 from bench.settings import SettingError
 
 JOIN_SECONDS = 300
@@ -114,7 +114,7 @@ class AllReduce:
 
 
 class Group(ranks.Group):
-    """The ranks that torchrun or Slurm has started. The contract is in bench/machine/ranks.py.
+    """The ranks that torchrun or Slurm has started. The contract is in bench/host/ranks.py.
 
     Clock and barrier are messages between CPUs, by gloo, on every device: a rank that ends is noticed at once.
     """

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 def main(path, *arguments):
     """Run torchrun; returns 0, 130 after a signal, or 1 if a rank failed.
 
-    FILE gets what bench/machine/ranks.py's find_first_failure() reads.
+    FILE gets what bench/host/ranks.py's find_first_failure() reads.
     """
     logging.disable(logging.CRITICAL)  # warnings about each rank that it ends
     try:

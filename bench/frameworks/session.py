@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.frameworks import describe_failure
 from bench.frameworks.base import Stream
-from bench.machine import meters, resources
+from bench.host import meters, resources
 from bench.settings import SettingError
 from bench.timing import check
 from bench.timing.measure import MeasurementError

@@ -5,7 +5,7 @@ from collections import Counter
 import pandas as pd
 
 from bench.plots import select
-from bench.rows import layout, tables
+from bench.records import layout, tables
 
 MAX_LINES = 16  # of a table
 MAX_COLUMNS = 6  # kinds of work in a table

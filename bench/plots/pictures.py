@@ -9,7 +9,7 @@ import pandas as pd
 
 from bench.plots import draw, select
 from bench.plots.draw import COLOURS, Curve, Key
-from bench.rows import columns, tables, verdict
+from bench.records import columns, tables, verdict
 
 MAX_BARS = 20  # in a panel
 MAX_PANELS = 6

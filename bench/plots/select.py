@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.rows import columns, tables, verdict
-from bench.work.language import BYTES
-from bench.work.workload import TRAIN_IMAGES
+from bench.records import columns, tables, verdict
+from bench.workloads.language import BYTES
+from bench.workloads.workload import TRAIN_IMAGES
 
 WRONG_CLOCKS = ("cpu_time", "unsynchronised")  # statuses of published figures
 WHO = ["published", "machine", "kind", "framework"]

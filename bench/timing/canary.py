@@ -9,9 +9,9 @@ import statistics
 import time
 from dataclasses import replace
 
-from bench.machine import meters, sensors
+from bench.host import meters, sensors
 from bench.timing.measure import timed
-from bench.work import data, operators
+from bench.workloads import data, operators
 
 log = logging.getLogger("bench")
 

@@ -62,7 +62,7 @@ FLAGS = {
     "throttled": "the system reports that heat or power slows the device",
     "unlike_ranks": "the ranks have different devices or versions: the slowest of them sets the pace",
     "not_finite": "the work ended in infinities or NaN",
-    "implausible": "more than 1.3 times the chip's peak in bench/rows/peaks.csv",
+    "implausible": "more than 1.3 times the chip's peak in bench/records/peaks.csv",
 }
 
 

@@ -1,6 +1,6 @@
-"""Counts parameters and FLOPs of every image model, by torch's own counter; the one source of bench/work/flops.csv.
+"""Count the parameters and FLOPs of every image model, by torch's own counter: the source of flops.csv.
 
-    .venv/bin/python -m tests.frameworks.count_flops > bench/work/flops.csv
+    .venv/bin/python -m tests.frameworks.count_flops > bench/workloads/flops.csv
 
 A model is built on the CPU (some cannot be on "meta") and counted on "meta", where nothing is computed.
 The counter sees convolutions and matrix products, forward and backward, at 1 multiply-add = 2 FLOPs.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bench import frameworks
 from bench.settings import read_settings
-from bench.work.workload import ENCODERS
+from bench.workloads.workload import ENCODERS
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
 from tests.frameworks.torch_reference import TINY

@@ -9,7 +9,7 @@ from bench import doctor
 from bench.frameworks import on_torch
 from bench.settings import SettingError, read_settings
 from bench.timing import check, measure
-from bench.work import operators
+from bench.workloads import operators
 from tests.frameworks import alias_device
 from tests.frameworks.sessions import SCRIPTS, Opener
 

@@ -13,7 +13,7 @@ from PIL import Image
 from bench import frameworks
 from bench.settings import FRAMEWORKS, Framework, SettingError, read_settings
 from bench.timing import measure
-from bench.work import cifar10, data, operators
+from bench.workloads import cifar10, data, operators
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload

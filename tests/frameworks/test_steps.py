@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from bench.frameworks import on_torch
-from bench.machine import meters
+from bench.host import meters
 from bench.timing import check, measure
-from bench.work import operators
+from bench.workloads import operators
 from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")

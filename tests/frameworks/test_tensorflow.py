@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bench import frameworks, recipe
+from bench import frameworks
 from bench.frameworks import keras_networks, on_tensorflow
 from bench.settings import SettingError, read_settings
 from bench.timing import check, measure
-from bench.work import operators
+from bench.tune import recipe
+from bench.workloads import operators
 from image_benchmark import IMAGE_SIZE, image_workload
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import SMALL, Opener

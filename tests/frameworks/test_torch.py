@@ -16,12 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench import frameworks, run
 from bench.frameworks import on_torch
-from bench.machine import environment, meters, resources
-from bench.rows import results
-from bench.rows.columns import COLUMNS
+from bench.host import environment, meters, resources
+from bench.records import results
+from bench.records.columns import COLUMNS
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
-from bench.work import data, workload
+from bench.workloads import data, workload
 from image_benchmark import image_workload
 from tests.frameworks import count_flops
 from tests.frameworks.sessions import Opener

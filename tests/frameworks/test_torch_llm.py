@@ -9,11 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench import frameworks
 from bench.frameworks import on_torch, on_torch_llm, session
-from bench.machine import resources
+from bench.host import resources
 from bench.settings import read_settings
 from bench.timing import measure
-from bench.work import language
-from bench.work.language import DECODERS, Decoder
+from bench.workloads import language
+from bench.workloads.language import DECODERS, Decoder
 from llm_benchmark import llm_workload
 from tests.frameworks import alias_device
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.settings import read_settings
-from bench.work.workload import ENCODERS, Encoder
+from bench.workloads.workload import ENCODERS, Encoder
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
 from transformer_benchmark import transformer_workload

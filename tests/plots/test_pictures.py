@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 import plot_results
 from bench.plots import page, pictures, select
 from bench.plots.draw import COLOURS
-from tests.rows.examples import rate, write
+from tests.records.examples import rate, write
 
 PUBLISHED = Path("results/published.csv")
 MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}

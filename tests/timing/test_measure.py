@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.rows.verdict import Rate, burst_and_sustained, name_bottleneck
+from bench.records.verdict import Rate, burst_and_sustained, name_bottleneck
 from bench.timing import measure as measure_module
 from bench.timing.measure import (
     COMPARED_STEPS,

@@ -1,0 +1,237 @@
+"""Meter energy, heat and other programs during a measurement. All meters are optional; none can stop a measurement."""
+
+import functools
+import logging
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.host import sensors
+from bench.settings import usable_cores
+
+log = logging.getLogger("bench")
+
+CONTENDED_SHARE = 0.10  # of the usable cores' time
+IDLE_SECONDS = 5.0
+# NVML's other reasons for a lower clock are normal: the power limit under full load, and clocks that the user set.
+SLOWED_BY = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
+
+
+def process_peak_bytes():
+    """Return the peak resident memory of this process, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux, bytes on macOS: getrusage(2)
+
+
+def reset_process_peak():
+    """Reset the peak on Linux; elsewhere it covers the life of the process. See proc_pid_clear_refs(5)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def swapped_bytes():
+    """Return the bytes written to swap since the system started; on a Mac, the bytes in swap."""
+    swap = sensors.psutil.swap_memory()
+    # On a Mac psutil's `sout` also counts pages written to files.
+    return swap.used if sys.platform == "darwin" else swap.sout
+
+
+def others_cpu_seconds(*peers):
+    """Return the CPU seconds of all other processes since boot, including time stolen by other virtual machines.
+
+    Args:
+        peers: process ids that count as our own, with their children.
+    """
+    times = sensors.psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # Linux counts guest time twice: as guest time and as user time.
+    twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return sum(times) - idle - twice - sum(own_cpu_seconds(*peers))
+
+
+def own_cpu_seconds(*peers):
+    """Yield the CPU seconds of this process, of the peers, and of each of their children."""
+    parents = [sensors.psutil.Process(pid) for pid in (None, *peers)]
+    for process in parents + [child for parent in parents for child in parent.children(recursive=True)]:
+        try:
+            yield sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's
+        except sensors.psutil.Error:  # it has just ended, so its parent's times include it
+            continue
+
+
+class Watch:
+    """Detects one disturbance of a measurement. Its first exception is logged and switches it off."""
+
+    flag: str
+
+    def __init__(self):
+        self.columns, self._works = {}, True
+
+    def begin(self) -> None:
+        """Read what end() compares with, before the first window."""
+
+    def end(self) -> bool:
+        """Return whether to raise the flag, after the last window."""
+        raise NotImplementedError
+
+    def start(self):
+        self._guard(self.begin)
+
+    def flags(self):
+        return [self.flag] if self._guard(self.end) else []
+
+    def _guard(self, function):
+        try:
+            return self._works and function()
+        except Exception as error:
+            self._works = False
+            log.info("the flag %s cannot be raised: %s: %s", self.flag, type(error).__name__, error)
+
+
+class CounterWatch(Watch):
+    """Raises its flag when a counter has grown by more than `limit` per second."""
+
+    _before: tuple[float, float]
+
+    def __init__(self, flag, counter, limit=0.0, clock=time.perf_counter):
+        super().__init__()
+        self.flag, self._counter, self._limit, self._clock = flag, counter, limit, clock
+
+    def begin(self):
+        self._before = self._clock(), self._counter()
+
+    def end(self):
+        return self._growth() > self._limit
+
+    def rate(self):
+        """Return the counter's growth per second since start(); 0.0 if unknown."""
+        return self._guard(self._growth) or 0.0
+
+    def _growth(self):
+        start, before = self._before
+        return (self._counter() - before) / (self._clock() - start)
+
+
+def watch_contention(at_rest=0.0, peers=()):
+    """Return a watch that flags other processes if they use over 10 % of the usable cores more than before the run.
+
+    Args:
+        at_rest: cores that they used before the run; at most 10 % of the usable cores are allowed for.
+        peers: process ids that count as our own.
+    """
+    limit = CONTENDED_SHARE * usable_cores()
+    counter = functools.partial(others_cpu_seconds, *peers) if sensors.psutil else float
+    return CounterWatch("contended", counter, limit + min(at_rest, limit))
+
+
+class UnlikeRanks(Watch):
+    """Always raises its flag."""
+
+    flag = "unlike_ranks"
+
+    def end(self):
+        return True
+
+
+class SumOfRanks:
+    """Adds the energy counters of all ranks, which must read it together. On a CPU the ranks share one counter."""
+
+    def __init__(self, own, group, device):
+        self._own, self._group = own, group
+        self._counts = device != "cpu" or group.ranks.local_rank == 0
+        self.power_scope = own.counter.power_scope
+
+    def joules(self):
+        return sum(self._group.gather(self._own.joules() if self._counts else 0.0))
+
+
+class HeatWatch(Watch):
+    """Reads temperature, clock and thermal pressure after the last window, as columns."""
+
+    flag = "throttled"
+
+    def __init__(self, read):
+        super().__init__()
+        self._read = read
+
+    def begin(self):
+        self.columns = {}
+
+    def end(self):
+        self.columns = self._read() | {"thermal_pressure": sensors.read_thermal_pressure()}
+        reasons = self.columns.get("throttle_reasons", "").split()
+        return not SLOWED_BY.isdisjoint(reasons) or self.columns["thermal_pressure"] not in (None, "nominal")
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """The sensors of one device."""
+
+    counter: sensors.EnergyCounter | None = None
+    read: Callable[[], dict] = dict  # () -> columns of temperature and clock
+    why_no_energy: str = ""  # why there is no counter, and how to get one
+    idle_watts: float | None = None
+    others_at_rest: float = 0.0  # cores that other programs used before the run
+    peers: tuple[int, ...] = ()  # process ids of the other ranks on this machine
+    unlike: bool = False  # whether the ranks' devices or versions differ
+
+    def watches(self):
+        """Return new watches for measure()."""
+        watches = [HeatWatch(self.read)]  # first, because a GPU's clock changes as soon as the work ends
+        if sensors.psutil:
+            watches += [watch_contention(self.others_at_rest, self.peers), CounterWatch("swapping", swapped_bytes)]
+        return (*watches, UnlikeRanks()) if self.unlike else tuple(watches)
+
+    def of_all(self, group, device, likeness):
+        """Return the Instruments of all ranks, with a counter only if each rank has one.
+
+        Args:
+            likeness: what has to be equal on all ranks.
+        """
+        found = group.gather((self.counter is not None, likeness))
+        counter = SumOfRanks(self, group, device) if all(has for has, _ in found) else None
+        why = self.why_no_energy or ("" if counter else "another rank has no energy counter")
+        unlike = any(each != likeness for _, each in found)
+        return replace(self, counter=counter, why_no_energy=why, peers=group.peers, unlike=unlike)
+
+    def joules(self):
+        """Return the energy counter's reading; NaN if it is missing or fails."""
+        try:
+            return self.counter.joules() if self.counter else math.nan
+        except Exception as error:
+            log.info("the energy counter failed: %s", error)
+            return math.nan
+
+    def with_idle_watts(self, clock=time.perf_counter, sleep=time.sleep):
+        """Return a copy with the idle power, measured over IDLE_SECONDS; itself without a counter."""
+        if self.counter is None:
+            return self
+        start, before = clock(), self.joules()
+        sleep(IDLE_SECONDS)
+        watts = (self.joules() - before) / (clock() - start)
+        return replace(self, idle_watts=None if math.isnan(watts) else watts)
+
+
+def open_instruments(device, device_name, uuid=None):
+    """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
+    try:
+        counter, why = sensors.open_energy_counter(device, device_name, uuid), ""
+    except sensors.Unavailable as error:
+        counter, why = None, str(error)
+    return Instruments(counter, find_heat(device, device_name, uuid), why)
+
+
+def find_heat(device, device_name, uuid):
+    """Return a function () -> columns of a device's temperature and clock; empty columns if it has no sensor."""
+    if device == "cpu":
+        return sensors.read_cpu
+    try:
+        return sensors.NvidiaCard(device_name, uuid).read if device == "cuda" else dict
+    except sensors.Unavailable:
+        return dict

@@ -1,0 +1,247 @@
+"""Declare the columns of a results file, each once, with its role, its meaning and how its values are worded.
+
+Tables, plots, comparisons and the report derive what they need from here. A new setting that defines the work is one
+line here, its declaration in bench/settings.py, and the code that uses it.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.host.environment import GLIBC_KEEPS, find_allocator
+from bench.settings import COMPILE_MODES
+
+SCHEMA = 1  # raised if the meaning of a column changes, but not for a new column
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. Unknown is blank, never 0; times are wall seconds."""
+
+    # "work": rows are comparable only if these agree. "setup": settings of the machine that change the speed of the
+    # same work. "version": software and method; repetitions agree in it. "identity": which row of which machine.
+    # "result": what was measured.
+    role: str
+    meaning: str
+    # "text"; "number"; "positive": a number that is never 0; "meter": a number that is 0 only if the meter is stuck.
+    kind: str = "text"
+    blank: str = ""  # the value that an empty cell means
+    # The wording of a value of work or setup: a pattern, words for some values, or a function; "" means none.
+    words: str | dict[str, str] | Callable[[str], str] | None = None
+    said_for: tuple[str, ...] = ()  # the workloads that show it; empty: all
+
+    def say(self, value, workload):
+        """Describe a value of this column; "" for the usual value."""
+        text = "" if value is None else str(value)
+        if text in ("", self.blank) or (self.said_for and workload not in self.said_for):
+            return ""
+        if isinstance(self.words, dict):
+            return self.words.get(text, text)
+        if callable(self.words):
+            return self.words(text)
+        return self.words.format(text).removesuffix("s" if text == "1" else "")
+
+
+def say_allocator(text):
+    """Describe the allocator's variables, in few words if they are those that `make best` tries."""
+    if preloaded := re.fullmatch(r"LD_PRELOAD=(?:\S*/)?(\S+)", text):
+        return preloaded[1]
+    return "allocator keeps memory" if text == find_allocator(GLIBC_KEEPS) else text
+
+
+COLUMNS = {
+    # which
+    "schema": Column("identity", "version of the meaning of these columns"),
+    "method_version": Column("version", "version of the method in bench/timing/measure.py"),
+    "run_id": Column("identity", "the same for all rows of one run: a combination of settings, in one process"),
+    "timestamp": Column("identity", "UTC, when the row was written"),
+    "search": Column("identity", "the same for all rows of one `make best`"),
+    "search_step": Column(
+        "identity",
+        "step of its final runs: 0 is the default, each next one has one more change; float32: the best in float32",
+    ),
+    "status": Column("result", "ok, or why there is no full result: out_of_memory, sync_incomplete, interrupted ..."),
+    "flags": Column("result", "warnings about the result, separated by spaces (bench/timing/measure.py explains them)"),
+    "source": Column("identity", "of a published figure; blank for a measurement by this program"),
+    "note": Column("result", "the reason of a status, or what limits the machine"),
+    # machine
+    "machine": Column(
+        "identity", "the host, named after its first visible NVIDIA card, else after its chip, whichever of them ran"
+    ),
+    "device": Column("identity", "what ran: cpu, cuda, mps"),
+    "device_name": Column("identity", "its name as the system reports it"),
+    "gpu_cores": Column("identity", "Apple GPU cores"),
+    "cpu_name": Column("identity", "processor"),
+    "cpu_count": Column("identity", "logical CPUs"),
+    "memory_gb": Column("identity", "installed memory, units of 2**30 bytes"),
+    "os": Column("version", "operating system"),
+    "driver": Column("version", "NVIDIA driver"),
+    "power_source": Column("setup", "ac or battery", blank="ac", words={"battery": "on battery"}),
+    "low_power_mode": Column("setup", "1 or 0, if the system has one", blank="0", words={"1": "in low-power mode"}),
+    "allocator": Column(
+        "setup",
+        "environment variables of the memory allocator, and others that change the speed, separated by spaces",
+        words=say_allocator,
+    ),
+    # software
+    "commit": Column("version", "of this repository; -dirty if its programs were changed"),
+    "python": Column("version", "version"),
+    "framework": Column("work", "torch or tensorflow", words=""),
+    "framework_version": Column("version", "with its build"),
+    # workload
+    "workload": Column("work", "image, mlp, transformer, llm, matmul, convolution, bandwidth or all-reduce", words=""),
+    "model": Column(
+        "work", "its name; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ...", words="{}"
+    ),
+    "phase": Column(
+        "work",
+        "inference, training, forward, backward or optimizer; of an llm prefill or decode; blank for an operator",
+        words="{}",
+    ),
+    "scope": Column(
+        "work",
+        "device (resident batches), input (only the pipeline), end_to_end, epoch (all training data once), sustained",
+        words={"device": ""},
+    ),
+    "epoch": Column("work", "its number, from 1, in the scope epoch", words="epoch {}"),
+    "matrix_size": Column("work", "m x n x k", words="{}"),
+    "precision": Column("work", "as asked for", words="{}"),
+    "measured_precision": Column("result", "found by a comparison with float64"),
+    "output_error": Column(
+        "result",
+        "of the output for a pair of items against float64 on the CPU, relative L2; blank in float32 on a CPU",
+        "number",
+    ),
+    "compile": Column(
+        "work",
+        "1 or 0, or a mode of torch.compile",
+        words={"1": "compiled", "0": ""} | {mode: f"compiled ({mode})" for mode in COMPILE_MODES},
+    ),
+    "memory_format": Column("work", "channels_first or channels_last", words="{}"),
+    "batch_size": Column("work", "items in one step; sequences of an llm", words="batch {}"),
+    "image_size": Column("work", "pixels per side", words="{} px", said_for=("image",)),
+    "sequence_length": Column("work", "tokens", words="{} tokens"),
+    "prompt_tokens": Column("work", "tokens of each sequence in a step of prefill", words="prompt of {}"),
+    "new_tokens": Column("work", "tokens that decode adds before it starts again", words="{} new tokens"),
+    "depth": Column("work", "tokens in the cache before decode begins", words="depth {}"),
+    "data": Column("work", "synthetic, jpeg or cifar10", words="{} images", said_for=("mlp",)),
+    "optimizer": Column("work", "sgd or adam", words="{}"),
+    "world_size": Column(
+        "work",
+        "devices (or CPU processes) that shared the work, each with batch_size items",
+        blank="1",
+        words="{} devices",
+    ),
+    "nodes": Column("work", "number of machines with these devices", blank="1", words="{} nodes"),
+    "message_bytes": Column("work", "size of an all-reduce on each device", words="{} bytes"),
+    "num_workers": Column("setup", "input processes of each device, or threads of tf.data", words="{} workers"),
+    "num_threads": Column("setup", "CPU threads of the framework, for each device", words="{} threads"),
+    "seed": Column("identity", "of data and weights"),
+    # result
+    "unit": Column("result", "of throughput"),
+    "throughput": Column(
+        "result",
+        "items per second of all devices in the median window; with a pipeline or NUM_IMAGES all items over all "
+        "seconds; the algorithm bandwidth of an all-reduce, message_bytes over seconds",
+        "positive",
+    ),
+    "throughput_low": Column("result", "lower end of its interval", "positive"),
+    "throughput_high": Column("result", "upper end of its interval", "positive"),
+    "step_seconds_median": Column("result", "median window / its steps", "positive"),
+    "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
+    "step_seconds_min": Column("result", "fastest window / its steps", "positive"),
+    "windows": Column("result", "number of measured windows", "number"),
+    "steps_per_window": Column("result", "steps between two clock readings", "number"),
+    "items": Column("result", "total of all windows; items / seconds is the mean throughput", "positive"),
+    "seconds": Column("result", "total of all windows", "positive"),
+    "first_step_seconds": Column("result", "of the very first step: allocation, autotuning, compilation", "positive"),
+    "warmup_seconds": Column("result", "from the first step until the speed is steady", "number"),
+    "stop_reason": Column(
+        "result", "target_ci, max_seconds, num_images, epoch, interval (of a sustained run) or interrupted"
+    ),
+    "elapsed_seconds": Column(
+        "result",
+        "in the scope sustained: time from the start of the run to the end of this row's ten seconds",
+        "positive",
+    ),
+    "bottleneck": Column("result", "device, input ..."),
+    # learning
+    "parameters": Column("result", "trainable", "number"),
+    "loss_first": Column("result", "loss of an epoch's first step", "number"),
+    "loss_last": Column("result", "loss of an epoch's last step", "number"),
+    "loss_mean": Column("result", "mean loss of all steps of an epoch", "number"),
+    "accuracy": Column("result", "on test data, 0 to 1", "number"),
+    # physics
+    "flops_per_item": Column("result", "FLOPs per item of the phase; 1 multiply-add = 2", "positive"),
+    "tflops": Column("result", "throughput x flops_per_item / 10**12", "positive"),
+    "bytes_per_step": Column(
+        "result",
+        "bytes that a step of decode has to read: the weights once, and the cache at its mean length",
+        "positive",
+    ),
+    "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
+    "peak_memory_bytes": Column(
+        "result", "allocated on the (first) device; of the process if the device is the cpu", "meter"
+    ),
+    "reserved_memory_bytes": Column("result", "the most memory that the framework reserved on the device", "meter"),
+    "power_watts": Column(
+        "result",
+        "mean over at least five seconds of the work; in the scope sustained over the seconds of the row",
+        "meter",
+    ),
+    "power_scope": Column("result", "what power_watts covers on each device; the watts are the sum of all devices"),
+    "joules_per_item": Column(
+        "result", "joules over items in the seconds of power_watts, which follow the windows", "meter"
+    ),
+    "idle_watts": Column("result", "power_watts before the run starts any work on the device", "meter"),
+    "temperature_c": Column("result", "temperature of the device right after the last window", "number"),
+    "clock_mhz": Column("result", "clock of the device right after the last window", "meter"),
+    "throttle_reasons": Column("result", "NVIDIA driver's reasons for a lower clock right after the last window"),
+    "thermal_pressure": Column(
+        "result", "level that a Mac reports right after the last window: nominal, moderate, heavy ..."
+    ),
+    "canary_ratio": Column(
+        "result", "time of a small matmul after the measurement over its time before the run", "positive"
+    ),
+}
+
+
+def of_role(*roles):
+    """List the names of the columns with one of these roles."""
+    return tuple(name for name, column in COLUMNS.items() if column.role in roles)
+
+
+def of_kind(*kinds):
+    """List the names of the columns of one of these kinds."""
+    return tuple(name for name, column in COLUMNS.items() if column.kind in kinds)
+
+
+WORK, SETUP, VERSIONS = of_role("work"), of_role("setup"), of_role("version")
+
+
+def words_of(row, names=WORK):
+    """Describe a row's cells: {column: words}, without those of usual values."""
+    found = {name: COLUMNS[name].say(row.get(name), row.get("workload")) for name in names}
+    return {name: words for name, words in found.items() if words}
+
+
+def describe_work(row):
+    """Describe a row's work: "resnet50, training, float32, channels_last, batch 16, sgd"."""
+    return ", ".join(words_of(row).values())
+
+
+def describe_setup(row):
+    """Describe a row's setup: "2 threads, on battery"."""
+    return ", ".join(words_of(row, SETUP).values())
+
+
+def describe_change(before, after):
+    """Describe how work and setup differ between two rows: "bfloat16, compiled, allocator keeps memory"."""
+    changed = [name for name in (*WORK, *SETUP) if str(before.get(name) or "") != str(after.get(name) or "")]
+    said = words_of(after, changed)
+    return ", ".join(said.get(name) or f"{name} {after.get(name) or 'default'}" for name in changed)
+
+
+def without_exponent(text):
+    """Return the text of a number with all digits of a large one written out."""
+    return f"{float(text):.0f}" if "e+" in text else text

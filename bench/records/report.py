@@ -1,0 +1,184 @@
+"""Report a run: a progress bar while it measures, then its result in words, fitted to the terminal."""
+
+import statistics
+import sys
+import time
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+from bench.records import layout
+from bench.records.columns import WORK, describe_setup, describe_work, without_exponent
+from bench.records.verdict import Rate, burst_and_sustained
+from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
+
+REFRESH_SECONDS = 0.25
+
+
+@contextmanager
+def progress(workload):
+    """Show a bar on stderr, in items per second; yields the function that measure() calls after each window.
+
+    The bar moves only between windows and has no monitor thread. Its figure is the median of the windows.
+    There is no bar if stderr is not a terminal.
+    """
+    tqdm.monitor_interval = 0
+    options = {"bar_format": "{desc}: {n_fmt}{unit} [{elapsed}{postfix}]", "disable": None, "leave": False}
+    with tqdm(desc=workload.model, unit=f" {workload.unit}", file=sys.stderr, **options) as bar:
+        bar.set_postfix_str("first step and warm-up")
+        shown = time.perf_counter()
+
+        def on_window(windows, steps):
+            nonlocal shown
+            if bar.disable or time.perf_counter() - shown < REFRESH_SECONDS:
+                return
+            items = workload.items_per_step * steps
+            bar.set_postfix_str(f"median {items / statistics.median(windows):.4g} {workload.unit}/s", refresh=False)
+            bar.update(items * len(windows) - bar.n)
+            shown = time.perf_counter()
+
+        yield on_window
+
+
+@contextmanager
+def no_progress(workload):
+    """Show no bar: for all ranks but the first."""
+    yield None
+
+
+def describe_task(row):
+    """Describe what runs, from the first of its rows: work, framework, device and setup."""
+    who = f"{row['framework']} {row.get('framework_version', '')} on {row.get('device_name') or row['cpu_name']}"
+    where = ", ".join(filter(None, [row.get("device", "ended early"), describe_setup(row)]))
+    return layout.wrap(f"{describe_work(row)}, {who} ({where})", "  ")
+
+
+def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
+    """Describe one row in lines: what was measured, how sure that is, and every warning.
+
+    Args:
+        peak_fraction, bandwidth_fraction: of what `make tflops` measured on this machine; None if that is unknown.
+    """
+    label = row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"] or "all"
+    label = f"{label} {row['epoch']}" if row.get("epoch") else label
+    lines = []
+    if row.get("throughput"):
+        rate = f"{four_digits(row['throughput'])} {row['unit']}"
+        if row.get("elapsed_seconds"):
+            return f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate, *describe_physics(row)])}  {row['flags']}"
+        if row.get("epoch"):
+            lines.append(f"{rate}  {describe_epoch(row)}")
+        else:
+            lines += [f"{rate}  {describe_interval(row)}", describe_details(row, peak_fraction, bandwidth_fraction)]
+    if row["status"] != "ok" or not lines:
+        is_partial = row["status"] == "interrupted" and lines
+        note = row["note"] or ("the row holds the windows that were complete" if is_partial else "")
+        lines.append(f"{row['status']}: {note}")
+    if row.get("flags"):
+        lines.append("flags: " + ", ".join(row["flags"].split()))
+    if row["status"] == "ok" and row.get("note"):
+        lines.append(row["note"].partition(";")[0] if row.get("bottleneck") else f"note: {row['note']}")
+    indent = " " * 14
+    lines = [f"  {label:<11} {lines[0]}", *(indent + line for line in lines[1:])]
+    return "\n".join(layout.wrap(line, indent) for line in lines)
+
+
+def describe_epoch(row):
+    """Describe an epoch: its seconds, microseconds per image, loss and accuracy."""
+    each = 1e6 * row["seconds"] / row["items"]
+    learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
+    return f"{row['seconds']:.4g} s, {each:.4g} us an image, {learnt}"
+
+
+def describe_physics(row):
+    """List power and temperature if they are known."""
+    said = []
+    if row.get("power_watts"):
+        per_item = f", {row['joules_per_item']:.3g} J per item"
+        idle = f", idle {row['idle_watts']:.3g} W" if row.get("idle_watts") is not None else ""
+        said.append(f"{row['power_watts']:.4g} W of the {row['power_scope']}{per_item}{idle}")
+    if row.get("temperature_c") is not None:
+        said.append(f"{row['temperature_c']:.0f} C")
+    return said
+
+
+def describe_sustained(rows):
+    """Describe what heat did to the speed in a sustained run, in one line; "" if it was too short to tell."""
+    parts = [[row[name] for name in ("elapsed_seconds", "seconds", "items")] for row in rows if row.get("throughput")]
+    burst, sustained = burst_and_sustained(parts) if parts else (None, None)
+    if burst is None or sustained is None:
+        return ""
+    rates = f"burst {burst:.4g} (first 30 s), sustained {sustained:.4g} {rows[0]['unit']} (last third)"
+    return layout.wrap(f"  {rates}: sustained is {sustained / burst:.3f} of burst", "    ")
+
+
+def describe_scaling(rows):
+    """Describe the scaling over NUM_DEVICES: rate, rate per device, efficiency with its interval; "" if none compare.
+
+    The efficiency is the rate per device over that of the fewest devices.
+
+    Args:
+        rows: as text, of one list of NUM_DEVICES.
+    """
+    same = [name for name in WORK if name not in ("world_size", "nodes")]
+    groups, lines = {}, []
+    for row in rows:
+        if row["status"] == "ok" and row["throughput"] and row["scope"] != "sustained":
+            by_size = groups.setdefault(tuple(row[name] for name in same), {})
+            by_size.setdefault(int(row["world_size"] or 1), []).append(row)
+    for by_size in groups.values():
+        fewest, *more = sorted(by_size)
+        if not more:
+            continue
+        unit, base = by_size[fewest][0]["unit"], Rate.merge(list(map(Rate.of_row, by_size[fewest])))
+        lines.append(f"scaling: {describe_work(by_size[fewest][0] | {'world_size': '1'})}")
+        for size in (fewest, *more):
+            rate = Rate.merge(list(map(Rate.of_row, by_size[size])))
+            efficiency, low, high = (end if end is None else end * fewest / size for end in rate.ratio(base))
+            span = f" ({low:.3f} to {high:.3f})" if low is not None and size != fewest else ""
+            rates = f"{four_digits(rate.throughput):>9} {unit} {four_digits(rate.throughput / size):>9} a device"
+            count = f"{size:>4} {'device' if size == 1 else 'devices':<7}"
+            lines.append(f"  {count} {rates}   efficiency {efficiency:.3f}{span}")
+    return "\n".join(lines)
+
+
+def explain(flags):
+    """Explain the flags of a run, a line each."""
+    return "\n".join(layout.wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
+
+
+def describe_details(row, peak_fraction, bandwidth_fraction):
+    """Describe in one line what a row has besides its rate: first step, memory, TFLOP/s, GB/s, sensors."""
+    details = [f"first step {row['first_step_seconds']:.3g} s"]
+    if row["phase"] == "prefill":
+        details.append(f"time to first token {1e3 * row['step_seconds_median']:.4g} ms")
+    if row.get("peak_memory_bytes"):
+        scope = "of the process" if row["device"] == "cpu" else "on the device"
+        details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
+    if row.get("tflops"):
+        share = ""
+        if peak_fraction is not None:
+            above = ", which is a matmul's" if peak_fraction > 1 else ""
+            share = f" ({100 * peak_fraction:.3g} % of this machine's measured peak{above})"
+        details.append(f"{row['tflops']:.3g} TFLOP/s{share}, {row['measured_precision']} as measured")
+    if row.get("bandwidth"):
+        known = bandwidth_fraction is not None
+        share = f" ({100 * bandwidth_fraction:.3g} % of what `make tflops` moves)" if known else ""
+        details.append(f"reads {row['bandwidth']:.3g} GB/s{share}")
+    return ", ".join(details + describe_physics(row))
+
+
+def describe_interval(row):
+    """Describe the interval of a row's throughput and the number of its windows."""
+    low, high = row["throughput_low"], row["throughput_high"]
+    if low is None:
+        return f"without an interval ({row['windows']} windows)"
+    if row["windows"] < ENOUGH_WINDOWS:
+        return f"range of {row['windows']} windows: {four_digits(low)} to {four_digits(high)}"
+    percent = without_exponent(f"{50 * (high - low) / row['throughput']:.2g}")
+    return f"+- {percent} % within this run ({row['windows']} windows)"
+
+
+def four_digits(value):
+    """Format a rate with four digits, without an exponent if it is large."""
+    return without_exponent(f"{value:.4g}")

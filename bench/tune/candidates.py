@@ -1,0 +1,200 @@
+"""What `make best` tries: the settings that may be faster on a device, and the environment of a combination of them.
+
+Settings that the user gave are held fixed; a comma list restricts the values.
+"""
+
+import ctypes
+import ctypes.util
+import platform
+from dataclasses import dataclass
+
+import psutil
+
+from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS
+from bench.records.columns import describe_change
+from bench.settings import COMPILE_MODES, FRAMEWORKS, SettingError, usable_cores
+from bench.tune.search import Dimension
+
+ALLOCATOR = "ALLOCATOR"  # a dimension that is not a setting: it stands for variables of the environment
+LAYOUT = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # likewise: 0 keeps Inductor from forcing channels_last
+SETUP_VARIABLES = tuple(dict.fromkeys((*ALLOCATOR_VARIABLES, LAYOUT)))
+# {setting: {value: {device: guessed speedup over float32, eager and so on}}}. A value is tried on the devices that have
+# a guess, which only decides the order of the trials.
+GUESSES = {
+    "PRECISION": {
+        "bfloat16": {"cpu": 1.8, "cuda": 4.0, "mps": 1.3},
+        "float16": {"cuda": 4.0, "mps": 1.5},
+        "mixed_bfloat16": {"cpu": 1.7, "cuda": 3.0, "mps": 1.1},
+        "mixed_float16": {"cuda": 3.0, "mps": 1.2},
+        "tf32": {"cuda": 2.0},
+    },
+    "COMPILE": {
+        "1": {"cpu": 1.3, "cuda": 1.3, "mps": 1.1},
+        "reduce-overhead": {"cuda": 1.3},
+        "max-autotune": {"cuda": 1.4},
+        "max-autotune-no-cudagraphs": {"cuda": 1.3},
+    },
+    "MEMORY_FORMAT": {"channels_last": {"cpu": 1.4, "cuda": 1.2, "mps": 1.0}},
+}
+LATE = ("max-autotune", "max-autotune-no-cudagraphs")  # minutes of compilation: only for the fastest candidates
+AUTOTUNE_MULTIPROCESSORS = 68  # below, torch.compile tunes no Triton templates (torch._inductor.utils.is_big_gpu)
+BFLOAT16_CAPABILITY = 8.0  # below, torch.compile runs bfloat16 eagerly, or emulates it
+# Weights in 16 bits lose small updates: such a training is fast and does not learn.
+NOT_IN_TRAINING = ("bfloat16", "float16")
+PRELOADED = ("jemalloc", "tcmalloc", "mimalloc")
+FIXED = ("RUNS", "EPOCHS", "SUSTAIN", "NUM_IMAGES", "SCOPE")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What decides on an NVIDIA card whether a combination is worth a trial; None if unknown."""
+
+    multiprocessors: int | None = None
+    capability: float | None = None  # such as 8.6
+
+
+def find_card(library="libcuda.so.1"):
+    """Ask the NVIDIA driver about the first visible card. Nothing is allocated on it."""
+    try:
+        cuda = ctypes.CDLL(library)
+        if cuda.cuInit(0):
+            return Card()
+    except OSError:
+        return Card()
+    value, found = ctypes.c_int(), []
+    for attribute in (16, 75, 76):  # multiprocessor count, compute capability major and minor, in cuda.h
+        found.append(None if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0) else value.value)
+    count, major, minor = found
+    return Card(count, None if None in (major, minor) else major + minor / 10)
+
+
+def refuse_unusable(environ, changes):
+    """Raise SettingError for settings that a search cannot hold fixed: other quantities, lists of other settings."""
+    if environ.get("WORLD_SIZE", "1") != "1":
+        raise SettingError(
+            f"WORLD_SIZE={environ['WORLD_SIZE']!r} (torchrun): `make best` starts its own processes: leave torchrun out"
+        )
+    for name in FIXED:
+        if name in environ and environ[name] != "device":
+            raise SettingError(f"{name}={environ[name]!r} does not suit `make best`, which measures one rate: unset it")
+    sizes = environ.get("BATCH_SIZE", "")
+    if "auto" in [entry.strip().lower() for entry in sizes.split(",")]:
+        raise SettingError(f"BATCH_SIZE={sizes!r}: `make best` doubles the batch anyway: unset it, or name numbers")
+    for name in sorted(set().union(*changes) - {*GUESSES, "BATCH_SIZE"}):
+        if name in environ:
+            raise SettingError(f"{name}={environ[name]!r} must be one value in `make best`: run it once for each")
+
+
+def list_dimensions(settings, environ, changes, row, card=None):
+    """The Dimensions of a search, each with at least two values or one that doubles.
+
+    Args:
+        settings: of the default.
+        changes: list_runs() of the workload, which has the lists of the environment.
+        row: of a run of the default, which knows device, threads and batch size.
+        card: a Card.
+    """
+    device, settings, found = row["device"], settings.on(row["device"]), []
+    for name, guesses in GUESSES.items():
+        first = getattr(settings, name.lower())
+        if name in environ:
+            values = dict.fromkeys(change[name] for change in changes if name in change)
+            gains = {value: guesses.get(value, {}).get(device, 1.0) for value in values}
+            found.append(Dimension(name, gains))
+        elif first:  # else the workload does not have this setting
+            own = guesses.get(first, {}).get(device, 1.0)
+            gains = {value: on[device] / own for value, on in guesses.items() if on.get(device, 0) >= own}
+            gains = {first: 1.0} | {v: gain for v, gain in gains.items() if is_sensible(settings, name, v, row, card)}
+            found.append(Dimension(name, gains, late=LATE))
+    found += [layouts(settings, environ, row), allocators(environ, row), threads(environ, row)]
+    found.append(batches(environ, changes, row))
+    return [each for each in found if len(each.gains) > 1 or each.doubles]
+
+
+def is_sensible(settings, name, value, row, card):
+    """Whether a value may be faster for this framework, phase and card, and is right at all."""
+    if settings.phase == "training" and value in NOT_IN_TRAINING:
+        return False
+    if value.startswith("mixed_") and row["workload"] == "llm":  # refused there: the weights themselves get 16 bits
+        return False
+    if value in LATE and card and (card.multiprocessors or AUTOTUNE_MULTIPROCESSORS) < AUTOTUNE_MULTIPROCESSORS:
+        return False
+    if settings.framework == "torch":
+        return True
+    is_impossible = value in COMPILE_MODES or (name == "COMPILE" and value == "1" and row["device"] == "mps")
+    return not is_impossible and (name != "MEMORY_FORMAT" or value in FRAMEWORKS[settings.framework].memory_formats)
+
+
+def is_possible(settings, dimensions, candidate, card=None):
+    """Whether a combination makes sense, whatever its single values do."""
+    chosen = {"COMPILE": settings.compile, "PRECISION": settings.precision}
+    chosen |= {dimension.name: value for dimension, value in zip(dimensions, candidate, strict=True)}
+    if chosen["COMPILE"] == "0":
+        return not chosen.get(LAYOUT)  # which only the compiler reads
+    is_slow = "bfloat16" in str(chosen["PRECISION"]) and card and card.capability
+    return not (is_slow and card.capability < BFLOAT16_CAPABILITY)
+
+
+def layouts(settings, environ, row):
+    """Inductor's choice of channels_last for convolutions, which is slow in training on a Mac, and no such choice."""
+    is_used = settings.framework == "torch" and settings.memory_format and settings.phase == "training"
+    if row["device"] != "mps" or not is_used or LAYOUT in environ:
+        return Dimension(LAYOUT, {})
+    return Dimension(LAYOUT, {"": 1.0, "0": 2.0})
+
+
+def allocators(environ, row):
+    """glibc as it is, glibc keeping its memory, and other allocators that are installed; on a Linux CPU only."""
+    is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
+    if is_fixed or row["device"] != "cpu" or platform.libc_ver()[0] != "glibc":
+        return Dimension(ALLOCATOR, {})
+    others = {library: 1.2 for name in PRELOADED if (library := ctypes.util.find_library(name))}
+    return Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3} | others)
+
+
+def threads(environ, row):
+    """The framework's own number of threads, one per logical CPU and one per physical core, if they differ."""
+    own, logical = str(row["num_threads"] or ""), usable_cores()
+    if "NUM_THREADS" in environ or row["device"] != "cpu" or not own:
+        return Dimension("NUM_THREADS", {})
+    physical = logical * (psutil.cpu_count(logical=False) or 1) // (psutil.cpu_count() or 1)
+    return Dimension("NUM_THREADS", {own: 1.0} | {str(n): 1.0 for n in (physical, logical) if n and str(n) != own})
+
+
+def batches(environ, changes, row):
+    """The list that was given; else the default's batch size, which may double, or is fixed for a language model.
+
+    There a larger batch is another task: more sequences at once.
+    """
+    given = dict.fromkeys(change["BATCH_SIZE"] for change in changes if "BATCH_SIZE" in change)
+    if "BATCH_SIZE" in environ or row["workload"] == "llm":
+        return Dimension("BATCH_SIZE", dict.fromkeys(given, 1.0))
+    return Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True)
+
+
+def change_of(dimensions, candidate):
+    """The variables of the environment that make a candidate of a run."""
+    change = {}
+    for dimension, value in zip(dimensions, candidate, strict=True):
+        if dimension.name == ALLOCATOR:
+            change |= {"": {}, "keep": GLIBC_KEEPS}.get(value, {"LD_PRELOAD": value})
+        elif value:
+            change[dimension.name] = value
+    return change
+
+
+def describe(dimensions, candidate):
+    """The difference between a candidate and the default, in words."""
+    default = tuple(dimension.values[0] for dimension in dimensions)
+    return describe_difference(dimensions, default, candidate) or "the default"
+
+
+def describe_difference(dimensions, before, after):
+    """The difference between two candidates, in words."""
+    return describe_change(*(cells_of(change_of(dimensions, each)) for each in (before, after)))
+
+
+def cells_of(change):
+    """The cells of a row that a change of the environment fills."""
+    setup = " ".join(f"{name}={change[name]}" for name in SETUP_VARIABLES if name in change)
+    return {name.lower(): text for name, text in change.items()} | {"allocator": setup}

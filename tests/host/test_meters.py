@@ -1,0 +1,163 @@
+"""Other programs are noticed, and our own work is not taken for theirs."""
+
+import math
+import os
+
+import pytest
+
+from bench.host import meters, sensors
+from tests.fakes import Clock
+
+
+@pytest.mark.parametrize(
+    ("at_rest", "others", "flags"),
+    [
+        (0.0, 0.7, []),  # of eight cores; a tenth of one core is usual on a Mac
+        (0.0, 0.9, ["contended"]),
+        (0.5, 1.2, []),
+        (0.5, 1.4, ["contended"]),
+        (4.0, 4.0, ["contended"]),  # a program that ran before, too
+    ],
+)
+def test_contention_is_over_a_tenth_of_all_cores_more_than_at_rest(monkeypatch, at_rest, others, flags):
+    clock, spent = Clock(), Clock()
+    monkeypatch.setattr(meters, "usable_cores", lambda: 8)
+    monkeypatch.setattr(meters, "others_cpu_seconds", spent)
+    monkeypatch.setattr(meters.CounterWatch.__init__, "__defaults__", (0.0, clock))
+    watch = meters.watch_contention(at_rest)
+    clock.now, spent.now = 100.0, 5000.0
+    watch.start()
+    clock.now += 10
+    spent.now += 10 * others
+    assert watch.rate() == pytest.approx(others)
+    assert watch.flags() == flags
+
+
+def test_an_unknown_load_is_no_load(monkeypatch):
+    monkeypatch.setattr(meters, "others_cpu_seconds", fail)
+    watch = meters.watch_contention()
+    watch.start()
+    assert watch.rate() == 0
+    monkeypatch.setattr(sensors, "psutil", None)
+    watch = meters.watch_contention()
+    watch.start()
+    assert (watch.rate(), watch.flags()) == (0, [])
+
+
+def test_any_growth_of_swap_is_flagged():
+    swapped = Clock()
+    watch = meters.CounterWatch("swapping", swapped)
+    swapped.now = 7
+    watch.start()
+    assert watch.flags() == []
+    swapped.now = 8
+    assert watch.flags() == ["swapping"]
+
+
+class Busy:
+    """psutil's cpu_times() on Linux, after so many seconds of each kind."""
+
+    def __init__(self, **seconds):
+        self.seconds = dict.fromkeys(("user", "system", "idle", "iowait", "guest", "guest_nice", "steal"), 0) | seconds
+
+    def __getattr__(self, name):
+        return self.seconds[name]
+
+    def __iter__(self):
+        return iter(self.seconds.values())
+
+
+def test_idle_guest_and_own_time_is_not_others_time(monkeypatch):
+    monkeypatch.setattr(meters, "own_cpu_seconds", lambda: [3.0, 1.0])
+    times = Busy(user=10, system=2, idle=99, iowait=50, guest=4, steal=1)
+    monkeypatch.setattr(sensors.psutil, "cpu_times", lambda: times)
+    assert meters.others_cpu_seconds() == pytest.approx(10 + 2 + 1 - 4)
+
+
+def test_own_time_is_what_the_system_counts():
+    before = sum(os.times()[:4])
+    assert before - 0.1 <= sum(meters.own_cpu_seconds()) <= sum(os.times()[:4]) + 0.1
+
+
+def test_the_peak_of_the_process_is_plausible():
+    assert 10e6 < meters.process_peak_bytes() < 1e12
+
+
+def test_without_psutil_only_heat_is_watched(monkeypatch):
+    flags = lambda: [watch.flag for watch in meters.Instruments().watches()]  # noqa: E731
+    assert flags() == ["throttled", "contended", "swapping"]
+    monkeypatch.setattr(sensors, "psutil", None)
+    assert flags() == ["throttled"]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "pressure", "flags"),
+    [
+        ("", None, []),
+        ("sw_power_cap gpu_idle", "nominal", []),
+        ("gpu_idle sync_boost display_clock_setting", None, []),
+        ("", "moderate", ["throttled"]),
+        ("", "heavy", ["throttled"]),
+        ("sw_power_cap hw_thermal_slowdown", None, ["throttled"]),
+    ],
+)
+def test_throttling_is_what_the_system_reports(monkeypatch, reasons, pressure, flags):
+    monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: pressure)
+    columns = {"temperature_c": 88, "throttle_reasons": reasons}
+    watch = meters.HeatWatch(lambda: columns)
+    watch.start()
+    assert watch.columns == {}
+    assert watch.flags() == flags
+    assert watch.columns == columns | {"thermal_pressure": pressure}
+
+
+def fail():
+    raise OSError("a bus error")
+
+
+def test_a_failing_sensor_is_logged_once_and_stops_nothing(caplog):
+    caplog.set_level("INFO", "bench")
+    for watch in (meters.HeatWatch(fail), meters.CounterWatch("swapping", fail)):
+        watch.start()
+        assert (watch.flags(), watch.flags(), watch.columns) == ([], [], {})
+    assert len(caplog.messages) == 2
+    for message, flag in zip(caplog.messages, ("throttled", "swapping"), strict=True):
+        assert flag in message
+        assert "OSError: a bus error" in message
+
+
+class Counter:
+    """The energy counter of a machine that draws 12 W."""
+
+    power_scope = "cpu package"
+
+    def __init__(self, clock):
+        self.joules = lambda: 1000 + 12 * clock.now
+
+
+def test_idle_power_is_measured_where_there_is_a_counter():
+    clock = Clock()
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    counter = Counter(clock)
+    instruments = meters.Instruments(counter).with_idle_watts(clock, sleep)
+    assert instruments.idle_watts == pytest.approx(12)
+    assert clock.now == meters.IDLE_SECONDS
+    assert instruments.joules() == pytest.approx(1060)
+    counter.joules = fail
+    assert instruments.with_idle_watts(clock, sleep).idle_watts is None
+    assert meters.Instruments().with_idle_watts(sleep=fail) == meters.Instruments()
+    assert math.isnan(meters.Instruments().joules())
+
+
+def test_missing_energy_comes_with_its_reason(monkeypatch):
+    def missing(*arguments):
+        raise sensors.Unavailable("`sudo chmod` is needed")
+
+    monkeypatch.setattr(sensors, "open_energy_counter", missing)
+    monkeypatch.setattr(sensors, "NvidiaCard", missing)
+    for device, read in (("cpu", sensors.read_cpu), ("cuda", dict), ("mps", dict)):
+        instruments = meters.open_instruments(device, None)
+        assert instruments == meters.Instruments(None, read, "`sudo chmod` is needed")

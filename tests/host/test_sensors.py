@@ -1,0 +1,246 @@
+"""Sensors of hardware that is not here, with fakes of the real libraries and recorded values."""
+
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from bench.host import meters, sensors
+from bench.host.environment import find_card, find_cuda_version, hides_cards
+from bench.host.sensors import read_cpu, read_thermal_pressure
+from tests.host import driver
+
+
+@pytest.fixture
+def nvidia(monkeypatch, tmp_path):
+    """Builds a driver and gives its path; the real pynvml loads it."""
+    monkeypatch.delitem(sys.modules, "pynvml")
+    pynvml = pytest.importorskip("pynvml")
+
+    def call(**statuses):
+        path = driver.build(tmp_path, **statuses)
+        monkeypatch.setattr(pynvml, "CDLL", lambda name: ctypes.CDLL(path))
+        return path
+
+    return call
+
+
+def test_an_nvidia_card_counts_millijoules(nvidia):
+    nvidia()
+    card = sensors.open_energy_counter("cuda", *driver.SLOW)
+    assert (card.joules(), card.power_scope) == (5000.123, "gpu board")
+    assert card.read() == {
+        "temperature_c": 61,
+        "clock_mhz": 1980,
+        "throttle_reasons": "sw_power_cap hw_thermal_slowdown",
+    }
+
+
+@pytest.mark.parametrize(
+    ("order", "visible", "card"),
+    [
+        (None, None, driver.FAST),  # CUDA's first card is in the second slot
+        ("PCI_BUS_ID", None, driver.SLOW),
+        (None, "1", driver.SLOW),
+        ("PCI_BUS_ID", "1,0", driver.FAST),
+        (None, "GPU-1111", driver.SLOW),
+    ],
+)
+def test_the_card_that_runs_is_named_and_read(nvidia, monkeypatch, order, visible, card):
+    for name, value in (("CUDA_DEVICE_ORDER", order), ("CUDA_VISIBLE_DEVICES", visible)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    library = nvidia()
+    found = find_card(library)
+    assert (found.name, found.uuid) == card
+    assert find_cuda_version(library) == 12
+    assert not hides_cards(library)
+    counter = sensors.open_energy_counter("cuda", found.name, found.uuid)
+    assert counter.joules() == 5000.123 + (1e9 if card == driver.FAST else 0)
+    assert meters.open_instruments("cuda", found.name, found.uuid).read()["temperature_c"] == 61 + (card == driver.FAST)
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "2", "NoDevFiles"])
+def test_hidden_cards_are_told_from_missing_ones(nvidia, monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    library = nvidia()
+    assert find_card(library) is None
+    assert hides_cards(library)
+    assert find_cuda_version("libno-such-driver.so") is None
+    assert not hides_cards("libno-such-driver.so")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert not hides_cards(library)
+
+
+def test_a_driver_that_does_not_start_hides_nothing(nvidia, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    library = nvidia(cuda=803)  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+    assert find_card(library) is None
+    assert not hides_cards(library)
+
+
+def test_a_mig_slice_has_no_meters(nvidia, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-3333")
+    found = find_card(nvidia())
+    assert (found.name, found.uuid) == driver.SLICE
+    with pytest.raises(sensors.Unavailable, match="a MIG slice has no counter of its own"):
+        sensors.open_energy_counter("cuda", found.name, found.uuid)
+
+
+def test_a_card_without_a_counter_still_has_a_temperature(nvidia):
+    nvidia(energy=3)  # NVML_ERROR_NOT_SUPPORTED
+    instruments = meters.open_instruments("cuda", *driver.FAST)
+    assert (instruments.counter, instruments.why_no_energy) == (
+        None,
+        "NVIDIA's management library reports: Not Supported",
+    )
+    assert instruments.read()["temperature_c"] == 62
+
+
+@pytest.mark.parametrize(
+    ("statuses", "uuid", "why"),
+    [
+        ({"energy": 4}, driver.SLOW[1], "Insufficient Permissions"),
+        ({"nvml": 9}, driver.SLOW[1], "Driver Not Loaded"),
+        ({}, driver.SLICE[1].replace("MIG", "GPU"), "Not Found"),
+    ],
+)
+def test_what_the_driver_refuses_is_one_line(nvidia, statuses, uuid, why):
+    nvidia(**statuses)
+    with pytest.raises(sensors.Unavailable, match=f"NVIDIA's management library reports: {why}"):
+        sensors.open_energy_counter("cuda", "x", uuid)
+
+
+def test_an_older_driver_says_why_a_clock_is_low(nvidia):
+    nvidia(throttle="nvmlDeviceGetCurrentClocksThrottleReasons")
+    assert sensors.NvidiaCard(*driver.SLOW).read()["throttle_reasons"] == "sw_power_cap hw_thermal_slowdown"
+
+
+@pytest.mark.parametrize(("device", "name"), [("cuda", "AMD Instinct MI300X"), ("xpu", "Intel Arc B580")])
+def test_a_card_of_another_vendor_has_no_meters_and_not_the_cpus(monkeypatch, device, name):
+    monkeypatch.setattr(sensors, "read_cpu", lambda: {"temperature_c": 99})
+    instruments = meters.open_instruments(device, name)
+    assert instruments.read() == {}
+    assert instruments.why_no_energy.startswith(f"no energy counter is known for {name}")
+    assert "pip install" not in instruments.why_no_energy
+
+
+@pytest.mark.parametrize(
+    ("device", "package", "cure"),
+    [("cuda", "pynvml", "pip install nvidia-ml-py"), ("mps", "zeus_apple_silicon", "pip install zeus-apple-silicon")],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, device, package, cure):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(sensors.Unavailable, match=cure):
+        sensors.open_energy_counter(device, *driver.SLOW)
+
+
+def apple_monitor(**millijoules):
+    """zeus_apple_silicon on a chip with these counters; AppleEnergyMetrics has None where a chip has no counter."""
+    counted = SimpleNamespace(**dict.fromkeys(sensors.APPLE_PARTS.values()) | millijoules)
+    return SimpleNamespace(AppleEnergyMonitor=lambda: SimpleNamespace(get_cumulative_energy=lambda: counted))
+
+
+def test_an_apple_chip_adds_up_its_parts(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    library = apple_monitor(cpu_total_mj=1500, gpu_mj=250, dram_mj=50, ane_mj=0)
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", library)
+    chip = sensors.open_energy_counter("mps", "Apple M1 Max")
+    assert (chip.joules(), chip.power_scope) == (1.8, "cpu+gpu+dram+ane")
+    assert sensors.open_energy_counter("cpu", "Apple M1 Ultra").power_scope == "gpu+dram+ane"
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", apple_monitor())
+    with pytest.raises(sensors.Unavailable, match="no energy counters"):
+        sensors.open_energy_counter("mps", "Apple M9")
+
+
+def test_an_unexpected_failure_makes_energy_unavailable(monkeypatch):
+    def fails():
+        raise ValueError("Unsupported or invalid energy unit provided: pJ")
+
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=fails))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(sensors.Unavailable, match="ValueError: Unsupported or invalid energy unit"):
+        sensors.open_energy_counter("mps", "Apple M9")
+
+
+@pytest.fixture
+def zone(tmp_path, monkeypatch):
+    """Writes one RAPL zone as sysfs shows it."""
+    monkeypatch.setattr(sensors, "POWERCAP", tmp_path)
+
+    def write(name, kind, microjoules, most=262_143_328_850):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for file, value in (("name", kind), ("energy_uj", microjoules), ("max_energy_range_uj", most)):
+            (tmp_path / name / file).write_text(f"{value}\n")
+
+    return write
+
+
+def test_rapl_adds_packages_and_wraps_around_at_its_range(zone):
+    zone("intel-rapl:0", "package-0", 900)
+    zone("intel-rapl:1", "package-1", 5_000_000)
+    zone("intel-rapl:0:0", "core", 77)
+    zone("intel-rapl-mmio:0", "package-0", 77)
+    counter = sensors.Rapl()
+    assert counter.joules() == 0
+    zone("intel-rapl:0", "package-0", 2_000_900)
+    zone("intel-rapl:1", "package-1", 5_500_000)
+    assert counter.joules() == pytest.approx(2.5)
+    zone("intel-rapl:0", "package-0", 400, most=2_001_000)
+    assert counter.joules() == pytest.approx(2.5 + 500e-6)
+
+
+def test_rapl_without_permission_names_the_cure(zone, monkeypatch):
+    with pytest.raises(sensors.Unavailable, match="virtual machines have none"):
+        sensors.Rapl()
+    zone("intel-rapl:0", "package-0", 1)
+
+    def forbidden(package):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(sensors.Rapl, "_count", staticmethod(forbidden))
+    with pytest.raises(sensors.Unavailable, match=r"sudo chmod a\+r"):
+        sensors.Rapl()
+
+
+def test_a_cpu_reports_its_hottest_sensor(monkeypatch):
+    cores = [SimpleNamespace(label="", current=degrees, high=None, critical=None) for degrees in (51.0, 55.5)]
+    answers = {"sensors_temperatures": lambda: {"k10temp": cores, "nvme": [SimpleNamespace(current=99.0)]}}
+    answers["cpu_freq"] = lambda: SimpleNamespace(current=3411.6, min=0.0, max=0.0)
+    monkeypatch.setattr(sensors, "psutil", SimpleNamespace(**answers))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert read_cpu() == {"temperature_c": 55.5, "clock_mhz": 3412}
+    monkeypatch.setattr(sensors, "psutil", None)
+    assert read_cpu() == {}
+
+
+class SystemLibrary:
+    """notify(3) of libSystem: functions that write to their pointers and return 0."""
+
+    def __init__(self, level, status=0):
+        self.level, self.status, self.cancelled = level, status, []
+
+    def notify_register_check(self, name, token):
+        assert name == b"com.apple.system.thermalpressurelevel"
+        ctypes.cast(token, ctypes.POINTER(ctypes.c_int))[0] = 42
+        return self.status
+
+    def notify_get_state(self, token, state):
+        assert token.value == 42
+        ctypes.cast(state, ctypes.POINTER(ctypes.c_uint64))[0] = self.level
+        return 0
+
+    def notify_cancel(self, token):
+        self.cancelled.append(token.value)
+
+
+@pytest.mark.parametrize(
+    ("level", "status", "said"), [(0, 0, "nominal"), (2, 0, "heavy"), (9, 0, None), (1, 1_000_000, None)]
+)
+def test_thermal_pressure_is_named(level, status, said):
+    library = SystemLibrary(level, status)
+    assert read_thermal_pressure(library) == said
+    assert library.cancelled == ([] if status else [42])

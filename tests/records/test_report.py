@@ -1,0 +1,55 @@
+"""What a run prints: any status with its note, and lines that fit the terminal."""
+
+import pytest
+
+from bench.records import columns, report
+
+ROW = dict.fromkeys(columns.COLUMNS) | {
+    **{"status": "ok", "flags": "", "note": "", "workload": "image", "model": "resnet50", "phase": "inference"},
+    **{"scope": "device", "framework": "torch", "framework_version": "2.15.0+cu132", "device": "cpu"},
+    **{"device_name": "AMD EPYC with a rather long name", "precision": "float32", "batch_size": 16, "num_threads": 2},
+    **{"image_size": 224, "memory_format": "channels_first", "unit": "images/s", "first_step_seconds": 1.4},
+}
+MEASURED = {"throughput": 13.5, "throughput_low": 12.6, "throughput_high": 13.7, "windows": 9}
+LIMITED = {"bottleneck": "device", "note": f"limited by the model: {'many words ' * 15}; more"}
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    def open_terminal(columns):
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(columns))
+
+    return open_terminal
+
+
+@pytest.mark.parametrize(("columns", "width"), [(80, 80), (100, 100), (20, 60)])
+def test_lines_fit_the_terminal_down_to_60_columns(terminal, columns, width):
+    terminal(columns)
+    lines = report.describe_task(ROW).splitlines()
+    lines += report.describe_result(ROW | MEASURED | LIMITED | {"flags": "drift throttled"}).splitlines()
+    lines += report.explain({"drift", "contended", "implausible"}).splitlines()
+    assert width - 30 < max(map(len, lines)) <= width
+
+
+def test_lines_stay_whole_without_a_terminal():
+    assert len(report.describe_task(ROW).splitlines()) == 1
+    *_, last = report.describe_result(ROW | MEASURED | LIMITED).splitlines()
+    assert last.strip().startswith("limited by the model")
+    assert "more" not in last
+
+
+@pytest.mark.parametrize("measured", [{}, MEASURED])
+def test_any_status_is_shown_with_its_note(measured):
+    text = report.describe_result(ROW | measured | {"status": "work_skipped", "note": "steps are missing"})
+    assert "work_skipped: steps are missing" in text
+    assert ("13.5 images/s" in text) == bool(measured)
+
+
+def test_a_row_of_a_dead_process_has_no_flags():
+    row = {name: value for name, value in ROW.items() if value is not None and name != "flags"}
+    assert "crashed: signal 11" in report.describe_result(row | {"status": "crashed", "note": "signal 11"})
+
+
+def test_an_interrupted_row_holds_complete_windows():
+    assert "interrupted: the row holds" in report.describe_result(ROW | MEASURED | {"status": "interrupted"})
