@@ -65,7 +65,7 @@ class Runs:
     seconds: float
 
     def run(self, change, seconds, step=None, limit=None):
-        """The row of one run.
+        """Return the row of one run.
 
         Args:
             change: {variable: text} of the candidate.
@@ -95,7 +95,7 @@ class Runs:
 
 
 def trial_of(row):
-    """The Trial that a row holds."""
+    """Return the Trial that a row holds."""
     step = row["search_step"] or None
     if row["status"] != "ok":
         return Trial(note=f"{row['status']}: {row['note']}", step=step, row=row)
@@ -104,7 +104,7 @@ def trial_of(row):
 
 
 def hold(settings, changes):
-    """The variables of every run besides the environment: the first entry of each list, one phase and one scope."""
+    """Return the variables that every run gets: the first entry of each list, one phase and one scope."""
     held = {name: text for name, text in changes[0].items() if name in os.environ or name == "PHASE"}
     if not {"MODEL", "IMAGE_MODEL"} & set(os.environ) and not isinstance(settings.model, ByDevice):
         held["MODEL"] = settings.model
@@ -113,7 +113,7 @@ def hold(settings, changes):
 
 
 def start_search(runs, settings, changes, begun):
-    """The Search, with a first trial of the default, which knows the device."""
+    """Return the Search, with a first trial of the default, which knows the device."""
 
     def attempt(candidate, seconds, step):
         seconds = min(seconds or settings.max_seconds, settings.max_seconds)
@@ -147,7 +147,7 @@ def start_search(runs, settings, changes, begun):
 
 
 def repeat(search, runs, fastest):
-    """The lines that repeat the fastest candidate."""
+    """Return the lines that repeat the fastest candidate."""
     change, first = candidates.change_of(search.dimensions, fastest), search.trials[search.default][0].row
     asked = {name: os.environ[name] for name in known_names() if name in os.environ} | runs.held
     given = {name: text for name, text in asked.items() if name not in NOT_REPEATED}

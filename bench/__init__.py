@@ -13,7 +13,7 @@ if sys.version_info < (3, 11):
 
 
 def missing_package(error):
-    """The line for a ModuleNotFoundError."""
+    """Return the line for a ModuleNotFoundError."""
     return (
         f"the package {error.name} is missing in {sys.executable}: run it by make, which installs it, "
         "or `pip install -r requirements-common.txt` there"

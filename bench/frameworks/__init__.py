@@ -32,13 +32,13 @@ class Device:
     device_name: str | None  # None: the system knows the name better
     framework_version: str
     num_threads: int  # CPU threads
-    uuid: str | None = None  # of an NVIDIA card as NVML writes it ("GPU-..."); None where the framework cannot say
+    uuid: str | None = None  # of an NVIDIA card as NVML writes it ("GPU-..."); None if the framework cannot tell
     has_own_memory: bool = False  # a card's; else its arrays take the system's
     world_size: int = 1  # ranks that do the same work in step, each on such a device
     nodes: int = 1  # machines that they run on
 
     def cells(self):
-        """Its cells of a row; no row has the UUID, because it tells one owner's card from all others."""
+        """Return its cells of a row; no row has the UUID, because it tells one owner's card from all others."""
         names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
         return {name: getattr(self, name) for name in names}
 
@@ -67,7 +67,7 @@ class Session(Protocol):
     num_workers: int | None  # workers that prepare batches; None: the batches are resident
     queue_steps: int | None  # batches that the workers may have ready or in their hands
     prepare: Callable[[], None] | None  # must run before each step, is complete when it returns, and is not timed
-    note: str  # what a reader of the row has to know; "" where that is nothing
+    note: str  # what a reader of the row has to know, or ""
 
     def step(self) -> None:
         """Submit one step on the next batch; may return before it is done."""
@@ -94,17 +94,17 @@ class Session(Protocol):
         """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it."""
 
     def peak_memory_bytes(self) -> int | None:
-        """The most that this session allocated on the device; None where the framework cannot say."""
+        """Return the bytes that this session allocated at most on the device; None if the framework cannot tell."""
 
     def reserved_memory_bytes(self) -> int | None:
-        """The most that the framework reserved on the device; None where it cannot say."""
+        """Return the bytes that the framework reserved at most on the device; None if it cannot tell."""
 
     def close(self) -> None:
         """Stop the workers and free the device's memory; a second call does nothing."""
 
 
 def load(name):
-    """The module of a framework; raises SettingError for a framework that is unknown or not installed."""
+    """Return the module of a framework; raises SettingError for a framework that is unknown or not installed."""
     if name not in FRAMEWORKS:
         raise SettingError(f"FRAMEWORK={name!r} must be one of: {', '.join(sorted(FRAMEWORKS))}")
     if name == "torch":
@@ -151,7 +151,7 @@ def print_has_own_memory(framework):
 
 
 def missing_package(framework, error):
-    """The SettingError for a ModuleNotFoundError."""
+    """Return the SettingError for a ModuleNotFoundError."""
     return SettingError(
         f"FRAMEWORK={framework!r} needs the package {error.name}: `make image FRAMEWORK={framework}` installs it; "
         f"with PYTHON=... install it there: `pip install -r {requirements_of(framework)}`"
@@ -163,7 +163,7 @@ GENERIC = ErrorTexts(out_of_memory=("out of memory", "unable to allocate", "allo
 
 
 def describe_failure(error, errors=ErrorTexts()):
-    """(status, reason) of an exception, the reason on one line; errors: the framework's own texts."""
+    """Return (status, reason) of an exception, the reason on one line; errors: the framework's own texts."""
     reason = " ".join(str(error).split()) or type(error).__name__
     full = f"{type(error).__name__}: {reason}"
     if isinstance(error, MemoryError) or has_any(full, GENERIC.out_of_memory + errors.out_of_memory):

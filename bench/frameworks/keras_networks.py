@@ -25,7 +25,7 @@ def small_normal():
 
 
 def build_image(workload):
-    """One of torchvision's models in Keras layers, or a Keras application with random weights; gives logits."""
+    """Build one of torchvision's models in Keras layers, or a Keras application with random weights; gives logits."""
     _, height, width = workload.item_shape
     shape, name = (height, width, 3), workload.model
     if name in RESNETS:
@@ -42,7 +42,7 @@ def build_image(workload):
 
 
 def list_applications():
-    """{"keras-" and the name in lower case: function} of Keras's own image models."""
+    """Return {"keras-" and the name in lower case: function} of Keras's own image models."""
     return {f"keras-{n.lower()}": f for n, f in vars(keras.applications).items() if inspect.isfunction(f)}
 
 
@@ -54,7 +54,7 @@ SAME |= {f"mobilenet_v3_{size}": f"keras-mobilenetv3{size}" for size in ("small"
 
 
 def list_models():
-    """The names of all image models here."""
+    """Return the names of all image models here."""
     return [*RESNETS, *VGGS, "mobilenet_v2", *SAME, *list_applications()]
 
 
@@ -67,7 +67,7 @@ def refuse_unknown_model(name):
 
 
 def build_mobilenet_v2(shape, classes):
-    """Keras's model with torchvision's dropout before the classifier, which Keras leaves out."""
+    """Return Keras's model with torchvision's dropout before the classifier, which Keras leaves out."""
     body = keras.applications.MobileNetV2(input_shape=shape, weights=None, include_top=False, pooling="avg")
     return keras.Model(body.input, layers.Dense(classes)(layers.Dropout(0.2)(body.output)))
 
@@ -83,7 +83,7 @@ RESNETS = {
 
 
 def build_resnet(name, shape, classes):
-    """ResNet v1.5 with torchvision's names of layers: the stride is in the 3 x 3 convolution. Keras has v1."""
+    """Build ResNet v1.5 with torchvision's names of layers: the stride is in the 3 x 3 convolution. Keras has v1."""
     bottleneck, stages = RESNETS[name]
     inputs = keras.Input(shape)
     x = ops.relu(normed_convolution(inputs, 64, 7, 2, "conv1", "bn1"))
@@ -123,7 +123,7 @@ VGGS = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3
 
 
 def build_vgg(name, shape, classes):
-    """VGG as in torchvision: for images of any size, and with dropout. Keras's VGG has neither."""
+    """Build VGG as in torchvision: for images of any size, and with dropout. Keras's VGG has neither."""
     x = inputs = keras.Input(shape)
     for count, filters in zip(VGGS[name], (64, 128, 256, 512, 512), strict=True):
         for _ in range(count):
@@ -143,7 +143,7 @@ def dense_relu(x, width):
 
 
 def build_mlp(workload):
-    """Dense layers, Glorot-uniform with zero biases (Keras's own defaults), with ReLU between them."""
+    """Build dense layers, Glorot-uniform with zero biases (Keras's own defaults), with ReLU between them."""
     x = inputs = keras.Input(workload.item_shape)
     for width in mlp_widths(workload.model):
         x = dense_relu(x, width)
@@ -151,7 +151,7 @@ def build_mlp(workload):
 
 
 def build_transformer(workload):
-    """BERT or DistilBERT with a classifier on the first token, as in the transformers library.
+    """Build BERT or DistilBERT with a classifier on the first token, as in the transformers library.
 
     No keras-hub release supports all versions of TensorFlow that run here.
     """
@@ -171,7 +171,7 @@ def normal_dense(width, name):
 
 
 def encoder_layer(x, encoder, name):
-    """Self-attention and a feed-forward part; each has a residual connection and a normalisation after it."""
+    """Add self-attention and a feed-forward part; each has a residual connection and a normalisation after it."""
     width, dropout = encoder.hidden_size, encoder.dropout
     attention = layers.MultiHeadAttention(
         encoder.num_heads,
@@ -208,7 +208,7 @@ class Embeddings(layers.Layer):
 
 
 def count_parameters(model):
-    """How many of a model's parameters are trainable."""
+    """Return how many of a model's parameters are trainable."""
     return sum(math.prod(v.shape) for v in model.trainable_variables)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet():
-    """No stderr inside: TensorFlow says twice that it was loaded, whatever the settings of its log."""
+    """Silence stderr inside: TensorFlow prints twice that it was loaded, whatever the level of its log."""
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -34,10 +34,10 @@ except ModuleNotFoundError as error:
         ) from error
     raise
 except Exception as error:  # a plug-in linked with another TensorFlow raises a NotFoundError
-    cure = "install it again, as requirements-cuda-tensorflow.txt says"
+    fix = "install it again, as requirements-cuda-tensorflow.txt says"
     if platform.system() == "Darwin":
-        cure = "tensorflow-metal 1.2.0 needs TensorFlow 2.16 to 2.19, `pip install -r requirements-mac.txt` pairs them"
-    raise ImportError(f"cannot be loaded (... {' '.join(str(error).split())[-200:]}): {cure}") from error
+        fix = "tensorflow-metal 1.2.0 needs TensorFlow 2.16 to 2.19, `pip install -r requirements-mac.txt` pairs them"
+    raise ImportError(f"cannot be loaded (... {' '.join(str(error).split())[-200:]}): {fix}") from error
 
 import keras
 import numpy as np
@@ -57,7 +57,7 @@ ERRORS = ErrorTexts(
 )
 POLICIES = {"tf32": "float32"}  # the other precisions have the same name in Keras
 # Operators that make up a step's time, by the start of their names. Metal lacks kernels for much of the integer
-# bookkeeping beside them (random keys, step counters): TensorFlow runs that on the CPU.
+# bookkeeping around them (random keys, step counters): TensorFlow runs that on the CPU.
 EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedConv", "Depthwise", "_FusedDepthwise")
 EXPENSIVE += ("FusedBatchNorm", "_FusedBatchNorm", "MaxPool", "AvgPool", "Relu", "BiasAdd", "Softmax", "SparseSoftmax")
 EXPENSIVE += ("Gather", "ResourceGather", "StatelessRandomUniform")
@@ -67,7 +67,7 @@ PREFETCH = 2  # batches that tf.data may hold ready
 
 
 def find_device(settings):
-    """The Device to run on; sets the number of threads, which TensorFlow allows only before its first operation."""
+    """Return the Device to run on, and set the number of threads, which TensorFlow allows only before it computes."""
     if settings.num_threads:
         tf.config.threading.set_intra_op_parallelism_threads(settings.num_threads)
         tf.config.threading.set_inter_op_parallelism_threads(settings.num_threads)
@@ -80,7 +80,7 @@ def find_device(settings):
 
 
 def choose_device(use_gpu):
-    """The name of the device: "cpu", "cuda" or, on a Mac, "mps"; the same at every call."""
+    """Return the name of the device: "cpu", "cuda" or, on a Mac, "mps"; the same at every call."""
     gpus = tf.config.list_physical_devices("GPU")
     if use_gpu is False or not gpus:
         tf.config.set_visible_devices([], "GPU")
@@ -91,7 +91,7 @@ def choose_device(use_gpu):
 
 
 def open_session(workload, settings, phase, scope):
-    """The session of a workload; raises SettingError or MeasurementError."""
+    """Return the session of a workload; raises SettingError or MeasurementError."""
     session.refuse_unknown_workload("tensorflow", workload, BUILDERS, OPERATORS)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
@@ -142,7 +142,7 @@ class DeviceContext(base.DeviceContext):
         return tf.device("CPU:0" if self.device == "cpu" else "GPU:0")
 
     def function(self, python_function):
-        """A graph of a function on this device; compiled by XLA with COMPILE=1."""
+        """Return a graph of a function on this device; compiled by XLA with COMPILE=1."""
 
         def placed(*arguments):
             with self.scope():  # a graph ignores the scope that it is called in
@@ -209,11 +209,11 @@ class DeviceContext(base.DeviceContext):
 
     @property
     def magnification(self):
-        """How much larger rounding errors are in this precision than in float32, for which the CPU's stand in."""
+        """Return how much larger the CPU's rounding errors are in this precision than in float32."""
         return 2 ** check.lost_bits(self.compute_dtype)
 
     def open_stream(self, workload, settings, phase):
-        """The Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
+        """Return the Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
         paths, workers = data.jpeg_files(settings.seed), settings.num_workers
         size, classes = workload.item_shape[-1], workload.classes
         options = tf.data.Options()
@@ -304,9 +304,9 @@ class DeviceContext(base.DeviceContext):
 
 @contextmanager
 def expensive_work_stays_on(device):
-    """Raise MeasurementError where a graph that is run inside leaves EXPENSIVE operators on floats to the CPU.
+    """Raise MeasurementError if a graph that runs inside leaves EXPENSIVE operators on floats to the CPU.
 
-    TensorFlow does that where a device has no kernel. set_soft_device_placement(False) forbids it, but then no Keras
+    TensorFlow does that if a device lacks a kernel. set_soft_device_placement(False) forbids it, but then no Keras
     model runs on Metal: https://developer.apple.com/forums/thread/759438
     """
     if device == "cpu":
@@ -350,7 +350,7 @@ def as_arrays(gradients):
 
 
 def resize_and_cut(image, size):
-    """As usual for inference on ImageNet: resize the short side to 256 for 224 pixels, cut the middle, normalise."""
+    """Prepare an image for inference as usual on ImageNet: short side 256 for 224 pixels, cut the middle, normalise."""
     short = size * 256 // 224
     sides = tf.cast(tf.shape(image)[:2], tf.float32)
     sides = tf.cast(sides * (short / tf.reduce_min(sides)), tf.int32)
@@ -359,7 +359,7 @@ def resize_and_cut(image, size):
 
 
 def cut_at_random(image, size):
-    """As usual for training on ImageNet: cut 8 to 100 % of the area, mirror at random, normalise."""
+    """Prepare an image for training as usual on ImageNet: cut 8 to 100 % of the area, mirror at random, normalise."""
     begin, sides, _ = tf.image.sample_distorted_bounding_box(
         tf.shape(image),
         tf.zeros((1, 0, 4)),
@@ -403,7 +403,7 @@ class Model(base.Model):
         return self.functions[-1]
 
     def _losses_of(self, inputs, labels):
-        """(loss, the loss scaled for the optimizer) of a batch."""
+        """Return (loss, the loss scaled for the optimizer) of a batch."""
         loss = mean_loss(self.keras_model, inputs, labels)
         return loss, self.optimizer.scale_loss(loss)
 

@@ -37,8 +37,8 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 LOSS_SCALE = 256
 LAYOUT_VARIABLE = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # https://github.com/pytorch/pytorch/issues/192551
 PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
-# cuDNN's autotuner finds no engine when there is no memory for any candidate's workspace, or where it lacks the data
-# type: measure_precision() has shown by then that it does not.
+# cuDNN's autotuner finds no engine if no candidate's workspace fits into memory, or if cuDNN lacks the data type;
+# measure_precision() has ruled out the second by then.
 NO_ENGINE = "unable to find an engine to execute"
 ERRORS = ErrorTexts(
     ("outofmemoryerror", "can't allocate memory", "invalid buffer size", NO_ENGINE),
@@ -50,7 +50,7 @@ ERRORS = ErrorTexts(
 
 
 def find_device(settings):
-    """The Device to run on; raises SettingError where operators would move to the CPU silently."""
+    """Return the Device to run on; raises SettingError if operators would move to the CPU silently."""
     ranks, kind = read_ranks(), choose_device(settings.use_gpu)
     if ranks.are_many and kind != "cpu":
         torch.accelerator.set_device_index(choose_index(ranks, torch.accelerator.device_count()))
@@ -70,12 +70,12 @@ def find_device(settings):
 
 
 def count_devices(use_gpu):
-    """How many GPUs there are to run on; 0: it would run on the CPU."""
+    """Return how many GPUs there are to run on; 0: it would run on the CPU."""
     return 0 if choose_device(use_gpu) == "cpu" else torch.accelerator.device_count()
 
 
 def choose_index(ranks, count):
-    """The number of a rank's GPU among `count`; SettingError where there are more ranks than GPUs on this machine.
+    """Return the number of a rank's GPU among `count`; raises SettingError if there are more ranks than GPUs here.
 
     Slurm may show each rank a single GPU, its own.
     """
@@ -121,7 +121,7 @@ def refuse_unknown_architecture(device):
 
 
 def open_session(workload, settings, phase, scope):
-    """The session of a workload; raises SettingError or MeasurementError."""
+    """Return the session of a workload; raises SettingError or MeasurementError."""
     session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
@@ -145,7 +145,7 @@ def set_float32(precision):
 
 
 def list_models():
-    """The names of torchvision's classification models."""
+    """Return the names of torchvision's classification models."""
     return torchvision.models.list_models(module=torchvision.models)
 
 
@@ -157,7 +157,7 @@ def refuse_unknown_model(name):
 
 
 def build_image(workload):
-    """A torchvision classification model with random weights and without auxiliary heads."""
+    """Build a torchvision classification model with random weights and without auxiliary heads."""
     extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
     model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.classes, **extra)
     for layer in model.modules():
@@ -168,7 +168,7 @@ def build_image(workload):
 
 
 def build_mlp(workload):
-    """Dense layers, Glorot-uniform with zero biases, with ReLU between them."""
+    """Build dense layers, Glorot-uniform with zero biases, with ReLU between them."""
     layers = []
     for inputs, outputs in pairwise((*workload.item_shape, *mlp_widths(workload.model), workload.classes)):
         layer = torch.nn.Linear(inputs, outputs)
@@ -179,7 +179,7 @@ def build_mlp(workload):
 
 
 def build_transformer(workload):
-    """Encoder and classifier of the transformers library, with scaled_dot_product_attention and without a mask."""
+    """Build an encoder and its classifier by transformers, with scaled_dot_product_attention and without a mask."""
     refuse_old("transformers", "5")
     import transformers  # takes ten seconds, so only if needed
 
@@ -196,7 +196,7 @@ def build_transformer(workload):
 
 
 class Logits(torch.nn.Module):
-    """A model of the transformers library; gives the logits alone, not its record of outputs."""
+    """A model of the transformers library that returns only the logits, not its record of outputs."""
 
     def __init__(self, model):
         super().__init__()
@@ -222,7 +222,7 @@ OPERATORS = {
 
 
 def count_parameters(model):
-    """How many of a model's parameters are trainable."""
+    """Return how many of a model's parameters are trainable."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -247,7 +247,7 @@ def calibrate(model, images):
 
 @torch.no_grad()
 def compute_exactly(module, inputs):
-    """(output in float64, relative error of the output in float32), both on the CPU; the module is as it was."""
+    """Return (output in float64, relative error of the output in float32), both on the CPU; the module is as it was."""
     inputs = torch.from_numpy(inputs)
     rounded = module(inputs).numpy()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
@@ -274,14 +274,14 @@ def differentiate_exactly(module, inputs, labels):
 
 
 def name_device(device):
-    """The device's name as torch reports it; None for the CPU, whose name the system knows better."""
+    """Return the device's name as torch reports it; None for the CPU, whose name the system knows better."""
     if device == "mps":
         return torch.backends.mps.get_name() if hasattr(torch.backends.mps, "get_name") else None
     return None if device == "cpu" else torch.get_device_module(device).get_device_name()
 
 
 def find_uuid(device):
-    """The card's UUID as NVML writes it; None where the device is no card of NVIDIA's."""
+    """Return the card's UUID as NVML writes it; None if the device is not an NVIDIA card."""
     if device != "cuda" or torch.version.hip:
         return None
     card = torch.cuda.get_device_properties()
@@ -347,7 +347,7 @@ class DeviceContext(base.DeviceContext):
         return module
 
     def open_stream(self, workload, settings, phase, start_method=None):
-        """The Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
+        """Return the Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
         paths, workers = data.jpeg_files(settings.seed), settings.num_workers
         queued = PREFETCH + 1  # batches of each worker, one of them in its hands
         if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
@@ -366,10 +366,15 @@ class DeviceContext(base.DeviceContext):
             batches = iter(loader)
         return base.Stream(batches, workers, queue_steps=workers * queued)
 
+    def note_of_graphs(self):
+        """Return that CUDA graphs were asked for and skipped, or ""."""
+        skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
+        return f"CUDA graphs were asked for and skipped ({skips} times)" if skips else ""
+
     def note(self, module, is_trained):
         """Return what slows this model down on this device and is not the device's fault, or ""."""
-        if self.compile and (skips := torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]):
-            return f"CUDA graphs were asked for and skipped ({skips} times)"
+        if skipped := self.note_of_graphs():
+            return skipped
         slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
         if not slow or not any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
             return ""
@@ -431,7 +436,7 @@ class DeviceContext(base.DeviceContext):
         return None if most is None else most - self.reserved_before
 
     def memory(self, function):
-        """Call a memory function of the accelerator; None where it has none (the CPU, MPS before torch 2.13)."""
+        """Call a memory function of the accelerator; returns None without one (the CPU, MPS before torch 2.13)."""
         try:
             return None if self.device == "cpu" else getattr(torch.accelerator, function)()
         except (AttributeError, NotImplementedError, RuntimeError):
@@ -456,7 +461,7 @@ def autocast(device, precision):
 @functools.cache  # a CPU may need seconds for it in float16
 @torch.no_grad()
 def measure_precision(device, precision):
-    """The precision that a device really computes matmuls and convolutions in, as bench/timing/check.py names it."""
+    """Return the precision in which a device really computes, as check.name_precision() names it."""
     dtype, errors = WHOLE_MODEL.get(precision, torch.float32), []
     for work, pair in zip((torch.matmul, functional.conv2d), check.probe_inputs(), strict=True):
         left, right = map(torch.from_numpy, pair)
@@ -509,7 +514,7 @@ class JpegDataset(Dataset):
 
 
 @functools.cache
-def heeds_scaler(device, optimizer):
+def honours_scaler(device, optimizer):
     """Whether a fused optimizer divides by the scale and skips after infinities: on MPS it once ignored both.
 
     https://github.com/pytorch/pytorch/pull/186360
@@ -522,7 +527,7 @@ def heeds_scaler(device, optimizer):
 
 
 def step_scaled(device, optimizer, found_inf):
-    """A weight of 1 after one fused step of size 1, with a gradient of 1 that is scaled by 256."""
+    """Return a weight of 1 after one fused step of size 1, with a gradient of 1 that is scaled by 256."""
     weight, scale = torch.ones(1, device=device, requires_grad=True), torch.full((), 256.0, device=device)
     weight.grad = scale.expand(1).clone()
     fused: Any = optimizer([weight], lr=1.0, fused=True)
@@ -532,7 +537,7 @@ def step_scaled(device, optimizer, found_inf):
 
 
 def compile_module(module, mode):
-    """The compiled module; "1" is torch's default mode. A mode with CUDA graphs is told where each step begins.
+    """Return the compiled module; "1" is torch's default mode. A mode with CUDA graphs is told where each step begins.
 
     Without that, CUDA graphs cannot tell whether the outputs of the step before are still needed.
     """
@@ -573,7 +578,7 @@ class Model(base.Model):
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
         # the gradient scaler reads a scalar back in every step.
         device, uses_scaler = self.context.device, self.context.precision == "mixed_float16"
-        fused = not (uses_scaler and device == "mps") or heeds_scaler(device, self.context.optimizer)
+        fused = not (uses_scaler and device == "mps") or honours_scaler(device, self.context.optimizer)
         rate = LEARNING_RATES[self.context.optimizer]
         self.optimizer = OPTIMIZERS[self.context.optimizer](self.uncompiled.parameters(), lr=rate, fused=fused)
         self._count = CallCount()  # not a method of this object: the cycle would keep its memory after close()

@@ -12,7 +12,7 @@ POOL_NUMBERS = 2**24
 
 
 def build_llm(workload):
-    """A decoder of the transformers library on the meta device: shapes without memory."""
+    """Build a decoder of the transformers library on the meta device: shapes without memory."""
     refuse_old("transformers", "5")  # an older StaticCache has other arguments
     import transformers  # takes ten seconds, so only if needed
 
@@ -51,7 +51,7 @@ def allocate(module, device, dtype):
 
 @torch.no_grad()
 def fill(module):
-    """Random weights that keep the variance of what passes them; norms are ones.
+    """Fill in random weights that keep the variance of what passes them; norms are ones.
 
     All are cut from one pool of numbers: to draw eight billion takes a CPU a minute.
     """
@@ -79,6 +79,14 @@ class CachedModel(base.CachedModel):
         fill(self.uncompiled)
         self.parameters = sum(p.numel() for p in self.uncompiled.parameters())
         self.module = context.compiled(self.uncompiled)
+
+    @property
+    def note(self):
+        if not self.context.compile:
+            return ""
+        # With a static cache the compiled attention gets an explicit mask, and copies of the keys and values.
+        more = "compiled, attention reads more bytes than are counted"
+        return "; ".join(filter(None, [more, self.context.note_of_graphs()]))
 
     def open_cache(self, sequences, tokens):
         config, where = self.uncompiled.config, (self.context.dtype, torch.device(self.context.device))

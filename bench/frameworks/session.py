@@ -35,7 +35,7 @@ def refuse_unknown_model(name, known, library):
 
 
 def open_session(context, workload, settings, phase, scope):
-    """The session of a workload in a phase and scope; raises SettingError or MeasurementError."""
+    """Return the session of a workload in a phase and scope; raises SettingError or MeasurementError."""
     if workload.samples is not None:
         return OperatorSession(context, workload)
     if phase in ("prefill", "decode"):
@@ -51,7 +51,7 @@ def open_session(context, workload, settings, phase, scope):
 
 
 def build_model(context, workload, settings, is_trained):
-    """The Model; an IMAGE_SIZE that the model cannot take becomes a SettingError."""
+    """Return the Model; an IMAGE_SIZE that the model cannot take becomes a SettingError."""
     try:
         return context.build(workload, is_trained)
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -65,7 +65,7 @@ def build_model(context, workload, settings, is_trained):
 
 
 def resident_batches(context, workload):
-    """Batches that stay on the device and take turns, without end."""
+    """Return batches that stay on the device and take turns, without end."""
     return itertools.cycle([context.put(*batch) for batch in workload.batches(workload.items_per_step, context.seed)])
 
 
@@ -116,7 +116,7 @@ class BaseSession:
 
 
 class InputSession(BaseSession):
-    """A step prepares one batch and copies it to the device; there is no model."""
+    """A step prepares one batch and copies it to the device, without a model."""
 
     def step(self):
         images, _ = next(self.batches)
@@ -225,7 +225,7 @@ class Forward(ModelSession):
 
 
 class Backward(ModelSession):
-    """A step is the backward pass alone."""
+    """A step is only the backward pass."""
 
     def prepare(self):
         self.model.forward(*next(self.batches))
@@ -240,7 +240,7 @@ class Backward(ModelSession):
 
 
 class Optimizer(Training):
-    """A step is the update of the weights alone."""
+    """A step is only the update of the weights."""
 
     def prepare(self):
         self.model.forward(*next(self.batches))
@@ -271,7 +271,7 @@ def refuse_large_weights(context, needed):
 
 
 def prove_logits(context, model, tokens, needed):
-    """The last logits of tokens in an empty cache; raises MeasurementError where a GPU's are not those of the CPU.
+    """Return the last logits of tokens in an empty cache; raises MeasurementError if a GPU's differ from the CPU's.
 
     On the CPU the model has the same precision, and takes as many bytes as `needed` says: where the host lacks them,
     nothing is compared.
@@ -302,7 +302,7 @@ def prove_cache(context, model, vocabulary, needed):
 class Generation(ModelSession):
     """A step of prefill reads one batch of prompts into an empty cache; one of decode adds a token to each sequence.
 
-    Decode starts again after DEPTH where the cache is full.
+    When the cache is full, decode starts again after DEPTH.
     """
 
     def __init__(self, context, workload, settings, phase):

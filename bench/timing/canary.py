@@ -23,7 +23,7 @@ READINGS = 3  # single readings vary by more than that on a shared machine, so a
 
 
 def open_canary(framework, device, settings):
-    """A Canary on this device; None where the matmul fails."""
+    """Return a Canary on this device; None if the matmul fails."""
     side = 512 if device == "cpu" else 2048
     # The precision is the measured one, because the TF32 switch applies to the whole process.
     workload = replace(
@@ -52,7 +52,7 @@ class Canary:
         self._first = [self._read() for _ in range(READINGS)]
 
     def compare(self):
-        """(ratio, flags) after a measurement: seconds now over seconds at the start, and `slowed` or nothing.
+        """Return (ratio, flags) after a measurement: seconds now over seconds at the start, and `slowed` or nothing.
 
         `slowed` means that all readings are over 5 % slower than the slowest one at the start, without contention.
         """
@@ -66,7 +66,7 @@ class Canary:
         return statistics.median(now) / statistics.median(self._first), ["slowed"] if slowed else []
 
     def _read(self):
-        """Seconds per step: the lower quartile of short windows.
+        """Return the seconds per step: the lower quartile of short windows.
 
         Other programs slow down some of the windows; heat and power limits slow down all of them.
         """
@@ -75,7 +75,7 @@ class Canary:
 
 
 def choose_steps(session, clock):
-    """Steps per window. Runs for WARMUP_SECONDS, because an idle GPU needs time to raise its clock."""
+    """Return the steps per window. Runs for WARMUP_SECONDS, because an idle GPU needs time to raise its clock."""
     start, steps = clock(), 1
     while True:
         seconds = timed(session, clock, steps)

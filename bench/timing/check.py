@@ -30,7 +30,7 @@ LOWER_SIGNIFICAND = 4
 
 
 def relative_error(got, expected):
-    """L2 norm of the difference, divided by the L2 norm of the expected values."""
+    """Return the L2 norm of the difference, divided by the L2 norm of the expected values."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
@@ -47,7 +47,7 @@ def require(is_right, reason):
 
 
 def output_limit(measured_precision, rounding):
-    """The largest relative L2 error of a model's output that rounding explains.
+    """Return the largest relative L2 error of a model's output that rounding explains.
 
     Args:
         measured_precision: what the device really computes in, as name_precision() names it.
@@ -59,7 +59,7 @@ def output_limit(measured_precision, rounding):
 
 
 def lost_bits(measured_precision):
-    """By how many bits the shortest significand in a measured precision is shorter than float32's."""
+    """Return by how many bits the shortest significand in a measured precision is shorter than float32's."""
     shortest = min(SIGNIFICANDS.get(name, LOWER_SIGNIFICAND) for name in names_in(measured_precision))
     return max(0, SIGNIFICANDS["float32"] - shortest)
 
@@ -180,7 +180,7 @@ def check_samples(got, expected, measured_precision):
 
 
 def probe_inputs(seed=0):
-    """Seeded normal inputs of the matmul and the convolution that show the precision.
+    """Return seeded normal inputs of the matmul and the convolution that show the precision.
 
     Returns:
         ((a, b), (x, w)): float32 of shapes (1024, 1024) twice, (4, 128, 32, 32) and (128, 128, 3, 3). Libraries do not
@@ -193,7 +193,7 @@ def probe_inputs(seed=0):
 
 
 def name_precision(matmul_error, convolution_error, is_float16=False):
-    """The precision that the hardware computed in, from the two probes' relative errors against float64.
+    """Return the precision that the hardware computed in, from the two probes' relative errors against float64.
 
     TF32 and float16 have equally long significands: is_float16 says that the outputs were float16.
     """
@@ -207,5 +207,5 @@ def name_precision(matmul_error, convolution_error, is_float16=False):
 
 
 def names_in(measured_precision):
-    """The precisions in what name_precision() returned, of the matmul and of the convolution."""
+    """Return the precisions in what name_precision() returned, of the matmul and of the convolution."""
     return [part.split()[-1] for part in measured_precision.split(", ")]

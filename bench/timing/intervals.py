@@ -11,7 +11,7 @@ NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(float(TAIL))  # -1.96
 
 
 def median_interval(samples):
-    """The 95 % confidence interval of the median as (low, high), from the order statistics.
+    """Return the 95 % confidence interval of the median as (low, high), from the order statistics.
 
     For independent samples it is exact for every distribution: the number of samples below the median is
     Binomial(n, 1/2) (David and Nagaraja, Order Statistics, section 7.1). Successive windows are correlated, so the
@@ -30,7 +30,7 @@ def median_interval(samples):
 
 
 def _exact_rank(n):
-    """The largest 1-based rank l with P(l-th smallest > median) <= 2.5 %, by the binomial sum."""
+    """Return the largest 1-based rank l with P(l-th smallest > median) <= 2.5 %, by the binomial sum."""
     if n > 1000:  # the normal approximation is within one rank here, and the sum becomes slow
         return math.floor((n + NORMAL_QUANTILE * math.sqrt(n)) / 2)
     allowed = int(2**n * TAIL)
@@ -42,7 +42,7 @@ def _exact_rank(n):
 
 
 def sign_autocorrelation(samples):
-    """The lag-one autocorrelation within [0, 0.8], from signs about the median, so that outliers do not change it.
+    """Return the lag-one autocorrelation within [0, 0.8], from signs about the median: outliers do not change it.
 
     For Gaussian series a correlation r of the signs means rho = sin(pi r / 2).
     """
@@ -56,7 +56,7 @@ def sign_autocorrelation(samples):
 
 
 def p95(step_seconds):
-    """The 95th percentile of single steps; None below 59 steps, where even the largest one may lie below it."""
+    """Return the 95th percentile of single steps; None below 59 steps, of which even the largest may be smaller."""
     if len(step_seconds) < 59:
         return None
     return sorted(step_seconds)[math.ceil(0.95 * len(step_seconds)) - 1]

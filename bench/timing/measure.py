@@ -41,7 +41,7 @@ SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
 
 # The proof that every step runs, see prove_every_step_runs().
 SINGLE_STEPS = 12
-COMPARED_STEPS = 16  # at least so many in the compared window: a ratio of 4 is then far below "all but one skipped"
+COMPARED_STEPS = 16  # of the compared window, at least: skipping all but one gives a ratio of 16, far above 4
 MAX_SINGLE_RATIO = 4.0
 SINGLE_TOLERANCE = 2e-5  # seconds
 SKIP_TRIES = 3
@@ -97,7 +97,7 @@ class Job:
 
     @property
     def mode(self):
-        """A key of MODES."""
+        """Return a key of MODES."""
         if self.session.queue_steps is not None:
             return "stream"
         return "part" if self.session.prepare else "step"
@@ -162,7 +162,7 @@ def measure(job: Job):
         A Measurement. After Ctrl-C: of the complete windows, with stop_reason "interrupted".
 
     Raises:
-        MeasurementError: `work_skipped`, `constant_output` or `unsupported`: there is no believable number.
+        MeasurementError: `work_skipped`, `constant_output` or `unsupported`: no number can be believed.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
     with collector_at_rest():
@@ -172,7 +172,7 @@ def measure(job: Job):
 
 @contextmanager
 def collector_at_rest():
-    """No garbage collection inside; afterwards it is as it was."""
+    """Disable garbage collection inside, and restore its state afterwards."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -461,7 +461,7 @@ def drain_queue(job: Job):
 
 
 def choose_stream_steps(step_seconds, num_workers, max_seconds):
-    """Steps per window of a pipeline: a multiple of its workers, because they deliver in turns, if time allows."""
+    """Return the steps per window of a pipeline: if time allows a multiple of its workers, which deliver in turns."""
     workers = max(1, num_workers)
     if workers * step_seconds > max_seconds / MIN_SAMPLES:
         return 1
@@ -527,7 +527,7 @@ def collect(job: Job, series, stop):
 
 
 def summarize(job: Job, ready, series, flags):
-    """The Measurement that follows from the windows' seconds and the flags raised so far."""
+    """Return the Measurement that follows from the windows' seconds and the flags raised so far."""
     windows, steps = series.windows, series.steps
     middle = statistics.median(windows)
     in_window = job.items_per_step * steps
@@ -558,7 +558,7 @@ def summarize(job: Job, ready, series, flags):
 
 
 def doubts(windows, limits):
-    """The flags that the windows themselves raise."""
+    """Return the flags that the windows themselves raise."""
     middle = statistics.median(windows)
     found = {
         "few_windows": len(windows) < ENOUGH_WINDOWS,
@@ -576,7 +576,7 @@ def is_short(session, series):
 
 
 def interval(windows):
-    """(low, high) to print beside the median: 95 % from 20 windows on, below that their whole range."""
+    """Return (low, high) to print next to the median: 95 % from 20 windows on, below that their whole range."""
     if len(windows) >= ENOUGH_WINDOWS:
         return median_interval(windows)
     return (min(windows), max(windows)) if len(windows) > 1 else (None, None)

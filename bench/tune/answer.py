@@ -10,7 +10,7 @@ STATISTICS = {"few_windows", "ci_not_met"}  # flags that say nothing new next to
 
 
 def describe(search: Search, minutes):
-    """The lines of the answer, as far as it was measured."""
+    """Return the lines of the answer, as far as it was measured."""
     first = search.trials[search.default][0].row
     fastest, float32 = search.answers()
     if fastest is None:
@@ -37,13 +37,13 @@ def summarize(trials):
 
 
 def times(faster, slower):
-    """The ratio of two Trials in words, with the interval that follows from both."""
+    """Return the ratio of two Trials in words, with the interval that follows from both."""
     span = f"{faster.low / slower.high:.3g} to {faster.high / slower.low:.3g}"
     return f"{faster.rate / slower.rate:.3g} times ({span})"
 
 
 def describe_step(search: Search, full, before, candidate, runs):
-    """The line of one step of the path: the change, the rate, and the gain over the step before.
+    """Return the line of one step of the path: the change, the rate, and the gain over the step before.
 
     Args:
         full: {candidate: Trial}, of the full runs.
@@ -60,7 +60,7 @@ def describe_step(search: Search, full, before, candidate, runs):
 
 
 def describe_fastest(search: Search, full, title, candidate):
-    """The lines of an answer: its gain over the default, and what its lower precision does to the output."""
+    """Return the lines of an answer: its gain over the default, and what its lower precision does to the output."""
     lines, row = [f"{title}: {candidates.describe(search.dimensions, candidate)}"], search.trials[candidate][-1].row
     if candidate not in full:
         rate = f"{report.four_digits(search.rate(candidate))} {row['unit']}"
@@ -76,7 +76,7 @@ def describe_fastest(search: Search, full, title, candidate):
 
 
 def describe_search(search: Search, minutes):
-    """How long the search took, what failed, what was not tried, and the flags of the full runs."""
+    """Return how long the search took, what failed, what was not tried, and the flags of the full runs."""
     count = sum(map(len, search.trials.values()))
     lines = [f"the search took {minutes:.1f} minutes: {len(search.trials)} combinations, {count} runs"]
     fastest, _ = search.answers()
@@ -100,7 +100,7 @@ def describe_search(search: Search, minutes):
 
 
 def describe_use(change, settings, target, given, row):
-    """The lines of make and of code that repeat the fastest candidate.
+    """Return the lines of make and of code that repeat the fastest candidate.
 
     Args:
         change: of the environment, which makes the candidate.

@@ -86,7 +86,7 @@ def refuse_unusable(environ, changes):
 
 
 def list_dimensions(settings, environ, changes, row, card=None):
-    """The Dimensions of a search, each with at least two values or one that doubles.
+    """Return the Dimensions of a search, each with at least two values or one that doubles.
 
     Args:
         settings: of the default.
@@ -153,7 +153,7 @@ def allocators(environ, row):
 
 
 def threads(environ, row):
-    """The framework's own number of threads, one per logical CPU and one per physical core, if they differ."""
+    """Return the framework's own number of threads, one per logical CPU and one per physical core, if they differ."""
     own, logical = str(row["num_threads"] or ""), usable_cores()
     if "NUM_THREADS" in environ or row["device"] != "cpu" or not own:
         return Dimension("NUM_THREADS", {})
@@ -162,7 +162,7 @@ def threads(environ, row):
 
 
 def batches(environ, changes, row):
-    """The list that was given; else the default's batch size, which may double, or is fixed for a language model.
+    """Return the given list, else the default's batch size, which may double unless it is a language model's.
 
     There a larger batch is another task: more sequences at once.
     """
@@ -173,7 +173,7 @@ def batches(environ, changes, row):
 
 
 def change_of(dimensions, candidate):
-    """The variables of the environment that make a candidate of a run."""
+    """Return the variables of the environment that make a candidate of a run."""
     change = {}
     for dimension, value in zip(dimensions, candidate, strict=True):
         if dimension.name == ALLOCATOR:
@@ -184,17 +184,17 @@ def change_of(dimensions, candidate):
 
 
 def describe(dimensions, candidate):
-    """The difference between a candidate and the default, in words."""
+    """Return the difference between a candidate and the default, in words."""
     default = tuple(dimension.values[0] for dimension in dimensions)
     return describe_difference(dimensions, default, candidate) or "the default"
 
 
 def describe_difference(dimensions, before, after):
-    """The difference between two candidates, in words."""
+    """Return the difference between two candidates, in words."""
     return describe_change(*(cells_of(change_of(dimensions, each)) for each in (before, after)))
 
 
 def cells_of(change):
-    """The cells of a row that a change of the environment fills."""
+    """Return the cells of a row that a change of the environment fills."""
     setup = " ".join(f"{name}={change[name]}" for name in SETUP_VARIABLES if name in change)
     return {name.lower(): text for name, text in change.items()} | {"allocator": setup}

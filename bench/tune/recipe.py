@@ -13,7 +13,7 @@ AUTOCAST = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 def lines_of_make(target, given):
-    """The command that repeats a candidate, in lines that fit a terminal: {variable: text} of what to set."""
+    """Return the command that repeats a candidate, in lines that fit a terminal: {variable: text} of what to set."""
     lines = [""]
     for word in [*(f"{name}={shlex.quote(text)}" for name, text in given.items()), f"make {target}"]:
         if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH - len(" \\"):
@@ -23,12 +23,12 @@ def lines_of_make(target, given):
 
 
 def environment_lines(change):
-    """The lines that a shell needs before Python starts: the variables that are not settings of this program."""
+    """Return the lines that a shell needs before Python starts: the variables that are not settings of this program."""
     return [f"export {name}={shlex.quote(text)}" for name, text in change.items() if name not in known_names()]
 
 
 def script_lines(framework, settings, device, num_threads):
-    """Lines of Python for one's own script.
+    """Return lines of Python for one's own script.
 
     Args:
         settings: Settings of the candidate, resolved for the device.
@@ -38,7 +38,7 @@ def script_lines(framework, settings, device, num_threads):
 
 
 def torch_lines(settings, device, num_threads):
-    """Lines of PyTorch. `model`, `inputs`, `labels`, `loss_function` and `optimizer` are the user's own."""
+    """Return lines of PyTorch. `model`, `inputs`, `labels`, `loss_function` and `optimizer` are the user's own."""
     dtype, to = DTYPES.get(settings.precision), [repr(device)]
     to += [f"torch.{dtype}"] if dtype else []
     to += ["memory_format=torch.channels_last"] if settings.memory_format == "channels_last" else []

@@ -111,24 +111,24 @@ class Search:
         self.trials.setdefault(candidate, []).append(trial)
 
     def untried(self):
-        """The combinations without a trial: the default first, then by guessed speedup."""
+        """Return the combinations without a trial: the default first, then by guessed speedup."""
         grid = itertools.product(*(dimension.values for dimension in self.dimensions))
         possible = [each for each in grid if each not in self.trials and self.is_possible(each)]
         return sorted(possible, key=lambda each: (each == self.default, self.guess(each)), reverse=True)
 
     def contended(self):
-        """The candidates whose only trial may be too slow, because other programs used the machine."""
+        """Return the candidates whose only trial may be too slow, because other programs used the machine."""
         return [each for each, trials in self.trials.items() if len(trials) == 1 and trials[0].is_contended]
 
     def near_the_fastest(self, turn):
-        """The neighbours of the fastest candidate; every third turn, in float32, those of the fastest in float32."""
+        """Return the neighbours of the fastest candidate, or every third turn those of the fastest one in float32."""
         fastest, float32 = self.answers()
         if turn % 3 == 2 and float32:
             return list(filter(self.is_float32, self.neighbours(float32)))
         return self.neighbours(fastest) if fastest else []
 
     def neighbours(self, candidate):
-        """The untried candidates that differ in one value: other batches first, then by guessed speedup."""
+        """Return the untried candidates that differ in one value: other batches first, then by guessed speedup."""
         single = [
             (*candidate[:i], value, *candidate[i + 1 :])
             for i, dimension in enumerate(self.dimensions)
@@ -138,7 +138,7 @@ class Search:
         return self.batches(candidate) + sorted(others, key=self.guess, reverse=True)
 
     def batches(self, candidate):
-        """The untried candidates with twice the batch, if the last doubling paid, and with half of it."""
+        """Return the untried candidates with twice the batch, if the last doubling paid, and with half of it."""
         found = []
         for i, dimension in enumerate(self.dimensions):
             if dimension.doubles:
@@ -149,7 +149,7 @@ class Search:
         return [each for each in found if each not in self.trials]
 
     def guess(self, candidate):
-        """The guessed speedup over the default."""
+        """Return the guessed speedup over the default."""
         return math.prod(d.gains.get(value, 1.0) for d, value in zip(self.dimensions, candidate, strict=True))
 
     def is_float32(self, candidate):
@@ -161,7 +161,7 @@ class Search:
         return candidate in self.trials and all(trial.rate for trial in self.trials[candidate])
 
     def rate(self, candidate):
-        """The median of all runs in items per second, 0 if unknown. Contended runs only count if all are."""
+        """Return the median of all runs in items per second, 0 if unknown. Contended runs only count if all are."""
         if not self.works(candidate):
             return 0.0
         trials = self.trials[candidate]
@@ -172,18 +172,18 @@ class Search:
         return [trial for trial in self.trials.get(candidate, ()) if trial.step]
 
     def ranked(self):
-        """The candidates that work, the fastest first."""
+        """Return the candidates that work, the fastest first."""
         return sorted(filter(self.works, self.trials), key=self.rate, reverse=True)
 
     def leaders(self):
-        """The candidates that may be the fastest, or the fastest in float32."""
+        """Return the candidates that may be the fastest, or the fastest in float32."""
         ranked, found = self.ranked(), []
         for group, count in (ranked, LEADERS), (list(filter(self.is_float32, ranked)), FLOAT32_LEADERS):
             found += [each for each in group[:count] if self.rate(each) >= CLOSE * self.rate(group[0])]
         return list(dict.fromkeys(found))
 
     def answers(self):
-        """(the fastest candidate, the fastest one in float32), None if none works.
+        """Return (the fastest candidate, the fastest one in float32), None if none works.
 
         Once the path is known, only its candidates count: the best of many short trials is partly luck.
         """
@@ -209,7 +209,7 @@ class Search:
                     self.try_once(candidate, step)
 
     def path(self, goal):
-        """The candidates from the default to the goal, one change at a time, the largest gain first."""
+        """Return the candidates from the default to the goal, one change at a time, the largest gain first."""
         path = [self.default]
         while path[-1] != goal:
             here = path[-1]

@@ -26,7 +26,7 @@ def gpu(request, monkeypatch):
 @pytest.fixture
 def fresh_probes():
     """The device's precision and kernels are looked at anew, and forgotten after the test."""
-    clear = on_torch.measure_precision.cache_clear, on_torch.heeds_scaler.cache_clear
+    clear = on_torch.measure_precision.cache_clear, on_torch.honours_scaler.cache_clear
     [each() for each in clear]
     yield
     [each() for each in clear]
@@ -86,10 +86,10 @@ def test_a_fused_optimizer_that_ignores_the_scaler_is_not_taken(monkeypatch, fre
     fused = lambda: open_session("mlp", PRECISION="mixed_float16").model.optimizer.defaults["fused"]  # noqa: E731
     assert fused()
     monkeypatch.setattr(on_torch, "step_scaled", lambda device, optimizer, found_inf: 0.0)  # torch before 186360
-    on_torch.heeds_scaler.cache_clear()
+    on_torch.honours_scaler.cache_clear()
     assert not fused()
     monkeypatch.setattr(on_torch, "step_scaled", lambda device, optimizer, found_inf: -255.0 + 256 * found_inf)
-    on_torch.heeds_scaler.cache_clear()
+    on_torch.honours_scaler.cache_clear()
     assert not fused()  # it skips, and does not divide
 
 

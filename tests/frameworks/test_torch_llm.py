@@ -184,12 +184,25 @@ def test_a_wrong_compiled_step_is_refused(monkeypatch, phase):
         session.step()
         session.after_first_step()
         session.step()
+        assert "more bytes" in session.note
         session.close()
 
     monkeypatch.setattr(torch, "compile", Compiled)
     finish_first_step(1)
     with pytest.raises(measure.MeasurementError, match="compiled, the output differs by"):
         finish_first_step(1.01)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_the_last_timed_logits_are_computed_again(phase):
+    session = open_session(phase)
+    assert session.note == ""
+    for _ in range(5):
+        session.step()
+        session.check_last_step()
+    session.last_result = session.last_result.flip(-1)
+    with pytest.raises(measure.MeasurementError, match="last timed output"):
+        session.check_last_step()
 
 
 # The published shapes
