@@ -115,6 +115,9 @@ BUGS = {
     "forget_autocorrelation": Bug(
         INTERVALS, "    rho = sign_autocorrelation(samples)\n", "    rho = 0\n", ("tests/timing/test_intervals.py",)
     ),
+    "divide_by_the_wrong_batch_size": Bug(
+        RUN, "items_per_step = workload.items_per_step * (", "items_per_step = 2 * workload.items_per_step * (", ROWS
+    ),
     # The checks
     "never_compare_single_steps": Bug(MEASURE, "    if steps == 1:\n        return\n", "    return\n", TIMING),
     "compare_too_few_steps": Bug(MEASURE, "COMPARED_STEPS = 16", "COMPARED_STEPS = 1", TIMING),
@@ -175,7 +178,9 @@ BUGS = {
     "leave_out_the_compiled_check": Bug(
         SESSION, "if self.context.compile and self.trace_count() == 0:", "if False:", STEPS
     ),
-    "leave_out_the_last_check": Bug(RUN, "                session.check_last_step()", "                pass", ROWS),
+    "leave_out_the_last_check": Bug(
+        RUN, "        session.check_last_step()\n    return columns", "        pass\n    return columns", ROWS
+    ),
     "peak_memory_of_the_checks": Bug(
         SESSION, "        meters.reset_process_peak()  # what was proved", "        pass  # what was proved", STEPS
     ),

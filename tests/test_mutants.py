@@ -1,0 +1,28 @@
+"""Every known bug can still be put into the code, and a sample of them is caught; `python -m tests.mutants` runs all."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.apply import apply, copy_with, is_caught
+from tests.mutants.bugs import BUGS
+
+SAMPLE = ("no_read", "never_compare_single_steps", "accept_a_wrong_gradient")
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_changes_its_file(name):
+    text = Path(BUGS[name].file).read_text()
+    assert apply(BUGS[name], text) != text
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_bug_is_caught(name, tmp_path):
+    copy_with(BUGS[name], tmp_path)
+    assert is_caught(BUGS[name], tmp_path)
+
+
+def test_tests_that_pass_catch_nothing(tmp_path):
+    bug = BUGS["accept_a_wrong_gradient"]
+    copy_with(type(bug)(bug.file, bug.before, bug.before, bug.tests), tmp_path)
+    assert not is_caught(bug, tmp_path)
