@@ -1,4 +1,4 @@
-"""Every known bug can still be put into the code, and a sample of them is caught; `python -m tests.mutants` runs all."""
+"""Every known bug still applies, and a sample of them is caught; `python -m tests.mutants` runs all of them."""
 
 from pathlib import Path
 
