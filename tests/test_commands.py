@@ -1,6 +1,5 @@
 """What people type, typed: make and the scripts as processes."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -161,15 +160,6 @@ def test_without_a_python_the_cure_is_named(bare):
     status, said, _ = run()
     assert status == 2
     assert "install one of them, or set PYTHON=..." in said
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("uv"), reason="PYTHON=... without uv")
-def test_the_requirements_of_a_mac_can_be_installed():
-    status, out, err = call("make", "--jobs=4", "resolve-mac", f"PYTHON={sys.executable}")
-    if status and ("error sending request" in err or "Failed to fetch" in err):
-        pytest.skip("the package registry does not answer")
-    assert status == 0, err
-    assert out.count("resolved") == 4
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="on a Mac both have one environment")
