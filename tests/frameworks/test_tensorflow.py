@@ -202,7 +202,7 @@ def count_flops(function, *arguments):
 def test_the_graph_takes_the_flops_that_the_row_says(script, environ, phase):
     workload, model = open_session.workload(script, phase, **environ), open_session(script, phase, **environ).model
     inputs, labels = model.context.put(*workload.batches(workload.items_per_step, 0)[0])
-    step = (model.infer, inputs) if phase == "inference" else (model.train_step, inputs, labels)
+    step = (model._infer, inputs) if phase == "inference" else (model.train_step, inputs, labels)
     assert count_flops(*step) == workload.flops_per_item * workload.items_per_step
 
 
