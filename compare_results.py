@@ -1,7 +1,8 @@
 """Compare two machines, or two versions on one machine, row by row: which is faster, and how sure is that?
 
-    make compare A=results/apple-m1-max.csv B=results/nvidia-h200.csv
-    make compare A=apple-m1-max B=nvidia-h200
+    make compare A=results/apple-m1-max-32-gpu-cores.csv B=results/nvidia-h200.csv
+    make compare A=apple-m1-max-32-gpu-cores B=nvidia-h200
+
     FAIL_ON_SLOWER=1 make compare A=before.csv B=after.csv     exit 1 if B is slower in anything, or nothing is equal
 
 Ratios are B over A: above 1, B is faster.

@@ -1,4 +1,4 @@
-"""The package that the scripts share: they are short because this is here."""
+"""Code that all benchmark scripts share."""
 
 import os
 import platform

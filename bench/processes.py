@@ -1,8 +1,8 @@
 """One child process: its start, its signals and its end. Standard library only.
 
 A child runs in a session of its own, so a terminal's Ctrl-C reaches it once, through this process. Its standard input
-is a pipe that only this process holds open. When the pipe closes, because this process has ended in any way at all or
-wants the child to end, the child kills itself and its workers (end_with_parent). torchrun passes standard input on to
+is a pipe that only this process holds open. If the parent exits for any reason, or closes the
+pipe on purpose, the child kills itself and its workers (end_with_parent). torchrun passes standard input on to
 its ranks, so this holds for each of them too.
 """
 

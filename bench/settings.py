@@ -395,7 +395,9 @@ def read_settings(script, environ=os.environ):
     if values["memory_format"] == "":
         values["memory_format"] = FRAMEWORKS[values["framework"]].memory_formats[0]
     if script == "image" and values["num_workers"] is None:
-        values["num_workers"] = min(usable_cores(), MOST_WORKERS * (values["num_devices"] or 1))
+        local = environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun, whose ranks share the workers too
+        ranks = max(values["num_devices"] or 1, int(local) if local.isdecimal() else 1)
+        values["num_workers"] = min(usable_cores(), MOST_WORKERS * ranks)
     settings = Settings(**values)
     refuse_contradictions(settings, environ)
     return settings

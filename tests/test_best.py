@@ -175,10 +175,7 @@ def test_allocators_that_are_installed_and_threads_that_differ(monkeypatch):
     [
         ({"RUNS": "3"}, "RUNS='3'"),
         ({"SCOPE": "input"}, "SCOPE='input'"),
-        ({"BATCH_SIZE": "auto"}, "BATCH_SIZE='auto'"),
-        ({"BATCH_SIZE": "8, Auto"}, "BATCH_SIZE='8, Auto'"),
         ({"MODEL": "resnet18,resnet50"}, "MODEL='resnet18,resnet50'"),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE='2'"),
     ],
 )
 def test_what_a_search_cannot_hold_is_refused(environ, said):

@@ -56,7 +56,7 @@ FILES = {module_name(path): path for path in [*Path("bench").rglob("*.py"), *SCR
 
 
 def layer_of(module):
-    """(height, entry of LAYERS) that a module belongs to; None outside of the house."""
+    """(height, entry of LAYERS) that a module belongs to; None if it is not ours."""
     for height, layer in enumerate(LAYERS):
         for entry in layer:
             if module == entry or module.startswith(f"{entry}."):

@@ -185,6 +185,7 @@ def test_the_default_number_of_workers_is_bounded(monkeypatch, cores, devices, w
     monkeypatch.setattr(module, "usable_cores", lambda: cores)
     assert read_settings("image", {"NUM_DEVICES": devices}).num_workers == workers
     assert read_settings("image", {"NUM_WORKERS": "96"}).num_workers == 96
+    assert read_settings("image", {"LOCAL_WORLD_SIZE": "8"}).num_workers == min(cores, 128)  # torchrun's ranks share
 
 
 def test_a_containers_quota_limits_the_cores(tmp_path):

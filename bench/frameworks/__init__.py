@@ -1,15 +1,16 @@
-"""The seam between the benchmark and the frameworks. A framework is one file here, on_<name>.py, that offers:
+"""Define what a framework provides. Each framework is a module of this folder, on_<name>.py, with these functions:
 
     find_device(settings) -> Device
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error
     open_session(workload, settings, phase, scope) -> Session
         raises SettingError or MeasurementError
     ERRORS, an ErrorTexts
+    refuse_unknown_model(name)            raises SettingError for an image model that the framework does not have
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, if FRAMEWORKS says runs_on_many
     count_devices(use_gpu) -> int         likewise; 0: it would run on the CPU
 
-session.py has what all frameworks do the same way. The name of a framework and its requirements stand in
-FRAMEWORKS of bench/settings.py. A file called torch.py would shadow the real one, hence the prefix.
+base.py has the classes that such a module implements, session.py what is timed. FRAMEWORKS in bench/settings.py has
+the names. A file called torch.py would shadow the real one, hence the prefix.
 """
 
 import importlib

@@ -173,14 +173,15 @@ class DeviceContext(base.DeviceContext):
         with expensive_work_stays_on(self.device):
             infer = self.function(lambda inputs: model(inputs, training=False))
             got, again = (tf.cast(infer(inputs), tf.float32).numpy() for _ in range(2))
-            if is_trained and self.device != "cpu":
-                self.function(lambda *batch: differentiate(model, *batch, training=True))(inputs, labels)
         self.check_outputs(got, again, expected, rounding)
         if is_trained:
             gradients = self.function(lambda *batch: differentiate(model, *batch))(inputs, labels)
             check.check_gradients(as_arrays(gradients), exact_gradients, gradient_rounding, self.measured_precision)
         if self.compares_compiled:  # here, and not in Model.prove_compiled()
             check.check_compiled(got, model(inputs, training=False).numpy())
+        if is_trained and self.device != "cpu":
+            with expensive_work_stays_on(self.device):  # at the end, because it moves the statistics of BatchNorm
+                self.function(lambda *batch: differentiate(model, *batch, training=True))(inputs, labels)
         self.reset_peak_memory()
 
     def build_exactly(self, model, workload):

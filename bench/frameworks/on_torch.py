@@ -270,7 +270,7 @@ def differentiate_exactly(module, inputs, labels):
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     exact = differentiate(module.double(), functional.cross_entropy(module(inputs), labels))
     module.float()  # exactly the former values, which float64 holds without rounding
-    return exact, check.gradient_errors(rounded, exact)
+    return [each.astype(np.float32) for each in exact], check.gradient_errors(rounded, exact)  # half of the memory
 
 
 def name_device(device):
@@ -310,6 +310,7 @@ class DeviceContext(base.DeviceContext):
         self.memory("reset_peak_memory_stats")
         self.used_before = self.memory("memory_allocated") or 0
         self.reserved_before = self.memory("memory_reserved") or 0
+        self.unproved = ""  # what could not be compared
         self.measured_precision = measure_precision(self.device, self.precision)
         self.require_tf32()
         if self.compile:  # importing it takes a second
@@ -332,13 +333,15 @@ class DeviceContext(base.DeviceContext):
         calibrate(module, torch.from_numpy(np.concatenate([pair, *(inputs for inputs, _ in others)])))
         module.eval()
         expected, rounding = compute_exactly(module, pair) if self.compares_with_cpu else (None, 0)
-        exact_gradients, gradient_rounding = differentiate_exactly(module, pair, labels) if is_trained else ([], [])
+        compares_gradients = is_trained and self.has_memory_for_gradients(count_parameters(module))
+        if compares_gradients:
+            exact_gradients, gradient_rounding = differentiate_exactly(module, pair, labels)
         module = module.to(self.device, self.dtype, memory_format=self.format)
         inputs, labels = self.put(pair, labels)
         with self.autocast(), torch.no_grad():
             got, again = (module(inputs).float().cpu().numpy() for _ in range(2))
         self.check_outputs(got, again, expected, rounding)
-        if is_trained:
+        if compares_gradients:
             with self.autocast():
                 loss = functional.cross_entropy(module(inputs), labels)
             gradients = differentiate(module, loss)
@@ -366,6 +369,13 @@ class DeviceContext(base.DeviceContext):
             batches = iter(loader)
         return base.Stream(batches, workers, queue_steps=workers * queued)
 
+    def has_memory_for_gradients(self, parameters):
+        """Whether the host can hold weights and gradients in float64, and gradients in float32; notes it if not."""
+        free = resources.available_bytes()
+        has_memory = free is None or (8 + 8 + 4) * parameters < free
+        self.unproved = "" if has_memory else "gradients were not compared with float64: too little memory"
+        return has_memory
+
     def note_of_graphs(self):
         """Return that CUDA graphs were asked for and skipped, or ""."""
         skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
@@ -373,8 +383,8 @@ class DeviceContext(base.DeviceContext):
 
     def note(self, module, is_trained):
         """Return what slows this model down on this device and is not the device's fault, or ""."""
-        if skipped := self.note_of_graphs():
-            return skipped
+        if note := "; ".join(filter(None, [self.unproved, self.note_of_graphs()])):
+            return note
         slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
         if not slow or not any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
             return ""

@@ -112,7 +112,7 @@ class Group:
         return time.perf_counter()
 
     def watch_over(self, session):
-        """Return the session with a barrier that waits for all ranks and with rank 0's probe."""
+        """Return the session with a barrier that waits for all ranks and with what rank 0 reads."""
         return session
 
     def gather(self, value):

@@ -60,7 +60,7 @@ COLUMNS = {
         "identity",
         "step of its final runs: 0 is the default, each next one has one more change; float32: the best in float32",
     ),
-    "status": Column("result", "ok, or why there is no full result: out_of_memory, sync_incomplete, interrupted ..."),
+    "status": Column("result", "ok, or why there is no full result: out_of_memory, work_skipped, interrupted ..."),
     "flags": Column("result", "warnings about the result, separated by spaces (bench/timing/measure.py explains them)"),
     "source": Column("identity", "of a published figure; blank for a measurement by this program"),
     "note": Column("result", "the reason of a status, or what limits the machine"),

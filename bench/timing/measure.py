@@ -56,7 +56,7 @@ FLAGS = {
     "recompiled": "the framework compiled again inside the measurement",
     "contended": "other programs used over 10 % of all cores' time, beyond their use before the run: close them",
     "barrier_shows": "waiting for the device takes over 1 % of this part's time, which is included",
-    "short": "fewer than twenty queues of batches: a queue that was full at the start still shows",
+    "short": "measured fewer than 20 times the queue's length: batches queued before may inflate the rate",
     "swapping": "the system swapped during the measurement: the work does not fit in memory",
     "slowed": "a small matmul takes over 5 % longer than before the run: heat, power, a virtual machine's neighbours",
     "throttled": "the system reports that heat or power slows the device",
@@ -299,17 +299,17 @@ def measure_ready(job: Job, ready, run):
     session, warmup = job.session, ready.warmup
     traces, updates = count_traces(session), session.updates()
     series = run(job, ready.steps)
-    value = session.read()
-    if series.stop_reason != "interrupted":  # an incomplete window has steps that do not count
-        require_updates(session, updates, ready.steps * len(series.windows) + series.tail_steps)
-    if updates is not None and value == ready.first_value:
-        raise MeasurementError("work_skipped", "the weights are the same after the last window as after the first step")
     flags = [flag for watch in job.watches for flag in watch.flags()]
     flags += [] if warmup.steady else ["not_steady"]
     flags += [] if count_traces(session) == traces else ["recompiled"]
-    flags += [] if math.isfinite(value) else ["not_finite"]
-    if job.mode == "part" and idle_barrier_seconds(job) > MAX_BARRIER_SHARE * warmup.step_seconds:
-        flags += ["barrier_shows"]
+    if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
+        value = session.read()
+        require_updates(session, updates, ready.steps * len(series.windows) + series.tail_steps)
+        if updates is not None and value == ready.first_value:
+            raise MeasurementError("work_skipped", "the weights are as they were after the first step")
+        flags += [] if math.isfinite(value) else ["not_finite"]
+        if job.mode == "part" and idle_barrier_seconds(job) > MAX_BARRIER_SHARE * warmup.step_seconds:
+            flags += ["barrier_shows"]
     flags += ["short"] if is_short(session, series) else []
     return summarize(job, ready, series, flags)
 
@@ -361,8 +361,8 @@ def prove_every_step_runs(job: Job, steps):
     longer. If only the last step of a window of n runs, F - P is about n W. Other programs can only lengthen a step,
     so the shortest single step is the one to trust.
 
-    SINGLE_TOLERANCE is for steps of microseconds, whose single runs meet cold caches. Skipped steps could hide in it
-    only if each takes less than that.
+    SINGLE_TOLERANCE is for steps of microseconds, whose single runs meet cold caches, and P once more for devices that
+    wait longer for a step than for nothing. Skipped steps could hide there only if each takes less than that.
 
     Args:
         steps: in a window. With one step to a window nothing can be skipped, and nothing is compared.
@@ -372,8 +372,9 @@ def prove_every_step_runs(job: Job, steps):
     session, clock, compared = job.session, job.clock, max(steps, COMPARED_STEPS)
     for _ in range(SKIP_TRIES):
         in_window = timed(session, clock, compared) / compared
-        single = min(timed(session, clock, 1) for _ in range(SINGLE_STEPS)) - idle_barrier_seconds(job)
-        if single <= MAX_SINGLE_RATIO * in_window + SINGLE_TOLERANCE:
+        idle = idle_barrier_seconds(job)
+        single = min(timed(session, clock, 1) for _ in range(SINGLE_STEPS)) - idle
+        if single <= MAX_SINGLE_RATIO * in_window + SINGLE_TOLERANCE + idle:
             return
     raise MeasurementError(
         "work_skipped",

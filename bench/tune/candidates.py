@@ -70,16 +70,9 @@ def find_card(library="libcuda.so.1"):
 
 def refuse_unusable(environ, changes):
     """Raise SettingError for settings that a search cannot hold fixed: other quantities, lists of other settings."""
-    if environ.get("WORLD_SIZE", "1") != "1":
-        raise SettingError(
-            f"WORLD_SIZE={environ['WORLD_SIZE']!r} (torchrun): `make best` starts its own processes: leave torchrun out"
-        )
     for name in FIXED:
         if name in environ and environ[name] != "device":
             raise SettingError(f"{name}={environ[name]!r} does not suit `make best`, which measures one rate: unset it")
-    sizes = environ.get("BATCH_SIZE", "")
-    if "auto" in [entry.strip().lower() for entry in sizes.split(",")]:
-        raise SettingError(f"BATCH_SIZE={sizes!r}: `make best` doubles the batch anyway: unset it, or name numbers")
     for name in sorted(set().union(*changes) - {*GUESSES, "BATCH_SIZE"}):
         if name in environ:
             raise SettingError(f"{name}={environ[name]!r} must be one value in `make best`: run it once for each")
@@ -157,7 +150,8 @@ def threads(environ, row):
     own, logical = str(row["num_threads"] or ""), usable_cores()
     if "NUM_THREADS" in environ or row["device"] != "cpu" or not own:
         return Dimension("NUM_THREADS", {})
-    physical = logical * (psutil.cpu_count(logical=False) or 1) // (psutil.cpu_count() or 1)
+    all_logical = psutil.cpu_count() or 1
+    physical = logical * (psutil.cpu_count(logical=False) or all_logical) // all_logical
     return Dimension("NUM_THREADS", {own: 1.0} | {str(n): 1.0 for n in (physical, logical) if n and str(n) != own})
 
 

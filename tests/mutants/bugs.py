@@ -118,6 +118,7 @@ BUGS = {
     "divide_by_the_wrong_batch_size": Bug(
         RUN, "items_per_step = workload.items_per_step * (", "items_per_step = 2 * workload.items_per_step * (", ROWS
     ),
+    "read_after_ctrl_c": Bug(MEASURE, 'if series.stop_reason != "interrupted":  # by', "if True:  # by", TIMING),
     # The checks
     "never_compare_single_steps": Bug(MEASURE, "    if steps == 1:\n        return\n", "    return\n", TIMING),
     "compare_too_few_steps": Bug(MEASURE, "COMPARED_STEPS = 16", "COMPARED_STEPS = 1", TIMING),
@@ -132,8 +133,8 @@ BUGS = {
     ),
     "ignore_recompiling": Bug(
         MEASURE,
-        'flags += [] if count_traces(session) == traces else ["recompiled"]\n    flags += [] if math',
-        "flags += [] if math",
+        'traces else ["recompiled"]\n    if series.stop_reason',
+        "traces else []\n    if series.stop_reason",
         TIMING,
     ),
     "tf32_as_float32": Bug(CHECK, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),

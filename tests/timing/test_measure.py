@@ -300,6 +300,21 @@ def test_ctrl_c_keeps_the_complete_windows():
     assert result.items == result.windows * result.steps_per_window > 0
 
 
+def test_after_ctrl_c_in_a_step_nothing_is_read():
+    clock = Clock()
+    fake = Device(clock)
+
+    def press(i):
+        if i == 200:
+            fake.read = None  # a step that is cut short has no result
+            raise KeyboardInterrupt
+        return 0.010
+
+    fake.work = press
+    result = measure(Job(fake, 1, Limits(num_items=10_000), clock=clock))
+    assert result.stop_reason == "interrupted"
+
+
 def test_ctrl_c_before_the_first_window_is_passed_on():
     def press(i):
         raise KeyboardInterrupt
