@@ -126,7 +126,7 @@ def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
 
 
 @pytest.mark.parametrize(
-    ("regime", "scope", "device", "has_energy"),
+    ("mode", "scope", "device", "has_energy"),
     [
         ("step", "device", "cuda", True),
         ("part", "device", "cpu", False),
@@ -134,9 +134,9 @@ def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
         ("stream", "input", "cpu", True),
     ],
 )
-def test_energy_is_counted_where_it_is_of_this_work_alone(regime, scope, device, has_energy):
+def test_energy_is_counted_where_it_is_of_this_work_alone(mode, scope, device, has_energy):
     bench = SimpleNamespace(instruments=SimpleNamespace(counter=Counter()), device=SimpleNamespace(device=device))
-    assert bool(run.has_own_energy(bench, regime, scope)) == has_energy
+    assert bool(run.has_own_energy(bench, mode, scope)) == has_energy
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,18 @@ def test_a_contended_trial_is_repeated_and_counts_only_without_others():
     assert search.rate(("1",)) == pytest.approx(12, rel=0.1)
 
 
+def test_a_candidate_that_is_slower_than_the_default_in_full_runs_is_not_the_answer():
+    class FadesAway(FakeMachine):
+        def attempt(self, candidate, seconds, step):
+            rate = 10 if candidate == ("0",) else 12 if seconds else 6
+            self.seconds += 60
+            return Trial(rate, rate - 1, rate + 1, step=step)
+
+    search = FadesAway(None, minutes=6).search((COMPILE,))
+    assert search.full_runs(("1",))
+    assert search.answers()[0] == ("0",)
+
+
 def test_the_path_makes_one_change_at_a_time_the_largest_gain_first():
     gains = {"bfloat16": 2, "1": 1.2, "channels_last": 1.5}
     search = FakeMachine(lambda candidate: math.prod(gains.get(value, 1) for value in candidate), noise=0).search()

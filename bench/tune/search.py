@@ -185,11 +185,18 @@ class Search:
     def answers(self):
         """Return (the fastest candidate, the fastest one in float32), None if none works.
 
-        Once the path is known, only its candidates count: the best of many short trials is partly luck.
+        Once the path is known, only its candidates count: the best of many short trials is partly luck. A candidate
+        whose full runs are slower than the default's is not the answer, whatever its short trials gave.
         """
         ranked = self.ranked()
         known = [each for each in ranked if each in self.goals or self.full_runs(each)] if self.goals else ranked
+        known = [each for each in known if not self.is_slower_in_full(each)]
         return next(iter(known), None), next(filter(self.is_float32, known), None)
+
+    def is_slower_in_full(self, candidate):
+        """Whether the default is faster than a candidate in the full runs, if both have any."""
+        runs = [[run.rate or 0.0 for run in self.full_runs(each)] for each in (candidate, self.default)]
+        return all(runs) and statistics.median(runs[0]) < statistics.median(runs[1])
 
     def run_path(self):
         """Run the default, the answers and then the steps between them in full, up to ROUNDS times."""

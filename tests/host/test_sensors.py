@@ -128,13 +128,13 @@ def test_a_card_of_another_vendor_has_no_meters_and_not_the_cpus(monkeypatch, de
 
 
 @pytest.mark.parametrize(
-    ("device", "package", "cure"),
+    ("device", "package", "fix"),
     [("cuda", "pynvml", "pip install nvidia-ml-py"), ("mps", "zeus_apple_silicon", "pip install zeus-apple-silicon")],
 )
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, device, package, cure):
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, device, package, fix):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(sensors.Unavailable, match=cure):
+    with pytest.raises(sensors.Unavailable, match=fix):
         sensors.open_energy_counter(device, *driver.SLOW)
 
 
