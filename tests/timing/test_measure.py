@@ -212,9 +212,8 @@ def test_wall_time_is_reported_not_cpu_time():
         prepare=None, queue_steps=None, step=lambda: time.sleep(0.030), synchronize=lambda: None, read=random.random
     )
     job = Job(sleeping, 1, Limits(max_seconds=0.2, target_ci=1e-9))
-    windows = run_until_sure(job, 1).windows
     assert job.clock is time.perf_counter
-    assert min(windows) >= 0.030
+    assert min(run_until_sure(job, 1).windows) >= 0.030
 
 
 def test_a_window_is_k_steps_and_one_synchronise_and_nothing_else():
