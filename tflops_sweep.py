@@ -178,7 +178,7 @@ def run_sweep(bench, path, _):
     finally:
         sweep.bar.close()
     if bench.reports:
-        stored = results.read(path) if path.exists() else []
+        stored = results.read(path)
         print(describe(sweep, stored) if one else describe_messages(sweep))
     return run.EXIT_STATUS.get(status, 1)
 

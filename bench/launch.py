@@ -125,8 +125,7 @@ class Launcher:
             results.append(path, row)
             if not captures:
                 print(f"{report.describe_task(row)}\n{report.describe_result(row)}", flush=True)
-        stored = results.read(path) if path.exists() else []
-        return status, [row for row in stored if row["run_id"] == run_id]
+        return status, [row for row in results.read(path) if row["run_id"] == run_id]
 
 
 def change_environment(change):

@@ -148,9 +148,8 @@ def measure_workload(bench, path, describe_workload):
         try:
             if scope in SCOPES:
                 columns = measure_quantity(bench, workload, phase, scope)
-                if (
-                    bench.canary and columns.get("status", "ok") == "ok"
-                ):  # a pipeline's workers would slow it as heat does
+                # After the session is closed: a pipeline's workers would slow the canary as heat does.
+                if bench.canary and columns.get("status", "ok") == "ok":
                     columns |= compare_canary(bench.canary, columns["flags"])
                 output.add(columns)
             else:
