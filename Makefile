@@ -6,7 +6,7 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings image mlp transformer llm tflops best plot compare table doctor test selfcheck resolve-mac clean
+.PHONY: help settings image mlp transformer llm tflops best plot compare table noise doctor test selfcheck resolve-mac clean
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
@@ -65,6 +65,9 @@ compare: $(READY) ## A=x.csv B=y.csv (or two machines) row by row; FAIL_ON_SLOWE
 
 table: $(READY) ## the latest rows of this machine, for an issue
 	@$(RUN) -m bench.records.tables
+
+noise: $(READY) ## A/A tests: how much equal measurements differ on this machine (ROUNDS=2, ten minutes)
+	@$(RUN) noise_check.py
 
 doctor: ## what can run here, what cannot, and how to fix it
 	@for python in $(VENV)/bin/python "$(PYTHON)" python3; do \

@@ -17,22 +17,12 @@ import pandas as pd
 
 from bench import cli
 from bench.records import columns, layout, tables
+from bench.records.verdict import Comparison, compare_rates
 from bench.settings import ROOT, SettingError, read_settings
 
-SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
+MACHINE_CHANGED = 1.1  # between A and B, so that the report says so
 TELLS_NOTHING = (0.5, 2)  # an interval of a ratio that includes both is not shown
 MOST_NAMED = 5  # lines that only one side has
-
-
-def verdict(low, high):
-    """Judge a ratio by the ends of its interval: "same" within 1 %, "faster", "slower", or "cannot tell"."""
-    if pd.isna(low) or pd.isna(high):
-        return "cannot tell"
-    if low >= 1 - SAME and high <= 1 + SAME:
-        return "same"
-    if low > 1:
-        return "faster"
-    return "slower" if high < 1 else "cannot tell"
 
 
 def compare(a, b):
@@ -42,8 +32,31 @@ def compare(a, b):
     """
     both = a.merge(b, on=list(tables.WORK), suffixes=("_a", "_b"))
     both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
-    ratios = tables.divide_rates(both, "_b", "_a")
-    return both.assign(**ratios, verdict=[verdict(*ends) for ends in zip(ratios["low"], ratios["high"], strict=True)])
+    both = both.assign(speed=machine_speed(both))
+    sides = zip(tables.list_rates(both, "_b"), tables.list_rates(both, "_a"), both["speed"], strict=True)
+    found = pd.DataFrame([compare_rates(*each) for each in sides], both.index, list(Comparison._fields))
+    return both.assign(**found)
+
+
+def machine_speed(both):
+    """Return how much faster the same machine was in B than in A, by its canary; 1 for two machines, or if unknown.
+
+    On a GPU the canary is the framework's own matmul, so its version must be the same.
+    """
+    is_same = both["machine_a"] == both["machine_b"]
+    is_same &= (both["kind"] == "cpu") | (both["framework_version_a"] == both["framework_version_b"])
+    return (both["canary_seconds_a"] / both["canary_seconds_b"]).where(is_same).fillna(1.0)
+
+
+def widen_single(summary):
+    """Widen the intervals of lines with one process by how much processes differ on that machine, if its rows show it.
+
+    That is the median spread of the same workload's lines with several processes, or else of all such lines.
+    """
+    spread = summary["spread"]
+    known = spread.groupby([summary["kind"], summary["workload"]]).transform("median").fillna(spread.median())
+    factor = known.where((summary["rows"] == 1) & ~summary["published"], 1.0).fillna(1.0)
+    return summary.assign(low=summary["low"] / factor, high=summary["high"] * factor)
 
 
 def differences(both):
@@ -71,6 +84,15 @@ def explain_cannot_tell(both):
         f"an interval of B / A is blank if it is unknown or includes {least} to {most}. {single} of these have one "
         "process on a side, and processes often differ more than one shows: RUNS=5 measures that"
     ]
+
+
+def explain_speed(both):
+    """Say in one sentence how much the machine itself changed between A and B; [] if by less than 10 %."""
+    speed = both["speed"].median()
+    if both.empty or 1 / MACHINE_CHANGED < speed < MACHINE_CHANGED:
+        return []
+    words = f"{speed:.2f} times faster" if speed > 1 else f"{1 / speed:.2f} times slower"
+    return [f"the machine was {words} in B than in A, by its canary (a small matmul): the intervals allow for that"]
 
 
 def only_in(a, b, name):
@@ -108,7 +130,9 @@ def read_side(side, environ, folder):
         raise SettingError(
             f"{side}={str(path)!r} has rows of {summary['machine'].nunique()} machines: name a file of one machine"
         )
-    return summary.assign(flags=[tables.list_flags(row) for row in summary[["flags", "status"]].to_dict("records")])
+    return widen_single(summary).assign(
+        flags=[tables.list_flags(row) for row in summary[["flags", "status"]].to_dict("records")]
+    )
 
 
 def interval(row):
@@ -139,7 +163,13 @@ def report(a, b, both):
         mean = math.exp(sum(map(math.log, both["ratio"])) / len(both))
         lines += ["", layout.table(CELLS, both.to_dict("records")), ""]
         lines.append(f"geometric mean of {len(both)} ratio{'s' * (len(both) > 1)}: {mean:.3f}")
-    closing = [*explain_cannot_tell(both), *differences(both), *only_in(a, b, "A"), *only_in(b, a, "B")]
+    closing = [
+        *explain_speed(both),
+        *explain_cannot_tell(both),
+        *differences(both),
+        *only_in(a, b, "A"),
+        *only_in(b, a, "B"),
+    ]
     return [*lines, *(layout.wrap(line, "  ") for line in closing)]
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from bench.records.cells import begin_row, new_run_id, utc_now
 from bench.settings import (
     ALL,
     AUTO,
+    MODELS,
     REPEATED,
     ROOT,
     RUN,
@@ -39,6 +41,8 @@ TORCHRUN = ROOT / "bench" / "frameworks" / "on_torch_run.py"
 # BATCH_SIZE=auto: short runs, without the settings that would make them long.
 TRIAL = {"MAX_SECONDS": "0.5", "TARGET_CI": "5", "SCOPE": "device"}
 TRIAL |= dict.fromkeys(("SUSTAIN", "EPOCHS", "NUM_IMAGES"))
+DEFAULT_RUNS, LONG_RUNS = 5, 3  # processes of each combination; LONG_RUNS if one takes longer than LONG_SECONDS
+LONG_SECONDS = 60
 MIN_GAIN = 1.02  # of a doubled batch size; two in a row below it end the doubling
 
 
@@ -147,25 +151,55 @@ def run_all(launcher: Launcher):
     changes = [count_all(script, change) for change in changes]
     check_all(script, changes, launcher.describe_workload)
     changes = [choose_batch_size(launcher, change) for change in changes]
-    plan, rows, statuses = [change for change in changes for _ in range(settings.runs)], [], []
-    for change in plan:
-        if len(plan) > 1:
+    rows, statuses = [], []
+    for number, change in enumerate(changes, 1):
+        if len(changes) > 1:
             wanted = ", ".join(f"{name}={text}" for name, text in change.items())
-            log.info("run %d of %d: %s", len(statuses) + 1, len(plan), wanted or "as asked")
-        status, new = launcher.launch(change | ({REPEATED: "1"} if statuses else {}))
+            log.info("combination %d of %d: %s", number, len(changes), wanted)
+        new, ended = run_processes(launcher, change)
         rows += new
-        statuses.append(status)
-        if status == cli.INTERRUPTED and not any(row["status"] == "interrupted" for row in new):
-            raise KeyboardInterrupt  # nobody has told the user yet
-        if status in (cli.MISTAKE, cli.INTERRUPTED):
+        statuses += ended
+        if ended[-1] in (cli.MISTAKE, cli.INTERRUPTED):
             break
     if table := report.describe_scaling(rows):
         print(table)
+    if said := report.describe_slowdown(rows, results.read(path)):
+        print(said)
     if rows:
         print(f"added to {cli.display_path(path)}", flush=True)
     if statuses[-1] in (cli.MISTAKE, cli.INTERRUPTED):
         return statuses[-1]
     return 0 if 0 in statuses else 1
+
+
+def run_processes(launcher: Launcher, change):
+    """Measure one combination in several fresh processes, and print their common result.
+
+    RUNS is their number. Without it there are five, or three if the first one takes over a minute, or one for work that
+    takes a given time or does not vary (SUSTAIN, EPOCHS, `make tflops`).
+
+    Returns:
+        (rows, exit statuses): if the first process measures nothing, or one is interrupted, there is no further one.
+    """
+    settings = read_settings(launcher.script, os.environ | change)
+    is_single = launcher.script not in MODELS or settings.sustain or settings.epochs
+    runs = settings.runs or (1 if is_single else DEFAULT_RUNS)
+    rows, statuses, began = [], [], time.monotonic()
+    while len(statuses) < runs:
+        status, new = launcher.launch(change | ({REPEATED: "1"} if statuses else {}))
+        rows += new
+        statuses.append(status)
+        if status == cli.INTERRUPTED and not any(row["status"] == "interrupted" for row in new):
+            raise KeyboardInterrupt  # nobody has told the user yet
+        if status in (cli.MISTAKE, cli.INTERRUPTED) or not any(row["status"] == "ok" for row in rows):
+            break
+        if len(statuses) == 1 and settings.runs is None and time.monotonic() - began > LONG_SECONDS:
+            runs = min(runs, LONG_RUNS)
+        if runs > 1:
+            log.info("process %d of %d: %s", len(statuses), runs, report.list_rates(new))
+    if said := report.describe_processes(rows):
+        print(said, flush=True)
+    return rows, statuses
 
 
 def count_all(script, change):

@@ -111,8 +111,7 @@ def run_child(script, describe_workload, measure=None):
 def as_rank(script, settings, me):
     """Return the settings of one of several ranks; raises SettingError for settings that several ranks cannot use."""
     asked = f"WORLD_SIZE='{me.world_size}' (torchrun)"
-    repeats = "RUNS" in os.environ and settings.runs > 1
-    if len(list_runs(script)) > 1 or repeats or settings.batch_size == AUTO:
+    if len(list_runs(script)) > 1 or (settings.runs or 1) > 1 or settings.batch_size == AUTO:
         raise SettingError(
             f"{asked} runs one combination of settings once: name one value of each (MODEL, BATCH_SIZE and RUNS above "
             "all), or leave torchrun out and set NUM_DEVICES"
@@ -144,7 +143,8 @@ def measure_workload(bench, path, describe_workload):
     for phase, scope in quantities(bench.settings):
         workload = describe_workload(replace(bench.settings, phase=phase))
         output.begin(workload, phase, scope)
-        log.info("%s, %s: building and checking, then measuring", phase, scope)
+        if REPEATED not in os.environ:
+            log.info("%s, %s: building and checking, then measuring", phase, scope)
         try:
             if scope in SCOPES:
                 columns = measure_quantity(bench, workload, phase, scope)
@@ -196,21 +196,27 @@ class Output:
         try:
             results.append(self.path, row)
         finally:  # print the row even if it cannot be stored
-            if len(self.rows) == 1:
-                print(report.describe_task(row))
-            shares = peaks.fraction_of_peak(row, self.best), peaks.fraction_of_bandwidth(row, self.moved)
-            print(report.describe_result(row, *shares), flush=True)
+            self.show(row)
+
+    def show(self, row):
+        """Print a row; of the later ones of several processes only failures, because bench/launch.py sums them up."""
+        if REPEATED in os.environ and row["status"] == "ok":
+            return
+        if len(self.rows) == 1:
+            print(report.describe_task(row))
+        shares = peaks.fraction_of_peak(row, self.best), peaks.fraction_of_bandwidth(row, self.moved)
+        print(report.describe_result(row, *shares), flush=True)
 
     def close(self):
-        """Print what concerns all rows: a sustained run's two speeds, the meaning of the flags, a missing peak."""
+        """Print what concerns all rows: a sustained run's two speeds, a missing peak."""
         rows = self.rows
-        sustained = [row for row in rows if row.get("elapsed_seconds")]
-        flags = {flag for row in rows for flag in row.get("flags", "").split()}
-        closing = [report.describe_sustained(sustained), report.explain(flags)]
+        closing = [report.describe_sustained([row for row in rows if row.get("elapsed_seconds")])]
         has_no_peak = rows[-1].get("tflops") and peaks.fraction_of_peak(rows[-1], self.best) is None
         if has_no_peak and REPEATED not in os.environ:
             precision = peaks.SIXTEEN_BITS.get(rows[-1]["precision"], rows[-1]["precision"])
             closing.append(f"  `make tflops` measures this machine's peak in {precision}, to compare with")
+        if RUN not in os.environ:  # no parent process says it
+            closing.append(report.describe_processes(rows))
         if any(closing):
             print("\n".join(filter(None, closing)), flush=True)
 
@@ -300,7 +306,8 @@ def compare_canary(canary, flags):
     except Exception as error:
         log.info("no canary: %s: %s", type(error).__name__, error)
         return {}
-    return {"canary_ratio": ratio, "flags": cells.join_flags([*flags.split(), *slowed])}
+    flags = cells.join_flags([*flags.split(), *slowed])
+    return {"canary_ratio": ratio, "canary_seconds": canary.seconds, "flags": flags}
 
 
 def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=None):

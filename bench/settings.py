@@ -38,7 +38,7 @@ MOST_WORKERS = 16  # by default, for each device; each worker needs open files a
 MOST_POSITIONS = 131_072  # tokens in a sequence, of the language model that allows the most
 # Ordinary variables whose names are one letter away from a setting.
 NOT_MISSPELT = ("COMPILER", "TARGET_CC")
-# What bench/launch.py tells each child process: the run_id of its rows, and that an earlier child printed the hints.
+# What bench/launch.py tells each child process: the run_id of its rows, and that an earlier child printed the details.
 RUN, REPEATED = "BENCH_RUN", "BENCH_REPEATED"
 
 
@@ -253,7 +253,7 @@ class Settings:
     num_images: int | None = setting(
         whole(1),
         dict.fromkeys(("image", "mlp")),
-        "measure N images in each scope, rounded up to whole batches, instead of stopping by MAX_SECONDS",
+        "measure N images in each scope and process, rounded up to whole batches, instead of stopping by MAX_SECONDS",
         shown="as many as the statistics need",
     )
     image_size: int | None = setting(
@@ -343,14 +343,19 @@ class Settings:
     num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
     max_seconds: float = setting(
         above_zero,
-        dict.fromkeys(MODELS, 10.0) | {"tflops": 1.0},
-        "time limit of one measurement",
-        shown="10 (tflops: 1)",
+        dict.fromkeys(MODELS, 3.0) | {"tflops": 1.0},
+        "time limit of one measurement in each process",
+        shown="3 (tflops: 1)",
     )
     target_ci: float = setting(
         above_zero, 1.0, "stop when half the width of the 95 % confidence interval is below N percent"
     )
-    runs: int = setting(whole(1, 1000), 1, "repetitions of everything, each in a fresh process")
+    runs: int | None = setting(
+        whole(1, 1000),
+        None,
+        "fresh processes that measure the same work; the result is their median, with their range",
+        shown="5; 3 if one takes over a minute; 1 for tflops, and with SUSTAIN or EPOCHS",
+    )
     machine: str | None = setting(
         slug, None, "the name of the file of rows, results/<MACHINE>.csv", shown="the GPU's name, else the CPU's"
     )
@@ -359,6 +364,7 @@ class Settings:
     workload: str = setting(
         one_of(*MODELS), {"best": "image"}, "the workload whose fastest settings to find: " + ", ".join(MODELS)
     )
+    rounds: int = setting(whole(1, 1000), {"noise": 2}, "rounds of A/A tests, each five processes of three workloads")
     max_minutes: float = setting(above_zero, {"best": 20.0}, "approximate time for the search")
 
     def on(self, device):

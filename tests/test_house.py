@@ -24,8 +24,8 @@ LAYERS = [
     ["bench.run"],
     ["bench.launch", "bench.plots"],
     ["bench.doctor"],
-    [path.stem for path in SCRIPTS if path.stem != "best_settings"],
-    ["best_settings"],
+    [path.stem for path in SCRIPTS if path.stem not in ("best_settings", "noise_check")],
+    ["best_settings", "noise_check"],
 ]
 STANDARD_LIBRARY_ONLY = (
     "bench.settings",
@@ -98,7 +98,7 @@ def output_of(*command):
 
 def raised_flags(tree):
     """The flags that a file raises: as a watch's, or from functions that collect them."""
-    collect = {"measure_ready", "measure_epoch", "measure_epochs", "doubts", "compare", "flag_implausible"}
+    collect = {"measure_ready", "measure_epoch", "measure_epochs", "compare", "flag_implausible"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "CounterWatch":
             yield node.args[0]

@@ -32,7 +32,7 @@ from bench.records import results
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 processes.end_with_parent()
 what, rank = os.environ["MODEL"], os.environ.get("RANK")
-print("asked for", what, os.environ["RUNS"], flush=True)
+print("asked for", what, os.environ["RUNS"], os.environ.get("BENCH_REPEATED", ""), flush=True)
 if rank == "0":
     what = "slow"
 if what in ("slow", "stuck"):
@@ -41,7 +41,8 @@ if what in ("slow", "stuck"):
         print(os.getpid(), worker, file=pids)
 if what == "ok":
     path = os.path.join(os.environ["RESULTS_DIR"], "m.csv")
-    results.append(path, {"schema": "1", "run_id": os.environ["BENCH_RUN"], "status": "ok", "throughput": 5})
+    row = {"schema": "1", "run_id": os.environ["BENCH_RUN"], "status": "ok", "scope": "device", "unit": "images/s"}
+    results.append(path, row | {"throughput": 5 + len(results.read(path)), "flags": "contended"})
 if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
 if what == "aborted": os.kill(os.getpid(), signal.SIGABRT)
 if what == "interrupts": os.kill(os.getppid(), signal.SIGINT)
@@ -99,13 +100,39 @@ def read_pids(tmp_path, count):
     return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
 
-def test_every_combination_runs_and_its_rows_are_found(run_all):
+def asked_for(out):
+    return [line.split()[2:] for line in out.splitlines() if line.startswith("asked")]
+
+
+def test_every_combination_runs_in_several_processes_if_it_works(run_all):
     status, out, _, rows = run_all("a", "ok", RUNS="2")
     assert status == 0
-    asked = [line for line in out.splitlines() if line.startswith("asked")]
-    assert asked == ["asked for a 1"] * 2 + ["asked for ok 1"] * 2
+    assert asked_for(out) == [["a", "1"], ["ok", "1"], ["ok", "1", "1"]]  # the second one prints no details
     assert len({row["run_id"] for row in rows}) == 2
     assert out.count("added to ") == 1
+
+
+def test_five_processes_give_one_result(run_all):
+    _, out, _, rows = run_all("ok")
+    assert len(rows) == len(asked_for(out)) == 5
+    (line,) = [line for line in out.splitlines() if line.startswith("  device")]
+    assert " ".join(line.split()) == "device 7 images/s 5 to 9 (5, 6, 7, 8, 9)"
+    assert "94 %" in out
+    assert out.count("contended: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "count"), [({"SUSTAIN": "60"}, 1), ({"RUNS": "1"}, 1), ({"SUSTAIN": "60", "RUNS": "2"}, 2)]
+)
+def test_a_single_process_says_so(run_all, environ, count):
+    _, out, _, _ = run_all("ok", **environ)
+    assert (len(asked_for(out)), "one process" in out) == (count, count == 1)
+
+
+def test_three_processes_are_enough_if_one_takes_over_a_minute(run_all, monkeypatch):
+    monkeypatch.setattr(launch, "LONG_SECONDS", 0)
+    assert len(asked_for(run_all("ok")[1])) == 3
+    assert len(asked_for(run_all("ok", RUNS="4")[1])) == 4
 
 
 @pytest.mark.parametrize(("model", "status"), [("killed", "out_of_memory"), ("aborted", "crashed")])

@@ -203,6 +203,12 @@ COLUMNS = {
     "canary_ratio": Column(
         "result", "time of a small matmul after the measurement over its time before the run", "positive"
     ),
+    "canary_seconds": Column(
+        "result",
+        "time of that matmul before the run: 512 x 512 by NumPy if the device is the cpu, else 2048 x 2048 by the "
+        "framework",
+        "positive",
+    ),
 }
 
 

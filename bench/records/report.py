@@ -9,10 +9,13 @@ from tqdm import tqdm
 
 from bench.records import layout
 from bench.records.columns import WORK, describe_setup, describe_work, without_exponent
-from bench.records.verdict import Rate, burst_and_sustained
+from bench.records.verdict import Rate, burst_and_sustained, find_slowdown
+from bench.settings import SCOPES
+from bench.timing.intervals import MOST_IN_RANGE, coverage
 from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
 
 REFRESH_SECONDS = 0.25
+NOTABLE_SLOWDOWN = 1.1  # of the machine, against its best in its file
 
 
 @contextmanager
@@ -59,8 +62,7 @@ def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
     Args:
         peak_fraction, bandwidth_fraction: of what `make tflops` measured on this machine; None if that is unknown.
     """
-    label = row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"] or "all"
-    label = f"{label} {row['epoch']}" if row.get("epoch") else label
+    label = f"{name_part(row)} {row['epoch']}" if row.get("epoch") else name_part(row)
     lines = []
     if row.get("throughput"):
         rate = f"{four_digits(row['throughput'])} {row['unit']}"
@@ -142,9 +144,61 @@ def describe_scaling(rows):
     return "\n".join(lines)
 
 
+def describe_slowdown(rows, stored):
+    """Say if the machine is over 10 % slower than at its best in its file; "" if not. All rows are text."""
+    times, when = find_slowdown(rows, stored) or (1.0, "")
+    if times < NOTABLE_SLOWDOWN:
+        return ""
+    said = f"this machine is {times:.2f} times slower than on {when[:16].replace('T', ' ')} UTC, by its canary"
+    return layout.wrap(f"  {said} (a small matmul): the rates are lower for the same reason", "    ")
+
+
 def explain(flags):
     """Explain the flags of a run, a line each."""
     return "\n".join(layout.wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
+
+
+def name_part(row):
+    """Name what a row measured: its part of training, or else its scope."""
+    return row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"] or "all"
+
+
+def list_rates(rows):
+    """List the rates of one process: "device 16.9 images/s, input 912 images/s"."""
+    done = [row for row in rows if row["throughput"]]
+    return ", ".join(f"{name_part(row)} {four_digits(float(row['throughput']))} {row['unit']}" for row in done)
+
+
+def describe_processes(rows):
+    """Describe what several processes measured of the same work: the median of their rates, its interval, the flags.
+
+    Args:
+        rows: of one combination of settings, as text or as numbers. Epochs and sustained runs are left out.
+    """
+    by_part = {}
+    for row in rows:
+        if row["scope"] in SCOPES and row["status"] == "ok":
+            by_part.setdefault(name_part(row), []).append(row)
+    count = max(map(len, by_part.values()), default=0)
+    lines = ["  one process: repeats differ by more than its interval, and RUNS=5 shows by how much"] * (count == 1)
+    if count > 1:
+        lines = [f"{count} processes: their median, and {describe_coverage(count)}"]
+        for part, found in by_part.items():
+            rates = list(map(Rate.of_row, found))
+            merged = Rate.merge(rates)
+            ends = "" if merged.low is None else f"{four_digits(merged.low)} to {four_digits(merged.high)}"
+            each = ", ".join(four_digits(rate.throughput) for rate in rates)
+            line = f"  {part:<11} {four_digits(merged.throughput)} {found[0]['unit']}  {ends}  ({each})"
+            lines.append(layout.wrap(line, " " * 14))
+    flags = {flag for row in rows for flag in (row.get("flags") or "").split()}
+    return "\n".join(filter(None, [*lines, explain(flags)]))
+
+
+def describe_coverage(count):
+    """Name the interval of a number of processes, and how often it covers the median of all processes."""
+    if count <= MOST_IN_RANGE:
+        return f"their range, a {100 * coverage(count):.0f} % interval"
+    return f"a 95 % interval of {count}"
 
 
 def describe_details(row, peak_fraction, bandwidth_fraction):
@@ -174,9 +228,9 @@ def describe_interval(row):
     if low is None:
         return f"without an interval ({row['windows']} windows)"
     if row["windows"] < ENOUGH_WINDOWS:
-        return f"range of {row['windows']} windows: {four_digits(low)} to {four_digits(high)}"
+        return f"range of {row['windows']} windows in this process: {four_digits(low)} to {four_digits(high)}"
     percent = without_exponent(f"{50 * (high - low) / row['throughput']:.2g}")
-    return f"+- {percent} % within this run ({row['windows']} windows)"
+    return f"+- {percent} % within this process ({row['windows']} windows)"
 
 
 def four_digits(value):

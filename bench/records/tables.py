@@ -20,12 +20,14 @@ from bench.settings import read_settings
 WORK = (*columns.WORK, "kind")
 NUMBERS = columns.of_kind("number", "positive", "meter")
 RATE = ["value", "low", "high"]
-MEDIANS = ["tflops", "bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]  # of repetitions
+MEDIANS = ["tflops", "bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item", "canary_seconds"]
+ENOUGH_REPETITIONS = 3  # to know how much processes differ
 OPERATORS = ("matmul", "convolution")
 SINGLE = (*OPERATORS, "bandwidth")  # one operator instead of a model
 DONE = ("ok", "interrupted")  # rows with any other status have no result
 LARGEST = 1e18  # of any number in a row: twice that of the largest computers' FLOP/s
-RENAMED = {"multiply-add": "triad"}  # names of models in older rows
+# Flags in older rows that are statistics: their values are columns, and no reason for doubt.
+RETIRED = r"\b(?:ci_not_met|few_windows|outliers|mean_differs|not_steady)\b"
 SMALLEST = 1e-18  # of any number that cannot be 0
 
 
@@ -71,16 +73,17 @@ def _type_columns(rows):
         raise ValueError("its throughput_low is above its throughput_high")
     for name in (*columns.WORK, *columns.SETUP):
         frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
-    frame["model"] = frame["model"].replace(RENAMED)
+    frame["flags"] = frame["flags"].str.replace(RETIRED, "", regex=True).str.split().str.join(" ")
     return frame.assign(kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"))
 
 
 def summarize(rows, statuses=DONE):
     """Merge the latest repetitions: one line for each machine, work and setup; sustained runs are left out.
 
-    Repetitions agree in all versions, the method's among them. Adds to the columns of the latest row: `value`, its unit
-    in `per` (TFLOP/s for operators), `low` and `high` (see Rate.merge); `rows`, the number of repetitions; `published`:
-    whether others measured it; `setup`: in words, if a machine has several for the same work.
+    Repetitions are processes that agree in all versions, the method's among them. Adds to the columns of the latest
+    row: `value`, its unit in `per` (TFLOP/s for operators), `low` and `high` (see Rate.merge); `rows`, the number of
+    repetitions; `spread`, the fastest of at least three of them over the slowest; `published`: whether others measured
+    it; `setup`: in words, if a machine has several for the same work.
     """
     done = rows[rows["status"].isin(statuses) & (rows["scope"] != "sustained")]
     is_operator = done["workload"].isin(OPERATORS)
@@ -116,7 +119,7 @@ def summarize(rows, statuses=DONE):
 
 def _merge_repetitions(rows, group):
     """Return the last row of each group; if it has several rows, with the merged rate, medians and all flags."""
-    lines = rows[~group.duplicated(keep="last")].assign(rows=1, setup="")
+    lines = rows[~group.duplicated(keep="last")].assign(rows=1, setup="", spread=math.nan)
     is_several = group.duplicated(keep=False)
     several = rows[is_several].groupby(group[is_several])
     found = (
@@ -129,6 +132,7 @@ def _merge_repetitions(rows, group):
     )
     merged = [Rate.merge(list_rates(repetitions)) for _, repetitions in several]
     found[RATE] = pd.DataFrame(merged, found.index, RATE, dtype=float)
+    found["spread"] = (several["value"].max() / several["value"].min()).where(several.size() >= ENOUGH_REPETITIONS)
     lines.index = group[lines.index]
     lines.loc[found.index, found.columns] = found
     return lines.reset_index(drop=True)
@@ -212,8 +216,8 @@ def interval(row):
     """Format a line's interval, blank if there is none."""
     if pd.isna(row["low"]) or pd.isna(row["high"]):
         return ""
-    runs = f", {row['rows']} runs" if row["rows"] > 1 else ""
-    return f"{figure(row['low'])} to {figure(row['high'])}{runs}"
+    processes = f", {row['rows']} processes" if row["rows"] > 1 else ""
+    return f"{figure(row['low'])} to {figure(row['high'])}{processes}"
 
 
 def describe_rate(row):

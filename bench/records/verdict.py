@@ -4,7 +4,10 @@ import math
 import statistics
 from typing import NamedTuple
 
+from bench.timing.intervals import median_interval
+
 OVERLAP = 0.95  # of the slower part's rate, which the end-to-end rate reaches if the two parts work at the same time
+SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
 BURST_SECONDS = 30  # at the beginning of a sustained run
 
 
@@ -28,14 +31,20 @@ class Rate(NamedTuple):
 
     @staticmethod
     def merge(rates):
-        """Combine repetitions: the median, with an interval that covers those of all repetitions.
+        """Combine processes that did the same work: the median of their rates, and its interval.
 
-        A repetition without an interval counts as its throughput. A single Rate is returned as it is.
+        For up to eight processes the interval is their range, which covers the median of all processes with the
+        probability coverage(): that is exact, whatever the distribution. More processes leave out their extremes. The
+        interval is never narrower than the median one within a process. A single Rate is returned as it is.
         """
         if len(rates) == 1:
             return rates[0]
-        ends = [end for rate in rates for end in (rate.low, rate.throughput, rate.high) if end is not None]
-        return Rate(statistics.median(rate.throughput for rate in rates), min(ends), max(ends))
+        throughput = statistics.median(rate.throughput for rate in rates)
+        low, high = median_interval([rate.throughput for rate in rates])
+        if known := [rate for rate in rates if rate.low is not None]:
+            low = min(low, throughput * statistics.median(rate.low / rate.throughput for rate in known))
+            high = max(high, throughput * statistics.median(rate.high / rate.throughput for rate in known))
+        return Rate(throughput, low, high)
 
     def overlaps(self, other):
         """Return whether the two cannot be told apart; without intervals they cannot."""
@@ -49,6 +58,32 @@ class Rate(NamedTuple):
         if None in (self.low, base.low):
             return ratio, None, None
         return ratio, self.low / base.high, self.high / base.low
+
+
+class Comparison(NamedTuple):
+    """The ratio of two Rates with its interval (NaN: unknown), and what follows from it."""
+
+    ratio: float
+    low: float
+    high: float
+    verdict: str  # "faster", "slower", "same" or "cannot tell"
+
+
+def compare_rates(rate, base, speed=1.0):
+    """Compare a Rate with another one of the same work.
+
+    Args:
+        speed: how much faster the machine itself was, by its canary. The interval also covers the ratio that remains
+            after dividing by it: a change that the machine explains is not one of the work.
+    """
+    ratio, low, high = rate.ratio(base)
+    if low is None:
+        return Comparison(ratio, math.nan, math.nan, "cannot tell")
+    low, high = low / max(speed, 1), high / min(speed, 1)
+    if low >= 1 - SAME and high <= 1 + SAME:
+        return Comparison(ratio, low, high, "same")
+    verdict = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
+    return Comparison(ratio, low, high, verdict)
 
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):
@@ -77,6 +112,25 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     if e < OVERLAP * min(d, p):
         return "overlap", f"limited by poor overlap: {parts}, and both together reach only {e:,.4g}"
     return slower, f"{words[slower]}: {parts}"
+
+
+def find_slowdown(rows, stored):
+    """Compare the machine's speed in some rows with its best in the stored ones, by the canary.
+
+    Args:
+        rows, stored: rows as text. On a CPU the canary is NumPy's, else the framework's own.
+
+    Returns:
+        (times slower, when it was at its best), or None if the rows have no canary.
+    """
+    now = [row for row in rows if row["canary_seconds"]]
+    if not now:
+        return None
+    software = ("device", "python") if now[-1]["device"] == "cpu" else ("device", "framework", "framework_version")
+    same = [row for row in stored if row["canary_seconds"] and all(row[name] == now[-1][name] for name in software)]
+    best = min(same, key=lambda row: float(row["canary_seconds"]))
+    seconds = statistics.median(float(row["canary_seconds"]) for row in now)
+    return seconds / float(best["canary_seconds"]), best["timestamp"]
 
 
 def bus_bandwidth(algorithm_bandwidth, ranks):

@@ -1,7 +1,8 @@
-"""A canary for heat: a small matmul, timed before a run's first measurement and after each one.
+"""A canary: a small matmul, timed before a run's first measurement and after each one.
 
-It needs no permissions and works on every machine. If the same matmul becomes slower and no other program explains
-it, heat or a power limit has slowed the machine down.
+It needs no permissions and works on every machine. If the same matmul becomes slower during a run, and no other program
+explains it, heat or a power limit has slowed the machine down. Its seconds are stored, so that a run on a slow day can
+be told from slow software.
 """
 
 import logging
@@ -9,29 +10,50 @@ import statistics
 import time
 from dataclasses import replace
 
+import numpy as np
+
 from bench.host import meters, sensors
 from bench.timing.measure import timed
 from bench.workloads import data, operators
 
 log = logging.getLogger("bench")
 
+CPU_SIDE, GPU_SIDE = 512, 2048  # of the matrices
 WINDOW_SECONDS = 0.020
 WINDOWS = 15
-WARMUP_SECONDS = 1.0
-SLOWER = 1.05  # a boosting card loses 2 to 5 % when it is warm
+WARMUP_SECONDS = 0.5
+SLOWER = 1.1  # a boosting card loses 2 to 5 % when it is warm, a shared machine varies by more
 READINGS = 3  # single readings vary by more than that on a shared machine, so all of them must agree
 
 
+class NumPyMatmul:
+    """A session of one matmul in NumPy, which is the same for all frameworks and their versions."""
+
+    prepare = None
+
+    def __init__(self, side):
+        ((self.a, self.b),) = data.operand_sets(((side, side),) * 2, 1, 0)
+        self.output = np.empty_like(self.a)
+
+    def step(self):
+        np.matmul(self.a, self.b, out=self.output)
+
+    def synchronize(self):
+        pass
+
+    def read(self):
+        return float(self.output[-1, -1])
+
+
 def open_canary(framework, device, settings):
-    """Return a Canary on this device; None if the matmul fails."""
-    side = 512 if device == "cpu" else 2048
+    """Return a Canary on this device: in NumPy on a CPU, else in the framework; None if the matmul fails."""
+    if device == "cpu":
+        return Canary(NumPyMatmul(CPU_SIDE), contention=meters.watch_contention() if sensors.psutil else None)
     # The precision is the measured one, because the TF32 switch applies to the whole process.
-    workload = replace(
-        operators.matmul((side,) * 3), batches=lambda _, seed: data.operand_sets(((side, side),) * 2, 1, seed)
-    )
+    shapes = ((GPU_SIDE, GPU_SIDE),) * 2
+    workload = replace(operators.matmul((GPU_SIDE,) * 3), batches=lambda _, seed: data.operand_sets(shapes, 1, seed))
     try:
-        contention = meters.watch_contention() if device == "cpu" and sensors.psutil else None
-        return Canary(framework.open_session(workload, settings, None, "device"), contention=contention)
+        return Canary(framework.open_session(workload, settings, None, "device"))
     except Exception as error:  # a missing canary is no reason to stop
         log.info("no canary for heat: %s", error)
         return None
@@ -50,11 +72,12 @@ class Canary:
         self._session, self._clock, self._contention = session, clock, contention
         self._steps = choose_steps(session, clock)
         self._first = [self._read() for _ in range(READINGS)]
+        self.seconds = statistics.median(self._first)  # of one matmul, before the run
 
     def compare(self):
         """Return (ratio, flags) after a measurement: seconds now over seconds at the start, and `slowed` or nothing.
 
-        `slowed` means that all readings are over 5 % slower than the slowest one at the start, without contention.
+        `slowed` means that all readings are over 10 % slower than the slowest one at the start, without contention.
         """
         if self._contention:
             self._contention.start()
@@ -63,7 +86,7 @@ class Canary:
             now.append(self._read())
         disturbed = self._contention and self._contention.flags()
         slowed = min(now) > limit and not disturbed
-        return statistics.median(now) / statistics.median(self._first), ["slowed"] if slowed else []
+        return statistics.median(now) / self.seconds, ["slowed"] if slowed else []
 
     def _read(self):
         """Return the seconds per step: the lower quartile of short windows.

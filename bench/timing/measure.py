@@ -5,7 +5,8 @@ The order of a measurement:
     first step -> warm-up until steady -> does every step run? does the output vary? -> windows -> were all steps done?
 
 A window is: read the clock, submit k steps, synchronise, read a number that depends on the last step, read the clock.
-Nothing else happens inside, no window is dropped, and every doubt becomes a flag next to the number (FLAGS).
+Nothing else happens inside, and no window is dropped. What makes a number doubtful becomes a flag next to it (FLAGS);
+statistics, such as the width of the interval, do not.
 
 There are three modes (MODES): whole steps on resident batches, one part of a training step, and a stream of batches
 from an input pipeline. A pipeline prepares batches ahead, so its windows have no gaps: each begins when the last one
@@ -32,9 +33,11 @@ PART_WARMUP_STEPS = 5
 LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
 MAX_BARRIER_SHARE = 0.01  # of a window: an idle synchronise and read
+MAX_PART_BARRIER_SHARE = 0.05  # of a part of training, whose windows have one step
 ENOUGH_WINDOWS = 20
+LEAST_WINDOWS = 3  # of long steps, when the time is over
 STREAM_WINDOWS = 40  # of a pipeline, in MAX_SECONDS
-ENOUGH_QUEUES = 20
+ENOUGH_QUEUES = 10
 MIN_MEASURED_SECONDS = 0.5
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
@@ -46,23 +49,21 @@ MAX_SINGLE_RATIO = 4.0
 SINGLE_TOLERANCE = 2e-5  # seconds
 SKIP_TRIES = 3
 
+# A flag means: do not trust this row without a look. Its words end with what to do.
 FLAGS = {
-    "not_steady": "the warm-up was still getting faster or slower when MAX_SECONDS ended it",
-    "ci_not_met": "the interval is wider than TARGET_CI: a longer MAX_SECONDS narrows it",
-    "few_windows": "fewer than 20 windows: the interval is their whole range, or missing; longer runs have more",
-    "drift": "the speed changed during the measurement (heat, a clock, another program)",
-    "outliers": "some windows took more than 1.5 times the median",
-    "mean_differs": "the mean is more than 5 % away from the median: look at both",
-    "recompiled": "the framework compiled again inside the measurement",
+    "drift": "the speed changed by over 10 % during the measurement: repeat it when the machine is cool and idle",
+    "recompiled": "the framework compiled again inside the measurement: a longer MAX_SECONDS lowers its share",
     "contended": "other programs used over 10 % of all cores' time, beyond their use before the run: close them",
-    "barrier_shows": "waiting for the device takes over 1 % of this part's time, which is included",
-    "short": "measured fewer than 20 times the queue's length: batches queued before may inflate the rate",
-    "swapping": "the system swapped during the measurement: the work does not fit in memory",
-    "slowed": "a small matmul takes over 5 % longer than before the run: heat, power, a virtual machine's neighbours",
-    "throttled": "the system reports that heat or power slows the device",
-    "unlike_ranks": "the ranks have different devices or versions: the slowest of them sets the pace",
-    "not_finite": "the work ended in infinities or NaN",
-    "implausible": "more than 1.3 times the chip's peak in bench/records/peaks.csv",
+    "barrier_shows": "waiting for the device is over 5 % of this part's time: a larger BATCH_SIZE lowers its share",
+    "short": "measured fewer than 10 times the queue's length, so batches queued before may inflate the rate: set a "
+    "longer MAX_SECONDS",
+    "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
+    "slowed": "a small matmul takes over 10 % longer than before the run (heat, power, a virtual machine's "
+    "neighbours): let the machine rest",
+    "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
+    "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use equal ones",
+    "not_finite": "the work ended in infinities or NaN: choose another PRECISION",
+    "implausible": "more than 1.3 times the chip's peak in bench/records/peaks.csv: report it as an issue",
 }
 
 
@@ -142,7 +143,6 @@ class Series:
 class WarmUp:
     step_seconds: float
     seconds: float
-    steady: bool = True
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,6 @@ def measure_ready(job: Job, ready, run):
     traces, updates = count_traces(session), session.updates()
     series = run(job, ready.steps)
     flags = [flag for watch in job.watches for flag in watch.flags()]
-    flags += [] if warmup.steady else ["not_steady"]
     flags += [] if count_traces(session) == traces else ["recompiled"]
     if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
         value = session.read()
@@ -308,9 +307,12 @@ def measure_ready(job: Job, ready, run):
         if updates is not None and value == ready.first_value:
             raise MeasurementError("work_skipped", "the weights are as they were after the first step")
         flags += [] if math.isfinite(value) else ["not_finite"]
-        if job.mode == "part" and idle_barrier_seconds(job) > MAX_BARRIER_SHARE * warmup.step_seconds:
+        if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * warmup.step_seconds:
             flags += ["barrier_shows"]
-    flags += ["short"] if is_short(session, series) else []
+    # A pipeline's queue, full or empty at the start, may still show in the total.
+    if session.queue_steps and len(series.windows) * series.steps < ENOUGH_QUEUES * session.queue_steps:
+        flags += ["short"]
+    flags += ["drift"] if has_drift(series.windows) else []
     return summarize(job, ready, series, flags)
 
 
@@ -413,10 +415,9 @@ def warm_up(session, clock, max_seconds):
             block *= 2  # too short to say anything
         else:
             paces.append(pace)
-        if steps >= MIN_WARMUP_STEPS and elapsed >= MIN_WARMUP_SECONDS and is_steady(paces):
+        is_ready = elapsed >= MIN_WARMUP_SECONDS and is_steady(paces)
+        if steps >= MIN_WARMUP_STEPS and (is_ready or elapsed >= max_seconds):
             return WarmUp(pace, elapsed)
-        if steps >= MIN_WARMUP_STEPS and elapsed >= max_seconds:
-            return WarmUp(pace, elapsed, steady=False)
 
 
 def is_steady(paces):
@@ -485,7 +486,7 @@ def run_until_sure(job: Job, steps):
             if sum(windows) >= MIN_MEASURED_SECONDS and half_width_percent(windows) <= limits.target_ci:
                 return "target_ci"
         late = elapsed >= limits.max_seconds
-        return "max_seconds" if (late and len(windows) >= MIN_SAMPLES) or elapsed >= 3 * limits.max_seconds else ""
+        return "max_seconds" if (late and len(windows) >= LEAST_WINDOWS) or elapsed >= 3 * limits.max_seconds else ""
 
     return collect(job, Series(steps, []), stop)
 
@@ -554,26 +555,8 @@ def summarize(job: Job, ready, series, flags):
         first_step_seconds=ready.first_step_seconds,
         warmup_seconds=ready.warmup.seconds,
         stop_reason=series.stop_reason,
-        flags=(*flags, *doubts(windows, job.limits)),
+        flags=tuple(flags),
     )
-
-
-def doubts(windows, limits):
-    """Return the flags that the windows themselves raise."""
-    middle = statistics.median(windows)
-    found = {
-        "few_windows": len(windows) < ENOUGH_WINDOWS,
-        "ci_not_met": limits.num_items is None and half_width_percent(windows) > limits.target_ci,
-        "drift": has_drift(windows),
-        "outliers": max(windows) > 1.5 * middle,
-        "mean_differs": abs(statistics.fmean(windows) / middle - 1) > 0.05,
-    }
-    return [flag for flag, raised in found.items() if raised]
-
-
-def is_short(session, series):
-    """Whether a pipeline's queue, full or empty at the start, may still show in the total."""
-    return bool(session.queue_steps) and len(series.windows) * series.steps < ENOUGH_QUEUES * session.queue_steps
 
 
 def interval(windows):

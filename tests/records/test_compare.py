@@ -1,27 +1,10 @@
 """Comparisons of two files: ratios, verdicts, and what cannot be compared."""
 
-import math
-
 import pytest
 
 import compare_results
 from bench import cli
 from tests.records.examples import rate, write
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "said"),
-    [
-        (1.05, 1.2, "faster"),
-        (0.8, 0.95, "slower"),
-        (0.991, 1.009, "same"),
-        (0.9, 1.1, "cannot tell"),
-        (0.98, 1.005, "cannot tell"),
-        (math.nan, math.nan, "cannot tell"),
-    ],
-)
-def test_the_verdict_has_four_cases(low, high, said):
-    assert compare_results.verdict(low, high) == said
 
 
 @pytest.fixture
@@ -145,3 +128,24 @@ def test_a_terminal_gets_lines_that_fit(compare, monkeypatch):
     assert max(map(len, out.splitlines())) <= 80
     assert "B is: slower" in out
     assert not lines_of(out)
+
+
+def test_a_single_process_gets_the_spread_between_processes(compare):
+    """Four processes of another batch size differ by up to 20 %: a change of 10 % between single ones says nothing."""
+    several = [rate(value) | {"batch_size": "99", "timestamp": str(i)} for i, value in enumerate([100, 110, 105, 120])]
+    (known,) = lines_of(compare([*several, rate(100)], [rate(110)])[1])
+    (alone,) = lines_of(compare([rate(100)], [rate(110)])[1])
+    assert (known[-1], alone[-1]) == ("cannot tell", "faster")
+
+
+def test_a_change_that_the_canary_explains_is_not_a_verdict(compare):
+    fast, slow = ({"canary_seconds": seconds, "machine": "x"} for seconds in ("0.001", "0.0013"))
+    a = [rate(100) | fast, rate(100) | fast | {"model": "vgg16"}]
+    _, out, _ = compare(a, [rate(80) | slow, rate(60) | slow | {"model": "vgg16"}])
+    assert [line[-1] for line in lines_of(out)] == ["cannot tell", "slower"]
+    assert "1.30 times slower" in out
+
+
+def test_the_canaries_of_two_machines_are_not_compared(compare):
+    _, out, _ = compare([rate(100) | {"canary_seconds": "0.001"}], [rate(80) | {"canary_seconds": "0.0013"}])
+    assert lines_of(out)[0][-1] == "slower"

@@ -53,3 +53,19 @@ def test_a_row_of_a_dead_process_has_no_flags():
 
 def test_an_interrupted_row_holds_complete_windows():
     assert "interrupted: the row holds" in report.describe_result(ROW | MEASURED | {"status": "interrupted"})
+
+
+def canary(seconds, when, **changes):
+    return dict.fromkeys(columns.COLUMNS, "") | {"canary_seconds": str(seconds), "timestamp": when} | changes
+
+
+def test_a_machine_that_was_faster_before_is_reported():
+    best = canary(0.001, "2026-11-20T10:00:00", device="cpu", python="3.11.7", framework="torch")
+    now = canary(0.0014, "2026-11-22T10:00:00", device="cpu", python="3.11.7", framework="tensorflow")
+    said = report.describe_slowdown([now], [best, now])
+    assert "1.40" in said
+    assert "2026-11-20 10:00" in said
+    assert report.describe_slowdown([now | {"canary_seconds": "0.00109"}], [best, now]) == ""
+    assert report.describe_slowdown([canary("", "")], [best]) == ""
+    on_gpu = [row | {"device": "cuda"} for row in (best, now)]  # there the canary is the framework's
+    assert report.describe_slowdown(on_gpu[1:], on_gpu) == ""

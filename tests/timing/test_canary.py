@@ -28,10 +28,8 @@ def compare(slowdown, contention=(), times=1):
     return [bird.compare() for _ in range(times)]
 
 
-@pytest.mark.parametrize(
-    ("slowdown", "flags"), [(0.9, []), (1.0, []), (1.045, []), (1.06, ["slowed"]), (3, ["slowed"])]
-)
-def test_five_percent_is_the_limit(slowdown, flags):
+@pytest.mark.parametrize(("slowdown", "flags"), [(0.9, []), (1.0, []), (1.09, []), (1.11, ["slowed"]), (3, ["slowed"])])
+def test_ten_percent_is_the_limit(slowdown, flags):
     ((ratio, said),) = compare(slowdown)
     assert ratio == pytest.approx(slowdown, rel=0.005)
     assert said == flags
@@ -47,13 +45,14 @@ def test_every_comparison_is_with_the_start():
 
 
 def test_all_readings_must_agree(monkeypatch):
-    readings = iter([1.00, 1.06, 1.00, 1.11, 1.20, 1.20, 1.05, 1.12, 1.12, 1.12])
+    readings = iter([1.00, 1.06, 1.00, 1.16, 1.20, 1.20, 1.05, 1.18, 1.18, 1.18])
     monkeypatch.setattr(canary.Canary, "_read", lambda bird: next(readings))
     clock = Clock()
     bird = canary.Canary(Device(clock), clock)
-    assert bird.compare() == (1.11, [])  # within 5 % of the slowest reading at the start
+    assert bird.compare() == (1.16, [])  # within 10 % of the slowest reading at the start
     assert bird.compare() == (1.20, [])  # only one slow reading
-    assert bird.compare() == (1.12, ["slowed"])
+    assert bird.compare() == (1.18, ["slowed"])
+    assert bird.seconds == 1.0
 
 
 def test_single_slow_windows_do_not_count():
@@ -65,9 +64,9 @@ def test_single_slow_windows_do_not_count():
 
 def test_a_window_is_twenty_milliseconds_after_a_warm_up():
     clock = Clock()
-    session = Device(clock, work=lambda i: 0.010 if clock.now > 0.7 else 0.020)  # the device's clock rises
+    session = Device(clock, work=lambda i: 0.010 if clock.now > 0.3 else 0.020)  # the device's clock rises
     assert canary.choose_steps(session, clock) == 2
-    assert 1 <= clock.now < 1.1
+    assert 0.5 <= clock.now < 0.6
 
 
 def test_a_framework_without_matmul_has_no_canary():
@@ -76,11 +75,13 @@ def test_a_framework_without_matmul_has_no_canary():
         def open_session(*arguments):
             raise RuntimeError("no matmul here")
 
-    assert canary.open_canary(Framework, "cpu", read_settings("image", {})) is None
+    assert canary.open_canary(Framework, "cuda", read_settings("image", {})) is None
 
 
-def test_a_canary_with_a_real_matmul():
-    from bench.frameworks import on_torch
-
-    bird = canary.open_canary(on_torch, "cpu", read_settings("image", {"USE_GPU": "0"}))
-    assert bird.compare()[0] > 0  # its value depends on the machine
+def test_a_cpus_canary_is_a_matmul_in_numpy():
+    session = canary.NumPyMatmul(64)
+    session.step()
+    assert session.read() == pytest.approx(float(session.a[-1].astype(float) @ session.b[:, -1]), rel=1e-5)
+    bird = canary.open_canary(None, "cpu", None)
+    assert bird.compare()[0] > 0  # its values depend on the machine
+    assert 0 < bird.seconds < 1

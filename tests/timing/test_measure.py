@@ -11,6 +11,7 @@ import pytest
 
 from bench.records.verdict import Rate, burst_and_sustained, name_bottleneck
 from bench.timing import measure as measure_module
+from bench.timing.intervals import has_drift
 from bench.timing.measure import (
     COMPARED_STEPS,
     SINGLE_STEPS,
@@ -18,7 +19,6 @@ from bench.timing.measure import (
     Limits,
     MeasurementError,
     choose_steps,
-    doubts,
     is_steady,
     measure,
     measure_energy,
@@ -193,9 +193,8 @@ def test_the_warm_up_lasts_until_the_pace_is_steady():
     assert result.warmup_seconds > 4
 
 
-def test_a_warm_up_that_never_settles_ends_and_is_flagged():
+def test_a_warm_up_that_never_settles_ends():
     result, _ = measured(Limits(max_seconds=3), work=lambda i: 0.010 * 1.01**i)
-    assert "not_steady" in result.flags
     assert result.warmup_seconds == pytest.approx(3, rel=0.2)
 
 
@@ -331,21 +330,18 @@ def test_noise_that_never_narrows_stops_at_the_time_limit():
     result, _ = measured(Limits(max_seconds=10, target_ci=0.01), work=noisy(0.1, 0.4))
     assert result.stop_reason == "max_seconds"
     assert result.seconds == pytest.approx(10, rel=0.02)
-    assert "ci_not_met" in result.flags
+    assert result.flags == ()  # a wide interval says it itself
 
 
-def test_six_windows_at_least_unless_they_take_three_times_the_limit():
-    result, _ = measured(Limits(max_seconds=10), work=lambda i: 4.0)
-    assert (result.windows, result.flags) == (6, ("few_windows",))
-    result, _ = measured(Limits(max_seconds=10), work=lambda i: 8.0)
-    assert (result.windows, result.flags) == (4, ("few_windows",))
+def test_three_windows_at_least_unless_they_take_three_times_the_limit():
+    assert measured(Limits(max_seconds=10), work=lambda i: 8.0)[0].windows == 3
+    assert measured(Limits(max_seconds=10), work=lambda i: 20.0)[0].windows == 2
 
 
 def test_a_single_window_has_no_interval():
     result, _ = measured(Limits(max_seconds=1), work=lambda i: 8.0)
     assert result.windows == 1
     assert (result.throughput_low, result.throughput_high) == (None, None)
-    assert "ci_not_met" in result.flags
 
 
 def test_the_interval_of_throughput_is_the_reciprocal_of_that_of_time():
@@ -382,7 +378,6 @@ def test_rare_slow_steps_show_in_p95_and_not_in_the_median():
     result, _ = measured(Limits(max_seconds=20, target_ci=0.001), work=lambda i: 0.3 if i % 12 == 0 else usual(i))
     assert result.step_seconds_median == pytest.approx(0.03, rel=0.01)
     assert result.step_seconds_p95 == pytest.approx(0.3, rel=0.01)
-    assert {"outliers", "mean_differs"} <= set(result.flags)
     assert result.items / result.seconds < 0.9 * result.throughput
 
 
@@ -393,9 +388,10 @@ def test_p95_is_blank_when_a_window_holds_several_steps():
 
 
 def test_a_change_of_speed_is_flagged():
-    assert "drift" in doubts([1.00, 1.01] * 15 + [1.05, 1.06] * 15, Limits())
-    assert "drift" not in doubts([1.00, 1.06] * 30, Limits())
-    assert "drift" not in doubts([1.0] * 30 + [1.01] * 30, Limits())
+    assert has_drift([1.00, 1.01] * 15 + [1.15, 1.16] * 15)
+    assert not has_drift([1.00, 1.16] * 30)
+    assert not has_drift([1.0] * 30 + [1.05] * 30)
+    assert "drift" in measured(Limits(max_seconds=10), work=lambda i: 0.1 * (1 + i / 100))[0].flags
 
 
 class Pipeline(Device):

@@ -1,0 +1,109 @@
+"""How much equal measurements differ on this machine: A/A tests of three workloads.
+
+    make noise                  two rounds, about ten minutes on a CPU
+    ROUNDS=12 make noise        for a figure to publish; rounds of one commit add up
+
+A round measures each workload as its default run does, in several processes. The rows go to results/noise/, which is
+not part of the repository. Nothing changes between two rounds, so every verdict other than "same" or "cannot tell" is
+false, and an interval should cover the median of all processes as often as it says.
+"""
+
+import itertools
+import logging
+import statistics
+import sys
+
+from bench import cli
+from bench.host import environment
+from bench.launch import DEFAULT_RUNS, Launcher
+from bench.records import columns, layout, results
+from bench.records.verdict import Rate, compare_rates
+from bench.settings import ROOT, SettingError, read_settings
+from image_benchmark import image_workload
+from llm_benchmark import llm_workload
+from mlp_benchmark import mlp_workload
+
+log = logging.getLogger("bench")
+
+WORKLOADS = {
+    "image": (image_workload, {"SCOPE": "device"}),
+    "mlp": (mlp_workload, {"MODEL": "mlp-5x1024", "DATA": "synthetic"}),
+    "llm": (llm_workload, {"PHASE": "decode"}),
+}
+
+
+def measure_round(host, folder):
+    """Measure every workload in DEFAULT_RUNS fresh processes; raises SettingError if one fails."""
+    for script, (describe_workload, change) in WORKLOADS.items():
+        launcher = Launcher(script, describe_workload, [str(ROOT / f"{script}_benchmark.py")], host)
+        for _ in range(DEFAULT_RUNS):
+            status, rows = launcher.launch(change | {"RESULTS_DIR": str(folder), "MAKEFLAGS": None}, captures=True)
+            if status == cli.INTERRUPTED:
+                raise KeyboardInterrupt
+            if status:
+                note = rows[-1]["note"] if rows else f"exit status {status}"
+                raise SettingError(f"the {script} workload failed ({note}): `make {script}` shows more")
+        log.info("%s: %d processes", script, DEFAULT_RUNS)
+
+
+def group_by_work(rows):
+    """Return {work in words: its rows in order} of the rows of the latest commit."""
+    by_work = {}
+    for row in rows:
+        if row["status"] == "ok" and row["commit"] == rows[-1]["commit"]:
+            by_work.setdefault(f"{columns.describe_work(row)} ({row['device']})", []).append(row)
+    return by_work
+
+
+def describe_noise(work, rows):
+    """Return the line of a table about the rows of one work, in order; every DEFAULT_RUNS of them make a result."""
+    processes = list(map(Rate.of_row, rows))
+    chunks = [rows[at : at + DEFAULT_RUNS] for at in range(0, len(rows) - DEFAULT_RUNS + 1, DEFAULT_RUNS)]
+    found = [(Rate.merge(list(map(Rate.of_row, chunk))), seconds_of_canary(chunk)) for chunk in chunks]
+    middle = statistics.median(rate.throughput for rate in processes)
+    covered = [
+        sum(rate.low is not None and rate.low <= middle <= rate.high for rate in rates)
+        for rates in (processes, [rate for rate, _ in found])
+    ]
+    pairs = list(itertools.combinations(found, 2))
+    verdicts = [compare_rates(b, a, was / now).verdict for (a, was), (b, now) in pairs]
+    wrong = sum(verdict in ("faster", "slower") for verdict in verdicts)
+    width = statistics.median(rate.high / rate.low for rate, _ in found)
+    return {
+        "work": work,
+        "rate": f"{middle:.4g} {rows[0]['unit']}",
+        "one process covers it": f"{covered[0]} of {len(processes)}",
+        "result covers it": f"{covered[1]} of {len(found)}",
+        "false verdicts": f"{wrong} of {len(pairs)} pairs",
+        "resolution": f"{100 * (width - 1):.2g} %",
+    }
+
+
+def seconds_of_canary(rows):
+    """Return the median seconds of the canary in some rows, 1 if it is unknown."""
+    return statistics.median([float(row["canary_seconds"] or 1) for row in rows])
+
+
+def main():
+    """Run the rounds, print what all rows of this commit show, and return the exit status."""
+    settings = read_settings("noise")
+    host = environment.describe_host(settings.machine)
+    folder = settings.results_dir / "noise"
+    path = folder / f"{host.machine}.csv"
+    results.prepare(path)
+    for number in range(settings.rounds):
+        log.info("round %d of %d", number + 1, settings.rounds)
+        measure_round(host, folder)
+    lines = [describe_noise(work, rows) for work, rows in group_by_work(results.read(path)).items()]
+    cells = {name: lambda line, name=name: line[name] for name in lines[0]}
+    print(
+        f"A/A tests: a result is the median of {DEFAULT_RUNS} processes, and covers the median of all of them or not."
+    )
+    print("The resolution is the smallest difference between two results that means something on this machine.\n")
+    print(layout.table(cells, lines))
+    print(f"\nrows in {cli.display_path(path)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run_script(main))
