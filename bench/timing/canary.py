@@ -27,7 +27,7 @@ def open_canary(framework, device, settings):
     side = 512 if device == "cpu" else 2048
     # The precision is the measured one, because the TF32 switch applies to the whole process.
     workload = replace(
-        operators.matmul((side,) * 3), batches=lambda _, seed: data.operand_sets(((side, side),) * 2, 1, seed)
+        operators.matmul((side,) * 3), make_batches=lambda _, seed: data.operand_sets(((side, side),) * 2, 1, seed)
     )
     try:
         contention = meters.watch_contention() if device == "cpu" and sensors.psutil else None
