@@ -54,7 +54,7 @@ def image_workload(settings):
         sizes=sizes,
         parameters=parameters,
         flops_per_item=flops,
-        batch_bytes=settings.batch_size * 4 * 3 * sizes.side**2,  # float32
+        item_bytes=4 * 3 * sizes.side**2,  # float32
         columns={"image_size": sizes.side, "data": "synthetic"},
     )
 

@@ -74,7 +74,7 @@ def llm_workload(settings):
         sizes=decoder,
         parameters=count_parameters(decoder),
         flops_per_item=prefill_flops(decoder, new) // new if is_prefill else decode_flops(decoder, before, new),
-        batch_bytes=size * 8 * (before + new),  # int64
+        item_bytes=8 if is_prefill else 8 * (before + new),  # int64
         resident_bytes=weight_bytes(decoder, settings.precision) + cache,
         bytes_per_step=None if is_prefill else decode_bytes(decoder, size, before, new, settings.precision),
         columns={"data": "synthetic"},

@@ -38,7 +38,7 @@ def mlp_workload(settings):
         sizes=widths,
         parameters=parameters,
         flops_per_item=flops,
-        batch_bytes=settings.batch_size * 4 * cifar10.PIXELS,  # float32
+        item_bytes=4 * cifar10.PIXELS,  # float32
         columns={"image_size": CIFAR_SIDE, "data": data},
         dataset=functools.partial(cifar10.dataset, data, settings.seed),
     )

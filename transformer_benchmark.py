@@ -67,7 +67,7 @@ def transformer_workload(settings):
         sizes=encoder,
         parameters=parameters,
         flops_per_item=flops,
-        batch_bytes=settings.batch_size * 8 * encoder.sequence_length,  # int64
+        item_bytes=8 * encoder.sequence_length,  # int64
         columns={"sequence_length": encoder.sequence_length, "data": "synthetic"},
     )
 

@@ -34,7 +34,7 @@ def tiny_workload(settings):
         sizes=sizes,
         parameters=1920,
         flops_per_item=3840,
-        batch_bytes=settings.batch_size * 4 * 3 * 8 * 8,
+        item_bytes=4 * 3 * 8 * 8,
         columns={"image_size": 8, "data": "synthetic"},
     )
 

@@ -26,14 +26,19 @@ class Workload:
     sizes: Any = None  # what the builders of this kind of model read: ImageSizes, widths, an Encoder, a Decoder
     parameters: int | None = None  # number of trainable parameters; None: unknown
     flops_per_item: int | None = None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
-    batch_bytes: int = 0  # of one batch of inputs; 0: small
+    item_bytes: int = 0  # of one item's inputs; 0: small
     resident_bytes: int = 0  # of a language model's weights and cache
     bytes_per_step: int | None = None  # that a step must read from memory; None: memory is not the limit
     columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
-    # () -> (train inputs, train labels, test inputs, test labels); None: it cannot train epochs
+    # () -> (train inputs, train labels, test inputs, test labels) of a classifier; None: it cannot train epochs
     dataset: Callable[[], tuple] | None = None
     # operators only: (operands) -> (indices into the output, float64 values there)
     samples: Callable[[tuple], tuple] | None = None
+
+    @property
+    def batch_bytes(self):
+        """Return the size of the inputs of one batch."""
+        return self.items_per_step * self.item_bytes
 
     def inputs_of(self, batch):
         """Return the model's inputs of a batch, which also has a target if there is a loss."""
