@@ -4,16 +4,24 @@
     USE_GPU=1 BATCH_SIZE=64 make image
     MODEL=mobilenet_v2 PHASE=training .venv/bin/python image_benchmark.py
 
-`make help` lists the settings.
+One step is one batch of colour images, sorted into ImageNet's 1,000 classes. In PyTorch the model is torchvision's
+(build_image() in bench/frameworks/on_torch.py); in TensorFlow it is written in Keras layers or taken from Keras's
+applications (build_image() in bench/frameworks/keras_networks.py). Weights are random. `make help` lists the settings.
 """
 
+import csv
 import functools
 import sys
+from dataclasses import dataclass
+
+import numpy as np
 
 from bench.launch import main
-from bench.workloads import data
-from bench.workloads.workload import Workload, image_counts
+from bench.settings import ROOT
+from bench.workloads.data import RESIDENT_BATCHES
+from bench.workloads.workload import Workload, flops_of_phase
 
+COUNTS = ROOT / "bench/workloads/flops.csv"  # written by tests/frameworks/count_flops.py
 # Inputs are 224 pixels a side, as most models take them, but for these.
 IMAGE_SIZE = {"inception_v3": 299}
 IMAGE_SIZE |= {
@@ -24,23 +32,60 @@ IMAGE_SIZE |= {
 }
 
 
+@dataclass(frozen=True)
+class ImageSizes:
+    """What an image model reads and returns: square colour images, and a logit for each class."""
+
+    side: int  # pixels
+    classes: int = 1000
+
+
 def image_workload(settings):
-    """One step is one batch of colour images, sorted into ImageNet's 1,000 classes."""
-    size = settings.image_size or IMAGE_SIZE.get(settings.model, 224)
-    shape, classes = (3, size, size), 1000
-    parameters, flops = image_counts(settings.model, size, settings.phase)
+    """Describe the work: a step takes one batch of images, which are on the device or come from JPEG files."""
+    sizes = ImageSizes(settings.image_size or IMAGE_SIZE.get(settings.model, 224))
+    parameters, flops = image_counts(settings.model, sizes.side, settings.phase)
     return Workload(
         name="image",
         model=settings.model,
         unit="images",
         items_per_step=settings.batch_size,
-        item_shape=shape,
-        classes=classes,
+        make_batches=functools.partial(image_batches, sizes),
+        loss="cross_entropy",
+        sizes=sizes,
         parameters=parameters,
         flops_per_item=flops,
-        batches=functools.partial(data.image_batches, shape, classes),
-        columns={"image_size": size, "data": "synthetic"},
+        item_bytes=4 * 3 * sizes.side**2,  # float32
+        columns={"image_size": sizes.side, "data": "synthetic"},
     )
+
+
+def image_batches(sizes, batch_size, seed):
+    """Make seeded batches of normal noise, which has the mean and spread of normalised photographs.
+
+    Zeros would run faster and draw less power.
+
+    Returns:
+        A list of (images, labels): float32 of shape (batch_size, 3, side, side), int64 of shape (batch_size,).
+    """
+    random, shape = np.random.default_rng(seed), (batch_size, 3, sizes.side, sizes.side)
+    return [
+        (random.standard_normal(shape, dtype=np.float32), random.integers(sizes.classes, size=batch_size))
+        for _ in range(RESIDENT_BATCHES)
+    ]
+
+
+def image_counts(model, side, phase):
+    """Return (trainable parameters, FLOPs per image) of an image model; None for a count that flops.csv lacks.
+
+    flops.csv counts convolutions and matmuls at one image size.
+    """
+    with COUNTS.open(newline="") as lines:
+        row = next((row for row in csv.DictReader(lines) if row["model"] == model), None)
+    if row is None:
+        return None, None
+    forward, training = int(row["inference_flops"]), int(row["training_flops"])
+    flops = flops_of_phase(phase, forward, first_layer=3 * forward - training)
+    return int(row["parameters"]), flops if int(row["image_size"]) == side else None
 
 
 if __name__ == "__main__":

@@ -4,48 +4,88 @@
     MODEL=llama-3.2-1b PHASE=decode DEPTH=0,4096 BATCH_SIZE=1,8 make llm
     PHASE=prefill PROMPT_TOKENS=128,512,2048 .venv/bin/python llm_benchmark.py
 
-The definitions are those of llama-bench (pp512, tg128); docs/method-details.md has them. `make settings`
-explains the settings.
+One step of prefill reads a batch of random prompts into an empty cache; one of decode adds a token to each sequence.
+The definitions are those of llama-bench (pp512, tg128); docs/method-details.md has them. The model is that of the
+transformers library (build_llm() in bench/frameworks/on_torch_llm.py). `make settings` explains the settings.
 """
 
 import functools
 import sys
+from dataclasses import dataclass
+
+import numpy as np
 
 from bench.launch import main
 from bench.settings import SettingError
-from bench.workloads import data, language
-from bench.workloads.workload import Workload
+from bench.workloads.data import RESIDENT_BATCHES
+from bench.workloads.workload import BYTES, Workload
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Published sizes of a Llama-like decoder: RMSNorm, rotary positions, gated feed-forward, no biases."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int  # heads of keys and values; each serves num_heads / num_kv_heads query heads
+    head_dim: int
+    intermediate_size: int  # width inside the feed-forward part
+    vocab_size: int
+    max_position_embeddings: int  # most tokens in a sequence
+    rope_theta: float  # base of the rotary positions
+    rope_factor: float = 1.0  # Llama 3's scaling of positions from 8192 on
+    tie_word_embeddings: bool = True  # the output matmul uses the embedding table
+    is_qwen: bool = False  # Qwen 3 normalises each head's query and key
+    norm_epsilon: float = 1e-5
+
+
+# config.json of each repository on huggingface.co.
+DECODERS = {
+    # HuggingFaceTB/SmolLM2-135M
+    "smollm2-135m": Decoder(30, 576, 9, 3, 64, 1536, 49_152, 8192, 1e5),
+    # Qwen/Qwen3-0.6B
+    "qwen3-0.6b": Decoder(28, 1024, 16, 8, 128, 3072, 151_936, 40_960, 1e6, is_qwen=True, norm_epsilon=1e-6),
+    # meta-llama/Llama-3.2-1B
+    "llama-3.2-1b": Decoder(16, 2048, 32, 8, 64, 8192, 128_256, 131_072, 5e5, rope_factor=32),
+    # meta-llama/Llama-3.2-3B
+    "llama-3.2-3b": Decoder(28, 3072, 24, 8, 128, 8192, 128_256, 131_072, 5e5, rope_factor=32),
+    # Qwen/Qwen3-4B
+    "qwen3-4b": Decoder(36, 2560, 32, 8, 128, 9728, 151_936, 40_960, 1e6, is_qwen=True, norm_epsilon=1e-6),
+    # meta-llama/Llama-3.1-8B
+    "llama-3.1-8b": Decoder(
+        32, 4096, 32, 8, 128, 14_336, 128_256, 131_072, 5e5, rope_factor=8, tie_word_embeddings=False
+    ),
+}
 
 
 def llm_workload(settings):
-    """Describe the work: a step of prefill reads a batch of random prompts, one of decode adds a token to each."""
+    """Describe the work of prefill or decode; it has no loss, because nothing is trained."""
     decoder = check(settings)
     is_prefill, size = settings.phase == "prefill", settings.batch_size
     before, new = (0, settings.prompt_tokens) if is_prefill else (settings.depth, settings.new_tokens)
-    flops = language.prefill_flops(decoder, new) // new if is_prefill else language.decode_flops(decoder, before, new)
-    read = None if is_prefill else language.decode_bytes(decoder, size, before, new, settings.precision)
-    cache = size * language.cache_bytes(decoder, before + new, settings.precision)
+    cache = size * cache_bytes(decoder, before + new, settings.precision)
     return Workload(
         name="llm",
         model=settings.model,
         unit="tokens",
         items_per_step=size * new if is_prefill else size,
-        item_shape=(),
-        classes=decoder.vocab_size,
-        parameters=language.count_parameters(decoder),
-        flops_per_item=flops,
-        batches=functools.partial(data.token_batches, before + new, decoder.vocab_size, 1),
+        make_batches=functools.partial(token_batches, decoder, before + new),
+        sizes=decoder,
+        parameters=count_parameters(decoder),
+        flops_per_item=prefill_flops(decoder, new) // new if is_prefill else decode_flops(decoder, before, new),
+        item_bytes=8 if is_prefill else 8 * (before + new),  # int64
+        resident_bytes=weight_bytes(decoder, settings.precision) + cache,
+        bytes_per_step=None if is_prefill else decode_bytes(decoder, size, before, new, settings.precision),
         columns={"data": "synthetic"},
-        bytes_per_step=read,
-        resident_bytes=language.weight_bytes(decoder, settings.precision) + cache,
     )
 
 
 def check(settings):
     """Return the Decoder of the settings; raises SettingError if it is unknown or its positions do not suffice."""
-    if settings.model not in language.DECODERS:
-        raise SettingError(f"MODEL={settings.model!r} must be one of: {', '.join(language.DECODERS)}")
-    decoder = language.DECODERS[settings.model]
+    if settings.model not in DECODERS:
+        raise SettingError(f"MODEL={settings.model!r} must be one of: {', '.join(DECODERS)}")
+    decoder = DECODERS[settings.model]
     if settings.phase == "prefill":
         tokens, asked = settings.prompt_tokens, f"PROMPT_TOKENS='{settings.prompt_tokens}'"
     else:
@@ -55,6 +95,67 @@ def check(settings):
         most = decoder.max_position_embeddings
         raise SettingError(f"{asked} need {tokens} positions, and {settings.model} has {most}: set fewer")
     return decoder
+
+
+def token_batches(decoder, length, batch_size, seed):
+    """Make seeded batches of random tokens: a list of (ids,), int64 of shape (batch_size, length)."""
+    random = np.random.default_rng(seed)
+    return [
+        (random.integers(1, decoder.vocab_size, size=(batch_size, length)),)  # 0 may mean padding
+        for _ in range(RESIDENT_BATCHES)
+    ]
+
+
+def matmul_weights(decoder):
+    """Count the weights of one layer's matmuls: query and output, key and value, and three of the feed-forward part."""
+    attention = 2 * (decoder.num_heads + decoder.num_kv_heads) * decoder.head_dim * decoder.hidden_size
+    return attention + 3 * decoder.hidden_size * decoder.intermediate_size
+
+
+def count_parameters(decoder):
+    """Count the trainable parameters; a table that is both embedding and output counts once."""
+    norms = 2 * decoder.hidden_size + (2 * decoder.head_dim if decoder.is_qwen else 0)
+    tables = (1 if decoder.tie_word_embeddings else 2) * decoder.vocab_size * decoder.hidden_size
+    return tables + decoder.num_layers * (matmul_weights(decoder) + norms) + decoder.hidden_size
+
+
+def prefill_flops(decoder, tokens):
+    """Count the FLOPs of a sequence of `tokens` tokens in an empty cache; 1 multiply-add = 2 FLOPs.
+
+    Each token passes through the matmuls, and attends to itself and to all tokens before it (scores and weighted
+    values). Logits are computed for the last token only.
+    """
+    pairs = tokens * (tokens + 1) // 2
+    attention = 2 * pairs * decoder.num_heads * decoder.head_dim
+    layers = decoder.num_layers * (tokens * matmul_weights(decoder) + attention)
+    return 2 * (layers + decoder.vocab_size * decoder.hidden_size)
+
+
+def decode_flops(decoder, depth, new_tokens):
+    """Count the FLOPs of one new token: the mean over new_tokens tokens after `depth` tokens in the cache."""
+    attended = 2 * depth + new_tokens + 1  # twice the mean
+    layers = decoder.num_layers * (matmul_weights(decoder) + attended * decoder.num_heads * decoder.head_dim)
+    return 2 * (layers + decoder.vocab_size * decoder.hidden_size)
+
+
+def cache_bytes(decoder, tokens, precision):
+    """Return the size in bytes of the keys and values of `tokens` tokens."""
+    return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * tokens * BYTES[precision]
+
+
+def weight_bytes(decoder, precision):
+    """Return the size of all weights in bytes."""
+    return count_parameters(decoder) * BYTES[precision]
+
+
+def decode_bytes(decoder, batch_size, depth, new_tokens, precision):
+    """Count the bytes that a decode step must read: all weights once, and each sequence's cache at its mean length.
+
+    A table that is only an embedding is left out, because a step reads a few of its rows; a tied one is the output too.
+    """
+    only_embeds = 0 if decoder.tie_word_embeddings else decoder.vocab_size * decoder.hidden_size * BYTES[precision]
+    weights = weight_bytes(decoder, precision) - only_embeds
+    return weights + batch_size * cache_bytes(decoder, 2 * depth + new_tokens + 1, precision) // 2
 
 
 if __name__ == "__main__":

@@ -4,37 +4,65 @@
     EPOCHS=5 MODEL=mlp-3000-1000 make mlp
     FRAMEWORK=tensorflow DATA=synthetic .venv-tensorflow/bin/python mlp_benchmark.py
 
-`make help` lists the settings.
+One step is one batch of images of 32 x 32 pixels, as vectors, sorted into ten classes. The model is dense layers with
+ReLU between them (build_mlp() in bench/frameworks/on_torch.py and keras_networks.py). `make help` lists the settings.
 """
 
 import functools
+import re
 import sys
+from itertools import pairwise
 
 from bench.launch import main
 from bench.settings import SettingError
-from bench.workloads import cifar10
-from bench.workloads.workload import CIFAR_CLASSES, CIFAR_SIDE, TRAIN_IMAGES, Workload, mlp_counts, mlp_widths
+from bench.workloads import CIFAR_CLASSES, CIFAR_SIDE, TRAIN_IMAGES, cifar10
+from bench.workloads.workload import Workload, flops_of_phase
+
+MAX_LAYERS = 1000
 
 
 def mlp_workload(settings):
-    """One step is one batch of images of 32 x 32 pixels, as vectors, sorted into ten classes."""
-    parameters, flops = mlp_counts(mlp_widths(settings.model), settings.phase)
+    """Describe the work; batches are (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
     if settings.epochs and settings.batch_size > TRAIN_IMAGES:
         raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {TRAIN_IMAGES:,}")
+    widths = (cifar10.PIXELS, *hidden_widths(settings.model), CIFAR_CLASSES)
+    parameters, flops = mlp_counts(widths, settings.phase)
     data = cifar10.choose(settings.data)
     return Workload(
         name="mlp",
         model=settings.model,
         unit="images",
         items_per_step=settings.batch_size,
-        item_shape=(3 * CIFAR_SIDE**2,),
-        classes=CIFAR_CLASSES,
+        make_batches=functools.partial(cifar10.make_batches, data),
+        loss="cross_entropy",
+        sizes=widths,
         parameters=parameters,
         flops_per_item=flops,
-        batches=functools.partial(cifar10.batches, data),
+        item_bytes=4 * cifar10.PIXELS,  # float32
         columns={"image_size": CIFAR_SIDE, "data": data},
         dataset=functools.partial(cifar10.dataset, data, settings.seed),
     )
+
+
+def hidden_widths(model):
+    """Return the widths of the hidden layers of mlp-<depth>x<width> or mlp-<width>-<width>-...; raises SettingError."""
+    repeated = re.fullmatch("mlp-([1-9][0-9]{0,3})x([1-9][0-9]{0,5})", model)
+    if repeated and int(repeated[1]) <= MAX_LAYERS:
+        return (int(repeated[2]),) * int(repeated[1])
+    if re.fullmatch("mlp(-[1-9][0-9]{0,5})+", model):
+        return tuple(int(width) for width in model.split("-")[1:])
+    raise SettingError(
+        f"MODEL={model!r} must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-..., for example mlp-5x1024 or mlp-3000-1000; "
+        f"at most {MAX_LAYERS} layers of 999999"
+    )
+
+
+def mlp_counts(widths, phase):
+    """Return (trainable parameters, FLOPs per image) of dense layers with biases; widths: from inputs to classes."""
+    layers = list(pairwise(widths))
+    flops = [2 * inputs * outputs for inputs, outputs in layers]
+    parameters = sum((inputs + 1) * outputs for inputs, outputs in layers)
+    return parameters, flops_of_phase(phase, sum(flops), first_layer=flops[0])
 
 
 if __name__ == "__main__":

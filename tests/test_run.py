@@ -16,17 +16,27 @@ from bench.host import environment, meters, sensors
 from bench.records import columns, report, results, verdict
 from bench.settings import FRAMEWORKS, Framework
 from bench.timing import measure
-from bench.workloads.data import image_batches
 from bench.workloads.workload import Workload
+from image_benchmark import ImageSizes, image_batches
 from mlp_benchmark import mlp_workload
 from transformer_benchmark import transformer_workload
 
 
 def tiny_workload(settings):
-    shape = (3, 8, 8)
-    batches = functools.partial(image_batches, shape, 10)
-    columns = {"image_size": 8, "data": "synthetic"}
-    return Workload("image", settings.model, "images", settings.batch_size, shape, 10, 1920, 3840, batches, columns)
+    sizes = ImageSizes(side=8, classes=10)
+    return Workload(
+        name="image",
+        model=settings.model,
+        unit="images",
+        items_per_step=settings.batch_size,
+        make_batches=functools.partial(image_batches, sizes),
+        loss="cross_entropy",
+        sizes=sizes,
+        parameters=1920,
+        flops_per_item=3840,
+        item_bytes=4 * 3 * 8 * 8,
+        columns={"image_size": 8, "data": "synthetic"},
+    )
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from bench.settings import (
     read_settings,
     slug,
 )
-from bench.workloads.language import DECODERS
+from llm_benchmark import DECODERS
 
 # Names that a shell, a Mac, a cluster, a container, a notebook or a build has in its environment.
 ORDINARY = """

@@ -180,13 +180,13 @@ def test_a_triple_has_its_flops():
 
 
 def test_operands_are_bounded_and_rotate(monkeypatch):
-    sets = operators.matmul((64, 32, 16)).batches(1, 0)
+    sets = operators.matmul((64, 32, 16)).make_batches(1, 0)
     assert len(sets) == operators.MAX_SETS
     assert [array.shape for array in sets[0]] == [(64, 16), (16, 32)]
     assert not np.array_equal(sets[0][0], sets[1][0])
     assert 0.9 < np.std(sets[0][0]) < 1.1
     monkeypatch.setattr(operators, "CACHE_BYTES", 2**22)
-    large = operators.matmul((512, 512, 512)).batches(1, 0)
+    large = operators.matmul((512, 512, 512)).make_batches(1, 0)
     assert sum(array.astype(np.float16).nbytes for arrays in large for array in arrays) == 2**22
 
 

@@ -17,13 +17,16 @@ from bench.timing.measure import MeasurementError
 class Stream:
     """Batches from JPEG files, without end. The workers stop when the iterator is gone."""
 
-    batches: Iterator  # of (inputs, labels) on the host
+    batches: Iterator  # of (*inputs, target) on the host
     num_workers: int
     queue_steps: int  # batches that may be ready or in a worker's hands
 
 
 class Model(ABC):
-    """A model on its device, and the parts of its training. Inputs and labels are batches on the device."""
+    """A model on its device, and the parts of its training.
+
+    A batch is on the device: the model's inputs, and at the end the target of the workload's loss.
+    """
 
     parameters: int  # trainable
     note = ""  # what a reader of the row has to know
@@ -32,16 +35,16 @@ class Model(ABC):
     last_gradient: Any  # of last_weight
 
     @abstractmethod
-    def infer(self, inputs):
-        """Return outputs of shape (items, classes), without gradients."""
+    def infer(self, *inputs):
+        """Return the model's output, without gradients; its first axis is that of the items."""
 
     @abstractmethod
-    def train(self, inputs, labels):
+    def train(self, *batch):
         """Run one step of training: forward, backward and update."""
 
     @abstractmethod
-    def forward(self, inputs, labels):
-        """Run the forward pass of training, and keep what the backward pass needs."""
+    def forward(self, *batch):
+        """Run the forward pass of training and its loss, and keep what the backward pass needs."""
 
     @abstractmethod
     def backward(self):
@@ -56,8 +59,8 @@ class Model(ABC):
         """Return how many steps the optimizer itself has counted; None if it may skip some."""
 
     @abstractmethod
-    def predict(self, inputs):
-        """Return outputs between two steps of training, as NumPy."""
+    def predict(self, *inputs):
+        """Return the output between two steps of training, as NumPy."""
 
     @abstractmethod
     def save(self):
@@ -71,7 +74,7 @@ class Model(ABC):
         """Return a hash of the bits of all trainable weights; "" if the framework runs on one device only."""
         return ""
 
-    def prove_compiled(self, inputs, labels):
+    def prove_compiled(self, *inputs):
         """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
 
     def trace_count(self):
@@ -136,12 +139,12 @@ class DeviceContext(ABC):
         raise MeasurementError("unsupported", f"this framework has no model for {workload.name}")
 
     @abstractmethod
-    def put(self, inputs, labels):
-        """Return a batch on the device, in this precision and memory format."""
+    def put(self, *arrays):
+        """Return a batch on the device, floats in this precision, and images in this memory format."""
 
     @abstractmethod
     def gather(self, data, order, batch_size):
-        """Yield batches of data that is on the device, in this order; the last one may be smaller."""
+        """Yield batches of arrays that are on the device, in this order; the last batch may be smaller."""
 
     @abstractmethod
     def open_stream(self, workload, settings, phase) -> Stream:

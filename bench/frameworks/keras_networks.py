@@ -11,7 +11,6 @@ from keras import layers, ops
 
 from bench.frameworks import session
 from bench.settings import SettingError
-from bench.workloads.workload import ENCODERS, mlp_widths
 
 # Each layer gets an initialiser of its own: one of Keras's gives the same numbers at every call.
 
@@ -26,16 +25,15 @@ def small_normal():
 
 def build_image(workload):
     """Build one of torchvision's models in Keras layers, or a Keras application with random weights; gives logits."""
-    _, height, width = workload.item_shape
-    shape, name = (height, width, 3), workload.model
+    shape, classes, name = (workload.sizes.side, workload.sizes.side, 3), workload.sizes.classes, workload.model
     if name in RESNETS:
-        return build_resnet(name, shape, workload.classes)
+        return build_resnet(name, shape, classes)
     if name in VGGS:
-        return build_vgg(name, shape, workload.classes)
+        return build_vgg(name, shape, classes)
     if name == "mobilenet_v2":
-        return build_mobilenet_v2(shape, workload.classes)
+        return build_mobilenet_v2(shape, classes)
     application = list_applications()[name if name.startswith("keras-") else SAME[name]]
-    options = {"input_shape": shape, "classes": workload.classes, "classifier_activation": None}
+    options = {"input_shape": shape, "classes": classes, "classifier_activation": None}
     if "include_preprocessing" in inspect.signature(application).parameters:
         options["include_preprocessing"] = False
     return application(weights=None, **options)
@@ -144,10 +142,11 @@ def dense_relu(x, width):
 
 def build_mlp(workload):
     """Build dense layers, Glorot-uniform with zero biases (Keras's own defaults), with ReLU between them."""
-    x = inputs = keras.Input(workload.item_shape)
-    for width in mlp_widths(workload.model):
+    width, *hidden, classes = workload.sizes
+    x = inputs = keras.Input((width,))
+    for width in hidden:
         x = dense_relu(x, width)
-    return keras.Model(inputs, layers.Dense(workload.classes)(x))
+    return keras.Model(inputs, layers.Dense(classes)(x))
 
 
 def build_transformer(workload):
@@ -155,15 +154,15 @@ def build_transformer(workload):
 
     No keras-hub release supports all versions of TensorFlow that run here.
     """
-    encoder = ENCODERS[workload.model]
-    inputs = keras.Input(workload.item_shape, dtype="int64")
+    encoder = workload.sizes
+    inputs = keras.Input((encoder.sequence_length,), dtype="int64")
     x = Embeddings(encoder, name="embeddings")(inputs)
     for i in range(encoder.num_layers):
         x = encoder_layer(x, encoder, f"layer.{i}.")
     first = normal_dense(encoder.hidden_size, "pooler")(x[:, 0])
     first = ops.tanh(first) if encoder.is_bert else ops.maximum(first, 0.0)
     first = layers.Dropout(encoder.dropout if encoder.is_bert else 0.2)(first)
-    return keras.Model(inputs, normal_dense(workload.classes, "classifier")(first))
+    return keras.Model(inputs, normal_dense(encoder.labels, "classifier")(first))
 
 
 def normal_dense(width, name):
@@ -212,6 +211,11 @@ def count_parameters(model):
     return sum(math.prod(v.shape) for v in model.trainable_variables)
 
 
+def call(model, inputs, training):
+    """Return a model's output for a list of inputs, which Keras takes bare if there is one."""
+    return model(inputs[0] if len(inputs) == 1 else list(inputs), training=training)
+
+
 def calibrate(model, inputs):
     """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth."""
     # _flatten_layers: nothing public lists the layers of nested models.
@@ -220,7 +224,7 @@ def calibrate(model, inputs):
     for norm in norms:
         norm.momentum = 0.0
     if norms:
-        model(inputs, training=True)
+        call(model, inputs, training=True)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 

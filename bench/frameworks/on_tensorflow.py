@@ -44,7 +44,7 @@ import numpy as np
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
 from bench.frameworks import Device, ErrorTexts, base, session
-from bench.frameworks.keras_networks import BUILDERS, calibrate, count_parameters, refuse_unknown_model
+from bench.frameworks.keras_networks import BUILDERS, calibrate, call, count_parameters, refuse_unknown_model
 from bench.settings import usable_cores
 from bench.timing import check
 from bench.timing.measure import MeasurementError
@@ -92,7 +92,7 @@ def choose_device(use_gpu):
 
 def open_session(workload, settings, phase, scope):
     """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("tensorflow", workload, BUILDERS, OPERATORS)
+    session.refuse_unknown_workload("tensorflow", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
     if settings.memory_format == "channels_first":
@@ -117,6 +117,19 @@ OPERATORS = {
     # Eager execution runs two operators, which move more bytes than the single one of PyTorch.
     "triad": tf.function(lambda x, y, out: 2.0 * x + y, jit_compile=platform.system() != "Darwin"),
 }
+
+
+def cross_entropy(outputs, target):
+    """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(target, outputs))
+
+
+def mean_squared_error(outputs, target):
+    """Return the mean over all numbers."""
+    return tf.reduce_mean(tf.math.squared_difference(outputs, tf.cast(target, outputs.dtype)))
+
+
+LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}  # of outputs in float32 or float64
 
 
 class DeviceContext(base.DeviceContext):
@@ -154,35 +167,36 @@ class DeviceContext(base.DeviceContext):
         with self.scope():
             keras_model = BUILDERS[workload.name](workload)
             self.prove(keras_model, workload, is_trained)
-            return Model(self, keras_model, is_trained)
+            return Model(self, keras_model, LOSSES[workload.loss] if is_trained else None)
 
     def prove(self, model, workload, is_trained):
         """Raise MeasurementError unless this is the right model, and its output for a pair of items is right."""
         check.check_parameters(count_parameters(model), workload.parameters)
-        (pair, labels), *others = workload.batches(2, self.seed)
-        calibrate(model, self.put(np.concatenate([pair, *(inputs for inputs, _ in others)]), labels)[0])
-        inputs, labels = self.put(pair, labels)
+        pairs = workload.make_batches(2, self.seed)
+        calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
+        pair = self.put(*pairs[0])
+        inputs, loss_of = workload.inputs_of(pair), LOSSES.get(workload.loss)
         expected, rounding, exact_gradients, gradient_rounding = None, 0, [], []
         if is_trained or self.compares_with_cpu:
             exact_model = self.build_exactly(model, workload)
             if self.compares_with_cpu:
                 expected, rounding = self.infer_exactly(model, exact_model, inputs)
             if is_trained:
-                exact_gradients, gradient_rounding = self.differentiate_exactly(model, exact_model, inputs, labels)
+                exact_gradients, gradient_rounding = self.differentiate_exactly(model, exact_model, loss_of, pair)
         # In a graph, as it will be measured: Metal's wrong results come from operators that a graph fuses.
         with expensive_work_stays_on(self.device):
-            infer = self.function(lambda inputs: model(inputs, training=False))
-            got, again = (tf.cast(infer(inputs), tf.float32).numpy() for _ in range(2))
+            infer = self.function(lambda *inputs: call(model, inputs, training=False))
+            got, again = (tf.cast(infer(*inputs), tf.float32).numpy() for _ in range(2))
             if is_trained:
-                gradients = as_arrays(self.function(lambda *batch: differentiate(model, *batch))(inputs, labels))
+                gradients = as_arrays(self.function(lambda *batch: differentiate(model, loss_of, batch))(*pair))
         self.check_outputs(got, again, expected, rounding)
         if is_trained:
             check.check_gradients(gradients, exact_gradients, gradient_rounding, self.measured_precision)
         if self.compares_compiled:  # here, and not in Model.prove_compiled()
-            check.check_compiled(got, model(inputs, training=False).numpy())
+            check.check_compiled(got, call(model, inputs, training=False).numpy())
         if is_trained and self.device != "cpu":
             with expensive_work_stays_on(self.device):  # at the end, because it moves the statistics of BatchNorm
-                self.function(lambda *batch: differentiate(model, *batch, training=True))(inputs, labels)
+                self.function(lambda *batch: differentiate(model, loss_of, batch, training=True))(*pair)
         self.reset_peak_memory()
 
     def build_exactly(self, model, workload):
@@ -198,15 +212,15 @@ class DeviceContext(base.DeviceContext):
     def infer_exactly(self, model, exact_model, inputs):
         """Return (output in float64, its error in float32 as far as known), both on the CPU."""
         with tf.device("CPU:0"):
-            rounded = tf.cast(model(tf.identity(inputs), training=False), tf.float64).numpy()
-            exact = exact_model(as_float64(inputs), training=False).numpy()
+            rounded = tf.cast(call(model, copied(inputs), training=False), tf.float64).numpy()
+            exact = call(exact_model, as_float64(inputs), training=False).numpy()
         return exact, check.relative_error(rounded, exact) / self.magnification
 
-    def differentiate_exactly(self, model, exact_model, inputs, labels):
+    def differentiate_exactly(self, model, exact_model, loss_of, batch):
         """Return (gradients in float64, their error in float32 as far as known), both on the CPU."""
         with tf.device("CPU:0"):
-            rounded = as_arrays(differentiate(model, tf.identity(inputs), tf.identity(labels)))
-            exact = as_arrays(differentiate(exact_model, as_float64(inputs), tf.identity(labels)))
+            rounded = as_arrays(differentiate(model, loss_of, copied(batch)))
+            exact = as_arrays(differentiate(exact_model, loss_of, as_float64(batch)))
         return exact, [error / self.magnification for error in check.gradient_errors(rounded, exact)]
 
     @property
@@ -217,7 +231,7 @@ class DeviceContext(base.DeviceContext):
     def open_stream(self, workload, settings, phase):
         """Return the Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
         paths, workers = data.jpeg_files(settings.seed), settings.num_workers
-        size, classes = workload.item_shape[-1], workload.classes
+        size, classes = workload.sizes.side, workload.sizes.classes
         options = tf.data.Options()
         options.autotune.enabled = False
         options.threading.private_threadpool_size = max(1, workers)
@@ -239,12 +253,15 @@ class DeviceContext(base.DeviceContext):
     def operator(self, name):
         return OPERATORS[name]
 
-    def put(self, inputs, labels):
-        if isinstance(inputs, np.ndarray) and inputs.ndim == 4:
-            inputs = inputs.transpose(0, 2, 3, 1)
+    def put(self, *arrays):
+        return tuple(map(self.put_array, arrays))
+
+    def put_array(self, array):
+        if isinstance(array, np.ndarray) and array.ndim == 4:
+            array = array.transpose(0, 2, 3, 1)
         with self.scope():
-            inputs, labels = tf.identity(inputs), tf.identity(labels)
-            return tf.cast(inputs, self.dtype) if inputs.dtype.is_floating else inputs, labels
+            array = tf.identity(array)
+            return tf.cast(array, self.dtype) if array.dtype.is_floating else array
 
     def put_operands(self, arrays):
         if arrays[0].ndim == 4:  # the kernel as height, width, input, output
@@ -327,23 +344,28 @@ def has_floats(node):
     return any(tf.as_dtype(each).is_floating for each in types)
 
 
-def mean_loss(model, inputs, labels, training=True):
+def mean_loss(model, loss_of, batch, training=True):
     """Return the mean loss of a batch, in float32 or float64."""
-    logits = model(inputs, training=training)
-    logits = logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+    *inputs, target = batch
+    outputs = call(model, inputs, training)
+    return loss_of(outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32), target)
 
 
-def differentiate(model, inputs, labels, training=False):
+def differentiate(model, loss_of, batch, training=False):
     """Return the gradients of a batch's mean loss, scaled by LOSS_SCALE: small ones would be zero in float16."""
     with tf.GradientTape() as tape:
-        loss = LOSS_SCALE * mean_loss(model, inputs, labels, training)
+        loss = LOSS_SCALE * mean_loss(model, loss_of, batch, training)
     return tape.gradient(loss, [weight.value for weight in model.trainable_variables])
 
 
-def as_float64(inputs):
-    """Return floats in float64, and integers as they are."""
-    return tf.cast(inputs, tf.float64) if inputs.dtype.is_floating else tf.identity(inputs)
+def copied(tensors):
+    """Return copies on the device of the scope."""
+    return [tf.identity(each) for each in tensors]
+
+
+def as_float64(tensors):
+    """Return copies on the device of the scope: floats in float64, and integers as they are."""
+    return [tf.cast(each, tf.float64) if each.dtype.is_floating else each for each in copied(tensors)]
 
 
 def as_arrays(gradients):
@@ -380,15 +402,15 @@ def normalise(image):
 
 
 class Model(base.Model):
-    """A Keras model with its optimizer. The contract is in base.py."""
+    """A Keras model with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
-    def __init__(self, context, keras_model, is_trained):
-        self.context, self.keras_model = context, keras_model
+    def __init__(self, context, keras_model, loss_of):
+        self.context, self.keras_model, self.loss_of = context, keras_model, loss_of
         self.weights = keras_model.trainable_variables
         self.parameters = count_parameters(keras_model)
         self.functions = []
-        self._infer = self._function(lambda inputs: self.keras_model(inputs, training=False))
-        if is_trained:
+        self._infer = self._function(lambda *inputs: call(self.keras_model, inputs, training=False))
+        if loss_of:
             self._open_optimizer()
 
     def _open_optimizer(self):
@@ -404,14 +426,14 @@ class Model(base.Model):
         self.functions.append(self.context.function(python_function))
         return self.functions[-1]
 
-    def _losses_of(self, inputs, labels):
+    def _losses_of(self, *batch):
         """Return (loss, the loss scaled for the optimizer) of a batch."""
-        loss = mean_loss(self.keras_model, inputs, labels)
+        loss = mean_loss(self.keras_model, self.loss_of, batch)
         return loss, self.optimizer.scale_loss(loss)
 
-    def _train(self, inputs, labels):
+    def _train(self, *batch):
         with tf.GradientTape() as tape:
-            loss, scaled = self._losses_of(inputs, labels)
+            loss, scaled = self._losses_of(*batch)
         self.optimizer.apply(tape.gradient(scaled, self._weight_values), self.weights)
         return loss
 
@@ -419,19 +441,19 @@ class Model(base.Model):
     def _weight_values(self):
         return [weight.value for weight in self.weights]
 
-    def infer(self, inputs):
-        return self._infer(inputs)
+    def infer(self, *inputs):
+        return self._infer(*inputs)
 
-    def train(self, inputs, labels):
+    def train(self, *batch):
         """Run all of it in one graph."""
-        self.loss = self.train_step(inputs, labels)
+        self.loss = self.train_step(*batch)
 
     # The parts: a graph each, because a tape keeps the values between them.
 
-    def forward(self, inputs, labels):
+    def forward(self, *batch):
         self.loss = self.tape = None  # frees what the last step kept
         with tf.GradientTape() as self.tape:
-            self.loss, self.scaled = self.losses_of(inputs, labels)
+            self.loss, self.scaled = self.losses_of(*batch)
 
     def backward(self):
         self.gradients = self.tape.gradient(self.scaled, self._weight_values)
@@ -447,8 +469,8 @@ class Model(base.Model):
     def last_gradient(self):
         return self.gradients[-1]
 
-    def predict(self, inputs):
-        return self.infer(inputs).numpy()
+    def predict(self, *inputs):
+        return self.infer(*inputs).numpy()
 
     def save(self):
         return [variable.numpy() for variable in self._variables]

@@ -28,7 +28,7 @@ from bench.settings import SettingError
 from bench.timing import check
 from bench.timing.measure import MeasurementError
 from bench.workloads import data
-from bench.workloads.workload import ENCODERS, LEARNING_RATES, mlp_widths
+from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -122,7 +122,7 @@ def refuse_unknown_architecture(device):
 
 def open_session(workload, settings, phase, scope):
     """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS)
+    session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
@@ -159,7 +159,7 @@ def refuse_unknown_model(name):
 def build_image(workload):
     """Build a torchvision classification model with random weights and without auxiliary heads."""
     extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
-    model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.classes, **extra)
+    model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.sizes.classes, **extra)
     for layer in model.modules():
         # A vision transformer's head starts at zero: all images would give the same output.
         if isinstance(layer, torch.nn.Linear) and not layer.weight.any():
@@ -170,7 +170,7 @@ def build_image(workload):
 def build_mlp(workload):
     """Build dense layers, Glorot-uniform with zero biases, with ReLU between them."""
     layers = []
-    for inputs, outputs in pairwise((*workload.item_shape, *mlp_widths(workload.model), workload.classes)):
+    for inputs, outputs in pairwise(workload.sizes):
         layer = torch.nn.Linear(inputs, outputs)
         torch.nn.init.xavier_uniform_(layer.weight)
         torch.nn.init.zeros_(layer.bias)
@@ -183,9 +183,9 @@ def build_transformer(workload):
     refuse_old("transformers", "5")
     import transformers  # takes ten seconds, so only if needed
 
-    encoder = ENCODERS[workload.model]
+    encoder = workload.sizes
     sizes = {"vocab_size": encoder.vocab_size, "max_position_embeddings": encoder.max_position_embeddings}
-    sizes |= {"num_labels": workload.classes, "attn_implementation": "sdpa"}
+    sizes |= {"num_labels": encoder.labels, "attn_implementation": "sdpa"}
     if encoder.is_bert:
         sizes |= {"num_hidden_layers": encoder.num_layers, "hidden_size": encoder.hidden_size}
         sizes |= {"num_attention_heads": encoder.num_heads, "intermediate_size": encoder.intermediate_size}
@@ -209,6 +209,19 @@ class Logits(torch.nn.Module):
 BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer, "llm": on_torch_llm.build_llm}
 
 
+def cross_entropy(outputs, target):
+    """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
+    return functional.cross_entropy(outputs.flatten(0, -2), target.flatten())
+
+
+def mean_squared_error(outputs, target):
+    """Return the mean over all numbers, in float32 or float64: 16 bits would lose small squares."""
+    dtype = torch.promote_types(outputs.dtype, torch.float32)
+    return functional.mse_loss(outputs.to(dtype), target.to(dtype))
+
+
+LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
+
 # The calls that users write. Those with `out` move as many bytes as their operands have.
 OPERATORS = {
     "matmul": torch.mm,
@@ -227,8 +240,8 @@ def count_parameters(model):
 
 
 @torch.no_grad()
-def calibrate(model, images):
-    """Set the BatchNorm statistics from one batch: of more than two images, whose rounding errors would be magnified.
+def calibrate(model, inputs):
+    """Set the BatchNorm statistics from one batch: of more than two items, whose rounding errors would be magnified.
 
     With random weights and the initial statistics, activations explode or vanish with depth in eval mode. Then two
     different images give the same output.
@@ -240,7 +253,7 @@ def calibrate(model, images):
     for norm in norms:
         norm.momentum = None  # the mean of all batches seen, here one
         norm.reset_running_stats()
-    model.train()(images)
+    model.train()(*inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
@@ -248,12 +261,15 @@ def calibrate(model, images):
 @torch.no_grad()
 def compute_exactly(module, inputs):
     """Return (output in float64, relative error of the output in float32), both on the CPU; the module is as it was."""
-    inputs = torch.from_numpy(inputs)
-    rounded = module(inputs).numpy()
-    inputs = inputs.double() if inputs.is_floating_point() else inputs
-    exact = module.double()(inputs).numpy()
+    rounded = module(*inputs).numpy()
+    exact = module.double()(*as_doubles(inputs)).numpy()
     module.float()  # exactly the former values, which float64 holds without rounding
     return exact, check.relative_error(rounded, exact)
+
+
+def as_doubles(tensors):
+    """Return floats in float64, and integers as they are."""
+    return [each.double() if each.is_floating_point() else each for each in tensors]
 
 
 def differentiate(module, loss):
@@ -263,12 +279,11 @@ def differentiate(module, loss):
     return [(each.float() if each.element_size() < 4 else each).cpu().numpy() for each in gradients]
 
 
-def differentiate_exactly(module, inputs, labels):
+def differentiate_exactly(module, loss_of, inputs, target):
     """Return (gradients in float64, gradient_errors() of float32), both on the CPU; the module stays as it is."""
-    inputs, labels = torch.from_numpy(inputs), torch.from_numpy(labels)
-    rounded = differentiate(module, functional.cross_entropy(module(inputs), labels))
-    inputs = inputs.double() if inputs.is_floating_point() else inputs
-    exact = differentiate(module.double(), functional.cross_entropy(module(inputs), labels))
+    rounded = differentiate(module, loss_of(module(*inputs), target))
+    *inputs, target = as_doubles([*inputs, target])
+    exact = differentiate(module.double(), loss_of(module(*inputs), target))
     module.float()  # exactly the former values, which float64 holds without rounding
     return [each.astype(np.float32) for each in exact], check.gradient_errors(rounded, exact)  # half of the memory
 
@@ -317,7 +332,8 @@ class DeviceContext(base.DeviceContext):
             torch._dynamo.utils.counters.clear()
 
     def build(self, workload, is_trained):
-        return Model(self, self.prove(BUILDERS[workload.name](workload), workload, is_trained), is_trained)
+        module = self.prove(BUILDERS[workload.name](workload), workload, is_trained)
+        return Model(self, module, LOSSES[workload.loss] if is_trained else None)
 
     def build_cached(self, workload):
         return on_torch_llm.CachedModel(self, workload)
@@ -329,21 +345,25 @@ class DeviceContext(base.DeviceContext):
         dropout would make two passes differ, and BatchNorm of two items would magnify their rounding errors.
         """
         check.check_parameters(count_parameters(module), workload.parameters)
-        (pair, labels), *others = workload.batches(2, self.seed)
-        calibrate(module, torch.from_numpy(np.concatenate([pair, *(inputs for inputs, _ in others)])))
+        pairs = [tuple(map(torch.from_numpy, pair)) for pair in workload.make_batches(2, self.seed)]
+        calibrate(module, map(torch.cat, zip(*map(workload.inputs_of, pairs), strict=True)))
         module.eval()
-        expected, rounding = compute_exactly(module, pair) if self.compares_with_cpu else (None, 0)
+        pair = pairs[0]
+        inputs = workload.inputs_of(pair)
+        expected, rounding = compute_exactly(module, inputs) if self.compares_with_cpu else (None, 0)
         compares_gradients = is_trained and self.has_memory_for_gradients(count_parameters(module))
         if compares_gradients:
-            exact_gradients, gradient_rounding = differentiate_exactly(module, pair, labels)
+            loss_of = LOSSES[workload.loss]
+            exact_gradients, gradient_rounding = differentiate_exactly(module, loss_of, inputs, pair[-1])
         module = module.to(self.device, self.dtype, memory_format=self.format)
-        inputs, labels = self.put(pair, labels)
+        pair = self.put(*pair)
+        inputs = workload.inputs_of(pair)
         with self.autocast(), torch.no_grad():
-            got, again = (module(inputs).float().cpu().numpy() for _ in range(2))
+            got, again = (module(*inputs).float().cpu().numpy() for _ in range(2))
         self.check_outputs(got, again, expected, rounding)
         if compares_gradients:
             with self.autocast():
-                loss = functional.cross_entropy(module(inputs), labels)
+                loss = loss_of(module(*inputs), pair[-1])
             gradients = differentiate(module, loss)
             check.check_gradients(gradients, exact_gradients, gradient_rounding, self.measured_precision)
         self.memory("reset_peak_memory_stats")
@@ -356,7 +376,7 @@ class DeviceContext(base.DeviceContext):
         if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
             raise MeasurementError("unsupported", shortage)
         loader = DataLoader(
-            JpegDataset(paths, workload.item_shape[-1], workload.classes, phase == "training"),
+            JpegDataset(paths, workload.sizes.side, workload.sizes.classes, phase == "training"),
             batch_size=workload.items_per_step,
             sampler=EndlessSampler(len(paths), settings.seed),
             num_workers=workers,
@@ -382,13 +402,14 @@ class DeviceContext(base.DeviceContext):
         return f"CUDA graphs were asked for and skipped ({skips} times)" if skips else ""
 
     def note(self, module, is_trained):
-        """Return what slows this model down on this device and is not the device's fault, or ""."""
-        if note := "; ".join(filter(None, [self.unproved, self.note_of_graphs()])):
-            return note
+        """Return what was not compared, and what slows this model down and is not the device's fault, or ""."""
+        notes = [self.unproved, self.note_of_graphs()]
         slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
-        if not slow or not any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
-            return ""
-        return f"compiled training of convolutions may be several times slower on MPS: set {LAYOUT_VARIABLE}=0"
+        if slow and any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
+            notes.append(
+                f"compiled training of convolutions may be several times slower on MPS: set {LAYOUT_VARIABLE}=0"
+            )
+        return "; ".join(filter(None, notes))
 
     def autocast(self):
         return autocast(self.device, self.precision)
@@ -400,13 +421,14 @@ class DeviceContext(base.DeviceContext):
         found = OPERATORS[name]
         return torch.inference_mode()(found() if isinstance(found, type) else found)  # a class counts its calls
 
-    def put(self, inputs, labels):
+    def put(self, *arrays):
+        return tuple(self.put_array(torch.as_tensor(each)) for each in arrays)
+
+    def put_array(self, array):
+        dtype = self.dtype if array.is_floating_point() else array.dtype
+        format = self.format if array.ndim == 4 else torch.contiguous_format
         # CUDA copies in the background; on MPS that is not known to be safe.
-        early = self.device == "cuda"
-        inputs, labels = torch.as_tensor(inputs), torch.as_tensor(labels)
-        dtype = self.dtype if inputs.is_floating_point() else inputs.dtype
-        inputs = inputs.to(self.device, dtype, memory_format=self.format, non_blocking=early)
-        return inputs, labels.to(self.device, non_blocking=early)
+        return array.to(self.device, dtype, memory_format=format, non_blocking=self.device == "cuda")
 
     def put_operands(self, arrays):
         return [self.put_operand(torch.as_tensor(array)) for array in arrays]
@@ -416,9 +438,8 @@ class DeviceContext(base.DeviceContext):
         return operand.to(self.device, self.dtype, memory_format=format)
 
     def gather(self, data, order, batch_size):
-        inputs, labels = data
         for indices in torch.as_tensor(order, device=self.device).split(batch_size):
-            yield inputs[indices], labels[indices]
+            yield tuple(each[indices] for each in data)
 
     def sample(self, output, indices):
         return output[tuple(torch.from_numpy(each).to(self.device) for each in indices)].cpu().double().numpy()
@@ -572,12 +593,14 @@ class CallCount:
 
 
 class Model(base.Model):
-    """A module with its optimizer. The contract is in base.py."""
+    """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
     _loss: Any  # of the last batch, with its graph
 
-    def __init__(self, context, module, is_trained):
+    def __init__(self, context, module, loss_of):
+        is_trained = loss_of is not None
         self.context, self.uncompiled, self.is_trained = context, module.train(is_trained), is_trained
+        self.loss_of = loss_of
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
         self.parameters, self.last_weight = count_parameters(module), list(module.parameters())[-1]
@@ -604,20 +627,21 @@ class Model(base.Model):
         return self.context.note(self.uncompiled, self.is_trained)
 
     @torch.inference_mode()
-    def infer(self, inputs):
+    def infer(self, *inputs):
         with self.context.autocast():
-            return self.module(inputs)
+            return self.module(*inputs)
 
-    def train(self, inputs, labels):
-        self.forward(inputs, labels)
+    def train(self, *batch):
+        self.forward(*batch)
         self.backward()
         self.update()
 
-    def forward(self, inputs, labels):
+    def forward(self, *batch):
+        *inputs, target = batch
         self._loss = None  # frees the last step's graph before the next one is built
         self.optimizer.zero_grad(set_to_none=True)
         with self.context.autocast():
-            self._loss = functional.cross_entropy(self.module(inputs), labels)
+            self._loss = self.loss_of(self.module(*inputs), target)
 
     def backward(self):
         self.scaler.scale(self._loss).backward()
@@ -634,9 +658,9 @@ class Model(base.Model):
     def last_gradient(self):
         return self.last_weight.grad
 
-    def predict(self, inputs):
+    def predict(self, *inputs):
         self.uncompiled.eval()
-        outputs = self.infer(inputs).float().cpu().numpy()
+        outputs = self.infer(*inputs).float().cpu().numpy()
         self.uncompiled.train()
         return outputs
 
@@ -651,10 +675,10 @@ class Model(base.Model):
     def hash_weights(self):
         return on_torch_ranks.hash_weights(self.uncompiled)
 
-    def prove_compiled(self, inputs, labels):
+    def prove_compiled(self, *inputs):
         modules = [self.module, self.uncompiled, self.uncompiled][: 3 if self.is_trained else 2]
         with torch.inference_mode(not self.is_trained):
-            check.check_compiled(*(module(inputs).detach().cpu().numpy() for module in modules))
+            check.check_compiled(*(module(*inputs).detach().cpu().numpy() for module in modules))
 
     def trace_count(self):
         return self.context.trace_count()

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from bench.frameworks import base, refuse_old
-from bench.workloads.language import DECODERS
 
 POOL_NUMBERS = 2**24
 
@@ -16,7 +15,7 @@ def build_llm(workload):
     refuse_old("transformers", "5")  # an older StaticCache has other arguments
     import transformers  # takes ten seconds, so only if needed
 
-    sizes = DECODERS[workload.model]
+    sizes = workload.sizes
     rotary: dict = {"rope_type": "default", "rope_theta": sizes.rope_theta}
     if sizes.rope_factor > 1:
         rotary |= {"rope_type": "llama3", "factor": sizes.rope_factor, "original_max_position_embeddings": 8192}

@@ -24,7 +24,16 @@ HANG_SECONDS = 900
 
 
 def join_ranks(me, device):
-    """Return the Group of these ranks on a device ("cpu", "cuda" ...) once all of them have joined."""
+    """Return the Group of these ranks on a device ("cpu", "cuda" ...) once all of them have joined.
+
+    Raises:
+        SettingError: several ranks on MPS, or open_store() fails.
+    """
+    if device == "mps" and me.world_size > 1:
+        raise SettingError(
+            f"WORLD_SIZE='{me.world_size}' is impossible on MPS, because torch {torch.__version__} sends no tensors "
+            "between its devices: USE_GPU=0 measures the CPUs, or start one rank"
+        )
     return Group(me, device)
 
 
@@ -78,13 +87,10 @@ def answers(address, port):
     return True
 
 
-def is_replicated():
-    return dist.is_available() and dist.is_initialized()
-
-
 def replicate(module):
     """Return the module for training: its gradients are averaged over all ranks, if there are others."""
-    return DistributedDataParallel(module, gradient_as_bucket_view=True) if is_replicated() else module
+    has_others = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return DistributedDataParallel(module, gradient_as_bucket_view=True) if has_others else module
 
 
 def hash_weights(module):
@@ -123,7 +129,7 @@ class Group(ranks.Group):
         self.ranks, self._stop = me, False
         own = dist.get_default_backend_for_device(device)
         dist.init_process_group(
-            "gloo" if device == "cpu" else f"cpu:gloo,{device}:{own}",
+            own if own == "gloo" else f"cpu:gloo,{device}:{own}",  # gloo has no MPS, which one rank does not need
             store=open_store(me),
             rank=me.rank,
             world_size=me.world_size,

@@ -21,10 +21,12 @@ EVALUATED_ITEMS = 1000  # in one batch of evaluate()
 PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
-def refuse_unknown_workload(framework, workload, builders, operators):
-    """Raise SettingError for a workload that has neither a builder nor an operator."""
+def refuse_unknown_workload(framework, workload, builders, operators, losses):
+    """Raise SettingError for a workload that has neither a builder nor an operator, or whose loss is unknown."""
     if workload.name not in builders and workload.model not in operators:
         raise SettingError(f"FRAMEWORK={framework!r} cannot run {workload.name}: it has {', '.join(builders)}")
+    if workload.loss not in (None, *losses):
+        raise SettingError(f"FRAMEWORK={framework!r} has no loss {workload.loss!r}: it has {', '.join(losses)}")
 
 
 def refuse_unknown_model(name, known, library):
@@ -42,12 +44,17 @@ def open_session(context, workload, settings, phase, scope):
         return Generation(context, workload, settings, phase)
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
-    model = build_model(context, workload, settings, is_trained=phase != "inference")
+    is_trained = phase != "inference"
+    if is_trained and not workload.loss:
+        raise SettingError(f"PHASE={settings.phase!r} needs a loss, which {workload.name} does not have")
+    model = build_model(context, workload, settings, is_trained)
     if scope == "epoch":
         return EpochSession(context, model, workload)
     streams = scope == "end_to_end"
-    batches = context.open_stream(workload, settings, phase) if streams else resident_batches(context, workload)
-    return SESSIONS[phase](context, model, batches)
+    batches = (
+        context.open_stream(workload, settings, phase) if streams else resident_batches(context, workload, settings)
+    )
+    return SESSIONS[phase](context, model, batches, workload)
 
 
 def build_model(context, workload, settings, is_trained):
@@ -64,9 +71,10 @@ def build_model(context, workload, settings, is_trained):
         ) from None
 
 
-def resident_batches(context, workload):
+def resident_batches(context, workload, settings):
     """Return batches that stay on the device and take turns, without end."""
-    return itertools.cycle([context.put(*batch) for batch in workload.batches(workload.items_per_step, context.seed)])
+    batches = workload.make_batches(settings.batch_size, context.seed)
+    return itertools.cycle([context.put(*batch) for batch in batches])
 
 
 class BaseSession:
@@ -119,7 +127,7 @@ class InputSession(BaseSession):
     """A step prepares one batch and copies it to the device, without a model."""
 
     def step(self):
-        images, _ = next(self.batches)
+        images, *_ = next(self.batches)
         self.last_result = images[-1, -1, -1]  # one row is enough to wait for
 
 
@@ -127,7 +135,7 @@ class OperatorSession(BaseSession):
     """A step is one operator on the next operands, called as users call it."""
 
     def __init__(self, context, workload):
-        sets = workload.batches(workload.items_per_step, context.seed)
+        sets = workload.make_batches(workload.items_per_step, context.seed)
         samples = [workload.samples(operands) for operands in sets]
         on_device = [context.put_operands(operands) for operands in sets]
         super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
@@ -159,9 +167,9 @@ class OperatorSession(BaseSession):
 class ModelSession(BaseSession):
     """A session of one phase of a model."""
 
-    def __init__(self, context, model, batches):
+    def __init__(self, context, model, batches, workload):
         super().__init__(context, batches)
-        self.model, self.parameters = model, model.parameters
+        self.model, self.parameters, self.inputs_of = model, model.parameters, workload.inputs_of
         self.measured_precision, self.output_error = context.measured_precision, context.output_error
 
     @property
@@ -178,7 +186,7 @@ class ModelSession(BaseSession):
     def prove_compiled(self):
         """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
         if self.context.compares_compiled:
-            self.model.prove_compiled(*next(self.batches))
+            self.model.prove_compiled(*self.inputs_of(next(self.batches)))
 
     def trace_count(self):
         return self.model.trace_count()
@@ -191,12 +199,12 @@ class Inference(ModelSession):
     """A step is one forward pass without gradients."""
 
     def step(self):
-        self.inputs, _ = next(self.batches)
-        self.last_result = self.model.infer(self.inputs)
+        self.inputs = self.inputs_of(next(self.batches))
+        self.last_result = self.model.infer(*self.inputs)
 
     def check_last_step(self):
         last = np.array(self.context.as_array(self.last_result))
-        check.check_last_output(last, self.context.as_array(self.model.infer(self.inputs)), self.context.output_limit)
+        check.check_last_output(last, self.context.as_array(self.model.infer(*self.inputs)), self.context.output_limit)
 
 
 class Training(ModelSession):
@@ -289,7 +297,7 @@ def prove_cache(context, model, vocabulary, needed):
     The first round starts with an empty cache, the second with one that holds a prompt.
     """
     ids = np.random.default_rng(context.seed).integers(1, vocabulary, size=(2, PROVED_TOKENS))
-    tokens, _ = context.put(ids, ids)
+    (tokens,) = context.put(ids)
     model.open_cache(*ids.shape)
     expected = prove_logits(context, model, tokens, needed)
     for start in (0, PROVED_TOKENS // 2):
@@ -309,21 +317,17 @@ class Generation(ModelSession):
         refuse_large_weights(context, workload.resident_bytes)
         model = context.build_cached(workload)
         check.check_parameters(model.parameters, workload.parameters)
-        prove_cache(context, model, workload.classes, workload.resident_bytes)
-        batches = [ids for ids, _ in workload.batches(settings.batch_size, context.seed)]
+        prove_cache(context, model, workload.sizes.vocab_size, workload.resident_bytes)
+        batches = [ids for (ids,) in workload.make_batches(settings.batch_size, context.seed)]
         model.open_cache(*batches[0].shape)
         self.start = 0
         if phase == "decode" and settings.depth:
             self.start = settings.depth
-            model.extend_uncompiled(self._put(context, batches[0][:, : self.start]))
+            model.extend_uncompiled(*context.put(np.ascontiguousarray(batches[0][:, : self.start])))
         length = 1 if phase == "decode" else settings.prompt_tokens
         places = range(self.start, batches[0].shape[1], length)
-        steps = [(at, self._put(context, ids[:, at : at + length])) for ids in batches for at in places]
-        super().__init__(context, model, itertools.cycle(steps))
-
-    @staticmethod
-    def _put(context, ids):
-        return context.put(np.ascontiguousarray(ids), ids)[0]
+        steps = [(at, *context.put(np.ascontiguousarray(ids[:, at : at + length]))) for ids in batches for at in places]
+        super().__init__(context, model, itertools.cycle(steps), workload)
 
     def step(self):
         self.place, self.tokens = next(self.batches)
@@ -350,7 +354,7 @@ class EpochSession(Training):
     """Whole passes over the training data, which is on the device; batches are gathered there."""
 
     def __init__(self, context, model, workload):
-        super().__init__(context, model, iter(()))
+        super().__init__(context, model, iter(()), workload)
         train_inputs, train_labels, test_inputs, self.test_labels = workload.dataset()
         self.train_data = context.put(train_inputs, train_labels)
         self.test_inputs, _ = context.put(test_inputs, self.test_labels)

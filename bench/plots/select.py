@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from bench.records import columns, tables, verdict
-from bench.workloads.language import BYTES
-from bench.workloads.workload import TRAIN_IMAGES
+from bench.workloads import TRAIN_IMAGES
+from bench.workloads.workload import BYTES
 
 WRONG_CLOCKS = ("cpu_time", "unsynchronised")  # statuses of published figures
 WHO = ["published", "machine", "kind", "framework"]

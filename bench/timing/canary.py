@@ -50,8 +50,8 @@ def open_canary(framework, device, settings):
     if device == "cpu":
         return Canary(NumPyMatmul(CPU_SIDE), contention=meters.watch_contention() if sensors.psutil else None)
     # The precision is the measured one, because the TF32 switch applies to the whole process.
-    shapes = ((GPU_SIDE, GPU_SIDE),) * 2
-    workload = replace(operators.matmul((GPU_SIDE,) * 3), batches=lambda _, seed: data.operand_sets(shapes, 1, seed))
+    matmul, shapes = operators.matmul((GPU_SIDE,) * 3), ((GPU_SIDE, GPU_SIDE),) * 2
+    workload = replace(matmul, make_batches=lambda _, seed: data.operand_sets(shapes, 1, seed))
     try:
         return Canary(framework.open_session(workload, settings, None, "device"))
     except Exception as error:  # a missing canary is no reason to stop

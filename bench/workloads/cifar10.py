@@ -20,9 +20,8 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.settings import SettingError
-from bench.workloads import CIFAR10_FOLDER, CIFAR10_URL
+from bench.workloads import CIFAR10_FOLDER, CIFAR10_URL, CIFAR_CLASSES, CIFAR_SIDE, TEST_IMAGES, TRAIN_IMAGES
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import CIFAR_CLASSES, CIFAR_SIDE, TEST_IMAGES, TRAIN_IMAGES
 
 log = logging.getLogger("bench")
 
@@ -56,7 +55,7 @@ def choose(data):
         return "synthetic"
 
 
-def batches(data, batch_size, seed):
+def make_batches(data, batch_size, seed):
     """Return RESIDENT_BATCHES pairs (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
     images, labels = synthetic_images(RESIDENT_BATCHES * batch_size, seed) if data == "synthetic" else load()[:2]
     order = np.resize(np.random.default_rng(seed).permutation(len(images)), (RESIDENT_BATCHES, batch_size))

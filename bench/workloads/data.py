@@ -17,37 +17,6 @@ POOL_NUMBERS = 2**24
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def image_batches(shape, classes, batch_size, seed):
-    """Make seeded batches of normal noise, which has the mean and spread of normalised photographs.
-
-    Zeros would run faster and draw less power.
-
-    Args:
-        shape: (channels, height, width).
-
-    Returns:
-        A list of (images, labels): float32 of shape (batch_size, *shape), int64 of shape (batch_size,).
-    """
-    random = np.random.default_rng(seed)
-    return [
-        (random.standard_normal((batch_size, *shape), dtype=np.float32), random.integers(classes, size=batch_size))
-        for _ in range(RESIDENT_BATCHES)
-    ]
-
-
-def token_batches(length, vocabulary, classes, batch_size, seed):
-    """Make seeded batches of token ids from 1 on, because 0 means padding.
-
-    Returns:
-        A list of (ids, labels): int64 of shapes (batch_size, length) and (batch_size,).
-    """
-    random = np.random.default_rng(seed)
-    return [
-        (random.integers(1, vocabulary, size=(batch_size, length)), random.integers(classes, size=batch_size))
-        for _ in range(RESIDENT_BATCHES)
-    ]
-
-
 @functools.cache
 def normal_pool(seed):
     return np.random.default_rng(seed).standard_normal(POOL_NUMBERS, dtype=np.float32)

@@ -31,11 +31,8 @@ def operator(model, name, shapes, samples, *, items=1, unit="matmuls", flops=Non
         model=model,
         unit=unit,
         items_per_step=items,
-        item_shape=(),
-        classes=0,
-        parameters=None,
+        make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed),
         flops_per_item=flops,
-        batches=lambda _, seed: data.operand_sets(shapes, sets, seed),
         columns={"data": "synthetic"} | columns,
         samples=samples,
     )
@@ -87,7 +84,7 @@ def all_reduce(size, rank, ranks):
     numbers = size // 4
     total = ranks * (ranks + 1) / 2  # rank r holds the same numbers times r + 1
 
-    def batches(_, seed):
+    def make_batches(_, seed):
         return [(data.operand_sets(((numbers,),), 1, 0)[0][0] * np.float32(rank + 1),)]
 
     def samples(operands):
@@ -95,7 +92,7 @@ def all_reduce(size, rank, ranks):
         return (indices,), operands[0][indices].astype(np.float64) / (rank + 1) * total
 
     columns = {"items": size / 1e9, "unit": "GB", "message_bytes": size}
-    return replace(operator("all-reduce", "all-reduce", ((numbers,),), samples, **columns), batches=batches)
+    return replace(operator("all-reduce", "all-reduce", ((numbers,),), samples, **columns), make_batches=make_batches)
 
 
 # Expected float64 values at random indices of the output, which are checked before anything is timed.

@@ -34,14 +34,14 @@ def count(name):
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     model = model.to("meta")
     # Two images, because BatchNorm after a 1 x 1 map cannot be trained on one.
-    images = torch.empty(2, *workload.item_shape, device="meta")
+    images = torch.empty(2, 3, workload.sizes.side, workload.sizes.side, device="meta")
     with FlopCounterMode(display=False) as inference, torch.no_grad():
         model.eval()(images)
     ours = {torch.ops.aten.convolution_backward: convolution_backward_flops}
     with FlopCounterMode(display=False, custom_mapping=ours) as training:
         model.train()(images).sum().backward()
     totals = (counter.get_total_flops() // 2 for counter in (inference, training))
-    return dict(zip(FIELDS, (name, workload.item_shape[-1], parameters, *totals), strict=True))
+    return dict(zip(FIELDS, (name, workload.sizes.side, parameters, *totals), strict=True))
 
 
 def main():

@@ -1,4 +1,4 @@
-"""A whole framework in one file: a linear model in NumPy, fitted by least squares, real enough to be measured.
+"""A whole framework in one file: a linear model in NumPy, real enough to be measured.
 
 Some models fail on purpose, each in the way that its name says.
 """
@@ -11,6 +11,29 @@ from bench.frameworks import Device, ErrorTexts, base, session
 from bench.settings import SettingError
 
 ERRORS = ErrorTexts()
+# What a builder knows of a workload here: how many numbers an item has, and how many its output.
+BUILDERS = {
+    "image": lambda workload: (3 * workload.sizes.side**2, workload.sizes.classes),
+    "mlp": lambda workload: (workload.sizes[0], workload.sizes[-1]),
+    "transformer": lambda workload: (workload.sizes.sequence_length, workload.sizes.labels),
+}
+
+
+def cross_entropy(outputs, target):
+    """Return (mean loss, its gradient by the outputs)."""
+    likelihoods = np.exp(outputs - outputs.max(1, keepdims=True))
+    likelihoods /= likelihoods.sum(1, keepdims=True)
+    right = np.eye(outputs.shape[1])[target]
+    return -np.mean(np.log(np.sum(likelihoods * right, 1))), (likelihoods - right) / len(target)
+
+
+def mean_squared_error(outputs, target):
+    """Return (mean loss, its gradient by the outputs)."""
+    error = outputs - target
+    return np.mean(error**2), 2 * error / error.size
+
+
+LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
 
 
 def find_device(settings):
@@ -18,7 +41,7 @@ def find_device(settings):
 
 
 def open_session(workload, settings, phase, scope):
-    session.refuse_unknown_workload("numpy", workload, ("image", "mlp", "transformer"), ())
+    session.refuse_unknown_workload("numpy", workload, BUILDERS, (), LOSSES)
     if workload.model == "unknown":
         raise SettingError(f"MODEL={workload.model!r} is not in NumPy: did you mean linear?")
     if workload.model == "too_big":
@@ -37,11 +60,11 @@ class DeviceContext(base.DeviceContext):
         return Model(workload, self.seed)
 
     def open_stream(self, workload, settings, phase):
-        batches = itertools.cycle(workload.batches(workload.items_per_step, self.seed))
+        batches = itertools.cycle(workload.make_batches(settings.batch_size, self.seed))
         return base.Stream(batches, settings.num_workers, queue_steps=2 * settings.num_workers)
 
-    def put(self, inputs, labels):
-        return inputs, labels
+    def put(self, *arrays):
+        return arrays
 
     def gather(self, data, order, batch_size):
         for start in range(0, len(order), batch_size):
@@ -65,11 +88,12 @@ class DeviceContext(base.DeviceContext):
 class Model(base.Model):
     def __init__(self, workload, seed):
         self.name, self.steps, self.updated = workload.model, 0, 0
-        shape = int(np.prod(workload.item_shape)), workload.classes
+        self.loss_of = LOSSES.get(workload.loss)
+        shape = BUILDERS[workload.name](workload)
         self.weights = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) / 100
         self.parameters = self.weights.size
 
-    def infer(self, inputs):
+    def infer(self, *inputs):
         self.steps += 1
         if self.name == "crashes" and self.steps == 3:
             raise RuntimeError("a kernel failed")
@@ -77,23 +101,23 @@ class Model(base.Model):
             raise KeyboardInterrupt
         if self.name == "is_constant":
             return np.ones(1)
-        outputs = inputs.reshape(len(inputs), -1) @ self.weights
+        outputs = flatten(inputs) @ self.weights
         if self.name == "is_stale":  # gives what the step before should have given
             self.stale, outputs = outputs, getattr(self, "stale", outputs)
         return outputs
 
-    def train(self, inputs, labels):
-        self.forward(inputs, labels)
+    def train(self, *batch):
+        self.forward(*batch)
         self.backward()
         self.update()
 
-    def forward(self, inputs, labels):
-        self.inputs = inputs.reshape(len(inputs), -1)
-        self.error = self.infer(inputs) - np.eye(self.weights.shape[1])[labels]
-        self.loss = np.mean(self.error**2)
+    def forward(self, *batch):
+        *inputs, target = batch
+        self.inputs = flatten(inputs)
+        self.loss, self.error = self.loss_of(self.infer(*inputs), target)
 
     def backward(self):
-        self.gradient = self.inputs.T @ self.error / len(self.inputs)
+        self.gradient = self.inputs.T @ self.error
 
     def update(self):
         self.weights -= 1e-5 * np.sign(self.gradient)  # steps of one size: it never converges, and never stops
@@ -110,11 +134,16 @@ class Model(base.Model):
     def last_gradient(self):
         return self.gradient[-1]
 
-    def predict(self, inputs):
-        return self.infer(inputs)
+    def predict(self, *inputs):
+        return self.infer(*inputs)
 
     def save(self):
         return self.weights.copy()
 
     def restore(self, saved):
         self.weights = saved
+
+
+def flatten(inputs):
+    """Return all inputs of a batch as one matrix, a row for each item."""
+    return np.concatenate([each.reshape(len(each), -1) for each in inputs], 1)

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 from bench import frameworks
 from bench.settings import read_settings
-from bench.workloads.workload import ENCODERS
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
 from tests.frameworks.torch_reference import TINY
-from transformer_benchmark import transformer_workload
+from transformer_benchmark import ENCODERS, transformer_workload
 
 SCRIPTS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
 SMALL = {

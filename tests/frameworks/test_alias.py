@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bench import doctor
-from bench.frameworks import on_torch
+from bench.frameworks import on_torch, on_torch_ranks
+from bench.host.ranks import Ranks
 from bench.settings import SettingError, read_settings
 from bench.timing import check, measure
 from bench.workloads import operators
@@ -205,6 +206,29 @@ def test_a_data_type_that_cudnn_lacks_is_unsupported_and_no_lack_of_memory(monke
     assert caught.value.status == "unsupported"
 
 
+# Ranks
+
+
+@pytest.mark.parametrize(("name", "asked"), [("cpu", "gloo"), ("mps", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
+def test_one_rank_needs_no_collectives_of_its_device(monkeypatch, name, asked):
+    found = []
+    monkeypatch.setattr(on_torch_ranks, "open_store", lambda me: None)
+    monkeypatch.setattr(on_torch_ranks.cli, "handle", lambda *_: None)
+    monkeypatch.setattr(on_torch_ranks.Group, "gather", lambda group, value: [value])
+    monkeypatch.setattr(on_torch_ranks.dist, "init_process_group", lambda backends, **_: found.append(backends))
+    on_torch_ranks.join_ranks(Ranks(are_many=True), name)
+    assert found == [asked]
+    monkeypatch.setattr(on_torch_ranks.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(on_torch_ranks.dist, "get_world_size", lambda: 1)
+    module = torch.nn.Linear(1, 1)
+    assert on_torch_ranks.replicate(module) is module
+
+
+def test_several_ranks_on_mps_are_one_line():
+    with pytest.raises(SettingError, match=r"WORLD_SIZE='2' .*USE_GPU=0"):
+        on_torch_ranks.join_ranks(Ranks(world_size=2, are_many=True), "mps")
+
+
 # Cards and memory
 
 
@@ -265,6 +289,9 @@ def test_slow_compiled_training_is_noted(monkeypatch):
     assert "TORCHINDUCTOR_LAYOUT_OPTIMIZATION=0" in note(COMPILE="1")
     assert note() == note(torch.nn.Linear(1, 1), COMPILE="1") == note(COMPILE="1", USE_GPU="0") == ""
     assert note(is_trained=False, COMPILE="1") == ""
+    with monkeypatch.context() as little:
+        little.setattr(on_torch.DeviceContext, "note_of_graphs", lambda context: "no graphs")
+        assert [part.split(" ", 1)[0] for part in note(COMPILE="1").split("; ")] == ["no", "compiled"]
     monkeypatch.setenv("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0")
     assert note(COMPILE="1") == ""
     monkeypatch.setattr(on_torch.DeviceContext, "note", lambda *_: "odd")

@@ -18,6 +18,7 @@ from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
 from tests.conftest import TESTED
+from tests.frameworks import denoiser
 from tests.frameworks.sessions import SCRIPTS, Opener
 
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
@@ -145,6 +146,79 @@ def test_failures_are_told_apart(opener):
         assert frameworks.describe_failure(error, opener.framework.ERRORS) == (status, str(error))
     unknown = frameworks.describe_failure(RuntimeError("odd\nthing"), opener.framework.ERRORS)
     assert unknown == ("failed", "RuntimeError: odd thing")
+
+
+# A workload that is not a classifier
+
+
+def open_denoiser(opener, monkeypatch, phase, precision="float32", **changes):
+    """Open a session of denoiser.py, which only a table entry adds to a framework."""
+    monkeypatch.setitem(opener.framework.BUILDERS, "denoiser", denoiser.BUILDERS[opener.name])
+    settings = replace(opener.settings("mlp"), phase=phase, precision=precision)
+    workload = replace(denoiser.denoiser_workload(settings), **changes)
+    return opener.framework.open_session(workload, settings, phase, "device")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_workload_of_two_inputs_and_numbers_as_target_is_measured(opener, monkeypatch, phase):
+    session = open_denoiser(opener, monkeypatch, phase)
+    before = read_weight(session)
+    measured = measure.measure(measure.Job(session, 8, measure.Limits(max_seconds=0.1)))
+    assert not {"recompiled", "not_finite"} & set(measured.flags)
+    assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
+    session.check_last_step()
+
+
+def test_its_loss_is_the_one_of_the_record(opener, monkeypatch):
+    session = open_denoiser(opener, monkeypatch, "forward")
+    *inputs, target = batch = next(session.batches)
+    expected = np.mean((session.model.predict(*inputs) - session.context.as_array(target)) ** 2)
+    session.model.forward(*batch)
+    assert float(session.model.loss) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float16"])
+def test_it_trains_in_lower_precisions(real, monkeypatch, precision):
+    session = open_denoiser(real, monkeypatch, "training", precision)
+    before = read_weight(session)
+    assert all(np.isfinite(step(session)) for _ in range(4))
+    assert read_weight(session) != before
+
+
+def test_its_gradients_are_compared_with_float64(real, monkeypatch):
+    right = real.framework.LOSSES["mean_squared_error"]
+
+    def wrong_in_float32(outputs, target):
+        return right(outputs, target) * (2 if "float32" in str(outputs.dtype) else 1)
+
+    monkeypatch.setitem(real.framework.LOSSES, "mean_squared_error", wrong_in_float32)
+    open_denoiser(real, monkeypatch, "inference")
+    with pytest.raises(measure.MeasurementError, match="gradient") as error:
+        open_denoiser(real, monkeypatch, "training")
+    assert error.value.status == "wrong_output"
+
+
+def test_a_workload_without_a_loss_has_no_target_and_is_not_trained(opener, monkeypatch):
+    def only_inputs(batch_size, seed):
+        return [inputs for *inputs, _ in denoiser.make_batches(batch_size, seed)]
+
+    changes = {"loss": None, "make_batches": only_inputs}
+    session = open_denoiser(opener, monkeypatch, "inference", **changes)
+    assert step(session) != step(session)
+    with pytest.raises(SettingError, match="PHASE='training' needs a loss"):
+        open_denoiser(opener, monkeypatch, "training", **changes)
+    with pytest.raises(SettingError, match="no loss 'huber': it has cross_entropy, mean_squared_error"):
+        open_denoiser(opener, monkeypatch, "training", loss="huber")
+
+
+def test_the_cross_entropy_of_tokens_is_their_mean(real):
+    random = np.random.default_rng(0)
+    logits, labels = random.standard_normal((2, 3, 5), dtype=np.float32), random.integers(5, size=(2, 3))
+    likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(likelihoods, labels[..., None], -1))[..., 0]
+    put, loss = real("mlp").context.put, real.framework.LOSSES["cross_entropy"]
+    assert float(loss(*put(logits, labels))) == pytest.approx(expected.mean(), rel=1e-5)
+    assert float(loss(*put(logits[0], labels[0]))) == pytest.approx(expected[0].mean(), rel=1e-5)
 
 
 # Streams

@@ -151,7 +151,7 @@ def test_a_model_that_is_not_the_same_is_refused(model, said):
 
 def test_models_of_keras_have_their_own_size():
     def side(model):
-        return image_workload(read_settings("image", {"MODEL": model, "BATCH_SIZE": "1"})).item_shape[-1]
+        return image_workload(read_settings("image", {"MODEL": model, "BATCH_SIZE": "1"})).sizes.side
 
     assert [side(model) for model in ("keras-inceptionv3", "keras-xception", "keras-nasnetlarge")] == [299, 299, 331]
     assert {name for name in IMAGE_SIZE if name.startswith("keras-")} <= set(keras_networks.list_applications())
@@ -201,7 +201,7 @@ def count_flops(function, *arguments):
 @pytest.mark.parametrize("phase", ["inference", "training"])
 def test_the_graph_takes_the_flops_that_the_row_says(script, environ, phase):
     workload, model = open_session.workload(script, phase, **environ), open_session(script, phase, **environ).model
-    inputs, labels = model.context.put(*workload.batches(workload.items_per_step, 0)[0])
+    inputs, labels = model.context.put(*workload.make_batches(workload.items_per_step, 0)[0])
     step = (model._infer, inputs) if phase == "inference" else (model.train_step, inputs, labels)
     assert count_flops(*step) == workload.flops_per_item * workload.items_per_step
 

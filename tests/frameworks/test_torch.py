@@ -21,8 +21,8 @@ from bench.records import results
 from bench.records.columns import COLUMNS
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
-from bench.workloads import data, workload
-from image_benchmark import image_workload
+from bench.workloads import data
+from image_benchmark import COUNTS, image_workload
 from tests.frameworks import count_flops
 from tests.frameworks.sessions import Opener
 from transformer_benchmark import transformer_workload
@@ -258,13 +258,13 @@ def test_its_own_failures_are_told_apart(error, status):
 
 @pytest.mark.parametrize("model", ["resnet50", "mobilenet_v2", "vgg11"])
 def test_the_counts_are_those_of_the_counter(model):
-    with workload.COUNTS.open(newline="") as lines:
+    with COUNTS.open(newline="") as lines:
         stored = {row["model"]: row for row in csv.DictReader(lines)}
     assert {name: str(value) for name, value in count_flops.count(model).items()} == stored[model]
 
 
 def test_every_model_is_counted():
-    with workload.COUNTS.open(newline="") as lines:
+    with COUNTS.open(newline="") as lines:
         counted = {row["model"] for row in csv.DictReader(lines)}
     assert counted == set(on_torch.list_models())
 

@@ -7,14 +7,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import llm_benchmark
 from bench import frameworks
 from bench.frameworks import on_torch, on_torch_llm, session
 from bench.host import resources
 from bench.settings import read_settings
 from bench.timing import measure
-from bench.workloads import language
-from bench.workloads.language import DECODERS, Decoder
-from llm_benchmark import llm_workload
+from llm_benchmark import DECODERS, Decoder, llm_workload
 from tests.frameworks import alias_device
 
 TINY = {
@@ -57,7 +56,7 @@ def close(got, expected):
 def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model):
     workload, _ = prepare(MODEL=model)
     session = open_session(MODEL=model)
-    batches = [ids for ids, _ in workload.batches(2, 0)]
+    batches = [ids for (ids,) in workload.make_batches(2, 0)]
     for turn in range(9):  # two rounds over all batches, and one more
         ids = batches[turn % 4]
         for place in range(3, 7):
@@ -71,7 +70,7 @@ def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model)
 def test_a_step_of_prefill_is_the_model_itself(model):
     workload, _ = prepare("prefill", MODEL=model)
     session = open_session("prefill", MODEL=model)
-    batches = [ids for ids, _ in workload.batches(2, 0)]
+    batches = [ids for (ids,) in workload.make_batches(2, 0)]
     assert batches[0].shape == (2, 6)
     for turn in range(6):
         session.step()
@@ -82,7 +81,7 @@ def test_a_step_of_prefill_is_the_model_itself(model):
 def test_decode_without_depth_begins_with_an_empty_cache():
     workload, _ = prepare(DEPTH="0", NEW_TOKENS="1")
     session = open_session(DEPTH="0", NEW_TOKENS="1")
-    for ids, _ in workload.batches(2, 0) * 2:
+    for (ids,) in workload.make_batches(2, 0) * 2:
         session.step()
         assert close(session.last_result, uncached(session, ids))
 
@@ -106,9 +105,9 @@ def test_weights_and_cache_have_the_precision_asked_for(precision):
     assert torch.isfinite(session.last_result).all()
     decoder = DECODERS["tiny-llama"]
     stored = sum(each.nbytes for layer in session.model.cache.layers for each in (layer.keys, layer.values))
-    assert stored == 2 * language.cache_bytes(decoder, 7, precision)
+    assert stored == 2 * llm_benchmark.cache_bytes(decoder, 7, precision)
     weights = sum(p.nbytes for p in session.model.uncompiled.parameters())
-    assert weights == language.weight_bytes(decoder, precision)
+    assert weights == llm_benchmark.weight_bytes(decoder, precision)
 
 
 # Positions and cache: what is wrong must be found before anything is timed.
@@ -151,7 +150,7 @@ def test_a_wrong_cache_is_wrong_output(monkeypatch, sabotaged, precision):
 
 
 def test_another_number_of_parameters_is_refused(monkeypatch):
-    monkeypatch.setattr(language, "count_parameters", lambda decoder: 7)
+    monkeypatch.setattr(llm_benchmark, "count_parameters", lambda decoder: 7)
     with pytest.raises(measure.MeasurementError, match="trainable parameters, not 7"):
         open_session()
 

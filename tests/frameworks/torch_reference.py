@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.settings import read_settings
-from bench.workloads.workload import ENCODERS, Encoder
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
-from transformer_benchmark import transformer_workload
+from transformer_benchmark import ENCODERS, Encoder, transformer_workload
 
 # As deep and wide as it takes to see a difference; the published sizes would take gigabytes to hand over.
 TINY = {

@@ -7,6 +7,7 @@ SESSION, TORCH, RUN = "bench/frameworks/session.py", "bench/frameworks/on_torch.
 TIMING = ("tests/timing/test_measure.py",)
 CHECKS = ("tests/timing/test_check.py",)
 STEPS = ("tests/frameworks/test_steps.py",)
+LOSS = ("tests/frameworks/test_contract.py::test_its_loss_is_the_one_of_the_record",)
 ROWS = ("tests/test_run.py",)
 
 
@@ -28,7 +29,7 @@ WINDOW = """    start = clock()
     return clock() - start
 """
 
-INFER = "        self.last_result = self.model.infer(self.inputs)\n"
+INFER = "        self.last_result = self.model.infer(*self.inputs)\n"
 
 BUGS = {
     # A window
@@ -152,13 +153,15 @@ BUGS = {
     # A step
     "reuse_the_first_output": Bug(SESSION, INFER, f"        if not hasattr(self, 'last_result'):\n    {INFER}", STEPS),
     "evaluate_only_what_is_read": Bug(
-        SESSION, INFER, "\n    last_result = property(lambda self: self.model.infer(self.inputs))\n", STEPS
+        SESSION, INFER, "\n    last_result = property(lambda self: self.model.infer(*self.inputs))\n", STEPS
     ),
-    "always_the_same_batch": Bug(SESSION, "context.seed)])\n", "context.seed)[:1]])\n", STEPS),
+    "always_the_same_batch": Bug(
+        SESSION, "settings.batch_size, context.seed)\n", "settings.batch_size, context.seed)[:1]\n", STEPS
+    ),
     "half_a_batch": Bug(
         SESSION,
-        "self.model.infer(self.inputs)\n\n    def check",
-        "self.model.infer(self.inputs[: len(self.inputs) // 2])\n\n    def check",
+        "self.model.infer(*self.inputs)\n\n    def check",
+        "self.model.infer(*(each[: len(each) // 2] for each in self.inputs))\n\n    def check",
         STEPS,
     ),
     "skip_the_optimizer": Bug(
@@ -170,11 +173,14 @@ BUGS = {
         "        if self._count.calls % 2:\n            self.backward()\n        self.update()\n",
         STEPS,
     ),
+    "train_with_another_loss": Bug(
+        TORCH, "self._loss = self.loss_of(", "self._loss = torch.nn.functional.l1_loss(", LOSS
+    ),
     "training_in_evaluation_mode": Bug(
         TORCH, "module.train(is_trained), is_trained", "module.eval(), is_trained", STEPS
     ),
     "inference_with_gradients": Bug(
-        TORCH, "    @torch.inference_mode()\n    def infer(self, inputs):", "    def infer(self, inputs):", STEPS
+        TORCH, "    @torch.inference_mode()\n    def infer(self, *inputs):", "    def infer(self, *inputs):", STEPS
     ),
     "leave_out_the_compiled_check": Bug(
         SESSION, "if self.context.compile and self.trace_count() == 0:", "if False:", STEPS

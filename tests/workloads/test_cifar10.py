@@ -148,12 +148,12 @@ def test_the_real_images_become_batches(serve, tmp_path, monkeypatch):
     good = archive()
     loaded = functools.partial(cifar10.load, tmp_path, serve(good), md5(good))
     monkeypatch.setattr(cifar10, "load", loaded)
-    batches = cifar10.batches("cifar10", 3, seed=0)
+    batches = cifar10.make_batches("cifar10", 3, seed=0)
     assert [(images.shape, images.dtype, labels.shape) for images, labels in batches] == [
         ((3, 3072), np.float32, (3,))
     ] * 4
     assert all((images[:, 0] * 255 / 10).round().tolist() == labels.tolist() for images, labels in batches)
-    assert len(cifar10.batches("cifar10", 50, seed=0)[0][1]) == 50  # more than there are images
+    assert len(cifar10.make_batches("cifar10", 50, seed=0)[0][1]) == 50  # more than there are images
     train, train_labels, test, _ = cifar10.dataset.__wrapped__("cifar10", 0)
     assert (train.shape, test.shape, train.max()) == ((20, 3072), (4, 3072), np.float32(30 / 255))
     assert train_labels.dtype == np.int64

@@ -2,10 +2,9 @@
 
 import pytest
 
+import llm_benchmark
 from bench.settings import SettingError, read_settings
-from bench.workloads import language
-from bench.workloads.language import DECODERS
-from llm_benchmark import llm_workload
+from llm_benchmark import DECODERS, llm_workload
 
 
 def describe(**environ):
@@ -27,7 +26,7 @@ def test_parameters_equal_published_ones(model, published):
 def test_parameters_outside_the_embedding_equal_published_ones():
     for model, billions in (("qwen3-0.6b", 0.44), ("qwen3-4b", 3.6)):
         decoder = DECODERS[model]
-        outside = language.count_parameters(decoder) - decoder.vocab_size * decoder.hidden_size
+        outside = llm_benchmark.count_parameters(decoder) - decoder.vocab_size * decoder.hidden_size
         assert outside / 1e9 == pytest.approx(billions, abs=0.05)
 
 
@@ -35,44 +34,45 @@ def test_parameters_outside_the_embedding_equal_published_ones():
 def test_a_prompt_takes_the_flops_of_its_tokens_one_by_one(model):
     decoder = DECODERS[model]
     output = 2 * decoder.vocab_size * decoder.hidden_size
-    singly = [language.decode_flops(decoder, depth, 1) - output for depth in range(7)]
-    assert language.prefill_flops(decoder, 7) == sum(singly) + output
-    assert 7 * language.decode_flops(decoder, 0, 7) == sum(singly) + 7 * output
-    assert 7 * language.decode_flops(decoder, 3, 7) == sum(
-        language.decode_flops(decoder, depth, 1) for depth in range(3, 10)
+    singly = [llm_benchmark.decode_flops(decoder, depth, 1) - output for depth in range(7)]
+    assert llm_benchmark.prefill_flops(decoder, 7) == sum(singly) + output
+    assert 7 * llm_benchmark.decode_flops(decoder, 0, 7) == sum(singly) + 7 * output
+    assert 7 * llm_benchmark.decode_flops(decoder, 3, 7) == sum(
+        llm_benchmark.decode_flops(decoder, depth, 1) for depth in range(3, 10)
     )
 
 
 def test_a_decode_step_reads_the_weights_once_and_the_cache_of_every_sequence():
     llama = DECODERS["llama-3.2-1b"]
-    assert language.cache_bytes(llama, 1, "bfloat16") == 2 * 16 * 8 * 64 * 2  # 32 KiB, as its model card's 131,072 / 4
-    alone = language.decode_bytes(llama, 1, 0, 1, "bfloat16")
+    # 32 KiB, as its model card's 131,072 / 4
+    assert llm_benchmark.cache_bytes(llama, 1, "bfloat16") == 2 * 16 * 8 * 64 * 2
+    alone = llm_benchmark.decode_bytes(llama, 1, 0, 1, "bfloat16")
     assert alone == 2 * 1_235_814_400 + 2**15
-    assert language.decode_bytes(llama, 4, 0, 1, "bfloat16") == alone + 3 * 2**15
+    assert llm_benchmark.decode_bytes(llama, 4, 0, 1, "bfloat16") == alone + 3 * 2**15
     # 10, 11 and 12 tokens before the new one, which is read too.
-    assert language.decode_bytes(llama, 1, 10, 3, "bfloat16") == 2 * 1_235_814_400 + 12 * 2**15
-    assert language.decode_bytes(llama, 1, 0, 1, "float32") == 2 * alone
+    assert llm_benchmark.decode_bytes(llama, 1, 10, 3, "bfloat16") == 2 * 1_235_814_400 + 12 * 2**15
+    assert llm_benchmark.decode_bytes(llama, 1, 0, 1, "float32") == 2 * alone
 
 
 def test_an_embedding_table_of_its_own_is_not_read():
     llama = DECODERS["llama-3.1-8b"]
     table = 128_256 * 4096
-    cache = language.cache_bytes(llama, 1, "float16")
-    assert language.decode_bytes(llama, 1, 0, 1, "float16") == 2 * (8_030_261_248 - table) + cache
+    cache = llm_benchmark.cache_bytes(llama, 1, "float16")
+    assert llm_benchmark.decode_bytes(llama, 1, 0, 1, "float16") == 2 * (8_030_261_248 - table) + cache
 
 
 def test_the_script_describes_its_workloads():
     prefill = describe(PHASE="prefill", BATCH_SIZE="3", PROMPT_TOKENS="5")
     assert (prefill.unit, prefill.items_per_step, prefill.bytes_per_step) == ("tokens", 15, None)
-    ((ids, _), *_) = batches = prefill.batches(3, seed=0)
+    ((ids,), *_) = batches = prefill.make_batches(3, seed=0)
     assert (len(batches), ids.shape) == (4, (3, 5))
     assert 1 <= ids.min() <= ids.max() < 49_152
     decode = describe(PHASE="decode", BATCH_SIZE="3", DEPTH="4", NEW_TOKENS="2")
     assert (decode.unit, decode.items_per_step) == ("tokens", 3)
-    assert decode.batches(3, seed=0)[0][0].shape == (3, 6)
+    assert decode.make_batches(3, seed=0)[0][0].shape == (3, 6)
     smol = DECODERS["smollm2-135m"]
-    assert decode.bytes_per_step == language.decode_bytes(smol, 3, 4, 2, "float32")
-    assert decode.resident_bytes == 4 * 134_515_008 + 3 * language.cache_bytes(smol, 6, "float32")
+    assert decode.bytes_per_step == llm_benchmark.decode_bytes(smol, 3, 4, 2, "float32")
+    assert decode.resident_bytes == 4 * 134_515_008 + 3 * llm_benchmark.cache_bytes(smol, 6, "float32")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Names, parameters and FLOPs of MLPs and encoders, against published figures."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench.settings import SettingError, read_settings
-from bench.workloads.workload import ENCODERS, encoder_counts, image_counts, mlp_counts, mlp_widths
-from mlp_benchmark import mlp_workload
-from transformer_benchmark import transformer_workload
+from image_benchmark import image_counts
+from mlp_benchmark import hidden_widths, mlp_counts, mlp_workload
+from transformer_benchmark import ENCODERS, encoder_counts, transformer_workload
 
 
 @pytest.mark.parametrize(
@@ -13,20 +15,20 @@ from transformer_benchmark import transformer_workload
     [("mlp-5x1024", (1024,) * 5), ("mlp-3000-1000", (3000, 1000)), ("mlp-7", (7,)), ("mlp-2x1", (1, 1))],
 )
 def test_an_mlp_name_gives_its_layers(model, widths):
-    assert mlp_widths(model) == widths
+    assert hidden_widths(model) == widths
 
 
 @pytest.mark.parametrize("model", ["mlp", "mlp-", "mlp-0x5", "mlp-5x0", "mlp-5x", "mlp-1001x8", "mlp-a", "resnet50"])
 def test_other_mlp_names_are_refused(model):
     with pytest.raises(SettingError, match=f"MODEL='{model}' must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-"):
-        mlp_widths(model)
+        hidden_widths(model)
 
 
 def test_mlp_counts_equal_published_ones():
-    parameters, flops = mlp_counts((3000, 1000), "inference")
+    parameters, flops = mlp_counts((3072, 3000, 1000, 10), "inference")
     assert parameters == 12_230_010  # 9,219,000 + 3,001,000 + 10,010
     assert flops == 2 * (3072 * 3000 + 3000 * 1000 + 1000 * 10)
-    assert mlp_counts((3000, 1000), "training")[1] == 3 * flops - 2 * 3072 * 3000
+    assert mlp_counts((3072, 3000, 1000, 10), "training")[1] == 3 * flops - 2 * 3072 * 3000
 
 
 @pytest.mark.parametrize(
@@ -36,23 +38,24 @@ def test_encoder_parameters_equal_published_ones(model, without_head):
     encoder = ENCODERS[model]
     width = encoder.hidden_size
     head = 8 * (width + 1) + (0 if encoder.is_bert else (width + 1) * width)  # published with BERT's pooler
-    assert encoder_counts(encoder, 128, "training")[0] == without_head + head
+    assert encoder_counts(encoder, "training")[0] == without_head + head
 
 
 def test_bert_base_flops_follow_from_its_parameters():
     # Per token: 2 FLOPs per parameter outside the embeddings, plus the matmuls of attention.
-    encoder = ENCODERS["bert-base"]
-    flops = encoder_counts(encoder, 128, "inference")[1]
+    encoder = replace(ENCODERS["bert-base"], sequence_length=128)
+    flops = encoder_counts(encoder, "inference")[1]
     assert flops / 128 == pytest.approx(2 * 85_054_464 + 12 * 4 * 128 * 768, rel=0.01)
-    assert encoder_counts(encoder, 128, "training")[1] == 3 * flops
-    assert encoder_counts(encoder, 512, "inference")[1] > 4 * flops
+    assert encoder_counts(encoder, "training")[1] == 3 * flops
+    assert encoder_counts(replace(encoder, sequence_length=512), "inference")[1] > 4 * flops
 
 
 def test_forward_and_backward_add_up_to_training():
-    for counts in (mlp_counts, lambda *a: encoder_counts(ENCODERS["distilbert"], 128, a[1])):
-        forward, backward, training = (counts((64, 32), phase)[1] for phase in ("forward", "backward", "training"))
+    distilbert = replace(ENCODERS["distilbert"], sequence_length=128)
+    for counts, sizes in ((mlp_counts, (3072, 64, 10)), (encoder_counts, distilbert)):
+        forward, backward, training = (counts(sizes, phase)[1] for phase in ("forward", "backward", "training"))
         assert forward + backward == training
-        assert counts((64, 32), "optimizer")[1] is None
+        assert counts(sizes, "optimizer")[1] is None
     assert image_counts("resnet50", 224, "training")[1] == sum(
         image_counts("resnet50", 224, phase)[1] for phase in ("forward", "backward")
     )
@@ -60,10 +63,11 @@ def test_forward_and_backward_add_up_to_training():
 
 def test_scripts_describe_their_workloads():
     mlp = mlp_workload(read_settings("mlp", {"MODEL": "mlp-3000-1000", "DATA": "synthetic"}))
-    assert (mlp.unit, mlp.items_per_step, mlp.item_shape, mlp.parameters) == ("images", 32, (3072,), 12_230_010)
+    assert (mlp.unit, mlp.items_per_step, mlp.parameters) == ("images", 32, 12_230_010)
+    assert mlp.sizes == (3072, 3000, 1000, 10)
     environ = {"MODEL": "bert-base", "SEQUENCE_LENGTH": "64", "BATCH_SIZE": "2"}
     bert = transformer_workload(read_settings("transformer", environ))
-    ((ids, labels), *_) = batches = bert.batches(2, seed=0)
+    ((ids, labels), *_) = batches = bert.make_batches(2, seed=0)
     assert (len(batches), ids.shape, labels.shape) == (4, (2, 64), (2,))
     assert 1 <= ids.min() <= ids.max() < 30522
     assert labels.max() < 8
