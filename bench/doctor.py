@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import cli
-from bench.host import environment, resources, sensors
+from bench.host import environment, meters, resources, sensors
 from bench.settings import FRAMEWORKS, ROOT, SettingError, cpu_quota, environment_of, read_settings
 from bench.workloads import CIFAR10_FOLDER, CIFAR10_URL
 
@@ -143,10 +143,11 @@ def describe_bench(name, bench, measured_precision):
         yield Finding("  energy", "ok", f"of the {instruments.counter.power_scope}")
     else:
         yield Finding("  energy", "--", f"stays blank: {instruments.why_no_energy}")
-    if sensors.psutil:
+    if meters.sees_others():
         yield Finding("  load", "ok", "other programs' load and swapping are watched")
     else:
-        yield Finding("  load", "--", "not watched: `pip install psutil`")
+        fix = "this container may use only a part of its CPUs' time" if sensors.psutil else "`pip install psutil`"
+        yield Finding("  load", "--", f"other programs' load is not watched: {fix}")
     pressure = sensors.read_thermal_pressure()
     heat = ", ".join(f"{column} {value}" for column, value in instruments.read().items() if value)
     if pressure:
