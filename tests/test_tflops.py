@@ -369,7 +369,7 @@ def test_one_size_that_is_refused_does_not_end_a_precision(sweep, monkeypatch, r
         def __getitem__(self, size):
             return check(size)
 
-    status, out, err, rows, _ = sweep(RATES | {"matmul": Rates()})
+    _, out, err, rows, _ = sweep(RATES | {"matmul": Rates()})
     assert [row["matrix_size"] for row in rows if row["model"] == "matmul" and row["status"] == "ok"] == sizes
     assert f"float32 {refused}: this size" in err
     assert f"float32 matmul: {refused}: this size" in out
