@@ -132,7 +132,7 @@ def start_search(runs, settings, changes, begun):
         log.info("%s: %s (%s; %s)", candidates.describe(dimensions, candidate), rate, stage, best)
 
     first = runs.run({}, min(TRIAL_SECONDS, settings.max_seconds), limit=max(FULL_LIMIT, runs.seconds))
-    card = candidates.find_card() if first["device"] == "cuda" else None
+    card = environment.find_card() if first["device"] == "cuda" else None
     dimensions = candidates.list_dimensions(settings, os.environ, changes, first, card)
     search = Search(
         dimensions,

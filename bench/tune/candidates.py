@@ -3,10 +3,8 @@
 Settings that the user gave are held fixed; a comma list restricts the values.
 """
 
-import ctypes
 import ctypes.util
 import platform
-from dataclasses import dataclass
 
 import psutil
 
@@ -45,29 +43,6 @@ PRELOADED = ("jemalloc", "tcmalloc", "mimalloc")
 FIXED = ("RUNS", "EPOCHS", "SUSTAIN", "NUM_IMAGES", "SCOPE")
 
 
-@dataclass(frozen=True)
-class Card:
-    """What decides on an NVIDIA card whether a combination is worth a trial; None if unknown."""
-
-    multiprocessors: int | None = None
-    capability: float | None = None  # such as 8.6
-
-
-def find_card(library="libcuda.so.1"):
-    """Ask the NVIDIA driver about the first visible card. Nothing is allocated on it."""
-    try:
-        cuda = ctypes.CDLL(library)
-        if cuda.cuInit(0):
-            return Card()
-    except OSError:
-        return Card()
-    value, found = ctypes.c_int(), []
-    for attribute in (16, 75, 76):  # multiprocessor count, compute capability major and minor, in cuda.h
-        found.append(None if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0) else value.value)
-    count, major, minor = found
-    return Card(count, None if None in (major, minor) else major + minor / 10)
-
-
 def refuse_unusable(environ, changes):
     """Raise SettingError for settings that a search cannot hold fixed: other quantities, lists of other settings."""
     for name in FIXED:
@@ -85,7 +60,7 @@ def list_dimensions(settings, environ, changes, row, card=None):
         settings: of the default.
         changes: list_runs() of the workload, which has the lists of the environment.
         row: of a run of the default, which knows device, threads and batch size.
-        card: a Card.
+        card: the Card, or None if it is unknown.
     """
     device, settings, found = row["device"], settings.on(row["device"]), []
     for name, guesses in GUESSES.items():
@@ -110,7 +85,7 @@ def is_sensible(settings, name, value, row, card):
         return False
     if value.startswith("mixed_") and row["workload"] == "llm":  # refused there: the weights themselves get 16 bits
         return False
-    if value in LATE and card and (card.multiprocessors or AUTOTUNE_MULTIPROCESSORS) < AUTOTUNE_MULTIPROCESSORS:
+    if value in LATE and card and card.multiprocessors < AUTOTUNE_MULTIPROCESSORS:
         return False
     if settings.framework == "torch":
         return True
@@ -124,8 +99,7 @@ def is_possible(settings, dimensions, candidate, card=None):
     chosen |= {dimension.name: value for dimension, value in zip(dimensions, candidate, strict=True)}
     if chosen["COMPILE"] == "0":
         return not chosen.get(LAYOUT)  # which only the compiler reads
-    is_slow = "bfloat16" in str(chosen["PRECISION"]) and card and card.capability
-    return not (is_slow and card.capability < BFLOAT16_CAPABILITY)
+    return not ("bfloat16" in str(chosen["PRECISION"]) and card and card.capability < BFLOAT16_CAPABILITY)
 
 
 def layouts(settings, environ, row):
