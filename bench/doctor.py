@@ -185,8 +185,8 @@ def check_memory():
     words = f"{memory:g} GiB" if memory else "the system does not report it"
     words += f", {free / environment.GIB:.1f} GiB available to this process" if free else ""
     yield Finding("memory", "ok" if memory else "--", words)
-    swapped = environment.find_swapped_gb()
-    if swapped is not None:
+    if sensors.psutil:
+        swapped = sensors.psutil.swap_memory().used / environment.GIB
         yield Finding("swap", "ok", f"{swapped:.1f} GiB in use; a run during which that grows is flagged")
 
 

@@ -217,15 +217,6 @@ def find_memory_gb():
     return round(size / GIB, 1) or None
 
 
-def find_swapped_gb():
-    """Return the swap in use, in units of 2**30 bytes, or None."""
-    if platform.system() == "Darwin":
-        used = re.search(r"used = ([0-9.]+)M", _output("sysctl", "-n", "vm.swapusage") or "")
-        return float(used[1]) / 1024 if used else None
-    known = dict(re.findall(r"^(SwapTotal|SwapFree):\s+(\d+) kB$", read_text("/proc/meminfo"), re.M))
-    return (int(known["SwapTotal"]) - int(known["SwapFree"])) * 1024 / GIB if len(known) == 2 else None
-
-
 def find_os():
     if platform.system() == "Darwin":
         return f"macOS {platform.mac_ver()[0]}"

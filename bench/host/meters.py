@@ -233,18 +233,11 @@ class Instruments:
 
 def open_instruments(device, device_name, uuid=None):
     """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
+    read, counter, why = sensors.read_cpu if device == "cpu" else dict, None, ""
     try:
-        counter, why = sensors.open_energy_counter(device, device_name, uuid), ""
+        if device == "cuda":  # a card without an energy counter still has a temperature
+            read = sensors.NvidiaCard(device_name, uuid).read
+        counter = sensors.open_energy_counter(device, device_name, uuid)
     except sensors.Unavailable as error:
-        counter, why = None, str(error)
-    return Instruments(counter, find_heat(device, device_name, uuid), why)
-
-
-def find_heat(device, device_name, uuid):
-    """Return a function () -> columns of a device's temperature and clock; empty columns if it has no sensor."""
-    if device == "cpu":
-        return sensors.read_cpu
-    try:
-        return sensors.NvidiaCard(device_name, uuid).read if device == "cuda" else dict
-    except sensors.Unavailable:
-        return dict
+        why = str(error)
+    return Instruments(counter, read, why)
