@@ -105,10 +105,10 @@ class Search:
 
     def try_once(self, candidate, step=None):
         self.add(candidate, self.attempt(candidate, None if step else TRIAL_SECONDS, step))
-        self.tell(candidate)
 
     def add(self, candidate, trial):
         self.trials.setdefault(candidate, []).append(trial)
+        self.tell(candidate)
 
     def untried(self):
         """Return the combinations without a trial: the default first, then by guessed speedup."""
