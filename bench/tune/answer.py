@@ -33,7 +33,7 @@ def describe(search: Search, minutes):
 
 
 def summarize(trials):
-    """One Trial for several: the median of the rates, and the range that covers all intervals."""
+    """Combine several Trials into one: the median of the rates, and the range that covers all intervals."""
     ends = [end for trial in trials for end in (trial.low or trial.rate, trial.high or trial.rate)]
     return Trial(statistics.median(trial.rate for trial in trials), min(ends), max(ends))
 

@@ -8,14 +8,13 @@ import platform
 
 import psutil
 
-from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS
+from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS, find_allocator
 from bench.records.columns import describe_change
 from bench.settings import COMPILE_MODES, FRAMEWORKS, SettingError, usable_cores
 from bench.tune.search import Dimension
 
 ALLOCATOR = "ALLOCATOR"  # a dimension that is not a setting: it stands for variables of the environment
 LAYOUT = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # likewise: 0 keeps Inductor from forcing channels_last
-SETUP_VARIABLES = tuple(dict.fromkeys((*ALLOCATOR_VARIABLES, LAYOUT)))
 # {setting: {value: {device: guessed speedup over float32, eager and so on}}}. A value is tried on the devices that have
 # a guess, which only decides the order of the trials.
 GUESSES = {
@@ -74,13 +73,25 @@ def list_dimensions(settings, environ, changes, row, card=None):
             gains = {value: on[device] / own for value, on in guesses.items() if on.get(device, 0) >= own}
             gains = {first: 1.0} | {v: gain for v, gain in gains.items() if is_sensible(settings, name, v, row, card)}
             found.append(Dimension(name, gains, late=LATE))
-    found += [layouts(settings, environ, row), allocators(environ, row), threads(environ, row)]
-    found.append(batches(environ, changes, row))
+    is_trained = settings.framework == "torch" and settings.memory_format and settings.phase == "training"
+    if device == "mps" and is_trained and LAYOUT not in environ:  # Inductor's own choice, channels_last, is slow there
+        found.append(Dimension(LAYOUT, {"": 1.0, "0": 2.0}))
+    is_glibc, is_fixed = platform.libc_ver()[0] == "glibc", any(name in environ for name in ALLOCATOR_VARIABLES)
+    if device == "cpu" and is_glibc and not is_fixed:
+        others = {library: 1.2 for name in PRELOADED if (library := ctypes.util.find_library(name))}
+        found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3} | others))
+    if device == "cpu" and row["num_threads"] and "NUM_THREADS" not in environ:
+        found.append(Dimension("NUM_THREADS", dict.fromkeys(list_threads(str(row["num_threads"])), 1.0)))
+    if "BATCH_SIZE" in environ:
+        given = dict.fromkeys(change["BATCH_SIZE"] for change in changes if "BATCH_SIZE" in change)
+        found.append(Dimension("BATCH_SIZE", dict.fromkeys(given, 1.0)))
+    elif row["workload"] != "llm":  # there a larger batch is another task: more sequences at once
+        found.append(Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True))
     return [each for each in found if len(each.gains) > 1 or each.doubles]
 
 
 def is_sensible(settings, name, value, row, card):
-    """Whether a value may be faster for this framework, phase and card, and is right at all."""
+    """Return whether a value may be faster for this framework, phase and card, and is right at all."""
     if settings.phase == "training" and value in NOT_IN_TRAINING:
         return False
     if value.startswith("mixed_") and row["workload"] == "llm":  # refused there: the weights themselves get 16 bits
@@ -94,7 +105,7 @@ def is_sensible(settings, name, value, row, card):
 
 
 def is_possible(settings, dimensions, candidate, card=None):
-    """Whether a combination makes sense, whatever its single values do."""
+    """Return whether a combination makes sense, even if each of its values does."""
     chosen = {"COMPILE": settings.compile, "PRECISION": settings.precision}
     chosen |= {dimension.name: value for dimension, value in zip(dimensions, candidate, strict=True)}
     if chosen["COMPILE"] == "0":
@@ -102,42 +113,11 @@ def is_possible(settings, dimensions, candidate, card=None):
     return not ("bfloat16" in str(chosen["PRECISION"]) and card and card.capability < BFLOAT16_CAPABILITY)
 
 
-def layouts(settings, environ, row):
-    """Inductor's choice of channels_last for convolutions, which is slow in training on a Mac, and no such choice."""
-    is_used = settings.framework == "torch" and settings.memory_format and settings.phase == "training"
-    if row["device"] != "mps" or not is_used or LAYOUT in environ:
-        return Dimension(LAYOUT, {})
-    return Dimension(LAYOUT, {"": 1.0, "0": 2.0})
-
-
-def allocators(environ, row):
-    """glibc as it is, glibc keeping its memory, and other allocators that are installed; on a Linux CPU only."""
-    is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
-    if is_fixed or row["device"] != "cpu" or platform.libc_ver()[0] != "glibc":
-        return Dimension(ALLOCATOR, {})
-    others = {library: 1.2 for name in PRELOADED if (library := ctypes.util.find_library(name))}
-    return Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3} | others)
-
-
-def threads(environ, row):
-    """Return the framework's own number of threads, one per logical CPU and one per physical core, if they differ."""
-    own, logical = str(row["num_threads"] or ""), usable_cores()
-    if "NUM_THREADS" in environ or row["device"] != "cpu" or not own:
-        return Dimension("NUM_THREADS", {})
-    all_logical = psutil.cpu_count() or 1
+def list_threads(own):
+    """Return the framework's own number of threads, one per physical core and one per logical CPU, without repeats."""
+    logical, all_logical = usable_cores(), psutil.cpu_count() or 1
     physical = logical * (psutil.cpu_count(logical=False) or all_logical) // all_logical
-    return Dimension("NUM_THREADS", {own: 1.0} | {str(n): 1.0 for n in (physical, logical) if n and str(n) != own})
-
-
-def batches(environ, changes, row):
-    """Return the given list, else the default's batch size, which may double unless it is a language model's.
-
-    There a larger batch is another task: more sequences at once.
-    """
-    given = dict.fromkeys(change["BATCH_SIZE"] for change in changes if "BATCH_SIZE" in change)
-    if "BATCH_SIZE" in environ or row["workload"] == "llm":
-        return Dimension("BATCH_SIZE", dict.fromkeys(given, 1.0))
-    return Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True)
+    return dict.fromkeys([own, *(str(count) for count in (physical, logical) if count)])
 
 
 def change_of(dimensions, candidate):
@@ -164,5 +144,4 @@ def describe_difference(dimensions, before, after):
 
 def cells_of(change):
     """Return the cells of a row that a change of the environment fills."""
-    setup = " ".join(f"{name}={change[name]}" for name in SETUP_VARIABLES if name in change)
-    return {name.lower(): text for name, text in change.items()} | {"allocator": setup}
+    return {name.lower(): text for name, text in change.items()} | {"allocator": find_allocator(change) or ""}

@@ -61,7 +61,7 @@ def torch_lines(settings, device, num_threads):
 
 
 def torch_training(cast, device):
-    """One step; float16 needs a scaler, or small gradients become zero."""
+    """Return the lines of one training step; float16 needs a scaler, or small gradients become zero."""
     scaled = "float16" in cast and "bfloat16" not in cast
     loss = "loss = loss_function(model(inputs), labels)"
     return [
