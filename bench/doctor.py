@@ -144,11 +144,14 @@ def describe_bench(name, bench, measured_precision):
         yield Finding("  energy", "ok", f"of the {instruments.counter.power_scope}")
     else:
         yield Finding("  energy", "--", f"stays blank: {instruments.why_no_energy}")
-    if meters.sees_others():
+    if sensors.psutil is None:
+        yield Finding("  load", "--", "not watched: `pip install psutil`")
+    elif meters.sees_others():
         yield Finding("  load", "ok", "other programs' load and swapping are watched")
     else:
-        fix = "this container may use only a part of its CPUs' time" if sensors.psutil else "`pip install psutil`"
-        yield Finding("  load", "--", f"other programs' load is not watched: {fix}")
+        yield Finding(
+            "  load", "--", "other programs' load is not watched: this container has a quota of its CPUs' time"
+        )
     pressure = sensors.read_thermal_pressure()
     heat = ", ".join(f"{column} {value}" for column, value in instruments.read().items() if value)
     if pressure:

@@ -26,7 +26,8 @@ def describe(device=CARD, instruments=None, driver=None):
     return {f.subject.strip(): (f.state, f.words) for f in doctor.describe_bench("torch", bench, "float32")}
 
 
-def test_a_framework_that_runs_and_its_meters():
+def test_a_framework_that_runs_and_its_meters(monkeypatch):
+    monkeypatch.setattr(meters, "cpu_quota", lambda: None)
     found = describe()
     assert [state for state, _ in found.values()] == ["ok"] * 4
     assert "2.15.0" in found["torch"][1]
@@ -211,3 +212,10 @@ def test_ctrl_c_while_a_framework_is_tried_ends_the_doctor(visit, monkeypatch):
 def test_only_two_files_start_processes():
     importers = [path for path in Path("bench").rglob("*.py") if "import subprocess" in path.read_text()]
     assert sorted(map(str, importers)) == ["bench/host/environment.py", "bench/processes.py"]
+
+
+def test_a_containers_quota_hides_other_programs_load(monkeypatch):
+    monkeypatch.setattr(meters, "cpu_quota", lambda: 0.5)
+    assert describe()["load"][0] == "--"
+    monkeypatch.setattr(meters, "cpu_quota", lambda: None)
+    assert describe()["load"][0] == "ok"
