@@ -149,9 +149,7 @@ def describe_bench(name, bench, measured_precision):
     elif meters.sees_others():
         yield Finding("  load", "ok", "other programs' load and swapping are watched")
     else:
-        yield Finding(
-            "  load", "--", "other programs' load is not watched: this container has a quota of its CPUs' time"
-        )
+        yield Finding("  load", "--", "only swapping is watched, because this container has a quota of CPU time")
     pressure = sensors.read_thermal_pressure()
     heat = ", ".join(f"{column} {value}" for column, value in instruments.read().items() if value)
     if pressure:

@@ -342,6 +342,6 @@ def test_more_tokens_than_the_chosen_model_allows_are_refused_without_a_child(mo
     for name, value in ({"PHASE": phase, "MODEL": "smollm2-135m"} | environ).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(launch.processes, "run_process", lambda *_: pytest.fail("a child was started"))
-    (change,) = list_runs("llm") or [{}]
-    with pytest.raises(SettingError, match="'100000'.*smollm2-135m has 8192"):
+    (change,) = list_runs("llm")
+    with pytest.raises(SettingError, match=r"'100000'.*smollm2-135m has 8192"):
         launch.check_all("llm", [change], llm_workload)

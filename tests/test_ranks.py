@@ -383,3 +383,13 @@ def test_workers_are_divided_among_the_ranks_that_share_cpus(monkeypatch, cpus, 
     assert joined(0) == 0
     monkeypatch.setenv("NUM_WORKERS", "8")
     assert joined(8) == 4  # of the whole machine
+
+
+def test_a_peer_that_has_ended_leaves_the_machines_workers_divided(monkeypatch):
+    def find(pid=0):
+        if pid:
+            raise ProcessLookupError(3, "No such process")
+        return {0, 1, 2, 3}
+
+    monkeypatch.setattr(ranks, "usable_cpus", find)
+    assert ranks.share_workers(4, ranks.Ranks(0, 2, 0, 2, 1, True), (123,)) == 2

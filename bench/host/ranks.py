@@ -48,7 +48,10 @@ def share_workers(workers, me, peers):
     """
     if "NUM_WORKERS" in os.environ:
         return me.share(workers)
-    sharers = 1 + sum(not usable_cpus().isdisjoint(usable_cpus(peer)) for peer in peers)
+    try:
+        sharers = 1 + sum(not usable_cpus().isdisjoint(usable_cpus(peer)) for peer in peers)
+    except ProcessLookupError:  # it has just ended, or is in another container
+        return me.share(workers)
     return max(1, min(workers // sharers, MOST_WORKERS))
 
 
