@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench import cli
 from bench.host import environment
@@ -23,15 +22,12 @@ from bench.launch import Launcher
 from bench.records import report, results
 from bench.records.cells import new_run_id
 from bench.settings import (
-    MAKE_VARIABLES,
     ROOT,
     SEARCH,
     SEARCH_STEP,
     ByDevice,
     SettingError,
-    known_names,
     read_search,
-    read_settings,
 )
 from bench.tune import answer, candidates
 from bench.tune.search import TRIAL_SECONDS, Search, Trial
@@ -45,22 +41,20 @@ log = logging.getLogger("bench")
 WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
 FULL_LIMIT = 600  # seconds after which a full run is ended, and the first run, which may download what it needs
-NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Runs:
     """The runs of one search.
 
     Args:
         held: {variable: text} that every run gets.
+        search_id: of their rows.
         seconds: the time of the whole search.
     """
 
-    workload: str
+    launcher: Launcher
     held: dict[str, str]
-    host: environment.Environment
-    path: Path
     search_id: str
     seconds: float
 
@@ -77,21 +71,14 @@ class Runs:
             SettingError: the run left no row; the message says why.
             KeyboardInterrupt: the run was interrupted.
         """
-        change = self.held | change | {"MAX_SECONDS": f"{seconds:g}", SEARCH: self.search_id}
-        change |= {SEARCH_STEP: step} if step is not None else {}
         limit = limit or (FULL_LIMIT + 2 * seconds if step else max(LEAST_LIMIT, LIMIT_SHARE * self.seconds))
-        status, rows = self.launch(change, round(limit))
+        change = self.held | change | {"MAX_SECONDS": f"{seconds:g}", SEARCH: self.search_id, SEARCH_STEP: step}
+        status, rows = self.launcher.launch(change, round(limit), captures=True)
         if status == cli.INTERRUPTED:
             raise KeyboardInterrupt
         if not rows:
             raise SettingError("a run left no row: run it by itself, it says why")
         return rows[-1]
-
-    def launch(self, change, limit):
-        """Start one run and wait for it; returns (exit status, rows) as Launcher.launch() does."""
-        script = str(ROOT / f"{self.workload}_benchmark.py")
-        launcher = Launcher(self.workload, WORKLOADS[self.workload], [script], self.host)
-        return launcher.launch(change, limit=limit, captures=True)
 
 
 def trial_of(row):
@@ -132,7 +119,7 @@ def start_search(runs, settings, changes, begun):
         log.info("%s: %s (%s; %s)", candidates.describe(dimensions, candidate), rate, stage, best)
 
     first = runs.run({}, min(TRIAL_SECONDS, settings.max_seconds), limit=max(FULL_LIMIT, runs.seconds))
-    card = candidates.find_card() if first["device"] == "cuda" else None
+    card = environment.find_card() if first["device"] == "cuda" else None
     dimensions = candidates.list_dimensions(settings, os.environ, changes, first, card)
     search = Search(
         dimensions,
@@ -142,17 +129,7 @@ def start_search(runs, settings, changes, begun):
         tell,
     )
     search.add(search.default, trial_of(first))
-    tell(search.default)
     return search
-
-
-def repeat(search, runs, fastest):
-    """Return the lines that repeat the fastest candidate."""
-    change, first = candidates.change_of(search.dimensions, fastest), search.trials[search.default][0].row
-    asked = {name: os.environ[name] for name in known_names() if name in os.environ} | runs.held
-    given = {name: text for name, text in asked.items() if name not in NOT_REPEATED}
-    settings = read_settings(runs.workload, os.environ | runs.held | change)
-    return answer.describe_use(change, settings, runs.workload, given, first)
 
 
 def main():
@@ -162,20 +139,21 @@ def main():
         raise SettingError("RANK and WORLD_SIZE are torchrun's, and `make best` starts its runs itself: unset them")
     own, settings, changes = read_search()
     candidates.refuse_unusable(os.environ, changes)
-    host = environment.describe_host(settings.machine)
-    path = settings.results_dir / f"{host.machine}.csv"
+    command, host = [str(ROOT / f"{own.workload}_benchmark.py")], environment.describe_host(settings.machine)
+    launcher = Launcher(own.workload, WORKLOADS[own.workload], command, host)
+    path = launcher.locate(settings)
     results.prepare(path)
-    runs = Runs(own.workload, hold(settings, changes), host, path, new_run_id(), 60 * own.max_minutes)
+    runs = Runs(launcher, hold(settings, changes), new_run_id(), 60 * own.max_minutes)
     log.info("trying the default first; Ctrl-C ends the search and prints the best so far")
-    search = start_search(runs, settings, changes, begun)
-    status = 0
+    search, status = start_search(runs, settings, changes, begun), 0
     try:
         search.run()
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
-    fastest, _ = search.answers()
-    lines = answer.describe(search, (time.monotonic() - begun) / 60)
-    print("\n".join(lines + (repeat(search, runs, fastest) if fastest else [])))
+    lines, fastest = answer.describe(search, (time.monotonic() - begun) / 60), search.answers()[0]
+    if fastest:
+        lines += answer.describe_use(search, fastest, own.workload, runs.held)
+    print("\n".join(lines))
     print(f"\nadded to {cli.display_path(path)}, search {runs.search_id}")
     return status or (0 if fastest else 1)
 

@@ -31,6 +31,9 @@ TRIAL_SIZE = (512, 512, 512)  # of a matmul that estimates the speed before a la
 CPU_PEAK_SIDE, GPU_PEAK_SIDE = 1024, 4096  # M = N = K from which a matmul may reach a device's peak
 
 
+REFUSED = ("wrong_output", "work_skipped", "constant_output")  # of one size; after other failures all would fail
+
+
 @dataclass
 class Sweep:
     """A sweep in progress: the file of its rows, the rows so far, and the progress bar."""
@@ -110,6 +113,8 @@ def sweep_sizes(sweep: Sweep, precision):
         row = sweep.measure(workload, precision)
         if not sweep.keep(row):
             tqdm.write(f"{precision} {row['status']}: {row['note']}", file=sys.stderr)
+            if row["status"] in REFUSED:
+                continue
             return
         last, flops_per_second = size, 1e12 * row["tflops"]
         best = sweep.best(precision)

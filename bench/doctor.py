@@ -13,14 +13,13 @@ import platform
 import shutil
 import signal
 import ssl
-import subprocess
 import sys
 import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import cli
-from bench.host import environment, resources, sensors
+from bench import cli, processes
+from bench.host import environment, meters, resources, sensors
 from bench.settings import FRAMEWORKS, ROOT, SettingError, cpu_quota, environment_of, read_settings
 from bench.workloads import CIFAR10_FOLDER, CIFAR10_URL
 
@@ -50,7 +49,7 @@ def main():
     print_findings("results", check_results, settings.results_dir)
     print_findings("disk", check_disk)
     print_findings("CIFAR-10", check_network)
-    works = [try_framework(name, find_interpreter(name)) for name in FRAMEWORKS]
+    works = [try_framework(name) for name in FRAMEWORKS]
     if not any(works):
         print("\nno framework can run here", file=sys.stderr)
     return 0 if any(works) else 1
@@ -76,31 +75,33 @@ def find_interpreter(framework):
     return str(path) if os.path.lexists(path) else None
 
 
-def try_framework(name, interpreter):
+def try_framework(name):
     """Print the findings of a framework's own process, or why it has none; return whether the framework can run."""
-    reinstall = f"`make clean`, then `make image FRAMEWORK={name}`"
+    interpreter, reinstall = find_interpreter(name), f"`make clean`, then `make image FRAMEWORK={name}`"
     if interpreter is None:
         print(Finding(name, "no", f"not installed: `make image FRAMEWORK={name}` installs it"), flush=True)
         return False
     print(f"trying {name} ...", file=sys.stderr, flush=True)
     try:
         command = [interpreter, "-m", "bench.doctor", name]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=TRY_SECONDS)
+        status, out, err = processes.run_process(command, dict(os.environ), TRY_SECONDS, captures=True)
     except OSError as error:
         fix = "set it to another interpreter" if os.environ.get("PYTHON") else reinstall
         problem = f"PYTHON={interpreter!r} cannot be started ({error.strerror}): {fix}"
-    except subprocess.TimeoutExpired:
-        problem = f"no answer in {TRY_SECONDS} s: {reinstall}"
     else:
-        if done.stdout and done.returncode >= 0:
-            print(done.stdout, end="", flush=True)
-            return done.returncode == 0
-        if done.returncode == -signal.SIGILL:
+        if status == cli.INTERRUPTED:
+            raise KeyboardInterrupt
+        if out and status >= 0:
+            print(out, end="", flush=True)
+            return status == 0
+        if status == -signal.SIGALRM:
+            problem = f"no answer in {TRY_SECONDS} s: {reinstall}"
+        elif status == -signal.SIGILL:
             problem = "illegal instruction: an x86-64 build on an arm64 Mac, or a CPU without AVX: `make clean`"
-        elif done.returncode < 0:
-            problem = f"ended by signal {-done.returncode} ({signal.strsignal(-done.returncode)}): {reinstall}"
+        elif status < 0:
+            problem = f"ended by signal {-status} ({signal.strsignal(-status)}): {reinstall}"
         else:
-            problem = (done.stderr.strip() or "it ended without a message").splitlines()[-1]
+            problem = (err.strip() or "it ended without a message").splitlines()[-1]
     print(Finding(name, "no", problem), flush=True)
     return False
 
@@ -143,10 +144,12 @@ def describe_bench(name, bench, measured_precision):
         yield Finding("  energy", "ok", f"of the {instruments.counter.power_scope}")
     else:
         yield Finding("  energy", "--", f"stays blank: {instruments.why_no_energy}")
-    if sensors.psutil:
+    if sensors.psutil is None:
+        yield Finding("  load", "--", "not watched: `pip install psutil`")
+    elif meters.sees_others():
         yield Finding("  load", "ok", "other programs' load and swapping are watched")
     else:
-        yield Finding("  load", "--", "not watched: `pip install psutil`")
+        yield Finding("  load", "--", "only swapping is watched, because this container has a quota of CPU time")
     pressure = sensors.read_thermal_pressure()
     heat = ", ".join(f"{column} {value}" for column, value in instruments.read().items() if value)
     if pressure:
@@ -183,8 +186,8 @@ def check_memory():
     words = f"{memory:g} GiB" if memory else "the system does not report it"
     words += f", {free / environment.GIB:.1f} GiB available to this process" if free else ""
     yield Finding("memory", "ok" if memory else "--", words)
-    swapped = environment.find_swapped_gb()
-    if swapped is not None:
+    if sensors.psutil:
+        swapped = sensors.psutil.swap_memory().used / environment.GIB
         yield Finding("swap", "ok", f"{swapped:.1f} GiB in use; a run during which that grows is flagged")
 
 

@@ -1,9 +1,9 @@
 """One child process: its start, its signals and its end. Standard library only.
 
 A child runs in a session of its own, so a terminal's Ctrl-C reaches it once, through this process. Its standard input
-is a pipe that only this process holds open. If the parent exits for any reason, or closes the
-pipe on purpose, the child kills itself and its workers (end_with_parent). torchrun passes standard input on to
-its ranks, so this holds for each of them too.
+is a pipe that only this process holds open. If the parent exits for any reason, or closes the pipe on purpose, the
+child kills itself and its workers (end_with_parent). torchrun passes standard input on to its ranks, so this holds for
+each of them too.
 """
 
 import os
@@ -58,7 +58,8 @@ def run_process(command, environ, limit=None, captures=False):
                     stderr=err if captures else None,
                     start_new_session=True,
                 )
-                prefer_as_victim(child.pid)
+                with suppress(OSError):  # Linux then kills this process first if memory runs out
+                    Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
             status = child.wait(limit)
         except subprocess.TimeoutExpired:
             status = -signal.SIGALRM
@@ -95,11 +96,3 @@ def end_with_parent():
         os.killpg(0, signal.SIGKILL)  # this process leads its group
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-
-
-def prefer_as_victim(pid):
-    """Ask Linux to kill this process first if memory runs out; other systems have no such request."""
-    try:
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-    except OSError:
-        return

@@ -247,7 +247,7 @@ def join_ranks(bench: Bench, me):
     instruments = bench.instruments.of_all(group, device.device, likeness)
     settings = bench.settings
     if settings.num_workers:
-        settings = replace(settings, num_workers=me.share(settings.num_workers))
+        settings = replace(settings, num_workers=ranks.share_workers(settings.num_workers, me, group.peers))
     return replace(bench, settings=settings, instruments=instruments, group=group)
 
 

@@ -163,9 +163,14 @@ def folder(text):
         raise ValueError("a folder of a user who exists") from None
 
 
+def usable_cpus(pid=0):
+    """Return the numbers of the CPUs that a process, by default this one, may run on; a cluster may bind it to some."""
+    return os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def usable_cores():
     """Return the number of cores that this process may use, which a cluster or a container may limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(usable_cpus())
     return max(1, min(cores, int(cpu_quota() or cores)))
 
 

@@ -1,6 +1,5 @@
 """make best: what it tries, how it runs it, and what it prints. The runs here are stand-ins with a table of rates."""
 
-import ctypes
 import itertools
 import re
 import shlex
@@ -11,18 +10,20 @@ import pytest
 import torch
 
 import best_settings
-from bench.host.environment import describe_host
+from bench.host.environment import Card, describe_host
+from bench.launch import Launcher
 from bench.plots import pictures, select
 from bench.records import results
 from bench.settings import SEARCH, SettingError, list_runs, read_search, read_settings
 from bench.tune import candidates, recipe
-from bench.tune.candidates import LAYOUT, Card
+from bench.tune.candidates import LAYOUT
+from image_benchmark import image_workload
 from tests.records import examples
 
 CPU = {"device": "cpu", "workload": "image", "num_threads": "2", "batch_size": "16"}
 CUDA = {"device": "cuda", "workload": "image", "num_threads": "8", "batch_size": "64"}
 MPS = CPU | {"device": "mps"}
-A100, RTX_4060, T4 = Card(108, 8.0), Card(24, 8.9), Card(40, 7.5)
+A100, RTX_4060, T4 = Card("", "", 108, 8.0), Card("", "", 24, 8.9), Card("", "", 40, 7.5)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ def test_max_autotune_is_for_the_leaders_on_large_gpus():
     assert given.values == ("1", "max-autotune")
 
 
-@pytest.mark.parametrize(("card", "is_tried"), [(A100, True), (T4, False), (Card(), True)])
+@pytest.mark.parametrize(("card", "is_tried"), [(A100, True), (T4, False), (None, True)])
 def test_compiled_bfloat16_needs_a_gpu_that_computes_it(card, is_tried):
     compiled = [each["PRECISION"] for each in possible(CUDA, card=card) if each["COMPILE"] != "0"]
     assert ("bfloat16" in compiled, "mixed_bfloat16" in compiled) == (is_tried, is_tried)
@@ -85,20 +86,6 @@ def test_compiled_bfloat16_needs_a_gpu_that_computes_it(card, is_tried):
     assert "bfloat16" in [each["PRECISION"] for each in possible(CUDA, card=card) if each["COMPILE"] == "0"]
     held = [each["COMPILE"] for each in possible(CUDA, card=card, PRECISION="bfloat16")]
     assert ("1" in held) == is_tried
-
-
-def test_the_driver_is_asked_about_the_card(monkeypatch):
-    attributes = {16: 108, 75: 8, 76: 6}
-
-    def get_attribute(pointer, attribute, card):
-        pointer._obj.value = attributes[attribute]
-        return 0
-
-    driver = SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetAttribute=get_attribute)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    assert candidates.find_card() == Card(108, 8.6)
-    driver.cuInit = lambda flags: 100  # no device
-    assert candidates.find_card() == Card()
 
 
 def test_the_layout_of_compiled_training_is_tried_on_a_mac():
@@ -215,10 +202,10 @@ print("never shown")
 @pytest.fixture
 def runs(monkeypatch, tmp_path):
     (tmp_path / "image_benchmark.py").write_text(STAND_IN)
-    monkeypatch.setattr(best_settings, "ROOT", tmp_path)
     monkeypatch.setenv("PATH_OF_ROWS", str(tmp_path / "here.csv"))
     monkeypatch.setenv("RESULTS_DIR", str(tmp_path))
-    return best_settings.Runs("image", {"MAKEFLAGS": ""}, describe_host("here"), tmp_path / "here.csv", "id", 60)
+    launcher = Launcher("image", image_workload, [str(tmp_path / "image_benchmark.py")], describe_host("here"))
+    return best_settings.Runs(launcher, {"MAKEFLAGS": ""}, "id", 60)
 
 
 def test_a_run_is_a_process_and_its_row_is_found(runs, capfd):
@@ -253,7 +240,7 @@ KEEPS = "bfloat16, compiled, channels_last, allocator keeps memory"
 
 
 class StandIn:
-    """Takes the place of Runs.launch(): rows of a table of rates, one second each, on a machine without noise.
+    """Takes the place of Launcher.launch(): rows of a table of rates, one second each, on a machine without noise.
 
     Args:
         last, last_full: the number of runs, and of full runs, before Ctrl-C.
@@ -268,7 +255,7 @@ class StandIn:
         self.fails, self.fails_in_full, self.count, self.full = fails, fails_in_full, 0, 0
         self.cells = cells or {}
 
-    def launch(self, runs, change, limit):
+    def launch(self, launcher, change, limit, captures):
         self.count += 1
         self.limits.append(limit)
         step = change.get("BENCH_SEARCH_STEP")
@@ -281,7 +268,7 @@ class StandIn:
         for value in (precision, compiled, memory_format, "keep" if keeps else ""):
             rate *= self.rates.get(value, 1)
         row = {"precision": precision, "compile": compiled, "memory_format": memory_format, "num_threads": "2"}
-        row |= {"search": runs.search_id, "search_step": step or "", "run_id": str(self.count), "phase": "inference"}
+        row |= {"search": change[SEARCH], "search_step": step or "", "run_id": str(self.count), "phase": "inference"}
         row |= {"batch_size": change.get("BATCH_SIZE", "16"), "allocator": candidates.cells_of(change)["allocator"]}
         row |= {"first_step_seconds": 12 / self.count, "timestamp": f"2026-11-22T00:{self.count:03}"}
         row |= {"output_error": "0.0062" if precision != "float32" else ""}
@@ -290,15 +277,16 @@ class StandIn:
             row |= {"status": "wrong_output", "note": "NaN"} | empty
         else:
             row |= examples.rate(rate)
-        results.append(runs.path, examples.BASE | row | self.cells)
-        return 0, results.read(runs.path)[-1:]
+        path = launcher.locate(read_settings(launcher.script))
+        results.append(path, examples.BASE | row | self.cells)
+        return 0, results.read(path)[-1:]
 
 
 @pytest.fixture
 def search(monkeypatch, tmp_path, capsys):
     def call(**options):
         stand_in = StandIn(**options)
-        monkeypatch.setattr(best_settings.Runs, "launch", lambda *arguments: stand_in.launch(*arguments))
+        monkeypatch.setattr(Launcher, "launch", lambda *arguments, **kept: stand_in.launch(*arguments, **kept))
         monkeypatch.setattr(best_settings, "time", SimpleNamespace(monotonic=lambda: float(stand_in.count)))
         status = best_settings.main()
         path = next((tmp_path / "results").glob("*.csv"))

@@ -2,15 +2,16 @@
 
 import ast
 import signal
-import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from bench import doctor, frameworks, settings
+from bench import doctor, frameworks, processes, settings
 from bench.host import environment, meters, resources, sensors
 
 CARD = frameworks.Device("cuda", "NVIDIA H200", "2.15.0", 8)
@@ -25,7 +26,8 @@ def describe(device=CARD, instruments=None, driver=None):
     return {f.subject.strip(): (f.state, f.words) for f in doctor.describe_bench("torch", bench, "float32")}
 
 
-def test_a_framework_that_runs_and_its_meters():
+def test_a_framework_that_runs_and_its_meters(monkeypatch):
+    monkeypatch.setattr(meters, "cpu_quota", lambda: None)
     found = describe()
     assert [state for state, _ in found.values()] == ["ok"] * 4
     assert "2.15.0" in found["torch"][1]
@@ -56,11 +58,13 @@ def test_a_gpu_that_the_framework_does_not_find_is_explained_as_in_a_run(monkeyp
 @pytest.fixture
 def visit(monkeypatch, capsys):
     """Run the doctor where each framework's process is this program; returns (exit status, lines, stderr)."""
-    run = subprocess.run
+    run = processes.run_process
 
     def call(programs, interpreter=sys.executable):
         monkeypatch.setattr(doctor, "find_interpreter", lambda name: interpreter)
-        monkeypatch.setattr(subprocess, "run", lambda cmd, **how: run([cmd[0], "-c", programs[cmd[-1]]], **how))
+        monkeypatch.setattr(
+            processes, "run_process", lambda cmd, *how, **kept: run([cmd[0], "-c", programs[cmd[-1]]], *how, **kept)
+        )
         monkeypatch.setattr(doctor, "check_network", lambda: [])
         status = doctor.main()
         said = capsys.readouterr()
@@ -183,3 +187,35 @@ def test_a_check_that_fails_is_a_finding(capsys):
 )
 def test_the_python_of_a_bare_mac_can_read_it(file):
     assert ast.parse(Path(f"bench/{file}.py").read_text(), feature_version=(3, 9)).body
+
+
+def test_a_framework_that_hangs_is_ended_with_the_processes_it_started(visit, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "TRY_SECONDS", 2)
+    pid = tmp_path / "pid"
+    hangs = f"import subprocess; open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); input()"
+    status, lines, _ = visit({"torch": hangs, "tensorflow": "print('tensorflow   ok  2.21')"})
+    assert status == 0
+    assert lines[-2].startswith("torch        no")
+    assert "2 s" in lines[-2]
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(int(pid.read_text())) and psutil.Process(int(pid.read_text())).status() != "zombie":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ctrl_c_while_a_framework_is_tried_ends_the_doctor(visit, monkeypatch):
+    interrupts = "import os, signal; os.kill(os.getppid(), signal.SIGINT); signal.pause()"
+    with pytest.raises(KeyboardInterrupt):
+        visit({"torch": interrupts, "tensorflow": interrupts})
+
+
+def test_only_two_files_start_processes():
+    importers = [path for path in Path("bench").rglob("*.py") if "import subprocess" in path.read_text()]
+    assert sorted(map(str, importers)) == ["bench/host/environment.py", "bench/processes.py"]
+
+
+def test_a_containers_quota_hides_other_programs_load(monkeypatch):
+    monkeypatch.setattr(meters, "cpu_quota", lambda: 0.5)
+    assert describe()["load"][0] == "--"
+    monkeypatch.setattr(meters, "cpu_quota", lambda: None)
+    assert describe()["load"][0] == "ok"

@@ -360,3 +360,15 @@ def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
     assert "SIZES" in row["note"]
     assert "out_of_memory" in report.describe_result(row)
     assert report.describe_task(row).startswith("matmul, torch")
+
+
+@pytest.mark.parametrize(
+    ("phase", "environ"), [("decode", {"DEPTH": "100000"}), ("prefill", {"PROMPT_TOKENS": "100000"})]
+)
+def test_more_tokens_than_the_chosen_model_allows_are_refused_without_a_child(monkeypatch, phase, environ):
+    for name, value in ({"PHASE": phase, "MODEL": "smollm2-135m"} | environ).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch.processes, "run_process", lambda *_: pytest.fail("a child was started"))
+    (change,) = list_runs("llm")
+    with pytest.raises(SettingError, match=r"'100000'.*smollm2-135m has 8192"):
+        launch.check_all("llm", [change], llm_workload)

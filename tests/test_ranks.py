@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -350,3 +352,44 @@ def test_a_taken_port_on_rank_0_is_named(tmp_path):
         out, _ = run.communicate(timeout=300)
     assert run.returncode == 2
     assert "free MASTER_PORT" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "cores", "workers"),
+    [
+        ([{0, 1, 2, 3}] * 2, 4, 2),  # torchrun: both ranks may use all CPUs
+        ([{0, 1, 2, 3}, {4, 5, 6, 7}], 4, 4),  # Slurm has bound each rank
+        ([set(range(64)), set(range(64, 128))], 32, 16),  # the default of two ranks, at most 16 for each
+        ([{0}, {0}], 1, 1),
+    ],
+)
+def test_workers_are_divided_among_the_ranks_that_share_cpus(monkeypatch, cpus, cores, workers):
+    from bench import run
+
+    monkeypatch.setattr(ranks, "usable_cpus", lambda pid=0: cpus[pid], raising=False)
+    group = ranks.Group()
+    group.peers = (1,)
+    device = SimpleNamespace(device="cpu", device_name="x", framework_version="1")
+    framework = SimpleNamespace(join_ranks=lambda me, device: group)
+    host = SimpleNamespace(python="3", driver=None, commit=None)
+    me = ranks.Ranks(0, 2, 0, 2, 1, True)
+
+    def joined(count):
+        settings = replace(read_settings("image"), num_workers=count)
+        bench = run.Bench(settings, host, framework, device, meters.Instruments())
+        return run.join_ranks(bench, me).settings.num_workers
+
+    assert joined(cores) == workers
+    assert joined(0) == 0
+    monkeypatch.setenv("NUM_WORKERS", "8")
+    assert joined(8) == 4  # of the whole machine
+
+
+def test_a_peer_that_has_ended_leaves_the_machines_workers_divided(monkeypatch):
+    def find(pid=0):
+        if pid:
+            raise ProcessLookupError(3, "No such process")
+        return {0, 1, 2, 3}
+
+    monkeypatch.setattr(ranks, "usable_cpus", find)
+    assert ranks.share_workers(4, ranks.Ranks(0, 2, 0, 2, 1, True), (123,)) == 2

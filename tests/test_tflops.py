@@ -353,3 +353,24 @@ def test_an_unknown_operator_is_refused_by_name():
     workload = replace(operators.matmul((8, 8, 8)), name="fft", model="fft")
     with pytest.raises(SettingError, match="FRAMEWORK='torch' cannot run fft"):
         open_session(workload)
+
+
+@pytest.mark.parametrize(
+    ("refused", "sizes"),
+    [("wrong_output", ["64x64x64", "128x128x128"]), ("work_skipped", ["64x64x64", "128x128x128"]), ("unsupported", [])],
+)
+def test_one_size_that_is_refused_does_not_end_a_precision(sweep, monkeypatch, refused, sizes):
+    def check(size):
+        if size == 32:
+            raise MeasurementError(refused, "this size")
+        return 0.3
+
+    class Rates(dict):
+        def __getitem__(self, size):
+            return check(size)
+
+    _, out, err, rows, _ = sweep(RATES | {"matmul": Rates()})
+    assert [row["matrix_size"] for row in rows if row["model"] == "matmul" and row["status"] == "ok"] == sizes
+    assert f"float32 {refused}: this size" in err
+    assert f"float32 matmul: {refused}: this size" in out
+    assert any(row["model"] == "matmul-peak" for row in rows) == bool(sizes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import platform
 import re
@@ -53,6 +54,8 @@ class Card:
 
     name: str
     uuid: str  # as `nvidia-smi -L` prints it: GPU-... or MIG-...
+    multiprocessors: float = math.inf
+    capability: float = math.inf  # compute capability, such as 8.6
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,13 @@ def find_card(library="libcuda.so.1"):
     # For a MIG slice, the first version of this function returns the UUID of the whole card.
     if getattr(cuda, "cuDeviceGetUuid_v2", cuda.cuDeviceGetUuid)(uuid, card):
         return None
-    found = name.value.decode()
-    return Card(found, f"{'MIG' if ' MIG ' in found else 'GPU'}-{UUID(bytes=bytes(uuid))}")
+    value, numbers = ctypes.c_int(), []
+    for attribute in (16, 75, 76):  # multiprocessor count, compute capability major and minor, in cuda.h
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, card)
+        numbers.append(value.value)
+    found, (count, major, minor) = name.value.decode(), numbers
+    kind = "MIG" if " MIG " in found else "GPU"
+    return Card(found, f"{kind}-{UUID(bytes=bytes(uuid))}", count, major + minor / 10)
 
 
 def hides_cards(library="libcuda.so.1"):
@@ -207,15 +215,6 @@ def find_memory_gb():
     else:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return round(size / GIB, 1) or None
-
-
-def find_swapped_gb():
-    """Return the swap in use, in units of 2**30 bytes, or None."""
-    if platform.system() == "Darwin":
-        used = re.search(r"used = ([0-9.]+)M", _output("sysctl", "-n", "vm.swapusage") or "")
-        return float(used[1]) / 1024 if used else None
-    known = dict(re.findall(r"^(SwapTotal|SwapFree):\s+(\d+) kB$", read_text("/proc/meminfo"), re.M))
-    return (int(known["SwapTotal"]) - int(known["SwapFree"])) * 1024 / GIB if len(known) == 2 else None
 
 
 def find_os():

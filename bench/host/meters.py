@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.host import sensors
-from bench.settings import usable_cores
+from bench.settings import cpu_quota, usable_cores, usable_cpus
 
 log = logging.getLogger("bench")
 
@@ -45,14 +45,19 @@ def swapped_bytes():
 def others_cpu_seconds(*peers):
     """Return the CPU seconds of all other processes since boot, including time stolen by other virtual machines.
 
+    Only the CPUs count that this process and its peers may use: in a container, other containers may have the others.
+
     Args:
         peers: process ids that count as our own, with their children.
     """
-    times = sensors.psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    # Linux counts guest time twice: as guest time and as user time.
-    twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    return sum(times) - idle - twice - sum(own_cpu_seconds(*peers))
+    usable, every = set().union(*map(usable_cpus, (0, *peers))), sensors.psutil.cpu_times(percpu=True)
+    busy = 0.0
+    for times in every if len(usable) == len(every) else [every[cpu] for cpu in usable]:
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux counts guest time twice: as guest time and as user time.
+        twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        busy += sum(times) - idle - twice
+    return busy - sum(own_cpu_seconds(*peers))
 
 
 def own_cpu_seconds(*peers):
@@ -118,6 +123,14 @@ class CounterWatch(Watch):
         return (self._counter() - before) / (self._clock() - start)
 
 
+def sees_others():
+    """Return whether other programs' load can be told from ours.
+
+    It cannot if a container's quota is less than its CPUs: other containers may then use the rest of each CPU.
+    """
+    return sensors.psutil is not None and (cpu_quota() or math.inf) >= len(usable_cpus())
+
+
 def watch_contention(at_rest=0.0, peers=()):
     """Return a watch that flags other processes if they use over 10 % of the usable cores more than before the run.
 
@@ -126,7 +139,7 @@ def watch_contention(at_rest=0.0, peers=()):
         peers: process ids that count as our own.
     """
     limit = CONTENDED_SHARE * usable_cores()
-    counter = functools.partial(others_cpu_seconds, *peers) if sensors.psutil else float
+    counter = functools.partial(others_cpu_seconds, *peers) if sees_others() else float
     return CounterWatch("contended", counter, limit + min(at_rest, limit))
 
 
@@ -220,18 +233,11 @@ class Instruments:
 
 def open_instruments(device, device_name, uuid=None):
     """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
+    read, counter, why = sensors.read_cpu if device == "cpu" else dict, None, ""
     try:
-        counter, why = sensors.open_energy_counter(device, device_name, uuid), ""
+        if device == "cuda":  # a card without an energy counter still has a temperature
+            read = sensors.NvidiaCard(device_name, uuid).read
+        counter = sensors.open_energy_counter(device, device_name, uuid)
     except sensors.Unavailable as error:
-        counter, why = None, str(error)
-    return Instruments(counter, find_heat(device, device_name, uuid), why)
-
-
-def find_heat(device, device_name, uuid):
-    """Return a function () -> columns of a device's temperature and clock; empty columns if it has no sensor."""
-    if device == "cpu":
-        return sensors.read_cpu
-    try:
-        return sensors.NvidiaCard(device_name, uuid).read if device == "cuda" else dict
-    except sensors.Unavailable:
-        return dict
+        why = str(error)
+    return Instruments(counter, read, why)

@@ -14,7 +14,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from bench.settings import RUN, SettingError
+from bench.settings import MOST_WORKERS, RUN, SettingError, usable_cpus
 
 LATE_SECONDS = 20  # torchrun kills a rank that ignores SIGTERM after 30 s, which must not look like the first failure
 
@@ -34,6 +34,25 @@ class Ranks:
     def share(self, count):
         """Divide the node's cores or workers among its ranks; returns this rank's part, at least 1."""
         return max(1, count // self.local_world_size)
+
+
+def share_workers(workers, me, peers):
+    """Return one rank's part of its machine's input workers, at least 1.
+
+    NUM_WORKERS counts those of the whole machine. Its default counts the CPUs that this rank may use, which only some
+    of the other ranks may use as well: Slurm can bind each rank to CPUs of its own.
+
+    Args:
+        me: the rank's Ranks.
+        peers: process ids of the other ranks on this machine.
+    """
+    if "NUM_WORKERS" in os.environ:
+        return me.share(workers)
+    try:
+        sharers = 1 + sum(not usable_cpus().isdisjoint(usable_cpus(peer)) for peer in peers)
+    except ProcessLookupError:  # it has just ended, or is in another container
+        return me.share(workers)
+    return max(1, min(workers // sharers, MOST_WORKERS))
 
 
 def read_ranks(environ=os.environ):

@@ -181,7 +181,7 @@ def read_cpu():
     """Return columns: temperature and clock of the CPU, if psutil reads them; on a Mac that needs root."""
     if psutil is None or sys.platform == "darwin":
         return {}
-    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    sensors = psutil.sensors_temperatures()
     degrees = [sensor.current for name in CPU_SENSORS for sensor in sensors.get(name, ())]
     clock = psutil.cpu_freq()
     return {"temperature_c": max(degrees, default=None), "clock_mhz": round(clock.current) if clock else None}

@@ -1,27 +1,29 @@
 """What `make best` prints at the end: the path to the fastest settings, how sure they are, and how to use them."""
 
+import os
 import statistics
 
 from bench.records import report
+from bench.settings import MAKE_VARIABLES, known_names, read_settings
 from bench.tune import candidates, recipe
 from bench.tune.search import Search, Trial
 
+NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 STATISTICS = {"few_windows", "ci_not_met"}  # flags that say nothing new next to the range of several runs
 
 
 def describe(search: Search, minutes):
     """Return the lines of the answer, as far as it was measured."""
-    first = search.trials[search.default][0].row
     fastest, float32 = search.answers()
     if fastest is None:
         return ["no combination works: the rows say why", *describe_search(search, minutes)]
-    lines, full = [report.describe_task(first)], {}
+    lines, full, before = [report.describe_task(search.trials[search.default][0].row)], {}, None
     for step, candidate in search.steps.items():
         if runs := [trial for trial in search.full_runs(candidate) if trial.rate]:
             full[candidate] = summarize(runs)
             if step.isdecimal():
-                before = next(reversed(list(full)[:-1]), None)
                 lines.append(describe_step(search, full, before, candidate, f"{len(runs)} run{'s' * (len(runs) > 1)}"))
+                before = candidate
     untried = len(search.untried())
     title = f"fastest of {len(search.trials)} tried" + (f" ({untried} not tried)" if untried else "")
     lines += describe_fastest(search, full, title, fastest)
@@ -31,7 +33,7 @@ def describe(search: Search, minutes):
 
 
 def summarize(trials):
-    """One Trial for several: the median of the rates, and the range that covers all intervals."""
+    """Combine several Trials into one: the median of the rates, and the range that covers all intervals."""
     ends = [end for trial in trials for end in (trial.low or trial.rate, trial.high or trial.rate)]
     return Trial(statistics.median(trial.rate for trial in trials), min(ends), max(ends))
 
@@ -99,20 +101,21 @@ def describe_search(search: Search, minutes):
     return lines + ([f"flags of the full runs:\n{report.explain(flags)}"] if report.explain(flags) else [])
 
 
-def describe_use(change, settings, target, given, row):
-    """Return the lines of make and of code that repeat the fastest candidate.
+def describe_use(search: Search, candidate, target, held):
+    """Return the lines of make and of code that repeat a candidate.
 
     Args:
-        change: of the environment, which makes the candidate.
-        settings: of the candidate.
         target: of make.
-        given: {variable: text} that the user asked for.
-        row: of the default.
+        held: {variable: text} that every run got.
     """
-    threads = change.get("NUM_THREADS", row["num_threads"])
-    threads = given.get("NUM_THREADS") if threads == row["num_threads"] else threads  # else the framework's own
+    change, row = candidates.change_of(search.dimensions, candidate), search.trials[search.default][0].row
+    asked = {name: os.environ[name] for name in known_names() if name in os.environ} | held
+    given = {name: text for name, text in asked.items() if name not in NOT_REPEATED}
+    settings = read_settings(target, os.environ | held | change).on(row["device"])
+    # The framework's own number of threads needs no line.
+    threads = (given if change.get("NUM_THREADS") in (None, row["num_threads"]) else change).get("NUM_THREADS")
     lines = ["", "To repeat it:", *(f"    {line}" for line in recipe.lines_of_make(target, given | change))]
     if exports := recipe.environment_lines(change):
         lines += ["", "For your own script, in the shell:", *(f"    {line}" for line in exports)]
-    code = recipe.script_lines(settings.framework, settings.on(row["device"]), row["device"], threads)
+    code = recipe.SCRIPTS[settings.framework](settings, row["device"], threads)
     return [*lines, "", "In your own script:", *(f"    {line}" for line in code)]

@@ -3,21 +3,18 @@
 Settings that the user gave are held fixed; a comma list restricts the values.
 """
 
-import ctypes
 import ctypes.util
 import platform
-from dataclasses import dataclass
 
 import psutil
 
-from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS
+from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS, find_allocator
 from bench.records.columns import describe_change
 from bench.settings import COMPILE_MODES, FRAMEWORKS, SettingError, usable_cores
 from bench.tune.search import Dimension
 
 ALLOCATOR = "ALLOCATOR"  # a dimension that is not a setting: it stands for variables of the environment
 LAYOUT = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # likewise: 0 keeps Inductor from forcing channels_last
-SETUP_VARIABLES = tuple(dict.fromkeys((*ALLOCATOR_VARIABLES, LAYOUT)))
 # {setting: {value: {device: guessed speedup over float32, eager and so on}}}. A value is tried on the devices that have
 # a guess, which only decides the order of the trials.
 GUESSES = {
@@ -45,29 +42,6 @@ PRELOADED = ("jemalloc", "tcmalloc", "mimalloc")
 FIXED = ("RUNS", "EPOCHS", "SUSTAIN", "NUM_IMAGES", "SCOPE")
 
 
-@dataclass(frozen=True)
-class Card:
-    """What decides on an NVIDIA card whether a combination is worth a trial; None if unknown."""
-
-    multiprocessors: int | None = None
-    capability: float | None = None  # such as 8.6
-
-
-def find_card(library="libcuda.so.1"):
-    """Ask the NVIDIA driver about the first visible card. Nothing is allocated on it."""
-    try:
-        cuda = ctypes.CDLL(library)
-        if cuda.cuInit(0):
-            return Card()
-    except OSError:
-        return Card()
-    value, found = ctypes.c_int(), []
-    for attribute in (16, 75, 76):  # multiprocessor count, compute capability major and minor, in cuda.h
-        found.append(None if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0) else value.value)
-    count, major, minor = found
-    return Card(count, None if None in (major, minor) else major + minor / 10)
-
-
 def refuse_unusable(environ, changes):
     """Raise SettingError for settings that a search cannot hold fixed: other quantities, lists of other settings."""
     for name in FIXED:
@@ -85,7 +59,7 @@ def list_dimensions(settings, environ, changes, row, card=None):
         settings: of the default.
         changes: list_runs() of the workload, which has the lists of the environment.
         row: of a run of the default, which knows device, threads and batch size.
-        card: a Card.
+        card: the Card, or None if it is unknown.
     """
     device, settings, found = row["device"], settings.on(row["device"]), []
     for name, guesses in GUESSES.items():
@@ -99,18 +73,30 @@ def list_dimensions(settings, environ, changes, row, card=None):
             gains = {value: on[device] / own for value, on in guesses.items() if on.get(device, 0) >= own}
             gains = {first: 1.0} | {v: gain for v, gain in gains.items() if is_sensible(settings, name, v, row, card)}
             found.append(Dimension(name, gains, late=LATE))
-    found += [layouts(settings, environ, row), allocators(environ, row), threads(environ, row)]
-    found.append(batches(environ, changes, row))
+    is_trained = settings.framework == "torch" and settings.memory_format and settings.phase == "training"
+    if device == "mps" and is_trained and LAYOUT not in environ:  # Inductor's own choice, channels_last, is slow there
+        found.append(Dimension(LAYOUT, {"": 1.0, "0": 2.0}))
+    is_glibc, is_fixed = platform.libc_ver()[0] == "glibc", any(name in environ for name in ALLOCATOR_VARIABLES)
+    if device == "cpu" and is_glibc and not is_fixed:
+        others = {library: 1.2 for name in PRELOADED if (library := ctypes.util.find_library(name))}
+        found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3} | others))
+    if device == "cpu" and row["num_threads"] and "NUM_THREADS" not in environ:
+        found.append(Dimension("NUM_THREADS", dict.fromkeys(list_threads(str(row["num_threads"])), 1.0)))
+    if "BATCH_SIZE" in environ:
+        given = dict.fromkeys(change["BATCH_SIZE"] for change in changes if "BATCH_SIZE" in change)
+        found.append(Dimension("BATCH_SIZE", dict.fromkeys(given, 1.0)))
+    elif row["workload"] != "llm":  # there a larger batch is another task: more sequences at once
+        found.append(Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True))
     return [each for each in found if len(each.gains) > 1 or each.doubles]
 
 
 def is_sensible(settings, name, value, row, card):
-    """Whether a value may be faster for this framework, phase and card, and is right at all."""
+    """Return whether a value may be faster for this framework, phase and card, and is right at all."""
     if settings.phase == "training" and value in NOT_IN_TRAINING:
         return False
     if value.startswith("mixed_") and row["workload"] == "llm":  # refused there: the weights themselves get 16 bits
         return False
-    if value in LATE and card and (card.multiprocessors or AUTOTUNE_MULTIPROCESSORS) < AUTOTUNE_MULTIPROCESSORS:
+    if value in LATE and card and card.multiprocessors < AUTOTUNE_MULTIPROCESSORS:
         return False
     if settings.framework == "torch":
         return True
@@ -119,51 +105,19 @@ def is_sensible(settings, name, value, row, card):
 
 
 def is_possible(settings, dimensions, candidate, card=None):
-    """Whether a combination makes sense, whatever its single values do."""
+    """Return whether a combination makes sense, even if each of its values does."""
     chosen = {"COMPILE": settings.compile, "PRECISION": settings.precision}
     chosen |= {dimension.name: value for dimension, value in zip(dimensions, candidate, strict=True)}
     if chosen["COMPILE"] == "0":
         return not chosen.get(LAYOUT)  # which only the compiler reads
-    is_slow = "bfloat16" in str(chosen["PRECISION"]) and card and card.capability
-    return not (is_slow and card.capability < BFLOAT16_CAPABILITY)
+    return not ("bfloat16" in str(chosen["PRECISION"]) and card and card.capability < BFLOAT16_CAPABILITY)
 
 
-def layouts(settings, environ, row):
-    """Inductor's choice of channels_last for convolutions, which is slow in training on a Mac, and no such choice."""
-    is_used = settings.framework == "torch" and settings.memory_format and settings.phase == "training"
-    if row["device"] != "mps" or not is_used or LAYOUT in environ:
-        return Dimension(LAYOUT, {})
-    return Dimension(LAYOUT, {"": 1.0, "0": 2.0})
-
-
-def allocators(environ, row):
-    """glibc as it is, glibc keeping its memory, and other allocators that are installed; on a Linux CPU only."""
-    is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
-    if is_fixed or row["device"] != "cpu" or platform.libc_ver()[0] != "glibc":
-        return Dimension(ALLOCATOR, {})
-    others = {library: 1.2 for name in PRELOADED if (library := ctypes.util.find_library(name))}
-    return Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3} | others)
-
-
-def threads(environ, row):
-    """Return the framework's own number of threads, one per logical CPU and one per physical core, if they differ."""
-    own, logical = str(row["num_threads"] or ""), usable_cores()
-    if "NUM_THREADS" in environ or row["device"] != "cpu" or not own:
-        return Dimension("NUM_THREADS", {})
-    all_logical = psutil.cpu_count() or 1
+def list_threads(own):
+    """Return the framework's own number of threads, one per physical core and one per logical CPU, without repeats."""
+    logical, all_logical = usable_cores(), psutil.cpu_count() or 1
     physical = logical * (psutil.cpu_count(logical=False) or all_logical) // all_logical
-    return Dimension("NUM_THREADS", {own: 1.0} | {str(n): 1.0 for n in (physical, logical) if n and str(n) != own})
-
-
-def batches(environ, changes, row):
-    """Return the given list, else the default's batch size, which may double unless it is a language model's.
-
-    There a larger batch is another task: more sequences at once.
-    """
-    given = dict.fromkeys(change["BATCH_SIZE"] for change in changes if "BATCH_SIZE" in change)
-    if "BATCH_SIZE" in environ or row["workload"] == "llm":
-        return Dimension("BATCH_SIZE", dict.fromkeys(given, 1.0))
-    return Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True)
+    return dict.fromkeys([own, *(str(count) for count in (physical, logical) if count)])
 
 
 def change_of(dimensions, candidate):
@@ -190,5 +144,4 @@ def describe_difference(dimensions, before, after):
 
 def cells_of(change):
     """Return the cells of a row that a change of the environment fills."""
-    setup = " ".join(f"{name}={change[name]}" for name in SETUP_VARIABLES if name in change)
-    return {name.lower(): text for name, text in change.items()} | {"allocator": setup}
+    return {name.lower(): text for name, text in change.items()} | {"allocator": find_allocator(change) or ""}

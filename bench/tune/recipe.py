@@ -8,7 +8,6 @@ import shlex
 from bench.settings import known_names
 
 WIDTH = 76  # of a terminal of 80 columns, less the indentation
-DTYPES = {"float16": "float16", "bfloat16": "bfloat16", "float64": "float64"}
 AUTOCAST = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
@@ -27,20 +26,15 @@ def environment_lines(change):
     return [f"export {name}={shlex.quote(text)}" for name, text in change.items() if name not in known_names()]
 
 
-def script_lines(framework, settings, device, num_threads):
-    """Return lines of Python for one's own script.
+def torch_lines(settings, device, num_threads):
+    """Return lines of PyTorch. `model`, `inputs`, `labels`, `loss_function` and `optimizer` are the user's own.
 
     Args:
         settings: Settings of the candidate, resolved for the device.
         num_threads: None leaves the framework's own.
     """
-    return {"torch": torch_lines, "tensorflow": keras_lines}[framework](settings, device, num_threads)
-
-
-def torch_lines(settings, device, num_threads):
-    """Return lines of PyTorch. `model`, `inputs`, `labels`, `loss_function` and `optimizer` are the user's own."""
-    dtype, to = DTYPES.get(settings.precision), [repr(device)]
-    to += [f"torch.{dtype}"] if dtype else []
+    to = [repr(device)]
+    to += [f"torch.{settings.precision}"] if settings.precision in ("float16", "bfloat16", "float64") else []
     to += ["memory_format=torch.channels_last"] if settings.memory_format == "channels_last" else []
     tf32 = 'torch.backends.fp32_precision = "tf32"' if settings.precision == "tf32" else ""
     mode = "" if settings.compile == "1" else f", mode={settings.compile!r}"
@@ -67,7 +61,7 @@ def torch_lines(settings, device, num_threads):
 
 
 def torch_training(cast, device):
-    """One step; float16 needs a scaler, or small gradients become zero."""
+    """Return the lines of one training step; float16 needs a scaler, or small gradients become zero."""
     scaled = "float16" in cast and "bfloat16" not in cast
     loss = "loss = loss_function(model(inputs), labels)"
     return [
@@ -82,7 +76,7 @@ def torch_training(cast, device):
 
 
 def keras_lines(settings, device, num_threads):
-    """Before the model is built, all but the last."""
+    """Return lines of Keras, for the same arguments; all but the last one belong before the model is built."""
     policy = "float32" if settings.precision == "tf32" else settings.precision
     own = "optimizer=optimizer, loss=loss_function, " if settings.phase == "training" else ""
     tf32 = f"tf.config.experimental.enable_tensor_float_32_execution({settings.precision == 'tf32'})"
@@ -95,3 +89,6 @@ def keras_lines(settings, device, num_threads):
         f"model.compile({own}jit_compile={settings.compile == '1'})  # then model.{'fit' if own else 'predict'}(...)",
     ]
     return list(filter(None, lines))
+
+
+SCRIPTS = {"torch": torch_lines, "tensorflow": keras_lines}  # by framework

@@ -57,6 +57,11 @@ class Dimension:
         return tuple(value for value in self.gains if value not in self.late)
 
 
+def change_one(candidate, i, value):
+    """Return a candidate with another value of its dimension i."""
+    return (*candidate[:i], value, *candidate[i + 1 :])
+
+
 @dataclass
 class Search:
     """All trials so far, and the choice of the next one. A candidate is a tuple with one value for each dimension.
@@ -105,10 +110,10 @@ class Search:
 
     def try_once(self, candidate, step=None):
         self.add(candidate, self.attempt(candidate, None if step else TRIAL_SECONDS, step))
-        self.tell(candidate)
 
     def add(self, candidate, trial):
         self.trials.setdefault(candidate, []).append(trial)
+        self.tell(candidate)
 
     def untried(self):
         """Return the combinations without a trial: the default first, then by guessed speedup."""
@@ -129,11 +134,7 @@ class Search:
 
     def neighbours(self, candidate):
         """Return the untried candidates that differ in one value: other batches first, then by guessed speedup."""
-        single = [
-            (*candidate[:i], value, *candidate[i + 1 :])
-            for i, dimension in enumerate(self.dimensions)
-            for value in dimension.gains
-        ]
+        single = [change_one(candidate, i, value) for i, each in enumerate(self.dimensions) for value in each.gains]
         others = [each for each in single if each not in self.trials and self.is_possible(each)]
         return self.batches(candidate) + sorted(others, key=self.guess, reverse=True)
 
@@ -143,7 +144,7 @@ class Search:
         for i, dimension in enumerate(self.dimensions):
             if dimension.doubles:
                 batch = int(candidate[i])
-                double, half = ((*candidate[:i], str(n), *candidate[i + 1 :]) for n in (2 * batch, batch // 2))
+                double, half = (change_one(candidate, i, str(n)) for n in (2 * batch, batch // 2))
                 found += [double] if self.rate(candidate) > BATCH_GROWTH * self.rate(half) else []
                 found += [half] if batch > int(dimension.values[0]) else []
         return [each for each in found if each not in self.trials]
@@ -153,11 +154,11 @@ class Search:
         return math.prod(d.gains.get(value, 1.0) for d, value in zip(self.dimensions, candidate, strict=True))
 
     def is_float32(self, candidate):
-        """Whether float32 was chosen: never if the precision is held fixed."""
+        """Return whether float32 was chosen: never if the precision is held fixed."""
         return any(d.name == "PRECISION" and v == "float32" for d, v in zip(self.dimensions, candidate, strict=True))
 
     def works(self, candidate):
-        """Whether every trial of a candidate gave a rate."""
+        """Return whether every trial of a candidate gave a rate."""
         return candidate in self.trials and all(trial.rate for trial in self.trials[candidate])
 
     def rate(self, candidate):
@@ -194,7 +195,7 @@ class Search:
         return next(iter(known), None), next(filter(self.is_float32, known), None)
 
     def is_slower_in_full(self, candidate):
-        """Whether the default is faster than a candidate in the full runs, if both have any."""
+        """Return whether the default is faster than a candidate in the full runs, if both have any."""
         runs = [[run.rate or 0.0 for run in self.full_runs(each)] for each in (candidate, self.default)]
         return all(runs) and statistics.median(runs[0]) < statistics.median(runs[1])
 
@@ -220,7 +221,7 @@ class Search:
         path = [self.default]
         while path[-1] != goal:
             here = path[-1]
-            changed = [(*here[:i], value, *here[i + 1 :]) for i, value in enumerate(goal) if value != here[i]]
+            changed = [change_one(here, i, value) for i, value in enumerate(goal) if value != here[i]]
             changed = list(filter(self.is_possible, changed)) or changed
             path.append(max(changed, key=lambda each: (self.rate(each), self.guess(each))))
         return path

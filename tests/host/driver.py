@@ -34,6 +34,11 @@ int cuInit(unsigned flags) { return CUDA ? CUDA : first() < 0 ? 100 : 0; }
 int cuDeviceGet(int *card, int number) { *card = 7; return number; }
 int cuDeviceGetName(char *name, int length, int card) { strncpy(name, names[first()], length); return card != 7; }
 int cuDeviceGetUuid(char *uuid, int card) { return 1; }
+int cuDeviceGetAttribute(int *value, int attribute, int card) { /* 3 and 128 multiprocessors; 6.1 and 8.9 */
+    int values[][3] = {{3, 6, 1}, {128, 8, 9}, {14, 8, 0}};
+    *value = values[first()][attribute == 16 ? 0 : attribute - 74];
+    return card != 7;
+}
 int cuDeviceGetUuid_v2(char *uuid, int card) { memset(uuid, 0x11 * (first() + 1), 16); return card != 7; }
 
 /* A handle is a pointer; temperatures, clocks and joules tell the cards apart. */

@@ -192,12 +192,3 @@ def test_low_power_mode(monkeypatch, tmp_path):
     assert environment.find_low_power_mode() == 1
     answers(monkeypatch, pmset=" powermode            2\n")
     assert environment.find_low_power_mode() == 0
-
-
-def test_swap_in_use(monkeypatch):
-    monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(environment, "read_text", lambda path: "SwapTotal:  4194304 kB\nSwapFree:  3145728 kB\n")
-    assert environment.find_swapped_gb() == 1
-    on_a_mac(monkeypatch)
-    answers(monkeypatch, sysctl="total = 3072.00M  used = 1536.00M  free = 1536.00M  (encrypted)")
-    assert environment.find_swapped_gb() == 1.5

@@ -22,6 +22,7 @@ from tests.fakes import Clock
 def test_contention_is_over_a_tenth_of_all_cores_more_than_at_rest(monkeypatch, at_rest, others, flags):
     clock, spent = Clock(), Clock()
     monkeypatch.setattr(meters, "usable_cores", lambda: 8)
+    monkeypatch.setattr(meters, "cpu_quota", lambda: None)
     monkeypatch.setattr(meters, "others_cpu_seconds", spent)
     monkeypatch.setattr(meters.CounterWatch.__init__, "__defaults__", (0.0, clock))
     watch = meters.watch_contention(at_rest)
@@ -70,7 +71,8 @@ class Busy:
 def test_idle_guest_and_own_time_is_not_others_time(monkeypatch):
     monkeypatch.setattr(meters, "own_cpu_seconds", lambda: [3.0, 1.0])
     times = Busy(user=10, system=2, idle=99, iowait=50, guest=4, steal=1)
-    monkeypatch.setattr(sensors.psutil, "cpu_times", lambda: times)
+    monkeypatch.setattr(sensors.psutil, "cpu_times", lambda percpu: [times])
+    monkeypatch.setattr(meters, "usable_cpus", lambda pid: {0})
     assert meters.others_cpu_seconds() == pytest.approx(10 + 2 + 1 - 4)
 
 
@@ -161,3 +163,25 @@ def test_missing_energy_comes_with_its_reason(monkeypatch):
     for device, read in (("cpu", sensors.read_cpu), ("cuda", dict), ("mps", dict)):
         instruments = meters.open_instruments(device, None)
         assert instruments == meters.Instruments(None, read, "`sudo chmod` is needed")
+
+
+def test_only_the_cpus_of_this_process_and_its_peers_count(monkeypatch):
+    """In a container, other containers' load is on CPUs that this one may not use."""
+    busy = [Busy(user=10), Busy(user=1000), Busy(user=100), Busy(user=1000)]
+    monkeypatch.setattr(sensors.psutil, "cpu_times", lambda percpu=False: busy if percpu else Busy(user=2110))
+    monkeypatch.setattr(meters, "usable_cpus", lambda pid=0: {0: {0}, 7: {2}}[pid], raising=False)
+    monkeypatch.setattr(meters, "own_cpu_seconds", lambda *peers: [3.0])
+    assert meters.others_cpu_seconds() == 7
+    assert meters.others_cpu_seconds(7) == 107
+
+
+@pytest.mark.parametrize(("quota", "flags"), [(None, ["contended"]), (8.0, ["contended"]), (2.0, [])])
+def test_nothing_is_said_about_others_if_a_quota_is_less_than_the_cpus(monkeypatch, quota, flags):
+    spent = Clock()
+    monkeypatch.setattr(meters, "cpu_quota", lambda: quota, raising=False)
+    monkeypatch.setattr(meters, "usable_cpus", lambda: set(range(8)), raising=False)
+    monkeypatch.setattr(meters, "others_cpu_seconds", spent)
+    watch = meters.watch_contention()
+    watch.start()
+    spent.now = 1e6
+    assert watch.flags() == flags

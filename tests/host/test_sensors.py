@@ -55,6 +55,7 @@ def test_the_card_that_runs_is_named_and_read(nvidia, monkeypatch, order, visibl
     library = nvidia()
     found = find_card(library)
     assert (found.name, found.uuid) == card
+    assert (found.multiprocessors, found.capability) == ((128, 8.9) if card == driver.FAST else (3, 6.1))
     assert find_cuda_version(library) == 12
     assert not hides_cards(library)
     counter = sensors.open_energy_counter("cuda", found.name, found.uuid)
