@@ -221,7 +221,7 @@ def describe_messages(sweep: Sweep):
             continue
         rate, bus = row["throughput"], bus_bandwidth(row["throughput"], ranks)
         lines.append(f"{row['message_bytes']:>14,}{row['step_seconds_median']:>12.4g}{rate:>16.4g}{bus:>12.4g}")
-    flags = {flag for row in sweep.rows for flag in row.get("flags", "").split()} - {"few_windows", "ci_not_met"}
+    flags = {flag for row in sweep.rows for flag in row.get("flags", "").split()}
     return "\n".join([*lines, report.explain(flags)]).rstrip()
 
 
@@ -252,7 +252,7 @@ def describe(sweep: Sweep, stored):
     lines += [f"{r['precision']} {r['model']}: {r['status']}: {r['note']}" for r in sweep.rows if r["status"] != "ok"]
     moved = [f"{row['model']} {row['throughput']:.4g} GB/s" for row in ok if row["workload"] == "bandwidth"]
     lines += ["bandwidth, float32: " + ", ".join(moved)] if moved else []
-    flags = {flag for row in ok for flag in row["flags"].split()} - {"few_windows", "ci_not_met"}
+    flags = {flag for row in ok for flag in row["flags"].split()}
     lines += [report.explain(flags)] if flags else []
     return "\n".join(lines + peaks.compare_frameworks(stored, device.device))
 

@@ -9,7 +9,6 @@ from bench.tune import candidates, recipe
 from bench.tune.search import Search, Trial
 
 NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
-STATISTICS = {"few_windows", "ci_not_met"}  # flags that say nothing new next to the range of several runs
 
 
 def describe(search: Search, minutes):
@@ -97,7 +96,7 @@ def describe_search(search: Search, minutes):
     if fastest and search.batches(fastest):
         lines.append("not tried: another BATCH_SIZE, which may gain more (a larger MAX_MINUTES tries it)")
     full = [trial.row for candidate in search.trials for trial in search.full_runs(candidate)]
-    flags = {flag for row in full for flag in row["flags"].split()} - STATISTICS
+    flags = {flag for row in full for flag in row["flags"].split()}
     return lines + ([f"flags of the full runs:\n{report.explain(flags)}"] if report.explain(flags) else [])
 
 
