@@ -21,14 +21,7 @@ from bench.host.ranks import read_ranks
 from bench.launch import Launcher
 from bench.records import report, results
 from bench.records.cells import new_run_id
-from bench.settings import (
-    ROOT,
-    SEARCH,
-    SEARCH_STEP,
-    ByDevice,
-    SettingError,
-    read_search,
-)
+from bench.settings import ROOT, SEARCH, SEARCH_STEP, ByDevice, SettingError, read_search
 from bench.tune import answer, candidates
 from bench.tune.search import TRIAL_SECONDS, Search, Trial
 from image_benchmark import image_workload
@@ -65,7 +58,7 @@ class Runs:
             change: {variable: text} of the candidate.
             seconds: MAX_SECONDS.
             step: of the path, for a full run.
-            limit: seconds after which the run is ended; by default as above.
+            limit: seconds after which the run is ended; by default that of a trial, or of a full run.
 
         Raises:
             SettingError: the run left no row; the message says why.

@@ -8,7 +8,6 @@ import shlex
 from bench.settings import known_names
 
 WIDTH = 76  # of a terminal of 80 columns, less the indentation
-AUTOCAST = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 def lines_of_make(target, given):
@@ -36,7 +35,6 @@ def torch_lines(settings, device, num_threads):
     to = [repr(device)]
     to += [f"torch.{settings.precision}"] if settings.precision in ("float16", "bfloat16", "float64") else []
     to += ["memory_format=torch.channels_last"] if settings.memory_format == "channels_last" else []
-    tf32 = 'torch.backends.fp32_precision = "tf32"' if settings.precision == "tf32" else ""
     mode = "" if settings.compile == "1" else f", mode={settings.compile!r}"
     is_llm = settings.prompt_tokens is not None
     is_tokens = is_llm or settings.sequence_length is not None  # integers keep their type
@@ -45,14 +43,14 @@ def torch_lines(settings, device, num_threads):
     lines = [
         "import torch",
         f"torch.set_num_threads({num_threads})" if num_threads else "",
-        tf32,
+        'torch.backends.fp32_precision = "tf32"' if settings.precision == "tf32" else "",
         "torch.backends.cudnn.benchmark = True" if device == "cuda" else "",
         f"model = model.to({', '.join(to)})",
         f"{compiled}{mode})" if settings.compile != "0" else "",
         f"inputs = inputs.to({repr(device) if is_tokens else ', '.join(to)})",
     ]
-    cast = AUTOCAST.get(settings.precision)
-    cast = f'torch.autocast("{device}", torch.{cast})' if cast else ""
+    _, is_mixed, dtype = settings.precision.rpartition("mixed_")
+    cast = f'torch.autocast("{device}", torch.{dtype})' if is_mixed else ""
     if settings.phase == "training":
         return [*filter(None, lines), *torch_training(cast, device)]
     with_lines = f"with {', '.join(filter(None, ['torch.inference_mode()', cast]))}:"
