@@ -64,7 +64,7 @@ sys.exit({"fails": 1, "mistake": 2}.get(what, 0))
 
 @pytest.fixture
 def run_all(monkeypatch, tmp_path, capfd):
-    """Runs a list of models with the stand-in; returns (status, stdout, stderr, rows)."""
+    """Run a list of models with the stand-in; returns (status, stdout, stderr, rows)."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     monkeypatch.setattr(launch, "check_all", lambda *entries: None)  # no framework has the stand-in's models

@@ -306,7 +306,7 @@ def test_ctrl_c_on_several_ranks_keeps_what_was_measured(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_cannot_meet_the_others_says_so(monkeypatch, capsys, rank):
-    """Rank 0 finds its port taken. Rank 1 finds nobody there, and Ctrl-C ends its waiting."""
+    # Rank 0 finds its port taken. Rank 1 finds nobody there, and Ctrl-C ends its waiting.
     monkeypatch.setattr(on_torch_ranks, "QUIET_SECONDS", 0)
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -9,6 +9,7 @@ from matplotlib import pyplot as plt
 import plot_results
 from bench.plots import page, pictures, select
 from bench.plots.draw import COLOURS
+from bench.settings import SettingError
 from tests.records.examples import rate, write
 
 PUBLISHED = Path("results/published.csv")
@@ -211,6 +212,11 @@ def many(folder, count):
         reduced = {"workload": "all-reduce", "model": "all-reduce", "phase": "", "unit": "GB/s", "world_size": "2"}
         rows += [rate(1 + k) | reduced | {"message_bytes": str(1024 * 4**k)} for k in range(10)]
         write(folder, [row | {"run_id": "one"} for row in rows] + sustained(f"run-{i}", [10 + i] * 9), name)
+
+
+def test_a_folder_that_is_missing_is_a_mistake():
+    with pytest.raises(SettingError, match=r"RESULTS_DIR='.*' is not a folder"):
+        plot_results.main()
 
 
 @pytest.mark.parametrize("count", [3, 25])

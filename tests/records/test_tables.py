@@ -113,20 +113,22 @@ def test_an_interrupted_run_counts_where_there_is_no_other(write):
     assert lines == {"resnet50": (100, ""), "vgg16": (60, "interrupted")}
 
 
-def test_a_short_trial_of_a_search_counts_for_another_setup(write):
-    lines = summary(write(rate(90) | LOOK | {"search_step": "0"}, rate(80) | LOOK, rate(70) | LOOK | KEEPS))[0]
-    assert lines["value"].tolist() == [90, 70]
+@pytest.mark.parametrize(
+    ("rows", "values"),
+    [
+        ([rate(826) | {"source": "https://x"}, rate(1218) | {"source": "https://x"}], [826, 1218]),
+        # A short trial of a search counts for another setup.
+        ([rate(90) | LOOK | {"search_step": "0"}, rate(80) | LOOK, rate(70) | LOOK | KEEPS], [90, 70]),
+    ],
+)
+def test_published_figures_and_other_setups_are_lines_of_their_own(write, rows, values):
+    assert summary(write(*rows))[0]["value"].tolist() == values
 
 
 def test_no_doubt_of_a_repetition_is_lost(write):
     flags = ("throttled contended", "", "contended drift", "")
     (row,) = summary(write(*(rate(100 + i) | {"flags": each} for i, each in enumerate(flags))))[0].to_dict("records")
     assert tables.list_flags(row) == "throttled contended drift"
-
-
-def test_published_figures_are_never_taken_together(write):
-    found, _ = summary(write(rate(826) | {"source": "https://x"}, rate(1218) | {"source": "https://x"}))
-    assert found["value"].tolist() == [826, 1218]
 
 
 def test_other_settings_and_machines_are_other_lines(write):

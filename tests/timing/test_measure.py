@@ -42,7 +42,7 @@ def refusal(fake, **limits):
 
 
 def steps_of(seconds):
-    """A device whose every step takes so long."""
+    """Return a device whose every step takes so long."""
     return Device(Clock(), work=lambda i: seconds)
 
 
@@ -258,7 +258,7 @@ def test_the_collector_rests_while_measuring_and_is_restored(enabled):
 
 
 def interrupted_at(step, seconds=0.010):
-    """A device on which Ctrl-C comes in a step; that step has no result, and reading it would fail."""
+    """Return a device on which Ctrl-C comes in a step; that step has no result, and reading it would fail."""
 
     def press(i):
         if i == step:
