@@ -77,10 +77,6 @@ def test_imports_run_downward_and_frameworks_stay_in_their_own_file(module):
     assert packages <= set(sys.stdlib_module_names) | {"bench"} or module not in STANDARD_LIBRARY_ONLY
 
 
-
-
-
-
 def test_importing_the_scripts_loads_no_framework():
     scripts = ", ".join(path.stem for path in SCRIPTS)
     program = f"import sys, {scripts}; print([m for m in {FRAMEWORKS} if m in sys.modules])"

@@ -75,8 +75,6 @@ def test_a_mistake_of_torchruns_variables_comes_before_a_framework(monkeypatch, 
     assert said in line
 
 
-
-
 def test_a_rank_of_torchrun_runs_one_combination_that_agrees_with_it(monkeypatch):
     me = ranks.read_ranks(TORCHRUN)
     monkeypatch.setenv("MODEL", "mlp-8")

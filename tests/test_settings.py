@@ -94,8 +94,6 @@ def test_what_users_type_becomes_values(script, environ, values):
     assert tuple(getattr(settings, SYNONYMS.get(name, name).lower()) for name in environ) == values
 
 
-
-
 @pytest.mark.parametrize(
     ("name", "value", "fix"),
     [
@@ -173,8 +171,6 @@ def test_contradictions_are_refused(script, environ, named):
 def test_more_tokens_than_any_model_allows_are_refused_before_a_framework_is_imported(phase, name):
     assert max(decoder.max_position_embeddings for decoder in DECODERS.values()) == MOST_POSITIONS
     assert refusal("llm", PHASE=phase, **{name: "999999999"}).startswith(f"{name}='999999999' ")
-
-
 
 
 @pytest.mark.parametrize(("cores", "devices", "workers"), [(4, "1", 4), (96, "1", 16), (96, "4", 64), (96, "all", 16)])
@@ -314,5 +310,3 @@ def test_the_page_of_settings_is_as_generated():
 def test_the_tables_have_every_name():
     for text in (as_markdown(), as_text()):
         assert [name for name in known_names() if name not in text] == []
-
-

@@ -61,14 +61,10 @@ def test_idle_guest_and_own_time_is_not_others_time(monkeypatch):
     assert meters.others_cpu_seconds() == pytest.approx(10 + 2 + 1 - 4)
 
 
-
-
 def test_own_time_and_the_peak_of_the_process_are_what_the_system_counts():
     before = sum(os.times()[:4])
     assert before - 0.1 <= sum(meters.own_cpu_seconds()) <= sum(os.times()[:4]) + 0.1
     assert 10e6 < meters.process_peak_bytes() < 1e12
-
-
 
 
 def test_without_psutil_only_heat_is_watched(monkeypatch):
