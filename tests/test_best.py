@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import best_settings
+from bench import processes, run
 from bench.host.environment import Card, describe_host
 from bench.launch import Launcher
 from bench.plots import pictures, select
 from bench.records import results
-from bench.settings import SEARCH, SettingError, list_runs, read_search, read_settings
+from bench.settings import SEARCH, SettingError, list_runs, read_settings
 from bench.tune import candidates, recipe
 from bench.tune.candidates import LAYOUT
 from image_benchmark import image_workload
@@ -52,23 +53,22 @@ def possible(row, script="image", card=None, **environ):
             yield dict(zip(found, candidate, strict=True))
 
 
-def test_what_is_tried_on_a_cpu():
-    assert values() == {
-        "PRECISION": ("float32", "bfloat16", "mixed_bfloat16"),
-        "COMPILE": ("0", "1"),
-        "MEMORY_FORMAT": ("channels_first", "channels_last"),
-        "ALLOCATOR": ("", "keep"),
-        "BATCH_SIZE": ("16",),
-    }
+ON_CPU = {"PRECISION": ("float32", "bfloat16", "mixed_bfloat16"), "COMPILE": ("0", "1")}
+ON_CPU |= {"MEMORY_FORMAT": ("channels_first", "channels_last"), "ALLOCATOR": ("", "keep"), "BATCH_SIZE": ("16",)}
+
+
+def test_what_is_tried_on_each_device():
+    assert values() == ON_CPU
     assert dimensions()["BATCH_SIZE"].doubles
-
-
-def test_what_is_tried_on_a_gpu():
     found = values(CUDA)
     assert {"tf32", "float16", "mixed_float16"} < set(found["PRECISION"])
     assert found["COMPILE"] == ("0", "1", "reduce-overhead")
     assert "ALLOCATOR" not in found
     assert "MEMORY_FORMAT" not in values(CUDA | {"workload": "transformer"}, "transformer")
+    llm = {"workload": "llm", "batch_size": "1"}
+    own = {"PRECISION": ("float32", "bfloat16"), "COMPILE": ("0", "1"), "ALLOCATOR": ("", "keep")}
+    assert values(CPU | llm, "llm") == own
+    assert values(CUDA | llm, "llm") == {"PRECISION": ("bfloat16", "float16"), "COMPILE": found["COMPILE"]}
 
 
 def test_max_autotune_is_for_the_leaders_on_large_gpus():
@@ -101,38 +101,13 @@ def test_the_layout_of_compiled_training_is_tried_on_a_mac():
     assert recipe.environment_lines({"COMPILE": "1", LAYOUT: "0"}) == [f"export {LAYOUT}=0"]
 
 
-def test_what_is_tried_for_a_language_model():
-    llm = {"workload": "llm", "batch_size": "1"}
-    assert values(CPU | llm, "llm") == {
-        "PRECISION": ("float32", "bfloat16"),
-        "COMPILE": ("0", "1"),
-        "ALLOCATOR": ("", "keep"),
-    }
-    assert values(CUDA | llm, "llm") == {
-        "PRECISION": ("bfloat16", "float16"),
-        "COMPILE": ("0", "1", "reduce-overhead"),
-    }
-
-
-@pytest.mark.parametrize("model", [{}, {"MODEL": "qwen3-0.6b"}])
-def test_a_search_for_a_language_model_holds_one_phase(model, monkeypatch):
-    for name, text in model.items():
-        monkeypatch.setenv(name, text)
-    own, settings, changes = read_search({"WORKLOAD": "llm", **model})
-    assert own.workload in best_settings.WORKLOADS
-    assert best_settings.hold(settings, changes) == {"PHASE": "prefill", "MAKEFLAGS": ""}
-
-
-def test_training_keeps_its_weights_in_float32():
-    assert values(PHASE="training")["PRECISION"] == ("float32", "mixed_bfloat16")
+def test_training_and_tensorflow_have_fewer_choices():
+    assert values(PHASE="training")["PRECISION"] == ("float32", "mixed_bfloat16")  # the weights stay in float32
     assert "float16" not in values(CUDA, PHASE="training")["PRECISION"]
-
-
-def test_tensorflow_has_no_modes_and_one_memory_format():
     found = values(CUDA, FRAMEWORK="tensorflow")
     assert found["COMPILE"] == ("0", "1")
     assert "MEMORY_FORMAT" not in found
-    assert "COMPILE" not in values(CPU | {"device": "mps"}, FRAMEWORK="tensorflow")
+    assert "COMPILE" not in values(MPS, FRAMEWORK="tensorflow")
 
 
 def test_what_is_given_is_held_and_a_list_restricts():
@@ -150,34 +125,16 @@ def test_allocators_that_are_installed_and_threads_that_differ(monkeypatch):
     assert found["ALLOCATOR"] == ("", "keep", "libjemalloc.so.2")
     assert found["NUM_THREADS"] == ("4", "8")
     known = list(dimensions(CPU | {"num_threads": "4"}).values())
-    change = candidates.change_of(known, ("bfloat16", "1", "channels_last", "libjemalloc.so.2", "8", "16"))
-    assert change["LD_PRELOAD"] == "libjemalloc.so.2"
-    assert candidates.describe(known, ("bfloat16", "1", "channels_last", "libjemalloc.so.2", "8", "32")) == (
-        "bfloat16, compiled, channels_last, batch 32, libjemalloc.so.2, 8 threads"
-    )
+    candidate = ("bfloat16", "1", "channels_last", "libjemalloc.so.2", "8", "32")
+    assert candidates.change_of(known, candidate)["LD_PRELOAD"] == "libjemalloc.so.2"
+    said = "bfloat16, compiled, channels_last, batch 32, libjemalloc.so.2, 8 threads"
+    assert candidates.describe(known, candidate) == said
 
 
-@pytest.mark.parametrize(
-    ("environ", "said"),
-    [
-        ({"RUNS": "3"}, "RUNS='3'"),
-        ({"SCOPE": "input"}, "SCOPE='input'"),
-        ({"MODEL": "resnet18,resnet50"}, "MODEL='resnet18,resnet50'"),
-    ],
-)
-def test_what_a_search_cannot_hold_is_refused(environ, said):
-    with pytest.raises(SettingError, match=said):
-        candidates.refuse_unusable(environ, [{name: "" for name in environ if name == "MODEL"}])
-
-
-def test_settings_of_the_search_and_of_its_workload():
-    own, settings, _ = read_search({"WORKLOAD": "mlp", "MAX_MINUTES": "3", "MAKEFLAGS": " -- MODEL=mlp-8 WORKLOAD=mlp"})
-    assert (own.workload, own.max_minutes, settings.model) == ("mlp", 3, "mlp-5x1024")
-    for makeflags in ("IMAGE_SIZE=64 WORKLOAD=mlp", "NONSENSE=1"):
-        with pytest.raises(SettingError):
-            read_search({"WORKLOAD": "mlp", "MAKEFLAGS": f" -- {makeflags}"})
-    with pytest.raises(SettingError, match="MAX_MINUTES"):
-        read_settings("image", {"MAKEFLAGS": "MAX_MINUTES=3"})
+@pytest.mark.parametrize(("name", "text"), [("RUNS", "3"), ("SCOPE", "input"), ("MODEL", "resnet18,resnet50")])
+def test_what_a_search_cannot_hold_is_refused(name, text):
+    with pytest.raises(SettingError, match=f"{name}='{text}'"):
+        candidates.refuse_unusable({name: text}, [{name: ""} if name == "MODEL" else {}])
 
 
 # A script that takes the place of image_benchmark.py: PRECISION decides how it ends.
@@ -215,22 +172,15 @@ def test_a_run_is_a_process_and_its_row_is_found(runs, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_run_that_is_killed_is_a_row_and_a_mistake_is_its_reason(runs):
-    row = runs.run({"PRECISION": "tf32"}, 1)
-    assert (row["status"], row["search"]) == ("out_of_memory", runs.search_id)
-    assert "signal 9" in best_settings.trial_of(row).note
+def test_a_run_that_dies_is_a_row_and_a_mistake_is_its_reason(runs, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.1)
+    for precision, status, note in (("tf32", "out_of_memory", "signal 9"), ("mixed_float16", "crashed", "time limit")):
+        row = runs.run({"PRECISION": precision}, 1, limit=1)
+        trial = best_settings.trial_of(row)
+        assert (row["status"], row["search"], trial.rate) == (status, runs.search_id, None)
+        assert note in trial.note
     with pytest.raises(SettingError, match="a mistake"):
         runs.run({"PRECISION": "float64"}, 1)
-    assert runs.run({"PRECISION": "bfloat16"}, 1)["precision"] == "bfloat16"
-
-
-def test_a_run_that_takes_too_long_is_ended_and_is_a_row(runs):
-    row = runs.run({"PRECISION": "mixed_float16"}, 1, limit=1)
-    assert row["status"] == "crashed"
-    assert best_settings.trial_of(row).rate is None
-
-
-def test_ctrl_c_during_a_run_ends_the_search(runs):
     with pytest.raises(KeyboardInterrupt):
         runs.run({"PRECISION": "float16"}, 1)
 
@@ -343,22 +293,19 @@ def test_ctrl_c_gives_the_best_so_far(search, limits, is_full):
     assert "make image" in out
 
 
-def test_a_short_search_says_how_little_it_tried(search, monkeypatch):
+def test_a_short_search_keeps_to_the_time_and_says_how_little_it_tried(search, monkeypatch):
     monkeypatch.setenv("MAX_MINUTES", "0.05")  # three runs
     status, out, rows, _ = search()
     assert status == 0
     assert "fastest of 2 tried (22 not tried): " in out
     assert re.search(r"not tried: .* and 21 more \(", out)
     assert len(rows) <= 5
-
-
-def test_a_longer_search_keeps_to_the_time_and_compares_the_answers_first(search, monkeypatch):
     monkeypatch.setenv("MAX_MINUTES", "0.7")
-    _, out, rows, _ = search()
-    steps = [row["search_step"] for row in rows if row["search_step"]]
-    assert steps.count("0") > steps.count("1") >= 1
+    _, out, more, _ = search()
+    steps = [row["search_step"] for row in more[len(rows) :] if row["search_step"]]
+    assert steps.count("0") > steps.count("1") >= 1  # the answers are compared first
     assert "not tried" in out
-    assert len(rows) <= 43
+    assert len(more) - len(rows) <= 43
 
 
 def test_one_trial_has_a_limit(search, monkeypatch):
@@ -427,17 +374,11 @@ def test_what_can_be_pasted_fits_80_columns_and_means_the_same(search, monkeypat
 
 def test_a_value_with_spaces_stays_one_word_of_the_command():
     given = {"MODEL": "resnet18", "RESULTS_DIR": "a folder " + 12 * "long ", "COMPILE": "1"}
-    command = "\n".join(recipe.lines_of_make("image", given))
-    assert shlex.split(command.replace("\\\n", "")) == [
-        *(f"{name}={text}" for name, text in given.items()),
-        "make",
-        "image",
-    ]
+    words = shlex.split("\n".join(recipe.lines_of_make("image", given)).replace("\\\n", ""))
+    assert words == [*(f"{name}={text}" for name, text in given.items()), "make", "image"]
 
 
 def test_what_a_run_of_a_search_leaves_out(monkeypatch):
-    from bench import run
-
     settings = read_settings("image", {"PHASE": "training", "SCOPE": "device"})
     assert len(list(run.quantities(settings))) == 4
     monkeypatch.setenv(SEARCH, "id")

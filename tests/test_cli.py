@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -76,49 +75,45 @@ def test_an_unexpected_error_shows_its_traceback(capsys):
     assert "unexpected error" in said.splitlines()[-1]
 
 
-def call(*command, **environ):
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environ)
+def test_a_missing_package_is_one_line():
+    program = "import runpy, sys; sys.modules['PIL'] = None; runpy.run_path('image_benchmark.py')"
+    status, (line,) = call(sys.executable, "-c", program)
+    assert status == 2
+    assert line.startswith("the package PIL is missing in ")
+
+
+def call(*command, stdout=subprocess.DEVNULL, **environ):
+    environ = os.environ | environ
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environ)
     return done.returncode, done.stderr.splitlines()
-
-
-def test_a_missing_package_is_one_line(tmp_path):
-    for package in ("tqdm", "PIL"):
-        program = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_path('image_benchmark.py')"
-        status, lines = call(sys.executable, "-c", program)
-        assert (status, len(lines)) == (2, 1)
-        assert lines[0].startswith(f"the package {package} is missing in ")
 
 
 def test_ctrl_c_while_importing_is_one_line():
     assert call(sys.executable, "-c", "import bench; raise KeyboardInterrupt") == (130, ["interrupted"])
 
 
+# A script whose main function prints a line, or cannot.
+PRINTS = "import sys; from bench import cli; sys.exit(cli.run_script(lambda: print('f\\u00fcr', file=sys.{}) or 0))"
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
-def test_output_that_cannot_be_written_is_one_line(tmp_path):
-    status, lines = call("sh", "-c", f"{sys.executable} compare_results.py >/dev/full", A=PUBLISHED, B=PUBLISHED)
-    assert (status, len(lines)) == (2, 1)
-    assert "No space left on device" in lines[0]
+def test_output_that_cannot_be_written_is_one_line():
+    with open("/dev/full", "w") as full:
+        status, (line,) = call(sys.executable, "-c", PRINTS.format("stdout"), stdout=full)
+    assert status == 2
+    assert "No space left on device" in line
 
 
 def test_a_reader_that_leaves_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
-    environ = os.environ | {"A": PUBLISHED, "B": PUBLISHED}
-    done = subprocess.run(
-        [sys.executable, "compare_results.py"], stdout=writer, stderr=subprocess.PIPE, env=environ, text=True
-    )
+    assert call(sys.executable, "-c", PRINTS.format("stdout"), stdout=writer) == (1, [])
     os.close(writer)
-    assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):
-    folder = tmp_path / "f\u00fcr"
-    status, lines = call(sys.executable, "plot_results.py", RESULTS_DIR=str(folder), PYTHONIOENCODING="ascii")
-    assert (status, len(lines)) == (2, 1)
-    assert "f\\xfcr" in lines[0]
-
-
-PUBLISHED = str(Path("results/amd-epyc-2-cores.csv").resolve())
+def test_names_that_the_terminal_cannot_show_are_escaped():
+    command = sys.executable, "-c", PRINTS.format("stderr")
+    assert call(*command, PYTHONIOENCODING="ascii") == (0, ["f\\xfcr"])
 
 
 def test_a_path_elsewhere_is_absolute(monkeypatch, tmp_path):

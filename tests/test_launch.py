@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 import tflops_sweep
-from bench import launch
+from bench import frameworks, launch
 from bench.host import environment
 from bench.host.environment import describe_host
 from bench.launch import Launcher
@@ -64,7 +65,7 @@ sys.exit({"fails": 1, "mistake": 2}.get(what, 0))
 
 @pytest.fixture
 def run_all(monkeypatch, tmp_path, capfd):
-    """Runs a list of models with the stand-in; returns (status, stdout, stderr, rows)."""
+    """Run a list of models with the stand-in; returns (status, stdout, stderr, rows)."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     monkeypatch.setattr(launch, "check_all", lambda *entries: None)  # no framework has the stand-in's models
@@ -137,19 +138,12 @@ def test_three_processes_are_enough_if_one_takes_over_a_minute(run_all, monkeypa
 
 @pytest.mark.parametrize(("model", "status"), [("killed", "out_of_memory"), ("aborted", "crashed")])
 def test_a_child_that_is_killed_leaves_a_row_and_the_others_run(run_all, model, status):
-    code, out, _, rows = run_all("a", model, "b")
+    code, out, _, (row,) = run_all("a", model, "b")
     assert code == 0
     assert "asked for b" in out
     assert f"{status}: the process was ended by signal " in out
-    assert [(row["status"], row["model"], row["throughput"], row["machine"]) for row in rows] == [
-        (status, model, "", "m")
-    ]
-    assert (rows[0]["scope"], rows[0]["batch_size"]) == ("", "16")
-
-
-def test_a_plain_run_that_is_killed_leaves_a_row(run_all):
-    code, _, _, rows = run_all("killed")
-    assert (code, [row["status"] for row in rows]) == (1, ["out_of_memory"])
+    assert (row["status"], row["model"], row["throughput"], row["machine"]) == (status, model, "", "m")
+    assert (row["scope"], row["batch_size"]) == ("", "16")
 
 
 def test_a_mistake_in_one_entry_ends_all(run_all):
@@ -159,9 +153,11 @@ def test_a_mistake_in_one_entry_ends_all(run_all):
     assert "asked for b" not in out
 
 
-def test_the_exit_status_tells_whether_anything_was_measured(run_all):
-    assert run_all("fails", "ok")[0] == 0
-    assert run_all("fails", "reports")[0] == 1
+@pytest.mark.parametrize(("models", "status"), [(("fails", "ok"), 0), (("fails", "reports"), 1), (("killed",), 1)])
+def test_the_exit_status_tells_whether_anything_was_measured(run_all, models, status):
+    code, *_, rows = run_all(*models)
+    assert code == status
+    assert "fails" in models or [row["status"] for row in rows] == ["out_of_memory"]
 
 
 def test_ctrl_c_reaches_the_child_and_starts_no_other(run_all, tmp_path):
@@ -182,10 +178,25 @@ def test_ctrl_c_reaches_the_child_and_starts_no_other(run_all, tmp_path):
     ],
 )
 def test_every_entry_is_checked_before_anything_is_measured(script, environ, said, monkeypatch):
+    def ask(expression, *arguments):  # in this process, which has torch loaded
+        try:
+            return eval(expression, {"frameworks": frameworks, "sys": SimpleNamespace(argv=["", *arguments])})
+        except SystemExit as error:
+            raise SettingError(str(error)) from None
+
+    monkeypatch.setattr(launch, "ask", ask)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingError, match=said):
         launch.check_all(script, list_runs(script), WORKLOADS[script])
+
+
+def test_a_question_to_a_framework_is_a_process_of_its_own():
+    assert launch.ask("print(frameworks.__name__, sys.argv[1:])", "torch") == "bench.frameworks ['torch']"
+    with pytest.raises(SettingError, match=r"^a mistake$"):
+        launch.ask("sys.exit('a warning\\na mistake')")
+    with pytest.raises(SettingError, match=r"torch.* -9"):
+        launch.ask("__import__('os').kill(__import__('os').getpid(), 9)", "torch")
 
 
 def test_what_only_a_gpus_default_model_can_do_is_left_to_the_child(monkeypatch):
@@ -208,25 +219,19 @@ def test_all_is_the_number_of_gpus(monkeypatch):
 # Ends of several ranks, and of their parent: real processes.
 
 
-def launcher(tmp_path):
-    return Launcher("image", image_workload, [str(tmp_path / "stand_in.py")], describe_host("m"))
-
-
 @pytest.mark.parametrize(
-    ("what", "status", "note"),
-    [("killed", -9, "rank 1 of 2 was ended by signal 9"), ("reports", 1, "rank 1 of 2: 9 TiB")],
+    ("what", "note"),
+    [("killed", "rank 1 of 2 was ended by signal 9"), ("reports", "rank 1 of 2: 9 TiB"), ("mistake", None)],
 )
-def test_a_rank_that_fails_ends_the_others_with_one_row(run_all, tmp_path, what, status, note):
-    code, _, err, rows = run_all(what, NUM_DEVICES="2")
-    assert code == 1
-    assert [(row["status"], row["note"][: len(note)]) for row in rows] == [("out_of_memory", note)]
+def test_a_rank_that_fails_ends_the_others_with_one_row(run_all, tmp_path, what, note):
+    if note is None:
+        with pytest.raises(SettingError):
+            run_all(what, NUM_DEVICES="2")
+    else:
+        code, _, err, (row,) = run_all(what, NUM_DEVICES="2")
+        assert (code, row["status"], row["note"][: len(note)]) == (1, "out_of_memory", note)
+        assert "Traceback" not in err
     assert have_ended(read_pids(tmp_path, 2))
-    assert "Traceback" not in err
-
-
-def test_a_mistake_of_a_rank_is_one_line(run_all):
-    with pytest.raises(SettingError):
-        run_all("mistake", NUM_DEVICES="2")
 
 
 @pytest.mark.parametrize("devices", ["1", "2"])
@@ -241,10 +246,10 @@ def test_a_time_limit_ends_all_processes(run_all, monkeypatch, tmp_path, devices
     run_all("ok")
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
     change = {"MODEL": "stuck", "NUM_DEVICES": devices, "BENCH_SEARCH": "s"}
-    status, rows = launcher(tmp_path).launch(change, limit=1234, captures=True)
-    assert status == -signal.SIGALRM
-    assert [(row["status"], row["search"]) for row in rows] == [("crashed", "s")]
-    assert "time limit" in rows[0]["note"]
+    launcher = Launcher("image", image_workload, [str(tmp_path / "stand_in.py")], describe_host("m"))
+    status, (row,) = launcher.launch(change, limit=1234, captures=True)
+    assert (status, row["status"], row["search"]) == (-signal.SIGALRM, "crashed", "s")
+    assert "time limit" in row["note"]
     assert have_ended(read_pids(tmp_path, 2 * int(devices)))
 
 
@@ -302,19 +307,21 @@ def rates(*values):
     return {2**i: {"throughput": str(value)} for i, value in enumerate(values)}
 
 
-def test_auto_takes_the_fastest_size_that_fits(choose):
-    assert choose(rates(10, 20, 40, 30), SUSTAIN="60") == ("4", [1, 2, 4, 8, 16])
-    assert choose(rates()) == ("1", [1])
-    assert choose(rates(10), BATCH_SIZE="8") == (None, [])
+SLOW = {1: {"throughput": "10"}, 2: {"throughput": "20", "step_seconds_median": "6"}, 4: {"throughput": "40"}}
 
 
-def test_auto_ends_when_doubling_gains_nothing(choose):
-    assert choose(rates(10, 20, 20.1, 20.2, 100, 200)) == ("8", [1, 2, 4, 8])
-
-
-def test_auto_ends_before_a_step_that_takes_too_long(choose):
-    slow = {1: {"throughput": "10"}, 2: {"throughput": "20", "step_seconds_median": "6"}}
-    assert choose(slow | {4: {"throughput": "40"}}, MAX_SECONDS="10") == ("2", [1, 2])
+@pytest.mark.parametrize(
+    ("rows", "environ", "fastest", "tried"),
+    [
+        (rates(10, 20, 40, 30), {"SUSTAIN": "60"}, "4", [1, 2, 4, 8, 16]),
+        (rates(), {}, "1", [1]),
+        (rates(10), {"BATCH_SIZE": "8"}, None, []),
+        (rates(10, 20, 20.1, 20.2, 100, 200), {}, "8", [1, 2, 4, 8]),  # doubling gains nothing
+        (SLOW, {"MAX_SECONDS": "10"}, "2", [1, 2]),  # the next step would take too long
+    ],
+)
+def test_auto_takes_the_fastest_size_that_fits(choose, rows, environ, fastest, tried):
+    assert choose(rows, **environ) == (fastest, tried)
 
 
 @pytest.mark.parametrize(("device", "own", "sizes"), [("cpu", "0", [1]), ("cuda", "1", [1, 2, 4]), ("cuda", "0", [1])])
@@ -327,18 +334,24 @@ def test_auto_ends_before_the_systems_memory_is_used_up(choose, monkeypatch, dev
 # The row of a child that died.
 
 
-def death(settings, describe_workload):
-    return launch.describe_death(settings, describe_host("m"), describe_workload, -9)
+def death(script, describe_workload, **environ):
+    return launch.describe_death(read_settings(script, environ), describe_host("m"), describe_workload, -9)
 
 
-@pytest.mark.parametrize(
-    ("script", "describe_workload", "model"),
-    [("mlp", mlp_workload, "mlp-8"), ("transformer", transformer_workload, "bert-large")],
-)
-def test_a_killed_run_of_any_script_is_a_row(script, describe_workload, model):
-    row = death(read_settings(script, {"MODEL": model, "DATA": "synthetic"}), describe_workload)
+@pytest.mark.parametrize(("script", "model"), [("mlp", "mlp-8"), ("transformer", "bert-large")])
+def test_a_killed_run_of_any_script_is_a_row(script, model):
+    row = death(script, WORKLOADS[script], MODEL=model, DATA="synthetic")
     assert (row["status"], row["scope"], row["workload"], row["model"]) == ("out_of_memory", "device", script, model)
     assert "BATCH_SIZE" in row["note"]
+
+
+def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
+    row = death("tflops", tflops_sweep.first_size)
+    assert (row["status"], row["workload"]) == ("out_of_memory", "matmul")
+    assert row["precision"] is row["matrix_size"] is None
+    assert "SIZES" in row["note"]
+    assert "out_of_memory" in report.describe_result(row)
+    assert report.describe_task(row).startswith("matmul, torch")
 
 
 @pytest.mark.parametrize(("card", "batch_size"), [(environment.Card("NVIDIA H200", "GPU-1"), 64), (None, 16)])
@@ -347,19 +360,6 @@ def test_a_killed_run_names_the_batch_size_of_its_device(monkeypatch, card, batc
     host = replace(describe_host("m"), driver="580.1", gpu_cores=None)
     row = launch.describe_death(read_settings("image", {}), host, image_workload, -6)
     assert (row["batch_size"], row["status"]) == (batch_size, "crashed")
-
-
-def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
-    row = death(read_settings("tflops", {}), tflops_sweep.first_size)
-    assert (row["status"], row["workload"], row["precision"], row["matrix_size"]) == (
-        "out_of_memory",
-        "matmul",
-        None,
-        None,
-    )
-    assert "SIZES" in row["note"]
-    assert "out_of_memory" in report.describe_result(row)
-    assert report.describe_task(row).startswith("matmul, torch")
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,17 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
+import best_settings
+from bench import cli, run
+from bench.frameworks import on_torch_ranks
 from bench.host import meters, ranks
 from bench.records import columns, report, results
 from bench.records.verdict import bus_bandwidth
-from bench.run import as_rank
 from bench.settings import SettingError, read_settings
-from bench.timing.measure import Job, Limits, measure
+from bench.timing.measure import Job, Limits, MeasurementError, measure
+from mlp_benchmark import mlp_workload
 from tests.fakes import Clock, Device
 from tests.test_launch import have_ended
 
@@ -59,65 +63,35 @@ def test_impossible_variables_of_torchrun_name_the_variable(change):
         ranks.read_ranks(environ)
 
 
-def test_a_mistake_of_torchruns_variables_comes_before_a_framework(tmp_path):
-    """A broken torch would be a traceback."""
-    (tmp_path / "torch.py").write_text("raise RuntimeError('imported')")
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    for script in ("mlp_benchmark.py", "best_settings.py"):
-        run = start(tmp_path, script, **TORCHRUN | {"RANK": "5", "PYTHONPATH": path})
-        out, _ = run.communicate(timeout=300)
-        assert (run.returncode, len(out.splitlines())) == (2, 1)
-        assert "RANK='5'" in out
-
-
-def test_make_best_refuses_to_be_a_rank(tmp_path):
-    run = start(tmp_path, "best_settings.py", **TORCHRUN)
-    out, _ = run.communicate(timeout=300)
-    assert (run.returncode, len(out.splitlines())) == (2, 1)
-    assert "RANK" in out
-
-
 @pytest.mark.parametrize(
-    ("environ", "said"),
-    [
-        ({"NUM_DEVICES": "2", "FRAMEWORK": "tensorflow"}, "NUM_DEVICES='2': TensorFlow runs on one device here"),
-        ({"NUM_DEVICES": "all", "FRAMEWORK": "tf"}, "NUM_DEVICES='all': TensorFlow runs on one device here"),
-        ({"NUM_DEVICES": "2", "BATCH_SIZE": "auto"}, "BATCH_SIZE='auto' is found on one device"),
-        ({"NUM_DEVICES": "2", "EPOCHS": "1"}, "EPOCHS='1' trains on one device"),
-        ({"NUM_DEVICES": "0"}, "NUM_DEVICES='0' must be a whole number from 1 to 1000000000, or all"),
-    ],
+    ("script", "rank", "said"), [("mlp", "5", "RANK='5'"), ("best", "5", "RANK='5'"), ("best", "3", "RANK")]
 )
-def test_what_several_devices_cannot_do_is_one_line(environ, said):
-    with pytest.raises(SettingError, match=said):
-        read_settings("mlp", environ)
+def test_a_mistake_of_torchruns_variables_comes_before_a_framework(monkeypatch, capsys, script, rank, said):
+    monkeypatch.setattr(run, "open_bench", pytest.fail)
+    for name, value in (TORCHRUN | {"RANK": rank}).items():
+        monkeypatch.setenv(name, value)
+    start = best_settings.main if script == "best" else lambda: run.run_child("mlp", mlp_workload)
+    assert cli.run_script(start) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 def test_a_rank_of_torchrun_runs_one_combination_that_agrees_with_it(monkeypatch):
     me = ranks.read_ranks(TORCHRUN)
     monkeypatch.setenv("MODEL", "mlp-8")
-    assert as_rank("mlp", read_settings("mlp"), me).num_devices == 4
+    # torchrun sets OMP_NUM_THREADS=1, which would make the rate on one device look better in comparison.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert run.as_rank("mlp", read_settings("mlp"), me).num_devices == 4
+    assert "OMP_NUM_THREADS" not in os.environ  # each rank gets its share of the cores
     for name, value in (("MODEL", "mlp-8,mlp-9"), ("RUNS", "2"), ("FRAMEWORK", "tf"), ("NUM_DEVICES", "2")):
         with monkeypatch.context() as changed:
             changed.setenv(name, value)
             with pytest.raises(SettingError, match=f"{name}.*WORLD_SIZE|WORLD_SIZE.*{name}|WORLD_SIZE='4'"):
-                as_rank("mlp", read_settings("mlp"), me)
-    one = ranks.read_ranks(
-        TORCHRUN
-        | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-        | {"GROUP_WORLD_SIZE": "1"}
-    )
+                run.as_rank("mlp", read_settings("mlp"), me)
     monkeypatch.setenv("BATCH_SIZE", "auto")
     with pytest.raises(SettingError, match="BATCH_SIZE"):
-        as_rank("mlp", read_settings("mlp"), one)
-
-
-def test_each_rank_gets_its_share_of_the_cores(monkeypatch):
-    """torchrun sets OMP_NUM_THREADS=1, which would make the rate on one device look better in comparison."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("MODEL", "mlp-8")
-    as_rank("mlp", read_settings("mlp"), ranks.read_ranks(TORCHRUN))
-    assert "OMP_NUM_THREADS" not in os.environ
+        run.as_rank("mlp", read_settings("mlp"), ranks.Ranks(are_many=True))
 
 
 def failed(status, seconds):
@@ -179,10 +153,10 @@ def test_ranks_of_unlike_speed_take_the_same_steps_at_the_pace_of_the_slowest():
     threads, found = Threads(2), {}
     devices = [SharedDevice(threads, rank, work) for rank, work in enumerate((0.010, 0.025))]
 
-    def run(device):
+    def run_rank(device):
         found[device.rank] = measure(Job(device, 2 * 8, Limits(max_seconds=2), device.read_clock))
 
-    others = [threading.Thread(target=run, args=(device,)) for device in devices]
+    others = [threading.Thread(target=run_rank, args=(device,)) for device in devices]
     for other in others:
         other.start()
     for other in others:
@@ -192,8 +166,10 @@ def test_ranks_of_unlike_speed_take_the_same_steps_at_the_pace_of_the_slowest():
     assert found[0].throughput == pytest.approx(16 / 0.025, rel=0.02)
 
 
-class TwoCounters(ranks.Group):
-    """A group whose other rank has counted 5 J, or does not know."""
+class TwoRanks(ranks.Group):
+    """A group whose other rank answers with its value, and with "x" if asked what it is like."""
+
+    ranks = ranks.Ranks(0, 2, are_many=True)
 
     def __init__(self, other):
         self.other = other
@@ -202,26 +178,29 @@ class TwoCounters(ranks.Group):
         return [value, (True, "x") if isinstance(value, tuple) else self.other]
 
 
-class Counter:
-    power_scope = "gpu board"
-
-    def joules(self):
-        return 7.0
-
-
 def test_energy_is_the_sum_of_all_devices_and_blank_where_one_is_unknown():
-    own = meters.Instruments(Counter())
-    assert own.of_all(TwoCounters(5.0), "cuda", "x").joules() == 12
-    assert math.isnan(own.of_all(TwoCounters(math.nan), "cuda", "x").joules())
-    assert meters.Instruments().of_all(TwoCounters(5.0), "cuda", "x").counter is None
+    own = meters.Instruments(SimpleNamespace(power_scope="gpu board", joules=lambda: 7.0))
+    assert own.of_all(TwoRanks(5.0), "cuda", "x").joules() == 12
+    assert math.isnan(own.of_all(TwoRanks(math.nan), "cuda", "x").joules())
+    assert meters.Instruments().of_all(TwoRanks(5.0), "cuda", "x").counter is None
 
 
-def test_unlike_ranks_are_flagged():
-    flags = lambda likeness: [  # noqa: E731
-        watch.flag for watch in meters.Instruments().of_all(TwoCounters(0), "cpu", likeness).watches()
-    ]
-    assert "unlike_ranks" in flags("y")
-    assert "unlike_ranks" not in flags("x")
+@pytest.mark.parametrize(("likeness", "is_flagged"), [("x", False), ("y", True)])
+def test_unlike_ranks_are_flagged(likeness, is_flagged):
+    watches = meters.Instruments().of_all(TwoRanks(0), "cpu", likeness).watches()
+    assert ("unlike_ranks" in [watch.flag for watch in watches]) == is_flagged
+
+
+def test_ranks_must_have_the_same_weights_after_training():
+    modules = [torch.nn.Linear(3, 2) for _ in range(2)]
+    first, second = map(on_torch_ranks.hash_weights, modules)
+    modules[1].load_state_dict(modules[0].state_dict())
+    assert on_torch_ranks.hash_weights(modules[1]) == first != second
+    session = SimpleNamespace(hash_weights=lambda: first)
+    run.prove_equal_weights(session, TwoRanks(first))
+    with pytest.raises(MeasurementError, match="rank 1") as error:
+        run.prove_equal_weights(session, TwoRanks(second))
+    assert error.value.status == "wrong_output"
 
 
 def test_other_ranks_are_no_other_programs():
@@ -271,44 +250,43 @@ def rows_of(tmp_path):
 
 
 def test_two_ranks_train_together(tmp_path):
-    run = start(tmp_path, "mlp_benchmark.py", NUM_DEVICES="2")
-    out, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, out
+    process = start(tmp_path, "mlp_benchmark.py", NUM_DEVICES="2", MAX_SECONDS="0.1")
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
     rows = rows_of(tmp_path)
     assert [row["phase"] for row in rows] == ["training", "forward", "backward", "optimizer"]
-    assert {(row["world_size"], row["nodes"], row["status"], row["batch_size"]) for row in rows} == {
-        ("2", "1", "ok", "32")
-    }
+    same = {(row["world_size"], row["nodes"], row["status"], row["batch_size"]) for row in rows}
+    assert same == {("2", "1", "ok", "32")}
     steps = int(rows[0]["windows"]) * int(rows[0]["steps_per_window"])
     assert int(rows[0]["items"]) == 2 * 32 * steps
-    assert "mlp-16, training, float32, batch 32, synthetic images, sgd, 2 devices" in out
+    assert "2 devices" in out
     assert out.count("training, device: building") == 1  # only rank 0 logs
 
 
-@pytest.mark.parametrize(
-    ("fault", "status", "note"), [("weights", "wrong_output", "rank 1"), ("memory", "out_of_memory", "rank 1 of 2: ")]
-)
-def test_a_fault_of_one_rank_is_one_row(tmp_path, fault, status, note):
-    run = start(tmp_path, "tests/rank_script.py", NUM_DEVICES="2", FAULT=fault)
-    out, _ = run.communicate(timeout=300)
-    assert (run.returncode, len(rows_of(tmp_path))) == (1, 1), out
+def test_a_fault_of_one_rank_is_one_row(tmp_path):
+    process = start(tmp_path, "tests/rank_script.py", NUM_DEVICES="2")
+    out, _ = process.communicate(timeout=300)
     (row,) = rows_of(tmp_path)
-    assert (row["status"], row["throughput"], row["world_size"]) == (status, "", "2")
-    assert note in row["note"]
+    assert (process.returncode, row["status"], row["throughput"], row["world_size"]) == (1, "out_of_memory", "", "2")
+    assert "rank 1 of 2: unable to allocate 9 TiB" in row["note"]
     assert row["framework_version"]
     assert "Traceback" not in out
 
 
+def start_long(tmp_path, *command, **environ):
+    """Start a run that would take a minute; returns once it builds its model."""
+    process = start(tmp_path, *command, MAX_SECONDS="60", TARGET_CI="0.001", **environ)
+    assert any("building and checking" in line for line in process.stdout)
+    return process
+
+
 def test_the_users_torchrun_has_a_row_of_rank_0_when_another_rank_is_killed(tmp_path):
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "mlp_benchmark.py")
-    run = start(tmp_path, *command, MAX_SECONDS="60", TARGET_CI="0.001")
-    for line in run.stdout:
-        if "building and checking" in line:
-            break
-    found = psutil.Process(run.pid).children(recursive=True)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    process = start_long(tmp_path, *torchrun, "mlp_benchmark.py")
+    found = psutil.Process(process.pid).children(recursive=True)
     (second,) = [child for child in found if child.environ().get("RANK") == "1"]
     second.kill()
-    out, _ = run.communicate(timeout=300)
+    out, _ = process.communicate(timeout=300)
     (row,) = rows_of(tmp_path)
     assert row["status"] in ("failed", "crashed"), out
     assert "torchrun" in row["note"]
@@ -317,41 +295,33 @@ def test_the_users_torchrun_has_a_row_of_rank_0_when_another_rank_is_killed(tmp_
 
 
 def test_ctrl_c_on_several_ranks_keeps_what_was_measured(tmp_path):
-    run = start(tmp_path, "mlp_benchmark.py", NUM_DEVICES="2", MAX_SECONDS="60", TARGET_CI="0.001", MODEL="mlp-8")
-    for line in run.stdout:
-        if "building and checking" in line:
-            break
-    run.send_signal(signal.SIGINT)
-    out, _ = run.communicate(timeout=300)
-    assert run.returncode == 130, out
+    process = start_long(tmp_path, "mlp_benchmark.py", NUM_DEVICES="2")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, out
     stored = rows_of(tmp_path) if (tmp_path / "m.csv").exists() else []
     assert ("interrupted: " in out) != (len(stored) == 1), out
 
 
-def by_hand(tmp_path, rank, port):
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
-    return start(tmp_path, "mlp_benchmark.py", **place, **sizes)
-
-
-def test_rank_1_without_a_rank_0_says_what_it_waits_for_and_hears_ctrl_c(tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_meet_the_others_says_so(monkeypatch, capsys, rank):
+    # Rank 0 finds its port taken. Rank 1 finds nobody there, and Ctrl-C ends its waiting.
+    monkeypatch.setattr(on_torch_ranks, "QUIET_SECONDS", 0)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
-        run = by_hand(tmp_path, "1", taken.getsockname()[1])
-        line = run.stdout.readline()
-        assert "waits for rank 0" in line
-        assert "MASTER_PORT" in line
-        run.send_signal(signal.SIGINT)
-        run.communicate(timeout=300)
-    assert run.returncode == 130
-
-
-def test_a_taken_port_on_rank_0_is_named(tmp_path):
-    with socket.create_server(("", 0)) as taken:
-        run = by_hand(tmp_path, "0", taken.getsockname()[1])
-        out, _ = run.communicate(timeout=300)
-    assert run.returncode == 2
-    assert "free MASTER_PORT" in out.splitlines()[-1]
+        taken.bind(("", 0))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        if rank == 0:
+            taken.listen()
+            with pytest.raises(SettingError, match="free MASTER_PORT"):
+                on_torch_ranks.open_store(ranks.Ranks(0, 2))
+        else:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                on_torch_ranks.open_store(ranks.Ranks(1, 2))
+            said = capsys.readouterr().err
+            assert "waits for rank 0" in said
+            assert "MASTER_PORT" in said
 
 
 @pytest.mark.parametrize(

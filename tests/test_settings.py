@@ -1,6 +1,5 @@
 """Settings: what users type, and the one line they get when it is wrong."""
 
-import ast
 from dataclasses import fields
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from bench.settings import (
     list_runs,
     read_search,
     read_settings,
-    slug,
 )
 from llm_benchmark import DECODERS
 
@@ -83,7 +81,8 @@ def test_language_models_have_defaults_by_device():
         ("image", {"BATCH_SIZE": "AUTO", "COMPILE": "Max-Autotune"}, (AUTO, "max-autotune")),
         ("image", {"NUM_DEVICES": "ALL"}, (ALL,)),
         ("image", {"NUM_DEVICES": "All", "BATCH_SIZE": "4"}, (ALL, 4)),
-        ("image", {"SCOPE": "input,device", "MACHINE": "/tmp/x"}, (("input", "device"), "tmp-x")),
+        ("image", {"SCOPE": "input,device", "MACHINE": "../../tmp/x"}, (("input", "device"), "tmp-x")),
+        ("image", {"MACHINE": "Alice's MacBook"}, ("alice-s-macbook",)),
         ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_first"}, ("tensorflow", "channels_first")),
         ("llm", {"PHASE": "Decode", "NUM_DEVICES": "all"}, ("decode", ALL)),
         ("tflops", {"SIZES": "64, 8X16x32"}, (((64, 64, 64), (8, 16, 32)),)),
@@ -95,16 +94,13 @@ def test_what_users_type_becomes_values(script, environ, values):
     assert tuple(getattr(settings, SYNONYMS.get(name, name).lower()) for name in environ) == values
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "abc", "1.5", "1e9", "1_000", "٣", "99999999999"])
-def test_wrong_batch_sizes(value):
-    message = refusal(BATCH_SIZE=value)
-    assert message.startswith(f"BATCH_SIZE={value!r} ")
-    assert message.endswith("from 1 to 1000000000, or auto")
-
-
 @pytest.mark.parametrize(
     ("name", "value", "fix"),
     [
+        *(
+            ("BATCH_SIZE", value, "from 1 to 1000000000, or auto")
+            for value in ("0", "-1", "abc", "1.5", "1e9", "1_000", "٣", "99999999999")
+        ),
         ("USE_GPU", "yes please", "1 or 0"),
         ("PRECISION", "fp8", "float32, tf32, float16, bfloat16, float64, mixed_float16, mixed_bfloat16"),
         ("NUM_IMAGES", "0", "from 1 to 1000000000"),
@@ -154,7 +150,9 @@ def test_an_empty_value_is_refused(name):
         ("mlp", {"PHASE": "inference", "EPOCHS": "1"}, "PHASE=training"),
         ("image", {"COMPILE": "reduce-overhead", "FRAMEWORK": "tensorflow"}, "COMPILE='reduce-overhead'"),
         ("image", {"NUM_DEVICES": "2", "FRAMEWORK": "tensorflow"}, "TensorFlow"),
+        ("mlp", {"NUM_DEVICES": "all", "FRAMEWORK": "tf"}, "TensorFlow"),
         ("image", {"NUM_DEVICES": "2", "BATCH_SIZE": "auto"}, "NUM_DEVICES='2'"),
+        ("mlp", {"NUM_DEVICES": "2", "EPOCHS": "1"}, "EPOCHS='1'"),
         ("image", {"MODEL": "resnet18", "IMAGE_MODEL": "resnet50"}, "IMAGE_MODEL='resnet50'"),
         ("llm", {"FRAMEWORK": "tensorflow"}, "PyTorch"),
         ("llm", {"PHASE": "training"}, "prefill, decode"),
@@ -173,11 +171,6 @@ def test_contradictions_are_refused(script, environ, named):
 def test_more_tokens_than_any_model_allows_are_refused_before_a_framework_is_imported(phase, name):
     assert max(decoder.max_position_embeddings for decoder in DECODERS.values()) == MOST_POSITIONS
     assert refusal("llm", PHASE=phase, **{name: "999999999"}).startswith(f"{name}='999999999' ")
-
-
-def test_a_machine_is_a_name_and_never_a_path():
-    assert slug("../../etc/x") == "etc-x"
-    assert slug("Alice's MacBook") == "alice-s-macbook"
 
 
 @pytest.mark.parametrize(("cores", "devices", "workers"), [(4, "1", 4), (96, "1", 16), (96, "4", 64), (96, "all", 16)])
@@ -202,17 +195,17 @@ def test_a_containers_quota_limits_the_cores(tmp_path):
 @pytest.mark.parametrize(
     ("names", "meant"),
     [
-        (("BATCHSIZE", "batch_size", "Batch__Size", "BATCH_SIZES", "BATCH_SIZ", "BATCH_SIZA"), "BATCH_SIZE"),
-        (("PRECISON", "PRECISIONS"), "PRECISION"),
-        (("EPOCH", "epochs"), "EPOCHS"),
-        (("model", "Model"), "MODEL"),
-        (("OPTIMISER",), "OPTIMIZER"),
-        (("USEGPU",), "USE_GPU"),
-        (("IMAGEMODEL",), "IMAGE_MODEL"),
+        ("BATCHSIZE batch_size Batch__Size BATCH_SIZES BATCH_SIZ BATCH_SIZA", "BATCH_SIZE"),
+        ("PRECISON PRECISIONS", "PRECISION"),
+        ("EPOCH epochs", "EPOCHS"),
+        ("model Model", "MODEL"),
+        ("OPTIMISER", "OPTIMIZER"),
+        ("USEGPU", "USE_GPU"),
+        ("IMAGEMODEL", "IMAGE_MODEL"),
     ],
 )
 def test_a_misspelt_variable_is_refused(names, meant):
-    for name in names:
+    for name in names.split():
         message = refusal(**{name: "64"})
         assert message.startswith(f"{name}='64' ")
         assert message.endswith(f"did you mean {meant}?")
@@ -230,6 +223,7 @@ def test_ordinary_variables_are_left_alone():
         (" -- MODEL=a MACHINES=b\\ c", "MACHINES", "did you mean MACHINE?"),
         ("XYZZY=1", "XYZZY", "`make help`"),
         ("EPOCHS=1", "EPOCHS", "leave it out"),
+        ("MAX_MINUTES=3", "MAX_MINUTES", ""),  # make best's
     ],
 )
 def test_an_unknown_name_on_makes_command_line_is_refused(makeflags, name, fix):
@@ -291,17 +285,10 @@ def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("NUM_DEVICES", "2"),
-        ("NUM_DEVICES", "all"),
-        ("NUM_DEVICES", "1,2"),
-        ("BATCH_SIZE", "Auto"),
-        ("BATCH_SIZE", "auto,8"),
-    ],
+    [*(("NUM_DEVICES", value) for value in ("2", "all", "1,2")), ("BATCH_SIZE", "Auto"), ("BATCH_SIZE", "auto,8")],
 )
 def test_make_best_refuses_what_it_does_not_search(name, value):
-    message = refusal("best", **{name: value})
-    assert message.startswith(f"{name}={value!r}")
+    assert refusal("best", **{name: value}).startswith(f"{name}={value!r}")
 
 
 def test_make_best_accepts_its_own_settings_and_those_of_its_workload():
@@ -309,7 +296,8 @@ def test_make_best_accepts_its_own_settings_and_those_of_its_workload():
     own, settings, changes = read_search(environ | {"MAKEFLAGS": "WORKLOAD=mlp MODEL=mlp-8 MAX_MINUTES=2"})
     assert (own.workload, own.max_minutes, settings.model) == ("mlp", 2, "mlp-8")
     assert changes == [{"BATCH_SIZE": "4"}, {"BATCH_SIZE": "8"}]
-    assert refusal("best", WORKLOAD="mlp", MAKEFLAGS="SCOPE=device").startswith("SCOPE ")
+    for name in ("SCOPE", "IMAGE_SIZE", "NONSENSE"):
+        assert refusal("best", WORKLOAD="mlp", MAKEFLAGS=f"{name}=64 WORKLOAD=mlp").startswith(f"{name} ")
 
 
 # Help
@@ -322,7 +310,3 @@ def test_the_page_of_settings_is_as_generated():
 def test_the_tables_have_every_name():
     for text in (as_markdown(), as_text()):
         assert [name for name in known_names() if name not in text] == []
-
-
-def test_a_bare_macs_python_can_parse_the_settings():
-    ast.parse(Path(module.__file__).read_text(), feature_version=(3, 9))

@@ -1,5 +1,6 @@
 """Our branches for cuda and mps, walked on the CPU: see alias_device.py. A real GPU runs test_torch.py itself."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +13,9 @@ from bench.settings import SettingError, read_settings
 from bench.timing import check, measure
 from bench.workloads import operators
 from tests.frameworks import alias_device
-from tests.frameworks.sessions import SCRIPTS, Opener
+from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")
-PHASES = ("inference", "training", "forward", "backward", "optimizer")
 
 
 @pytest.fixture(params=["cuda", "mps"])
@@ -26,11 +26,13 @@ def gpu(request, monkeypatch):
 
 @pytest.fixture
 def fresh_probes():
-    """The device's precision and kernels are looked at anew, and forgotten after the test."""
-    clear = on_torch.measure_precision.cache_clear, on_torch.honours_scaler.cache_clear
-    [each() for each in clear]
+    """Probe the device's precision and kernels anew, and forget them after the test."""
+    probes = on_torch.measure_precision, on_torch.honours_scaler
+    for probe in probes:
+        probe.cache_clear()
     yield
-    [each() for each in clear]
+    for probe in probes:
+        probe.cache_clear()
 
 
 def step(session):
@@ -48,7 +50,7 @@ def test_the_device_is_described(gpu):
     assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).device == "cpu"
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ["inference", "training", "forward", "backward", "optimizer"])
 def test_a_session_runs_and_counts_the_devices_memory(gpu, phase):
     session = open_session("mlp", phase)
     gpu.allocate(1000)  # by the first step
@@ -66,10 +68,19 @@ def test_a_session_runs_and_counts_the_devices_memory(gpu, phase):
     session.close()
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize(("phase", "optimizer"), [("inference", "sgd"), ("training", "sgd"), ("training", "adam")])
-def test_a_step_waits_for_nothing_and_makes_no_float64(gpu, phase, optimizer, precision):
-    script = "image" if (phase, precision) == ("inference", "float32") else "mlp"
+@pytest.mark.parametrize(
+    ("script", "phase", "optimizer", "precision"),
+    [
+        ("image", "inference", "sgd", "float32"),
+        ("mlp", "inference", "sgd", "mixed_bfloat16"),
+        *(
+            ("mlp", "training", optimizer, precision)
+            for optimizer in ("sgd", "adam")
+            for precision in ("float32", "mixed_bfloat16", "mixed_float16")
+        ),
+    ],
+)
+def test_a_step_waits_for_nothing_and_makes_no_float64(gpu, script, phase, optimizer, precision):
     session = open_session(script, phase, PRECISION=precision, OPTIMIZER=optimizer)
     step(session)  # creates the optimizer's state
     with alias_device.Watch():
@@ -109,47 +120,46 @@ def test_streams_epochs_and_operators_run(gpu, monkeypatch):
 # Proofs
 
 
-def corrupting(module_to, factor):
-    """nn.Module.to() onto a device that changes one weight."""
+def corrupt(monkeypatch, factor):
+    """Let nn.Module.to() change one weight."""
+    module_to = torch.nn.Module.to
 
     def to(module, *where, **how):
         moved = module_to(module, *where, **how)
         list(moved.parameters())[-2].data.mul_(factor)
         return moved
 
-    return to
+    monkeypatch.setattr(torch.nn.Module, "to", to)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_device_that_corrupts_a_weight_gives_a_wrong_output(gpu, monkeypatch, script):
-    monkeypatch.setattr(torch.nn.Module, "to", corrupting(torch.nn.Module.to, 1.01))
+@pytest.mark.parametrize(("device", "script"), [("cuda", "image"), ("mps", "mlp"), ("mps", "transformer")])
+def test_a_device_that_corrupts_a_weight_gives_a_wrong_output(monkeypatch, device, script):
+    alias_device.pretend(monkeypatch, device)
+    corrupt(monkeypatch, 1.01)
     with pytest.raises(measure.MeasurementError, match="the output differs from the CPU's by") as caught:
         open_session(script)
     assert caught.value.status == "wrong_output"
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "float16"])
-@pytest.mark.parametrize("device", [{}, {"USE_GPU": "0"}])
-def test_a_wrong_kernel_is_seen_in_sixteen_bits_too(gpu, monkeypatch, device, precision):
-    open_session(PRECISION=precision, **device)
-    monkeypatch.setattr(torch.nn.Module, "to", corrupting(torch.nn.Module.to, 2))
+@pytest.mark.parametrize(
+    ("device", "precision", "environ"),
+    [("cuda", "mixed_bfloat16", {}), ("mps", "float16", {}), ("mps", "mixed_bfloat16", {"USE_GPU": "0"})],
+)
+def test_a_wrong_kernel_is_seen_in_sixteen_bits_too(monkeypatch, device, precision, environ):
+    alias_device.pretend(monkeypatch, device)
+    open_session(PRECISION=precision, **environ)
+    corrupt(monkeypatch, 2)
     with pytest.raises(measure.MeasurementError, match="the output differs from the CPU's by"):
-        open_session(PRECISION=precision, **device)
+        open_session(PRECISION=precision, **environ)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_equal_inputs_that_give_unequal_outputs_are_refused(monkeypatch, precision):
-    calls = []
-
-    def unsteady(module, inputs, outputs):
-        calls.append(None)
-        return outputs * (1 + 0.06 * (len(calls) % 2))
-
-    build = on_torch.BUILDERS["mlp"]
+    factors, build = itertools.cycle([1.06, 1]), on_torch.BUILDERS["mlp"]
 
     def build_unsteady(workload):
         module = build(workload)
-        module.register_forward_hook(unsteady)
+        module.register_forward_hook(lambda module, inputs, outputs: outputs * next(factors))
         return module
 
     monkeypatch.setitem(on_torch.BUILDERS, "mlp", build_unsteady)
@@ -158,7 +168,8 @@ def test_equal_inputs_that_give_unequal_outputs_are_refused(monkeypatch, precisi
     assert caught.value.status == "wrong_output"
 
 
-def test_small_pictures_are_no_wrong_output(gpu):
+def test_small_pictures_are_no_wrong_output(monkeypatch):
+    alias_device.pretend(monkeypatch, "cuda")
     # With BatchNorm's statistics of two images, float32's own rounding was 8e-3 here.
     open_session("image", "inference", MODEL="mobilenet_v2")
 
@@ -244,19 +255,19 @@ def test_memory_that_lay_in_the_cache_before_is_not_subtracted(gpu):
 @pytest.mark.parametrize(
     ("capability", "built", "runs"),
     [
-        ((7, 0), ["sm_75", "sm_80", "sm_120", "compute_120"], False),
-        ((6, 1), ["sm_75", "sm_80", "sm_120", "compute_120"], False),
-        ((7, 5), ["sm_75", "sm_80"], True),
-        ((8, 9), ["sm_75", "sm_80"], True),  # a binary runs on a higher minor
-        ((9, 0), ["sm_75", "sm_80"], False),
-        ((9, 0), ["sm_75", "sm_90a"], True),
-        ((12, 1), ["sm_75", "compute_90"], True),
-        ((7, 0), [], True),  # it does not say
+        ((7, 0), "sm_75 sm_80 sm_120 compute_120", False),
+        ((6, 1), "sm_75 sm_80 sm_120 compute_120", False),
+        ((7, 5), "sm_75 sm_80", True),
+        ((8, 9), "sm_75 sm_80", True),  # a binary runs on a higher minor
+        ((9, 0), "sm_75 sm_80", False),
+        ((9, 0), "sm_75 sm_90a", True),
+        ((12, 1), "sm_75 compute_90", True),
+        ((7, 0), "", True),  # it does not say
     ],
 )
 def test_a_card_that_torch_has_no_kernels_for_is_one_line(monkeypatch, capsys, capability, built, runs):
-    alias_device.pretend(monkeypatch, "cuda", replace_name("Tesla V100"), capability)
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    alias_device.pretend(monkeypatch, "cuda", capability=capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", built.split)
     settings = read_settings("mlp", {})
     if runs:
         assert on_torch.find_device(settings).device == "cuda"
@@ -264,18 +275,14 @@ def test_a_card_that_torch_has_no_kernels_for_is_one_line(monkeypatch, capsys, c
     with pytest.raises(SettingError) as caught:
         on_torch.find_device(settings)
     said = str(caught.value)
-    assert f"no kernels for the Tesla V100 (compute capability {capability[0]}.{capability[1]}, it has 7.5" in said
+    assert f"no kernels for the NVIDIA Alias (compute capability {capability[0]}.{capability[1]}, it has 7.5" in said
     assert "USE_GPU=0" in said
     assert doctor.report_framework("torch") == 1
     assert said in capsys.readouterr().out
 
 
-def replace_name(name):
-    return SimpleNamespace(name=name, uuid="0-1", is_integrated=1)
-
-
 def test_a_card_without_memory_of_its_own_is_known(monkeypatch):
-    alias_device.pretend(monkeypatch, "cuda", replace_name("NVIDIA GB10"))
+    alias_device.pretend(monkeypatch, "cuda", SimpleNamespace(name="NVIDIA GB10", uuid="0-1", is_integrated=1))
     assert not on_torch.find_device(read_settings("mlp", {})).has_own_memory
 
 

@@ -13,14 +13,14 @@ import tensorflow as tf
 
 from bench import frameworks
 from bench.frameworks import keras_networks, on_tensorflow
+from bench.records import results
 from bench.settings import SettingError, read_settings
 from bench.timing import check, measure
 from bench.tune import recipe
 from bench.workloads import operators
 from image_benchmark import IMAGE_SIZE, image_workload
 from tests.frameworks import torch_reference
-from tests.frameworks.sessions import SMALL, Opener
-from transformer_benchmark import transformer_workload
+from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
 
 open_session = Opener("tensorflow")
 DEVICE = on_tensorflow.choose_device(None)
@@ -34,7 +34,7 @@ def weights_of(session):
 
 
 @needs_xla
-@pytest.mark.parametrize(("script", "phase"), [("mlp", "inference"), ("mlp", "training"), ("transformer", "training")])
+@pytest.mark.parametrize(("script", "phase"), [("mlp", "inference"), ("transformer", "training")])
 def test_xla_compiles_the_step(script, phase):
     session = open_session(script, phase, COMPILE="1")
     assert all(function._jit_compile is True for function in session.model.functions)
@@ -108,44 +108,35 @@ def test_the_probe_tells_batches_apart_in_sixteen_bits():
 
 
 @pytest.mark.parametrize(
-    "model", ["resnet50", "mobilenet_v2", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_small"]
+    ("script", "model", "size"),
+    [
+        *(("image", model, "224") for model in ("resnet50", "mobilenet_v2", "densenet121", "efficientnet_b0")),
+        *(("image", model, "224") for model in ("efficientnet_v2_s", "mobilenet_v3_small", "vgg16")),
+        *(("image", model, "32") for model in ("vgg11", "vgg19")),  # as many, for images of any size
+        *(("transformer", model, None) for model in ("distilbert", "bert-large")),
+    ],
 )
-def test_models_of_the_same_name_have_the_same_parameters(model):
-    settings = read_settings("image", {"FRAMEWORK": "tensorflow", "MODEL": model, "BATCH_SIZE": "1"})
-    workload = image_workload(settings)
+def test_models_of_the_same_name_have_the_same_parameters(script, model, size):
+    environ = {"FRAMEWORK": "tensorflow", "MODEL": model, "BATCH_SIZE": "1"} | ({"IMAGE_SIZE": size} if size else {})
+    workload = SCRIPTS[script](read_settings(script, environ))
     with keras.StatelessScope():  # shapes alone: no weight is drawn
-        model = keras_networks.build_image(workload)
-    assert keras_networks.count_parameters(model) == workload.parameters
-
-
-@pytest.mark.parametrize(("model", "size"), [("vgg11", "32"), ("vgg16", "224"), ("vgg19", "32")])
-def test_vgg_has_the_same_parameters_for_images_of_any_size(model, size):
-    workload = image_workload(read_settings("image", {"MODEL": model, "IMAGE_SIZE": size, "BATCH_SIZE": "1"}))
-    with keras.StatelessScope():
-        assert keras_networks.count_parameters(keras_networks.build_image(workload)) == workload.parameters
-
-
-@pytest.mark.parametrize("model", ["distilbert", "bert-large"])
-def test_encoders_have_the_published_parameters(model):
-    workload = transformer_workload(read_settings("transformer", {"MODEL": model}))
-    with keras.StatelessScope():
-        model = keras_networks.build_transformer(workload)
+        model = keras_networks.BUILDERS[script](workload)
     assert keras_networks.count_parameters(model) == workload.parameters
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "named"),
     [
-        ("inception_v3", "is another model in Keras: MODEL=keras-inceptionv3 measures that"),
-        ("keras-inception_v3", "is another model in Keras: MODEL=keras-inceptionv3 measures that"),
-        ("xception", "is another model in Keras: MODEL=keras-xception measures that"),
-        ("convnext_tiny", "is another model in Keras: MODEL=keras-convnexttiny measures that"),
-        ("alexnet", "is not in Keras: did you mean "),
-        ("resnet5O", "is not in Keras: did you mean resnet50, "),
+        ("inception_v3", "MODEL=keras-inceptionv3 "),
+        ("keras-inception_v3", "MODEL=keras-inceptionv3 "),
+        ("xception", "MODEL=keras-xception "),
+        ("convnext_tiny", "MODEL=keras-convnexttiny "),
+        ("alexnet", "is not in Keras"),
+        ("resnet5O", "did you mean resnet50, "),
     ],
 )
-def test_a_model_that_is_not_the_same_is_refused(model, said):
-    with pytest.raises(SettingError, match=said):
+def test_a_model_that_is_not_the_same_is_refused(model, named):
+    with pytest.raises(SettingError, match=named):
         open_session("image", MODEL=model)
 
 
@@ -190,16 +181,16 @@ def count_flops(function, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("script", "environ"),
+    ("script", "model", "phase"),
     [
-        ("mlp", {"MODEL": "mlp-3000-1000"}),
-        ("transformer", {"MODEL": "tiny-bert"}),
-        ("transformer", {"MODEL": "tiny-distilbert"}),
-        ("image", {"MODEL": "resnet50", "IMAGE_SIZE": "224"}),
+        *(("mlp", "mlp-3000-1000", phase) for phase in ("inference", "training")),
+        *(("transformer", "tiny-bert", phase) for phase in ("inference", "training")),
+        *(("transformer", "tiny-distilbert", phase) for phase in ("inference", "training")),
+        *(("image", "resnet50", "inference"), ("image", "resnet18", "training")),
     ],
 )
-@pytest.mark.parametrize("phase", ["inference", "training"])
-def test_the_graph_takes_the_flops_that_the_row_says(script, environ, phase):
+def test_the_graph_takes_the_flops_that_the_row_says(script, model, phase):
+    environ = {"MODEL": model, "IMAGE_SIZE": "224"}
     workload, model = open_session.workload(script, phase, **environ), open_session(script, phase, **environ).model
     inputs, labels = model.context.put(*workload.make_batches(workload.items_per_step, 0)[0])
     step = (model._infer, inputs) if phase == "inference" else (model.train_step, inputs, labels)
@@ -219,14 +210,10 @@ def reference(tmp_path_factory):
     return lambda model: dict(np.load(folder / f"{model}.npz"))
 
 
-def convolution(kernel):
-    return kernel.transpose(2, 3, 1, 0)
-
-
 def copy_image(model, torch):
     for layer in model.layers:
         if isinstance(layer, keras.layers.Conv2D):
-            layer.set_weights([convolution(torch[layer.name + ".weight"])])
+            layer.set_weights([torch[layer.name + ".weight"].transpose(2, 3, 1, 0)])
         elif isinstance(layer, keras.layers.BatchNormalization):
             names = ("weight", "bias", "running_mean", "running_var")
             layer.set_weights([torch[f"{layer.name}.{name}"] for name in names])
@@ -309,15 +296,6 @@ def test_equal_weights_give_equal_outputs_and_learn_the_same(reference, model, c
 # The device
 
 
-def test_num_threads_are_set_and_reported():
-    program = (
-        "from bench.frameworks import on_tensorflow; from bench.settings import read_settings;"
-        "print(on_tensorflow.find_device(read_settings('mlp', {'NUM_THREADS': '1'})).num_threads)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (done.stdout.strip(), done.stderr) == ("1", "")
-
-
 def test_a_gpu_is_set_up(monkeypatch):
     calls = []
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["one"])
@@ -330,8 +308,13 @@ def test_a_gpu_is_set_up(monkeypatch):
 
 
 @needs_no_gpu
-@pytest.mark.parametrize("phase", ["inference", "training"])
-@pytest.mark.parametrize(("script", "operators"), [("image", "Conv2D"), ("mlp", "MatMul"), ("transformer", "MatMul")])
+@pytest.mark.parametrize(
+    ("script", "operators", "phase"),
+    [
+        *(("image", "Conv2D", phase) for phase in ("inference", "training")),
+        *((script, "MatMul", "training") for script in ("mlp", "transformer")),
+    ],
+)
 def test_a_gpu_that_leaves_its_work_to_the_cpu_is_refused(monkeypatch, script, operators, phase):
     # What is placed on a GPU runs on the CPU, as TensorFlow does where a kernel is missing.
     monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
@@ -379,11 +362,13 @@ def test_a_copy_is_one(monkeypatch, system):
     assert not np.shares_memory(np.asarray(x), np.asarray(copy))
 
 
-def test_make_runs_it(tmp_path):
+def test_make_runs_it_with_the_threads_that_are_asked_for(tmp_path):
     environ = os.environ | SMALL["mlp"] | {"FRAMEWORK": "tf", "MAX_SECONDS": "0.1", "MACHINE": "here"}
+    environ |= {"PHASE": "inference", "NUM_THREADS": "1"}
     command = ["make", "mlp", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr
     assert "tensorflow" in done.stdout.splitlines()[0]
-    assert (tmp_path / "results" / "here.csv").exists()
+    (row,) = results.read(tmp_path / "results" / "here.csv")
+    assert (row["framework"], row["num_threads"]) == ("tensorflow", "1")
     assert [line for line in done.stderr.splitlines() if not re.match("[0-9:]{8}  ", line)] == []  # our log's lines

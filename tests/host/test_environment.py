@@ -31,10 +31,9 @@ def test_a_machine_is_named_after_its_fastest_device(cpu, cores, gpu, gpu_cores,
 
 def test_this_host_is_described():
     host = environment.describe_host("my-name")
-    assert host.machine == "my-name"
+    assert (host.machine, host.python) == ("my-name", platform.python_version())
     assert host.cpu_count >= 1
     assert host.memory_gb > 0
-    assert host.python == platform.python_version()
 
 
 def answers(monkeypatch, **outputs):
@@ -97,53 +96,57 @@ def test_variables_that_change_the_speed_are_part_of_the_setup():
         assert environment.find_allocator({name: "0", "HOME": "/"}) == f"{name}=0"
 
 
-def test_apple_silicon(monkeypatch):
+@pytest.mark.parametrize(
+    ("outputs", "cores", "memory", "source"),
+    [
+        (
+            {"sysctl": "68719476736", "system_profiler": [{"sppci_cores": "32"}, {"_name": "a monitor"}]},
+            32,
+            64,
+            "battery",
+        ),
+        ({"system_profiler": [{}]}, None, None, "battery"),
+        ({}, None, None, None),
+    ],
+)
+def test_apple_silicon(monkeypatch, outputs, cores, memory, source):
     on_a_mac(monkeypatch)
-    displays = [{"sppci_model": "Apple M1 Max", "sppci_cores": "32"}, {"_name": "a monitor"}]
-    profile = json.dumps({"SPDisplaysDataType": displays})
-    answers(monkeypatch, sysctl="68719476736", system_profiler=profile, pmset="Now drawing from 'Battery Power'\n 85%")
-    assert find_apple_gpu_cores() == 32
-    assert environment.find_memory_gb() == 64
-    assert environment.find_power_source() == "battery"
-
-
-def test_unknown_values_of_a_mac_are_none(monkeypatch):
-    on_a_mac(monkeypatch)
-    answers(monkeypatch)
-    assert find_apple_gpu_cores() is None
-    assert environment.find_memory_gb() is None
-    assert environment.find_power_source() is None
-    answers(monkeypatch, system_profiler='{"SPDisplaysDataType": [{}]}')
-    assert find_apple_gpu_cores() is None
+    if "system_profiler" in outputs:
+        profile = json.dumps({"SPDisplaysDataType": outputs["system_profiler"]})
+        outputs = outputs | {"system_profiler": profile, "pmset": "Now drawing from 'Battery Power'\n 85%"}
+    answers(monkeypatch, **outputs)
+    assert (find_apple_gpu_cores(), environment.find_memory_gb()) == (cores, memory)
+    assert environment.find_power_source() == source
 
 
 def test_an_x86_python_on_an_arm_mac_is_refused(monkeypatch):
+    for machine, translated in (("x86_64", "0"), ("arm64", "1")):  # an Intel Mac, and an arm64 Python
+        on_a_mac(monkeypatch, machine)
+        answers(monkeypatch, sysctl=translated)
+        environment.refuse_rosetta()
     on_a_mac(monkeypatch, "x86_64")
-    answers(monkeypatch, sysctl="1")
     with pytest.raises(SettingError, match="arm64 Mac: install an arm64 Python"):
         environment.refuse_rosetta()
-    answers(monkeypatch, sysctl="0")  # an Intel Mac
-    environment.refuse_rosetta()
-    on_a_mac(monkeypatch)
-    answers(monkeypatch, sysctl="1")
-    environment.refuse_rosetta()
 
 
-def test_power_source_of_a_linux_laptop(monkeypatch, tmp_path):
-    supply = tmp_path / "supplies"
-    for name, files in {"AC": {"online": "1\n"}, "BAT0": {"status": "Discharging\n"}}.items():
-        (supply / name).mkdir(parents=True)
-        for file, text in files.items():
-            (supply / name / file).write_text(text)
+@pytest.mark.parametrize(
+    ("files", "source"),
+    [
+        ({"AC": {"online": "1\n"}, "BAT0": {"status": "Discharging\n"}}, "ac"),
+        ({"AC": {"online": "0\n"}, "BAT0": {"status": "Discharging\n"}}, "battery"),
+        ({"AC": {"online": "0\n"}, "BAT0": {"status": "Full\n"}}, None),
+        ({"mouse": {"scope": "Device\n", "status": "Discharging\n", "online": "1\n"}}, None),
+    ],
+)
+def test_power_source_of_a_linux_laptop(monkeypatch, tmp_path, files, source):
+    for name, texts in files.items():
+        (tmp_path / name).mkdir()
+        for file, text in texts.items():
+            (tmp_path / name / file).write_text(text)
     monkeypatch.setattr(platform, "system", lambda: "Linux")
-    monkeypatch.setattr(
-        environment, "Path", lambda path: supply if str(path) == "/sys/class/power_supply" else Path(path)
-    )
-    assert environment.find_power_source() == "ac"
-    (supply / "AC" / "online").write_text("0\n")
-    assert environment.find_power_source() == "battery"
-    (supply / "BAT0" / "status").write_text("Full\n")
-    assert environment.find_power_source() is None
+    folders = {"/sys/class/power_supply": tmp_path}
+    monkeypatch.setattr(environment, "Path", lambda path: folders.get(str(path), Path(path)))
+    assert environment.find_power_source() == source
 
 
 def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(monkeypatch, tmp_path):
@@ -169,26 +172,13 @@ def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(monkeypatch,
     assert environment.find_commit() is None
 
 
-def test_a_mouses_battery_is_not_the_machines(monkeypatch):
-    files = {"mouse": {"scope": "Device", "status": "Discharging", "online": "1"}, "BAT0": {"status": "Discharging"}}
-    supplies = [Path("/sys/class/power_supply", name) for name in files]
-    monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(environment.Path, "glob", lambda self, pattern: iter(supplies))
-    monkeypatch.setattr(environment, "read_text", lambda path: files[path.parent.name].get(path.name, ""))
-    assert environment.find_power_source() == "battery"
-    supplies.pop()
-    assert environment.find_power_source() is None
-
-
-def test_low_power_mode(monkeypatch, tmp_path):
+def test_low_power_mode(monkeypatch):
     answers(monkeypatch)
-    monkeypatch.setattr(environment, "read_text", lambda path: "low-power\n")
     monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
-    assert environment.find_low_power_mode() == 1
-    monkeypatch.setattr(environment, "read_text", lambda path: "")
-    assert environment.find_low_power_mode() is None
+    for text, mode in (("low-power\n", 1), ("", None)):
+        monkeypatch.setattr(environment, "read_text", lambda path, text=text: text)
+        assert environment.find_low_power_mode() == mode
     on_a_mac(monkeypatch)
-    answers(monkeypatch, pmset="System-wide power settings:\n lowpowermode         1\n disksleep 10")
-    assert environment.find_low_power_mode() == 1
-    answers(monkeypatch, pmset=" powermode            2\n")
-    assert environment.find_low_power_mode() == 0
+    for text, mode in (("System-wide:\n lowpowermode         1\n disksleep 10", 1), (" powermode            2\n", 0)):
+        answers(monkeypatch, pmset=text)
+        assert environment.find_low_power_mode() == mode

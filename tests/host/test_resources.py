@@ -26,26 +26,35 @@ def cgroups(tmp_path):
     return write
 
 
-def test_version_2_in_a_container_and_on_a_host(cgroups):
-    assert cgroups("0::/\n", {"memory.max": 2 * GB, "memory.current": GB}) == [GB]
-    limits = {"user.slice/memory.max": 8 * GB, "user.slice/memory.current": 3 * GB}
-    limits |= {"user.slice/job/memory.max": "max", "user.slice/job/memory.current": GB}
-    assert sorted(cgroups("0::/user.slice/job\n", limits)) == [GB, 5 * GB]  # the parent's limit holds too
+V2, JOB = "0::/\n", "0::/user.slice/job\n"
+V1 = "4:memory:/docker/0123\n3:cpu,cpuacct:/docker/0123\n0::/\n"
 
 
-def test_unused_file_pages_are_free(cgroups):
-    files = {"memory.max": 2 * GB, "memory.current": 2 * GB, "memory.stat": f"anon 5\ninactive_file {GB}\nfile 7"}
-    assert cgroups("0::/\n", files) == [GB]
-
-
-def test_version_1_where_the_groups_own_folder_is_not_mounted(cgroups):
-    files = {"memory/memory.limit_in_bytes": 2 * GB, "memory/memory.usage_in_bytes": GB // 2}
-    assert cgroups("4:memory:/docker/0123\n3:cpu,cpuacct:/docker/0123\n0::/\n", files) == [3 * GB // 2]
-
-
-def test_without_a_limit_nothing_is_known(cgroups, tmp_path):
-    assert cgroups("0::/\n", {"memory.max": "max", "memory.current": GB}) == []
-    assert resources.cgroup_free_bytes(tmp_path / "missing", tmp_path) == []
+@pytest.mark.parametrize(
+    ("lines", "files", "free"),
+    [
+        (V2, {"memory.max": 2 * GB, "memory.current": GB}, [GB]),
+        (
+            JOB,
+            {"user.slice/memory.max": 8 * GB, "user.slice/memory.current": 3 * GB}
+            | {"user.slice/job/memory.max": "max", "user.slice/job/memory.current": GB},
+            [5 * GB],  # the parent's limit holds
+        ),
+        (JOB, {"memory.max": 2 * GB, "memory.current": GB, "user.slice/memory.max": "max"}, [GB]),
+        # Unused file pages are free.
+        (
+            V2,
+            {"memory.max": 2 * GB, "memory.current": 2 * GB, "memory.stat": f"anon 5\ninactive_file {GB}\nfile 7"},
+            [GB],
+        ),
+        # Version 1, where the group's own folder is not mounted.
+        (V1, {"memory/memory.limit_in_bytes": 2 * GB, "memory/memory.usage_in_bytes": GB // 2}, [3 * GB // 2]),
+        (V2, {"memory.max": "max", "memory.current": GB}, []),
+        (V2, {}, []),
+    ],
+)
+def test_the_limits_of_control_groups(cgroups, lines, files, free):
+    assert cgroups(lines, files) == free
 
 
 @pytest.fixture
@@ -66,21 +75,21 @@ def as_rank(monkeypatch, local_ranks):
         monkeypatch.setenv(name, text)
 
 
-def test_available_memory_is_the_least_of_all_limits(memory):
-    memory(16 * GB, 12 * GB, 20 * GB)
-    assert resources.available_bytes() == 12 * GB
-    memory(8 * GB, 12 * GB)
-    assert resources.available_bytes() == 8 * GB
-    memory(None, 12 * GB)
-    assert resources.available_bytes() == 12 * GB
-    memory(None)
-    assert resources.available_bytes() is None
-
-
-def test_local_ranks_divide_the_memory(memory, monkeypatch):
-    memory(16 * GB)
-    as_rank(monkeypatch, "8")
-    assert resources.available_bytes() == 2 * GB
+@pytest.mark.parametrize(
+    ("limits", "ranks", "free"),
+    [
+        ((16 * GB, 12 * GB, 20 * GB), None, 12 * GB),
+        ((8 * GB, 12 * GB), None, 8 * GB),
+        ((None, 12 * GB), None, 12 * GB),
+        ((None,), None, None),
+        ((16 * GB,), "8", 2 * GB),  # local ranks share it
+    ],
+)
+def test_available_memory_is_the_least_of_all_limits(memory, monkeypatch, limits, ranks, free):
+    memory(*limits)
+    if ranks:
+        as_rank(monkeypatch, ranks)
+    assert resources.available_bytes() == free
 
 
 @pytest.fixture

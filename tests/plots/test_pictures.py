@@ -9,6 +9,7 @@ from matplotlib import pyplot as plt
 import plot_results
 from bench.plots import page, pictures, select
 from bench.plots.draw import COLOURS
+from bench.settings import SettingError
 from tests.records.examples import rate, write
 
 PUBLISHED = Path("results/published.csv")
@@ -35,10 +36,6 @@ def page_of(folder):
     """The lines of each section of the page, by its title."""
     sections = plot(folder)[-1].read_text().split("\n## ")[1:]
     return {title: lines for title, *lines in (section.splitlines() for section in sections)}
-
-
-def titles(figure):
-    return [axes.get_title(loc="left") for axes in figure.axes]
 
 
 def sustained(run, rates, **changes):
@@ -99,10 +96,14 @@ def test_the_part_that_limits_is_marked(folder):
     assert [text.get_text() for text in axes.texts if text.get_text()] == ["100", "40 limits", "38"]
 
 
-def test_the_best_size_has_the_ring(folder):
-    sides = {64: 1, 128: 5, 256: 3}
+def draw_sizes(folder, sides):
+    """Draw matmuls of these sides, {M: TFLOP/s}."""
     write(folder, [MATMUL | {"matrix_size": f"{m}x{m}x{m}", "tflops": str(t)} for m, t in sides.items()])
-    figure = pictures.tflops(load(folder))
+    return pictures.tflops(load(folder))
+
+
+def test_the_best_size_has_the_ring(folder):
+    figure = draw_sizes(folder, {64: 1, 128: 5, 256: 3})
     (ring,) = [line for line in figure.axes[0].lines if line.get_markersize() > 10]
     assert ring.get_xydata().tolist() == [pytest.approx([128, 5])]
     assert figure.legends[0].get_texts()[0].get_text() == "a (CPU), torch, float32: best at M = 128"
@@ -110,19 +111,24 @@ def test_the_best_size_has_the_ring(folder):
 
 @pytest.mark.parametrize("sides", [(6000, 7000, 7900), (32, 4096), range(1000, 8000, 500)])
 def test_every_axis_has_figures(folder, sides):
-    write(folder, [MATMUL | {"matrix_size": f"{m}x{m}x{m}", "tflops": "12"} for m in sides])
-    figure = pictures.tflops(load(folder))
+    figure = draw_sizes(folder, dict.fromkeys(sides, 12))
     figure.canvas.draw()
     for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
         low, high = axis.get_view_interval()
         assert sum(low <= each <= high for each in axis.get_majorticklocs()) >= 2
 
 
-def test_a_panel_for_each_operator(folder):
+def test_of_many_panels_those_with_own_rows_are_drawn(folder):
+    power = {"power_watts": "10"}
+    write(folder, [rate(1) | power | {"model": f"theirs-{i}", "source": "https://x"} for i in range(7)])
+    write(folder, [rate(1) | power | {"model": "yours"}])
     stream = {"workload": "bandwidth", "phase": "", "unit": "GB/s"}
     write(folder, [rate(40) | stream | {"model": model} for model in ("copy", "add", "triad")])
-    found = [title.split(",")[0] for title in titles(pictures.bandwidth(load(folder)))]
-    assert found == ["copy", "add", "triad"]
+    stored = load(folder)
+    figures = pictures.joules(stored), pictures.bandwidth(stored)
+    titles = [[axes.get_title(loc="left").split(",")[0] for axes in figure.axes] for figure in figures]
+    assert titles == [["yours", *(f"theirs-{i}" for i in range(5))], ["copy", "add", "triad"]]
+    assert "2 more" in figures[0].axes[-1].get_xlabel()
 
 
 def test_a_sustained_run_is_drawn_by_the_rate_of_each_ten_seconds(folder):
@@ -132,15 +138,6 @@ def test_a_sustained_run_is_drawn_by_the_rate_of_each_ten_seconds(folder):
     (line,) = figure.axes[0].lines
     assert line.get_xdata().tolist() == pytest.approx([(10 * i - 5) / 60 for i in range(1, 10)])
     assert line.get_ydata().tolist() == [55] * 9
-
-
-def test_of_many_panels_those_with_own_rows_are_drawn(folder):
-    power = {"power_watts": "10"}
-    write(folder, [rate(1) | power | {"model": f"theirs-{i}", "source": "https://x"} for i in range(7)])
-    write(folder, [rate(1) | power | {"model": "yours"}])
-    figure = pictures.joules(load(folder))
-    assert [title.split(",")[0] for title in titles(figure)] == ["yours", *(f"theirs-{i}" for i in range(5))]
-    assert "2 more" in figure.axes[-1].get_xlabel()
 
 
 def test_more_bars_than_a_panel_takes_are_counted(folder):
@@ -160,20 +157,15 @@ def test_an_implausible_row_is_in_no_picture(folder):
 
 
 def test_a_picture_needs_a_row_of_our_own(folder):
-    published = [row | {"source": "https://x"} for row in (rate(10), MATMUL)]
-    write(folder, published, "p")
-    stored = load(folder)
-    assert [pictures.images(stored), pictures.tflops(stored)] == [None, None]
-    write(folder, [rate(10), MATMUL])
-    stored = load(folder)
-    assert pictures.images(stored)
-    assert pictures.tflops(stored)
+    for source, is_drawn in (({"source": "https://x"}, False), ({}, True)):
+        write(folder, [row | source for row in (rate(10), MATMUL)])
+        stored = load(folder)
+        assert [bool(picture(stored)) for picture in (pictures.images, pictures.tflops)] == [is_drawn] * 2
 
 
-@pytest.mark.parametrize("throughput", ["fast", "1e-320"])
-def test_a_broken_file_is_named_and_the_others_are_drawn(folder, throughput):
+def test_a_broken_file_is_named_and_the_others_are_drawn(folder):
     write(folder, [rate(10)])
-    write(folder, [{"throughput": throughput}], "broken")
+    write(folder, [{"throughput": "fast"}], "broken")
     said = []
     assert (folder / "plots" / "images.png") in plot_results.plot(folder, said.append)
     assert any("broken.csv is left out" in line for line in said)
@@ -222,11 +214,17 @@ def many(folder, count):
         write(folder, [row | {"run_id": "one"} for row in rows] + sustained(f"run-{i}", [10 + i] * 9), name)
 
 
+def test_a_folder_that_is_missing_is_a_mistake():
+    with pytest.raises(SettingError, match=r"RESULTS_DIR='.*' is not a folder"):
+        plot_results.main()
+
+
 @pytest.mark.parametrize("count", [3, 25])
 def test_no_words_overlap(folder, count):
     many(folder, count)
+    stored = load(folder)
     for picture in pictures.PICTURES:
-        figure = picture(load(folder))
+        figure = picture(stored)
         figure.canvas.draw()
         legend = figure.legends[0]
         for texts in [legend.get_texts(), *([*axes.get_yticklabels(), *axes.texts] for axes in figure.axes)]:

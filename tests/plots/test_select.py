@@ -7,6 +7,7 @@ from bench.settings import SCOPES
 from tests.records.examples import rate, write
 
 MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
+PEAK = MATMUL | {"model": "matmul-peak", "device": "cuda"}
 MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
 
 
@@ -72,45 +73,53 @@ def test_prompts_and_depths_of_other_lengths_are_other_work(folder):
 def test_decode_over_depth_needs_several_depths(folder):
     write(folder, [rate(9) | decode(0), rate(8) | decode(512), rate(4) | decode(0, batch_size="4")])
     write(folder, [rate(50) | decode(2048, source="https://x")], "p")
-    found = select.cache_depths(summary(folder))
-    assert found[["machine", "batch_size", "tokens", "rate"]].to_numpy().tolist() == [
-        ["a", "1", 0, 9],
-        ["a", "1", 512, 8],
-    ]
+    lines = select.cache_depths(summary(folder))[["machine", "batch_size", "tokens", "rate"]].to_numpy().tolist()
+    assert lines == [["a", "1", 0, 9], ["a", "1", 512, 8]]
+
+
+BERT = {"workload": "transformer", "model": "bert-base", "image_size": "", "sequence_length": "128"}
+CUDA, CITED = {"device": "cuda"}, {"source": "https://x"}
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("select_rows", "rows", "values"),
     [
-        *({"batch_size": "64"}, {"precision": "bfloat16"}, {"optimizer": "adam"}, {"scope": "end_to_end"}),
-        *({"phase": "inference"}, {"compile": "1"}),
+        # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
+        (select.depths, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP], [5000]),
+        *(
+            (select.depths, [rate(9000) | MLP | {name: text}], [])
+            for name, text in (
+                *(("batch_size", "64"), ("precision", "bfloat16"), ("optimizer", "adam"), ("scope", "end_to_end")),
+                *(("phase", "inference"), ("compile", "1")),
+            )
+        ),
+        # Only resident batches of the usual size are compared.
+        (select.resident, [rate(10), rate(99) | {"scope": "end_to_end"}, rate(98) | {"image_size": "128"}], [10]),
+        (select.resident, [rate(20) | BERT, rate(97) | BERT | {"sequence_length": "384"}], [20]),
+        # Of several setups, the fastest is a point of a line.
+        (select.sizes, [MATMUL | {"tflops": each, "num_threads": each} for each in ("1", "2")], [2]),
+        (select.sizes, [MATMUL | {"tflops": "1.5"}, MATMUL | {"matrix_size": "8x64x512"}], [1.5, 2.4]),
+        (select.speedups, [rate(10), rate(80) | CUDA], [8]),
+        (select.per_joule, [rate(10), rate(80) | CUDA | {"power_watts": "40"}], [2]),
+        # A published figure of the same name hides no own one.
+        (
+            select.matmul_peaks,
+            [PEAK | {"tflops": "700"}, PEAK | {"tflops": "790", "model": "matmul-best"} | CITED],
+            [700, 790],
+        ),
     ],
 )
-def test_depths_are_those_of_the_ancestors_settings(folder, other):
-    write(folder, [rate(9000) | MLP | other])
-    assert select.depths(summary(folder)).empty
+def test_the_rows_of_a_picture(folder, select_rows, rows, values):
+    write(folder, rows)
+    found = select_rows(summary(folder))
+    column = {select.depths: "rate", select.speedups: "speedup"}.get(select_rows, "value")
+    assert sorted(found[column]) == values
 
 
-def test_cifar10_comes_before_synthetic_images(folder):
-    write(folder, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP])
-    assert select.depths(summary(folder))["rate"].tolist() == [5000]
-
-
-def test_a_published_figure_of_the_same_name_hides_no_own_one(folder):
-    peak = MATMUL | {"model": "matmul-peak", "device": "cuda"}
-    write(folder, [rate(200), rate(269) | {"source": "https://x"}, peak | {"tflops": "700"}])
-    write(folder, [peak | {"tflops": "790", "model": "matmul-best", "source": "https://x"}])
-    found = summary(folder)
-    drawn = select.fastest(found, "image", "resnet50", "training")
+def test_a_published_figure_hides_no_own_one(folder):
+    write(folder, [rate(200), rate(269) | CITED])
+    drawn = select.fastest(summary(folder), "image", "resnet50", "training")
     assert drawn[["value", "published"]].to_numpy().tolist() == [[269, True], [200, False]]
-    assert sorted(select.matmul_peaks(found)["value"]) == [700, 790]
-
-
-def test_only_resident_batches_of_the_usual_size_are_compared(folder):
-    bert = {"workload": "transformer", "model": "bert-base", "image_size": ""}
-    write(folder, [rate(10), rate(99) | {"scope": "end_to_end"}, rate(98) | {"image_size": "128"}])
-    write(folder, [rate(20) | bert | {"sequence_length": "128"}, rate(97) | bert | {"sequence_length": "384"}])
-    assert sorted(select.resident(summary(folder))["value"]) == [10, 20]
 
 
 def test_a_speedups_interval_has_the_worst_of_both(folder):
@@ -130,14 +139,9 @@ def test_rows_of_different_methods_make_no_speedup_and_no_scaling(folder):
     assert select.scaling(load(folder).many)["devices"].tolist() == [1, 2]
 
 
-def test_sizes_speedups_and_joules(folder):
-    write(folder, [MATMUL | {"tflops": "1.5"}, MATMUL | {"matrix_size": "8x64x512"}])
-    write(folder, [rate(10), rate(80) | {"device": "cuda", "power_watts": "40"}])
-    found = summary(folder)
-    assert select.sizes(found)["side"].tolist() == pytest.approx([64, 64])
-    assert sorted(select.sizes(found)["value"]) == [1.5, 2.4]
-    assert select.speedups(found)["speedup"].tolist() == [8]
-    assert select.per_joule(found)["value"].tolist() == [2]
+def test_a_size_has_the_side_of_a_cube(folder):
+    write(folder, [MATMUL, MATMUL | {"matrix_size": "8x64x512"}])
+    assert select.sizes(summary(folder))["side"].tolist() == pytest.approx([64, 64])
 
 
 def test_of_several_setups_equal_ones_make_a_speedup(folder):
@@ -147,11 +151,6 @@ def test_of_several_setups_equal_ones_make_a_speedup(folder):
     assert (row["speedup"], row["setup_cpu"]) == (2, "8 threads")
     write(folder, [*cpu, rate(160) | {"device": "cuda", "num_threads": "4"}], "b")
     assert select.speedups(summary(folder))["speedup"].tolist() == [2, 2]  # else the fastest
-
-
-def test_of_several_setups_the_fastest_is_a_point_of_a_line(folder):
-    write(folder, [MATMUL | {"tflops": t, "num_threads": n} for n, t in (("1", "1"), ("2", "2"), ("4", "1.5"))])
-    assert select.sizes(summary(folder))["value"].tolist() == [2]
 
 
 def test_the_scopes_of_one_run_are_one_line(folder):

@@ -19,23 +19,23 @@ def test_a_compiled_model_may_only_differ_by_rounding():
             check.check_compiled(OUTPUT * wrong, OUTPUT, again)
 
 
-def test_rounding_passes():
-    rounded = OUTPUT * (1 + 1e-5 * RANDOM.standard_normal(OUTPUT.shape))
-    assert check.check_output(rounded, OUTPUT) is check.check_output(OUTPUT) is None
-
-
 @pytest.mark.parametrize(
     ("got", "expected", "said"),
     [
-        (OUTPUT * 1.01, OUTPUT, "differs from the CPU's by 1.0e-02"),
-        (np.where(np.abs(OUTPUT) > 2, np.nan, OUTPUT), OUTPUT, "infinities or NaN"),
-        (np.full((2, 10), np.inf), None, "infinities or NaN"),
-        (np.zeros((2, 10)), np.zeros((2, 10)), "all zero"),
+        (OUTPUT * (1 + 1e-5 * RANDOM.standard_normal(OUTPUT.shape)), OUTPUT, None),  # rounding
+        (OUTPUT, None, None),
+        (OUTPUT * 1.01, OUTPUT, "1.0e-02"),
+        (np.where(np.abs(OUTPUT) > 2, np.nan, OUTPUT), OUTPUT, "NaN"),
+        (np.full((2, 10), np.inf), None, "infinities"),
+        (np.zeros((2, 10)), np.zeros((2, 10)), "zero"),
         # a model that ignores its input: the two items differ less than the two devices
-        (np.ones((2, 10)) + 5e-4, np.ones((2, 10)), "outputs of two items differ by 0.0e+00, those of"),
+        (np.ones((2, 10)) + 5e-4, np.ones((2, 10)), "two items"),
     ],
 )
 def test_a_wrong_output_is_refused(got, expected, said):
+    if said is None:
+        check.check_output(got, expected)
+        return
     with pytest.raises(MeasurementError) as error:
         check.check_output(got, expected)
     assert error.value.status == "wrong_output"
@@ -45,7 +45,7 @@ def test_a_wrong_output_is_refused(got, expected, said):
 def test_another_model_is_refused():
     check.check_parameters(7, 7)
     check.check_parameters(7, None)
-    with pytest.raises(MeasurementError, match="has 8 trainable parameters, not 7") as error:
+    with pytest.raises(MeasurementError, match=r"8 .*not 7") as error:
         check.check_parameters(8, 7)
     assert error.value.status == "wrong_model"
 
@@ -91,10 +91,9 @@ def test_float16_that_is_added_up_in_float16_is_not_named_bfloat16():
     named = check.name_precision(error, 3e-4, is_float16=True)
     assert named == "matmul float16-accumulate, convolution float16"
     check.check_samples(OUTPUT * 1.02, OUTPUT, named)
-    with pytest.raises(MeasurementError):
-        check.check_samples(OUTPUT * 1.02, OUTPUT, "float16")
-    with pytest.raises(MeasurementError):
-        check.check_samples(OUTPUT * 1.02, OUTPUT, "matmul float32, convolution float32")
+    for precision in ("float16", "matmul float32, convolution float32"):
+        with pytest.raises(MeasurementError):
+            check.check_samples(OUTPUT * 1.02, OUTPUT, precision)
 
 
 def test_the_last_timed_output_is_that_of_the_last_step():
@@ -111,17 +110,11 @@ GRADIENTS = [RANDOM.standard_normal((20, 30)), 0.1 * RANDOM.standard_normal(30),
 def test_a_gradient_may_differ_by_rounding_and_a_vanishing_one_by_anything():
     rounded = [each.astype(np.float32) for each in GRADIENTS[:2]] + [-GRADIENTS[2]]
     check.check_gradients(rounded, GRADIENTS, [1e-7] * 3, "float32")
-
-
-def test_a_relu_that_flips_is_no_wrong_gradient():
-    flipped = GRADIENTS[0].copy()
-    flipped[:, 0] = 0  # of one of its 30 units
-    assert check.gradient_errors([flipped, *GRADIENTS[1:]], GRADIENTS)[0] > 0.1
-    check.check_gradients([flipped, *GRADIENTS[1:]], GRADIENTS, [1e-6] * 3, "float32")
-
-
-def test_the_cpus_own_rounding_does_not_excuse_a_wrong_gradient():
-    with pytest.raises(MeasurementError, match="gradient"):
+    flipped = [GRADIENTS[0].copy(), *GRADIENTS[1:]]
+    flipped[0][:, 0] = 0  # a ReLU flips one of its 30 units
+    assert check.gradient_errors(flipped, GRADIENTS)[0] > 0.1
+    check.check_gradients(flipped, GRADIENTS, [1e-6] * 3, "float32")
+    with pytest.raises(MeasurementError, match="gradient"):  # the CPU's own rounding excuses no wrong one
         check.check_gradients([2 * each for each in GRADIENTS], GRADIENTS, [1.0] * 3, "float32")
 
 

@@ -29,87 +29,71 @@ from bench.timing.measure import (
 from tests.fakes import Clock, Device
 
 
-def measured(limits=None, items=1, watches=(), on_window=None, **device):
-    clock = Clock()
-    fake = Device(clock, **device)
-    result = measure(Job(fake, items, limits or Limits(), clock=clock, watches=watches, on_window=on_window))
-    return result, fake
+def run(fake, items=1, watches=(), on_window=None, **limits):
+    """Measure a fake device."""
+    return measure(Job(fake, items, Limits(**limits), clock=fake.clock, watches=watches, on_window=on_window))
 
 
-def test_asynchronous_work_is_waited_for():
-    result, _ = measured(items=64)
+def refusal(fake, **limits):
+    """Measure a fake device that must be refused, and return the error."""
+    with pytest.raises(MeasurementError) as error:
+        run(fake, **limits)
+    return error.value
+
+
+def steps_of(seconds):
+    """Return a device whose every step takes so long."""
+    return Device(Clock(), work=lambda i: seconds)
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_asynchronous_work_is_waited_for_by_the_barrier_or_by_the_read(barrier):
+    result = run(Device(Clock(), barrier=barrier), items=64)
     assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
     assert result.throughput == pytest.approx(6400, rel=0.01)
-    assert result.stop_reason == "target_ci"
-    assert result.flags == ()
-
-
-def test_a_barrier_that_does_not_wait_does_no_harm():
-    result, _ = measured(items=64, barrier=False)
-    assert result.throughput == pytest.approx(6400, rel=0.01)
+    assert (result.stop_reason, result.flags) == ("target_ci", ())
 
 
 class Lazy(Device):
     """A framework that computes only what is read: of the steps since the last read the last one, or every n-th."""
 
-    every = None
-
-    def __init__(self, clock, **device):
-        super().__init__(clock, **device)
-        self.waiting = 0
+    def __init__(self, seconds, every=None, workers=0, queue_steps=None):
+        super().__init__(Clock(), work=lambda i: seconds)
+        self.every, self.waiting, self.num_workers, self.queue_steps = every, 0, workers, queue_steps
 
     def step(self):
-        self.calls.append("step")
         self.clock.now += self.SUBMIT_SECONDS
         self.steps += 1
         self.waiting += 1
 
     def read(self):
-        computed = self.waiting // self.every if self.every else min(self.waiting, 1)
+        every = self.every if self.waiting > 1 else None
+        computed = self.waiting // every if every else min(self.waiting, 1)
         self.clock.now += computed * self.work(self.steps)
         self.waiting = 0
         return super().read()
 
 
-@pytest.mark.parametrize("seconds", [0.0003, 0.003, 0.010, 0.020])
-def test_a_framework_that_computes_only_the_last_step_of_a_window_is_refused(seconds):
-    clock = Clock()
-    with pytest.raises(MeasurementError) as error:
-        measure(Job(Lazy(clock, work=lambda i: seconds), 1, Limits(), clock=clock))
-    assert error.value.status == "work_skipped"
-    assert clock.now < 2
-
-
-def test_a_framework_that_computes_every_tenth_step_of_a_window_is_refused():
-    clock = Clock()
-    lazy = Lazy(clock, work=lambda i: 0.010)
-    lazy.every, lazy.read_alone = 10, lazy.read
-    lazy.read = lambda: (setattr(lazy, "every", 10 if lazy.waiting > 1 else None), lazy.read_alone())[1]
-    with pytest.raises(MeasurementError) as error:
-        measure(Job(lazy, 1, Limits(), clock=clock))
-    assert error.value.status == "work_skipped"
+@pytest.mark.parametrize(
+    "fake",
+    [*((seconds,) for seconds in (0.0003, 0.003, 0.010, 0.020)), (0.010, 10), (0.010, None, 2, 6)],
+    ids=lambda fake: "-".join(map(str, fake)),
+)
+def test_a_framework_that_computes_only_some_steps_of_a_window_is_refused(fake):
+    fake = Lazy(*fake)
+    assert refusal(fake).status == "work_skipped"
+    assert fake.clock.now < 2
 
 
 def test_a_lazy_framework_with_one_step_to_a_window_runs_it():
-    clock = Clock()
-    result = measure(Job(Lazy(clock, work=lambda i: 0.030), 1, Limits(), clock=clock))
-    assert result.step_seconds_median == pytest.approx(0.030, rel=0.01)
-
-
-def test_a_lazy_pipeline_is_refused():
-    clock = Clock()
-    fake = Lazy(clock, work=lambda i: 0.010)
-    fake.num_workers, fake.queue_steps = 2, 6
-    with pytest.raises(MeasurementError) as error:
-        measure(Job(fake, 1, Limits(), clock=clock))
-    assert error.value.status == "work_skipped"
+    assert run(Lazy(0.030)).step_seconds_median == pytest.approx(0.030, rel=0.01)
 
 
 class Gpu(Device):
     """A device whose clock rises from half speed while it is busy, and falls while it is idle."""
 
-    def __init__(self, clock, seconds, ramp_seconds):
-        super().__init__(clock, work=self.at_this_clock)
+    def __init__(self, seconds, ramp_seconds):
+        super().__init__(Clock(), work=self.at_this_clock)
         self.seconds, self.ramp_seconds, self.speed, self.seen = seconds, ramp_seconds, 0.5, 0.0
 
     def at_this_clock(self, i):
@@ -124,24 +108,21 @@ class Gpu(Device):
 @pytest.mark.parametrize("ramp_seconds", [1e-4, 1e-3, 0.1])
 @pytest.mark.parametrize("seconds", [5e-6, 1e-4, 2e-3, 0.020])
 def test_a_clock_that_rises_under_load_skips_nothing(seconds, ramp_seconds):
-    clock = Clock()
-    assert measure(Job(Gpu(clock, seconds, ramp_seconds), 1, Limits(max_seconds=2), clock=clock)).windows
+    assert run(Gpu(seconds, ramp_seconds), max_seconds=2).windows
 
 
 def test_an_honest_queue_skips_nothing():
     seconds = 1e-6, 1e-5, 1e-4, 1e-3, 1e-2
     for submit, work, barrier in itertools.product(seconds, seconds, seconds):
-        clock = Clock()
-        fake = Device(clock, work=lambda i, work=work: work)
+        fake = steps_of(work)
         fake.SUBMIT_SECONDS, fake.READ_SECONDS = submit, barrier
-        prove_every_step_runs(Job(fake, 1, clock=clock), 2)
+        prove_every_step_runs(Job(fake, 1, clock=fake.clock), 2)
         assert fake.calls.count("step") == COMPARED_STEPS + SINGLE_STEPS  # at the first try
 
 
 def test_what_the_first_step_took_of_memory_is_forgotten_once_it_is_done():
-    clock = Clock()
-    fake = Device(clock)
-    measure(Job(fake, 1, Limits(), clock=clock))
+    fake = Device(Clock())
+    run(fake)
     forgotten = fake.calls.index("after_first_step")
     assert (fake.calls[:forgotten].count("step"), fake.calls[forgotten - 1]) == (1, "read")
     assert fake.calls.count("after_first_step") == 1
@@ -149,52 +130,39 @@ def test_what_the_first_step_took_of_memory_is_forgotten_once_it_is_done():
 
 @pytest.mark.parametrize(("counts", "refused"), [(1.0, False), (0.5, True), (0.0, True), (2.0, True)])
 def test_the_optimizer_counts_the_steps_that_were_timed(counts, refused):
-    clock = Clock()
-    fake = Device(clock)
+    fake = Device(Clock())
     fake.updates = lambda: counts * fake.steps
     if refused:
-        with pytest.raises(MeasurementError, match="optimizer") as error:
-            measure(Job(fake, 1, Limits(), clock=clock))
-        assert error.value.status == "work_skipped"
+        error = refusal(fake)
+        assert (error.status, "optimizer" in str(error)) == ("work_skipped", True)
     else:
-        assert measure(Job(fake, 1, Limits(), clock=clock)).windows
+        assert run(fake).windows
 
 
 def test_weights_that_end_as_they_began_are_refused():
-    clock = Clock()
-    fake = Device(clock, values=lambda steps: steps % 2 if steps < 100 else 1)
+    fake = Device(Clock(), values=lambda steps: steps % 2 if steps < 100 else 1)
     fake.updates = lambda: fake.steps
-    with pytest.raises(MeasurementError, match="weights") as error:
-        measure(Job(fake, 1, Limits(), clock=clock))
-    assert error.value.status == "work_skipped"
+    error = refusal(fake)
+    assert (error.status, "weights" in str(error)) == ("work_skipped", True)
 
 
-def test_a_step_that_caches_its_input_is_refused():
-    with pytest.raises(MeasurementError) as error:
-        measured(values=lambda steps: 1.25)
-    assert error.value.status == "constant_output"
-
-
-def test_an_output_that_is_no_number_is_flagged():
-    result, _ = measured(values=lambda steps: float("nan"))
-    assert result.flags == ("not_finite",)
+def test_a_constant_output_is_refused_and_one_that_is_no_number_is_flagged():
+    assert refusal(Device(Clock(), values=lambda steps: 1.25)).status == "constant_output"
+    assert run(Device(Clock(), values=lambda steps: math.nan)).flags == ("not_finite",)
 
 
 def test_compilation_stays_in_the_first_step():
-    result, _ = measured(work=lambda i: 0.300 if i == 0 else 0.010)
+    result = run(Device(Clock(), work=lambda i: 0.300 if i == 0 else 0.010))
     assert result.first_step_seconds == pytest.approx(0.310, rel=0.05)
     assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
 
 
-def test_the_warm_up_lasts_until_the_pace_is_steady():
-    result, _ = measured(work=lambda i: 0.010 * (1 + 4 * max(0.0, 1 - i / 200)))
+def test_the_warm_up_lasts_until_the_pace_is_steady_or_its_time_is_over():
+    result = run(Device(Clock(), work=lambda i: 0.010 * (1 + 4 * max(0.0, 1 - i / 200))))
     assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
     assert "drift" not in result.flags
     assert result.warmup_seconds > 4
-
-
-def test_a_warm_up_that_never_settles_ends():
-    result, _ = measured(Limits(max_seconds=3), work=lambda i: 0.010 * 1.01**i)
+    result = run(Device(Clock(), work=lambda i: 0.010 * 1.01**i), max_seconds=3)
     assert result.warmup_seconds == pytest.approx(3, rel=0.2)
 
 
@@ -216,18 +184,18 @@ def test_wall_time_is_reported_not_cpu_time():
 
 
 def test_a_window_is_k_steps_and_one_synchronise_and_nothing_else():
-    clock, seen = Clock(), [[]]
-    fake = Device(clock, work=lambda i: 0.004)
-    run_until_sure(Job(fake, 1, Limits(), clock, on_window=lambda windows, steps: seen.append(list(fake.calls))), 7)
+    fake, seen = steps_of(0.004), [[]]
+    on_window = lambda windows, steps: seen.append(list(fake.calls))  # noqa: E731
+    run_until_sure(Job(fake, 1, Limits(), fake.clock, on_window=on_window), 7)
     assert len(seen) == 21
     for before, after in itertools.pairwise(seen):
         assert after[len(before) :] == ["step"] * 7 + ["synchronize", "read"]
 
 
 def test_the_interval_is_looked_at_every_tenth_window_so_that_luck_does_not_stop_a_run(monkeypatch):
-    clock, counts = Clock(), []
+    fake, counts = steps_of(0.030), []
     monkeypatch.setattr(measure_module, "half_width_percent", lambda windows: counts.append(len(windows)) or 100)
-    run_until_sure(Job(Device(clock, work=lambda i: 0.030), 1, Limits(max_seconds=5), clock), 1)
+    run_until_sure(Job(fake, 1, Limits(max_seconds=5), fake.clock), 1)
     assert counts[0] == 20
     assert all(after >= 1.1 * before for before, after in itertools.pairwise(counts))
 
@@ -247,10 +215,9 @@ class StepWatch:
 
 
 def test_steps_counted_are_steps_executed_and_watches_enclose_them():
-    clock = Clock()
-    fake = Device(clock, work=lambda i: 0.004)
+    fake = steps_of(0.004)
     watch = StepWatch(fake)
-    result = measure(Job(fake, 3, Limits(), clock=clock, watches=[watch]))
+    result = run(fake, items=3, watches=[watch])
     executed = watch.counts[1] - watch.counts[0]
     assert executed == result.windows * result.steps_per_window
     assert result.items == 3 * executed
@@ -259,12 +226,11 @@ def test_steps_counted_are_steps_executed_and_watches_enclose_them():
 
 
 def test_compiling_inside_the_windows_is_flagged():
-    clock = Clock()
-    fake = Device(clock)
+    fake = Device(Clock())
     fake.trace_count = lambda: fake.steps // 100
-    assert "recompiled" in measure(Job(fake, 1, Limits(), clock=clock)).flags
+    assert "recompiled" in run(fake).flags
     fake.trace_count = lambda: 1
-    assert measure(Job(fake, 1, Limits(), clock=clock)).flags == ()
+    assert run(fake).flags == ()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -280,109 +246,113 @@ def test_the_collector_rests_while_measuring_and_is_restored(enabled):
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(RuntimeError):
-            measured(work=fail_at_step_100)
+            run(Device(Clock(), work=fail_at_step_100))
         assert gc.isenabled() == enabled
         assert not any(states)
     finally:
         gc.enable()
 
 
-def test_ctrl_c_keeps_the_complete_windows():
-    def press(i):
-        if i == 100:
-            raise KeyboardInterrupt
-        return 0.010
+# Ctrl-C
 
-    result, _ = measured(Limits(target_ci=1e-9), work=press)
+
+def interrupted_at(step, seconds=0.010):
+    """Return a device on which Ctrl-C comes in a step; that step has no result, and reading it would fail."""
+
+    def press(i):
+        if i == step:
+            fake.read = None
+            raise KeyboardInterrupt
+        return seconds
+
+    fake = Device(Clock(), work=press)
+    return fake
+
+
+@pytest.mark.parametrize(("step", "limits"), [(100, {"target_ci": 1e-9}), (200, {"num_items": 10_000})])
+def test_ctrl_c_keeps_the_complete_windows_and_reads_nothing(step, limits):
+    result = run(interrupted_at(step), **limits)
     assert result.stop_reason == "interrupted"
     assert result.items == result.windows * result.steps_per_window > 0
 
 
-def test_after_ctrl_c_in_a_step_nothing_is_read():
-    clock = Clock()
-    fake = Device(clock)
-
-    def press(i):
-        if i == 200:
-            fake.read = None  # a step that is cut short has no result
-            raise KeyboardInterrupt
-        return 0.010
-
-    fake.work = press
-    result = measure(Job(fake, 1, Limits(num_items=10_000), clock=clock))
-    assert result.stop_reason == "interrupted"
-
-
 def test_ctrl_c_before_the_first_window_is_passed_on():
-    def press(i):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        measured(work=press)
+        run(interrupted_at(0))
 
 
-def noisy(seconds, spread, seed=0):
-    rng = random.Random(seed)
-    return lambda i: seconds * rng.uniform(1 - spread, 1 + spread)
+def test_ctrl_c_in_the_last_steps_keeps_the_windows():
+    windows = []
+
+    def press(i):
+        if len(windows) == 6:  # 45 steps: six windows of seven, then three more
+            raise KeyboardInterrupt
+        return 0.004
+
+    on_window = lambda seconds, steps: windows.append(steps)  # noqa: E731
+    result = run(Device(Clock(), work=press), on_window=on_window, num_items=45)
+    assert (result.stop_reason, result.items, windows) == ("interrupted", 42, [7] * 6)
+
+
+# Windows and their statistics
+
+
+def noisy(seconds, spread):
+    rng = random.Random(0)
+    return Device(Clock(), work=lambda i: seconds * rng.uniform(1 - spread, 1 + spread))
 
 
 def test_noise_that_never_narrows_stops_at_the_time_limit():
-    result, _ = measured(Limits(max_seconds=10, target_ci=0.01), work=noisy(0.1, 0.4))
+    result = run(noisy(0.1, 0.4), max_seconds=10, target_ci=0.01)
     assert result.stop_reason == "max_seconds"
     assert result.seconds == pytest.approx(10, rel=0.02)
     assert result.flags == ()  # a wide interval says it itself
 
 
-def test_three_windows_at_least_unless_they_take_three_times_the_limit():
-    assert measured(Limits(max_seconds=10), work=lambda i: 8.0)[0].windows == 3
-    assert measured(Limits(max_seconds=10), work=lambda i: 20.0)[0].windows == 2
-
-
-def test_a_single_window_has_no_interval():
-    result, _ = measured(Limits(max_seconds=1), work=lambda i: 8.0)
-    assert result.windows == 1
-    assert (result.throughput_low, result.throughput_high) == (None, None)
+@pytest.mark.parametrize(("seconds", "limit", "windows"), [(8.0, 10, 3), (20.0, 10, 2), (8.0, 1, 1)])
+def test_three_windows_at_least_unless_they_take_three_times_the_limit(seconds, limit, windows):
+    result = run(steps_of(seconds), max_seconds=limit)
+    assert result.windows == windows
+    assert (result.throughput_low is None) == (result.throughput_high is None) == (windows == 1)  # no interval
 
 
 def test_the_interval_of_throughput_is_the_reciprocal_of_that_of_time():
-    result, _ = measured(Limits(max_seconds=5, target_ci=0.01), items=10, work=noisy(0.1, 0.1))
-    assert result.throughput_low < result.throughput < result.throughput_high
-    assert result.throughput_low > 10 / 0.11
-    assert result.throughput_high < 10 / 0.09
+    result = run(noisy(0.1, 0.1), items=10, max_seconds=5, target_ci=0.01)
+    assert 10 / 0.11 < result.throughput_low < result.throughput < result.throughput_high < 10 / 0.09
     assert result.throughput == pytest.approx(10 / result.step_seconds_median)
+
+
+def slow_barrier(fake, seconds):
+    synchronize = fake.synchronize
+
+    def slow():
+        synchronize()
+        fake.clock.now += seconds
+
+    fake.synchronize = slow
+    return fake
 
 
 def test_windows_outlast_the_clock_and_the_barrier():
     assert choose_steps(step_seconds=0.001, barrier_seconds=0) == 25
     assert choose_steps(step_seconds=0.001, barrier_seconds=0.001) == 100
     assert choose_steps(step_seconds=0.4, barrier_seconds=0.001) == 1
-
-
-def test_a_slow_barrier_lengthens_the_windows():
-    clock = Clock()
-    fake = Device(clock, work=lambda i: 0.010)
-    synchronize = fake.synchronize
-
-    def slow():
-        synchronize()
-        clock.now += 0.002
-
-    fake.synchronize = slow
-    result = measure(Job(fake, 1, Limits(), clock=clock))
+    result = run(slow_barrier(steps_of(0.010), 0.002))
     assert result.steps_per_window >= 17  # 200 ms at 12 ms a step, as the warm-up sees it
     assert result.step_seconds_median == pytest.approx(0.010, rel=0.02)
 
 
 def test_rare_slow_steps_show_in_p95_and_not_in_the_median():
-    usual = noisy(0.03, 0.005)
-    result, _ = measured(Limits(max_seconds=20, target_ci=0.001), work=lambda i: 0.3 if i % 12 == 0 else usual(i))
+    usual = noisy(0.03, 0.005).work
+    fake = Device(Clock(), work=lambda i: 0.3 if i % 12 == 0 else usual(i))
+    result = run(fake, max_seconds=20, target_ci=0.001)
     assert result.step_seconds_median == pytest.approx(0.03, rel=0.01)
     assert result.step_seconds_p95 == pytest.approx(0.3, rel=0.01)
     assert result.items / result.seconds < 0.9 * result.throughput
 
 
 def test_p95_is_blank_when_a_window_holds_several_steps():
-    result, _ = measured(Limits(max_seconds=5, target_ci=0.001), work=noisy(0.005, 0.1))
+    result = run(noisy(0.005, 0.1), max_seconds=5, target_ci=0.001)
     assert result.windows > 59
     assert result.step_seconds_p95 is None
 
@@ -391,7 +361,44 @@ def test_a_change_of_speed_is_flagged():
     assert has_drift([1.00, 1.01] * 15 + [1.15, 1.16] * 15)
     assert not has_drift([1.00, 1.16] * 30)
     assert not has_drift([1.0] * 30 + [1.05] * 30)
-    assert "drift" in measured(Limits(max_seconds=10), work=lambda i: 0.1 * (1 + i / 100))[0].flags
+    assert "drift" in run(Device(Clock(), work=lambda i: 0.1 * (1 + i / 100)), max_seconds=10).flags
+
+
+@pytest.mark.parametrize("num_items", [1000, 640, 64, 10])
+def test_a_given_number_of_items_is_rounded_up_to_whole_steps(num_items):
+    fake = steps_of(0.1)
+    watch = StepWatch(fake)
+    result = run(fake, items=64, watches=[watch], max_seconds=0.1, num_items=num_items)
+    steps = math.ceil(num_items / 64)
+    assert fake.steps - watch.counts[0] == steps
+    assert (result.items, result.stop_reason) == (64 * steps, "num_images")
+    assert result.seconds == pytest.approx(0.1 * steps, rel=0.01)
+    assert result.throughput == pytest.approx(64 * steps / result.seconds)
+    assert (result.throughput_low is None) == (steps < 6)
+
+
+def test_a_part_of_a_step_is_timed_without_what_comes_before_it():
+    fake = steps_of(0.020)
+
+    def forward():
+        fake.calls.append("prepare")
+        fake.free_at = max(fake.free_at, fake.clock.now) + 0.300
+
+    fake.prepare = forward
+    result = run(fake, max_seconds=5)
+    assert result.step_seconds_median == pytest.approx(0.020, rel=0.01)
+    assert result.steps_per_window == 1
+    assert fake.calls.count("prepare") >= result.windows
+
+
+@pytest.mark.parametrize(("seconds", "shows"), [(0.002, True), (0.0001, False)])
+def test_a_barrier_that_shows_in_a_part_is_flagged(seconds, shows):
+    fake = slow_barrier(steps_of(0.020), seconds)
+    fake.prepare = lambda: None
+    assert ("barrier_shows" in run(fake).flags) == shows
+
+
+# Pipelines
 
 
 class Pipeline(Device):
@@ -418,18 +425,26 @@ class Pipeline(Device):
         super().step()
 
 
-def stream_rate(max_seconds=10, **pipeline):
-    clock = Clock()
-    fake = Pipeline(clock, **pipeline)
-    clock.now = 1000.0  # the queue has long been full
-    result = measure(Job(fake, 1, Limits(max_seconds=max_seconds), clock=clock))
-    return result, Rate(result.throughput, result.throughput_low, result.throughput_high)
+def run_pipeline(**pipeline):
+    """Measure a pipeline whose queue has long been full."""
+    fake = Pipeline(Clock(), **pipeline)
+    fake.clock.now = 1000.0
+    return run(fake)
 
 
 def test_a_full_queue_is_not_given_away():
-    result, _ = stream_rate(prepare=0.1)
+    result = run_pipeline(prepare=0.1)
     assert result.throughput == pytest.approx(20, rel=0.02)  # two workers at ten a second
     assert result.steps_per_window % 2 == 0
+
+
+def test_a_pipeline_measured_for_a_few_queues_is_flagged():
+    assert "short" in run_pipeline(prepare=0.5).flags
+    assert "short" not in run_pipeline(prepare=0.02).flags
+    slow = run(Pipeline(Clock(), prepare=0.1, step=2.0, workers=16), max_seconds=10)
+    assert slow.warmup_seconds < 45  # draining it ends in time
+    assert slow.steps_per_window == 1
+    assert "short" in slow.flags
 
 
 def test_windows_of_a_pipeline_leave_nothing_out():
@@ -453,98 +468,27 @@ def test_windows_of_a_pipeline_leave_nothing_out():
     [(0.2, True, "input"), (0.01, True, "device"), (0.1, False, "overlap"), (0.05, False, "overlap")],
 )
 def test_the_limiting_part_is_named(prepare, overlap, name):
-    device, _ = measured(work=lambda i: 0.09)
-    _, pipeline = stream_rate(prepare=prepare, workers=1, overlap=overlap)
-    _, both = stream_rate(prepare=prepare, step=0.09, workers=1, overlap=overlap)
-    model = Rate(device.throughput, device.throughput_low, device.throughput_high)
-    assert name_bottleneck(model, pipeline, both, shares_cores=False)[0] == name
+    measured = [run(steps_of(0.09))]
+    measured += [run_pipeline(prepare=prepare, workers=1, overlap=overlap, step=step) for step in (0, 0.09)]
+    rates = [Rate(each.throughput, each.throughput_low, each.throughput_high) for each in measured]
+    assert name_bottleneck(*rates, shares_cores=False)[0] == name
 
 
-def test_no_limit_is_named_where_intervals_overlap():
-    name, words = name_bottleneck(Rate(100, 95, 105), Rate(104, 102, 106), Rate(99, 98, 100), shares_cores=False)
-    assert name == "undecided"
-    assert "their intervals overlap" in words
+@pytest.mark.parametrize(
+    ("rates", "shares_cores", "name", "said"),
+    [
+        (((100, 95, 105), (104, 102, 106), (99, 98, 100)), False, "undecided", "overlap"),
+        (((100,), (300,), (99,)), False, "undecided", ""),  # no intervals
+        (((100, 99, 101), (300, 290, 310), (76, 75, 77)), True, "device", "75"),  # are expected on one CPU
+    ],
+)
+def test_no_limit_is_named_without_a_clear_difference(rates, shares_cores, name, said):
+    named, words = name_bottleneck(*(Rate(*each) for each in rates), shares_cores=shares_cores)
+    assert named == name
+    assert said in words
 
 
-def test_on_a_cpu_the_expectation_is_told():
-    name, words = name_bottleneck(Rate(100, 99, 101), Rate(300, 290, 310), Rate(76, 75, 77), shares_cores=True)
-    assert name == "device"
-    assert "75 are expected" in words
-
-
-def test_a_pipeline_measured_for_a_few_queues_is_flagged():
-    assert "short" in stream_rate(prepare=0.5)[0].flags
-    assert "short" not in stream_rate(prepare=0.02)[0].flags
-
-
-@pytest.mark.parametrize("num_items", [1000, 640, 64, 10])
-def test_a_given_number_of_items_is_rounded_up_to_whole_steps(num_items):
-    clock = Clock()
-    fake = Device(clock, work=lambda i: 0.1)
-    begin = SimpleNamespace(start=lambda: begin.at.append(fake.steps), at=[], flags=list)
-    result = measure(Job(fake, 64, Limits(max_seconds=0.1, num_items=num_items), clock, watches=[begin]))
-    steps = math.ceil(num_items / 64)
-    assert fake.steps - begin.at[0] == steps
-    assert (result.items, result.stop_reason) == (64 * steps, "num_images")
-    assert result.seconds == pytest.approx(0.1 * steps, rel=0.01)
-    assert result.throughput == pytest.approx(64 * steps / result.seconds)
-    assert (result.throughput_low is None) == (steps < 6)
-
-
-def test_a_part_of_a_step_is_timed_without_what_comes_before_it():
-    clock = Clock()
-    fake = Device(clock, work=lambda i: 0.020)
-
-    def forward():
-        fake.calls.append("prepare")
-        fake.free_at = max(fake.free_at, clock.now) + 0.300
-
-    fake.prepare = forward
-    result = measure(Job(fake, 1, Limits(max_seconds=5), clock=clock))
-    assert result.step_seconds_median == pytest.approx(0.020, rel=0.01)
-    assert result.steps_per_window == 1
-    assert fake.calls.count("prepare") >= result.windows
-
-
-def test_ctrl_c_in_the_last_steps_keeps_the_windows():
-    clock = Clock()
-    fake = Device(clock, work=lambda i: 0.004)
-    windows = []
-
-    def press(i):
-        if len(windows) == 6:  # 45 steps: six windows of seven, then three more
-            raise KeyboardInterrupt
-        return 0.004
-
-    fake.work = press
-    job = Job(fake, 1, Limits(num_items=45), clock, on_window=lambda seconds, steps: windows.append(steps))
-    result = measure(job)
-    assert (result.stop_reason, result.items, windows) == ("interrupted", 42, [7] * 6)
-
-
-def test_draining_a_slow_pipeline_ends_in_time():
-    clock = Clock()
-    result = measure(Job(Pipeline(clock, prepare=0.1, step=2.0, workers=16), 1, Limits(max_seconds=10), clock=clock))
-    assert result.warmup_seconds < 45
-    assert result.steps_per_window == 1
-    assert "short" in result.flags
-
-
-@pytest.mark.parametrize(("seconds", "shows"), [(0.002, True), (0.0001, False)])
-def test_a_barrier_that_shows_in_a_part_is_flagged(seconds, shows):
-    clock = Clock()
-    fake = Device(clock, work=lambda i: 0.020)
-    synchronize = fake.synchronize
-
-    def slow():
-        synchronize()
-        clock.now += seconds
-
-    fake.synchronize, fake.prepare = slow, lambda: None
-    assert ("barrier_shows" in measure(Job(fake, 1, Limits(), clock=clock)).flags) == shows
-
-
-# Energy
+# Energy and sustained runs
 
 
 class EnergyCounter:
@@ -561,28 +505,24 @@ class EnergyCounter:
 
 
 def test_the_energy_window_has_synchronised_work_alone():
-    clock = Clock()
-    fake = Device(clock, barrier=False)
+    fake = Device(Clock(), barrier=False)
     counter = EnergyCounter(fake)
     fake.step()  # still under way when the window is asked for
-    watts, joules = measure_energy(Job(fake, 4, clock=clock), 3, counter)
+    watts, joules = measure_energy(Job(fake, 4, clock=fake.clock), 3, counter)
     assert counter.idle_when_read == [True, True]
     assert watts == pytest.approx(110, rel=0.01)
     assert joules == pytest.approx(110 * 0.010 / 4, rel=0.01)
-    assert clock.now >= 5
+    assert fake.clock.now >= 5
 
 
-# A sustained run
-
-
-def sustained(seconds, **device):
-    clock = Clock()
-    fake = Device(clock, **device)
-    return list(sustain(Job(fake, 2, Limits(), clock), seconds, EnergyCounter(fake))), fake
+def sustained(seconds, fake=None, watches=()):
+    fake = fake or Device(Clock())
+    return sustain(Job(fake, 2, Limits(), fake.clock, watches=watches), seconds, EnergyCounter(fake))
 
 
 def test_a_sustained_run_is_cut_into_tens_of_seconds():
-    parts, fake = sustained(60)
+    fake = Device(Clock())
+    parts = list(sustained(60, fake))
     assert [elapsed for elapsed, *_ in parts] == pytest.approx([10, 20, 30, 40, 50, 60], abs=0.3)
     assert all(part.seconds == pytest.approx(10, abs=0.1) for _, part, _ in parts)
     assert {part.stop_reason for _, part, _ in parts} == {"interval"}
@@ -591,51 +531,26 @@ def test_a_sustained_run_is_cut_into_tens_of_seconds():
 
 
 def test_what_lies_between_the_parts_is_not_counted_as_work():
-    clock = Clock()
-    fake = Device(clock)
+    fake = Device(Clock())
 
-    class Slow:
-        def start(self):
-            clock.now += 1
+    def wait():
+        fake.clock.now += 1
+        return []
 
-        def flags(self):
-            clock.now += 1
-            return []
-
-    parts = list(sustain(Job(fake, 1, Limits(), clock, watches=[Slow()]), 30, EnergyCounter(fake)))
+    parts = list(sustained(30, fake, [SimpleNamespace(start=wait, flags=wait)]))
     # Ten seconds at 110 W and two at the 10 W of a device that waits.
     assert [watts for *_, watts in parts] == pytest.approx([(1100 + 20) / 12] * len(parts), rel=0.01)
 
 
 def test_a_machine_that_grows_hot_is_slower_in_the_last_third():
-    hot = lambda i: 0.010 if i < 4000 else 0.020  # noqa: E731
-    parts, _ = sustained(120, work=hot)
-    rows = [(elapsed, part.seconds, part.items) for elapsed, part, _ in parts]
-    burst, last = burst_and_sustained(rows)
-    assert burst == pytest.approx(200, rel=0.01)
-    assert last == pytest.approx(100, rel=0.01)
+    parts = sustained(120, Device(Clock(), work=lambda i: 0.010 if i < 4000 else 0.020))
+    burst, last = burst_and_sustained([(elapsed, part.seconds, part.items) for elapsed, part, _ in parts])
+    assert (burst, last) == (pytest.approx(200, rel=0.01), pytest.approx(100, rel=0.01))
+    assert burst_and_sustained([(10, 10, 50)]) == (5, None)  # too short for a last third
+    assert burst_and_sustained([(10, 10, 50), (20, 10, 50), (30, 10, 40), (40, 10, 30)])[1] is None
 
 
 def test_ctrl_c_ends_a_sustained_run_with_what_was_complete():
-    seen = []
-
-    def work(i):
-        if i == 2500:
-            raise KeyboardInterrupt
-        return 0.010
-
-    clock = Clock()
-    fake = Device(clock, work=work)
-    for _, part, watts in sustain(Job(fake, 1, Limits(), clock), 600, EnergyCounter(fake)):
-        seen.append((part.stop_reason, watts is not None))
-    assert seen[:-1] == [("interval", True)] * len(seen[:-1])
+    seen = [(part.stop_reason, watts is not None) for _, part, watts in sustained(600, interrupted_at(2500))]
+    assert seen[:-1] == [("interval", True)] * (len(seen) - 1)
     assert seen[-1] == ("interrupted", False)
-
-
-def test_too_short_a_run_has_no_last_third():
-    assert burst_and_sustained([(10, 10, 50)]) == (5, None)
-    assert burst_and_sustained([(10, 10, 50), (20, 10, 50), (30, 10, 40), (40, 10, 30)])[1] is None  # within the first
-
-
-def test_without_intervals_no_limit_is_named():
-    assert name_bottleneck(Rate(100), Rate(300), Rate(99), shares_cores=False)[0] == "undecided"
