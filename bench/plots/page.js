@@ -17,8 +17,9 @@ const ORDER = ["image", "mlp", "transformer", "llm", "matmul", "convolution", "b
 const REQUIRED = ["workload", "model", "phase", "scope", "size"];
 const WORDS = {
   device: "the model, on resident batches", input: "the input pipeline", end_to_end: "model and input together",
-  epoch: "whole epochs", cpu: "CPU", gpu: "GPU", "": "any",
+  epoch: "whole epochs", cpu: "CPU", gpu: "GPU",
 };
+const say = (text, words = WORDS) => Object.hasOwn(words, text) ? words[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
 const place = (workload) => ORDER.includes(workload) ? ORDER.indexOf(workload) : ORDER.length;
 
@@ -108,7 +109,7 @@ function ratioInterval(line) {
 
 const join = (...parts) => parts.filter(Boolean).join(", ");
 const batch = (line) => line.batch_size && `batch ${line.batch_size}`;
-const workOf = (line) => join(line.model, line.phase, line.scope === "device" ? "" : WORDS[line.scope] || line.scope,
+const workOf = (line) => join(line.model, line.phase, line.scope === "device" ? "" : say(line.scope),
   line.size);
 const settingsOf = (line) => join(line.precision, batch(line), line.settings);
 const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : line.stated;
@@ -129,7 +130,7 @@ function ticks(least, most, isLog) {
 // --- The page. ---
 
 const SVG = ["svg", "g", "rect", "line", "text", "circle", "title"];
-const STEP = 100; // lines of a table until "more" is asked for
+const STEP = 200; // lines of a table until more are asked for
 let data, lines, shown;
 
 // Make an element; attributes beginning with "on" are handlers, strings become text.
@@ -154,27 +155,27 @@ function sourceOf(line) {
 
 // Columns of tables: title, text or node of a line, value to sort by, class.
 const MACHINE = {title: "Machine", cell: (line) => element("span", {}, link(line.machine, {machine: line.machine}),
-  ...(isPublished(line) ? [" ", element("span", {class: "tag"}, "published")] : [])), value: (line) => line.machine};
-const WORK = {title: "Work", cell: (line) => join(line.workload === line.model ? "" : line.workload, workOf(line))};
+  ...(isPublished(line) ? [" ", element("span", {class: "tag"}, "published")] : [])), value: (line) => line.machine, class: "long"};
+const WORK = {title: "Work", cell: (line) => join(line.workload === line.model ? "" : line.workload, workOf(line)), class: "long"};
 const RESULTS = {
   value: {title: "Result", cell: result, value: (line) => line.value ?? 0, class: "number"},
-  interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value, class: "number wide"},
+  interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value || 0, class: "number wide"},
   runs: {title: "Runs", cell: (line) => isPublished(line) ? "" : String(line.rows), value: (line) => line.rows,
     class: "number wide"},
-  settings: {title: "Settings", cell: settingsOf, class: "wide"},
-  on: {title: "On", cell: (line) => WORDS[line.kind], class: "wide"},
-  framework: {title: "Framework", cell: (line) => line.framework, class: "wide"},
+  settings: {title: "Settings", cell: settingsOf, class: "long wide"},
+  on: {title: "On", cell: (line) => say(line.kind), class: "wide"},
+  framework: {title: "Framework", cell: (line) => line.framework, class: "long wide"},
   tflops: {title: "TFLOP/s", cell: (line) => line.per === "TFLOP/s" ? "" : figure(line.tflops, 3),
     value: (line) => line.tflops ?? 0, class: "number wide"},
   peak: {title: "of peak", cell: (line) => line.of_peak === null ? "" : `${(100 * line.of_peak).toFixed(0)} %`,
     value: (line) => line.of_peak ?? 0, class: "number wide"},
   date: {title: "Date", cell: (line) => line.date, class: "date wide"},
-  flags: {title: "Flags", cell: (line) => warnings(line).replaceAll(" ", ", "), class: "wide"},
+  flags: {title: "Flags", cell: (line) => warnings(line).replaceAll(" ", ", "), class: "long wide"},
 };
 const COMPARED = {
   work: {title: "Work", cell: (line) => join(line.workload === line.model ? "" : line.workload, workOf(line),
-    settingsOf(line))},
-  framework: {title: "Framework", cell: (line) => line.framework, class: "wide"},
+    settingsOf(line)), class: "long"},
+  framework: {title: "Framework", cell: (line) => line.framework, class: "long wide"},
   a: {title: "A", cell: (line) => figure(line.a.value), value: (line) => line.a.value, class: "number wide"},
   b: {title: "B", cell: (line) => result(line.b), value: (line) => line.b.value, class: "number wide"},
   ratio: {title: "B / A", cell: (line) => line.ratio.toFixed(3), value: (line) => line.ratio, class: "number"},
@@ -182,18 +183,18 @@ const COMPARED = {
   verdict: {title: "B is", cell: (line) => element("span", {class: line.verdict}, line.verdict),
     value: (line) => line.verdict},
   flags: {title: "Flags", cell: (line) => [line.a, line.b].map((each, i) => warnings(each) &&
-    `${"AB"[i]}: ${warnings(each).replaceAll(" ", ", ")}`).filter(Boolean).join("; "), class: "wide"},
+    `${"AB"[i]}: ${warnings(each).replaceAll(" ", ", ")}`).filter(Boolean).join("; "), class: "long wide"},
 };
 
 function describe(line) {
-  const flags = warnings(line).split(" ").filter(Boolean).map((flag) => element("div", {}, join(flag) +
-    (data.flags[flag] ? `: ${data.flags[flag]}` : "")));
+  const flags = warnings(line).split(" ").filter(Boolean).map((flag) => element("div", {},
+    flag + (Object.hasOwn(data.flags, flag) ? `: ${data.flags[flag]}` : "")));
   const seconds = (value) => value && `${figure(value)} s`;
   const facts = {
     Result: result(line), Interval: interval(line),
     Measured: isPublished(line) ? "published by others" : line.rows > 1 ? `confirmed by ${line.rows} runs` : "in one run",
     Work: join(line.workload, workOf(line)), Settings: settingsOf(line), Setup: line.all_setup,
-    Device: join(line.device_name, WORDS[line.kind]), Versions: line.versions, Date: line.date,
+    Device: join(line.device_name, say(line.kind)), Versions: line.versions, Date: line.date,
     "Step, median": seconds(line.step_seconds_median), "Step, 95th percentile": seconds(line.step_seconds_p95),
     "First step": seconds(line.first_step_seconds),
     "Arithmetic": line.tflops && `${figure(line.tflops)} TFLOP/s` + (line.of_peak ?
@@ -213,7 +214,7 @@ function describe(line) {
 // Show a table of lines, sorted as the address says; describeLine() returns what a line's button shows.
 function showTable(found, columns, address, describeLine) {
   const [, descends, by] = /^(-?)(.*)$/.exec(address.sort ?? "");
-  if (columns[by]) {
+  if (Object.hasOwn(columns, by)) {
     const value = columns[by].value ?? columns[by].cell;
     const compare = (a, b) => typeof a === "number" ? a - b : collator.compare(a, b);
     found = [...found].sort((a, b) => (descends ? -1 : 1) * compare(value(a), value(b)));
@@ -240,12 +241,12 @@ function showTable(found, columns, address, describeLine) {
         "aria-label": `Details of ${line.machine}, ${workOf(line)}`}, "Details")));
     return row;
   }));
-  at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head, element("th", {scope: "col"}))), body);
+  at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head, element("th", {scope: "col"}, "More"))), body);
   at("table").hidden = !found.length;
   at("table").querySelector(`[data-sort="${CSS.escape(focused ?? "")}"]`)?.focus();
   at("more").hidden = found.length <= shown;
-  at("more").textContent = `Show all ${found.length} lines (${shown} are shown)`;
-  at("more").onclick = () => { shown = Infinity; render(); };
+  at("more").textContent = `Show ${STEP} more lines of ${found.length}`;
+  at("more").onclick = () => { shown += STEP; render(); };
 }
 
 // Draw a bar for each line; points on a logarithmic axis, which has no zero to begin at.
@@ -267,7 +268,7 @@ function drawBars(found, chosen) {
     element("text", {class: "note", x: x(tick), y: bottom + 12, "text-anchor": "middle"}, figure(tick))));
   const drawn = bars.map((line, i) => {
     const top = i * row, y = top + (isNarrow ? 40 : row / 2), mark = isPublished(line) ? "published" : "own";
-    const note = join(!chosen.framework && line.framework, !chosen.kind && WORDS[line.kind],
+    const note = join(!chosen.framework && line.framework, !chosen.kind && say(line.kind),
       !chosen.precision && line.precision, !chosen.batch_size && batch(line), line.settings);
     const end = x(Math.max(line.value, line.high ?? 0)) + 8;
     return element("g", {}, element("title", {}, join(line.machine, note, result(line), interval(line))),
@@ -291,7 +292,8 @@ function drawBars(found, chosen) {
 function showSelect(name, label, values, value, change) {
   const id = `choice-${name}`;
   if (!at(id)) at("choices").append(element("label", {}, label, element("select", {id})));
-  const options = values.map((each) => element("option", {value: each}, WORDS[each] ?? each));
+  const none = REQUIRED.includes(name) ? "usual" : "any";
+  const options = values.map((each) => element("option", {value: each}, say(each) || none));
   at(id).replaceChildren(...options);
   at(id).value = value;
   at(id).onchange = () => { location.hash = writeAddress(change(at(id).value)); };
@@ -319,7 +321,8 @@ function showResults(address) {
   for (const [name, label] of Object.entries(CHOICES)) {
     showSelect(name, label, options[name], chosen[name], (value) => {
       const next = choose(lines, {...chosen, [name]: value});
-      const said = Object.entries(next.chosen).filter(([each, to]) => to !== "" || next.options[each].length > 1 && REQUIRED.includes(each));
+      const said = Object.entries(next.chosen).filter(([each, to]) => next.options[each].length > 1
+        && (to !== "" || REQUIRED.includes(each)));
       return {...Object.fromEntries(said), ...kept};
     });
   }
