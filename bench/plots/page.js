@@ -62,8 +62,8 @@ function choose(lines, address) {
     values.sort((a, b) => name === "workload" ? place(a) - place(b) : collator.compare(a, b));
     // TFLOP/s of an operator mean little without the precision.
     const isRequired = REQUIRED.includes(name) || (name === "precision" && chosen.phase === "");
-    const isKnown = values.includes(address[name]);
-    chosen[name] = isKnown ? address[name] : name === "workload" ? values[0] ?? "" : isRequired ? usual(lines, name) : "";
+    const usually = name === "workload" ? values[0] ?? "" : isRequired ? usual(lines, name) : "";
+    chosen[name] = values.includes(address[name]) ? address[name] : usually;
     options[name] = isRequired ? values : ["", ...values.filter((value) => value !== "")];
     if (isRequired || chosen[name] !== "") lines = lines.filter((line) => line[name] === chosen[name]);
   }
@@ -95,7 +95,7 @@ const writeAddress = (address) => "#" + new URLSearchParams(address);
 function figure(value, digits = 4) {
   if (value === null || value === undefined) return "";
   const rounded = Number(value.toPrecision(digits));
-  return rounded >= 1e4 ? rounded.toLocaleString("en") : String(rounded);
+  return rounded >= 1e9 ? rounded.toExponential() : rounded >= 1e4 ? rounded.toLocaleString("en") : String(rounded);
 }
 
 function interval(line) {
@@ -154,12 +154,17 @@ function sourceOf(line) {
 }
 
 // Columns of tables: title, text or node of a line, value to sort by, class.
-const MACHINE = {title: "Machine", cell: (line) => element("span", {}, link(line.machine, {machine: line.machine}),
-  ...(isPublished(line) ? [" ", element("span", {class: "tag"}, "published")] : [])), value: (line) => line.machine, class: "long"};
-const WORK = {title: "Work", cell: (line) => join(line.workload === line.model ? "" : line.workload, workOf(line)), class: "long"};
+const fullWork = (line) => join(line.workload === line.model ? "" : line.workload, workOf(line));
+const WORK = {title: "Work", cell: fullWork, class: "long"};
+const MACHINE = {
+  title: "Machine", value: (line) => line.machine, class: "long",
+  cell: (line) => element("span", {}, link(line.machine, {machine: line.machine}),
+    element("span", {class: "tag"}, isPublished(line) ? " published" : "")),
+};
 const RESULTS = {
   value: {title: "Result", cell: result, value: (line) => line.value ?? 0, class: "number"},
-  interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value || 0, class: "number wide"},
+  interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value || 0,
+    class: "number wide"},
   runs: {title: "Runs", cell: (line) => isPublished(line) ? "" : String(line.rows), value: (line) => line.rows,
     class: "number wide"},
   settings: {title: "Settings", cell: settingsOf, class: "long wide"},
@@ -173,8 +178,7 @@ const RESULTS = {
   flags: {title: "Flags", cell: (line) => warnings(line).replaceAll(" ", ", "), class: "long wide"},
 };
 const COMPARED = {
-  work: {title: "Work", cell: (line) => join(line.workload === line.model ? "" : line.workload, workOf(line),
-    settingsOf(line)), class: "long"},
+  work: {title: "Work", cell: (line) => join(fullWork(line), settingsOf(line)), class: "long"},
   framework: {title: "Framework", cell: (line) => line.framework, class: "long wide"},
   a: {title: "A", cell: (line) => figure(line.a.value), value: (line) => line.a.value, class: "number wide"},
   b: {title: "B", cell: (line) => result(line.b), value: (line) => line.b.value, class: "number wide"},
@@ -192,7 +196,7 @@ function describe(line) {
   const seconds = (value) => value && `${figure(value)} s`;
   const facts = {
     Result: result(line), Interval: interval(line),
-    Measured: isPublished(line) ? "published by others" : line.rows > 1 ? `confirmed by ${line.rows} runs` : "in one run",
+    Measured: isPublished(line) ? "by others" : line.rows > 1 ? `confirmed by ${line.rows} runs` : "in one run",
     Work: join(line.workload, workOf(line)), Settings: settingsOf(line), Setup: line.all_setup,
     Device: join(line.device_name, say(line.kind)), Versions: line.versions, Date: line.date,
     "Step, median": seconds(line.step_seconds_median), "Step, 95th percentile": seconds(line.step_seconds_p95),
@@ -233,7 +237,7 @@ function showTable(found, columns, address, describeLine) {
       const isOpen = button.getAttribute("aria-expanded") === "true";
       button.setAttribute("aria-expanded", String(!isOpen));
       if (isOpen) row.nextSibling.remove();
-      else row.after(element("tr", {}, element("td", {colspan: head.length + 1}, describeLine(line))));
+      else row.after(element("tr", {}, element("td", {colspan: head.length}, describeLine(line))));
     };
     const row = element("tr", {}, ...Object.values(columns).map((column) =>
       element("td", {class: column.class ?? null}, column.cell(line))),
@@ -241,7 +245,8 @@ function showTable(found, columns, address, describeLine) {
         "aria-label": `Details of ${line.machine}, ${workOf(line)}`}, "Details")));
     return row;
   }));
-  at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head, element("th", {scope: "col"}, "More"))), body);
+  head.push(element("th", {scope: "col"}, "More"));
+  at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head)), body);
   at("table").hidden = !found.length;
   at("table").querySelector(`[data-sort="${CSS.escape(focused ?? "")}"]`)?.focus();
   at("more").hidden = found.length <= shown;
@@ -276,9 +281,8 @@ function drawBars(found, chosen) {
       element("text", {class: "note", x: 0, y: top + 25}, cut(note, 6)),
       isLog ? element("circle", {class: mark, cx: x(line.value), cy: y, r: 5.5})
         : element("rect", {class: mark, x: left, y: y - 7, width: x(line.value) - left, height: 14}),
-      ...(line.low === null ? [] : [element("line", {class: "interval", x1: x(line.low), x2: x(line.high), y1: y, y2: y}),
-        ...[line.low, line.high].map((each) =>
-          element("line", {class: "interval", x1: x(each), x2: x(each), y1: y - 4, y2: y + 4}))]),
+      ...(line.low === null ? [] : [[line.low, line.high, 0], [line.low, line.low, 4], [line.high, line.high, 4]])
+        .map(([x1, x2, dy]) => element("line", {class: "interval", x1: x(x1), x2: x(x2), y1: y - dy, y2: y + dy})),
       element("text", {x: end, y}, figure(line.value)));
   });
   const of = bars.length < found.length ? ` (${bars.length} of ${found.length} machines)` : "";
@@ -307,8 +311,9 @@ function showFilter(address) {
   at("filter").oninput = () => location.replace(writeAddress({...readAddress(location.hash), q: at("filter").value}));
 }
 
-const textOf = (line) => line.text ??= [line.machine, line.device_name, line.workload, workOf(line), settingsOf(line),
-  line.all_setup, line.framework, line.versions, line.date, warnings(line), line.kind, line.source].join(" ").toLowerCase();
+function textOf(line) {
+  return line.text ??= Object.values(line).filter((cell) => typeof cell === "string").join(" ").toLowerCase();
+}
 
 function filter(found, address) {
   const words = (address.q ?? "").toLowerCase().split(" ").filter(Boolean);
@@ -317,7 +322,7 @@ function filter(found, address) {
 
 function showResults(address) {
   const {chosen, options, lines: found} = choose(lines, address);
-  const kept = Object.fromEntries(["rows", "sort", "q"].filter((name) => address[name]).map((name) => [name, address[name]]));
+  const kept = Object.fromEntries(Object.entries(address).filter(([name]) => ["rows", "sort", "q"].includes(name)));
   for (const [name, label] of Object.entries(CHOICES)) {
     showSelect(name, label, options[name], chosen[name], (value) => {
       const next = choose(lines, {...chosen, [name]: value});
@@ -344,21 +349,22 @@ function showCompare(address) {
   const machines = Object.keys(data.machines);
   const own = [...new Set(lines.filter((line) => !isPublished(line)).map((line) => line.machine))].sort();
   const a = machines.includes(address.a) ? address.a : own[0] ?? machines[0];
-  const b = machines.includes(address.b) ? address.b : own.find((name) => name !== a) ?? machines.find((name) => name !== a);
+  const b = machines.includes(address.b) ? address.b : [...own, ...machines].find((name) => name !== a);
   showSelect("a", "A", machines, a, (value) => ({a: value, b}));
   showSelect("b", "B", machines, b, (value) => ({a, b: value}));
   showFilter(address);
   const both = compareMachines(lines, a, b), listed = filter(both, address);
-  showTable(listed, COMPARED, {...address, a, b}, (line) => element("div", {}, "A", describe(line.a), "B", describe(line.b)));
+  const describeBoth = (line) => element("div", {}, "A", describe(line.a), "B", describe(line.b));
+  showTable(listed, COMPARED, {...address, a, b}, describeBoth);
   const mean = Math.exp(both.reduce((sum, line) => sum + Math.log(line.ratio), 0) / both.length);
   const unsure = both.filter((line) => line.verdict === "cannot tell").length;
   const methods = both.filter((line) => line.a.method_version !== line.b.method_version).length;
-  at("count").textContent = both.length ? `${listed.length} of ${both.length} lines; geometric mean of all ratios: ${mean.toFixed(3)}`
-    : "no work in A and B has equal settings";
-  at("about").textContent = `A ratio above 1 means that B is faster. The verdicts are those of make compare: same within ${100 * SAME} %.`;
+  const found = `${listed.length} of ${both.length} lines; geometric mean of all ratios: ${mean.toFixed(3)}`;
+  at("count").textContent = both.length ? found : "no work in A and B has equal settings";
+  at("about").textContent = "A ratio above 1 means that B is faster. The verdicts are those of make compare.";
   const remarks = [
-    unsure && `cannot tell (${unsure} of ${both.length}): the intervals of A and B overlap or are unknown, so B may be faster or slower`,
-    methods && `${methods} of ${both.length} lines compare results of different methods (method_version): measure again`,
+    unsure && `cannot tell (${unsure} of ${both.length}): the intervals of A and B overlap or are unknown`,
+    methods && `${methods} of ${both.length} lines compare different methods (method_version): measure again`,
     ...[[a, "A"], [b, "B"]].map(([machine, side]) => {
       const of = lines.filter((line) => line.machine === machine && line.compared).length - both.length;
       return of > 0 && `only in ${side}: ${of} more lines of other work or settings`;
@@ -378,7 +384,7 @@ function showMachine(address) {
   at("about").replaceChildren(about, " ", link("Compare with another machine", {a: machine, b: ""}));
   at("limits").append(...limits.map(([what, how, value]) => element("li", {}, `${what}: ${value} (${how})`)));
   const found = lines.filter((line) => line.machine === machine);
-  const best = bestOf(found, (line) => ["workload", "model", "phase", "scope", "size", "kind", "framework"].map((name) => line[name]));
+  const best = bestOf(found, (line) => [line.framework, line.kind, ...REQUIRED.map((name) => line[name])]);
   best.sort((x, y) => place(x.workload) - place(y.workload) || collator.compare(WORK.cell(x), WORK.cell(y)));
   const listed = filter(best, address);
   showTable(listed, {work: WORK, ...RESULTS}, {...address, machine}, describe);
@@ -415,7 +421,10 @@ function start() {
   }
   window.addEventListener("hashchange", () => { shown = STEP; render(); });
   let width = window.innerWidth; // a phone's browser also sends this event if its bars move
-  window.addEventListener("resize", () => { if (width !== window.innerWidth) { width = window.innerWidth; render(); } });
+  window.addEventListener("resize", () => {
+    if (width !== window.innerWidth) render();
+    width = window.innerWidth;
+  });
   render();
 }
 
