@@ -110,7 +110,7 @@ function ratioInterval(line) {
 const join = (...parts) => parts.filter(Boolean).join(", ");
 const batch = (line) => line.batch_size && `batch ${line.batch_size}`;
 const workOf = (line) => join(line.model, line.phase, line.scope === "device" ? "" : say(line.scope),
-  line.size);
+  isPublished(line) ? line.size : line.size.replace(" if stated", ""));
 const settingsOf = (line) => join(line.precision, batch(line), line.settings);
 const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : line.stated;
 const warnings = (line) => `${line.flags} ${line.status}`.trim();
