@@ -73,7 +73,9 @@ def hash_of(text):
 
 def collect(rows):
     """Build the page's data: `lines` (a dict of encoded columns), `machines`, and the words of `flags`."""
-    lines = describe(tables.add_peak_fraction(tables.summarize(rows, (*tables.DONE, *select.WRONG_CLOCKS)), rows))
+    wrong = tables.summarize(rows[rows["source"] != ""], select.WRONG_CLOCKS)
+    merged = pd.concat([tables.summarize(rows), wrong], ignore_index=True)
+    lines = describe(tables.add_peak_fraction(merged, rows))
     found = {name: encode(map(clean, lines[name])) for name in lines if lines[name].dtype in (object, "str")}
     found |= {name: encode(map(number, lines[name])) for name in lines if name not in found}
     return {
@@ -114,7 +116,7 @@ def find_compared(lines):
     of = lines[["machine", *tables.WORK]].copy()
     of.loc[of["model"] == "matmul-peak", ["matrix_size", "memory_format", "batch_size"]] = ""
     done = lines["status"].isin(tables.DONE)
-    is_latest = done & ~of[done].duplicated(keep="last").reindex(of.index, fill_value=True)
+    is_latest = done & ~of.assign(done=done).duplicated(keep="last")
     work = of.groupby(list(tables.WORK), sort=False).ngroup()
     return {"work": work, "compared": (is_latest & (lines["value"] > 0)).astype(int)}
 
