@@ -6,7 +6,8 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings image mlp transformer llm tflops best plot compare table noise doctor test selfcheck resolve-mac clean
+.PHONY: help settings image mlp transformer llm tflops best plot page compare table noise doctor test selfcheck \
+        resolve-mac clean
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
@@ -57,8 +58,11 @@ tflops: $(READY) ## the machine's limits: matmuls, convolutions, memory bandwidt
 best: $(READY) ## the fastest settings of a workload on this machine, and the gain of each change
 	@$(RUN) best_settings.py
 
-plot: $(READY) ## pictures and tables of everything in results/
+plot: $(READY) ## pictures and tables of everything in results/, and its page
 	@$(RUN) plot_results.py
+
+page: $(READY) ## results/index.html: everything in results/, to choose, sort and compare in a browser
+	@$(RUN) -m bench.plots.html
 
 compare: $(READY) ## A=x.csv B=y.csv (or two machines) row by row; FAIL_ON_SLOWER=1: exit 1 if B is slower
 	@$(RUN) compare_results.py

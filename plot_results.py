@@ -1,4 +1,4 @@
-"""Draw everything in results/: rows become results/plots/*.png and results/README.md.
+"""Draw everything in results/: rows become results/plots/*.png, results/README.md and results/index.html.
 
     make plot
 
@@ -10,21 +10,21 @@ import functools
 import sys
 
 from bench import cli
-from bench.plots import draw, page, pictures, select
+from bench.plots import draw, html, pictures, readme, select
 from bench.settings import SettingError, read_settings
 
 
 def plot(folder, say):
-    """Draw all pictures and write the page; return the paths. say() gets a line for each file that is left out."""
+    """Draw all pictures and write both pages; return the paths. say() gets a line for each file that is left out."""
     stored = select.load(folder, say)
     paths = pictures.draw_all(stored, folder / "plots", say)
     with draw.replace_file(folder / "README.md") as file:
-        file.write_text(page.write(stored, paths), encoding="utf-8")
-    return [*paths, folder / "README.md"]
+        file.write_text(readme.write(stored, paths), encoding="utf-8")
+    return [*paths, folder / "README.md", html.write_page(stored.rows, folder / "index.html")]
 
 
 def main():
-    """Write pictures and page, print their paths, and return the exit status."""
+    """Write pictures and pages, print their paths, and return the exit status."""
     folder = read_settings("plot").results_dir
     if not folder.is_dir():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} is not a folder: name one with CSV files of results")

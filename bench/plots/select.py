@@ -22,8 +22,9 @@ SQUARE = r"^matmul(?:-\d+)?$"  # models with a curve over sizes
 
 @dataclass(frozen=True)
 class Stored:
-    """Hold the rows of results/. The frames are those of tables.summarize()."""
+    """Hold the rows of results/. The frames but `rows` are those of tables.summarize()."""
 
+    rows: pd.DataFrame  # as tables.read_rows() returns them
     many: pd.DataFrame  # of any number of devices; implausible lines are left out, as in all frames but `cited`
     believed: pd.DataFrame  # of one device
     pipelines: pd.DataFrame  # from runs that measured the model and its input together
@@ -39,6 +40,7 @@ def load(folder, warn):
     # A later run of only the model is not part of a pipeline's run.
     of_pipelines = rows[rows["run_id"].isin(rows.loc[rows["scope"] == "end_to_end", "run_id"])]
     return Stored(
+        rows=rows,
         many=many,
         believed=of_one_device(many),
         pipelines=of_one_device(believe(tables.summarize(of_pipelines))),

@@ -7,12 +7,11 @@ import pytest
 from matplotlib import pyplot as plt
 
 import plot_results
-from bench.plots import page, pictures, select
+from bench.plots import pictures, readme, select
 from bench.plots.draw import COLOURS
 from bench.settings import SettingError
 from tests.records.examples import rate, write
 
-PUBLISHED = Path("results/published.csv")
 MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
 
 
@@ -33,8 +32,8 @@ def plot(folder):
 
 
 def page_of(folder):
-    """The lines of each section of the page, by its title."""
-    sections = plot(folder)[-1].read_text().split("\n## ")[1:]
+    """The lines of each section of README.md, by its title."""
+    sections = plot(folder)[-2].read_text().split("\n## ")[1:]
     return {title: lines for title, *lines in (section.splitlines() for section in sections)}
 
 
@@ -237,8 +236,9 @@ def test_no_words_overlap(folder, count):
 
 def test_everything_is_drawn_and_the_page_has_the_fastest_figures(folder):
     many(folder, 3)
-    *drawn, written = plot(folder)
+    *drawn, written, page = plot(folder)
     assert [path.stem for path in drawn] == [picture.__name__ for picture in pictures.PICTURES]
+    assert page == folder / "index.html"
     text = written.read_text()
     assert all(f"![{path.stem}](plots/{path.name})" in text and path.stat().st_size for path in drawn)
     header, _, fastest, *_ = [line for line in text.splitlines() if line.startswith("| ")]
@@ -247,7 +247,7 @@ def test_everything_is_drawn_and_the_page_has_the_fastest_figures(folder):
 
 
 def test_a_table_has_own_machines_first_and_an_end(folder, monkeypatch):
-    monkeypatch.setattr(page, "MAX_LINES", 3)
+    monkeypatch.setattr(readme, "MAX_LINES", 3)
     for i in range(5):
         write(folder, [rate(100 + i) | {"source": "https://x"}], f"p{i}")
     write(folder, [rate(10), rate(8) | {"batch_size": "4"}, rate(9) | {"phase": "inference"}])
@@ -258,16 +258,12 @@ def test_a_table_has_own_machines_first_and_an_end(folder, monkeypatch):
     assert lines[-1].startswith("3 more")
 
 
-def test_the_page_has_every_older_benchmark_next_to_own_rows(folder):
-    mlp = {"workload": "mlp", "batch_size": "32", "image_size": "32", "model": "mlp-3000-1000"}
-    write(folder, [rate(2000) | mlp, rate(9) | mlp | {"precision": "bfloat16"}], "mine")
-    (folder / "published.csv").write_bytes(PUBLISHED.read_bytes())
-    text = "\n".join(page_of(folder)["Five older benchmarks"])
-    assert all(f"| {name} | " in text for name in page.OLDER.values())
-    assert "| Apple M1 (GPU) | mlp-3000-1000, training, float32, batch 32 | tensorflow | 0.009376 s per step |" in text
-    assert "| 2000 images/s (mine, torch) |" in text
-    assert "| 0.07966 s per step | unsynchronised |" in text
-    assert (folder / "README.md").stat().st_size < 30_000
+def test_the_tables_of_the_stored_results_are_short(folder):
+    for path in Path("results").glob("*.csv"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    text = readme.write(load(folder), [])
+    assert len(text) < 15_000
+    assert "(index.html)" in text
 
 
 def test_what_is_written_replaces_a_link_and_not_its_target(folder):
@@ -280,4 +276,9 @@ def test_what_is_written_replaces_a_link_and_not_its_target(folder):
     plot(folder)
     assert target.read_text() == "mine"
     assert not (folder / "README.md").is_symlink()
-    assert sorted(each.name for each in folder.iterdir() if each.suffix != ".lock") == ["README.md", "a.csv", "plots"]
+    assert sorted(each.name for each in folder.iterdir() if each.suffix != ".lock") == [
+        "README.md",
+        "a.csv",
+        "index.html",
+        "plots",
+    ]
