@@ -48,17 +48,6 @@ def machine_speed(both):
     return (both["canary_seconds_a"] / both["canary_seconds_b"]).where(is_same).fillna(1.0)
 
 
-def widen_single(summary):
-    """Widen the intervals of lines with one process by how much processes differ on that machine, if its rows show it.
-
-    That is the median spread of the same workload's lines with several processes, or else of all such lines.
-    """
-    spread = summary["spread"]
-    known = spread.groupby([summary["kind"], summary["workload"]]).transform("median").fillna(spread.median())
-    factor = known.where((summary["rows"] == 1) & ~summary["published"], 1.0).fillna(1.0)
-    return summary.assign(low=summary["low"] / factor, high=summary["high"] * factor)
-
-
 def differences(both):
     """Describe in a sentence each which versions and setups differ between the compared lines."""
     said = []
@@ -121,6 +110,8 @@ def read_side(side, environ, folder):
     """Summarise a file of rows; raise SettingError if it has none that can be compared."""
     path, said = find(side, environ, folder), []
     summary = tables.summarize(tables.read_rows([path], said.append))
+    spread = tables.unseen_spread(summary)
+    summary = summary.assign(low=summary["low"] / spread, high=summary["high"] * spread)
     # A peak is the best of its machine, at any size and by any operator.
     summary.loc[summary["model"] == "matmul-peak", ["matrix_size", "memory_format", "batch_size"]] = ""
     summary = summary.drop_duplicates(["machine", *tables.WORK], keep="last")  # the latest of several setups
@@ -130,9 +121,7 @@ def read_side(side, environ, folder):
         raise SettingError(
             f"{side}={str(path)!r} has rows of {summary['machine'].nunique()} machines: name a file of one machine"
         )
-    return widen_single(summary).assign(
-        flags=[tables.list_flags(row) for row in summary[["flags", "status"]].to_dict("records")]
-    )
+    return summary.assign(flags=[tables.list_flags(row) for row in summary[["flags", "status"]].to_dict("records")])
 
 
 def interval(row):

@@ -22,7 +22,7 @@ from bench.plots import draw, select
 from bench.records import columns, peaks, tables
 from bench.settings import SettingError, read_settings
 from bench.timing.measure import FLAGS
-from bench.workloads.language import BYTES
+from bench.workloads.workload import BYTES
 
 HERE = Path(__file__).parent
 # Words for a status that is not ok.
@@ -108,7 +108,8 @@ def describe(lines):
     rates = lines[tables.RATE].map(lambda value: float(f"{value:.{RATES}g}"))
     rates[["low", "high"]] = rates[["low", "high"]].where(is_known)
     shown = lines[MEASURES].map(lambda value: float(f"{value:.4g}"))
-    return text.join(rates).join(shown).assign(rows=lines["rows"], **find_compared(lines))
+    spread = tables.unseen_spread(lines).map(lambda value: float(f"{value:.{RATES}g}"))
+    return text.join(rates).join(shown).assign(rows=lines["rows"], spread=spread, **find_compared(lines))
 
 
 def find_compared(lines):

@@ -4,8 +4,8 @@
 
 // --- What is shown: functions without a page, which tests/plots/test_html.py runs. ---
 
-const SAME = 0.01; // SAME and TELLS_NOTHING as in compare_results.py
-const TELLS_NOTHING = [0.5, 2];
+const SAME = 0.01; // as in bench/records/verdict.py
+const TELLS_NOTHING = [0.5, 2]; // as in compare_results.py
 const LOG_FROM = 20; // as in bench/plots/draw.py
 const MOST_BARS = 30;
 // In this order: the values of each depend on those before. One of the first five is always chosen.
@@ -84,7 +84,9 @@ function compareMachines(lines, a, b) {
   return ours.map((one) => {
     const other = others.get(one.work);
     const isKnown = one.low !== null && other.low !== null;
-    const low = isKnown ? other.low / one.high : null, high = isKnown ? other.high / one.low : null;
+    // A line with one process is less sure than its own interval says.
+    const spread = one.spread * other.spread;
+    const low = isKnown ? other.low / one.high / spread : null, high = isKnown ? other.high / one.low * spread : null;
     return {...one, a: one, b: other, ratio: other.value / one.value, low, high, verdict: verdict(low, high)};
   });
 }
@@ -165,7 +167,7 @@ const RESULTS = {
   value: {title: "Result", cell: result, value: (line) => line.value ?? 0, class: "number"},
   interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value || 0,
     class: "number wide"},
-  runs: {title: "Runs", cell: (line) => isPublished(line) ? "" : String(line.rows), value: (line) => line.rows,
+  runs: {title: "Processes", cell: (line) => isPublished(line) ? "" : String(line.rows), value: (line) => line.rows,
     class: "number wide"},
   settings: {title: "Settings", cell: settingsOf, class: "long wide"},
   on: {title: "On", cell: (line) => say(line.kind), class: "wide"},
@@ -196,7 +198,7 @@ function describe(line) {
   const seconds = (value) => value && `${figure(value)} s`;
   const facts = {
     Result: result(line), Interval: interval(line),
-    Measured: isPublished(line) ? "by others" : line.rows > 1 ? `confirmed by ${line.rows} runs` : "in one run",
+    Measured: isPublished(line) ? "by others" : line.rows > 1 ? `confirmed by ${line.rows} processes` : "in one process",
     Work: join(line.workload, workOf(line)), Settings: settingsOf(line), Setup: line.all_setup,
     Device: join(line.device_name, say(line.kind)), Versions: line.versions, Date: line.date,
     "Step, median": seconds(line.step_seconds_median), "Step, 95th percentile": seconds(line.step_seconds_p95),

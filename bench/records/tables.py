@@ -138,6 +138,18 @@ def _merge_repetitions(rows, group):
     return lines.reset_index(drop=True)
 
 
+def unseen_spread(summary):
+    """Return for each line the factor by which its interval may be too narrow: 1 if it has several processes.
+
+    A line with one process does not show how much processes differ. Its machine's other lines may: the factor is the
+    median spread of those of the same workload, or else of all; 1 if there are none. Published lines have 1.
+    """
+    machine, spread = summary["machine"], summary["spread"]
+    alike = spread.groupby([machine, summary["kind"], summary["workload"]]).transform("median")
+    known = alike.fillna(spread.groupby(machine).transform("median"))
+    return known.where((summary["rows"] == 1) & ~summary["published"]).fillna(1.0)
+
+
 def list_rates(lines, suffix=""):
     """List the Rate of each line of a frame with `value`, `low` and `high`, or these names with a suffix."""
     return [Rate.parse(*cells) for cells in lines[[name + suffix for name in RATE]].itertuples(index=False)]

@@ -76,14 +76,16 @@ def compare_rates(rate, base, speed=1.0):
         speed: how much faster the machine itself was, by its canary. The interval also covers the ratio that remains
             after dividing by it: a change that the machine explains is not one of the work.
     """
-    ratio, low, high = rate.ratio(base)
-    if low is None:
-        return Comparison(ratio, math.nan, math.nan, "cannot tell")
-    low, high = low / max(speed, 1), high / min(speed, 1)
+    ratio, *ends = rate.ratio(base)
+    low, high = (math.nan, math.nan) if None in ends else (ends[0] / max(speed, 1), ends[1] / min(speed, 1))
+    return Comparison(ratio, low, high, judge(low, high))
+
+
+def judge(low, high):
+    """Judge a ratio by its interval: "same" within 1 %, "faster", "slower", or "cannot tell", as if an end is NaN."""
     if low >= 1 - SAME and high <= 1 + SAME:
-        return Comparison(ratio, low, high, "same")
-    verdict = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
-    return Comparison(ratio, low, high, verdict)
+        return "same"
+    return "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
 
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):

@@ -13,7 +13,7 @@ import pytest
 
 import compare_results
 from bench.plots import draw, html
-from bench.records import tables
+from bench.records import tables, verdict
 from bench.timing.measure import FLAGS
 from tests.records.examples import BASE, rate, write
 
@@ -160,7 +160,7 @@ def test_a_folder_without_rows_has_a_page(folder):
 
 def test_the_script_s_limits_are_those_of_make_compare():
     script = SCRIPT.read_text()
-    assert f"const SAME = {compare_results.SAME};" in script
+    assert f"const SAME = {verdict.SAME};" in script
     assert f"const TELLS_NOTHING = {list(compare_results.TELLS_NOTHING)};" in script
     assert f"const LOG_FROM = {draw.LOG_FROM};" in script
 
@@ -169,7 +169,7 @@ def test_the_verdict_is_that_of_make_compare():
     ends = [0.5, 0.98, 0.99, 0.991, 1, 1.0001, 1.009, 1.01, 1.011, 2]
     pairs = [(low, high) for low in ends for high in ends if low <= high] + [(None, None)]
     said = run_script("pairs.map(([low, high]) => verdict(low, high))", pairs=pairs)
-    assert said == [compare_results.verdict(low, high) for low, high in pairs]
+    assert said == [verdict.judge(*ends) if None not in ends else "cannot tell" for ends in pairs]
 
 
 def compare_both_ways(folder, a, b):
