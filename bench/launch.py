@@ -43,6 +43,7 @@ TRIAL = {"MAX_SECONDS": "0.5", "TARGET_CI": "5", "SCOPE": "device"}
 TRIAL |= dict.fromkeys(("SUSTAIN", "EPOCHS", "NUM_IMAGES"))
 DEFAULT_RUNS, LONG_RUNS = 5, 3  # processes of each combination; LONG_RUNS if one takes longer than LONG_SECONDS
 LONG_SECONDS = 60
+SCOPE_SECONDS = 30  # if the first process takes longer, the others measure only the model, unless SCOPE is set
 MIN_GAIN = 1.02  # of a doubled batch size; two in a row below it end the doubling
 
 
@@ -176,7 +177,8 @@ def run_processes(launcher: Launcher, change):
     """Measure one combination in several fresh processes, and print their common result.
 
     RUNS is their number. Without it there are five, or three if the first one takes over a minute, or one for work that
-    takes a given time or does not vary (SUSTAIN, EPOCHS, `make tflops`).
+    takes a given time or does not vary (SUSTAIN, EPOCHS, `make tflops`). If the first one takes over half a minute, the
+    others measure only the model, without the input pipeline, unless SCOPE asks for it.
 
     Returns:
         (rows, exit statuses): if the first process measures nothing, or one is interrupted, there is no further one.
@@ -195,6 +197,8 @@ def run_processes(launcher: Launcher, change):
             break
         if len(statuses) == 1 and settings.runs is None and time.monotonic() - began > LONG_SECONDS:
             runs = min(runs, LONG_RUNS)
+        if len(statuses) == 1 and "SCOPE" not in os.environ and time.monotonic() - began > SCOPE_SECONDS:
+            change = change | ({"SCOPE": "device"} if settings.scope else {})
         if runs > 1:
             log.info("process %d of %d: %s", len(statuses), runs, report.list_rates(new))
     if said := report.describe_processes(rows):

@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 from torchvision import transforms
 
-from bench.frameworks import on_torch
+from bench.frameworks import on_torch, on_torch_images
 from bench.workloads import data
 from bench.workloads.operators import MAX_SETS
 from tests.selfcheck import PAIRS, check_loops, check_matmul, compare, is_one
@@ -137,7 +137,7 @@ def check_pipeline():
         return usual(Image.fromarray(pixels.astype(numpy.uint8)))
 
     with tempfile.TemporaryDirectory() as folder:
-        files = on_torch.JpegDataset(data.write_jpegs(folder, 64, 0), 224, 1000, training=False)
+        files = on_torch_images.JpegDataset(data.write_jpegs(folder, 64, 0), 224, 1000, training=False)
         pairs = [(images_per_second(files.__getitem__), images_per_second(random_image)) for _ in range(PAIRS)]
     torch.set_num_threads(threads)
     return compare("input pipeline on one core", pairs, lambda low, high: low >= 1.6)

@@ -5,21 +5,14 @@ import functools
 import gc
 import os
 import re
-import signal
-import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-import torchvision
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, Sampler
-from torchvision.io import ImageReadMode, decode_jpeg, read_file
-from torchvision.transforms import v2
 
-from bench import cli
 from bench.frameworks import Device, ErrorTexts, base, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
 from bench.host import resources
@@ -27,7 +20,6 @@ from bench.host.ranks import read_ranks
 from bench.settings import SettingError
 from bench.timing import check
 from bench.timing.measure import MeasurementError
-from bench.workloads import data
 from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
@@ -36,7 +28,6 @@ MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": to
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 LOSS_SCALE = 256
 LAYOUT_VARIABLE = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # https://github.com/pytorch/pytorch/issues/192551
-PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
 # cuDNN's autotuner finds no engine if no candidate's workspace fits into memory, or if cuDNN lacks the data type;
 # measure_precision() has ruled out the second by then.
 NO_ENGINE = "unable to find an engine to execute"
@@ -144,27 +135,23 @@ def set_float32(precision):
     backends.cudnn.benchmark = True
 
 
-def list_models():
-    """Return the names of torchvision's classification models."""
-    return torchvision.models.list_models(module=torchvision.models)
+def import_images():
+    """Return on_torch_images; importing torchvision takes as long as importing torch, so only if needed."""
+    from bench.frameworks import on_torch_images
+
+    return on_torch_images
 
 
 def refuse_unknown_model(name):
     """Raise SettingError, with the nearest names, for a model that is not here."""
     if name.startswith("keras-"):
         raise SettingError(f"MODEL={name!r} is Keras's: FRAMEWORK=tensorflow measures it")
-    session.refuse_unknown_model(name, list_models(), "torchvision")
+    session.refuse_unknown_model(name, import_images().list_models(), "torchvision")
 
 
 def build_image(workload):
-    """Build a torchvision classification model with random weights and without auxiliary heads."""
-    extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
-    model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.sizes.classes, **extra)
-    for layer in model.modules():
-        # A vision transformer's head starts at zero: all images would give the same output.
-        if isinstance(layer, torch.nn.Linear) and not layer.weight.any():
-            torch.nn.init.trunc_normal_(layer.weight, std=0.02)
-    return model
+    """Build a classification model of torchvision."""
+    return import_images().build_image(workload)
 
 
 def build_mlp(workload):
@@ -369,25 +356,8 @@ class DeviceContext(base.DeviceContext):
         self.memory("reset_peak_memory_stats")
         return module
 
-    def open_stream(self, workload, settings, phase, start_method=None):
-        """Return the Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
-        paths, workers = data.jpeg_files(settings.seed), settings.num_workers
-        queued = PREFETCH + 1  # batches of each worker, one of them in its hands
-        if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
-            raise MeasurementError("unsupported", shortage)
-        loader = DataLoader(
-            JpegDataset(paths, workload.sizes.side, workload.sizes.classes, phase == "training"),
-            batch_size=workload.items_per_step,
-            sampler=EndlessSampler(len(paths), settings.seed),
-            num_workers=workers,
-            prefetch_factor=PREFETCH if workers else None,
-            pin_memory=self.device == "cuda",
-            multiprocessing_context=start_method if workers else None,
-            worker_init_fn=set_up_worker,
-        )
-        with cli.interrupts_held():
-            batches = iter(loader)
-        return base.Stream(batches, workers, queue_steps=workers * queued)
+    def open_stream(self, workload, settings, phase):
+        return import_images().open_stream(workload, settings, phase, pins_memory=self.device == "cuda")
 
     def has_memory_for_gradients(self, parameters):
         """Whether the host can hold weights and gradients in float64, and gradients in float32; notes it if not."""
@@ -505,43 +475,6 @@ def measure_precision(device, precision):
             raise MeasurementError("unsupported", f"cuDNN has no convolution in {precision} on this card") from None
         errors.append(check.relative_error(got.cpu().double(), work(left.double(), right.double())))
     return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
-
-
-def set_up_worker(worker):
-    """Let SIGTERM end a worker, which has inherited the handlers of interrupts_held(), and keep it silent.
-
-    DataLoader ends a worker that hangs by SIGTERM. A worker's errors reach the main process through its queue; its
-    excepthook would only print connections that the main process has closed, as Ctrl-C does.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sys.excepthook = lambda *_: None
-
-
-class EndlessSampler(Sampler):
-    """Seeded random indices without epochs: at the end of an epoch the workers' queues would run empty."""
-
-    def __init__(self, size, seed):
-        self.size, self.seed = size, seed
-
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(self.seed)
-        while True:
-            yield from torch.randperm(self.size, generator=generator).tolist()
-
-
-class JpegDataset(Dataset):
-    """Decodes and transforms as usual for ImageNet; holds plain values, which any start method can send."""
-
-    def __init__(self, paths, size, classes, training):
-        self.paths, self.classes = paths, classes
-        cut = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-        whole = [v2.Resize(size * 256 // 224, antialias=True), v2.CenterCrop(size)]
-        as_floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)]
-        self.transform = v2.Compose((cut if training else whole) + as_floats)
-
-    def __getitem__(self, index):
-        image = decode_jpeg(read_file(self.paths[index]), mode=ImageReadMode.RGB)
-        return self.transform(image), index % self.classes
 
 
 @functools.cache

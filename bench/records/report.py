@@ -187,7 +187,7 @@ def describe_processes(rows):
             rates = list(map(Rate.of_row, found))
             merged = Rate.merge(rates)
             ends = "" if merged.low is None else f"{four_digits(merged.low)} to {four_digits(merged.high)}"
-            each = ", ".join(four_digits(rate.throughput) for rate in rates)
+            each = ", ".join(four_digits(rate.throughput) for rate in rates) if len(rates) > 1 else "one process"
             line = f"  {part:<11} {four_digits(merged.throughput)} {found[0]['unit']}  {ends}  ({each})"
             lines.append(layout.wrap(line, " " * 14))
     flags = {flag for row in rows for flag in (row.get("flags") or "").split()}

@@ -20,7 +20,7 @@ log = logging.getLogger("bench")
 
 CPU_SIDE, GPU_SIDE = 512, 2048  # of the matrices
 WINDOW_SECONDS = 0.020
-WINDOWS = 15
+WINDOWS = 10
 WARMUP_SECONDS = 0.5
 SLOWER = 1.1  # a boosting card loses 2 to 5 % when it is warm, a shared machine varies by more
 READINGS = 3  # single readings vary by more than that on a shared machine, so all of them must agree

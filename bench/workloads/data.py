@@ -73,5 +73,5 @@ def random_scene(random):
         (left, right), (top, bottom) = (sorted(random.integers(side, size=2).tolist()) for side in (width, height))
         shape = draw.ellipse if random.random() < 0.5 else draw.rectangle
         shape((left, top, right, bottom), fill=tuple(random.integers(256, size=3).tolist()))
-    noise = random.normal(scale=4, size=(height, width, 3))
+    noise = 4 * random.standard_normal((height, width, 3), dtype=np.float32)
     return Image.fromarray(np.clip(np.asarray(scene) + noise, 0, 255).astype(np.uint8))

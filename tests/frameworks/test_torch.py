@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import frameworks, run
-from bench.frameworks import on_torch
+from bench.frameworks import on_torch, on_torch_images
 from bench.host import environment, meters, resources
 from bench.records import results
 from bench.records.columns import COLUMNS
@@ -84,7 +84,7 @@ def test_a_stream_works_with_every_start_method(start_method):
 
 
 def test_a_stream_never_ends_and_reads_every_file():
-    sampler = iter(on_torch.EndlessSampler(10, seed=0))
+    sampler = iter(on_torch_images.EndlessSampler(10, seed=0))
     first, second = ([next(sampler) for _ in range(10)] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
@@ -266,7 +266,7 @@ def test_the_counts_are_those_of_the_counter(model):
 def test_every_model_is_counted():
     with COUNTS.open(newline="") as lines:
         counted = {row["model"] for row in csv.DictReader(lines)}
-    assert counted == set(on_torch.list_models())
+    assert counted == set(on_torch_images.list_models())
 
 
 def test_resnet_50_counts_as_published():

@@ -1,0 +1,92 @@
+"""Images in PyTorch: torchvision's classification models, and the pipeline that reads JPEG files."""
+
+import signal
+import sys
+
+import torch
+import torchvision
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchvision.io import ImageReadMode, decode_jpeg, read_file
+from torchvision.transforms import v2
+
+from bench import cli
+from bench.frameworks import base
+from bench.host import resources
+from bench.timing.measure import MeasurementError
+from bench.workloads import data
+
+PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
+
+
+def list_models():
+    """Return the names of torchvision's classification models."""
+    return torchvision.models.list_models(module=torchvision.models)
+
+
+def build_image(workload):
+    """Build a torchvision classification model with random weights and without auxiliary heads."""
+    extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
+    model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.sizes.classes, **extra)
+    for layer in model.modules():
+        # A vision transformer's head starts at zero: all images would give the same output.
+        if isinstance(layer, torch.nn.Linear) and not layer.weight.any():
+            torch.nn.init.trunc_normal_(layer.weight, std=0.02)
+    return model
+
+
+def open_stream(workload, settings, phase, pins_memory, start_method=None):
+    """Return the Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
+    paths, workers = data.jpeg_files(settings.seed), settings.num_workers
+    queued = PREFETCH + 1  # batches of each worker, one of them in its hands
+    if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
+        raise MeasurementError("unsupported", shortage)
+    loader = DataLoader(
+        JpegDataset(paths, workload.sizes.side, workload.sizes.classes, phase == "training"),
+        batch_size=workload.items_per_step,
+        sampler=EndlessSampler(len(paths), settings.seed),
+        num_workers=workers,
+        prefetch_factor=PREFETCH if workers else None,
+        pin_memory=pins_memory,
+        multiprocessing_context=start_method if workers else None,
+        worker_init_fn=set_up_worker,
+    )
+    with cli.interrupts_held():
+        batches = iter(loader)
+    return base.Stream(batches, workers, queue_steps=workers * queued)
+
+
+def set_up_worker(worker):
+    """Let SIGTERM end a worker, which has inherited the handlers of interrupts_held(), and keep it silent.
+
+    DataLoader ends a worker that hangs by SIGTERM. A worker's errors reach the main process through its queue; its
+    excepthook would only print connections that the main process has closed, as Ctrl-C does.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.excepthook = lambda *_: None
+
+
+class EndlessSampler(Sampler):
+    """Seeded random indices without epochs: at the end of an epoch the workers' queues would run empty."""
+
+    def __init__(self, size, seed):
+        self.size, self.seed = size, seed
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed)
+        while True:
+            yield from torch.randperm(self.size, generator=generator).tolist()
+
+
+class JpegDataset(Dataset):
+    """Decodes and transforms as usual for ImageNet; holds plain values, which any start method can send."""
+
+    def __init__(self, paths, size, classes, training):
+        self.paths, self.classes = paths, classes
+        cut = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+        whole = [v2.Resize(size * 256 // 224, antialias=True), v2.CenterCrop(size)]
+        as_floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)]
+        self.transform = v2.Compose((cut if training else whole) + as_floats)
+
+    def __getitem__(self, index):
+        image = decode_jpeg(read_file(self.paths[index]), mode=ImageReadMode.RGB)
+        return self.transform(image), index % self.classes
