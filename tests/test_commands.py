@@ -17,13 +17,12 @@ from bench.host import sensors
 from bench.records import results
 from bench.settings import FRAMEWORKS, SettingError
 from bench.workloads import operators
-from bench.workloads.workload import ENCODERS
 from image_benchmark import image_workload
 from tests.frameworks.torch_reference import TINY
-from transformer_benchmark import transformer_workload
+from transformer_benchmark import ENCODERS, transformer_workload
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
-SMALL["USE_GPU"] = "0"
+SMALL |= {"USE_GPU": "0", "RUNS": "1"}
 
 
 def call(*command, **environ):

@@ -33,7 +33,7 @@ from bench.records import results
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 processes.end_with_parent()
 what, rank = os.environ["MODEL"], os.environ.get("RANK")
-print("asked for", what, os.environ["RUNS"], os.environ.get("BENCH_REPEATED", ""), flush=True)
+print("asked for", what, *(os.environ.get(name, "") for name in ("RUNS", "BENCH_REPEATED", "SCOPE")), flush=True)
 if rank == "0":
     what = "slow"
 if what in ("slow", "stuck"):
@@ -128,6 +128,12 @@ def test_five_processes_give_one_result(run_all):
 def test_a_single_process_says_so(run_all, environ, count):
     _, out, _, _ = run_all("ok", **environ)
     assert (len(asked_for(out)), "one process" in out) == (count, count == 1)
+
+
+def test_after_a_slow_process_the_others_leave_the_pipeline_out(run_all, monkeypatch):
+    monkeypatch.setattr(launch, "SCOPE_SECONDS", 0)
+    assert asked_for(run_all("ok", RUNS="2")[1]) == [["ok", "1"], ["ok", "1", "1", "device"]]
+    assert asked_for(run_all("ok", RUNS="2", SCOPE="input")[1]) == [["ok", "1", "input"], ["ok", "1", "1", "input"]]
 
 
 def test_three_processes_are_enough_if_one_takes_over_a_minute(run_all, monkeypatch):

@@ -31,7 +31,7 @@ TORCHRUN = {
     **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"},
     **{"MASTER_ADDR": "a", "MASTER_PORT": "29400"},
 }
-SMALL = {"MODEL": "mlp-16", "DATA": "synthetic", "MAX_SECONDS": "0.3", "MACHINE": "m", "USE_GPU": "0"}
+SMALL = {"MODEL": "mlp-16", "DATA": "synthetic", "MAX_SECONDS": "0.3", "MACHINE": "m", "USE_GPU": "0", "RUNS": "1"}
 
 
 def test_torchrun_says_which_rank_this_is():

@@ -14,7 +14,7 @@ import sys
 import torch
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from bench.frameworks.on_torch import build_image, list_models
+from bench.frameworks.on_torch_images import build_image, list_models
 from bench.settings import read_settings
 from image_benchmark import image_workload
 

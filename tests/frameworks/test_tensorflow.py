@@ -363,7 +363,7 @@ def test_a_copy_is_one(monkeypatch, system):
 
 
 def test_make_runs_it_with_the_threads_that_are_asked_for(tmp_path):
-    environ = os.environ | SMALL["mlp"] | {"FRAMEWORK": "tf", "MAX_SECONDS": "0.1", "MACHINE": "here"}
+    environ = os.environ | SMALL["mlp"] | {"FRAMEWORK": "tf", "MAX_SECONDS": "0.1", "MACHINE": "here", "RUNS": "1"}
     environ |= {"PHASE": "inference", "NUM_THREADS": "1"}
     command = ["make", "mlp", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, capture_output=True, text=True, env=environ)

@@ -8,6 +8,7 @@ TIMING = ("tests/timing/test_measure.py",)
 CHECKS = ("tests/timing/test_check.py",)
 STEPS = ("tests/frameworks/test_steps.py",)
 LOSS = ("tests/frameworks/test_contract.py::test_its_loss_is_the_one_of_the_record",)
+VERDICT, RATES = "bench/records/verdict.py", ("tests/records/test_rates.py",)
 ROWS = ("tests/test_run.py",)
 
 
@@ -32,6 +33,12 @@ WINDOW = """    start = clock()
 INFER = "        self.last_result = self.model.infer(*self.inputs)\n"
 
 BUGS = {
+    # Several processes
+    "intervals_that_shrink": Bug(VERDICT, "low = min(low, throughput", "low = max(low, throughput", RATES),
+    "the_fastest_process": Bug(
+        VERDICT, "throughput = statistics.median(rate.throughput for", "throughput = max(rate.throughput for", RATES
+    ),
+    "a_constant_output_varies": Bug(MEASURE, "varies=len(values) > 1", "varies=True", TIMING),
     # A window
     "skip_a_step": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
     "run_a_step_too_many": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(steps + 1)"), TIMING),
