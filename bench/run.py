@@ -283,7 +283,11 @@ def look_at_rest(bench: Bench):
 
 
 def quantities(settings: Settings):
-    """Yield (phase, scope) of every row that the settings ask for; the parts of training follow the full step."""
+    """Yield (phase, scope) of every row that the settings ask for.
+
+    The parts of training follow the full step, but not in short runs of `make best`, and of several processes only in
+    the first one: they show where the time goes.
+    """
     if settings.sustain:
         yield settings.phase, "sustained"
         return
@@ -291,7 +295,7 @@ def quantities(settings: Settings):
         if scope not in (settings.scope or ("device",)):
             continue
         yield settings.phase, scope
-        if (settings.phase, scope) == ("training", "device") and SEARCH not in os.environ:
+        if (settings.phase, scope) == ("training", "device") and not {SEARCH, REPEATED} & os.environ.keys():
             yield from ((part, "device") for part in PARTS_OF_TRAINING)
     if settings.epochs:
         yield "training", "epoch"

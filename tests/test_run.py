@@ -14,7 +14,7 @@ import pytest
 from bench import cli, frameworks, run
 from bench.host import environment, meters, sensors
 from bench.records import columns, report, results, verdict
-from bench.settings import FRAMEWORKS, Framework
+from bench.settings import FRAMEWORKS, REPEATED, RUN, Framework
 from bench.timing import measure
 from bench.workloads.workload import Workload
 from image_benchmark import ImageSizes, image_batches
@@ -73,6 +73,14 @@ def test_a_measurement_becomes_a_row(image):
     assert int(row["items"]) == 8 * int(row["windows"]) * int(row["steps_per_window"])
     assert float(re.search(r"device +(\S+) images/s", out)[1]) == pytest.approx(middle, rel=1e-3)
     assert "m.csv" in out
+
+
+def test_a_later_process_measures_the_main_rate_and_prints_failures_only(image, monkeypatch):
+    monkeypatch.setenv(REPEATED, "1")
+    monkeypatch.setenv(RUN, "id")
+    _, out, _, rows = image(PHASE="training")
+    assert ([(row["phase"], row["run_id"]) for row in rows], out) == ([("training", "id")], "")
+    assert "wrong_output" in image(MODEL="is_stale", PHASE="inference")[1]
 
 
 def test_an_output_of_another_step_is_refused_after_the_windows(image):
