@@ -5,7 +5,7 @@
 
 A round measures each workload as its default run does, in several processes. The rows go to results/noise/, which is
 not part of the repository. Nothing changes between two rounds, so every verdict other than "same" or "cannot tell" is
-false, and an interval should cover the median of all processes as often as it says.
+false, and intervals should cover the median of all processes as often as their confidence level states.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from bench.host import environment
 from bench.launch import DEFAULT_RUNS, Launcher
 from bench.records import columns, layout, results
 from bench.records.verdict import Rate, compare_rates
-from bench.settings import ROOT, SettingError, read_settings
+from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
@@ -35,6 +35,8 @@ WORKLOADS = {
 def measure_round(host, folder):
     """Measure every workload in DEFAULT_RUNS fresh processes; raises SettingError if one fails."""
     for script, (describe_workload, change) in WORKLOADS.items():
+        if script == "llm" and not FRAMEWORKS[read_settings("noise").framework].runs_language_models:
+            continue
         launcher = Launcher(script, describe_workload, [str(ROOT / f"{script}_benchmark.py")], host)
         for _ in range(DEFAULT_RUNS):
             status, rows = launcher.launch(change | {"RESULTS_DIR": str(folder), "MAKEFLAGS": None}, captures=True)
@@ -51,8 +53,9 @@ def group_by_work(rows):
     by_work = {}
     for row in rows:
         if row["status"] == "ok" and row["commit"] == rows[-1]["commit"]:
-            by_work.setdefault(f"{columns.describe_work(row)} ({row['device']})", []).append(row)
-    return by_work
+            work = f"{columns.describe_work(row)} ({row['framework']} on {row['device']})"
+            by_work.setdefault(work, []).append(row)
+    return {work: found for work, found in by_work.items() if len(found) >= DEFAULT_RUNS}
 
 
 def describe_noise(work, rows):
@@ -97,9 +100,9 @@ def main():
     lines = [describe_noise(work, rows) for work, rows in group_by_work(results.read(path)).items()]
     cells = {name: lambda line, name=name: line[name] for name in lines[0]}
     print(
-        f"A/A tests: a result is the median of {DEFAULT_RUNS} processes, and covers the median of all of them or not."
+        f"A result is the median of {DEFAULT_RUNS} processes. It covers the median of all if its interval contains it."
     )
-    print("The resolution is the smallest difference between two results that means something on this machine.\n")
+    print("The resolution is the smallest difference between two results that can be detected on this machine.\n")
     print(layout.table(cells, lines))
     print(f"\nrows in {cli.display_path(path)}")
     return 0

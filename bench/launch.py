@@ -192,16 +192,22 @@ def run_processes(launcher: Launcher, change):
         rows += new
         statuses.append(status)
         if status == cli.INTERRUPTED and not any(row["status"] == "interrupted" for row in new):
-            raise KeyboardInterrupt  # nobody has told the user yet
+            if not rows:
+                raise KeyboardInterrupt  # nobody has told the user yet
+            log.info("interrupted: incomplete windows are not in the results")
         if status in (cli.MISTAKE, cli.INTERRUPTED) or not any(row["status"] == "ok" for row in rows):
             break
         if len(statuses) == 1 and settings.runs is None and time.monotonic() - began > LONG_SECONDS:
             runs = min(runs, LONG_RUNS)
-        if len(statuses) == 1 and "SCOPE" not in os.environ and time.monotonic() - began > SCOPE_SECONDS:
-            change = change | ({"SCOPE": "device"} if settings.scope else {})
-        if runs > 1:
+        takes_long = len(statuses) == 1 and time.monotonic() - began > SCOPE_SECONDS
+        if takes_long and runs > 1 and settings.scope and "SCOPE" not in os.environ:
+            change = change | {"SCOPE": "device"}
+            log.info(
+                "a process takes long, so the others measure `device` only: SCOPE=device,input,end_to_end measures all"
+            )
+        if runs > 1 and launcher.script in MODELS:
             log.info("process %d of %d: %s", len(statuses), runs, report.list_rates(new))
-    if said := report.describe_processes(rows):
+    if launcher.script in MODELS and (said := report.describe_processes(rows)):
         print(said, flush=True)
     return rows, statuses
 

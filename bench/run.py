@@ -200,7 +200,7 @@ class Output:
 
     def show(self, row):
         """Print a row; of the later ones of several processes only failures, because bench/launch.py sums them up."""
-        if REPEATED in os.environ and row["status"] == "ok":
+        if REPEATED in os.environ and row["status"] == "ok" and row["scope"] in SCOPES:
             return
         if len(self.rows) == 1:
             print(report.describe_task(row))

@@ -430,7 +430,7 @@ def list_runs(script, environ=os.environ):
     runs = {}
     for changes in product(*choices):
         run = {name: text for change in changes for name, text in change.items()}
-        phase = run.get("PHASE", environ.get("PHASE", "")).strip().lower()
+        phase = read_settings(script, {**environ, **run}).phase
         runs.setdefault(frozenset(item for item in run.items() if is_used_in(item[0].lower(), phase)), run)
     return list(runs.values())
 

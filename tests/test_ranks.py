@@ -226,8 +226,8 @@ def test_the_table_of_a_list_shows_the_efficiency_with_its_interval():
     rows = [scaled("1", 100), scaled("2", 160), scaled("2", 170), scaled("2", 180), scaled("2", 9, phase="forward")]
     title, one, two = report.describe_scaling(rows).splitlines()
     assert title == "scaling: mlp-8, training"
-    assert " ".join(one.split()) == "1 device 100 images/s 100 a device efficiency 1.000"
-    assert " ".join(two.split()) == "2 devices 170 images/s 85 a device efficiency 0.850 (0.655 to 1.100)"
+    assert " ".join(one.split()) == "1 device 100 images/s 100 per device efficiency 1.000"
+    assert " ".join(two.split()) == "2 devices 170 images/s 85 per device efficiency 0.850 (0.695 to 1.039)"
     assert report.describe_scaling(rows[:1]) == ""
 
 

@@ -1,5 +1,6 @@
 """Report a run: a progress bar while it measures, then its result in words, fitted to the terminal."""
 
+import os
 import statistics
 import sys
 import time
@@ -7,10 +8,11 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from bench.host.ranks import read_ranks
 from bench.records import layout
 from bench.records.columns import WORK, describe_setup, describe_work, without_exponent
 from bench.records.verdict import Rate, burst_and_sustained, find_slowdown
-from bench.settings import SCOPES
+from bench.settings import RUN, SCOPES
 from bench.timing.intervals import MOST_IN_RANGE, coverage
 from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
 
@@ -74,7 +76,7 @@ def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
             lines += [f"{rate}  {describe_interval(row)}", describe_details(row, peak_fraction, bandwidth_fraction)]
     if row["status"] != "ok" or not lines:
         is_partial = row["status"] == "interrupted" and lines
-        note = row["note"] or ("the row holds the windows that were complete" if is_partial else "")
+        note = row["note"] or ("the row contains the completed windows" if is_partial else "")
         lines.append(f"{row['status']}: {note}")
     if row.get("flags"):
         lines.append("flags: " + ", ".join(row["flags"].split()))
@@ -89,7 +91,7 @@ def describe_epoch(row):
     """Describe an epoch: its seconds, microseconds per image, loss and accuracy."""
     each = 1e6 * row["seconds"] / row["items"]
     learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
-    return f"{row['seconds']:.4g} s, {each:.4g} us an image, {learnt}"
+    return f"{row['seconds']:.4g} s, {each:.4g} us per image, {learnt}"
 
 
 def describe_physics(row):
@@ -138,7 +140,7 @@ def describe_scaling(rows):
             rate = Rate.merge(list(map(Rate.of_row, by_size[size])))
             efficiency, low, high = (end if end is None else end * fewest / size for end in rate.ratio(base))
             span = f" ({low:.3f} to {high:.3f})" if low is not None and size != fewest else ""
-            rates = f"{four_digits(rate.throughput):>9} {unit} {four_digits(rate.throughput / size):>9} a device"
+            rates = f"{four_digits(rate.throughput):>9} {unit} {four_digits(rate.throughput / size):>9} per device"
             count = f"{size:>4} {'device' if size == 1 else 'devices':<7}"
             lines.append(f"  {count} {rates}   efficiency {efficiency:.3f}{span}")
     return "\n".join(lines)
@@ -149,8 +151,8 @@ def describe_slowdown(rows, stored):
     times, when = find_slowdown(rows, stored) or (1.0, "")
     if times < NOTABLE_SLOWDOWN:
         return ""
-    said = f"this machine is {times:.2f} times slower than on {when[:16].replace('T', ' ')} UTC, by its canary"
-    return layout.wrap(f"  {said} (a small matmul): the rates are lower for the same reason", "    ")
+    said = f"this machine is {times:.2f} times slower than on {when[:16].replace('T', ' ')} UTC"
+    return layout.wrap(f"  {said}, measured by a small matmul (the canary): expect lower rates", "    ")
 
 
 def explain(flags):
@@ -179,26 +181,27 @@ def describe_processes(rows):
     for row in rows:
         if row["scope"] in SCOPES and row["status"] == "ok":
             by_part.setdefault(name_part(row), []).append(row)
-    count = max(map(len, by_part.values()), default=0)
-    lines = ["  one process: repeats differ by more than its interval, and RUNS=5 shows by how much"] * (count == 1)
-    if count > 1:
-        lines = [f"{count} processes: their median, and {describe_coverage(count)}"]
-        for part, found in by_part.items():
-            rates = list(map(Rate.of_row, found))
-            merged = Rate.merge(rates)
-            ends = "" if merged.low is None else f"{four_digits(merged.low)} to {four_digits(merged.high)}"
-            each = ", ".join(four_digits(rate.throughput) for rate in rates) if len(rates) > 1 else "one process"
-            line = f"  {part:<11} {four_digits(merged.throughput)} {found[0]['unit']}  {ends}  ({each})"
-            lines.append(layout.wrap(line, " " * 14))
+    most, lines = max(map(len, by_part.values()), default=0), []
+    if most == 1:
+        lines = ["  one process only: its interval does not include the differences between processes"]
+        lines[0] += "; RUNS=5 measures them" if RUN in os.environ or not read_ranks().are_many else ""
+    elif most > 1:
+        lines = [f"{most} processes:", *(describe_merged(part, found) for part, found in by_part.items())]
     flags = {flag for row in rows for flag in (row.get("flags") or "").split()}
     return "\n".join(filter(None, [*lines, explain(flags)]))
 
 
-def describe_coverage(count):
-    """Name the interval of a number of processes, and how often it covers the median of all processes."""
-    if count <= MOST_IN_RANGE:
-        return f"their range, a {100 * coverage(count):.0f} % interval"
-    return f"a 95 % interval of {count}"
+def describe_merged(part, rows):
+    """Describe the common result of several processes: their median, its interval, and each process with its flags."""
+    merged, unit = Rate.merge(list(map(Rate.of_row, rows))), rows[0]["unit"]
+    ends = "" if merged.low is None else f"{four_digits(merged.low)} to {four_digits(merged.high)}"
+    line = f"  {part:<11} {four_digits(merged.throughput)} {unit}  {ends}"
+    if len(rows) == 1:
+        return layout.wrap(f"{line} (one process)", " " * 14)
+    sure = f"{100 * coverage(len(rows)):.0f} % interval, the range" if len(rows) <= MOST_IN_RANGE else "95 % interval"
+    each = ", ".join(f"{four_digits(float(row['throughput']))} {row['flags']}".strip() for row in rows)
+    indent = " " * 14
+    return layout.wrap(f"{line} ({sure} of {len(rows)} processes)", indent) + "\n" + layout.wrap(indent + each, indent)
 
 
 def describe_details(row, peak_fraction, bandwidth_fraction):
@@ -217,7 +220,7 @@ def describe_details(row, peak_fraction, bandwidth_fraction):
         details.append(f"{row['tflops']:.3g} TFLOP/s{share}, {row['measured_precision']} as measured")
     if row.get("bandwidth"):
         known = bandwidth_fraction is not None
-        share = f" ({100 * bandwidth_fraction:.3g} % of what `make tflops` moves)" if known else ""
+        share = f" ({100 * bandwidth_fraction:.3g} % of the bandwidth that `make tflops` measured)" if known else ""
         details.append(f"reads {row['bandwidth']:.3g} GB/s{share}")
     return ", ".join(details + describe_physics(row))
 

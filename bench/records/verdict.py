@@ -120,17 +120,24 @@ def find_slowdown(rows, stored):
     """Compare the machine's speed in some rows with its best in the stored ones, by the canary.
 
     Args:
-        rows, stored: rows as text. On a CPU the canary is NumPy's, else the framework's own.
+        rows, stored: rows as text. On a CPU the canary is NumPy's, else the framework's own in the run's precision.
 
     Returns:
-        (times slower, when it was at its best), or None if the rows have no canary.
+        (times slower, when it was at its best), or None if the rows have no canary, or no other rows have the same.
     """
-    now = [row for row in rows if row["canary_seconds"]]
-    if not now:
+    known = [row for row in rows if row["canary_seconds"]]
+    if not known:
         return None
-    software = ("device", "python") if now[-1]["device"] == "cpu" else ("device", "framework", "framework_version")
-    same = [row for row in stored if row["canary_seconds"] and all(row[name] == now[-1][name] for name in software)]
-    best = min(same, key=lambda row: float(row["canary_seconds"]))
+    gpu = ("device_name", "framework", "framework_version", "precision")
+    equal = ("device", *(("python",) if known[-1]["device"] == "cpu" else gpu))
+    own = {row["run_id"] for row in rows}
+    now, others = (
+        [row for row in some if row["canary_seconds"] and all(row[name] == known[-1][name] for name in equal)]
+        for some in (rows, [row for row in stored if row["run_id"] not in own])
+    )
+    if not others:
+        return None
+    best = min(others, key=lambda row: float(row["canary_seconds"]))
     seconds = statistics.median(float(row["canary_seconds"]) for row in now)
     return seconds / float(best["canary_seconds"]), best["timestamp"]
 

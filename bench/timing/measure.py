@@ -29,6 +29,7 @@ METHOD_VERSION = 2  # raised when a change here moves the numbers; 2: windows en
 MIN_BLOCK_SECONDS = 0.020
 MIN_WARMUP_SECONDS = 0.5
 MIN_WARMUP_STEPS = 2
+MAX_WARMUPS = 2  # times MAX_SECONDS, in a warm-up that does not get steady
 PART_WARMUP_STEPS = 5
 LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
@@ -49,20 +50,21 @@ MAX_SINGLE_RATIO = 4.0
 SINGLE_TOLERANCE = 2e-5  # seconds
 SKIP_TRIES = 3
 
-# A flag means: do not trust this row without a look. Its words end with what to do.
+# A flag means: do not trust this row without a look. Each text ends with advice.
 FLAGS = {
-    "drift": "the speed changed by over 10 % during the measurement: repeat it when the machine is cool and idle",
-    "recompiled": "the framework compiled again inside the measurement: a longer MAX_SECONDS lowers its share",
-    "contended": "other programs used over 10 % of all cores' time, beyond their use before the run: close them",
-    "barrier_shows": "waiting for the device is over 5 % of this part's time: a larger BATCH_SIZE lowers its share",
-    "short": "measured fewer than 10 times the queue's length, so batches queued before may inflate the rate: set a "
-    "longer MAX_SECONDS",
+    "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
+    "recompiled": "the framework compiled again during the measurement: a longer MAX_SECONDS reduces the effect",
+    "contended": "other programs used more than 10 % of the CPU time, in addition to their load before the run: close "
+    "them",
+    "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
+    "short": "measured fewer than 10 queue lengths, so batches prepared beforehand may inflate the rate: set a longer "
+    "MAX_SECONDS",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
-    "slowed": "a small matmul takes over 10 % longer than before the run (heat, power, a virtual machine's "
-    "neighbours): let the machine rest",
+    "slowed": "after the measurement a small matmul took more than 10 % longer than at the start of its process (heat, "
+    "a power limit, a busy host): let the machine rest, then repeat the run",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
-    "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use equal ones",
-    "not_finite": "the work ended in infinities or NaN: choose another PRECISION",
+    "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use identical ones",
+    "not_finite": "the output contains inf or NaN: choose another PRECISION",
     "implausible": "more than 1.3 times the chip's peak in bench/records/peaks.csv: report it as an issue",
 }
 
@@ -79,7 +81,7 @@ class MeasurementError(Exception):
 class Limits:
     """When a measurement ends."""
 
-    max_seconds: float = 10.0
+    max_seconds: float = 3.0
     target_ci: float = 1.0  # percent
     num_items: int | None = None  # at least this many, in whole steps, whatever the other two say
 
@@ -143,7 +145,7 @@ class Series:
 class WarmUp:
     step_seconds: float
     seconds: float
-    varies: bool = False  # steps on different batches gave different outputs
+    varies: bool = False  # the last two blocks ended with different outputs
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ def get_ready(job: Job):
 
 def get_step_ready(job: Job):
     """Return (WarmUp, steps in a window) of whole steps on resident batches."""
-    warmup = warm_up(job.session, job.clock, job.limits.max_seconds)
+    warmup = warm_up(job.session, job.clock, MAX_WARMUPS * job.limits.max_seconds)
     steps = choose_steps(warmup.step_seconds, idle_barrier_seconds(job))
     prove_every_step_runs(job, steps)
     if not warmup.varies:
@@ -407,10 +409,10 @@ def prove_output_varies(session):
 def warm_up(session, clock, max_seconds):
     """Run blocks of steps until their pace is steady, or until max_seconds (two steps at least)."""
     start = clock()
-    steps, block, paces, values = 0, 1, [], set()
+    steps, block, paces, value = 0, 1, [], None
     while True:
         seconds = timed(session, clock, block)
-        values.add(session.read())
+        before, value = value, session.read()
         steps += block
         pace = seconds / block
         elapsed = clock() - start
@@ -420,7 +422,7 @@ def warm_up(session, clock, max_seconds):
             paces.append(pace)
         is_ready = elapsed >= MIN_WARMUP_SECONDS and is_steady(paces)
         if steps >= MIN_WARMUP_STEPS and (is_ready or elapsed >= max_seconds):
-            return WarmUp(pace, elapsed, varies=len(values) > 1)
+            return WarmUp(pace, elapsed, varies=before is not None and value != before)
 
 
 def is_steady(paces):

@@ -1,9 +1,9 @@
 """What `make best` prints at the end: the path to the fastest settings, how sure they are, and how to use them."""
 
 import os
-import statistics
 
 from bench.records import report
+from bench.records.verdict import Rate
 from bench.settings import MAKE_VARIABLES, known_names, read_settings
 from bench.tune import candidates, recipe
 from bench.tune.search import Search, Trial
@@ -32,9 +32,9 @@ def describe(search: Search, minutes):
 
 
 def summarize(trials):
-    """Combine several Trials into one: the median of the rates, and the range that covers all intervals."""
-    ends = [end for trial in trials for end in (trial.low or trial.rate, trial.high or trial.rate)]
-    return Trial(statistics.median(trial.rate for trial in trials), min(ends), max(ends))
+    """Combine several Trials into one, as Rate.merge() does; without an interval both ends are the rate."""
+    rate, low, high = Rate.merge([Rate(trial.rate, trial.low, trial.high) for trial in trials])
+    return Trial(rate, low or rate, high or rate)
 
 
 def times(faster, slower):

@@ -76,8 +76,7 @@ def test_images_lie_in_the_memory_format_asked_for():
 @pytest.mark.parametrize("start_method", ["spawn", "fork"] if sys.platform == "linux" else ["spawn"])
 def test_a_stream_works_with_every_start_method(start_method):
     settings = read_settings("image", {"BATCH_SIZE": "4", "NUM_WORKERS": "2", "USE_GPU": "0"})
-    context = on_torch.DeviceContext(settings)
-    stream = context.open_stream(image_workload(settings), settings, "inference", start_method)
+    stream = on_torch_images.open_stream(image_workload(settings), settings, "inference", False, start_method)
     images, labels = next(stream.batches)
     assert (images.shape, images.dtype, len(labels)) == ((4, 3, 224, 224), torch.float32, 4)
     assert stream.queue_steps == 6

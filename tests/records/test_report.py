@@ -52,11 +52,12 @@ def test_a_row_of_a_dead_process_has_no_flags():
 
 
 def test_an_interrupted_row_holds_complete_windows():
-    assert "interrupted: the row holds" in report.describe_result(ROW | MEASURED | {"status": "interrupted"})
+    assert "interrupted: the row contains" in report.describe_result(ROW | MEASURED | {"status": "interrupted"})
 
 
 def canary(seconds, when, **changes):
-    return dict.fromkeys(columns.COLUMNS, "") | {"canary_seconds": str(seconds), "timestamp": when} | changes
+    row = {"canary_seconds": str(seconds), "timestamp": when, "run_id": when}
+    return dict.fromkeys(columns.COLUMNS, "") | row | changes
 
 
 def test_a_machine_that_was_faster_before_is_reported():
@@ -69,3 +70,5 @@ def test_a_machine_that_was_faster_before_is_reported():
     assert report.describe_slowdown([canary("", "")], [best]) == ""
     on_gpu = [row | {"device": "cuda"} for row in (best, now)]  # there the canary is the framework's
     assert report.describe_slowdown(on_gpu[1:], on_gpu) == ""
+    both = [best | {"run_id": "2", "canary_seconds": "0.01", "device": "cuda"}, now]
+    assert "1.40" in report.describe_slowdown(both, [best, *both])  # two devices are not mixed
