@@ -18,7 +18,7 @@ from bench.host import environment
 from bench.launch import DEFAULT_RUNS, Launcher
 from bench.records import columns, layout, results
 from bench.records.verdict import Rate, compare_rates
-from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
+from bench.settings import FRAMEWORKS, REPEATED, ROOT, SettingError, read_settings
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
@@ -38,8 +38,9 @@ def measure_round(host, folder):
         if script == "llm" and not FRAMEWORKS[read_settings("noise").framework].runs_language_models:
             continue
         launcher = Launcher(script, describe_workload, [str(ROOT / f"{script}_benchmark.py")], host)
+        change = change | {"RESULTS_DIR": str(folder), "MAKEFLAGS": None, REPEATED: "1"}  # without parts of training
         for _ in range(DEFAULT_RUNS):
-            status, rows = launcher.launch(change | {"RESULTS_DIR": str(folder), "MAKEFLAGS": None}, captures=True)
+            status, rows = launcher.launch(change, captures=True)
             if status == cli.INTERRUPTED:
                 raise KeyboardInterrupt
             if status:

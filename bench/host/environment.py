@@ -209,6 +209,11 @@ def find_apple_gpu_cores():
         return None
 
 
+def is_virtual():
+    """Whether this is a virtual machine, as the CPU says (on Linux; elsewhere False)."""
+    return bool(re.search(r"^flags\b.*\bhypervisor\b", read_text("/proc/cpuinfo"), re.MULTILINE))
+
+
 def find_memory_gb():
     if platform.system() == "Darwin":
         size = int(_output("sysctl", "-n", "hw.memsize") or 0)

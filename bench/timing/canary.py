@@ -6,13 +6,14 @@ be told from slow software.
 """
 
 import logging
+import math
 import statistics
 import time
 from dataclasses import replace
 
 import numpy as np
 
-from bench.host import meters, sensors
+from bench.host import environment, meters, sensors
 from bench.timing.measure import timed
 from bench.workloads import data, operators
 
@@ -50,7 +51,9 @@ class NumPyMatmul:
 def open_canary(framework, device, settings):
     """Return a Canary on this device: in NumPy on a CPU, else in the framework; None if the matmul fails."""
     if device == "cpu":
-        return Canary(NumPyMatmul(CPU_SIDE), contention=meters.watch_contention() if sensors.psutil else None)
+        # The cores of a virtual machine slow each other down whenever its host puts them on the same real core.
+        slower = math.inf if environment.is_virtual() else SLOWER
+        return Canary(NumPyMatmul(CPU_SIDE), meters.watch_contention() if sensors.psutil else None, slower)
     # The precision is the measured one, because the TF32 switch applies to the whole process.
     matmul, shapes = operators.matmul((GPU_SIDE,) * 3), ((GPU_SIDE, GPU_SIDE),) * 2
     workload = replace(matmul, make_batches=lambda _, seed: data.operand_sets(shapes, 1, seed))
@@ -66,12 +69,13 @@ class Canary:
 
     Args:
         session: of one small piece of work.
-        clock: () -> seconds of wall time.
         contention: a watch that shows other programs' load; None where other programs do not matter or cannot be seen.
+        slower: the ratio of seconds above which the machine counts as slowed.
+        clock: () -> seconds of wall time.
     """
 
-    def __init__(self, session, clock=time.perf_counter, contention=None):
-        self._session, self._clock, self._contention = session, clock, contention
+    def __init__(self, session, contention=None, slower=SLOWER, clock=time.perf_counter):
+        self._session, self._clock, self._contention, self._slower = session, clock, contention, slower
         self._steps = choose_steps(session, clock)
         self._first = [self._read() for _ in range(READINGS)]
         self.seconds = statistics.median(self._first)  # of one matmul, before the run
@@ -79,11 +83,11 @@ class Canary:
     def compare(self):
         """Return (ratio, flags) after a measurement: seconds now over seconds at the start, and `slowed` or nothing.
 
-        `slowed` means that all readings are over 10 % slower than the slowest one at the start, without contention.
+        `slowed` means that all readings are slower than the slowest one at the start, by 10 % and without contention.
         """
         if self._contention:
             self._contention.start()
-        limit, now = SLOWER * max(self._first), [self._read()]
+        limit, now = self._slower * max(self._first), [self._read()]
         while now[-1] > limit and len(now) < MOST_READINGS:
             now.append(self._read())
         disturbed = self._contention and self._contention.flags()

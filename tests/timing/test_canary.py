@@ -1,7 +1,10 @@
 """The canary tells a machine that has become slower from a shared one."""
 
+import math
+
 import pytest
 
+from bench.host import environment
 from bench.settings import read_settings
 from bench.timing import canary
 from tests.fakes import Clock, Device
@@ -20,10 +23,10 @@ class Contention:
         return self.said if self.started else []
 
 
-def compare(slowdown, contention=(), times=1):
+def compare(slowdown, contention=(), times=1, slower=canary.SLOWER):
     """What the canary says, this many times, on a machine that becomes slower by this factor after the start."""
     clock, pace = Clock(), [1.0]
-    bird = canary.Canary(Device(clock, work=lambda i: 0.001 * pace[0]), clock, Contention(contention))
+    bird = canary.Canary(Device(clock, work=lambda i: 0.001 * pace[0]), Contention(contention), slower, clock)
     pace[0] = slowdown
     return [bird.compare() for _ in range(times)]
 
@@ -40,6 +43,14 @@ def test_contention_is_not_heat():
     assert flags == []
 
 
+def test_a_virtual_machine_is_never_flagged(monkeypatch):
+    ((ratio, flags),) = compare(3, slower=math.inf)
+    assert (ratio, flags) == (pytest.approx(3, rel=0.005), [])
+    for flags, is_virtual in (("fpu avx hypervisor sse", True), ("fpu avx", False)):
+        monkeypatch.setattr(environment, "read_text", lambda path, flags=flags: f"model : x\nflags : {flags}\n")
+        assert environment.is_virtual() == is_virtual
+
+
 def test_every_comparison_is_with_the_start():
     assert [flags for _, flags in compare(1.2, times=2)] == [["slowed"]] * 2
 
@@ -49,7 +60,7 @@ def test_all_readings_must_agree(monkeypatch):
     readings = iter([1.00, 1.06, 1.00, 1.16, 1.20, 1.20, 1.05, *slow])
     monkeypatch.setattr(canary.Canary, "_read", lambda bird: next(readings))
     clock = Clock()
-    bird = canary.Canary(Device(clock), clock)
+    bird = canary.Canary(Device(clock), clock=clock)
     assert bird.compare() == (1.16, [])  # within 10 % of the slowest reading at the start
     assert bird.compare() == (1.20, [])  # only one slow reading
     assert bird.compare() == (1.18, ["slowed"])
@@ -58,7 +69,7 @@ def test_all_readings_must_agree(monkeypatch):
 
 def test_single_slow_windows_do_not_count():
     clock, burst = Clock(), [0]
-    bird = canary.Canary(Device(clock, work=lambda i: 0.030 + burst[0] * (i % 3 == 0)), clock)
+    bird = canary.Canary(Device(clock, work=lambda i: 0.030 + burst[0] * (i % 3 == 0)), clock=clock)
     burst[0] = 0.060
     assert bird.compare() == (pytest.approx(1, rel=0.01), [])
 
