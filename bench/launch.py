@@ -41,7 +41,7 @@ TORCHRUN = ROOT / "bench" / "frameworks" / "on_torch_run.py"
 # BATCH_SIZE=auto: short runs, without the settings that would make them long.
 TRIAL = {"MAX_SECONDS": "0.5", "TARGET_CI": "5", "SCOPE": "device"}
 TRIAL |= dict.fromkeys(("SUSTAIN", "EPOCHS", "NUM_IMAGES"))
-DEFAULT_RUNS, LONG_RUNS = 5, 3  # processes of each combination; LONG_RUNS if one takes longer than LONG_SECONDS
+DEFAULT_RUNS, LONG_RUNS = 5, 3  # processes of each combination; LONG_RUNS if the second takes longer than LONG_SECONDS
 LONG_SECONDS = 60
 SCOPE_SECONDS = 30  # if the first process takes longer, the others measure only the model, unless SCOPE is set
 MIN_GAIN = 1.02  # of a doubled batch size; two in a row below it end the doubling
@@ -176,9 +176,9 @@ def run_all(launcher: Launcher):
 def run_processes(launcher: Launcher, change):
     """Measure one combination in several fresh processes, and print their common result.
 
-    RUNS is their number. Without it there are five, or three if the first one takes over a minute, or one for work that
-    takes a given time or does not vary (SUSTAIN, EPOCHS, `make tflops`). If the first one takes over half a minute, the
-    others measure only the model, without the input pipeline, unless SCOPE asks for it.
+    RUNS is their number. Without it there are five, or one for work that takes a given time or does not vary (SUSTAIN,
+    EPOCHS, `make tflops`). If the first one takes over half a minute, the others measure only the model, without the
+    input pipeline, unless SCOPE asks for it. If the second one takes over a minute, three are enough.
 
     Returns:
         (rows, exit statuses): if the first process measures nothing, or one is interrupted, there is no further one.
@@ -186,8 +186,9 @@ def run_processes(launcher: Launcher, change):
     settings = read_settings(launcher.script, os.environ | change)
     is_single = launcher.script not in MODELS or settings.sustain or settings.epochs
     runs = settings.runs or (1 if is_single else DEFAULT_RUNS)
-    rows, statuses, began = [], [], time.monotonic()
+    rows, statuses = [], []
     while len(statuses) < runs:
+        began = time.monotonic()
         status, new = launcher.launch(change | ({REPEATED: "1"} if statuses else {}))
         rows += new
         statuses.append(status)
@@ -197,10 +198,11 @@ def run_processes(launcher: Launcher, change):
             log.info("interrupted: incomplete windows are not in the results")
         if status in (cli.MISTAKE, cli.INTERRUPTED) or not any(row["status"] == "ok" for row in rows):
             break
-        if len(statuses) == 1 and settings.runs is None and time.monotonic() - began > LONG_SECONDS:
+        seconds = time.monotonic() - began
+        if len(statuses) == 2 and settings.runs is None and seconds > LONG_SECONDS:
             runs = min(runs, LONG_RUNS)
-        takes_long = len(statuses) == 1 and time.monotonic() - began > SCOPE_SECONDS
-        if takes_long and runs > 1 and settings.scope and "SCOPE" not in os.environ:
+        is_first = len(statuses) == 1
+        if is_first and seconds > SCOPE_SECONDS and runs > 1 and settings.scope and "SCOPE" not in os.environ:
             change = change | {"SCOPE": "device"}
             log.info(
                 "a process takes long, so the others measure `device` only: SCOPE=device,input,end_to_end measures all"

@@ -359,7 +359,7 @@ class Settings:
         whole(1, 1000),
         None,
         "fresh processes that measure the same work; the result is their median, with their range",
-        shown="5; 3 if one takes over a minute; 1 for tflops, and with SUSTAIN or EPOCHS",
+        shown="5; 3 if they take over a minute each; 1 for tflops, and with SUSTAIN or EPOCHS",
     )
     machine: str | None = setting(
         slug, None, "the name of the file of rows, results/<MACHINE>.csv", shown="the GPU's name, else the CPU's"
