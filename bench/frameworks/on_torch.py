@@ -1,4 +1,7 @@
-"""All of PyTorch is here. CUDA and MPS share one path, torch.accelerator: a run on either tests the lines of both."""
+"""PyTorch: devices, models, losses, checks. Its images, language models and ranks are in on_torch_*.py.
+
+CUDA and MPS share one path, torch.accelerator: a run on either tests the lines of both.
+"""
 
 import copy
 import functools

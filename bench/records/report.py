@@ -1,6 +1,5 @@
 """Report a run: a progress bar while it measures, then its result in words, fitted to the terminal."""
 
-import os
 import statistics
 import sys
 import time
@@ -12,7 +11,7 @@ from bench.host.ranks import read_ranks
 from bench.records import layout
 from bench.records.columns import WORK, describe_setup, describe_work, without_exponent
 from bench.records.verdict import Rate, burst_and_sustained, find_slowdown
-from bench.settings import RUN, SCOPES
+from bench.settings import SCOPES
 from bench.timing.intervals import MOST_IN_RANGE, coverage
 from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
 
@@ -184,7 +183,7 @@ def describe_processes(rows):
     most, lines = max(map(len, by_part.values()), default=0), []
     if most == 1:
         lines = ["  one process only: its interval does not include the differences between processes"]
-        lines[0] += "; RUNS=5 measures them" if RUN in os.environ or not read_ranks().are_many else ""
+        lines[0] += "" if read_ranks().are_many else "; RUNS=5 measures them"
     elif most > 1:
         lines = [f"{most} processes:", *(describe_merged(part, found) for part, found in by_part.items())]
     flags = {flag for row in rows for flag in (row.get("flags") or "").split()}
@@ -195,12 +194,11 @@ def describe_merged(part, rows):
     """Describe the common result of several processes: their median, its interval, and each process with its flags."""
     merged, unit = Rate.merge(list(map(Rate.of_row, rows))), rows[0]["unit"]
     ends = "" if merged.low is None else f"{four_digits(merged.low)} to {four_digits(merged.high)}"
-    line = f"  {part:<11} {four_digits(merged.throughput)} {unit}  {ends}"
+    line, indent = f"  {part:<11} {four_digits(merged.throughput)} {unit}  {ends}", " " * 14
     if len(rows) == 1:
-        return layout.wrap(f"{line} (one process)", " " * 14)
+        return layout.wrap(f"{line} (one process)", indent)
     sure = f"{100 * coverage(len(rows)):.0f} % interval, the range" if len(rows) <= MOST_IN_RANGE else "95 % interval"
     each = ", ".join(f"{four_digits(float(row['throughput']))} {row['flags']}".strip() for row in rows)
-    indent = " " * 14
     return layout.wrap(f"{line} ({sure} of {len(rows)} processes)", indent) + "\n" + layout.wrap(indent + each, indent)
 
 
