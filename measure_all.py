@@ -219,11 +219,12 @@ def measure_set(settings, session, device):
     works, failures = plan_work(settings, device, formats), 0
     stored = session.count_stored([ceilings, *works])
     if stored:
-        say(f"{stored} processes were measured before with these settings and versions: their rows are kept")
+        say(f"already measured with these settings and versions, and kept: {stored} process{'es' * (stored > 1)}")
 
     def advance(count, runs_now):
         bar.update(count)
-        bar.initial += 0 if runs_now else count  # the time left follows from those that run now
+        if not (runs_now or bar.disable):
+            bar.initial += count  # the time left follows from those that run now
 
     with progress(CEILINGS_WEIGHT + sum(len(each.changes) for each in works)) as bar:
         rows, is_new = session.measure(ceilings, lambda count, runs_now: advance(CEILINGS_WEIGHT, runs_now))
