@@ -80,7 +80,7 @@ def plan_work(settings, device, formats):
     """
     found, runs = [], settings.runs or (1 if settings.quick else standard_set.RUNS)
     for work in STANDARD_SET:
-        if work.needs_gpu and device == "cpu" or settings.quick and not work.is_quick:
+        if (work.needs_gpu and device == "cpu") or (settings.quick and not work.is_quick):
             continue
         if work.script == "llm" and not FRAMEWORKS[settings.framework].runs_language_models:
             continue

@@ -1,4 +1,4 @@
-"""`make all`: the set is valid everywhere, an interruption costs and doubles nothing, a failure ends only its own work."""
+"""`make all`: the set is valid everywhere, an interruption doubles and loses nothing, a failure ends only its own work."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_the_set_is_valid_in_every_framework_and_the_same_on_every_device(framew
 
 
 @pytest.mark.parametrize("ends_after", [0, 1, 2, 6, 20])
-def test_an_interruption_costs_and_doubles_nothing(make_all, ends_after):
+def test_an_interruption_doubles_and_loses_nothing(make_all, ends_after):
     make_all.children.ends_after = ends_after
     with pytest.raises(KeyboardInterrupt):
         make_all()

@@ -29,8 +29,8 @@ PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
 
 
 FOOTER = (
-    "Filled: measured by this program, with intervals as dark lines. Hollow: published by others, other settings as named.",
-    "The bars of one workload share a scale. Ceiling: this machine's best matmul in the precision; of decode its bandwidth.",
+    "Filled: measured by this program; dark lines are intervals. Hollow: published by others, with the settings named.",
+    "The bars of a workload share a scale. Ceiling: this machine's best matmul in that precision; for decode its bandwidth.",
 )
 
 
@@ -119,7 +119,7 @@ def choose_published(published, own):
             for name, found in offers.items()
         }
         name = max(gains, key=gains.__getitem__, default=None)
-        if name is None or len(covered) and not gains[name][0]:
+        if name is None or (covered and not gains[name][0]):
             break
         found = offers.pop(name)
         covered |= {work for work, _ in found}
@@ -166,7 +166,9 @@ def describe_limits(stored, line, own):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its ceilings."""
     said = []
     runs = select.scopes(stored.pipelines)
-    mine = (runs["machine"] == line["machine"]) & (runs["framework"] == line["framework"]) & (runs["kind"] == line["kind"])
+    mine = (
+        (runs["machine"] == line["machine"]) & (runs["framework"] == line["framework"]) & (runs["kind"] == line["kind"])
+    )
     for run in runs[mine & (runs["precision"] == "float32")].sort_values("timestamp").tail(1).to_dict("records"):
         title = next((work.title for work in STANDARD_SET if work.model == run["model"]), run["model"])
         said.append(f"{title} {run['phase']} from JPEG files is {run['note'].partition(';')[0]}.")
@@ -276,18 +278,37 @@ def draw_block(axes, block, top):
     work = block.work
     axes.plot([MARGIN, WIDE - MARGIN], [top, top], color="#D5DBE2", linewidth=0.7)
     draw.write(axes, work.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
-    draw.write(axes, f"{work.phase}, batch {work.batch_size}", MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
+    draw.write(
+        axes, f"{work.phase}, batch {work.batch_size}", MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY
+    )
     scale = (BAR_END - BAR) / max(max(line["value"], line["high"] if line["high"] > 0 else 0) for line in block.bars)
     for i, line in enumerate(block.bars):
         y, value, published = top + 0.14 + i * ROW, line["value"], line["published"]
         colour = PUBLISHED if published else OWN[line["numbers"]]
         name = line["device_name"] if published else line["precision"]
         draw.write(axes, name, NAME, y, BAR - NAME - 0.08, size=8.5, color=PUBLISHED if published else "black")
-        axes.barh(y, max(value * scale, 0.015), 0.12, left=BAR, color="white" if published else colour, edgecolor=colour, linewidth=0.9)
+        axes.barh(
+            y,
+            max(value * scale, 0.015),
+            0.12,
+            left=BAR,
+            color="white" if published else colour,
+            edgecolor=colour,
+            linewidth=0.9,
+        )
         if line["low"] > 0:
             axes.plot([BAR + line["low"] * scale, BAR + line["high"] * scale], [y, y], color="#222222", linewidth=1.1)
         weight = "normal" if published else "bold"
-        draw.write(axes, f"{tables.figure(value)} {line['per']}", VALUE, y, VALUE - BAR_END - 0.05, size=8.5, ha="right", weight=weight)
+        draw.write(
+            axes,
+            f"{tables.figure(value)} {line['per']}",
+            VALUE,
+            y,
+            VALUE - BAR_END - 0.05,
+            size=8.5,
+            ha="right",
+            weight=weight,
+        )
         share = describe_share(line)
         draw.write(axes, describe_note(line), NOTE, y, SHARE - NOTE - 0.45 * bool(share), size=7.4, color=GREY)
         draw.write(axes, share, SHARE, y, 0.4, size=8.2, ha="right")
