@@ -1,4 +1,4 @@
-"""`make all`: the set is valid everywhere, an interruption doubles and loses nothing, a failure ends only its own work."""
+"""`make all`: the set is valid everywhere, an interruption doubles and loses nothing, a failure ends its own work."""
 
 from dataclasses import asdict
 from pathlib import Path

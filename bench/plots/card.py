@@ -30,7 +30,7 @@ PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
 
 FOOTER = (
     "Filled: measured by this program; dark lines are intervals. Hollow: published by others, with the settings named.",
-    "The bars of a workload share a scale. Ceiling: this machine's best matmul in that precision; for decode its bandwidth.",
+    "The bars of a workload share a scale. Ceiling: this machine's best matmul in that precision; decode: its bandwidth.",
 )
 
 
