@@ -69,7 +69,7 @@ def plan_ceilings(settings, device):
 
 def list_formats(device):
     """Return the formats of 16 bits to try on a device."""
-    return [name for name in standard_set.SIXTEEN_BITS if device != "cpu" or name != "float16"]
+    return [name for name in standard_set.FORMATS if device != "cpu" or name != "float16"]
 
 
 def plan_work(settings, device, formats):
@@ -241,8 +241,9 @@ def measure_set(settings, session, device):
                 words, is_new = f"{' '.join(combination.changes[0].values())}: {error}", True
                 rows = []
                 advance(len(combination.changes), False)
-            failures += not any(row["status"] == "ok" for row in rows)
-            if is_new:
+            failed = not any(row["status"] == "ok" for row in rows)
+            failures += failed
+            if is_new or failed:
                 say(describe(rows) if rows else words)
     return failures
 

@@ -4,19 +4,20 @@
 """
 
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bench import cli
 from bench.plots import draw, select
 from bench.plots.draw import COLOURS
 from bench.records import columns, layout, peaks, tables
 from bench.settings import FRAMEWORKS, is_used_in, read_settings
+from bench.timing.intervals import coverage
 from bench.timing.measure import FLAGS, METHOD_VERSION
-from bench.workloads.standard_set import RUNS, SIXTEEN_BITS, STANDARD_SET
+from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
 MOST_PUBLISHED = 3  # machines on a card
-NUMBERS = ("float32", *SIXTEEN_BITS)
+NUMBERS = ("float32", *FORMATS)
 # Settings of the standard set that have their defaults; the columns have the same names.
 DEFAULTS = ("compile", "memory_format", "optimizer", "sequence_length", "prompt_tokens", "new_tokens", "depth")
 DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
@@ -29,8 +30,8 @@ PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
 
 
 FOOTER = (
-    "Filled: measured by this program; dark lines are intervals. Hollow: published by others, with the settings named.",
-    "The bars of a workload share a scale. Ceiling: this machine's best matmul in that precision; decode: its bandwidth.",
+    "Filled: measured by this program; dark lines: {}. Hollow: published by others.",
+    "Bars of one workload share a scale. Ceiling: this machine's best matmul in the same precision; for decode: bandwidth.",
 )
 
 
@@ -50,8 +51,9 @@ class Card:
     about: str
     ceilings: list[tuple[str, str, str]]  # (figure, unit, what it is)
     blocks: list[Block]
+    intervals: str
     limits: list[str]
-    doubts: list[str] = field(default_factory=list)
+    doubts: list[str]
 
 
 def make_card(stored, machine, framework):
@@ -72,6 +74,7 @@ def make_card(stored, machine, framework):
         about=describe_machine(last),
         ceilings=list_ceilings(stored.rows, last, {line["numbers"] for line in lines}),
         blocks=blocks,
+        intervals=describe_intervals(min(line["rows"] for line in lines)),
         limits=describe_limits(stored, last, own),
         doubts=list_doubts(own),
     )
@@ -162,6 +165,13 @@ def list_ceilings(rows, line, formats):
     return found
 
 
+def describe_intervals(least):
+    """Describe what the intervals are, if the figures have at least this number of processes."""
+    if least == 1:
+        return "intervals, some within a single process"
+    return f"ranges of {least} or more processes ({100 * coverage(least):.0f} % intervals)"
+
+
 def describe_limits(stored, line, own):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its ceilings."""
     said = []
@@ -216,7 +226,7 @@ def describe_share(line):
 def describe_note(line):
     """Describe the interval of an own line, and the settings of a published one that differ or matter."""
     if not line["published"]:
-        return f"{tables.figure(line['low'])} to {tables.figure(line['high'])}" if line["low"] > 0 else ""
+        return f"{tables.figure(line['low'])} to {tables.figure(line['high'])}" if line["low"] > 0 else "no interval"
     return ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]])
 
 
@@ -256,7 +266,7 @@ def draw_card(card):
             draw.write(axes, line, MARGIN, top + 0.14, WIDE - 2 * MARGIN, size=8.2)
         top += 0.3
     for words in FOOTER:
-        draw.write(axes, words, MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
+        draw.write(axes, words.format(card.intervals), MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
         top += 0.15
     draw.crop(figure, top + 0.2)
     return figure
