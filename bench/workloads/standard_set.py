@@ -5,8 +5,8 @@ Batch sizes are the same on all devices, and small enough for two CPU cores.
 
 from dataclasses import dataclass
 
-# Fresh processes for each line below and each precision, unless RUNS is set; with QUICK=1 one. The range of three covers
-# the median of all processes with a probability of 75 %; five, with 94 %, would take too long on two CPU cores.
+# Fresh processes for each line below and each precision, unless RUNS is set; with QUICK=1 one. The range of three
+# covers the median of all processes with a probability of 75 %. Five (94 %) would take too long on two CPU cores.
 RUNS = 3
 # `make tflops` skips sizes that take too long: the largest ones are for GPUs.
 CEILINGS = {"SIZES": "1024,2048,4096,8192"}
