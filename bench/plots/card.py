@@ -31,7 +31,7 @@ PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
 
 FOOTER = (
     "Filled: measured by this program; dark lines: {}. Hollow: published by others.",
-    "Bars of a workload share a scale. Ceiling: this machine's best matmul in that precision; for decode its bandwidth.",
+    "Bars of a workload share a scale. Ceiling: this machine's best matmul in that precision, for decode bandwidth.",
 )
 
 
