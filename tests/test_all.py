@@ -8,6 +8,7 @@ import pytest
 import measure_all
 from bench import launch
 from bench.records import results
+from bench.records.columns import COLUMNS
 from bench.settings import FRAMEWORKS, RUN, SettingError, list_runs, read_settings
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 from tests.records.examples import BASE
@@ -33,7 +34,12 @@ class Children:
             self.changes.append(change | {"script": script})
             assert not Path(change["RESULTS_DIR"]).is_relative_to(host_folder)
             cells = {name.lower(): text for name, text in change.items() if name in ("MODEL", "PHASE", "PRECISION")}
-            row = BASE | {"machine": host.machine, "run_id": change[RUN], "workload": script} | cells
+            row = (
+                dict.fromkeys(COLUMNS, "")
+                | BASE
+                | {"machine": host.machine, "run_id": change[RUN], "workload": script}
+                | cells
+            )
             if script == "tflops":
                 peak = {"workload": "matmul", "model": "matmul-peak", "phase": ""}
                 return 0, [row | peak | {"precision": name, "tflops": rate} for name, rate in RATES.items()]

@@ -31,7 +31,7 @@ PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
 
 FOOTER = (
     "Filled: measured by this program; dark lines: {}. Hollow: published by others.",
-    "Bars of a workload share a scale. Ceiling: this machine's best matmul in that precision, for decode bandwidth.",
+    "Bars of a workload share a scale. Ceiling: the machine's best matmul in that precision, or its bandwidth (decode).",
 )
 
 
@@ -333,7 +333,7 @@ def name_picture(machine, framework):
 def draw_all(stored, folder):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
     return [
-        draw.save(draw_card(card), folder / name_picture(machine, framework), dpi=200)
+        draw.save(draw_card(card), folder / name_picture(machine, framework), dpi=draw.SHEET_DPI)
         for machine, framework, card in cards_of(stored)
     ]
 
@@ -344,7 +344,7 @@ def finish(folder, machine, framework):
     card = make_card(select.load(folder, warnings.append), machine, framework)
     if card is None:
         return [*warnings, "too few workloads were measured for a card"]
-    path = draw.save(draw_card(card), folder / "plots" / name_picture(machine, framework), dpi=200)
+    path = draw.save(draw_card(card), folder / "plots" / name_picture(machine, framework), dpi=draw.SHEET_DPI)
     return [*warnings, "", *as_text(card), f"card: {cli.display_path(path)}"]
 
 

@@ -24,6 +24,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":")
 SMALLEST = 6  # points, of a text on a sheet
+SHEET_DPI = 200  # also while text is fitted, because its width is not quite proportional
 LOG_FROM = 20  # largest value over smallest: above this, the axis is logarithmic
 # Inches
 BAR = 0.19  # from one bar to the next
@@ -255,7 +256,7 @@ def add_legend(figure, handles, columns):
 
 def sheet(width):
     """Return a figure and its empty axes, whose coordinates are inches from the upper left corner."""
-    figure = plt.figure(figsize=(width, width))
+    figure = plt.figure(figsize=(width, width), dpi=SHEET_DPI)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(width, 0))
     axes.axis("off")
     return figure, axes
@@ -270,7 +271,7 @@ def crop(figure, height):
 def write(axes, words, x, y, width, size, **options):
     """Write a line of text on a sheet, smaller if it is wider than `width`; below six points it is cut."""
     text = axes.text(x, y, words, fontsize=size, va="center_baseline", **options)
-    room = 0.97 * axes.figure.dpi * width  # letters are a little wider at another resolution
+    room = SHEET_DPI * width
     while words and (found := text.get_window_extent().width) > room:
         if size > SMALLEST:
             size = max(SMALLEST, min(size - 0.1, size * room / found))
