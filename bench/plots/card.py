@@ -31,7 +31,7 @@ PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
 
 FOOTER = (
     "Filled: measured by this program; dark lines: {}. Hollow: published by others.",
-    "Bars of a workload share a scale. Ceiling: the machine's best matmul in that precision, or its bandwidth (decode).",
+    "The bars of a workload share a scale. Ceiling: the best matmul in that precision, or for decode the bandwidth.",
 )
 
 
