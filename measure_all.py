@@ -214,9 +214,9 @@ def say(words):
 
 
 def measure_set(settings, session, device):
-    """Measure everything that is missing; say each result in a line. Returns the number of combinations that failed."""
+    """Measure everything that is missing; say each result, or why there is none, in a line."""
     ceilings, formats = plan_ceilings(settings, device), list_formats(device)
-    works, failures = plan_work(settings, device, formats), 0
+    works = plan_work(settings, device, formats)
     stored = session.count_stored([ceilings, *works])
     if stored:
         say(f"already measured with these settings and versions, and kept: {stored} process{'es' * (stored > 1)}")
@@ -238,18 +238,15 @@ def measure_set(settings, session, device):
             try:
                 rows, is_new = session.measure(combination, advance)
             except SettingError as error:
-                words, is_new = f"{' '.join(combination.changes[0].values())}: {error}", True
-                rows = []
+                say(f"{' '.join(combination.changes[0].values())}: {error}")
                 advance(len(combination.changes), False)
-            failed = not any(row["status"] == "ok" for row in rows)
-            failures += failed
-            if is_new or failed:
-                say(describe(rows) if rows else words)
-    return failures
+                continue
+            if is_new or any(row["status"] != "ok" for row in rows):
+                say(describe(rows))
 
 
 def main():
-    """Measure the set, print and draw the card, and return the exit status: 1 if a combination failed."""
+    """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
     settings = read_settings("all")
     refuse_changes(os.environ)
     if not settings.quick and doctor.examine(settings.results_dir, (settings.framework,)):
@@ -265,7 +262,7 @@ def main():
     if not FRAMEWORKS[settings.framework].runs_language_models:
         say(f"{settings.framework} runs no language models here: they are left out")
     try:
-        failures = measure_set(settings, session, device)
+        measure_set(settings, session, device)
     except KeyboardInterrupt:
         say("the same command continues with what is missing")
         raise
@@ -274,7 +271,7 @@ def main():
     for words in card.finish(settings.results_dir, host.machine, settings.framework):
         say(words)
     say(f"added to {cli.display_path(session.path)}")
-    return 1 if failures else 0
+    return 0 if any(row["status"] == "ok" for row in session.rows) else 1
 
 
 def refuse_changes(environ):
