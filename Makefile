@@ -6,7 +6,7 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings image mlp transformer llm tflops best plot page compare table noise doctor test selfcheck \
+.PHONY: help settings all image mlp transformer llm tflops best plot page compare table noise doctor test selfcheck \
         resolve-mac clean
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
@@ -39,6 +39,9 @@ help: ## this list
 
 settings: ## every setting, with its meaning and its default
 	@$(LIST) 2>/dev/null || cat docs/settings.md
+
+all: $(READY) ## the standard set for this machine, and its card (half an hour at most; QUICK=1: three minutes)
+	@$(RUN) measure_all.py
 
 image: $(READY) ## images/s of an image model
 	@$(RUN) image_benchmark.py

@@ -97,6 +97,14 @@ def test_every_flag_has_its_words(folder):
     assert FLAGS.items() <= data_of(page_of(folder))["flags"].items()
 
 
+def test_a_machine_has_a_link_to_its_card_if_that_exists(folder):
+    write(folder, [{}])
+    assert data_of(page_of(folder))["machines"]["a"]["card"] == ""
+    (folder / "plots").mkdir()
+    (folder / "plots" / "a.png").touch()
+    assert data_of(page_of(folder))["machines"]["a"]["card"] == "plots/a.png"
+
+
 def test_a_machine_has_its_limits(folder):
     peak = MATMUL | {"model": "matmul-peak", "matrix_size": "64x64x64", "device": "cuda", "precision": "float16"}
     chip = {"device_name": "NVIDIA A100-SXM4-80GB", "cpu_name": "EPYC", "memory_gb": "64"}
