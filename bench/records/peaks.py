@@ -38,7 +38,8 @@ def chip_watts(path=CHIP_PEAKS):
 
 def fastest_chip(precision):
     """Return the highest (TFLOP/s, GB/s) of any chip; twice that of 16 bits in a precision that none has."""
-    rates = [rate for (_, _, name), rate in chip_peaks().items() if name == precision]
+    precision = SIXTEEN_BITS.get(precision, precision)
+    rates = [rate for (*_, name), rate in chip_peaks().items() if name == precision]
     return max(rates or [2 * max(chip_peaks().values())]), max(chip_bandwidths().values())
 
 
@@ -51,19 +52,22 @@ def _read_limits(path, column):
         }
 
 
-def limits_of(row):
-    """Return 1.3 times the peak (TFLOP/s, GB/s) of a row's GPUs; inf for unknown devices and CPUs.
+def limits_of(row, unknown=(math.inf, math.inf)):
+    """Return 1.3 times the peak (TFLOP/s, GB/s) of a row's GPUs; inf for a CPU.
 
     Convolutions in float32 may exceed the peak by Winograd's factor as well.
+
+    Args:
+        unknown: the peaks of a GPU that is not in the file.
     """
     if row["device"] == "cpu":
         return math.inf, math.inf
     device, precision = (row["device_name"], str(row["gpu_cores"] or "")), row["precision"]
     most = IMPLAUSIBLE * int(row.get("world_size") or 1)  # the rates are those of all devices
-    peak = chip_peaks().get((*device, SIXTEEN_BITS.get(precision, precision)), math.inf)
+    peak = chip_peaks().get((*device, SIXTEEN_BITS.get(precision, precision)), unknown[0])
     if precision == "float32" and row.get("workload") in CONVOLUTIONS:
         peak *= WINOGRAD
-    return most * peak, most * chip_bandwidths().get(device, math.inf)
+    return most * peak, most * chip_bandwidths().get(device, unknown[1])
 
 
 def is_implausible(row):

@@ -178,15 +178,14 @@ def check_results(repository):
     return said, False
 
 
-def submit(settings):
+def submit(settings, repository):
     """Check this machine's rows and print how to send them; returns the exit status."""
     host = environment.describe_host(settings.machine)
     file = settings.results_dir / f"{host.machine}.csv"
     if not file.is_file():
         raise SettingError(f"MACHINE={host.machine!r} has no file {cli.display_path(file)}: run `make image` first")
-    inside = file.resolve().is_relative_to(ROOT)
-    path = file.resolve().relative_to(ROOT).as_posix() if inside else str(file)
-    added, problems = check_file(Repository(), path, own_names())
+    path = os.path.relpath(file.resolve(), repository.root.resolve())
+    added, problems = check_file(repository, path, own_names())
     if problems:
         for problem in problems[:MOST_PRINTED]:
             print(problem.describe(path), file=sys.stderr)
@@ -233,7 +232,7 @@ def describe(file, host, added):
 def main(environ=os.environ):
     """Run `check` or `submit`, as the command line says; returns the exit status."""
     if sys.argv[1:] == ["submit"]:
-        return submit(read_settings("submit"))
+        return submit(read_settings("submit"), Repository())
     lines, has_failed = check_results(Repository(ROOT, environ.get("BASE"), environ.get("HEAD")))
     print("\n".join(lines), file=sys.stderr if has_failed else sys.stdout)
     return int(has_failed)
