@@ -55,11 +55,12 @@ def h200(row, factor, **cells):
     return faster(row, factor, **(gpu | cells))
 
 
+OUT_OF_MEMORY = "CUDA out of memory. See (https://docs.pytorch.org/docs/stable/notes/cuda.html) and /dev/shm/x"
 GOOD = {
     "an H200": [h200(ROWS[9], 200), h200(ROWS[39], 100), h200(ROWS[42], 200)],
-    "eight of them": [h200(ROWS[39], 800, devices=8)],
+    "eight of them": [h200(ROWS[39], 3200, devices=8)],
     "watts": [h200(ROWS[39], 100, power_watts="600", joules_per_item=f"{600 / 1690:.6g}", power_scope="gpu board")],
-    "failures": [ROWS[13], {**ROWS[13], "status": "out_of_memory", "note": "/dev/shm is full", "run_id": "0" * 12}],
+    "failures": [ROWS[13], {**ROWS[13], "status": "out_of_memory", "note": OUT_OF_MEMORY, "run_id": "0" * 12}],
     "a system's allocator": [ROWS[39] | {"allocator": "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"}],
 }
 
@@ -136,6 +137,7 @@ BAD = {
     "a huge number": ([ROWS[39] | {"batch_size": "1" + "0" * 400}], [(2, "batch_size")]),
     "a terminal's colours": ([ROWS[39] | {"note": "\x1b[31mred"}], [(2, "note")]),
     "a path": ([ROWS[39] | {"allocator": "LD_PRELOAD=/home/alice/lib.so"}], [(2, "allocator")]),
+    "a link": ([ROWS[39] | {"note": "see https://example.org/x"}], [(2, "note")]),
     "an e-mail address": ([ROWS[39] | {"note": "ask alice@example.org"}], [(2, "note")]),
     "a card's serial": ([ROWS[39] | {"device_name": "GPU-1b2c3d4e-0000-1111-2222-333344445555"}], [(2, "device_name")]),
     "a network address": ([ROWS[39] | {"note": "rank 1 at 10.1.2.3:29500 was lost"}], [(2, "note")]),
