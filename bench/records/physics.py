@@ -49,6 +49,7 @@ PRIVATE = {
     "a serial number": r"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-|\b(?:GPU|MIG)-[0-9a-f]{4}|(?:\b[0-9a-f]{2}:){5}",
     "a host name": r"\b[\w-]+\.(?:local|lan|internal|localdomain)\b",
 }
+OPERATORS = ("matmul", "convolution")
 PIPELINES = ("input", "end_to_end")  # scopes
 SHORTEST_WINDOW = MIN_WINDOW_SECONDS / 5  # the warm-up's pace, which sets the length, may be that wrong
 CLOCK_SKEW = timedelta(hours=1)
@@ -224,12 +225,13 @@ def check_physics(row, sent) -> Found:
     asked, measured = row["precision"], row["measured_precision"]
     if asked in ("float32", "float64") and measured not in ("", asked):
         yield "measured_precision", f"must be {asked}, as asked for"
-    if n.flops_per_item and not equal(n.tflops, n.throughput * n.flops_per_item / 1e12):
-        yield "tflops", f"must be throughput x flops_per_item / 10**12 = {n.throughput * n.flops_per_item / 1e12:.6g}"
-    if n.bytes_per_step and (per_step := items_per_step(row)):
-        expected = n.throughput / per_step * n.bytes_per_step / 1e9
-        if not equal(n.bandwidth, expected):
-            yield "bandwidth", f"must be bytes_per_step / seconds of a step / 10**9 = {expected:.6g}"
+    if not n.flops_per_item and row["workload"] in OPERATORS:
+        yield "flops_per_item", "must not be empty"
+    if not equal(n.tflops or 0.0, expected := n.throughput * (n.flops_per_item or 0.0) / 1e12):
+        yield "tflops", f"must be throughput x flops_per_item / 10**12 = {expected:.6g}"
+    expected = n.throughput / (items_per_step(row) or 1) * (n.bytes_per_step or 0.0) / 1e9
+    if not equal(n.bandwidth or 0.0, expected):
+        yield "bandwidth", f"must be bytes_per_step / seconds of a step / 10**9 = {expected:.6g}"
     most_tflops, most_bandwidth, whose = find_limits(row)
     moved = n.throughput if row["workload"] == "bandwidth" else n.bandwidth
     if (n.tflops or 0) > most_tflops:
@@ -371,7 +373,7 @@ def check_counts(rows, known):
     for line, row in rows:
         for key in count_keys(row):
             name, sides = key[0], re.fullmatch(r"(\d+)x(\d+)x(\d+)", row["matrix_size"])
-            if name == "flops_per_item" and sides and row["workload"] in ("matmul", "convolution"):
+            if name == "flops_per_item" and sides and row["workload"] in OPERATORS:
                 found[key] = str(2 * math.prod(map(int, sides.groups())))
             if row[name] != (expected := found.setdefault(key, row[name])):
                 yield line, name, f"must be {expected}, as in other rows of {row['model']}"

@@ -117,6 +117,7 @@ BAD = {
     "a rate outside its interval": ([ROWS[39] | {"throughput_low": "17"}], [(2, "throughput")]),
     "another batch size": ([ROWS[36], ROWS[42] | {"batch_size": "32"}], [(3, "items")]),
     "TFLOP/s": ([ROWS[39] | {"tflops": "0.2"}], [(2, "tflops")]),
+    "no FLOPs": ([ROWS[9] | {"tflops": "", "flops_per_item": ""}], [(2, "flops_per_item")]),
     "FLOPs of another model": (
         [ROWS[46] | {name: f"{float(ROWS[46][name]) * 2:.15g}" for name in ("flops_per_item", "tflops")}],
         [(2, "flops_per_item")],
