@@ -55,7 +55,7 @@ SHORTEST_WINDOW = MIN_WINDOW_SECONDS / 5  # the warm-up's pace, which sets the l
 CLOCK_SKEW = timedelta(hours=1)
 WRITE_SECONDS = 2.0  # timestamps have whole seconds, and two runs may write at the same time
 # For chips that peaks.csv does not list. A logical CPU: two AVX-512 units at 5 GHz in float32, AMX below that.
-CPU_TFLOPS, CPU_SHORT_TFLOPS, CPU_GB_PER_SECOND = 0.5, 5.0, 200.0
+CPU_TFLOPS, CPU_SHORT_TFLOPS, CPU_GB_PER_SECOND = 0.5, 10.0, 200.0
 MOST_WATTS = 3000.0  # of a device
 TDP_MARGIN, ENERGY_MARGIN = 1.5, 1.5  # the seconds of the energy follow those of the rate
 # Times the fastest known row of the same chip and work. The name of a CPU often does not tell its generation.
@@ -195,7 +195,7 @@ def check_windows(row, sent) -> Found:
         yield "windows", "must be known, as steps_per_window and step_seconds_min, if step_seconds_median is"
         return
     by_totals, has_tail = row["scope"] in PIPELINES, row["stop_reason"] in ("num_images", "interrupted")
-    per_step = items_per_step(row) or n.items / n.windows / n.steps_per_window
+    per_step = items_per_step(row, n)
     items = n.windows * n.steps_per_window * per_step
     if not (equal(n.items, items) or (has_tail and n.items > items)):
         yield "items", f"must be windows x steps_per_window x items of a step = {items:.6g}"
@@ -229,8 +229,8 @@ def check_physics(row, sent) -> Found:
         yield "flops_per_item", "must not be empty"
     if not equal(n.tflops or 0.0, expected := n.throughput * (n.flops_per_item or 0.0) / 1e12):
         yield "tflops", f"must be throughput x flops_per_item / 10**12 = {expected:.6g}"
-    expected = n.throughput / (items_per_step(row) or 1) * (n.bytes_per_step or 0.0) / 1e9
-    if not equal(n.bandwidth or 0.0, expected):
+    steps = n.windows and n.steps_per_window and n.throughput / items_per_step(row, n)  # per second
+    if not equal(n.bandwidth or 0.0, expected := (steps or 0.0) * (n.bytes_per_step or 0.0) / 1e9):
         yield "bandwidth", f"must be bytes_per_step / seconds of a step / 10**9 = {expected:.6g}"
     most_tflops, most_bandwidth, whose = find_limits(row)
     moved = n.throughput if row["workload"] == "bandwidth" else n.bandwidth
@@ -277,14 +277,14 @@ def at_most(*values):
     return all(a <= b * (1 + ROUNDING) for a, b in pairwise(values))
 
 
-def items_per_step(row):
-    """Return the items in a step of all devices; None if the row does not tell."""
+def items_per_step(row, n):
+    """Return the items in a step of all devices: from the settings, or else from the totals."""
     if row["workload"] == "matmul":
         return 1.0
-    if row["workload"] == "all-reduce":
-        return float(row["message_bytes"]) / 1e9 if row["message_bytes"] else None
+    if row["workload"] == "all-reduce" and row["message_bytes"]:
+        return float(row["message_bytes"]) / 1e9
     if not row["batch_size"]:
-        return None
+        return n.items / n.windows / n.steps_per_window
     tokens = row["unit"] == "tokens/s" and (row["prompt_tokens"] or row["sequence_length"])
     devices = int(row["world_size"] or 1) if row["workload"] in MODELS else 1
     return float(row["batch_size"]) * devices * float(tokens or 1)
@@ -387,7 +387,9 @@ def count_keys(row):
         "flops_per_item": sizes,
         "bytes_per_step": [*sizes, "precision", "batch_size"],
     }
-    return [(name, *(row.get(each, "") for each in on)) for name, on in by_column.items() if row.get(name)]
+    on_cpu = row["workload"] not in MODELS and row["device"] == "cpu"  # operators may be smaller there
+    values = {each: row.get(each) or COLUMNS[each].blank for each in (*sizes, "precision", "batch_size")}
+    return [(name, on_cpu, *map(values.get, on)) for name, on in by_column.items() if row.get(name)]
 
 
 def table_counts(path=Path(__file__).parent.parent / "workloads" / "flops.csv"):
