@@ -78,7 +78,7 @@ class Problem(NamedTuple):
     fix: str = "measure it again"
 
     def describe(self, name):
-        """Say it in one line."""
+        """Format the problem as one line."""
         return f"{name}, line {self.line}: {self.column}={self.value[:80]!r} {self.reason}: {self.fix}"
 
 
