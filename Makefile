@@ -6,8 +6,8 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings image mlp transformer llm tflops best plot page compare table submit check-results noise doctor \
-        test selfcheck resolve-mac clean
+.PHONY: help settings image mlp transformer llm tflops best plot page compare table noise doctor test selfcheck \
+        resolve-mac clean
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
@@ -75,6 +75,7 @@ compare: $(READY) ## A=x.csv B=y.csv (or two machines) row by row; FAIL_ON_SLOWE
 table: $(READY) ## the latest rows of this machine, for an issue
 	@$(RUN) -m bench.records.tables
 
+.PHONY: submit check-results
 submit: $(READY) ## checks this machine's rows and prints how to send them; sends nothing
 	@$(RUN) -m bench.records.submission submit
 
