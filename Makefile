@@ -37,7 +37,7 @@ any_python = for python in $(VENV)/bin/python "$(PYTHON)" python3; do \
 LIST := "$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3)" bench/settings.py
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'Settings go before or after make, as in BATCH_SIZE=1,8 make image; `make settings` explains them:'
 	@$(LIST) names 2>/dev/null || echo '  docs/settings.md lists them (here: install Python 3.9 or newer)'
