@@ -17,7 +17,6 @@ import io
 import os
 import platform
 import re
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -33,6 +32,7 @@ GENERATED = re.compile(r"results/(README\.md|index\.html|plots/[\w.-]+\.png)")
 OWN = ("run_id", "machine", "workload", "model", "throughput")  # columns of every file of this program
 MOST_CHARACTERS = 65_536  # of an issue on GitHub
 MOST_PRINTED = 20
+PARTS = ("forward", "backward", "optimizer")  # phases that are not headlines
 COMMON_NAMES = ("root", "user", "admin", "runner", "localhost")  # tell nothing
 
 
@@ -52,8 +52,7 @@ class Repository:
 
     def git(self, *command):
         """Return what a git command prints; None if it fails."""
-        done = subprocess.run(["git", "-C", str(self.root), *command], capture_output=True)
-        return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+        return environment.run_git(self.root, *command)
 
     def changes(self):
         """Return {path below results/: "A", "M", "D" ...} since the base."""
@@ -191,7 +190,7 @@ def submit(settings, repository):
             print(problem.describe(path), file=sys.stderr)
         print(f"{len(problems)} problems in {path}: nothing can be sent yet", file=sys.stderr)
         return 1
-    print(describe(file, host, added) + "\n")
+    print(describe(file, added) + "\n")
     print(f"{path}: {len(added)} new rows, no problems. Nothing has been sent. To send them:")
     print(f"1. git checkout -b {host.machine} && git add {path} && git commit -m 'Rows of {host.machine}'")
     print("2. push that branch to your fork and open a pull request with the text above")
@@ -210,23 +209,23 @@ def own_names():
     return tuple({user, platform.node().partition(".")[0]} - {"", *COMMON_NAMES})
 
 
-def describe(file, host, added):
+def describe(file, added):
     """Return the title and text of the pull request: the machine, what was measured, and the figures."""
     from bench.records import layout, tables  # pandas, which CI does without
 
     runs = {row["run_id"] for _, row in added}
     every = tables.read_rows([file])
-    rows = every[every["run_id"].isin(runs)]
-    lines = tables.add_peak_fraction(tables.summarize(rows), every).to_dict("records")
-    cores = f", {host.gpu_cores} GPU cores" if host.gpu_cores else ""
-    device = ", ".join(dict.fromkeys(row["device_name"] for _, row in added if row["device_name"]))
+    lines = tables.summarize(every[every["run_id"].isin(runs)])
+    is_headline = (lines["model"] != "matmul") & ~lines["phase"].isin(PARTS)
+    figures = tables.add_peak_fraction(lines[is_headline], every).to_dict("records")
+    names = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "commit", "workload")
+    several = {name: ", ".join(dict.fromkeys(row[name] for _, row in added if row[name])) for name in names}
+    device, cpu, count, memory, system, commit, workloads = several.values()
     facts = [
-        f"{device} ({host.cpu_name}, {host.cpu_count} logical CPUs{cores}, {host.memory_gb} GB, {host.os})",
-        f"{len(added)} rows of {len(runs)} runs, commit {', '.join(dict.fromkeys(row['commit'] for _, row in added))}; "
-        "`make submit` found no problems.",
+        f"{device} ({cpu}, {count} logical CPUs, {memory} GB, {system})",
+        f"{len(added)} rows of {len(runs)} runs, commit {commit}; `make submit` found no problems.",
     ]
-    workloads = ", ".join(dict.fromkeys(row["workload"] for _, row in added))
-    return f"Rows of {host.machine}: {workloads}\n\n" + "\n".join(facts) + "\n\n" + layout.markdown(tables.CELLS, lines)
+    return "\n\n".join([f"Rows of {file.stem}: {workloads}", "\n".join(facts), layout.markdown(tables.CELLS, figures)])
 
 
 def main(environ=os.environ):
