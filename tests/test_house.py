@@ -31,6 +31,8 @@ STANDARD_LIBRARY_ONLY = (
     "bench.settings",
     "bench.host.environment",
     "bench.records.peaks",
+    "bench.records.physics",
+    "bench.records.submission",
     "bench.timing.measure",
     "bench.timing.intervals",
     "bench.workloads.workload",

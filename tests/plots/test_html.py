@@ -205,6 +205,8 @@ def test_the_page_compares_as_make_compare_does(folder):
     for ours, theirs in zip(found, expected, strict=True):
         assert (*ours[:2], ours[-1]) == (*theirs[:2], theirs[-1])
         assert ours[2:5] == pytest.approx(theirs[2:5], rel=1e-6)
+    program = 'onlyIn(compareMachines(readLines(data), "a", "b"), "b", "a")'
+    assert run_script(program, data=html.collect(read(folder))) == "4 threads"
 
 
 def test_the_stored_results_compare_as_make_compare_does():
