@@ -27,8 +27,8 @@ STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "wrong_model", 
 STATUSES += ("work_skipped", "sync_incomplete", "crashed", "failed")
 ALWAYS = ("schema", "method_version", "timestamp", "status", "machine", "framework", "workload", "model")
 WITH_A_RATE = ("run_id", "device", "device_name", "cpu_count", "precision", "unit", "throughput", "items", "seconds")
-IF_RIGHT = "measure it again, and open an issue if it stays"
-AT_REST = "close other programs, and measure it again"
+IF_RIGHT = "remove the row, measure it again, and open an issue if it stays"
+AT_REST = "remove the row, close other programs, and measure it again"
 FREE_TEXT = ("note", "allocator", "machine", "os")  # which may have a name of the sender
 LONGEST = 2000  # characters
 NUMBER, WHOLE = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?", r"[1-9][0-9]{0,14}"
@@ -79,7 +79,7 @@ class Problem(NamedTuple):
     column: str
     value: str
     reason: str
-    fix: str = "measure it again"
+    fix: str = "remove the row, and measure it again"
 
     def describe(self, name):
         """Format the problem as one line."""
@@ -368,7 +368,7 @@ def check_step_times(rows):
             alike = [each for each in group if flops >= GROWTH * each[0] and each[1] > 0.8 * seconds]
             if alike and (seconds > LAUNCH_SECONDS or flops > LAUNCH_FLOPS):
                 reason = f"is that of {alike[0][3]}, with {flops / alike[0][0]:.0f} times the work"
-                yield line, "step_seconds_median", reason, "measure it again, and wait for the device"
+                yield line, "step_seconds_median", reason, "remove the row, and measure it again"
 
 
 def check_counts(rows, known):
