@@ -168,10 +168,9 @@ def find_peak(sweep: Sweep, precision):
         note = f"a 1x1 convolution in channels_last, faster than the matmul ({describe_rate(peak.get('tflops', 0))})"
         peak = rival
     note = "; ".join(filter(None, [note, peak["note"]]))
-    ratio = (
-        probe_power(sweep, precision, peak["tflops"]) if "power" in sweep.settings.ops and peak.get("tflops") else None
-    )
-    sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note, "power_probe": ratio})
+    if "power" in sweep.settings.ops and peak.get("tflops"):
+        peak |= {"power_probe": probe_power(sweep, precision, peak["tflops"])}
+    sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note})
 
 
 def probe_power(sweep: Sweep, precision, tflops, clock=time.perf_counter):

@@ -218,7 +218,7 @@ LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_err
 
 
 @functools.cache
-def one_on(device):
+def scale_of_one(device):
     return torch.ones((), device=device)
 
 
@@ -226,7 +226,7 @@ def matmul_of_bytes(a, b):
     """Multiply A by the transpose of B: int8 gives int32, float8 gives bfloat16."""
     if a.dtype == torch.int8:
         return torch._int_mm(a, b.t())
-    scale, kind = one_on(a.device), functional.ScalingType.TensorWise
+    scale, kind = scale_of_one(a.device), functional.ScalingType.TensorWise
     return functional.scaled_mm(a, b.t(), scale, kind, scale, kind)
 
 

@@ -63,7 +63,7 @@ def matmul(size):
 
 
 def matmul_of_bytes(precision, size):
-    """Build an M x K by K x N matmul of 8-bit numbers; the second matrix is stored as N x K, as a layer's weights are."""
+    """Build an M x K by K x N matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
     m, n, k = size
     shapes, pools = ((m, k), (n, k)), (EIGHT_BITS[precision],) * 2
     work = {"flops": 2 * m * n * k, "pools": pools, "matrix_size": name_size(size)}
@@ -84,7 +84,7 @@ def matmul_of_zeros(size):
 def gemv(precision):
     """Build the product of weights and one vector (M = 1), as in decode; a step reads all weights.
 
-    Weights of int8 meet a bfloat16 vector, and each row has a scale. The numbers next to them need few bits.
+    Weights of int8 meet a bfloat16 vector, and each row has a scale: numbers of few bits, which bfloat16 has exactly.
     """
     side, number = GEMV_SIDE, BYTES.get(precision, 1)
     shapes, pools = ((1, side), (side, side)), (data.normal_pool,) * 2
