@@ -19,7 +19,7 @@ EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precis
 GEMV_SIDE = 8192  # of the weights
 GEMV_PRECISIONS = ("float32", "bfloat16", "int8")
 ATTENTION_TOKENS = (1024, 4096, 16_384)
-CPU_HEADS, GPU_HEADS = (2, 64), (32, 128)  # of attention, and the numbers in each
+CPU_HEADS, GPU_HEADS = (1, 64), (32, 128)  # of attention, and the numbers in each
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
