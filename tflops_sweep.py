@@ -1,6 +1,7 @@
-"""The machine's limits: matmuls over sizes and precisions, convolutions, memory bandwidth.
+"""The machine's limits: matmuls over sizes and precisions, convolutions, 8 bits, attention, memory bandwidth.
 
     make tflops
+    OPS=int8,float8,gemv,attention make tflops
     SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
     FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
     NUM_DEVICES=2 make tflops               only all-reduce
@@ -8,9 +9,13 @@
 `make settings` explains the settings.
 """
 
+import functools
+import logging
 import math
+import statistics
 import sys
-from contextlib import nullcontext
+import time
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,13 +28,17 @@ from bench.launch import main
 from bench.records import cells, peaks, report, results
 from bench.records.columns import without_exponent
 from bench.records.verdict import bus_bandwidth
+from bench.timing.measure import timed
 from bench.workloads import operators
 
 MESSAGES = tuple(1024 * 4**i for i in range(11))  # bytes of an all-reduce, 1 KiB to 1 GiB
 COPIES = 4  # of a message, that a rank has in memory
 TRIAL_SIZE = (512, 512, 512)  # of a matmul that estimates the speed before a large one is tried
 CPU_PEAK_SIDE, GPU_PEAK_SIDE = 1024, 4096  # M = N = K from which a matmul may reach a device's peak
+EIGHT_BITS = {"int8": "int8", "float8": "float8_e4m3"}  # operators and their precisions
+PROBE_SECONDS, PROBE_ROUNDS = 0.15, 5  # of a window of the power probe, in which the clock has to adapt
 
+log = logging.getLogger("bench")
 
 REFUSED = ("wrong_output", "work_skipped", "constant_output")  # of one size; after other failures all would fail
 
@@ -49,7 +58,9 @@ class Sweep:
         self.settings, self.precisions = self.bench.settings, self.bench.settings.precision
         self.peak_side = CPU_PEAK_SIDE if self.bench.device.device == "cpu" else GPU_PEAK_SIDE
         self.reaches_peak = max(map(math.prod, self.settings.sizes)) >= self.peak_side**3
-        count = len(self.precisions) * (len(self.settings.sizes) + 3) + 3
+        counts = {"matmul": len(self.precisions) * (len(self.settings.sizes) + 2), "convolution": len(self.precisions)}
+        counts |= {"bandwidth": 3, "gemv": 3, "attention": 3, "power": 0}
+        count = sum(counts.get(name, 1) for name in self.settings.ops)
         count = count if self.bench.device.world_size == 1 else len(MESSAGES)
         options = {"disable": None if self.bench.reports else True, "leave": False, "file": sys.stderr}
         self.bar = tqdm(total=count, unit=" measured", **options)
@@ -97,7 +108,8 @@ class Sweep:
 
 
 def name_workload(workload):
-    return f"{workload.model} {workload.columns.get('matrix_size', '')}".strip()
+    columns = workload.columns
+    return f"{workload.model} {columns.get('matrix_size') or columns.get('sequence_length', '')}".strip()
 
 
 def sweep_sizes(sweep: Sweep, precision):
@@ -107,7 +119,7 @@ def sweep_sizes(sweep: Sweep, precision):
         workload = operators.matmul(size)
         # Tiny matmuls are launch-bound: their rate does not predict that of a large one.
         if math.prod(last) < math.prod(TRIAL_SIZE) < math.prod(size):
-            flops_per_second = estimate_speed(sweep, precision)
+            flops_per_second = estimate_speed(sweep, precision, operators.matmul)
         if sweep.skips(workload, precision, flops_per_second, too_large(size)):
             continue
         row = sweep.measure(workload, precision)
@@ -121,9 +133,9 @@ def sweep_sizes(sweep: Sweep, precision):
         sweep.bar.set_postfix_str(f"best {describe_rate(best['tflops'])} at {best['matrix_size']}")
 
 
-def estimate_speed(sweep: Sweep, precision):
+def estimate_speed(sweep: Sweep, precision, build):
     """Measure a matmul of TRIAL_SIZE and return its FLOP/s, or None if it fails. Its row is not stored."""
-    row = sweep.measure(operators.matmul(TRIAL_SIZE), precision, counts=False)
+    row = sweep.measure(build(TRIAL_SIZE), precision, counts=False)
     return 1e12 * row["tflops"] if row["status"] == "ok" else None
 
 
@@ -156,7 +168,64 @@ def find_peak(sweep: Sweep, precision):
         note = f"a 1x1 convolution in channels_last, faster than the matmul ({describe_rate(peak.get('tflops', 0))})"
         peak = rival
     note = "; ".join(filter(None, [note, peak["note"]]))
+    if "power" in sweep.settings.ops and peak.get("tflops"):
+        peak |= {"power_probe": probe_power(sweep, precision, peak["tflops"])}
     sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note})
+
+
+def probe_power(sweep: Sweep, precision, tflops, clock=time.perf_counter):
+    """Return the rate of a large matmul on zeros over its rate on random data, or None if it fails.
+
+    Zeros switch fewer transistors. Windows of both take turns, and the same work, untimed, precedes each of them. The
+    median of the pairs' ratios counts, because other programs may slow some windows down.
+    """
+    size, settings = (sweep.peak_side,) * 3, replace(sweep.settings, precision=precision)
+    works = [operators.matmul(size), operators.matmul_of_zeros(size)]
+    steps = max(1, round(PROBE_SECONDS * 1e12 * tflops / works[0].flops_per_item))
+    seconds = [[], []]
+    try:
+        with ExitStack() as stack:
+            sessions = [sweep.bench.framework.open_session(work, settings, None, "device") for work in works]
+            for session in sessions:
+                stack.callback(session.close)
+            for _ in range(PROBE_ROUNDS):
+                for session, found in zip(sessions, seconds, strict=True):
+                    timed(session, clock, steps)
+                    found.append(timed(session, clock, steps))
+    except Exception as error:  # the peak is known all the same
+        log.info("no power probe in %s: %s", precision, error)
+        return None
+    return statistics.median(random / zeros for random, zeros in zip(*seconds, strict=True))
+
+
+def measure_eight_bits(sweep: Sweep, precision):
+    """Measure a matmul of 8-bit numbers, and the same size in bfloat16 if it was not among SIZES and PRECISION."""
+    size, build = (sweep.peak_side,) * 3, functools.partial(operators.matmul_of_bytes, precision)
+    if sweep.skips(build(size), precision, estimate_speed(sweep, precision, build)):
+        return
+    row = sweep.measure(build(size), precision)
+    if sweep.keep(row) and find_bfloat16(sweep.rows, row) is None:
+        sweep.keep(sweep.measure(operators.matmul(size), "bfloat16"))
+
+
+def find_bfloat16(rows, row):
+    """Return the bfloat16 matmul of the same size as a row, or None."""
+    like = {"model": "matmul", "precision": "bfloat16", "matrix_size": row["matrix_size"], "status": "ok"}
+    return next((each for each in rows if all(each.get(name) == value for name, value in like.items())), None)
+
+
+def measure_attention(sweep: Sweep):
+    """Measure causal attention, short sequences first, until one fails or would take too long."""
+    device, rate = sweep.bench.device.device, None
+    precision = "float32" if device == "cpu" else "bfloat16"  # what `make llm` takes by default
+    for tokens in operators.ATTENTION_TOKENS:
+        workload = operators.attention(tokens, device)
+        if sweep.skips(workload, precision, rate):
+            return
+        row = sweep.measure(workload, precision)
+        if not sweep.keep(row):
+            return
+        rate = 1e12 * row["tflops"]
 
 
 def measure_convolution(sweep: Sweep, precision):
@@ -166,7 +235,7 @@ def measure_convolution(sweep: Sweep, precision):
         return
     rate = 1e12 * best["tflops"]
     if math.prod(size_of(best)) < math.prod(TRIAL_SIZE):
-        rate = max(rate, estimate_speed(sweep, precision) or 0)
+        rate = max(rate, estimate_speed(sweep, precision, operators.matmul) or 0)
     conv3x3 = operators.convolution_3x3(sweep.bench.device.device)
     if not sweep.skips(conv3x3, precision, rate):
         sweep.keep(sweep.measure(conv3x3, precision))
@@ -190,12 +259,22 @@ def run_sweep(bench, path, _):
 
 def sweep_device(sweep: Sweep):
     """Measure everything that one device can do."""
-    for precision in sweep.precisions:
+    ops = sweep.settings.ops
+    for precision in sweep.precisions if "matmul" in ops else ():
         sweep_sizes(sweep, precision)
         find_peak(sweep, precision)
-        measure_convolution(sweep, precision)
-    for model, formula in operators.BANDWIDTHS.items():
+        if "convolution" in ops:
+            measure_convolution(sweep, precision)
+    for model, formula in operators.BANDWIDTHS.items() if "bandwidth" in ops else ():
         sweep.keep(sweep.measure(operators.bandwidth(model, formula), "float32"))
+    for name, precision in EIGHT_BITS.items():
+        if name in ops:
+            measure_eight_bits(sweep, precision)
+    for precision in operators.GEMV_PRECISIONS if "gemv" in ops else ():
+        if not sweep.keep(sweep.measure(operators.gemv(precision), precision)):
+            break
+    if "attention" in ops:
+        measure_attention(sweep)
 
 
 def sweep_messages(sweep: Sweep):
@@ -234,7 +313,7 @@ def describe(sweep: Sweep, stored):
     unit, scale = ("TFLOP/s", 1) if is_fast else ("GFLOP/s", 1000)
     framework = f"{sweep.settings.framework} {device.framework_version}"
     lines = [f"{unit}, {framework} on {device.device_name} ({device.device})"]
-    lines.append(f"  {'':16}" + "".join(f"{precision:>12}" for precision in shown))
+    lines += [f"  {'':16}" + "".join(f"{precision:>12}" for precision in shown)] if shown else []
     parts = [(operators.name_size(size), "matmul") for size in sorted(sweep.settings.sizes, key=math.prod)]
     parts += [("1x1 convolution", "conv1x1"), ("3x3 convolution", "conv3x3"), ("peak", "matmul-peak")]
     for label, model in parts:
@@ -247,11 +326,24 @@ def describe(sweep: Sweep, stored):
             line += f"{rate:>11}{'*' if row and row is sweep.best(precision) else ' '}"
         lines += [line.rstrip()] if found else []
     lines += ["  * the fastest matmul of a precision"] if shown else []
-    if not sweep.reaches_peak:
+    if shown and not sweep.reaches_peak:
         lines.append(f"  no peak: small matmuls do not reach it; SIZES needs one of {sweep.peak_side} or more")
     lines += [f"{r['precision']} {r['model']}: {r['status']}: {r['note']}" for r in sweep.rows if r["status"] != "ok"]
     moved = [f"{row['model']} {row['throughput']:.4g} GB/s" for row in ok if row["workload"] == "bandwidth"]
     lines += ["bandwidth, float32: " + ", ".join(moved)] if moved else []
+    best = peaks.measured_peaks(stored)
+    for row in (row for row in ok if row["model"] == "matmul-8bit"):
+        half, rate = find_bfloat16(ok, row), describe_rate(row["tflops"]).replace("FLOP", "OP")
+        ratio = f", {row['tflops'] / half['tflops']:.3g} times the rate of bfloat16" if half else ""
+        lines.append(f"{row['precision']} matmul {row['matrix_size']}: {rate}{ratio}")
+    read = [f"{row['precision']} {row['throughput']:.4g} GB/s" for row in ok if row["model"] == "gemv"]
+    lines += ["matmul with M = 1 (decode), weights read: " + ", ".join(read)] if read else []
+    for row in (row for row in ok if row["model"] == "attention"):
+        share = peaks.fraction_of_peak(row, best)
+        of_peak = f", {100 * share:.3g} % of the measured peak" if share else ""
+        rate = f"{row['precision']} {describe_rate(row['tflops'])}{of_peak}"
+        lines.append(f"causal attention, {row['sequence_length']} tokens: {rate}")
+    lines += filter(None, [peaks.describe_power(ok)])
     flags = {flag for row in ok for flag in row["flags"].split()}
     lines += [report.explain(flags)] if flags else []
     return "\n".join(lines + peaks.compare_frameworks(stored, device.device))

@@ -208,6 +208,7 @@ def setting(kind, default, meaning, *, shown=None, lists=None, phases=()) -> Any
 MODELS = ("image", "mlp", "transformer", "llm")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 MIXED = ("mixed_float16", "mixed_bfloat16")
+OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention", "power")
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 
 
@@ -331,6 +332,14 @@ class Settings:
         {"tflops": tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))},
         "matmuls to measure: M for M x M x M, or MxNxK for M x K by K x N",
         shown="32,64,128 ... 8192",
+        lists=TOGETHER,
+    )
+    ops: tuple[str, ...] = setting(
+        one_of(*OPS),
+        {"tflops": OPS},
+        "matmul (all SIZES, and the peak); convolution (3x3) and power (the power probe), which need matmul; "
+        "bandwidth; int8 and float8 (matmuls); gemv (M = 1, as in decode); attention",
+        shown="all",
         lists=TOGETHER,
     )
     scope: tuple[str, ...] = setting(
@@ -507,6 +516,8 @@ def refuse_contradictions(settings, environ):
     for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
         if settings.sustain and name in environ and getattr(settings, name.lower()) is not None:
             raise SettingError(f"SUSTAIN='{settings.sustain}' measures a single workload: unset {name}")
+    if settings.ops and "matmul" not in settings.ops and {"convolution", "power"} & {*settings.ops}:
+        raise SettingError(f"OPS={','.join(settings.ops)!r}: convolution and power need matmul: add it")
     refuse_many(settings, settings.num_devices, "NUM_DEVICES")
     if settings.epochs and settings.phase == "inference":
         raise SettingError(f"EPOCHS='{settings.epochs}' is training: set PHASE=training, or unset EPOCHS")
@@ -583,8 +594,8 @@ PAGE = """# Settings
 
 Written by `python bench/settings.py markdown`. Settings are environment variables, set before or after `make`, or
 before a script. Most of them take a comma list: each combination then runs in a process of its own. (The entries of
-SCOPE and SIZES, and of PRECISION in `make tflops`, share one process.) `make best` uses the settings of its workload: a
-value is held fixed, a list restricts what is tried.
+SCOPE, SIZES and OPS, and of PRECISION in `make tflops`, share one process.) `make best` uses the settings of its
+workload: a value is held fixed, a list restricts what is tried.
 """
 
 

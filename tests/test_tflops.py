@@ -1,18 +1,23 @@
 """The sweep of a machine's limits: on a fake machine whose speed the tests decide, then on this CPU."""
 
 import csv
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
 import tflops_sweep
 from bench import cli, run
 from bench.frameworks import on_torch
 from bench.records import columns, peaks, results
-from bench.settings import SettingError, read_settings
+from bench.settings import read_settings
 from bench.timing.measure import MeasurementError
-from bench.workloads import operators
+from bench.workloads import data, operators
+from tests.fakes import Clock, Device
 
 RATES = {"matmul": {32: 0.1, 64: 0.4, 128: 0.3, 512: 0.35}, "conv1x1": 0.2, "conv3x3": 0.25}
 
@@ -31,7 +36,7 @@ def sweep(monkeypatch, tmp_path, capsys):
             calls.append((settings.precision, workload.model, size, settings.seed))
             if settings.precision in fails:
                 raise MeasurementError("unsupported", f"no {settings.precision} here")
-            if workload.name == "bandwidth":
+            if workload.name in ("bandwidth", "gemv"):
                 return {"throughput": 40.0, "flags": "", "tflops": None}
             rate = rates[workload.model]
             if isinstance(rate, dict):
@@ -40,7 +45,8 @@ def sweep(monkeypatch, tmp_path, capsys):
             return {"tflops": rate, "flags": "", "throughput": rate, "step_seconds_median": 1.0, "status": status}
 
         monkeypatch.setattr(run, "measure_quantity", measure_quantity)
-        for name, value in ({"SIZES": "32,64,128", "PRECISION": "float32", "MACHINE": "m"} | environ).items():
+        asked = {"SIZES": "32,64,128", "PRECISION": "float32", "OPS": "matmul,convolution,bandwidth", "MACHINE": "m"}
+        for name, value in (asked | environ).items():
             monkeypatch.setenv(name, value)
         status = cli.run_script(lambda: run.run_child("tflops", tflops_sweep.first_size, tflops_sweep.run_sweep))
         said = capsys.readouterr()
@@ -143,6 +149,77 @@ def test_a_wrong_value_is_one_line(sweep, name, value):
     assert err.startswith(f"{name}={value!r} ")
 
 
+EIGHT = RATES | {"matmul-8bit": 0.9, "attention": 0.1}
+
+
+def test_8_bits_are_compared_with_bfloat16_of_the_same_size(sweep):
+    _, out, _, rows, calls = sweep(EIGHT, OPS="int8")
+    assert [(row["model"], row["precision"], row["unit"]) for row in rows] == [
+        ("matmul-8bit", "int8", "matmuls/s"),
+        ("matmul", "bfloat16", "matmuls/s"),
+    ]
+    assert "900 GOP/s, 3 times the rate of bfloat16" in out
+    assert [call[2] for call in calls] == ["512x512x512", "128x128x128", "128x128x128"]  # the first is not stored
+    *_, calls = sweep(EIGHT, OPS="matmul,int8", PRECISION="bfloat16")
+    assert sum(call[:3] == ("bfloat16", "matmul", "128x128x128") for call in calls) == 1
+
+
+def test_what_a_device_lacks_is_one_row_and_the_other_operators_run(sweep):
+    _, out, _, rows, _ = sweep(EIGHT, fails=["float8_e4m3", "float32"], OPS="float8,int8,gemv,attention")
+    refused = [row for row in rows if row["status"] == "unsupported"]
+    assert [row["model"] for row in refused] == ["matmul-8bit", "gemv", "attention"]
+    assert {row["precision"] for row in rows if row["status"] == "ok"} == {"int8", "bfloat16"}
+    assert "float8_e4m3 matmul-8bit: unsupported" in out
+
+
+def test_attention_is_a_share_of_the_peak_and_stops_before_it_takes_too_long(sweep):
+    sweep()
+    _, out, err, rows, _ = sweep(EIGHT | {"attention": 0.02}, OPS="attention")
+    assert [row["sequence_length"] for row in rows if row["model"] == "attention"] == ["1024", "4096"]
+    assert "4096 tokens: float32 20 GFLOP/s, 5 % of the measured peak" in out
+    assert "attention 16384 is skipped" in err
+
+
+def test_decode_shows_each_precision(sweep):
+    _, out, _, rows, _ = sweep(OPS="gemv")
+    assert [row["precision"] for row in rows] == ["float32", "bfloat16", "int8"]
+    assert "int8 40 GB/s" in out
+
+
+def test_an_8_bit_rate_is_no_peak(sweep):
+    *_, rows, _ = sweep(EIGHT | {"matmul-8bit": 99.0}, OPS="matmul,int8,float8")
+    ((key, peak),) = peaks.measured_peaks(rows).items()
+    assert (key[2], peak["tflops"]) == ("float32", "0.4")
+
+
+def test_the_power_probe_alternates_and_needs_a_matmul(sweep):
+    clock, opened, order = Clock(), [], []
+
+    def open_session(workload, settings, *_):
+        zeros = not any(each.any() for each in workload.make_batches(1, 0)[0])
+        device = Device(clock, lambda i: order.append(zeros) or (0.010 if zeros else 0.011))
+        device.close = lambda: opened.remove(zeros)
+        opened.append(zeros)
+        return device
+
+    bench = SimpleNamespace(framework=SimpleNamespace(open_session=open_session))
+    probed = SimpleNamespace(peak_side=64, settings=read_settings("tflops", {}), bench=bench)
+    ratio = tflops_sweep.probe_power(probed, "float32", 2 * 64**3 / 0.010 / 1e12, clock)
+    assert ratio == pytest.approx(1.1, rel=0.01)
+    assert sum(a != b for a, b in itertools.pairwise(order)) == 2 * tflops_sweep.PROBE_ROUNDS - 1
+    assert opened == []
+    assert sweep(OPS="power")[0] == 2
+
+
+@pytest.mark.parametrize(("ratio", "is_limited"), [(1.05, True), ("1.02", False)])
+def test_zeros_that_are_faster_show_a_limit_of_power(ratio, is_limited):
+    rows = [peak_row(power_probe=1.5), peak_row(power_probe=ratio), peak_row(precision="tf32", power_probe="")]
+    sentence = peaks.describe_power(rows)
+    assert ("power limits" in sentence) == is_limited
+    assert f"{float(ratio):.3f}" in sentence
+    assert peaks.describe_power([peak_row()]) == ""
+
+
 def test_a_triple_has_its_flops():
     assert operators.matmul((8, 16, 32)).flops_per_item == 2 * 8 * 16 * 32
     assert read_settings("tflops", {}).sizes[-1] == (8192, 8192, 8192)
@@ -162,8 +239,8 @@ def test_operands_are_bounded_and_rotate(monkeypatch):
 # For real, on the CPU
 
 
-def open_session(workload):
-    settings = replace(read_settings("tflops", {"USE_GPU": "0"}), precision="float32")
+def open_session(workload, precision="float32"):
+    settings = replace(read_settings("tflops", {"USE_GPU": "0"}), precision=precision)
     return on_torch.open_session(workload, settings, None, "device")
 
 
@@ -184,6 +261,72 @@ def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, model):
         open_session(workload)
 
 
+def off_by_one(a, b):
+    return torch._int_mm(a, b.t()) + 1
+
+
+def of_everything(*operands):
+    return functional.scaled_dot_product_attention(*operands)
+
+
+@pytest.mark.parametrize(
+    ("build", "precision", "wrong"),
+    [
+        (lambda: operators.matmul_of_bytes("int8", (32, 48, 40)), "int8", off_by_one),
+        (
+            lambda: operators.matmul_of_bytes("float8_e4m3", (32, 48, 64)),
+            "float8_e4m3",
+            lambda a, b: 1.03 * (a.float() @ b.float().t()),
+        ),
+        (lambda: operators.matmul_of_zeros((32, 48, 40)), "float32", lambda a, b: a @ b + 1e-3),
+        (lambda: operators.gemv("float32"), "float32", lambda x, w: functional.linear(x, w.flip(1))),
+        (lambda: operators.gemv("int8"), "int8", lambda x, w, scales: functional.linear(x, w.to(x.dtype))),
+        (lambda: operators.attention(48, "cpu"), "float32", of_everything),
+        (lambda: operators.attention(48, "cpu"), "bfloat16", of_everything),
+    ],
+)
+def test_a_wrong_result_of_a_new_operator_is_refused(monkeypatch, build, precision, wrong):
+    monkeypatch.setattr(operators, "GEMV_SIDE", 64)
+    workload = build()
+    session = open_session(workload, precision)
+    session.step()
+    session.check_last_step()
+    monkeypatch.setitem(on_torch.OPERATORS, workload.model, wrong)
+    with pytest.raises(MeasurementError, match="the output differs") as error:
+        open_session(workload, precision)
+    assert error.value.status == "wrong_output"
+
+
+def test_an_operator_that_a_framework_lacks_is_unsupported(monkeypatch):
+    monkeypatch.delitem(on_torch.OPERATORS, "attention")
+    with pytest.raises(MeasurementError, match="no attention") as error:
+        open_session(operators.attention(8, "cpu"))
+    assert error.value.status == "unsupported"
+
+
+def test_the_numbers_of_8_bits_need_no_rounding():
+    floats = torch.from_numpy(data.float8_pool(0)[: 2**20])
+    assert torch.equal(floats.to(torch.float8_e4m3fn).float(), floats)
+    assert np.abs(data.float8_pool(0) - data.normal_pool(0)).max() < 0.3
+    assert (data.int8_pool(0).min(), data.int8_pool(0).max()) == (-127, 127)
+
+
+@pytest.mark.parametrize(("precision", "number"), [("float32", 4), ("bfloat16", 2), ("int8", 1)])
+def test_the_weights_of_decode_are_counted_and_do_not_fit_into_a_cache(monkeypatch, precision, number):
+    assert operators.gemv(precision).bytes_per_step == number * 8192**2
+    monkeypatch.setattr(operators, "GEMV_SIDE", 64)
+    monkeypatch.setattr(operators, "CACHE_BYTES", 2**16)
+    batches = operators.gemv(precision).make_batches(1, 0)
+    assert sum(number * weights.size for _, weights, *_ in batches) >= 2**16
+    assert not np.array_equal(batches[0][1], batches[-1][1])
+
+
+def test_causal_attention_counts_the_pairs_that_it_computes():
+    heads, numbers, tokens = 1, 64, 1024
+    pairs = sum(range(1, tokens + 1))  # of a query and a key that it sees
+    assert operators.attention(tokens, "cpu").flops_per_item == pytest.approx(4 * heads * numbers * pairs, rel=2e-3)
+
+
 def test_a_bandwidth_counts_the_bytes_of_all_its_arrays():
     works = [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     gigabytes = 4 * operators.COPY_NUMBERS / 1e9
@@ -194,6 +337,10 @@ def test_a_bandwidth_counts_the_bytes_of_all_its_arrays():
 def test_a_real_sweep_fills_rows(monkeypatch, tmp_path):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**20)
     monkeypatch.setattr(tflops_sweep, "CPU_PEAK_SIDE", 64)
+    monkeypatch.setattr(tflops_sweep, "PROBE_SECONDS", 0.002)
+    monkeypatch.setattr(operators, "GEMV_SIDE", 64)
+    monkeypatch.setattr(operators, "ATTENTION_TOKENS", (8,))
+    monkeypatch.setattr(tflops_sweep, "estimate_speed", lambda *_: None)  # a busy machine skips nothing
     environ = {"SIZES": "32,64x64x128", "PRECISION": "float32,tf32", "MAX_SECONDS": "0.05", "MACHINE": "m"}
     for name, value in (environ | {"USE_GPU": "0"}).items():
         monkeypatch.setenv(name, value)
@@ -204,7 +351,13 @@ def test_a_real_sweep_fills_rows(monkeypatch, tmp_path):
     expected = float(product["throughput"]) * 2 * 32**3 / 1e12
     assert float(product["tflops"]) == pytest.approx(expected, rel=1e-4)
     assert [product[name] for name in ("unit", "phase", "optimizer", "batch_size")] == ["matmuls/s", "", "", ""]
-    assert {row["unit"] for row in rows if row["workload"] == "bandwidth"} == {"GB/s"}
+    assert {row["unit"] for row in rows if row["workload"] in ("bandwidth", "gemv")} == {"GB/s"}
+    assert {row["power_probe"] != "" for row in rows if row["model"] == "matmul-peak"} == {True}
+    read = [(row["precision"], row["throughput"] == row["bandwidth"]) for row in rows if row["model"] == "gemv"]
+    assert read == [("float32", True), ("bfloat16", True), ("int8", True)]
+    eight = [(row["precision"], row["measured_precision"]) for row in rows if row["model"] == "matmul-8bit"]
+    assert eight == [("int8", "int8"), ("float8_e4m3", "float8_e4m3")]
+    assert [row["sequence_length"] for row in rows if row["model"] == "attention"] == ["8"]
 
 
 # Peaks
@@ -291,12 +444,6 @@ def test_no_published_matmul_is_implausible():
     keys = {(row["device_name"], row["gpu_cores"], row["precision"]) for row in known} & set(peaks.chip_peaks())
     assert len(keys) >= 15
     assert [row for row in known if peaks.is_implausible(row | {"tflops": float(row["tflops"])})] == []
-
-
-def test_an_unknown_operator_is_refused_by_name():
-    workload = replace(operators.matmul((8, 8, 8)), name="fft", model="fft")
-    with pytest.raises(SettingError, match="FRAMEWORK='torch' cannot run fft"):
-        open_session(workload)
 
 
 @pytest.mark.parametrize(

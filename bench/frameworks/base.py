@@ -156,7 +156,7 @@ class DeviceContext(ABC):
 
     @abstractmethod
     def put_operands(self, arrays):
-        """Return an operator's operands on the device, those of a convolution in channels_last."""
+        """Return an operator's operands on the device: integers as they are, images in channels_last."""
 
     @abstractmethod
     def sample(self, output, indices):

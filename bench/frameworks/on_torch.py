@@ -27,6 +27,8 @@ from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+# What the floats are in operators of 8 bits: next to integers they are 16 bits.
+EIGHT_BITS = {"int8": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 LOSS_SCALE = 256
@@ -38,6 +40,8 @@ ERRORS = ErrorTexts(
     ("outofmemoryerror", "can't allocate memory", "invalid buffer size", NO_ENGINE),
     (
         *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
+        # of 8 bits, by older cards, Macs and versions of torch
+        *("only supported on", "status_not_supported", "support for that dtype", "functional' has no attribute"),
         "expected more than 1 value per channel",  # BatchNorm's, of one item of 1 x 1 pixels
     ),
 )
@@ -212,9 +216,36 @@ def mean_squared_error(outputs, target):
 
 LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
 
+
+@functools.cache
+def scale_of_one(device):
+    return torch.ones((), device=device)
+
+
+def matmul_of_bytes(a, b):
+    """Multiply A by the transpose of B: int8 gives int32, float8 gives bfloat16."""
+    if a.dtype == torch.int8:
+        return torch._int_mm(a, b.t())
+    scale, kind = scale_of_one(a.device), functional.ScalingType.TensorWise
+    return functional.scaled_mm(a, b.t(), scale, kind, scale, kind)
+
+
+def gemv(vector, weights, *scales):
+    """Multiply weights, of int8 with a scale for each row, by one vector."""
+    return torch._weight_int8pack_mm(vector, weights, *scales) if scales else functional.linear(vector, weights)
+
+
+def attend(*operands):
+    """Compute causal attention; the fused kernels want a batch."""
+    return functional.scaled_dot_product_attention(*(each[None] for each in operands), is_causal=True)[0]
+
+
 # The calls that users write. Those with `out` move as many bytes as their operands have.
 OPERATORS = {
     "matmul": torch.mm,
+    "matmul-8bit": matmul_of_bytes,
+    "gemv": gemv,
+    "attention": attend,
     "conv1x1": functional.conv2d,
     "conv3x3": functools.partial(functional.conv2d, padding=1),
     "copy": lambda x, out: out.copy_(x),
@@ -309,7 +340,7 @@ class DeviceContext(base.DeviceContext):
         self.has_own_memory = has_own_memory(self.device)
         set_float32("tf32" if self.precision == "tf32" else "ieee")
         torch.manual_seed(self.seed)
-        self.dtype = WHOLE_MODEL.get(self.precision, torch.float32)
+        self.dtype = (WHOLE_MODEL | EIGHT_BITS).get(self.precision, torch.float32)
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)
         self.memory("empty_cache")  # blocks that stay from before would hide as many of ours
         self.memory("reset_peak_memory_stats")
@@ -408,7 +439,8 @@ class DeviceContext(base.DeviceContext):
 
     def put_operand(self, operand):
         format = torch.channels_last if operand.ndim == 4 else torch.contiguous_format
-        return operand.to(self.device, self.dtype, memory_format=format)
+        dtype = self.dtype if operand.is_floating_point() else operand.dtype
+        return operand.to(self.device, dtype, memory_format=format)
 
     def gather(self, data, order, batch_size):
         for indices in torch.as_tensor(order, device=self.device).split(batch_size):
@@ -465,7 +497,12 @@ def autocast(device, precision):
 @functools.cache  # a CPU may need seconds for it in float16
 @torch.no_grad()
 def measure_precision(device, precision):
-    """Return the precision in which a device really computes, as check.name_precision() names it."""
+    """Return the precision in which a device really computes, as check.name_precision() names it.
+
+    Operators of 8 bits are compared with exact products instead.
+    """
+    if precision in EIGHT_BITS:
+        return precision
     dtype, errors = WHOLE_MODEL.get(precision, torch.float32), []
     for work, pair in zip((torch.matmul, functional.conv2d), check.probe_inputs(), strict=True):
         left, right = map(torch.from_numpy, pair)

@@ -22,7 +22,9 @@ PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
 def refuse_unknown_workload(framework, workload, builders, operators, losses):
-    """Raise SettingError for a workload that has neither a builder nor an operator, or whose loss is unknown."""
+    """Raise SettingError for a workload without a builder, or whose loss is unknown; an operator is `unsupported`."""
+    if workload.samples and workload.model not in operators:
+        raise MeasurementError("unsupported", f"{framework} has no {workload.model} here")
     if workload.name not in builders and workload.model not in operators:
         raise SettingError(f"FRAMEWORK={framework!r} cannot run {workload.name}: it has {', '.join(builders)}")
     if workload.loss not in (None, *losses):

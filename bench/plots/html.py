@@ -161,6 +161,9 @@ def list_machines(rows):
     for (machine, device, precision), row in sorted(matmuls.items()):
         what = f"best {precision} matmul on {device}, {row['framework']}"
         machines[machine]["limits"].append([clean(what), "measured", f"{tables.figure(row['tflops'])} TFLOP/s"])
+        if row["power_probe"] > 0:
+            what = f"{precision} matmul on {device}: zeros over random data"
+            machines[machine]["limits"].append([clean(what), "measured", f"{row['power_probe']:.3f}"])
     for (machine, device), rate in sorted(moved.items()):
         machines[machine]["limits"].append([clean(f"bandwidth of {device}"), "measured", f"{tables.figure(rate)} GB/s"])
     for (machine, name, cores), _ in rows.groupby(["machine", "device_name", "gpu_cores"]):

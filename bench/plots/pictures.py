@@ -86,6 +86,19 @@ def peaks(stored):
     return bars([("best matmul", found[found["precision"] == each]) for each in precisions], "TFLOP/s")
 
 
+def eight_bits(stored):
+    found = select.eight_bits(stored.believed)
+    return bars([(f"{name} matmul", of) for name, of in found.groupby("precision")], "times the rate of bfloat16")
+
+
+def attention(stored):
+    found = select.attention(stored.believed)
+    found = found.assign(value_low=found["low"], value_high=found["high"])
+    name = lambda row: f"{name_published(row)}, {row['precision']}"  # noqa: E731
+    curves = curves_of(found, "tokens", "value", [*select.WHO, "precision"], name)
+    return draw.lines(curves, {"value": "TFLOP/s"}, "Causal attention", "tokens", is_log2=True) if curves else None
+
+
 def joules(stored):
     panels = [(model, found) for (model, _), found in select.per_joule(stored.believed).groupby(["model", "phase"])]
     return bars(panels, "images, sequences or tokens per joule, of the power that each one's meter covers")
@@ -187,7 +200,7 @@ def all_reduce(stored):
 
 
 PICTURES = (
-    *(images, transformers, llm, depth, mlp, tflops, peaks),
+    *(images, transformers, llm, depth, mlp, tflops, peaks, eight_bits, attention),
     *(bandwidth, scopes, speedup, joules, sustained, best, scaling, all_reduce),
 )
 

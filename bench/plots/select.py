@@ -155,6 +155,24 @@ def matmul_peaks(summary):
     return found.assign(memory_format=how, batch_size="")
 
 
+def eight_bits(summary):
+    """Divide the rates of 8-bit matmuls by bfloat16's of the same machine and size, the highest first."""
+    same, known = [*WHO, "matrix_size"], summary[summary["value"].notna()]
+    eight = best(known[known["model"] == "matmul-8bit"], "precision", "matrix_size")
+    half = best(known[(known["model"] == "matmul") & (known["precision"] == "bfloat16")], "matrix_size")
+    both = eight.merge(half[[*same, *tables.RATE]], on=same, suffixes=("", "_half"))
+    ratios = tables.divide_rates(both, "", "_half").rename(columns={"ratio": "value"})
+    return both.assign(**ratios).sort_values("value", ascending=False)
+
+
+def attention(summary):
+    """Select TFLOP/s of attention over its `tokens`."""
+    found = best(
+        summary[(summary["workload"] == "attention") & summary["value"].notna()], "precision", "sequence_length"
+    )
+    return found.assign(tokens=found["sequence_length"].astype(float)).sort_values("tokens")
+
+
 def bandwidths(summary):
     """Select GB/s of each machine, kind, framework and operator."""
     return best(summary[(summary["workload"] == "bandwidth") & summary["value"].notna()], "model")

@@ -91,9 +91,13 @@ COLUMNS = {
     "framework": Column("work", "torch or tensorflow", words=""),
     "framework_version": Column("version", "with its build"),
     # workload
-    "workload": Column("work", "image, mlp, transformer, llm, matmul, convolution, bandwidth or all-reduce", words=""),
+    "workload": Column(
+        "work", "image, mlp, transformer, llm, matmul, convolution, gemv, attention, bandwidth or all-reduce", words=""
+    ),
     "model": Column(
-        "work", "its name; or matmul, matmul-peak (the best of a sweep, measured again), conv3x3, copy ...", words="{}"
+        "work",
+        "its name; or matmul, matmul-peak (the best of a sweep, measured again), matmul-8bit, conv3x3, copy ...",
+        words="{}",
     ),
     "phase": Column(
         "work",
@@ -175,13 +179,19 @@ COLUMNS = {
     "accuracy": Column("result", "on test data, 0 to 1", "number"),
     # physics
     "flops_per_item": Column("result", "FLOPs per item of the phase; 1 multiply-add = 2", "positive"),
-    "tflops": Column("result", "throughput x flops_per_item / 10**12", "positive"),
+    "tflops": Column("result", "throughput x flops_per_item / 10**12; of int8 these are TOP/s", "positive"),
     "bytes_per_step": Column(
         "result",
-        "bytes that a step of decode has to read: the weights once, and the cache at its mean length",
+        "bytes that a step of decode or gemv has to read: the weights once, and a cache at its mean length",
         "positive",
     ),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
+    "power_probe": Column(
+        "result",
+        "of a matmul-peak: the rate of a large matmul on zeros over its rate on random data; above 1.03 power limits "
+        "the chip",
+        "positive",
+    ),
     "peak_memory_bytes": Column(
         "result", "allocated on the (first) device; of the process if the device is the cpu", "meter"
     ),

@@ -22,8 +22,8 @@ NUMBERS = columns.of_kind("number", "positive", "meter")
 RATE = ["value", "low", "high"]
 MEDIANS = ["tflops", "bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item", "canary_seconds"]
 ENOUGH_REPETITIONS = 3  # to know how much processes differ
-OPERATORS = ("matmul", "convolution")
-SINGLE = (*OPERATORS, "bandwidth")  # one operator instead of a model
+OPERATORS = ("matmul", "convolution", "attention")
+SINGLE = (*OPERATORS, "gemv", "bandwidth")  # one operator instead of a model
 DONE = ("ok", "interrupted")  # rows with any other status have no result
 LARGEST = 1e18  # of any number in a row: twice that of the largest computers' FLOP/s
 RETIRED = rf"\b(?:{'|'.join(columns.RETIRED_FLAGS)})\b"
@@ -92,7 +92,7 @@ def summarize(rows, statuses=DONE):
         value=value,
         low=done["throughput_low"] * scale,
         high=done["throughput_high"] * scale,
-        per=done["unit"].mask(is_operator, "TFLOP/s"),
+        per=done["unit"].mask(is_operator, "TFLOP/s").mask(is_operator & (done["precision"] == "int8"), "TOP/s"),
         published=done["source"] != "",
         joules_per_item=done["joules_per_item"].fillna(done["power_watts"] / done["throughput"]),
     )

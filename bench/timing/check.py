@@ -25,6 +25,7 @@ PRECISION_BY_ERROR = ((1e-11, "float64"), (5e-5, "float32"), (1e-3, "tf32"), (1e
 FLOAT16_NAMES = {"tf32": "float16", "bfloat16": "float16-accumulate"}
 ERROR_LIMITS = {name: limit for limit, name in PRECISION_BY_ERROR}
 ERROR_LIMITS |= {name: ERROR_LIMITS[like] for like, name in FLOAT16_NAMES.items()}
+ERROR_LIMITS |= {"int8": 2e-3, "float8_e4m3": 2e-3}  # exact operands, outputs rounded to bfloat16
 SIGNIFICANDS = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8, "float16-accumulate": 8}  # bits
 LOWER_SIGNIFICAND = 4
 
@@ -173,8 +174,12 @@ def check_cache(got, expected, precision):
 def check_samples(got, expected, measured_precision):
     """Raise MeasurementError unless an operator's output agrees with float64 at the sampled places.
 
-    The limit is ten times the error of rounding the operands, because the sums are long.
+    The limit is ten times the error of rounding the operands, because the sums are long. Integers must be equal, and
+    the output of zeros must be zero.
     """
+    if expected.dtype.kind == "i" or not expected.any():
+        require(np.array_equal(got, expected), "the output differs from the exact product")
+        return
     limit = 10 * max(ERROR_LIMITS.get(name, 1) for name in names_in(measured_precision))
     error = relative_error(got, expected)
     require(error < limit, f"the output differs from float64's by {error:.1e} (relative L2)")

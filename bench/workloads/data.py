@@ -22,19 +22,36 @@ def normal_pool(seed):
     return np.random.default_rng(seed).standard_normal(POOL_NUMBERS, dtype=np.float32)
 
 
-def operand_sets(shapes, sets, seed):
-    """Make the operands of an operator: `sets` tuples of float32 arrays with these shapes, normal with unit variance.
+@functools.cache
+def int8_pool(seed):
+    return np.random.default_rng(seed).integers(-127, 128, POOL_NUMBERS, dtype=np.int8)
 
-    Each array is cut from its own offset in one pool of numbers, because generating billions would take minutes.
+
+@functools.cache
+def float8_pool(seed):
+    """Round normal_pool() to numbers that float8 e4m3 has: of four significant bits, and multiples of 2**-9."""
+    pool = normal_pool(seed)
+    step = np.ldexp(np.float32(1), np.maximum(np.frexp(pool)[1], -5) - 4)
+    return np.round(pool / step) * step
+
+
+ALL_NORMAL = itertools.repeat(normal_pool)  # of any number of arrays
+
+
+def operand_sets(shapes, sets, seed, pools=ALL_NORMAL):
+    """Make the operands of an operator: `sets` tuples of arrays with these shapes, each from its own pool of numbers.
+
+    By default they are float32, normal with unit variance. Each array is cut from its own offset in the pool, because
+    generating billions of numbers would take minutes.
     """
-    pool, starts = normal_pool(seed), itertools.count(0, 65_537)
+    starts = itertools.count(0, 65_537)
 
-    def cut(shape):
+    def cut(shape, pool):
         start = next(starts) % (POOL_NUMBERS // 2)
         # Slice first: the result of resize() keeps a reference to its whole argument.
-        return np.resize(pool[start : start + math.prod(shape)], shape)
+        return np.resize(pool(seed)[start : start + math.prod(shape)], shape)
 
-    return [tuple(map(cut, shapes)) for _ in range(sets)]
+    return [tuple(map(cut, shapes, pools)) for _ in range(sets)]
 
 
 def epoch_order(count, seed, epoch):

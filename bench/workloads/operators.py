@@ -1,4 +1,4 @@
-"""Single operators as workloads: matmuls, convolutions, memory bandwidth, all-reduce. Needs NumPy only."""
+"""Single operators as workloads: matmuls, convolutions, attention, memory bandwidth, all-reduce. Needs NumPy only."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.workloads import data
-from bench.workloads.workload import Workload
+from bench.workloads.workload import BYTES, Workload
 
 # Steps rotate through several sets of operands, together larger than a last-level cache even in 16 bits. Matmuls of
 # less than 2048 x 2048 would need more than MAX_SETS: their operands may fit into a large cache.
@@ -15,6 +15,11 @@ MIN_SETS, MAX_SETS = 2, 16
 SMALLEST_NUMBER = 2  # bytes
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
+EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
+GEMV_SIDE = 8192  # of the weights
+GEMV_PRECISIONS = ("float32", "bfloat16", "int8")
+ATTENTION_TOKENS = (1024, 4096, 16_384)
+CPU_HEADS, GPU_HEADS = (1, 64), (32, 128)  # of attention, and the numbers in each
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
@@ -22,16 +27,28 @@ def name_size(size):
     return "x".join(map(str, size))
 
 
-def operator(model, name, shapes, samples, *, items=1, unit="matmuls", flops=None, **columns):
-    """Build the Workload of one operator on float32 operands of these shapes."""
-    bytes_per_set = SMALLEST_NUMBER * sum(map(math.prod, shapes))
+def operator(
+    model,
+    name,
+    shapes,
+    samples,
+    *,
+    items=1,
+    unit="matmuls",
+    flops=None,
+    smallest=SMALLEST_NUMBER,
+    pools=data.ALL_NORMAL,
+    **columns,
+):
+    """Build the Workload of one operator on operands of these shapes, each from its own pool of numbers."""
+    bytes_per_set = smallest * sum(map(math.prod, shapes))
     sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / bytes_per_set)))
     return Workload(
         name=name,
         model=model,
         unit=unit,
         items_per_step=items,
-        make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed),
+        make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pools),
         flops_per_item=flops,
         columns={"data": "synthetic"} | columns,
         samples=samples,
@@ -43,6 +60,50 @@ def matmul(size):
     m, n, k = size
     shapes = (m, k), (k, n)
     return operator("matmul", "matmul", shapes, sample_matmul, flops=2 * m * n * k, matrix_size=name_size(size))
+
+
+def matmul_of_bytes(precision, size):
+    """Build an M x K by K x N matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
+    m, n, k = size
+    shapes, pools = ((m, k), (n, k)), (EIGHT_BITS[precision],) * 2
+    work = {"flops": 2 * m * n * k, "pools": pools, "matrix_size": name_size(size)}
+    return operator("matmul-8bit", "matmul", shapes, lambda pair: sample_matmul((pair[0], pair[1].T)), **work)
+
+
+def matmul_of_zeros(size):
+    """Build a matmul whose operands are all zero."""
+    work = matmul(size)
+
+    def make_batches(_, seed):
+        # Written, because memory that was only reserved is a single page of zeros, which stays in the cache.
+        return [tuple(np.full_like(each, 0) for each in pair) for pair in work.make_batches(1, seed)]
+
+    return replace(work, make_batches=make_batches)
+
+
+def gemv(precision):
+    """Build the product of weights and one vector (M = 1), as in decode; a step reads all weights.
+
+    Weights of int8 meet a bfloat16 vector, and each row has a scale: numbers of few bits, which bfloat16 has exactly.
+    """
+    side, number = GEMV_SIDE, BYTES.get(precision, 1)
+    shapes, pools = ((1, side), (side, side)), (data.normal_pool,) * 2
+    if precision in EIGHT_BITS:
+        shapes, pools = (*shapes, (side,)), (data.float8_pool, EIGHT_BITS[precision], data.float8_pool)
+    moved, columns = number * side**2, {"matrix_size": name_size((1, side, side))}
+    work = {"items": moved / 1e9, "unit": "GB", "smallest": number, "pools": pools}
+    return replace(operator("gemv", "gemv", shapes, sample_gemv, **work, **columns), bytes_per_step=moved)
+
+
+def attention(tokens, device):
+    """Build causal scaled-dot-product attention on queries, keys and values of shape (heads, tokens, numbers).
+
+    All scores and sums would take 4 B H S^2 D FLOPs, the causal half of them 2 B H S^2 D.
+    """
+    heads, numbers = CPU_HEADS if device == "cpu" else GPU_HEADS
+    shapes, flops = ((heads, tokens, numbers),) * 3, 2 * heads * tokens**2 * numbers
+    columns = {"sequence_length": tokens, "batch_size": 1}
+    return operator("attention", "attention", shapes, sample_attention, unit="calls", flops=flops, **columns)
 
 
 def convolution_1x1(size):
@@ -95,7 +156,7 @@ def all_reduce(size, rank, ranks):
     return replace(operator("all-reduce", "all-reduce", ((numbers,),), samples, **columns), make_batches=make_batches)
 
 
-# Expected float64 values at random indices of the output, which are checked before anything is timed.
+# Expected values, in float64 or int64, at random indices of the output, which are checked before anything is timed.
 
 
 def random_indices(shape):
@@ -103,10 +164,31 @@ def random_indices(shape):
 
 
 def sample_matmul(operands):
-    """Return (indices, values) of a matmul."""
+    """Return (indices, values) of a matmul; of integers the values are int64."""
     a, b = operands
     rows, columns = random_indices((len(a), b.shape[1]))
-    return (rows, columns), np.einsum("sk,sk->s", a[rows].astype(np.float64), b[:, columns].T.astype(np.float64))
+    wide = np.int64 if a.dtype == np.int8 else np.float64
+    return (rows, columns), np.einsum("sk,sk->s", a[rows].astype(wide), b[:, columns].T.astype(wide))
+
+
+def sample_gemv(operands):
+    """Return (indices, values) of the product of a vector of shape (1, K) and weights of shape (N, K)."""
+    vector, weights, *scales = operands
+    indices = random_indices((1, len(weights)))
+    values = weights[indices[1]].astype(np.float64) @ vector[0].astype(np.float64)
+    return indices, values * scales[0][indices[1]] if scales else values
+
+
+def sample_attention(operands):
+    """Return (indices, values) of causal attention."""
+    q, k, v = operands
+    indices, values = random_indices(q.shape), []
+    for head, token, number in zip(*indices, strict=True):
+        seen = slice(token + 1)
+        scores = k[head, seen].astype(np.float64) @ q[head, token] / math.sqrt(q.shape[-1])
+        weights = np.exp(scores - scores.max())
+        values.append(weights @ v[head, seen, number] / weights.sum())
+    return indices, np.array(values)
 
 
 def sample_convolution(operands):

@@ -15,7 +15,7 @@ class Workload:
     A framework looks up `name` in its BUILDERS (or `model` in its OPERATORS) and `loss` in its LOSSES.
     """
 
-    name: str  # "image", "mlp", "transformer" or "llm"; of an operator "matmul", "convolution" or "bandwidth"
+    name: str  # "image", "mlp", "transformer" or "llm"; of an operator "matmul", "attention" ...
     model: str
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves

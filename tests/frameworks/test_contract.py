@@ -364,6 +364,31 @@ def test_operators_are_right_and_can_be_measured(real, monkeypatch, precision):
         assert measure.measure(measure.Job(session, 1, measure.Limits(max_seconds=0.05))).windows
 
 
+@pytest.mark.parametrize(
+    ("build", "precision"),
+    [
+        (lambda: operators.matmul_of_bytes("int8", (32, 48, 64)), "int8"),
+        (lambda: operators.matmul_of_bytes("float8_e4m3", (32, 48, 64)), "float8_e4m3"),
+        (lambda: operators.matmul_of_zeros((32, 48, 64)), "float32"),
+        *[(lambda name=name: operators.gemv(name), name) for name in operators.GEMV_PRECISIONS],
+        (lambda: operators.attention(32, "cpu"), "float32"),
+        (lambda: operators.attention(32, "cpu"), "bfloat16"),
+    ],
+)
+def test_an_operator_is_right_or_unsupported(real, monkeypatch, build, precision):
+    monkeypatch.setattr(operators, "GEMV_SIDE", 64)
+    try:
+        session = real.operator(build(), precision)
+    except Exception as error:
+        found = getattr(error, "status", frameworks.describe_failure(error, real.framework.ERRORS)[0])
+        assert found == "unsupported"
+        assert real.framework.find_device(real.settings("tflops")).device != "cpu" or real.name != "torch"
+    else:
+        session.step()
+        session.check_last_step()
+        assert session.measured_precision == precision
+
+
 def test_a_wrong_operator_is_refused(real, monkeypatch):
     right = real.framework.OPERATORS["matmul"]
     monkeypatch.setitem(real.framework.OPERATORS, "matmul", lambda a, b: right(a, b) * 1.01)

@@ -6,6 +6,7 @@ MEASURE, INTERVALS, CHECK = "bench/timing/measure.py", "bench/timing/intervals.p
 SESSION, TORCH, RUN = "bench/frameworks/session.py", "bench/frameworks/on_torch.py", "bench/run.py"
 TIMING = ("tests/timing/test_measure.py",)
 CHECKS = ("tests/timing/test_check.py",)
+OPERATORS = ("tests/test_tflops.py",)
 STEPS = ("tests/frameworks/test_steps.py",)
 LOSS = ("tests/frameworks/test_contract.py::test_its_loss_is_the_one_of_the_record",)
 VERDICT, RATES = "bench/records/verdict.py", ("tests/records/test_rates.py",)
@@ -155,6 +156,21 @@ BUGS = {
     "accept_a_wrong_gradient": Bug(CHECK, 'require(error <= limit, f"a gradient', 'require(True, f"a gradient', CHECKS),
     "accept_another_last_output": Bug(
         CHECK, "require(error <= min(limit, MAX_ROUGH_ERROR) / 10, said)", "require(True, said)", CHECKS
+    ),
+    "accept_a_wrong_integer": Bug(
+        CHECK, "require(np.array_equal(got, expected), ", "require(np.allclose(got, expected, 0.1, 9), ", OPERATORS
+    ),
+    "a_wide_limit_for_8_bits": Bug(CHECK, '"float8_e4m3": 2e-3', '"float8_e4m3": 2e-2', OPERATORS),
+    "attention_that_sees_the_future": Bug(TORCH, "is_causal=True", "is_causal=False", OPERATORS),
+    "count_both_halves_of_attention": Bug(
+        "bench/workloads/operators.py", "3, 2 * heads * tokens**2", "3, 4 * heads * tokens**2", OPERATORS
+    ),
+    "weights_that_stay_in_the_cache": Bug(
+        "bench/workloads/operators.py", '"smallest": number', '"smallest": 4', OPERATORS
+    ),
+    "probe_in_one_turn": Bug("tflops_sweep.py", "range(PROBE_ROUNDS)", "range(1)", OPERATORS),
+    "zeros_over_random_upside_down": Bug(
+        "tflops_sweep.py", "median(random / zeros", "median(zeros / random", OPERATORS
     ),
     "accept_another_model": Bug(CHECK, "if expected is not None and counted != expected", "if False", CHECKS),
     # A step

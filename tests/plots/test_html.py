@@ -109,11 +109,12 @@ def test_a_machine_has_its_limits(folder):
     peak = MATMUL | {"model": "matmul-peak", "matrix_size": "64x64x64", "device": "cuda", "precision": "float16"}
     chip = {"device_name": "NVIDIA A100-SXM4-80GB", "cpu_name": "EPYC", "memory_gb": "64"}
     stream = {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "throughput": "40"}
-    write(folder, [peak | chip | {"tflops": "250"}, stream | chip])
+    write(folder, [peak | chip | {"tflops": "250", "power_probe": "1.051"}, stream | chip])
     found = html.collect(read(folder))["machines"]["a"]
     assert found["about"] == "NVIDIA A100-SXM4-80GB, EPYC, 64 GB"
     assert ["best float16 matmul on cuda, torch", "measured", "250 TFLOP/s"] in found["limits"]
     assert ["bandwidth of cpu", "measured", "40 GB/s"] in found["limits"]
+    assert ["float16 matmul on cuda: zeros over random data", "measured", "1.051"] in found["limits"]
     assert ["NVIDIA A100-SXM4-80GB, float16", "by specification", "312 TFLOP/s"] in found["limits"]
 
 

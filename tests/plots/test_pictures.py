@@ -187,6 +187,22 @@ def test_the_bus_bandwidth_of_all_reduce_is_drawn_over_its_size(folder):
     assert line.get_xydata().tolist() == [[4, 15]]  # KiB; 10 x 2 x 3 / 4
 
 
+def test_8_bits_are_drawn_as_multiples_of_bfloat16_at_the_same_size(folder):
+    eight = MATMUL | {"model": "matmul-8bit", "precision": "int8", "tflops": "30"}
+    half = {"precision": "bfloat16"}
+    write(folder, [eight, eight | {"matrix_size": "8x8x8"}, MATMUL | half | {"tflops": "20"}])
+    write(folder, [MATMUL | half | {"tflops": "5", "matrix_size": "9x9x9"}, MATMUL | {"tflops": "1"}])
+    (axes,) = pictures.eight_bits(load(folder)).axes
+    assert [text.get_text() for text in axes.texts if text.get_text()] == ["1.5"]
+
+
+def test_attention_is_drawn_over_its_length(folder):
+    attention = {"workload": "attention", "model": "attention", "phase": "", "batch_size": "1", "image_size": ""}
+    write(folder, [rate(9) | attention | {"sequence_length": n, "tflops": n} for n in ("4096", "1024")])
+    (line, *_) = pictures.attention(load(folder)).axes[0].lines
+    assert line.get_xydata().tolist() == [[1024, 1024], [4096, 4096]]
+
+
 def many(folder, count):
     """Machines with a row for every picture."""
     for i in range(count):
@@ -203,6 +219,10 @@ def many(folder, count):
         rows += [rate(50 + i) | llm | {"phase": "decode", "depth": depth} for depth in ("0", "512")]
         rows += [rate(90 + i) | llm | {"phase": "decode", "depth": "0", "precision": "4-bit"}]
         rows += [rate(1) | MATMUL | {"model": model, "tflops": str(1 + i)} for model in ("matmul", "matmul-peak")]
+        rows += [rate(1) | MATMUL | {"tflops": str(1 + i), "precision": "bfloat16"}]
+        rows += [rate(1) | MATMUL | {"model": "matmul-8bit", "tflops": "3", "precision": "int8"}]
+        attention = {"workload": "attention", "model": "attention", "phase": "", "batch_size": "1", "image_size": ""}
+        rows += [rate(1) | attention | {"tflops": str(i + 1 / n), "sequence_length": str(1024 * n)} for n in (1, 4)]
         rows += [rate(40 + i) | {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": ""}]
         way = {}, {"precision": "bfloat16"}, {"precision": "bfloat16", "compile": "1"}
         asked = {"search": f"search-{i}", "model": "resnet18", "phase": "inference"}
