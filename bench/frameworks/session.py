@@ -47,6 +47,7 @@ def open_session(context, workload, settings, phase, scope):
     is_trained = phase != "inference"
     if is_trained and not workload.loss:
         raise SettingError(f"PHASE={settings.phase!r} needs a loss, which {workload.name} does not have")
+    refuse_large_weights(context, workload.resident_bytes)
     model = build_model(context, workload, settings, is_trained)
     if scope == "epoch":
         return EpochSession(context, model, workload)
@@ -216,6 +217,9 @@ class Training(ModelSession):
     def updates(self):
         return self.model.updates()
 
+    def check_last_step(self):
+        self.model.check_frozen()
+
     @property
     def last_result(self):
         return self.model.last_weight
@@ -273,8 +277,8 @@ def refuse_large_weights(context, needed):
     free = None if context.has_own_memory else resources.available_bytes()
     if free and needed > free:
         raise MemoryError(
-            f"weights and cache take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: choose a smaller MODEL, "
-            "DEPTH or BATCH_SIZE, or 16 bits"
+            f"weights, with their cache or optimizer, take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
+            "choose a smaller MODEL, DEPTH or BATCH_SIZE, or 16 bits; in training LORA_RANK=8"
         )
 
 
