@@ -6,9 +6,10 @@
     PHASE=prefill PROMPT_TOKENS=128,512,2048 .venv/bin/python llm_benchmark.py
 
 One step of prefill reads a batch of random prompts into an empty cache; one of decode adds a token to each sequence.
-One of training predicts the next token at every place of a batch of random sequences, and updates all weights, or only
-LoRA's adapters. The definitions of prefill and decode are those of llama-bench (pp512, tg128); docs/method-details.md has them. The model is that of the
-transformers library (build_llm() in bench/frameworks/on_torch_llm.py). `make settings` explains the settings.
+The definitions are those of llama-bench (pp512, tg128). One step of training predicts the next token at every place of
+a batch of random sequences, and updates all weights, or only LoRA's adapters. docs/method-details.md has the details.
+The model is that of the transformers library (build_llm() in bench/frameworks/on_torch_llm.py). `make settings`
+explains the settings.
 """
 
 import functools
@@ -42,7 +43,7 @@ class Decoder:
     tie_word_embeddings: bool = True  # the output matmul uses the embedding table
     is_qwen: bool = False  # Qwen 3 normalises each head's query and key
     norm_epsilon: float = 1e-5
-    lora_rank: int = 0  # of the adapters of q, k, v and o, which alone are trained; 0: all weights are
+    lora_rank: int = 0  # of adapters of q, k, v and o, the only trained weights; 0: all are trained
     checkpointing: bool = False  # the backward pass computes each layer again
 
 

@@ -307,7 +307,7 @@ class Settings:
     lora_rank: int = setting(
         whole(0, 1024),
         {"llm": 0},
-        "rank of LoRA's adapters on the four projections of attention, which alone are trained; 0: all weights are",
+        "rank of LoRA's adapters on the four projections of attention, the only trained weights; 0: all are trained",
         phases=TRAINING,
         lists=EACH,
     )

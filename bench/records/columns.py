@@ -95,8 +95,8 @@ COLUMNS = {
     ),
     "phase": Column(
         "work",
-        "inference, training, forward, backward or optimizer; of an llm prefill, decode or training and its parts; blank for "
-        "an operator",
+        "inference, training, forward, backward or optimizer; of an llm also prefill or decode, but not inference; "
+        "blank for an operator",
         words="{}",
     ),
     "scope": Column(
@@ -126,7 +126,7 @@ COLUMNS = {
     "new_tokens": Column("work", "tokens that decode adds before it starts again", words="{} new tokens"),
     "depth": Column("work", "tokens in the cache before decode begins", words="depth {}"),
     "lora_rank": Column(
-        "work", "of LoRA's adapters, which alone are trained; 0: all weights are", blank="0", words="LoRA of rank {}"
+        "work", "of LoRA's adapters, the only trained weights; 0: all are trained", blank="0", words="LoRA of rank {}"
     ),
     "checkpointing": Column(
         "work", "1: each layer is computed again in the backward pass", blank="0", words={"1": "checkpointing"}
