@@ -59,7 +59,7 @@ def test_the_first_loss_is_that_of_random_targets():
     logits, targets = RANDOM.standard_normal((2, 64, 1000)), RANDOM.integers(1000, size=(2, 64))
     check.check_first_loss(mean_loss(logits, targets), logits)
     check.check_first_loss(np.log(1000) + 1 / 2, logits)
-    check.check_first_loss(np.log(1000) + 9 / 2, 3 * logits)
+    check.check_first_loss(np.log(1000) + 4 / 2, 2 * logits)
     leaked = logits + np.eye(1000)[targets]
     for wrong in (mean_loss(leaked, targets), 2 * mean_loss(logits, targets), np.log(1000) - 1 / 2, np.nan):
         with pytest.raises(MeasurementError, match="first loss"):
