@@ -262,7 +262,7 @@ def test_checkpointing_computes_each_layer_twice_with_the_same_gradients():
     for checkpointing in "01":
         session, calls = train(CHECKPOINTING=checkpointing), []
         for layer in session.model.uncompiled.decoder.model.layers:
-            getattr(layer, "layer", layer).register_forward_hook(lambda *_, calls=calls: calls.append(1))
+            getattr(layer, "layer", layer).register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         torch.manual_seed(0)
         session.model.forward(*next(session.batches))
         session.model.backward()
