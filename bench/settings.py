@@ -514,6 +514,8 @@ def refuse_contradictions(settings, environ):
     for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
         if settings.sustain and name in environ and getattr(settings, name.lower()) is not None:
             raise SettingError(f"SUSTAIN='{settings.sustain}' measures a single workload: unset {name}")
+    if settings.lora_rank is not None and settings.phase == "training" and settings.framework != "torch":
+        raise SettingError(f"FRAMEWORK={settings.framework!r}: PyTorch trains language models here: unset FRAMEWORK")
     if settings.precision in MIXED and settings.phase in ("prefill", "decode"):
         raise SettingError(
             f"PRECISION={settings.precision!r} is for training, and PHASE={settings.phase!r}: set "
