@@ -143,8 +143,9 @@ def prove_tokens(context, module, workload, loss_of):
     with context.autocast():
         logits, others = module(ids), module(changed)
         loss = loss_of(logits, target).item()
-    check.check_first_loss(loss, context.as_array(logits))
-    check.check_causal(*(context.as_array(each[:, :half]) for each in (others, logits)), context.output_limit)
+    logits, others = context.as_array(logits), context.as_array(others)
+    check.check_first_loss(loss, logits)
+    check.check_causal(others[:, :half], logits[:, :half], context.output_limit)
 
 
 class CachedModel(base.CachedModel):
