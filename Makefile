@@ -57,7 +57,7 @@ mlp: $(READY) ## images/s of a multilayer perceptron on CIFAR-10
 transformer: $(READY) ## sequences/s of BERT-like encoders
 	@$(RUN) transformer_benchmark.py
 
-llm: $(READY) ## tokens/s of a language model: prefill and decode
+llm: $(READY) ## tokens/s of a language model: prefill and decode, or PHASE=training
 	@$(RUN) llm_benchmark.py
 
 tflops: $(READY) ## the machine's limits: matmuls, convolutions, memory bandwidth

@@ -1,24 +1,29 @@
-"""Tokens per second of a language model: prefill (reading a prompt) and decode (writing token by token).
+"""Tokens per second of a language model: prefill (reading a prompt), decode (writing token by token) and training.
 
     make llm
     MODEL=llama-3.2-1b PHASE=decode DEPTH=0,4096 BATCH_SIZE=1,8 make llm
+    PHASE=training LORA_RANK=0,8 make llm
     PHASE=prefill PROMPT_TOKENS=128,512,2048 .venv/bin/python llm_benchmark.py
 
 One step of prefill reads a batch of random prompts into an empty cache; one of decode adds a token to each sequence.
-The definitions are those of llama-bench (pp512, tg128); docs/method-details.md has them. The model is that of the
-transformers library (build_llm() in bench/frameworks/on_torch_llm.py). `make settings` explains the settings.
+The definitions are those of llama-bench (pp512, tg128). One step of training predicts the next token at every place of
+a batch of random sequences, and updates all weights, or only LoRA's adapters. docs/method-details.md has the details.
+The model is that of the transformers library (build_llm() in bench/frameworks/on_torch_llm.py). `make settings`
+explains the settings.
 """
 
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bench.launch import main
 from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import BYTES, Workload
+from bench.workloads.workload import BYTES, Workload, flops_of_phase
+
+PART_LAYERS, PART_TOKENS = 2, 64  # of the part of a model whose gradients are compared with float64
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Decoder:
     tie_word_embeddings: bool = True  # the output matmul uses the embedding table
     is_qwen: bool = False  # Qwen 3 normalises each head's query and key
     norm_epsilon: float = 1e-5
+    lora_rank: int = 0  # of adapters of q, k, v and o, the only trained weights; 0: all are trained
+    checkpointing: bool = False  # the backward pass computes each layer again
 
 
 # config.json of each repository on huggingface.co.
@@ -60,8 +67,10 @@ DECODERS = {
 
 
 def llm_workload(settings):
-    """Describe the work of prefill or decode; it has no loss, because nothing is trained."""
+    """Describe the work of a phase; prefill and decode have no loss, because nothing is trained."""
     decoder = check(settings)
+    if settings.phase not in ("prefill", "decode"):
+        return training_workload(settings, decoder, settings.prompt_tokens)
     is_prefill, size = settings.phase == "prefill", settings.batch_size
     before, new = (0, settings.prompt_tokens) if is_prefill else (settings.depth, settings.new_tokens)
     cache = size * cache_bytes(decoder, before + new, settings.precision)
@@ -81,12 +90,36 @@ def llm_workload(settings):
     )
 
 
+def training_workload(settings, decoder, tokens):
+    """Describe the work of training, or of a part of it, on sequences of `tokens` tokens."""
+    decoder = replace(decoder, lora_rank=settings.lora_rank, checkpointing=settings.checkpointing)
+    forward, backward = training_flops(decoder, tokens)
+    whole = Workload(
+        name="llm",
+        model=settings.model,
+        unit="tokens",
+        items_per_step=settings.batch_size * tokens,
+        make_batches=functools.partial(shifted_batches, decoder, tokens),
+        loss="cross_entropy",
+        sizes=decoder,
+        parameters=count_trainable(decoder),
+        flops_per_item=flops_of_phase(settings.phase, forward // tokens, (2 * forward - backward) // tokens),
+        item_bytes=16,  # int64: a token and its target
+        resident_bytes=weight_bytes(decoder, settings.precision) + state_bytes(decoder, settings),
+        columns={"data": "synthetic", "sequence_length": tokens, "prompt_tokens": None},
+    )
+    # One table: a target that is not shifted is then likelier than others, which the first loss shows.
+    few = replace(decoder, num_layers=min(PART_LAYERS, decoder.num_layers), tie_word_embeddings=True)
+    batches = functools.partial(shifted_batches, few, PART_TOKENS)
+    return replace(whole, part=replace(whole, sizes=few, parameters=count_trainable(few), make_batches=batches))
+
+
 def check(settings):
     """Return the Decoder of the settings; raises SettingError if it is unknown or its positions do not suffice."""
     if settings.model not in DECODERS:
         raise SettingError(f"MODEL={settings.model!r} must be one of: {', '.join(DECODERS)}")
     decoder = DECODERS[settings.model]
-    if settings.phase == "prefill":
+    if settings.phase != "decode":
         tokens, asked = settings.prompt_tokens, f"PROMPT_TOKENS='{settings.prompt_tokens}'"
     else:
         tokens = settings.depth + settings.new_tokens
@@ -106,6 +139,12 @@ def token_batches(decoder, length, batch_size, seed):
     ]
 
 
+def shifted_batches(decoder, length, batch_size, seed):
+    """Make seeded batches of random tokens: a list of (ids, the token after each), int64 (batch_size, length)."""
+    drawn = token_batches(decoder, length + 1, batch_size, seed)
+    return [(np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])) for (ids,) in drawn]
+
+
 def matmul_weights(decoder):
     """Count the weights of one layer's matmuls: query and output, key and value, and three of the feed-forward part."""
     attention = 2 * (decoder.num_heads + decoder.num_kv_heads) * decoder.head_dim * decoder.hidden_size
@@ -117,6 +156,37 @@ def count_parameters(decoder):
     norms = 2 * decoder.hidden_size + (2 * decoder.head_dim if decoder.is_qwen else 0)
     tables = (1 if decoder.tie_word_embeddings else 2) * decoder.vocab_size * decoder.hidden_size
     return tables + decoder.num_layers * (matmul_weights(decoder) + norms) + decoder.hidden_size
+
+
+def adapter_sizes(decoder):
+    """Return the (inputs, outputs) of a layer's projections that get an adapter: q, k, v and o."""
+    width, query, key = decoder.hidden_size, *(n * decoder.head_dim for n in (decoder.num_heads, decoder.num_kv_heads))
+    return (width, query), (width, key), (width, key), (query, width)
+
+
+def count_trainable(decoder):
+    """Count the parameters that training changes: all, or LoRA's r (inputs + outputs) for each projection."""
+    adapters = decoder.num_layers * sum(decoder.lora_rank * sum(sizes) for sizes in adapter_sizes(decoder))
+    return adapters or count_parameters(decoder)
+
+
+def training_flops(decoder, tokens):
+    """Count the FLOPs of a sequence of `tokens` tokens: (forward, backward).
+
+    Logits are computed for all tokens. A backward pass through a matmul of two trained or computed operands costs twice
+    its forward pass: a gradient for each. LoRA needs none of frozen weights, so their matmuls cost once. The input of
+    the first layer is then frozen too: its q, k and v give no gradient to it.
+    """
+    logits = 2 * (tokens - 1) * decoder.vocab_size * decoder.hidden_size
+    forward = prefill_flops(decoder, tokens) + logits
+    if not decoder.lora_rank:
+        return forward, 2 * forward
+    output = decoder.vocab_size * decoder.hidden_size
+    frozen = 2 * tokens * (decoder.num_layers * matmul_weights(decoder) + output)
+    adapters = 2 * tokens * count_trainable(decoder)
+    to_input = sum(inputs * (outputs + decoder.lora_rank) for inputs, outputs in adapter_sizes(decoder)[:3])
+    backward = 2 * (forward - frozen) + frozen + 2 * adapters - 2 * tokens * to_input
+    return forward + adapters, backward
 
 
 def prefill_flops(decoder, tokens):
@@ -146,6 +216,12 @@ def cache_bytes(decoder, tokens, precision):
 def weight_bytes(decoder, precision):
     """Return the size of all weights in bytes."""
     return count_parameters(decoder) * BYTES[precision]
+
+
+def state_bytes(decoder, settings):
+    """Return the size in bytes of the gradients, of the optimizer's state, and of LoRA's adapters."""
+    tensors = 1 + (0 if settings.optimizer == "sgd" else 2) + (decoder.lora_rank > 0)
+    return tensors * count_trainable(decoder) * BYTES[settings.precision]
 
 
 def decode_bytes(decoder, batch_size, depth, new_tokens, precision):

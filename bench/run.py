@@ -25,6 +25,7 @@ from bench.settings import (
     SCOPES,
     SEARCH,
     SEARCH_STEP,
+    TRAINING,
     SettingError,
     Settings,
     list_runs,
@@ -38,7 +39,6 @@ from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
 
-PARTS_OF_TRAINING = ("forward", "backward", "optimizer")
 EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of a row; 1 if the measurement failed
 
 
@@ -296,7 +296,7 @@ def quantities(settings: Settings):
             continue
         yield settings.phase, scope
         if (settings.phase, scope) == ("training", "device") and not {SEARCH, REPEATED} & os.environ.keys():
-            yield from ((part, "device") for part in PARTS_OF_TRAINING)
+            yield from ((part, "device") for part in TRAINING[1:])
     if settings.epochs:
         yield "training", "epoch"
 

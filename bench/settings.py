@@ -209,6 +209,7 @@ MODELS = ("image", "mlp", "transformer", "llm")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 MIXED = ("mixed_float16", "mixed_bfloat16")
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention", "power")
+TRAINING = ("training", "forward", "backward", "optimizer")  # phases of rows
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 
 
@@ -245,9 +246,9 @@ class Settings:
         lists=EACH,
     )
     phase: str = setting(
-        dict.fromkeys(MODELS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode")},
+        dict.fromkeys(MODELS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode", "training")},
         {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")},
-        "inference or training; llm: prefill, decode",
+        "inference or training; llm: prefill, decode, training",
         lists=EACH,
     )
     batch_size: int = setting(
@@ -266,11 +267,11 @@ class Settings:
         whole(32, 4096), {"image": None}, "pixels on each side", shown="the model's own (224; inception_v3 299)"
     )
     precision: Any = setting(
-        dict.fromkeys(MODELS, one_of(*PRECISIONS, *MIXED)) | dict.fromkeys(("tflops", "llm"), one_of(*PRECISIONS)),
+        dict.fromkeys(MODELS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
         dict.fromkeys(MODELS, "float32")
         | {"tflops": ("float32", "tf32", "float16", "bfloat16"), "llm": ByDevice(gpu="bfloat16", cpu="float32")},
-        "float32 (TF32 off), tf32, float16, bfloat16, float64; image, mlp and transformer also: mixed_float16, "
-        "mixed_bfloat16 (autocast)",
+        "float32 (TF32 off), tf32, float16, bfloat16, float64; all but tflops, prefill and decode also: "
+        "mixed_float16, mixed_bfloat16 (autocast)",
         shown="float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
         lists=dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
     )
@@ -288,9 +289,10 @@ class Settings:
         lists=EACH,
     )
     optimizer: str = setting(
-        one_of("sgd", "adam"),
-        {"image": "sgd", "mlp": "sgd", "transformer": "adam"},
-        "of training: sgd (learning rate 0.01, no momentum) or adam (0.00001)",
+        dict.fromkeys(MODELS, one_of("sgd", "adam")) | {"llm": one_of("sgd", "adam", "adamw")},
+        {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw"},
+        "of training: sgd (learning rate 0.01, no momentum), adam (0.00001); llm also: adamw (0.0003)",
+        phases=TRAINING,
         lists=EACH,
     )
     sequence_length: int = setting(
@@ -299,8 +301,24 @@ class Settings:
     prompt_tokens: int = setting(
         whole(1, MOST_POSITIONS),
         {"llm": 512},
-        "tokens of each sequence in a step of prefill",
-        phases=("prefill",),
+        "tokens of each sequence in a step of prefill or training",
+        phases=("prefill", *TRAINING),
+        lists=EACH,
+    )
+    lora_rank: int = setting(
+        whole(0, 1024),
+        {"llm": 0},
+        "rank of LoRA's adapters on the four projections of attention, the only trained weights; 0: all are trained",
+        phases=TRAINING,
+        lists=EACH,
+    )
+    checkpointing: bool = setting(
+        zero_or_one,
+        {"llm": False},
+        "1: training keeps only the input of each layer and computes the layer again in the backward pass, which saves "
+        "memory",
+        shown="0",
+        phases=TRAINING,
         lists=EACH,
     )
     new_tokens: int = setting(
@@ -518,6 +536,13 @@ def refuse_contradictions(settings, environ):
             raise SettingError(f"SUSTAIN='{settings.sustain}' measures a single workload: unset {name}")
     if settings.ops and "matmul" not in settings.ops and {"convolution", "power"} & {*settings.ops}:
         raise SettingError(f"OPS={','.join(settings.ops)!r}: convolution and power need matmul: add it")
+    if settings.lora_rank is not None and settings.phase == "training" and settings.framework != "torch":
+        raise SettingError(f"FRAMEWORK={settings.framework!r}: PyTorch trains language models here: unset FRAMEWORK")
+    if settings.precision in MIXED and settings.phase in ("prefill", "decode"):
+        raise SettingError(
+            f"PRECISION={settings.precision!r} is for training, and PHASE={settings.phase!r}: set "
+            f"{settings.precision.removeprefix('mixed_')}, or PHASE=training"
+        )
     refuse_many(settings, settings.num_devices, "NUM_DEVICES")
     if settings.epochs and settings.phase == "inference":
         raise SettingError(f"EPOCHS='{settings.epochs}' is training: set PHASE=training, or unset EPOCHS")

@@ -26,6 +26,8 @@ def checks():
         yield check_loops(phase, "resnet50", {"a hand-written loop": (loop(phase), is_one)})
     for phase in ("prefill", "decode"):
         yield check_language_model(phase)
+    for rank in (0, 8):
+        yield check_training(rank)
 
 
 def loop(phase):
@@ -63,13 +65,56 @@ def loop(phase):
     return block
 
 
-def check_language_model(phase, tokens=64):
-    """SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token after the other."""
-    device, batch_size = on_torch.choose_device(None), 1
+def build_smollm2(device):
+    """Gives (config, model) of SmolLM2-135M."""
     sizes = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
     config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa")
-    model = transformers.LlamaForCausalLM(config).eval().to(device)
+    return config, transformers.LlamaForCausalLM(config).to(device)
+
+
+def check_training(rank, tokens=64):
+    """SmolLM2 as a careful user would train it: all weights, or LoRA as hooks of the frozen projections."""
+    device, batch_size, adapters = on_torch.choose_device(None), 1, []
+    model = build_smollm2(device)[1].train().requires_grad_(rank == 0)
+    ids = torch.randint(49_152, (batch_size, tokens + 1), device=device)
+
+    def adapt(projection):
+        a = torch.nn.Parameter(torch.randn(rank, projection.in_features, device=device) / 24)
+        b = torch.nn.Parameter(torch.randn(projection.out_features, rank, device=device) / 24)
+        projection.register_forward_hook(lambda _, inputs, output: output + 2 * ((inputs[0] @ a.T) @ b.T))
+        adapters.extend((a, b))
+
+    for layer in model.model.layers if rank else ():
+        for name in "qkvo":
+            adapt(getattr(layer.self_attn, f"{name}_proj"))
+    optimizer = torch.optim.AdamW(adapters or model.parameters(), lr=3e-4, fused=True)
+
+    def read_clock(steps):
+        start = time.perf_counter()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+            optimizer.step()
+        if device != "cpu":
+            torch.accelerator.synchronize()
+        return (time.perf_counter() - start) / steps
+
+    def block(readings, steps):
+        read_clock(2)
+        return tokens * batch_size / statistics.median(read_clock(steps) for _ in range(readings))
+
+    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "PRECISION": "float32", "LORA_RANK": str(rank)}
+    what = {f"a hand-written loop, LoRA of rank {rank}" if rank else "a hand-written loop": (block, is_one)}
+    return check_loops("training", "smollm2-135m", what, script="llm", **environ)
+
+
+def check_language_model(phase, tokens=64):
+    """SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token after the other."""
+    device, batch_size = on_torch.choose_device(None), 1
+    config, model = build_smollm2(device)
+    model.eval()
     ids = torch.randint(49_152, (batch_size, tokens), device=device)
     cache = transformers.StaticCache(config=config, max_cache_len=tokens)
 

@@ -69,6 +69,8 @@ def test_what_is_tried_on_each_device():
     own = {"PRECISION": ("float32", "bfloat16"), "COMPILE": ("0", "1"), "ALLOCATOR": ("", "keep")}
     assert values(CPU | llm, "llm") == own
     assert values(CUDA | llm, "llm") == {"PRECISION": ("bfloat16", "float16"), "COMPILE": found["COMPILE"]}
+    trained = own | {"PRECISION": ("float32", "mixed_bfloat16"), "BATCH_SIZE": ("1",)}
+    assert values(CPU | llm, "llm", PHASE="training") == trained
 
 
 def test_max_autotune_is_for_the_leaders_on_large_gpus():
@@ -402,6 +404,7 @@ def tiny(settings):
         ("image", {"COMPILE": "max-autotune"}),
         ("transformer", {"PRECISION": "bfloat16", "PHASE": "inference"}),
         ("llm", {"PRECISION": "bfloat16", "PHASE": "prefill", "COMPILE": "max-autotune"}),
+        ("llm", {"PRECISION": "mixed_bfloat16", "PHASE": "training"}),
     ],
 )
 def test_the_lines_for_ones_own_script_run(script, environ, monkeypatch):

@@ -67,7 +67,7 @@ def test_language_models_have_defaults_by_device():
     llm = read_settings("llm", {})
     found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"), llm.on("mps"))]
     assert found == [("smollm2-135m", "float32", 1), *[("llama-3.2-1b", "bfloat16", 1)] * 2]
-    assert (llm.prompt_tokens, llm.new_tokens, llm.depth, llm.optimizer) == (512, 128, 0, None)
+    assert (llm.prompt_tokens, llm.new_tokens, llm.depth, llm.optimizer) == (512, 128, 0, "adamw")
     asked = read_settings("llm", {"MODEL": "qwen3-4b", "PRECISION": "float16"}).on("cuda")
     assert (asked.model, asked.precision) == ("qwen3-4b", "float16")
 
@@ -155,14 +155,22 @@ def test_an_empty_value_is_refused(name):
         ("mlp", {"NUM_DEVICES": "2", "EPOCHS": "1"}, "EPOCHS='1'"),
         ("image", {"MODEL": "resnet18", "IMAGE_MODEL": "resnet50"}, "IMAGE_MODEL='resnet50'"),
         ("llm", {"FRAMEWORK": "tensorflow"}, "PyTorch"),
-        ("llm", {"PHASE": "training"}, "prefill, decode"),
-        ("llm", {"PRECISION": "mixed_float16"}, "float16, bfloat16, float64"),
+        ("llm", {"PHASE": "inference"}, "prefill, decode, training"),
+        ("llm", {"PRECISION": "mixed_float16"}, "set float16, or PHASE=training"),
+        ("mlp", {"OPTIMIZER": "adamw"}, "sgd, adam"),
     ],
 )
 def test_contradictions_are_refused(script, environ, named):
     message = refusal(script, **environ)
     assert named in message
     assert next(iter(environ)) in message
+
+
+def test_only_pytorch_trains_language_models(monkeypatch):
+    monkeypatch.setitem(module.FRAMEWORKS, "other", module.Framework("Other", runs_language_models=True))
+    assert read_settings("llm", {"FRAMEWORK": "other"}).framework == "other"
+    assert "PyTorch" in refusal("llm", FRAMEWORK="other", PHASE="training")
+    assert read_settings("mlp", {"FRAMEWORK": "other", "PHASE": "training"}).framework == "other"
 
 
 @pytest.mark.parametrize(
@@ -263,6 +271,8 @@ def test_lists_ask_for_every_combination():
         ("llm", {}, [{"PHASE": "prefill"}, {"PHASE": "decode"}]),
         ("llm", {"PHASE": " Prefill", "DEPTH": "0,512"}, [{"DEPTH": "0"}]),  # prefill does not use DEPTH
         ("llm", {"PHASE": "decode", "DEPTH": "0,512"}, [{"DEPTH": "0"}, {"DEPTH": "512"}]),
+        ("llm", {"PHASE": "decode", "LORA_RANK": "0,8"}, [{"LORA_RANK": "0"}]),
+        ("llm", {"PHASE": "training", "LORA_RANK": "0,8"}, [{"LORA_RANK": "0"}, {"LORA_RANK": "8"}]),
     ],
 )
 def test_runs_that_the_lists_ask_for(script, environ, changes):

@@ -70,6 +70,9 @@ class Model(ABC):
     def restore(self, saved):
         """Set all weights and the optimizer's state to what save() returned."""
 
+    def check_frozen(self):
+        """Raise MeasurementError if training changed a weight that it must not change."""
+
     def hash_weights(self):
         """Return a hash of the bits of all trainable weights; "" if the framework runs on one device only."""
         return ""

@@ -30,7 +30,7 @@ WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": 
 # What the floats are in operators of 8 bits: next to integers they are 16 bits.
 EIGHT_BITS = {"int8": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 LOSS_SCALE = 256
 LAYOUT_VARIABLE = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # https://github.com/pytorch/pytorch/issues/192551
 # cuDNN's autotuner finds no engine if no candidate's workspace fits into memory, or if cuDNN lacks the data type;
@@ -200,7 +200,7 @@ class Logits(torch.nn.Module):
         return self.model(input_ids=ids).logits
 
 
-BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer, "llm": on_torch_llm.build_llm}
+BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer, "llm": on_torch_llm.Trainable}
 
 
 def cross_entropy(outputs, target):
@@ -353,8 +353,14 @@ class DeviceContext(base.DeviceContext):
             torch._dynamo.utils.counters.clear()
 
     def build(self, workload, is_trained):
-        module = self.prove(BUILDERS[workload.name](workload), workload, is_trained)
-        return Model(self, module, LOSSES[workload.loss] if is_trained else None)
+        loss_of = LOSSES[workload.loss] if is_trained else None
+        module = self.prove(BUILDERS[workload.name](workload.part or workload), workload.part or workload, is_trained)
+        if workload.part:
+            on_torch_llm.prove_tokens(self, module, workload.part, loss_of)
+            module = on_torch_llm.Trainable(workload, self.device, self.dtype)
+            check.check_parameters(count_parameters(module), workload.parameters)
+            on_torch_llm.prove_tokens(self, module, workload.part, loss_of)
+        return Model(self, module, loss_of)
 
     def build_cached(self, workload):
         return on_torch_llm.CachedModel(self, workload)
@@ -372,7 +378,7 @@ class DeviceContext(base.DeviceContext):
         pair = pairs[0]
         inputs = workload.inputs_of(pair)
         expected, rounding = compute_exactly(module, inputs) if self.compares_with_cpu else (None, 0)
-        compares_gradients = is_trained and self.has_memory_for_gradients(count_parameters(module))
+        compares_gradients = is_trained and self.has_memory_for_gradients(sum(p.numel() for p in module.parameters()))
         if compares_gradients:
             loss_of = LOSSES[workload.loss]
             exact_gradients, gradient_rounding = differentiate_exactly(module, loss_of, inputs, pair[-1])
@@ -576,7 +582,9 @@ class Model(base.Model):
         self.loss_of = loss_of
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
-        self.parameters, self.last_weight = count_parameters(module), list(module.parameters())[-1]
+        trained = [weight for weight in self.uncompiled.parameters() if weight.requires_grad]
+        self.parameters, self.last_weight = count_parameters(module), getattr(self.uncompiled, "probe", trained[-1])
+        self._frozen = self._sum_frozen()
         if is_trained:
             self._open_optimizer()
 
@@ -644,6 +652,15 @@ class Model(base.Model):
     def restore(self, saved):
         for part, state in zip((self.uncompiled, self.optimizer, self.scaler), saved, strict=True):
             part.load_state_dict(state)
+
+    def _sum_frozen(self):
+        """Return the sum of the bits of each frozen weight, as integers: any change of one number changes its sum."""
+        frozen = [weight for weight in self.uncompiled.parameters() if not weight.requires_grad]
+        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return [weight.view(integers[weight.element_size()]).sum(dtype=torch.int64).item() for weight in frozen]
+
+    def check_frozen(self):
+        check.require(self._frozen == self._sum_frozen(), "training changed a frozen weight")
 
     def hash_weights(self):
         return on_torch_ranks.hash_weights(self.uncompiled)

@@ -1,13 +1,18 @@
-"""Language models in PyTorch: the transformers library's own classes, its static cache, and random weights."""
+"""Language models in PyTorch: the transformers library's own classes, its static cache, random weights, LoRA."""
 
 import itertools
 from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from bench.frameworks import base, refuse_old
+from bench.timing import check
 
 POOL_NUMBERS = 2**24
+LORA_SCALE = 2.0  # alpha / rank, so alpha = 2 x rank
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")  # that get an adapter
 
 
 def build_llm(workload):
@@ -43,9 +48,14 @@ def allocate(module, device, dtype):
     """Give a module of the meta device its memory, once and in its final type: twice the weights may not fit."""
     module.to(dtype).to_empty(device=device)
     module.tie_weights()
-    with torch.device(device):  # the rotary frequencies are computed, not loaded, and stay in float32
-        module.model.rotary_emb = type(module.model.rotary_emb)(config=module.config)
+    reset_positions(module, device)
     return module
+
+
+def reset_positions(module, device):
+    """Compute the rotary frequencies of a decoder again, because they stay in float32 in every precision."""
+    with torch.device(device):
+        module.model.rotary_emb = type(module.model.rotary_emb)(config=module.config)
 
 
 @torch.no_grad()
@@ -63,6 +73,79 @@ def fill(module):
         start = next(starts) % (POOL_NUMBERS // 2)
         for part in weights.view(-1).split(POOL_NUMBERS // 2):
             torch.mul(pool[start : start + len(part)], weights.shape[1] ** -0.5, out=part)
+
+
+class Adapted(torch.nn.Module):
+    """A frozen projection with a trained adapter of low rank: y = W x + alpha / rank * B (A x).
+
+    LoRA, Hu et al. 2021 (arXiv 2106.09685). A and B have the precision of W. B starts at small random numbers instead
+    of zero: A would have no gradient, and nothing would show that its gradient is right.
+    """
+
+    def __init__(self, projection, rank):
+        super().__init__()
+        self.projection = projection
+        like = projection.weight
+        a, b = like.new_empty(rank, like.shape[1]), like.new_empty(like.shape[0], rank)
+        self.a, self.b = (torch.nn.Parameter(each.normal_(std=like.shape[1] ** -0.5)) for each in (a, b))
+
+    def forward(self, x):
+        adapter = functional.linear(functional.linear(x, self.a), self.b)
+        return self.projection(x) + LORA_SCALE * adapter
+
+
+class Checkpointed(torch.nn.Module):
+    """A layer that keeps only its input, and is computed again in the backward pass."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs, **others):
+        return checkpoint(self.layer, *inputs, use_reentrant=False, **others)
+
+
+class Trainable(torch.nn.Module):
+    """A decoder with random weights that returns the logits of all tokens, and trains as the workload's sizes say."""
+
+    def __init__(self, workload, device="cpu", dtype=torch.float32):
+        super().__init__()
+        self.decoder, sizes = allocate(build_llm(workload), device, dtype), workload.sizes
+        fill(self.decoder)
+        self.decoder.requires_grad_(not sizes.lora_rank)
+        layers = self.decoder.model.layers
+        for place, layer in enumerate(layers):
+            for name in PROJECTIONS if sizes.lora_rank else ():
+                setattr(layer.self_attn, name, Adapted(getattr(layer.self_attn, name), sizes.lora_rank))
+            if sizes.checkpointing:
+                layers[place] = Checkpointed(layer)
+
+    @property
+    def probe(self):
+        """Return the weight that is read after a window: in 16 bits training moves a matrix, and a norm stays at 1."""
+        return [weight for name, weight in self.named_parameters() if "o_proj" in name and weight.requires_grad][-1]
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        reset_positions(self.decoder, self.probe.device)
+        return self
+
+    def forward(self, ids):
+        return self.decoder(input_ids=ids, use_cache=False).logits
+
+
+@torch.no_grad()
+def prove_tokens(context, module, workload, loss_of):
+    """Raise MeasurementError unless the first loss is that of random weights, and no token sees a later one."""
+    ids, target = context.put(*workload.make_batches(2, context.seed)[0])
+    half = ids.shape[1] // 2
+    changed = torch.cat([ids[:, :half], ids[:, half:].flip(1)], 1)
+    with context.autocast():
+        logits, others = module(ids), module(changed)
+        loss = loss_of(logits, target).item()
+    logits, others = context.as_array(logits), context.as_array(others)
+    check.check_first_loss(loss, logits)
+    check.check_causal(others[:, :half], logits[:, :half], context.output_limit)
 
 
 class CachedModel(base.CachedModel):

@@ -96,7 +96,7 @@ def replicate(module):
 def hash_weights(module):
     """Return a hash of the bits of all trainable weights."""
     found = hashlib.sha256()
-    for weight in module.parameters():
+    for weight in filter(lambda each: each.requires_grad, module.parameters()):
         found.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
     return found.hexdigest()
 

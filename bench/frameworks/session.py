@@ -49,6 +49,7 @@ def open_session(context, workload, settings, phase, scope):
     is_trained = phase != "inference"
     if is_trained and not workload.loss:
         raise SettingError(f"PHASE={settings.phase!r} needs a loss, which {workload.name} does not have")
+    refuse_large_weights(context, workload.resident_bytes)
     model = build_model(context, workload, settings, is_trained)
     if scope == "epoch":
         return EpochSession(context, model, workload)
@@ -218,6 +219,9 @@ class Training(ModelSession):
     def updates(self):
         return self.model.updates()
 
+    def check_last_step(self):
+        self.model.check_frozen()
+
     @property
     def last_result(self):
         return self.model.last_weight
@@ -275,8 +279,8 @@ def refuse_large_weights(context, needed):
     free = None if context.has_own_memory else resources.available_bytes()
     if free and needed > free:
         raise MemoryError(
-            f"weights and cache take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: choose a smaller MODEL, "
-            "DEPTH or BATCH_SIZE, or 16 bits"
+            f"weights, with their cache or optimizer, take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
+            "choose a smaller MODEL, DEPTH or BATCH_SIZE, or 16 bits; in training LORA_RANK=8"
         )
 
 

@@ -33,7 +33,7 @@ STATUSES = {
 }
 # What makes an item larger: rates of different sizes are never in one picture.
 SIZE = (
-    *("image_size", "sequence_length", "prompt_tokens", "depth"),
+    *("image_size", "sequence_length", "prompt_tokens", "depth", "lora_rank"),
     *("epoch", "world_size", "nodes"),
     "message_bytes",
 )

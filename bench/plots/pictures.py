@@ -58,6 +58,12 @@ def llm(stored):
     return bars(panels, "tokens/s of one sequence, random weights")
 
 
+def llm_training(stored):
+    found = select.training_of_llm(stored.believed)
+    panels = [(f"{model}, {tokens} tokens", of) for (model, tokens), of in found.groupby(["model", "sequence_length"])]
+    return bars(panels, "tokens/s of training, random weights")
+
+
 def depth(stored):
     """Draw tokens/s of decode over depth, a line for each machine, model, precision and batch size."""
     apart = [*select.WHO, "model", "precision", "compile", "batch_size"]
@@ -200,7 +206,7 @@ def all_reduce(stored):
 
 
 PICTURES = (
-    *(images, transformers, llm, depth, mlp, tflops, peaks, eight_bits, attention),
+    *(images, transformers, llm, llm_training, depth, mlp, tflops, peaks, eight_bits, attention),
     *(bandwidth, scopes, speedup, joules, sustained, best, scaling, all_reduce),
 )
 

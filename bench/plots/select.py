@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from bench.records import columns, tables, verdict
+from bench.settings import TRAINING
 from bench.workloads import TRAIN_IMAGES
 from bench.workloads.workload import BYTES
 
@@ -120,8 +121,14 @@ def generation(summary):
     Only precisions that this program measures: quantised weights are other work.
     """
     found = summary[(summary["workload"] == "llm") & (summary["batch_size"] == "1") & summary["value"].notna()]
-    found = found[found["scope"].eq("device") & found["precision"].isin(BYTES)]
+    found = found[found["scope"].eq("device") & found["precision"].isin(BYTES) & ~found["phase"].isin(TRAINING)]
     return best(found, "model", "phase", "prompt_tokens", "depth")
+
+
+def training_of_llm(summary):
+    """Select training of language models: the fastest of WHO, model, sequence length and rank of LoRA."""
+    found = summary[(summary["workload"] == "llm") & (summary["phase"] == "training") & summary["value"].notna()]
+    return best(found[found["scope"] == "device"], "model", "sequence_length", "lora_rank")
 
 
 def cache_depths(summary):

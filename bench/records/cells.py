@@ -33,7 +33,6 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
     streams = scope in ("input", "end_to_end")
     used = {
         "num_workers": streams,
-        "optimizer": phase not in (None, "inference"),
         "batch_size": settings.batch_size != AUTO,
     }
     return {

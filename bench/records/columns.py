@@ -101,7 +101,8 @@ COLUMNS = {
     ),
     "phase": Column(
         "work",
-        "inference, training, forward, backward or optimizer; of an llm prefill or decode; blank for an operator",
+        "inference, training, forward, backward or optimizer; of an llm also prefill or decode, but not inference; "
+        "blank for an operator",
         words="{}",
     ),
     "scope": Column(
@@ -130,8 +131,14 @@ COLUMNS = {
     "prompt_tokens": Column("work", "tokens of each sequence in a step of prefill", words="prompt of {}"),
     "new_tokens": Column("work", "tokens that decode adds before it starts again", words="{} new tokens"),
     "depth": Column("work", "tokens in the cache before decode begins", words="depth {}"),
+    "lora_rank": Column(
+        "work", "of LoRA's adapters, the only trained weights; 0: all are trained", blank="0", words="LoRA of rank {}"
+    ),
+    "checkpointing": Column(
+        "work", "1: each layer is computed again in the backward pass", blank="0", words={"1": "checkpointing"}
+    ),
     "data": Column("work", "synthetic, jpeg or cifar10", words="{} images", said_for=("mlp",)),
-    "optimizer": Column("work", "sgd or adam", words="{}"),
+    "optimizer": Column("work", "sgd, adam or adamw", words="{}"),
     "world_size": Column(
         "work",
         "devices (or CPU processes) that shared the work, each with batch_size items",

@@ -13,6 +13,7 @@ MAX_TRAINING_ERROR = 0.1
 MAX_ROUGH_ERROR = 0.3
 MAX_CACHE_ERROR = 0.08  # in lower precisions
 SMALL_GRADIENT = 0.01  # of the norm of all gradients
+FIRST_LOSS_ERRORS = 5  # standard errors; one training in two million would be further away by chance
 LAST_LAYER = 2  # tensors: its weights and biases
 FLOAT32_SPREAD = (
     100  # a device's error in float32 over a CPU's: a Winograd convolution is wrong by 1e-5 instead of 1e-7
@@ -143,6 +144,28 @@ def check_gradients(got, expected, rounding, measured_precision):
         require(own <= MAX_ROUGH_ERROR, f"a gradient in float32 on the CPU differs from float64's by {own:.1e}")
         limit = max(MAX_ROUGH_ERROR if bits or place < last else MAX_RELATIVE_ERROR, times * own)
         require(error <= limit, f"a gradient differs from float64's by {error:.1e} (relative L2), limit {limit:.1e}")
+
+
+def check_first_loss(loss, logits):
+    """Raise MeasurementError unless a loss is the mean cross-entropy of random targets, whatever the weights are.
+
+    It is then the mean of log(sum(exp(logits))) - mean(logits), about ln(vocabulary) plus half of the logits' variance.
+
+    Args:
+        logits: of shape (..., vocabulary).
+    """
+    logits = np.asarray(logits, np.float64)
+    top = logits.max(-1)
+    expected = float(np.mean(top + np.log(np.exp(logits - top[..., None]).sum(-1)) - logits.mean(-1)))
+    error = FIRST_LOSS_ERRORS * math.sqrt(logits.var(-1).mean() / top.size)  # of a mean over tokens
+    said = f"the first loss is {loss:.4g}; random weights and targets give {expected:.4g} +- {error:.2g}"
+    require(abs(loss - expected) <= error, said)
+
+
+def check_causal(got, expected, limit):
+    """Raise MeasurementError unless the logits of tokens stay the same when later tokens change."""
+    error = relative_error(got, expected)
+    require(error <= min(limit, MAX_ROUGH_ERROR) / 10, f"later tokens change the logits of earlier ones by {error:.1e}")
 
 
 def check_compiled(got, expected, again=None):

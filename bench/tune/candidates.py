@@ -85,7 +85,7 @@ def list_dimensions(settings, environ, changes, row, card=None):
     if "BATCH_SIZE" in environ:
         given = dict.fromkeys(change["BATCH_SIZE"] for change in changes if "BATCH_SIZE" in change)
         found.append(Dimension("BATCH_SIZE", dict.fromkeys(given, 1.0)))
-    elif row["workload"] != "llm":  # there a larger batch is another task: more sequences at once
+    elif settings.phase not in ("prefill", "decode"):  # there a larger batch is another task: more sequences at once
         found.append(Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True))
     return [each for each in found if len(each.gains) > 1 or each.doubles]
 
@@ -94,7 +94,7 @@ def is_sensible(settings, name, value, row, card):
     """Return whether a value may be faster for this framework, phase and card, and is right at all."""
     if settings.phase == "training" and value in NOT_IN_TRAINING:
         return False
-    if value.startswith("mixed_") and row["workload"] == "llm":  # refused there: the weights themselves get 16 bits
+    if value.startswith("mixed_") and settings.phase in ("prefill", "decode"):  # the weights themselves get 16 bits
         return False
     if value in LATE and card and card.multiprocessors < AUTOTUNE_MULTIPROCESSORS:
         return False

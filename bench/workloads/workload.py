@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5}
+LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5, "adamw": 3e-4}
 BYTES = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}  # of a number, by precision
+BYTES |= {"mixed_float16": 4, "mixed_bfloat16": 4}  # of a weight
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,10 @@ class Workload:
     parameters: int | None = None  # number of trainable parameters; None: unknown
     flops_per_item: int | None = None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
     item_bytes: int = 0  # of one item's inputs; 0: small
-    resident_bytes: int = 0  # of a language model's weights and cache
+    resident_bytes: int = 0  # of a language model's weights, and its cache or gradients and optimizer
+    # A smaller Workload with the same operators, whose output and gradients are compared with float64 instead of its
+    # own, which would take minutes and the host's memory; None: its own are compared.
+    part: "Workload | None" = None
     bytes_per_step: int | None = None  # that a step must read from memory; None: memory is not the limit
     columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
     # () -> (train inputs, train labels, test inputs, test labels) of a classifier; None: it cannot train epochs

@@ -1,5 +1,6 @@
-"""Language models in PyTorch, two layers deep: what a step computes, and that a wrong cache is found."""
+"""Language models in PyTorch, two layers deep: what a step computes, and that a wrong cache or training is found."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -31,9 +32,10 @@ def tiny(monkeypatch):
 
 
 def prepare(phase="decode", **environ):
-    settings = read_settings("llm", TINY_SETTINGS | {"PHASE": phase} | environ)
+    asked = {"PHASE": phase if phase in ("prefill", "decode") else "training"}
+    settings = read_settings("llm", TINY_SETTINGS | asked | environ)
     settings = settings.on(on_torch.find_device(settings).device)
-    return llm_workload(settings), settings
+    return llm_workload(replace(settings, phase=phase)), settings
 
 
 def open_session(phase="decode", **environ):
@@ -196,6 +198,140 @@ def test_the_last_timed_logits_are_computed_again(phase):
         session.check_last_step()
 
 
+# Training
+
+LORA = {"LORA_RANK": "4"}
+
+
+def train(**environ):
+    return open_session("training", MODEL="tiny-qwen", **environ)
+
+
+@pytest.mark.parametrize("environ", [{}, LORA, LORA | {"CHECKPOINTING": "1"}])
+def test_training_is_measured_and_its_loss_falls(environ):
+    session = train(**environ)
+    measured = measure.measure(measure.Job(session, 12, measure.Limits(max_seconds=0.1)))
+    assert not {"recompiled", "not_finite"} & set(measured.flags)
+    session.check_last_step()
+    batch, losses = next(session.batches), []
+    for _ in range(20):
+        session.model.train(*batch)
+        losses.append(session.model.loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_step_trains_all_weights_or_only_the_adapters_of_attention(model, rank):
+    session, (workload, _) = (f("training", MODEL=model, LORA_RANK=str(rank)) for f in (open_session, prepare))
+    decoder, module = TINY[model], session.model.uncompiled
+    before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    session.step()
+    changed = {name for name, weight in module.named_parameters() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in before if not rank or name.rpartition(".")[2] in ("a", "b")}
+    assert session.parameters == workload.parameters == sum(before[name].numel() for name in changed)
+    if rank:
+        heads, head = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
+        assert workload.parameters == 2 * rank * ((64 + heads) + 2 * (64 + head) + (heads + 64))
+
+
+def test_an_adapter_adds_its_product_to_the_frozen_weights():
+    session = train(**LORA)
+    (ids, _), module = next(session.batches), session.model.uncompiled
+    with torch.no_grad():
+        expected = module(ids)
+        for layer in module.decoder.model.layers:
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                adapted = getattr(layer.self_attn, name)
+                adapted.projection.weight += 2 * adapted.b @ adapted.a  # alpha is twice the rank
+                setattr(layer.self_attn, name, adapted.projection)
+        assert close(module(ids), expected)
+
+
+def test_a_frozen_weight_that_changes_is_wrong_output():
+    session = train(**LORA)
+    weights = next(each for each in session.model.uncompiled.parameters() if not each.requires_grad)
+    weights[3, 5] += 1e-6
+    with pytest.raises(measure.MeasurementError, match="frozen") as error:
+        session.check_last_step()
+    assert error.value.status == "wrong_output"
+
+
+def test_checkpointing_computes_each_layer_twice_with_the_same_gradients():
+    found = []
+    for checkpointing in "01":
+        session, calls = train(CHECKPOINTING=checkpointing), []
+        for layer in session.model.uncompiled.decoder.model.layers:
+            getattr(layer, "layer", layer).register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        torch.manual_seed(0)
+        session.model.forward(*next(session.batches))
+        session.model.backward()
+        found.append((len(calls), session.model.last_gradient))
+    (once, plain), (twice, again) = found
+    assert (once, twice) == (2, 4)
+    assert close(again, plain)
+
+
+def leaky_attention(monkeypatch):
+    right = torch.nn.functional.scaled_dot_product_attention
+    change = {"is_causal": False, "attn_mask": None}
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda *x, **how: right(*x, **(how | change))
+    )
+
+
+def targets_not_shifted(monkeypatch):
+    def same(decoder, length, batch_size, seed):
+        return [(ids, ids) for (ids,) in llm_benchmark.token_batches(decoder, length, batch_size, seed)]
+
+    monkeypatch.setattr(llm_benchmark, "shifted_batches", same)
+
+
+def loss_of_a_sum(monkeypatch):
+    monkeypatch.setitem(on_torch.LOSSES, "cross_entropy", lambda outputs, target: 2 * RIGHT_LOSS(outputs, target))
+
+
+def wrong_gradient(monkeypatch):
+    def loss(outputs, target):
+        return RIGHT_LOSS(outputs, target) * (2 if outputs.dtype == torch.float32 else 1)
+
+    monkeypatch.setitem(on_torch.LOSSES, "cross_entropy", loss)
+
+
+RIGHT_LOSS = on_torch.LOSSES["cross_entropy"]
+
+
+@pytest.mark.parametrize("environ", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("sabotage", "said"),
+    [
+        (leaky_attention, "later tokens"),
+        (targets_not_shifted, "first loss"),
+        (loss_of_a_sum, "first loss"),
+        (wrong_gradient, "gradient"),
+    ],
+)
+def test_a_wrong_training_is_wrong_output(monkeypatch, sabotage, said, environ):
+    sabotage(monkeypatch)
+    with pytest.raises(measure.MeasurementError, match=said) as error:
+        train(**environ)
+    assert error.value.status == "wrong_output"
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "mixed_bfloat16"])
+@pytest.mark.parametrize("environ", [{}, LORA], ids=["full", "lora"])
+def test_training_moves_weights_in_16_bits_and_positions_stay_in_float32(precision, environ):
+    session = train(PRECISION=precision, **environ)
+    module, whole = session.model.uncompiled, torch.bfloat16 if precision == "bfloat16" else torch.float32
+    assert {weight.dtype for weight in module.parameters()} == {whole}
+    assert module.to(torch.bfloat16).decoder.model.rotary_emb.inv_freq.dtype == torch.float32
+    read = []
+    for _ in range(3):
+        session.step()
+        read.append(session.read())
+    assert len(set(read)) == 3
+
+
 # The published shapes
 
 
@@ -232,10 +368,24 @@ def test_the_formulas_agree_with_the_counter(model):
         assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step
 
 
+@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize("rank", ["0", "4"])
+def test_the_formulas_of_training_agree_with_the_counter(model, rank):
+    environ = {"PROMPT_TOKENS": "1", "MODEL": model, "LORA_RANK": rank, "USE_GPU": "0"}
+    for phase in ("training", "forward", "backward"):
+        session, (workload, _) = open_session(phase, **environ), prepare(phase, **environ)
+        with sdpa_kernel(SDPBackend.MATH):  # others compute the scores again in the backward pass
+            if session.prepare:
+                session.prepare()
+            with FlopCounterMode(display=False) as counter:
+                session.step()
+        assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step, phase
+
+
 @pytest.mark.parametrize(
     ("free", "environ", "said"),
     [
-        (16, {"MODEL": "llama-3.1-8b", "PRECISION": "bfloat16"}, "weights and cache take 16.1 GB and 16 GB are free"),
+        (16, {"MODEL": "llama-3.1-8b", "PRECISION": "bfloat16"}, "optimizer, take 16.1 GB and 16 GB are free"),
         (0.6, {"MODEL": "smollm2-135m", "DEPTH": "8000", "BATCH_SIZE": "1"}, "and 0.6 GB are free"),  # the cache
     ],
 )

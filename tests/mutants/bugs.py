@@ -11,6 +11,13 @@ STEPS = ("tests/frameworks/test_steps.py",)
 LOSS = ("tests/frameworks/test_contract.py::test_its_loss_is_the_one_of_the_record",)
 VERDICT, RATES = "bench/records/verdict.py", ("tests/records/test_rates.py",)
 ROWS = ("tests/test_run.py",)
+LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/on_torch_llm.py"
+TRAINS = ("tests/frameworks/test_torch_llm.py::test_training_is_measured_and_its_loss_falls",)
+WRONG_TRAINING = ("tests/frameworks/test_torch_llm.py::test_a_wrong_training_is_wrong_output",)
+ADAPTERS = (
+    "tests/frameworks/test_torch_llm.py::test_an_adapter_adds_its_product_to_the_frozen_weights",
+    "tests/frameworks/test_torch_llm.py::test_a_frozen_weight_that_changes_is_wrong_output",
+)
 
 
 @dataclass(frozen=True)
@@ -213,5 +220,40 @@ BUGS = {
     ),
     "peak_memory_of_the_checks": Bug(
         SESSION, "        meters.reset_process_peak()  # what was proved", "        pass  # what was proved", STEPS
+    ),
+    # Training of language models
+    "targets_not_shifted": Bug(LLM, "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS),
+    "accept_targets_that_are_not_shifted": Bug(
+        CHECK, "require(abs(loss - expected) <= error, said)", "pass", WRONG_TRAINING
+    ),
+    "accept_attention_to_later_tokens": Bug(
+        CHECK, 'require(error <= min(limit, MAX_ROUGH_ERROR) / 10, f"later', 'require(True, f"later', WRONG_TRAINING
+    ),
+    "no_gradients_of_language_models": Bug(
+        TORCH,
+        "BUILDERS[workload.name](workload.part or workload), workload.part or workload, is_trained)",
+        "BUILDERS[workload.name](workload.part or workload), workload.part or workload, not workload.part)",
+        WRONG_TRAINING,
+    ),
+    "train_the_frozen_weights": Bug(
+        TORCH_LLM, "self.decoder.requires_grad_(not sizes.lora_rank)", "self.decoder.requires_grad_(True)", TRAINS
+    ),
+    "leave_out_a_projection": Bug(TORCH_LLM, '"v_proj", "o_proj")  # that', '"o_proj")  # that', TRAINS),
+    "leave_out_the_scale_of_lora": Bug(TORCH_LLM, "LORA_SCALE * adapter", "adapter", ADAPTERS),
+    "merge_adapters_into_the_weights": Bug(
+        TORCH_LLM,
+        "        return self.projection(x) + LORA_SCALE * adapter",
+        "        with torch.no_grad():\n            self.projection.weight += 1e-6 * self.b @ self.a\n"
+        "        return self.projection(x) + LORA_SCALE * adapter",
+        TRAINS,
+    ),
+    "accept_frozen_weights_that_change": Bug(
+        TORCH, "check.require(self._frozen == self._sum_frozen(), ", "check.require(True, ", ADAPTERS
+    ),
+    "count_gradients_of_frozen_weights": Bug(
+        LLM,
+        "backward = 2 * (forward - frozen) + frozen + ",
+        "backward = 2 * forward + ",
+        ("tests/workloads/test_language.py", "tests/frameworks/test_torch_llm.py"),
     ),
 }

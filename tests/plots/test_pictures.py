@@ -218,6 +218,7 @@ def many(folder, count):
         rows += [rate(500 + i) | llm | {"phase": "prefill", "prompt_tokens": "512"}]
         rows += [rate(50 + i) | llm | {"phase": "decode", "depth": depth} for depth in ("0", "512")]
         rows += [rate(90 + i) | llm | {"phase": "decode", "depth": "0", "precision": "4-bit"}]
+        rows += [rate(20 + i) | llm | {"sequence_length": "512", "lora_rank": rank} for rank in ("0", "8")]
         rows += [rate(1) | MATMUL | {"model": model, "tflops": str(1 + i)} for model in ("matmul", "matmul-peak")]
         rows += [rate(1) | MATMUL | {"tflops": str(1 + i), "precision": "bfloat16"}]
         rows += [rate(1) | MATMUL | {"model": "matmul-8bit", "tflops": "3", "precision": "int8"}]

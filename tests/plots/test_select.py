@@ -70,6 +70,15 @@ def test_prompts_and_depths_of_other_lengths_are_other_work(folder):
     assert sorted(lines) == sorted(expected)
 
 
+def test_training_of_language_models_is_other_work_than_generation_and_lora_another_one(folder):
+    tuned = {"phase": "training", "depth": "", "new_tokens": "", "sequence_length": "128"}
+    write(folder, [rate(9) | decode(0, **tuned), rate(5) | decode(0, **tuned, batch_size="4", lora_rank="0")])
+    write(folder, [rate(7) | decode(0, **tuned, lora_rank="8"), rate(3) | decode(0, **tuned | {"phase": "forward"})])
+    assert select.generation(summary(folder)).empty
+    found = select.training_of_llm(summary(folder))
+    assert sorted(found[["value", "lora_rank"]].to_numpy().tolist()) == [[7, "8"], [9, "0"]]
+
+
 def test_decode_over_depth_needs_several_depths(folder):
     write(folder, [rate(9) | decode(0), rate(8) | decode(512), rate(4) | decode(0, batch_size="4")])
     write(folder, [rate(50) | decode(2048, source="https://x")], "p")

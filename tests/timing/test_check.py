@@ -50,6 +50,22 @@ def test_another_model_is_refused():
     assert error.value.status == "wrong_model"
 
 
+def mean_loss(logits, targets):
+    likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    return -np.log(np.take_along_axis(likelihoods, targets[..., None], -1)).mean()
+
+
+def test_the_first_loss_is_that_of_random_targets():
+    logits, targets = RANDOM.standard_normal((2, 64, 1000)), RANDOM.integers(1000, size=(2, 64))
+    check.check_first_loss(mean_loss(logits, targets), logits)
+    check.check_first_loss(np.log(1000) + 1 / 2, logits)
+    check.check_first_loss(np.log(1000) + 4 / 2, 2 * logits)
+    leaked = logits + np.eye(1000)[targets]
+    for wrong in (mean_loss(leaked, targets), 2 * mean_loss(logits, targets), np.log(1000) - 1 / 2, np.nan):
+        with pytest.raises(MeasurementError, match="first loss"):
+            check.check_first_loss(wrong, logits)
+
+
 def rounded(values, bits):
     """float32 values rounded to a significand of this many bits, as tensor cores round their inputs."""
     mantissa, exponent = np.frexp(values.astype(np.float64))

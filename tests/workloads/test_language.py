@@ -1,5 +1,7 @@
 """Shapes, counts and bytes of language models, against published figures and against sums."""
 
+from dataclasses import replace
+
 import pytest
 
 import llm_benchmark
@@ -75,6 +77,45 @@ def test_the_script_describes_its_workloads():
     assert decode.resident_bytes == 4 * 134_515_008 + 3 * llm_benchmark.cache_bytes(smol, 6, "float32")
 
 
+def test_training_predicts_the_next_token_at_every_place():
+    training = describe(PHASE="training", BATCH_SIZE="3", PROMPT_TOKENS="5")
+    assert (training.unit, training.items_per_step, training.loss) == ("tokens", 15, "cross_entropy")
+    for ids, target in training.make_batches(3, seed=0):
+        assert ids.shape == target.shape == (3, 5)
+        assert (ids[:, 1:] == target[:, :-1]).all()
+    assert training.columns["sequence_length"] == 5
+    assert training.resident_bytes == 4 * 4 * 134_515_008  # weights, gradients, two moments
+    part = training.part
+    assert (part.sizes.num_layers, part.sizes.hidden_size) == (2, 576)
+
+
+def test_lora_trains_as_many_parameters_as_published():
+    # PEFT prints 6,815,744 for q, k, v and o of Llama 3 8B with rank 8.
+    lora = describe(MODEL="llama-3.1-8b", PHASE="training", LORA_RANK="8", OPTIMIZER="sgd")
+    assert lora.parameters == 6_815_744
+    assert lora.resident_bytes == 4 * (8_030_261_248 + 2 * 6_815_744)
+
+
+@pytest.mark.parametrize("model", DECODERS)
+def test_the_forward_pass_of_training_takes_the_flops_of_its_tokens_one_by_one_and_the_backward_pass_twice(model):
+    decoder = DECODERS[model]
+    forward, backward = llm_benchmark.training_flops(decoder, 7)
+    assert forward == sum(llm_benchmark.decode_flops(decoder, depth, 1) for depth in range(7))
+    assert backward == 2 * forward
+
+
+def test_the_phases_of_a_training_step_add_up():
+    forward, backward, training, optimizer = (
+        llm_workload(
+            replace(read_settings("llm", {"PHASE": "training", "LORA_RANK": "8"}).on("cpu"), phase=phase)
+        ).flops_per_item
+        for phase in ("forward", "backward", "training", "optimizer")
+    )
+    assert training == forward + backward
+    assert forward < backward < 1.2 * forward  # frozen weights need no gradients
+    assert optimizer is None
+
+
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
@@ -82,6 +123,7 @@ def test_the_script_describes_its_workloads():
         ({"DEPTH": "8065"}, "DEPTH='8065' and NEW_TOKENS='128' need 8193 "),
         ({"NEW_TOKENS": "9000"}, "DEPTH='0' and NEW_TOKENS='9000' need 9000 "),
         ({"PHASE": "prefill", "PROMPT_TOKENS": "8193"}, "PROMPT_TOKENS='8193' need 8193 "),
+        ({"PHASE": "training", "PROMPT_TOKENS": "8193"}, "PROMPT_TOKENS='8193' need 8193 "),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(environ, said):
