@@ -69,11 +69,13 @@ class Framework:
     has_own_environment: bool = False
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     runs_language_models: bool = False
+    lacks: tuple[str, ...] = ()  # "mixed" precision, an "input" pipeline, a number of CPU "threads"
 
 
 FRAMEWORKS = {
     "torch": Framework("PyTorch", ("pytorch",), runs_on_many=True, runs_language_models=True),
     "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
+    "mlx": Framework("MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "input", "threads")),
 }
 
 
@@ -229,7 +231,7 @@ class Settings:
         "for each of them",
         lists=EACH,
     )
-    framework: str = setting(framework_name, "torch", "torch or tensorflow; synonyms pytorch, tf")
+    framework: str = setting(framework_name, "torch", "torch, tensorflow or mlx; synonyms pytorch, tf")
     model: str = setting(
         str,
         {
@@ -276,14 +278,14 @@ class Settings:
     compile: str = setting(
         one_of("0", "1", *COMPILE_MODES),
         dict.fromkeys(MODELS, "0"),
-        "1: torch.compile, or XLA in TensorFlow; or one of torch's modes: " + ", ".join(COMPILE_MODES),
+        "1: torch.compile, XLA in TensorFlow, mx.compile in MLX; or one of torch's modes: " + ", ".join(COMPILE_MODES),
         lists=EACH,
     )
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),
         {"image": ""},
-        "channels_first or channels_last (TensorFlow: channels_last only)",
-        shown="channels_first (TensorFlow: channels_last)",
+        "channels_first or channels_last (TensorFlow and MLX: channels_last only)",
+        shown="channels_first (TensorFlow and MLX: channels_last)",
         lists=EACH,
     )
     optimizer: str = setting(
@@ -336,7 +338,7 @@ class Settings:
     scope: tuple[str, ...] = setting(
         one_of(*SCOPES),
         {"image": SCOPES},
-        "which of the three throughputs to measure",
+        "which of the three throughputs to measure (MLX: device only)",
         lists=TOGETHER,
     )
     num_workers: int = setting(
@@ -405,6 +407,8 @@ def read_settings(script, environ=os.environ):
         values[declared.name] = entries if is_tuple else entries[0]
     if values["memory_format"] == "":
         values["memory_format"] = FRAMEWORKS[values["framework"]].memory_formats[0]
+    if script == "image" and "SCOPE" not in environ and "input" in FRAMEWORKS[values["framework"]].lacks:
+        values["scope"] = ("device",)
     if script == "image" and values["num_workers"] is None:
         local = environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun, whose ranks share the workers too
         ranks = max(values["num_devices"] or 1, int(local) if local.isdecimal() else 1)
@@ -493,12 +497,26 @@ def refuse_contradictions(settings, environ):
         raise SettingError(f"FRAMEWORK={settings.framework!r}: language models run in {able} here: unset FRAMEWORK")
     if settings.framework != "torch" and settings.compile in COMPILE_MODES:
         raise SettingError(f"COMPILE={settings.compile!r} is a mode of torch: set 1 or 0")
+    refuse_lacking(settings)
     for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
         if settings.sustain and name in environ and getattr(settings, name.lower()) is not None:
             raise SettingError(f"SUSTAIN='{settings.sustain}' measures a single workload: unset {name}")
     refuse_many(settings, settings.num_devices, "NUM_DEVICES")
     if settings.epochs and settings.phase == "inference":
         raise SettingError(f"EPOCHS='{settings.epochs}' is training: set PHASE=training, or unset EPOCHS")
+
+
+def refuse_lacking(settings):
+    """Raise SettingError for a setting of something that the framework does not have."""
+    title, lacks = FRAMEWORKS[settings.framework].title, FRAMEWORKS[settings.framework].lacks
+    if "mixed" in lacks and settings.precision in MIXED:
+        raise SettingError(f"PRECISION={settings.precision!r}: {title} has no autocast: set float16 or bfloat16")
+    if "input" in lacks and settings.scope not in (None, ("device",)):
+        raise SettingError(
+            f"SCOPE={','.join(settings.scope)!r}: {title} has no input pipeline here: set SCOPE=device, or unset it"
+        )
+    if "threads" in lacks and settings.num_threads:
+        raise SettingError(f"NUM_THREADS='{settings.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS")
 
 
 def refuse_many(settings, count, name):
