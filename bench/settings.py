@@ -69,13 +69,13 @@ class Framework:
     has_own_environment: bool = False
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     runs_language_models: bool = False
-    lacks: tuple[str, ...] = ()  # "mixed" precision, an "input" pipeline, a number of CPU "threads"
+    lacks: tuple[str, ...] = ()  # "mixed" precision, "float64", an "input" pipeline, a number of CPU "threads"
 
 
 FRAMEWORKS = {
     "torch": Framework("PyTorch", ("pytorch",), runs_on_many=True, runs_language_models=True),
     "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
-    "mlx": Framework("MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "input", "threads")),
+    "mlx": Framework("MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "input", "threads")),
 }
 
 
@@ -509,8 +509,11 @@ def refuse_contradictions(settings, environ):
 def refuse_lacking(settings):
     """Raise SettingError for a setting of something that the framework does not have."""
     title, lacks = FRAMEWORKS[settings.framework].title, FRAMEWORKS[settings.framework].lacks
+    precisions = settings.precision if isinstance(settings.precision, tuple) else (settings.precision,)
     if "mixed" in lacks and settings.precision in MIXED:
         raise SettingError(f"PRECISION={settings.precision!r}: {title} has no autocast: set float16 or bfloat16")
+    if "float64" in lacks and "float64" in precisions:
+        raise SettingError(f"PRECISION='float64': {title} computes parts of it in float32: set float32")
     if "input" in lacks and settings.scope not in (None, ("device",)):
         raise SettingError(
             f"SCOPE={','.join(settings.scope)!r}: {title} has no input pipeline here: set SCOPE=device, or unset it"

@@ -55,21 +55,12 @@ def open_session(workload, settings, phase, scope):
     session.refuse_unknown_workload("mlx", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
-    reason = find_unsupported(workload, settings)
-    if reason:
+    if settings.memory_format == "channels_first":
+        raise MeasurementError("unsupported", "MLX runs image models in channels_last")
+    if settings.compile == "1" and workload.name == "llm":
+        reason = "mlx-lm's cache counts its tokens in Python, so mx.compile would compile a program for each token"
         raise MeasurementError("unsupported", reason)
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
-
-
-def find_unsupported(workload, settings):
-    """Return why MLX cannot run this, or ""."""
-    if settings.memory_format == "channels_first":
-        return "MLX runs image models in channels_last"
-    if settings.compile == "1" and workload.name == "llm":
-        return "mlx-lm's cache counts its tokens in Python, so mx.compile would compile a program for each token"
-    if settings.precision == "float64":
-        return "MLX has float64 on the CPU only, and computes its convolutions, layer normalisations and erf in float32"
-    return ""
 
 
 def evaluated(function):

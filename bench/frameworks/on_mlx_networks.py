@@ -229,7 +229,7 @@ def count_parameters(module):
 
 def leaves(tree):
     """Return the arrays of a tree, in order; those of the last layer are at the end."""
-    return [array for _, array in tree_flatten(tree)]
+    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
 
 
 def calibrate(module, inputs):
