@@ -6,7 +6,8 @@
 
 One step of prefill reads a batch of random prompts into an empty cache; one of decode adds a token to each sequence.
 The definitions are those of llama-bench (pp512, tg128); docs/method-details.md has them. The model is that of the
-transformers library (build_llm() in bench/frameworks/on_torch_llm.py), in MLX that of mlx-lm (on_mlx_llm.py). `make settings` explains the settings.
+transformers library (build_llm() in bench/frameworks/on_torch_llm.py), in MLX that of mlx-lm (on_mlx_llm.py). `make
+settings` explains the settings.
 """
 
 import functools

@@ -75,7 +75,9 @@ class Framework:
 FRAMEWORKS = {
     "torch": Framework("PyTorch", ("pytorch",), runs_on_many=True, runs_language_models=True),
     "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
-    "mlx": Framework("MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "input", "threads")),
+    "mlx": Framework(
+        "MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "input", "threads")
+    ),
 }
 
 
@@ -519,7 +521,9 @@ def refuse_lacking(settings):
             f"SCOPE={','.join(settings.scope)!r}: {title} has no input pipeline here: set SCOPE=device, or unset it"
         )
     if "threads" in lacks and settings.num_threads:
-        raise SettingError(f"NUM_THREADS='{settings.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS")
+        raise SettingError(
+            f"NUM_THREADS='{settings.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS"
+        )
 
 
 def refuse_many(settings, count, name):

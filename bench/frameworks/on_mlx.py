@@ -199,9 +199,7 @@ class DeviceContext(base.DeviceContext):
             check.check_compiled(got, as_numpy(module(*workload.inputs_of(pair))))
         if is_trained:
             gradients = differentiate(module, loss_of, pair, self.compiled)
-            check.check_gradients(
-                gradients, exact, check.gradient_errors(rounded, exact), self.measured_precision
-            )
+            check.check_gradients(gradients, exact, check.gradient_errors(rounded, exact), self.measured_precision)
 
     def open_stream(self, workload, settings, phase):
         raise MeasurementError("unsupported", "MLX has no input pipeline here: SCOPE=device measures the model")
@@ -252,7 +250,11 @@ class DeviceContext(base.DeviceContext):
 def enable_tf32(device, precision):
     """Switch TF32 on or off; raises MeasurementError if this process has already computed with the other choice."""
     wanted = str(int(precision == "tf32"))
-    if _chosen_tf32.setdefault(TF32_VARIABLE, wanted) != wanted and device != "cpu" and precision in ("float32", "tf32"):
+    if (
+        _chosen_tf32.setdefault(TF32_VARIABLE, wanted) != wanted
+        and device != "cpu"
+        and precision in ("float32", "tf32")
+    ):
         raise MeasurementError(
             "unsupported", f"MLX reads {TF32_VARIABLE} once in a process: measure PRECISION={precision} by itself"
         )
@@ -362,7 +364,7 @@ class Model(base.Model):
 
     @property
     def last_gradient(self):
-        # A part has no counter of its steps, so its read waits for all gradients. It takes microseconds if all are done.
+        # No counter proves that a part ran, so its read waits for all gradients: microseconds if they are done.
         mx.eval(self.gradients)
         return leaves(self.gradients)[-1]
 

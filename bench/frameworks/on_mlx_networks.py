@@ -21,7 +21,15 @@ RESNETS = {
     "resnet152": (True, (3, 8, 36, 3)),
 }
 # (expansion, channels, blocks, stride of the first block) of each stage: Sandler et al. 2018, table 2.
-MOBILENET_STAGES = (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)
+MOBILENET_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 
 
 def refuse_unknown_model(name):
@@ -46,7 +54,9 @@ class Convolution(nn.Conv2d):
     """A convolution that is right in float64 too, for the reference; MLX's own then computes in float32."""
 
     def __call__(self, x):
-        return convolve(x, self.weight, self.stride[0], self.padding[0]) if x.dtype == mx.float64 else super().__call__(x)
+        return (
+            convolve(x, self.weight, self.stride[0], self.padding[0]) if x.dtype == mx.float64 else super().__call__(x)
+        )
 
 
 def convolve(x, weight, stride=1, padding=0):

@@ -19,7 +19,6 @@ from bench.records import results
 from bench.settings import read_settings
 from bench.timing import check, measure
 from bench.tune import recipe
-from image_benchmark import image_workload
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
 
@@ -30,7 +29,6 @@ LLM = {"PRECISION": "float32", "BATCH_SIZE": "2", "PROMPT_TOKENS": "6", "DEPTH":
 
 def count_pending(*trees):
     """How many operators of these arrays' graphs are not evaluated."""
-
 
     graph = io.StringIO()
     mx.export_to_dot(graph, *on_mlx.leaves(trees))

@@ -63,7 +63,9 @@ def write(model, folder):
         losses.append(ours.loss.item())
         now = {f"_gradient.{name}": weight.grad.numpy().copy() for name, weight in ours.module.named_parameters()}
         gradients = gradients or now
-    facts = {"inputs": inputs.numpy(), "labels": labels.numpy(), "logits": logits, "losses": losses} | {name[1:]: value for name, value in gradients.items()}
+    facts = {"inputs": inputs.numpy(), "labels": labels.numpy(), "logits": logits, "losses": losses} | {
+        name[1:]: value for name, value in gradients.items()
+    }
     np.savez(Path(folder) / f"{model}.npz", **{f"_{name}": value for name, value in facts.items()}, **kept)
 
 
