@@ -170,10 +170,10 @@ class DeviceContext(base.DeviceContext):
         check.check_parameters(count_parameters(module), workload.parameters)
         pairs = workload.make_batches(2, self.seed)
         needed, free = 20 * count_parameters(module), resources.available_bytes()  # float64 twice, float32 once
-        is_trained = loss_of and (free is None or needed < free)
-        if loss_of and not is_trained:
+        compares_gradients = loss_of and (free is None or needed < free)
+        if loss_of and not compares_gradients:
             self.own_note = "; ".join(filter(None, [self.own_note, "gradients were not compared: too little memory"]))
-        weights, expected, rounding = module.parameters(), None, 0
+        expected, rounding = None, 0
         with mx.stream(mx.cpu):
             both = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
             calibrate(module, self.put_as(mx.float32, *both))
@@ -185,7 +185,7 @@ class DeviceContext(base.DeviceContext):
                     for dtype in (mx.float32, mx.float64)
                 )
                 rounding = check.relative_error(rounded, expected)
-            if is_trained:
+            if compares_gradients:
                 rounded, exact = (
                     differentiate(cast(module, weights, dtype), loss_of, self.put_as(dtype, *pairs[0]))
                     for dtype in (mx.float32, mx.float64)
@@ -197,7 +197,7 @@ class DeviceContext(base.DeviceContext):
         self.check_outputs(got, again, expected, rounding)
         if self.compares_compiled:
             check.check_compiled(got, as_numpy(module(*workload.inputs_of(pair))))
-        if is_trained:
+        if compares_gradients:
             gradients = differentiate(module, loss_of, pair, self.compiled)
             check.check_gradients(gradients, exact, check.gradient_errors(rounded, exact), self.measured_precision)
 
@@ -250,11 +250,8 @@ class DeviceContext(base.DeviceContext):
 def enable_tf32(device, precision):
     """Switch TF32 on or off; raises MeasurementError if this process has already computed with the other choice."""
     wanted = str(int(precision == "tf32"))
-    if (
-        _chosen_tf32.setdefault(TF32_VARIABLE, wanted) != wanted
-        and device != "cpu"
-        and precision in ("float32", "tf32")
-    ):
+    is_late = _chosen_tf32.setdefault(TF32_VARIABLE, wanted) != wanted
+    if is_late and device != "cpu" and precision in ("float32", "tf32"):
         raise MeasurementError(
             "unsupported", f"MLX reads {TF32_VARIABLE} once in a process: measure PRECISION={precision} by itself"
         )
