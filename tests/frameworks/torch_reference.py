@@ -1,6 +1,6 @@
 """Models of on_torch.py with their weights, inputs and outputs: other frameworks compare theirs.
 
-    python -m tests.frameworks.torch_reference FOLDER     writes FOLDER/<model>.npz, one for each case
+    python -m tests.frameworks.torch_reference FOLDER [MODEL ...]     writes FOLDER/<model>.npz, CASES by default
 
 A program of its own, because on Linux no environment holds two frameworks.
 """
@@ -93,7 +93,5 @@ def describe_decoder(model):
 
 
 if __name__ == "__main__":
-    for case in CASES:
-        write(case, sys.argv[1])
-    for case in TINY_DECODERS:
-        write_decoder(case, sys.argv[1])
+    for case in sys.argv[2:] or CASES:
+        (write_decoder if case in TINY_DECODERS else write)(case, sys.argv[1])
