@@ -69,14 +69,14 @@ class Framework:
     has_own_environment: bool = False
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     runs_language_models: bool = False
-    lacks: tuple[str, ...] = ()  # "mixed" precision, "float64", an "input" pipeline, a number of CPU "threads"
+    lacks: tuple[str, ...] = ()  # "mixed" precision, "float64", a number of CPU "threads"
 
 
 FRAMEWORKS = {
     "torch": Framework("PyTorch", ("pytorch",), runs_on_many=True, runs_language_models=True),
     "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
     "mlx": Framework(
-        "MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "input", "threads")
+        "MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")
     ),
 }
 
@@ -340,13 +340,13 @@ class Settings:
     scope: tuple[str, ...] = setting(
         one_of(*SCOPES),
         {"image": SCOPES},
-        "which of the three throughputs to measure (MLX: device only)",
+        "which of the three throughputs to measure",
         lists=TOGETHER,
     )
     num_workers: int = setting(
         whole(0, 1024),
         {"image": None},
-        "input workers: processes, or threads in TensorFlow; 0: the main process",
+        "input workers: processes, or threads in TensorFlow and MLX; 0: the main process",
         shown=f"the number of cores, at most {MOST_WORKERS} for each device",
     )
     num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
@@ -409,8 +409,6 @@ def read_settings(script, environ=os.environ):
         values[declared.name] = entries if is_tuple else entries[0]
     if values["memory_format"] == "":
         values["memory_format"] = FRAMEWORKS[values["framework"]].memory_formats[0]
-    if script == "image" and "SCOPE" not in environ and "input" in FRAMEWORKS[values["framework"]].lacks:
-        values["scope"] = ("device",)
     if script == "image" and values["num_workers"] is None:
         local = environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun, whose ranks share the workers too
         ranks = max(values["num_devices"] or 1, int(local) if local.isdecimal() else 1)
@@ -516,10 +514,6 @@ def refuse_lacking(settings):
         raise SettingError(f"PRECISION={settings.precision!r}: {title} has no autocast: set float16 or bfloat16")
     if "float64" in lacks and "float64" in precisions:
         raise SettingError(f"PRECISION='float64': {title} computes parts of it in float32: set float32")
-    if "input" in lacks and settings.scope not in (None, ("device",)):
-        raise SettingError(
-            f"SCOPE={','.join(settings.scope)!r}: {title} has no input pipeline here: set SCOPE=device, or unset it"
-        )
     if "threads" in lacks and settings.num_threads:
         raise SettingError(
             f"NUM_THREADS='{settings.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS"

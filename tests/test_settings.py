@@ -156,7 +156,6 @@ def test_an_empty_value_is_refused(name):
         ("image", {"MODEL": "resnet18", "IMAGE_MODEL": "resnet50"}, "IMAGE_MODEL='resnet50'"),
         ("llm", {"FRAMEWORK": "tensorflow"}, "PyTorch"),
         ("image", {"PRECISION": "mixed_float16", "FRAMEWORK": "mlx"}, "float16 or bfloat16"),
-        ("image", {"SCOPE": "device,input", "FRAMEWORK": "mlx"}, "SCOPE=device"),
         ("mlp", {"NUM_THREADS": "2", "FRAMEWORK": "mlx"}, "MLX"),
         ("llm", {"PHASE": "training"}, "prefill, decode"),
         ("llm", {"PRECISION": "mixed_float16"}, "float16, bfloat16, float64"),

@@ -15,7 +15,7 @@ import numpy as np
 from mlx import nn, optimizers
 from mlx.utils import tree_map
 
-from bench.frameworks import Device, ErrorTexts, base, on_mlx_llm, on_mlx_networks, session
+from bench.frameworks import Device, ErrorTexts, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, convolve, count_parameters, leaves
 from bench.frameworks.on_mlx_networks import refuse_unknown_model as refuse_unknown_model
 from bench.host import resources
@@ -202,7 +202,7 @@ class DeviceContext(base.DeviceContext):
             check.check_gradients(gradients, exact, check.gradient_errors(rounded, exact), self.measured_precision)
 
     def open_stream(self, workload, settings, phase):
-        raise MeasurementError("unsupported", "MLX has no input pipeline here: SCOPE=device measures the model")
+        return jpeg_stream.open_stream(workload, settings, phase)
 
     def operator(self, name):
         return evaluated(OPERATORS[name])
