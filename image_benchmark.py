@@ -6,7 +6,8 @@
 
 One step is one batch of colour images, sorted into ImageNet's 1,000 classes. In PyTorch the model is torchvision's
 (build_image() in bench/frameworks/on_torch.py); in TensorFlow it is written in Keras layers or taken from Keras's
-applications (build_image() in bench/frameworks/keras_networks.py). Weights are random. `make help` lists the settings.
+applications (build_image() in bench/frameworks/keras_networks.py); in MLX it is written in MLX layers
+(on_mlx_networks.py). Weights are random. `make help` lists the settings.
 """
 
 import csv

@@ -6,7 +6,8 @@
 
 One step is one batch of sequences of random tokens, sorted into eight classes. In PyTorch the model is that of the
 transformers library (build_transformer() in bench/frameworks/on_torch.py); in TensorFlow it is written in Keras layers
-(build_transformer() in bench/frameworks/keras_networks.py). Weights are random. `make help` lists the settings.
+(build_transformer() in bench/frameworks/keras_networks.py), in MLX in MLX layers (on_mlx_networks.py). Weights are
+random. `make help` lists the settings.
 """
 
 import functools

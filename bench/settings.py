@@ -69,11 +69,15 @@ class Framework:
     has_own_environment: bool = False
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     runs_language_models: bool = False
+    lacks: tuple[str, ...] = ()  # "mixed" precision, "float64", a number of CPU "threads"
 
 
 FRAMEWORKS = {
     "torch": Framework("PyTorch", ("pytorch",), runs_on_many=True, runs_language_models=True),
     "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
+    "mlx": Framework(
+        "MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")
+    ),
 }
 
 
@@ -231,7 +235,7 @@ class Settings:
         "for each of them",
         lists=EACH,
     )
-    framework: str = setting(framework_name, "torch", "torch or tensorflow; synonyms pytorch, tf")
+    framework: str = setting(framework_name, "torch", "torch, tensorflow or mlx; synonyms pytorch, tf")
     model: str = setting(
         str,
         {
@@ -278,14 +282,14 @@ class Settings:
     compile: str = setting(
         one_of("0", "1", *COMPILE_MODES),
         dict.fromkeys(MODELS, "0"),
-        "1: torch.compile, or XLA in TensorFlow; or one of torch's modes: " + ", ".join(COMPILE_MODES),
+        "1: torch.compile, XLA in TensorFlow, mx.compile in MLX; or one of torch's modes: " + ", ".join(COMPILE_MODES),
         lists=EACH,
     )
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),
         {"image": ""},
-        "channels_first or channels_last (TensorFlow: channels_last only)",
-        shown="channels_first (TensorFlow: channels_last)",
+        "channels_first or channels_last (TensorFlow and MLX: channels_last only)",
+        shown="channels_first (TensorFlow and MLX: channels_last)",
         lists=EACH,
     )
     optimizer: str = setting(
@@ -369,7 +373,7 @@ class Settings:
     num_workers: int = setting(
         whole(0, 1024),
         {"image": None},
-        "input workers: processes, or threads in TensorFlow; 0: the main process",
+        "input workers: processes, or threads in TensorFlow and MLX; 0: the main process",
         shown=f"the number of cores, at most {MOST_WORKERS} for each device",
     )
     num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
@@ -531,6 +535,7 @@ def refuse_contradictions(settings, environ):
         raise SettingError(f"FRAMEWORK={settings.framework!r}: language models run in {able} here: unset FRAMEWORK")
     if settings.framework != "torch" and settings.compile in COMPILE_MODES:
         raise SettingError(f"COMPILE={settings.compile!r} is a mode of torch: set 1 or 0")
+    refuse_lacking(settings)
     for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
         if settings.sustain and name in environ and getattr(settings, name.lower()) is not None:
             raise SettingError(f"SUSTAIN='{settings.sustain}' measures a single workload: unset {name}")
@@ -546,6 +551,20 @@ def refuse_contradictions(settings, environ):
     refuse_many(settings, settings.num_devices, "NUM_DEVICES")
     if settings.epochs and settings.phase == "inference":
         raise SettingError(f"EPOCHS='{settings.epochs}' is training: set PHASE=training, or unset EPOCHS")
+
+
+def refuse_lacking(settings):
+    """Raise SettingError for a setting of something that the framework does not have."""
+    title, lacks = FRAMEWORKS[settings.framework].title, FRAMEWORKS[settings.framework].lacks
+    precisions = settings.precision if isinstance(settings.precision, tuple) else (settings.precision,)
+    if "mixed" in lacks and settings.precision in MIXED:
+        raise SettingError(f"PRECISION={settings.precision!r}: {title} has no autocast: set float16 or bfloat16")
+    if "float64" in lacks and "float64" in precisions:
+        raise SettingError(f"PRECISION='float64': {title} computes parts of it in float32: set float32")
+    if "threads" in lacks and settings.num_threads:
+        raise SettingError(
+            f"NUM_THREADS='{settings.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS"
+        )
 
 
 def refuse_many(settings, count, name):

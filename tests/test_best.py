@@ -112,6 +112,12 @@ def test_training_and_tensorflow_have_fewer_choices():
     assert "COMPILE" not in values(MPS, FRAMEWORK="tensorflow")
 
 
+def test_mlx_has_no_mixed_precision_and_no_threads_to_try():
+    found = values(MPS, FRAMEWORK="mlx")
+    assert (found["PRECISION"], found["COMPILE"]) == (("float32", "bfloat16", "float16"), ("0", "1"))
+    assert "NUM_THREADS" not in values(CPU | {"num_threads": "1"}, FRAMEWORK="mlx")
+
+
 def test_what_is_given_is_held_and_a_list_restricts():
     found = values(PRECISION="bfloat16", COMPILE="1,max-autotune", BATCH_SIZE="32", MALLOC_ARENA_MAX="1")
     assert found == {"COMPILE": ("1", "max-autotune"), "MEMORY_FORMAT": ("channels_first", "channels_last")}

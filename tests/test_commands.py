@@ -158,7 +158,7 @@ def test_nothing_is_installed_for_an_interpreter_of_the_users():
         ("mlp", {}, [".venv/bin/python mlp_benchmark.py"]),
         ("mlp", {"FRAMEWORK": "tf"}, [".venv-tensorflow/bin/python mlp_benchmark.py"]),
         ("mlp", {"FRAMEWORK": "tensorflow", "PYTHON": "python3"}, ['"python3" mlp_benchmark.py']),
-        ("test", {}, ["FRAMEWORK=torch .venv", "FRAMEWORK=tensorflow .venv-tensorflow"]),
+        ("test", {}, ["FRAMEWORK=torch .venv", "FRAMEWORK=mlx .venv-mlx", "FRAMEWORK=tensorflow .venv-tensorflow"]),
         ("test", {"FRAMEWORK": "torch"}, ["FRAMEWORK=torch .venv"]),
         ("test", {"FRAMEWORK": "TF"}, ["FRAMEWORK=tensorflow .venv-tensorflow"]),
         ("test", {"PYTHON": "python3"}, ['"python3" -m pytest']),

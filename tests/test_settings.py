@@ -158,6 +158,8 @@ def test_an_empty_value_is_refused(name):
         ("llm", {"PHASE": "inference"}, "prefill, decode, training"),
         ("llm", {"PRECISION": "mixed_float16"}, "set float16, or PHASE=training"),
         ("mlp", {"OPTIMIZER": "adamw"}, "sgd, adam"),
+        ("image", {"PRECISION": "mixed_float16", "FRAMEWORK": "mlx"}, "float16 or bfloat16"),
+        ("mlp", {"NUM_THREADS": "2", "FRAMEWORK": "mlx"}, "MLX"),
     ],
 )
 def test_contradictions_are_refused(script, environ, named):

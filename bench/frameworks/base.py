@@ -123,6 +123,7 @@ class DeviceContext(ABC):
     measured_precision: str
     output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
     has_own_memory = False  # a card's; otherwise arrays take the system's memory
+    own_note = ""  # what a reader of each of its rows has to know
     output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
 
     def __init__(self, device, settings):

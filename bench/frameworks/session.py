@@ -143,7 +143,7 @@ class OperatorSession(BaseSession):
         on_device = [context.put_operands(operands) for operands in sets]
         super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
         self.adds_in_place = workload.model == "all-reduce"  # its operands are gone after a step
-        self.measured_precision = context.measured_precision
+        self.measured_precision, self.note = context.measured_precision, context.own_note
         self.work = context.operator(workload.model)
         self.step()
         self._check_samples()

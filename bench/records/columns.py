@@ -88,7 +88,7 @@ COLUMNS = {
     # software
     "commit": Column("version", "of this repository; -dirty if its programs were changed"),
     "python": Column("version", "version"),
-    "framework": Column("work", "torch or tensorflow", words=""),
+    "framework": Column("work", "torch, tensorflow or mlx", words=""),
     "framework_version": Column("version", "with its build"),
     # workload
     "workload": Column(

@@ -80,7 +80,8 @@ def list_dimensions(settings, environ, changes, row, card=None):
     if device == "cpu" and is_glibc and not is_fixed:
         others = {library: 1.2 for name in PRELOADED if (library := ctypes.util.find_library(name))}
         found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3} | others))
-    if device == "cpu" and row["num_threads"] and "NUM_THREADS" not in environ:
+    sets_threads = "threads" not in FRAMEWORKS[settings.framework].lacks
+    if device == "cpu" and row["num_threads"] and sets_threads and "NUM_THREADS" not in environ:
         found.append(Dimension("NUM_THREADS", dict.fromkeys(list_threads(str(row["num_threads"])), 1.0)))
     if "BATCH_SIZE" in environ:
         given = dict.fromkeys(change["BATCH_SIZE"] for change in changes if "BATCH_SIZE" in change)
@@ -94,13 +95,16 @@ def is_sensible(settings, name, value, row, card):
     """Return whether a value may be faster for this framework, phase and card, and is right at all."""
     if settings.phase == "training" and value in NOT_IN_TRAINING:
         return False
-    if value.startswith("mixed_") and settings.phase in ("prefill", "decode"):  # the weights themselves get 16 bits
+    lacks_mixed = "mixed" in FRAMEWORKS[settings.framework].lacks
+    # A language model's weights themselves get 16 bits.
+    if value.startswith("mixed_") and (lacks_mixed or settings.phase in ("prefill", "decode")):
         return False
     if value in LATE and card and card.multiprocessors < AUTOTUNE_MULTIPROCESSORS:
         return False
     if settings.framework == "torch":
         return True
-    is_impossible = value in COMPILE_MODES or (name == "COMPILE" and value == "1" and row["device"] == "mps")
+    cannot_compile = is_llm if settings.framework == "mlx" else row["device"] == "mps"
+    is_impossible = value in COMPILE_MODES or (name == "COMPILE" and value == "1" and cannot_compile)
     return not is_impossible and (name != "MEMORY_FORMAT" or value in FRAMEWORKS[settings.framework].memory_formats)
 
 

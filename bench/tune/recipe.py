@@ -89,4 +89,38 @@ def keras_lines(settings, device, num_threads):
     return list(filter(None, lines))
 
 
-SCRIPTS = {"torch": torch_lines, "tensorflow": keras_lines}  # by framework
+def mlx_lines(settings, device, num_threads):
+    """Return lines of MLX, for the same arguments; MLX cannot set its threads."""
+    is_tokens = settings.prompt_tokens is not None or settings.sequence_length is not None  # integers keep their type
+    dtype = settings.precision if settings.precision in ("float16", "bfloat16") else ""
+    is_trained, state = settings.phase == "training", "[model.state, optimizer.state, mx.random.state]"
+    call, state = ("step(inputs, labels)", state) if is_trained else ("model(inputs)", "model.state")
+    lines = [
+        "import os",
+        f'os.environ["MLX_ENABLE_TF32"] = "{int(settings.precision == "tf32")}"  # before MLX computes anything',
+        "import mlx.core as mx",
+        "from mlx import nn" if is_trained else "",
+        "mx.set_default_device(mx.cpu)" if device == "cpu" else "",
+        f"model.set_dtype(mx.{dtype})" if dtype else "",
+        f"inputs = inputs.astype(mx.{dtype})" if dtype and not is_tokens else "",
+        f"model.{'train' if is_trained else 'eval'}()",
+    ]
+    if is_trained:
+        lines += [
+            "differentiate = nn.value_and_grad(model, lambda inputs, labels: loss_function(model(inputs), labels))",
+            "def step(inputs, labels):",
+            "    loss, gradients = differentiate(inputs, labels)",
+            "    optimizer.update(model, gradients)",
+            "    return loss",
+            "optimizer.init(model.trainable_parameters())",
+            f"state = {state}",
+        ]
+    if settings.compile != "0":
+        what = "step" if is_trained else "model"
+        outputs = ", outputs=state" if is_trained else ""
+        lines.append(f"compiled = mx.compile({what}, inputs={'state' if is_trained else state}{outputs})")
+        call = call.replace(what, "compiled", 1)
+    return [*filter(None, lines), f"outputs = {call}", f"mx.eval(outputs{', state' if is_trained else ''})"]
+
+
+SCRIPTS = {"torch": torch_lines, "tensorflow": keras_lines, "mlx": mlx_lines}  # by framework

@@ -64,4 +64,19 @@ def build_tensorflow(workload):
     return keras.Model([noisy, level], keras.layers.Dense(width)(x))
 
 
-BUILDERS = {"numpy": build_numpy, "torch": build_torch, "tensorflow": build_tensorflow}
+def build_mlx(workload):
+    import mlx.core as mx
+    from mlx import nn
+
+    class Denoiser(nn.Module):
+        def __init__(self, levels, width):
+            super().__init__()
+            self.levels, self.output = nn.Embedding(levels, width), nn.Linear(width, width)
+
+        def __call__(self, noisy, level):
+            return self.output(mx.tanh(noisy + self.levels(level)))
+
+    return Denoiser(*workload.sizes)
+
+
+BUILDERS = {"numpy": build_numpy, "torch": build_torch, "tensorflow": build_tensorflow, "mlx": build_mlx}

@@ -1,6 +1,6 @@
 """Models of on_torch.py with their weights, inputs and outputs: other frameworks compare theirs.
 
-    python -m tests.frameworks.torch_reference FOLDER     writes FOLDER/<model>.npz, one for each case
+    python -m tests.frameworks.torch_reference FOLDER [MODEL ...]     writes FOLDER/<model>.npz, CASES by default
 
 A program of its own, because on Linux no environment holds two frameworks.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+import llm_benchmark
 from bench.settings import read_settings
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
@@ -24,15 +25,21 @@ TINY = {
         num_layers=2, hidden_size=64, num_heads=4, intermediate_size=128, token_types=2, vocab_size=500
     ),
 }
+TINY_DECODERS = {
+    "tiny-llama": llm_benchmark.Decoder(2, 64, 4, 2, 16, 96, 500, 64, 1e4, rope_factor=8, tie_word_embeddings=False),
+    "tiny-qwen": llm_benchmark.Decoder(2, 64, 4, 2, 32, 96, 500, 64, 1e4, is_qwen=True, norm_epsilon=1e-6),
+}
 # SGD: Adam's first step is the sign of the gradient, which is noise where the gradient is zero.
 TINY_SETTINGS = {"SEQUENCE_LENGTH": "16", "OPTIMIZER": "sgd"}
 CASES = {
     "resnet18": ("image", image_workload, {"IMAGE_SIZE": "64"}),
     "resnet50": ("image", image_workload, {"IMAGE_SIZE": "96"}),
+    "mobilenet_v2": ("image", image_workload, {"IMAGE_SIZE": "64"}),
     "mlp-64-32": ("mlp", mlp_workload, {"DATA": "synthetic"}),
     "tiny-distilbert": ("transformer", transformer_workload, TINY_SETTINGS),
     "tiny-bert": ("transformer", transformer_workload, TINY_SETTINGS),
 }
+WITH_DROPOUT = {*TINY, "mobilenet_v2"}  # which draws other numbers in other frameworks
 
 
 def describe(model, **environ):
@@ -49,15 +56,42 @@ def write(model, folder):
     session = on_torch.open_session(*describe(model, USE_GPU="0"), "training", "device")
     ours, (inputs, labels) = session.model, next(session.batches)
     kept = {name: value.numpy().copy() for name, value in ours.module.state_dict().items()}
-    logits, losses = ours.predict(inputs), []
-    ours.module.train(model not in TINY)  # dropout draws other numbers in other frameworks
+    logits, losses, gradients = ours.predict(inputs), [], {}
+    ours.module.train(model not in WITH_DROPOUT)
     for _ in range(3):
         ours.train(inputs, labels)
         losses.append(ours.loss.item())
-    facts = {"inputs": inputs.numpy(), "labels": labels.numpy(), "logits": logits, "losses": losses}
+        now = {f"_gradient.{name}": weight.grad.numpy().copy() for name, weight in ours.module.named_parameters()}
+        gradients = gradients or now
+    facts = {"inputs": inputs.numpy(), "labels": labels.numpy(), "logits": logits, "losses": losses} | {
+        name[1:]: value for name, value in gradients.items()
+    }
     np.savez(Path(folder) / f"{model}.npz", **{f"_{name}": value for name, value in facts.items()}, **kept)
 
 
+def write_decoder(model, folder):
+    """Write a language model's weights, a prompt and the last token's logits."""
+    import torch
+
+    from bench.frameworks import on_torch_llm
+
+    workload = describe_decoder(model)
+    module = on_torch_llm.allocate(on_torch_llm.build_llm(workload), "cpu", torch.float32)
+    on_torch_llm.fill(module)
+    ((tokens,), *_) = workload.make_batches(2, 0)
+    with torch.no_grad():
+        logits = module(input_ids=torch.from_numpy(tokens)).logits[:, -1]
+    weights = {name: value.numpy() for name, value in module.state_dict().items()}
+    np.savez(Path(folder) / f"{model}.npz", _inputs=tokens, _logits=logits.numpy(), **weights)
+
+
+def describe_decoder(model):
+    """The workload of a prefill of eight tokens."""
+    llm_benchmark.DECODERS.update(TINY_DECODERS)
+    environ = {"MODEL": model, "PHASE": "prefill", "PROMPT_TOKENS": "8", "BATCH_SIZE": "2"}
+    return llm_benchmark.llm_workload(read_settings("llm", environ).on("cpu"))
+
+
 if __name__ == "__main__":
-    for case in CASES:
-        write(case, sys.argv[1])
+    for case in sys.argv[2:] or CASES:
+        (write_decoder if case in TINY_DECODERS else write)(case, sys.argv[1])

@@ -1,0 +1,257 @@
+"""Networks in MLX layers: sizes, initial weights and dropout as in torchvision and the transformers library.
+
+Weights have the names of PyTorch's in image models and perceptrons, apart from MLX's ".layers" of a sequence.
+"""
+
+import math
+from itertools import pairwise, product
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from bench.frameworks import session
+
+# (bottleneck blocks, not pairs of 3 x 3 convolutions; blocks in each of the four stages): He et al. 2015, table 1.
+RESNETS = {
+    "resnet18": (False, (2, 2, 2, 2)),
+    "resnet34": (False, (3, 4, 6, 3)),
+    "resnet50": (True, (3, 4, 6, 3)),
+    "resnet101": (True, (3, 4, 23, 3)),
+    "resnet152": (True, (3, 8, 36, 3)),
+}
+# (expansion, channels, blocks, stride of the first block) of each stage: Sandler et al. 2018, table 2.
+MOBILENET_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+def refuse_unknown_model(name):
+    """Raise SettingError, with the nearest names, for an image model that is not here."""
+    session.refuse_unknown_model(name, [*RESNETS, "mobilenet_v2"], "the MLX models of this program")
+
+
+def build_image(workload):
+    """Build one of torchvision's models; its images are channels last."""
+    classes = workload.sizes.classes
+    return MobileNetV2(classes) if workload.model == "mobilenet_v2" else ResNet(*RESNETS[workload.model], classes)
+
+
+def convolution(inputs, outputs, size, stride=1, groups=1):
+    """Build a convolution that keeps the image size but for its stride, without a bias, He-normal by its outputs."""
+    layer = Convolution(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
+    layer.weight = math.sqrt(2 / (outputs * size * size)) * mx.random.normal(layer.weight.shape)
+    return layer
+
+
+class Convolution(nn.Conv2d):
+    """A convolution that is right in float64 too, for the reference; MLX's own then computes in float32."""
+
+    def __call__(self, x):
+        return (
+            convolve(x, self.weight, self.stride[0], self.padding[0]) if x.dtype == mx.float64 else super().__call__(x)
+        )
+
+
+def convolve(x, weight, stride=1, padding=0):
+    """Convolve with one matmul for each place in the kernel; with one input to each output it is depthwise."""
+    x = mx.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    rows, columns = (x.shape[axis] - weight.shape[axis] for axis in (1, 2))
+    total = 0
+    for dy, dx in product(range(weight.shape[1]), range(weight.shape[2])):
+        part, weights = x[:, dy : dy + rows + 1 : stride, dx : dx + columns + 1 : stride], weight[:, dy, dx]
+        total = total + (part * weights[:, 0] if weights.shape[1] < x.shape[3] else part @ weights.T)
+    return total
+
+
+class ResNet(nn.Module):
+    """ResNet v1.5: the stride is in the 3 x 3 convolution."""
+
+    def __init__(self, is_bottleneck, stages, classes):
+        super().__init__()
+        self.conv1, self.bn1 = convolution(3, 64, 7, stride=2), nn.BatchNorm(64)
+        self.pool = nn.MaxPool2d(3, 2, padding=1)
+        channels = 64
+        for stage, count in enumerate(stages):
+            blocks = []
+            for block in range(count):
+                blocks.append(Block(channels, 64 * 2**stage, 2 if stage and not block else 1, is_bottleneck))
+                channels = 64 * 2**stage * (4 if is_bottleneck else 1)
+            self[f"layer{stage + 1}"] = nn.Sequential(*blocks)
+        self.fc = nn.Linear(channels, classes)
+
+    def __call__(self, x):
+        x = self.pool(nn.relu(self.bn1(self.conv1(x))))
+        for stage in range(1, 5):
+            x = self[f"layer{stage}"](x)
+        return self.fc(x.mean((1, 2)))
+
+
+class Block(nn.Module):
+    """A residual block of two or, as a bottleneck, three convolutions."""
+
+    def __init__(self, inputs, filters, stride, is_bottleneck):
+        super().__init__()
+        sizes = ((filters, 3, stride), (filters, 3, 1))
+        if is_bottleneck:
+            sizes = ((filters, 1, 1), (filters, 3, stride), (4 * filters, 1, 1))
+        self.count, width = len(sizes), inputs
+        for i, (outputs, size, step) in enumerate(sizes, start=1):
+            self[f"conv{i}"], self[f"bn{i}"] = convolution(width, outputs, size, step), nn.BatchNorm(outputs)
+            width = outputs
+        if stride != 1 or inputs != width:
+            self.downsample = nn.Sequential(convolution(inputs, width, 1, stride), nn.BatchNorm(width))
+
+    def __call__(self, x):
+        short = self.downsample(x) if "downsample" in self else x
+        for i in range(1, self.count + 1):
+            x = self[f"bn{i}"](self[f"conv{i}"](x))
+            x = nn.relu(x if i < self.count else x + short)
+        return x
+
+
+class MobileNetV2(nn.Module):
+    """MobileNetV2 with dropout before its classifier."""
+
+    def __init__(self, classes):
+        super().__init__()
+        blocks, channels = [normed(3, 32, 3, stride=2)], 32
+        for expansion, outputs, count, stride in MOBILENET_STAGES:
+            for block in range(count):
+                blocks.append(InvertedResidual(channels, outputs, expansion, 1 if block else stride))
+                channels = outputs
+        self.features = nn.Sequential(*blocks, normed(channels, 1280, 1))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), normal_dense(1280, classes, 0.01))
+
+    def __call__(self, x):
+        return self.classifier(self.features(x).mean((1, 2)))
+
+
+def normed(inputs, outputs, size, stride=1, groups=1):
+    """Build a convolution with a normalisation and ReLU6."""
+    return nn.Sequential(convolution(inputs, outputs, size, stride, groups), nn.BatchNorm(outputs), nn.ReLU6())
+
+
+class InvertedResidual(nn.Module):
+    """A block that widens its channels, convolves each by itself and narrows them again."""
+
+    def __init__(self, inputs, outputs, expansion, stride):
+        super().__init__()
+        width = inputs * expansion
+        widen = [normed(inputs, width, 1)] * (expansion > 1)
+        narrow = convolution(width, outputs, 1), nn.BatchNorm(outputs)
+        self.conv = nn.Sequential(*widen, normed(width, width, 3, stride, groups=width), *narrow)
+        self.adds = stride == 1 and inputs == outputs
+
+    def __call__(self, x):
+        return x + self.conv(x) if self.adds else self.conv(x)
+
+
+def normal_dense(inputs, outputs, deviation=0.02):
+    """Build a dense layer with normal weights and zero biases."""
+    layer = nn.Linear(inputs, outputs)
+    layer.weight, layer.bias = deviation * mx.random.normal(layer.weight.shape), mx.zeros(outputs)
+    return layer
+
+
+def build_mlp(workload):
+    """Build dense layers, Glorot-uniform with zero biases, with ReLU between them."""
+    layers = []
+    for inputs, outputs in pairwise(workload.sizes):
+        layer = nn.Linear(inputs, outputs)
+        layer.weight, layer.bias = nn.init.glorot_uniform()(layer.weight), mx.zeros(outputs)
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def build_transformer(workload):
+    """Build BERT or DistilBERT with a classifier on the first token."""
+    return Classifier(workload.sizes)
+
+
+class Classifier(nn.Module):
+    """An encoder of the sizes in `encoder`, with a classifier on the first token."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        width, tables = encoder.hidden_size, ("words", "positions", "types")
+        counts = encoder.vocab_size, encoder.max_position_embeddings, encoder.token_types
+        for name, count in zip(tables, counts, strict=True):
+            if count:
+                self[name] = nn.Embedding(count, width)
+                self[name].weight = 0.02 * mx.random.normal((count, width))
+        self.norm, self.dropout = nn.LayerNorm(width, encoder.norm_epsilon), nn.Dropout(encoder.dropout)
+        self.layers = [EncoderLayer(encoder) for _ in range(encoder.num_layers)]
+        self.pooler = normal_dense(width, width)
+        self.last_dropout = nn.Dropout(encoder.dropout if encoder.is_bert else 0.2)
+        self.classifier = normal_dense(width, encoder.labels)
+
+    def __call__(self, ids):
+        x = self.words(ids) + self.positions(mx.arange(ids.shape[1]))
+        is_bert = "types" in self
+        x = self.dropout(self.norm(x + self.types(mx.zeros_like(ids)) if is_bert else x))
+        for layer in self.layers:
+            x = layer(x)
+        first = self.pooler(x[:, 0])
+        return self.classifier(self.last_dropout(mx.tanh(first) if is_bert else nn.relu(first)))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a feed-forward part; each has a residual connection and a normalisation after it."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        width, inner = encoder.hidden_size, encoder.intermediate_size
+        self.num_heads, self.is_bert = encoder.num_heads, encoder.is_bert
+        self.query, self.key, self.value, self.output = (normal_dense(width, width) for _ in range(4))
+        self.norm1, self.norm2 = (nn.LayerNorm(width, encoder.norm_epsilon) for _ in range(2))
+        self.lin1, self.lin2 = normal_dense(width, inner), normal_dense(inner, width)
+        self.dropout = nn.Dropout(encoder.dropout)
+
+    def __call__(self, x):
+        batch, length, _ = x.shape
+        heads = (
+            part(x).reshape(batch, length, self.num_heads, -1).swapaxes(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        attended = self.output(self.attend(*heads).swapaxes(1, 2).reshape(x.shape))
+        x = self.norm1(x + (self.dropout(attended) if self.is_bert else attended))
+        return self.norm2(x + self.dropout(self.lin2(nn.gelu(self.lin1(x)))))
+
+    def attend(self, query, key, value):
+        scale = query.shape[-1] ** -0.5
+        if not self.training:
+            return mx.fast.scaled_dot_product_attention(query, key, value, scale=scale)
+        # MLX's fused attention has no dropout, which PyTorch's has.
+        return self.dropout(mx.softmax((scale * query) @ key.swapaxes(2, 3), axis=-1)) @ value
+
+
+def count_parameters(module):
+    """Return how many of a module's parameters are trainable."""
+    return sum(weights.size for weights in leaves(module.trainable_parameters()))
+
+
+def leaves(tree):
+    """Return the arrays of a tree, in order; those of the last layer are at the end."""
+    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
+
+
+def calibrate(module, inputs):
+    """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth."""
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm)]
+    for norm in norms:
+        norm.momentum, usual = 1.0, norm.momentum
+    if norms:
+        module.train()(*inputs)
+        mx.eval(module.parameters())
+    for norm in norms:
+        norm.momentum = usual
+
+
+BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer}

@@ -1,0 +1,413 @@
+"""What is special to MLX: steps that evaluate everything, its networks, and the same numbers as PyTorch."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+import llm_benchmark
+from bench import frameworks
+from bench.frameworks import on_mlx, on_mlx_llm, on_mlx_networks
+from bench.records import results
+from bench.settings import read_settings
+from bench.timing import check, measure
+from bench.tune import recipe
+from tests.frameworks import torch_reference
+from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
+
+open_session = Opener("mlx")
+DEVICE = on_mlx.choose_device(None)
+# Milliseconds in a step: what is skipped shows. A step that fills a window cannot be skipped.
+MIDDLE = {"MODEL": "mlp-64-32" if DEVICE == "cpu" else "mlp-5x2048", "BATCH_SIZE": "32" if DEVICE == "cpu" else "1024"}
+LLM = {"PRECISION": "float32", "BATCH_SIZE": "2", "PROMPT_TOKENS": "6", "DEPTH": "3", "NEW_TOKENS": "4"}
+
+
+def count_pending(*trees):
+    """How many operators of these arrays' graphs are not evaluated."""
+
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *on_mlx.leaves(trees))
+    return graph.getvalue().count("[label")
+
+
+def measured(session, seconds=0.1):
+    return measure.measure(measure.Job(session, 8, measure.Limits(max_seconds=seconds)))
+
+
+# Lazy evaluation
+
+
+@pytest.mark.parametrize(
+    ("script", "phase", "produced"),
+    [
+        ("mlp", "inference", lambda session: session.last_result),
+        ("image", "training", lambda session: [session.model.loss, session.model.state]),
+        ("image", "forward", lambda session: [session.model.loss, session.model.state]),
+        ("mlp", "backward", lambda session: session.model.gradients),
+        ("mlp", "optimizer", lambda session: session.model.state),
+    ],
+)
+def test_a_step_leaves_nothing_unevaluated(script, phase, produced):
+    session = open_session(script, phase, OPTIMIZER="adam")
+    for _ in range(2):
+        if session.prepare:
+            session.prepare()
+        session.step()
+        assert count_pending(produced(session)) == 0
+    if phase == "forward":
+        assert count_pending(session.model.gradients) > 0  # the backward pass is not part of it
+
+
+def only_the_loss(model):
+    def train(*batch):
+        model.loss = model._train(*batch)
+        mx.async_eval(model.loss)
+
+    return train
+
+
+def nothing(model):
+    def train(*batch):
+        model.loss = model._train(*batch)
+
+    return train
+
+
+@pytest.mark.parametrize(("script", "lazy"), [("image", only_the_loss), ("mlp", only_the_loss), ("mlp", nothing)])
+def test_training_that_leaves_work_unevaluated_is_refused(monkeypatch, script, lazy):
+    session = open_session(script, "training")
+    monkeypatch.setattr(session.model, "train", lazy(session.model))
+    with pytest.raises(measure.MeasurementError, match="not evaluated") as caught:
+        measured(session)
+    assert caught.value.status == "work_skipped"
+
+
+def test_inference_that_evaluates_only_what_is_read_is_refused(monkeypatch):
+    """Nothing is evaluated by the steps, so the read evaluates the last output of each window."""
+    session = open_session("mlp", "inference", **MIDDLE)
+    monkeypatch.setattr(session.model, "infer", session.model._infer)
+    with pytest.raises(measure.MeasurementError, match="most steps of a window do not run") as caught:
+        measured(session)
+    assert caught.value.status == "work_skipped"
+
+
+def test_the_read_of_a_backward_pass_waits_for_all_gradients(monkeypatch):
+    session = open_session("mlp", "backward")
+    monkeypatch.setattr(session.model, "backward", lambda: None)
+    session.prepare()
+    session.step()
+    session.read()
+    assert count_pending(session.model.gradients) == 0
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_a_compiled_step_is_compiled_once_and_computes_the_same(phase):
+    values = []
+    for compiled in ("0", "1"):
+        session = open_session("mlp", phase, COMPILE=compiled)
+        for _ in range(3):
+            session.step()
+        values.append(session.read())
+        assert session.trace_count() == int(compiled)
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+
+
+def test_a_wrong_compiled_model_is_refused(monkeypatch):
+    wrong = lambda context, function, *state: lambda *batch: function(*batch) * 1.01  # noqa: E731
+    monkeypatch.setattr(on_mlx.DeviceContext, "compiled", wrong)
+    with pytest.raises(measure.MeasurementError, match="compiled, the output differs by"):
+        open_session("mlp", "inference", COMPILE="1")
+
+
+def test_a_wrong_gradient_is_refused(monkeypatch):
+    right = on_mlx.LOSSES["cross_entropy"]
+    doubled = lambda outputs, target: right(outputs, target) * (2 if outputs.dtype == mx.float32 else 1)  # noqa: E731
+    monkeypatch.setitem(on_mlx.LOSSES, "cross_entropy", doubled)
+    with pytest.raises(measure.MeasurementError, match="gradient"):
+        open_session("mlp", "training")
+
+
+# Devices
+
+
+def test_a_gpu_has_the_name_that_meters_and_memory_checks_know(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(mx, "set_default_device", chosen.append)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    assert on_mlx.choose_device(None) == "cuda"
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    assert (on_mlx.choose_device(True), on_mlx.choose_device(False)) == ("mps", "cpu")
+    assert chosen == [mx.gpu, mx.gpu, mx.cpu]
+
+
+def test_tf32_and_float32_need_a_process_each(monkeypatch):
+    monkeypatch.setattr(on_mlx, "_chosen_tf32", {})
+    monkeypatch.setenv(on_mlx.TF32_VARIABLE, "")
+    for precision in ("float32", "bfloat16", "float32"):
+        on_mlx.enable_tf32("mps", precision)
+        assert os.environ[on_mlx.TF32_VARIABLE] == "0"
+    with pytest.raises(measure.MeasurementError, match="once in a process") as caught:
+        on_mlx.enable_tf32("mps", "tf32")
+    assert caught.value.status == "unsupported"
+
+
+def test_channels_first_is_unsupported():
+    with pytest.raises(measure.MeasurementError, match="channels_last") as caught:
+        open_session("image", MEMORY_FORMAT="channels_first")
+    assert caught.value.status == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), "out_of_memory"),
+        (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum allowed buffer "
+                      "size of 8 bytes."), "out_of_memory"),
+        (ValueError("float64 is not supported on the GPU"), "unsupported"),
+    ],
+)  # fmt: skip
+def test_its_own_failures_are_told_apart(error, status):
+    assert frameworks.describe_failure(error, on_mlx.ERRORS)[0] == status
+
+
+def test_a_copy_is_one():
+    x = mx.random.normal((64, 64))
+    copy = on_mlx.OPERATORS["copy"](x, None)
+    assert np.array_equal(x, copy)
+    assert not np.shares_memory(np.asarray(x), np.asarray(copy))
+
+
+def test_make_runs_it_and_the_row_says_what_the_build_is_for(tmp_path):
+    environ = os.environ | SMALL["mlp"] | {"FRAMEWORK": "mlx", "MAX_SECONDS": "0.1", "MACHINE": "here", "RUNS": "1"}
+    command = ["make", "mlp", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ | {"PHASE": "inference"})
+    assert done.returncode == 0, done.stderr
+    (row,) = results.read(tmp_path / "results" / "here.csv")
+    assert row["framework"] == "mlx"
+    assert ("for tests" in row["note"]) == (row["device"] == "cpu" and sys.platform == "linux")
+
+
+@pytest.mark.parametrize("compiled", ["0", "1"])
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_the_lines_of_make_best_for_ones_own_script_run(phase, compiled):
+    settings = read_settings("mlp", {"FRAMEWORK": "mlx", "PHASE": phase, "COMPILE": compiled})
+    model, inputs = nn.Linear(3, 2), mx.ones((4, 3))
+    loss_function = lambda outputs, labels: nn.losses.mse_loss(outputs, labels)  # noqa: E731
+    names = {"model": model, "inputs": inputs, "labels": mx.ones((4, 2)), "loss_function": loss_function}
+    names["optimizer"] = on_mlx.OPTIMIZERS["sgd"](0.1)
+    before = np.array(model.weight)
+    exec("\n".join(recipe.mlx_lines(settings, "cpu", None)), names)
+    assert np.array_equal(before, model.weight) == (phase == "inference")
+    assert count_pending(names["outputs"], model.parameters()) == 0
+
+
+# The same work as PyTorch's
+
+
+@pytest.mark.parametrize(
+    ("script", "model"),
+    [
+        *(("image", model) for model in (*on_mlx_networks.RESNETS, "mobilenet_v2")),
+        *(("transformer", model) for model in ("distilbert", "bert-base", "bert-large")),
+        *(("llm", model) for model in llm_benchmark.DECODERS if not model.startswith("tiny")),
+    ],
+)
+def test_models_of_the_same_name_have_the_same_parameters(script, model):
+    phase = {"PHASE": "decode"} if script == "llm" else {}
+    settings = read_settings(script, {"FRAMEWORK": "mlx", "MODEL": model, "BATCH_SIZE": "1"} | phase).on("cpu")
+    workload = (SCRIPTS | {"llm": llm_benchmark.llm_workload})[script](settings)
+    module = on_mlx.BUILDERS[script](workload)  # lazy: no weight is drawn
+    assert on_mlx.count_parameters(module) == workload.parameters
+
+
+@pytest.mark.parametrize(
+    ("script", "model"),
+    [("image", "resnet18"), ("image", "resnet50"), ("mlp", "mlp-3000-1000"), ("transformer", "distilbert")],
+)
+def test_the_graph_takes_the_flops_that_the_row_says(monkeypatch, script, model):
+    """Shapes are known before anything is evaluated, so the model runs at its full size."""
+    counted = []
+
+    def count(owner, name, flops):
+        right = getattr(owner, name)
+
+        def call(*arguments, **others):
+            result = right(*arguments, **others)
+            counted.append(flops(result, *arguments))
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    count(nn.Linear, "__call__", lambda out, layer, x: 2 * out.size * x.shape[-1])
+    count(nn.Conv2d, "__call__", lambda out, layer, x: 2 * out.size * layer.weight[0].size)
+    count(mx.fast, "scaled_dot_product_attention", lambda out, q, k, v: 4 * q.size * k.shape[2])
+    settings = read_settings(script, {"MODEL": model, "PHASE": "inference", "BATCH_SIZE": "1"})
+    workload = SCRIPTS[script](settings)
+    module = on_mlx.BUILDERS[script](workload).eval()
+    inputs = [np.zeros_like(each) for each in workload.inputs_of(workload.make_batches(1, 0)[0])]
+    module(*(mx.array(each.transpose(0, 2, 3, 1) if each.ndim == 4 else each) for each in inputs))
+    assert sum(counted) == workload.flops_per_item
+
+
+COMPARED = ("resnet18", "mobilenet_v2", "mlp-64-32", "tiny-distilbert", "tiny-bert")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """Runs the program in PyTorch's environment; gives what it wrote for a model."""
+    folder = tmp_path_factory.mktemp("torch")
+    python = os.environ.get("TORCH_PYTHON", sys.executable)
+    command = [python, "-m", "tests.frameworks.torch_reference", folder, *COMPARED, *torch_reference.TINY_DECODERS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return lambda model: dict(np.load(folder / f"{model}.npz"))
+
+
+# Layers in the encoder: ours, DistilBERT's and BERT's names in the transformers library.
+ENCODER_NAMES = {
+    "query": ("attention.q_lin", "attention.self.query"),
+    "key": ("attention.k_lin", "attention.self.key"),
+    "value": ("attention.v_lin", "attention.self.value"),
+    "output": ("attention.out_lin", "attention.output.dense"),
+    "norm1": ("sa_layer_norm", "attention.output.LayerNorm"),
+    "lin1": ("ffn.lin1", "intermediate.dense"),
+    "lin2": ("ffn.lin2", "output.dense"),
+    "norm2": ("output_layer_norm", "output.LayerNorm"),
+}
+TABLES = {"words": "word", "positions": "position", "types": "token_type"}
+
+
+def name_in_torch(name, model):
+    """The name of one of our weights in PyTorch."""
+    if model not in torch_reference.TINY:
+        return re.sub(r"\blayers\.", "", name)
+    is_bert = model == "tiny-bert"
+    first, *_, kind = name.split(".")
+    root = "model.bert" if is_bert else "model.distilbert"
+    if first == "layers":
+        _, number, layer, _ = name.split(".")
+        stack = "encoder.layer" if is_bert else "transformer.layer"
+        return f"{root}.{stack}.{number}.{ENCODER_NAMES[layer][is_bert]}.{kind}"
+    pooler = f"{root}.pooler.dense" if is_bert else "model.pre_classifier"
+    found = {"norm": f"{root}.embeddings.LayerNorm", "pooler": pooler, "classifier": "model.classifier"}
+    found |= {ours: f"{root}.embeddings.{table}_embeddings" for ours, table in TABLES.items()}
+    return f"{found[first]}.{kind}"
+
+
+def as_ours(value):
+    """A weight of PyTorch in MLX's layout."""
+    return value.transpose(0, 2, 3, 1) if value.ndim == 4 else value
+
+
+@pytest.mark.parametrize("model", COMPARED)
+def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(reference, model):
+    torch = reference(model)
+    workload, settings = torch_reference.describe(model, FRAMEWORK="mlx", PHASE="training")
+    session = on_mlx.open_session(workload, settings, "training", "device")
+    ours = session.model
+    names = [name for name, _ in tree_flatten(ours.module.parameters())]
+    copied = [(name, mx.array(as_ours(torch[name_in_torch(name, model)]))) for name in names]
+    ours.module.update(tree_unflatten(copied))
+    inputs, labels = session.context.put(torch["_inputs"], torch["_labels"])
+    assert np.array_equal(next(session.batches)[0], inputs)  # the same seed gives the same data
+    assert check.relative_error(ours.predict(inputs), torch["_logits"]) < 1e-4
+
+    for layer in ours.module.modules():
+        if model in torch_reference.WITH_DROPOUT and isinstance(layer, nn.Dropout):
+            layer._p_1 = 1.0
+        if model == "mobilenet_v2" and isinstance(layer, nn.BatchNorm):
+            layer.eval()  # as in the reference
+    ours.forward(inputs, labels)
+    ours.backward()
+    got = tree_flatten(ours.gradients)
+    expected = [as_ours(torch[f"_gradient.{name_in_torch(name, model)}"]) for name, _ in got]
+    assert max(check.gradient_errors([value for _, value in got], expected)) < 2e-3
+    losses = []
+    # With two images and large gradients, rounding makes further steps of these diverge.
+    for _ in range(2 if model in ("resnet18", "mobilenet_v2") else 3):
+        ours.train(inputs, labels)
+        losses.append(float(ours.loss))
+    assert losses == pytest.approx(torch["_losses"][: len(losses)].tolist(), rel=1e-4)
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_update_is_that_of_the_definition(optimizer):
+    session = open_session("mlp", "training", OPTIMIZER=optimizer)
+    model, before = session.model, np.array(session.model.last_weight)
+    model.forward(*next(session.batches))
+    model.backward()
+    gradient = np.array(model.last_gradient)
+    model.update()
+    step = 0.01 * gradient if optimizer == "sgd" else 1e-5 * gradient / (np.abs(gradient) + 1e-8)
+    np.testing.assert_allclose(np.array(model.last_weight), before - step, rtol=1e-4, atol=1e-8)
+    assert model.updates() == 1
+
+
+# Language models
+
+
+@pytest.mark.parametrize("model", torch_reference.TINY_DECODERS)
+def test_equal_weights_give_equal_logits(reference, model):
+    torch = reference(model)
+    module = on_mlx_llm.build_llm(torch_reference.describe_decoder(model))
+    names = [name for name, _ in tree_flatten(module.parameters())]
+    module.update(tree_unflatten([(name, mx.array(torch[name])) for name in names]))
+    logits = module(mx.array(torch["_inputs"]))[:, -1]
+    assert check.relative_error(np.array(logits), torch["_logits"]) < 1e-5
+
+
+@pytest.fixture
+def open_llm(monkeypatch):
+    for name, decoder in torch_reference.TINY_DECODERS.items():
+        monkeypatch.setitem(llm_benchmark.DECODERS, name, decoder)
+
+    def call(phase="decode", model="tiny-llama", **environ):
+        settings = read_settings("llm", LLM | {"FRAMEWORK": "mlx", "PHASE": phase, "MODEL": model} | environ)
+        settings = settings.on(on_mlx.find_device(settings).device)
+        return on_mlx.open_session(llm_benchmark.llm_workload(settings), settings, phase, "device")
+
+    return call
+
+
+@pytest.mark.parametrize("model", torch_reference.TINY_DECODERS)
+def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(open_llm, model):
+    session = open_llm(model=model)
+    workload = llm_benchmark.llm_workload(read_settings("llm", LLM | {"PHASE": "decode", "MODEL": model}))
+    batches = [ids for (ids,) in workload.make_batches(2, 0)]
+    for turn in range(5):  # the prompt in the cache is the first batch's
+        read = np.concatenate([batches[0][:, :3], batches[turn % 4][:, 3:]], 1)
+        for place in range(3, 7):
+            session.step()
+            assert count_pending(session.last_result, [layer.state for layer in session.model.cache]) == 0
+            expected = session.model.module(mx.array(read[:, : place + 1]))[:, -1]
+            assert check.relative_error(np.array(session.last_result), np.array(expected)) < 1e-4, (turn, place)
+
+
+@pytest.mark.parametrize(("phase", "precision"), [("prefill", "float32"), ("decode", "bfloat16")])
+def test_a_language_model_is_measured(open_llm, phase, precision):
+    session = open_llm(phase, PRECISION=precision)
+    assert session.measured_precision == precision
+    assert not {"recompiled", "not_finite"} & set(measured(session).flags)
+    assert {each.dtype for _, each in tree_flatten(session.model.module.parameters())} == {getattr(mx, precision)}
+    session.check_last_step()
+    session.close()
+
+
+def test_a_wrong_cache_is_refused(open_llm, monkeypatch):
+    monkeypatch.setattr(on_mlx_llm.CachedModel, "extend", lambda model, tokens: model._logits(tokens, None))
+    with pytest.raises(measure.MeasurementError, match="single tokens through the cache differ by"):
+        open_llm()
+
+
+def test_a_compiled_language_model_is_unsupported(open_llm):
+    with pytest.raises(measure.MeasurementError, match="for each token") as caught:
+        open_llm(COMPILE="1")
+    assert caught.value.status == "unsupported"
