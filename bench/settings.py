@@ -69,11 +69,13 @@ class Framework:
     has_own_environment: bool = False
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     runs_language_models: bool = False
+    always_compiles: bool = False  # COMPILE=0 means 1
 
 
 FRAMEWORKS = {
     "torch": Framework("PyTorch", ("pytorch",), runs_on_many=True, runs_language_models=True),
     "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
+    "jax": Framework("JAX", (), ("channels_last",), has_own_environment=True, always_compiles=True),
 }
 
 
@@ -229,7 +231,7 @@ class Settings:
         "for each of them",
         lists=EACH,
     )
-    framework: str = setting(framework_name, "torch", "torch or tensorflow; synonyms pytorch, tf")
+    framework: str = setting(framework_name, "torch", "torch, tensorflow or jax; synonyms pytorch, tf")
     model: str = setting(
         str,
         {
@@ -276,14 +278,14 @@ class Settings:
     compile: str = setting(
         one_of("0", "1", *COMPILE_MODES),
         dict.fromkeys(MODELS, "0"),
-        "1: torch.compile, or XLA in TensorFlow; or one of torch's modes: " + ", ".join(COMPILE_MODES),
+        "1: torch.compile, or XLA in TensorFlow (JAX: always 1); or one of torch's modes: " + ", ".join(COMPILE_MODES),
         lists=EACH,
     )
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),
         {"image": ""},
-        "channels_first or channels_last (TensorFlow: channels_last only)",
-        shown="channels_first (TensorFlow: channels_last)",
+        "channels_first or channels_last (TensorFlow, JAX: channels_last only)",
+        shown="channels_first (TensorFlow, JAX: channels_last)",
         lists=EACH,
     )
     optimizer: str = setting(
@@ -342,7 +344,7 @@ class Settings:
     num_workers: int = setting(
         whole(0, 1024),
         {"image": None},
-        "input workers: processes, or threads in TensorFlow; 0: the main process",
+        "input workers: processes, or threads in TensorFlow and JAX; 0: the main process",
         shown=f"the number of cores, at most {MOST_WORKERS} for each device",
     )
     num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
@@ -405,6 +407,8 @@ def read_settings(script, environ=os.environ):
         values[declared.name] = entries if is_tuple else entries[0]
     if values["memory_format"] == "":
         values["memory_format"] = FRAMEWORKS[values["framework"]].memory_formats[0]
+    if values["compile"] == "0" and FRAMEWORKS[values["framework"]].always_compiles:
+        values["compile"] = "1"
     if script == "image" and values["num_workers"] is None:
         local = environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun, whose ranks share the workers too
         ranks = max(values["num_devices"] or 1, int(local) if local.isdecimal() else 1)

@@ -55,7 +55,7 @@ def build_torch(workload):
     return Denoiser(*workload.sizes)
 
 
-def build_tensorflow(workload):
+def build_keras(workload):
     import keras
 
     levels, width = workload.sizes
@@ -64,4 +64,4 @@ def build_tensorflow(workload):
     return keras.Model([noisy, level], keras.layers.Dense(width)(x))
 
 
-BUILDERS = {"numpy": build_numpy, "torch": build_torch, "tensorflow": build_tensorflow}
+BUILDERS = {"numpy": build_numpy, "torch": build_torch, "tensorflow": build_keras, "jax": build_keras}
