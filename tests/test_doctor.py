@@ -68,6 +68,7 @@ def visit(monkeypatch, capsys):
             processes, "run_process", lambda cmd, *how, **kept: run([cmd[0], "-c", programs[cmd[-1]]], *how, **kept)
         )
         monkeypatch.setattr(doctor, "check_network", lambda: [])
+        monkeypatch.setattr(doctor, "FRAMEWORKS", ("torch", "tensorflow"))
         status = doctor.main()
         said = capsys.readouterr()
         return status, said.out.splitlines(), said.err

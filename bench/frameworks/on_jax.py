@@ -118,40 +118,41 @@ class DeviceContext(base.DeviceContext):
         return Model(self, keras_model, LOSSES[workload.loss] if is_trained else None)
 
     def prove(self, model, workload, is_trained):
-        """Raise MeasurementError unless this is the right model, and its output for a pair of items is right.
+        """Raise MeasurementError unless this is the right model, and it computes the right things for a pair of items.
 
-        The compiled model is compared with one in float64 on the CPU, whose outputs are not compiled. The rounding
-        error of float32 is computed only if the strictest limits are exceeded, because uncompiled models are slow.
+        The reference is the model in float64 on the CPU: for inference operator by operator, for training compiled,
+        because that is faster. The rounding error of float32 is computed only if the strictest limits are exceeded.
         """
         check.check_parameters(count_parameters(model), workload.parameters)
         pairs = workload.make_batches(2, self.seed)
         calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))), call)
-        pair, weights, loss_of = self.put(*pairs[0]), values_of(model), LOSSES.get(workload.loss)
-        infer = jax.jit(inference(model))
-        got, again = (self.as_array(infer(weights, *workload.inputs_of(pair))) for _ in range(2))
-        gradients = as_arrays(jax.jit(gradients_of(model, loss_of))(weights, *pair)) if is_trained else []
+        arguments = values_of(model), *self.put(*pairs[0])
+        evaluate = evaluation(model, workload, is_trained)
+        compiled = jax.jit(evaluate)
+        got, again = (as_arrays(compiled(*arguments)) for _ in range(2))
         with jax.default_device(self.cpu), jax.enable_x64(True):
-            exact_model = build_exactly(workload)
-            exact_weights, exact_pair = as_float64((weights, pair))
-            exact = np.asarray(inference(exact_model)(exact_weights, *workload.inputs_of(exact_pair)))
-            differentiate = jax.jit(gradients_of(exact_model, loss_of))
-            exact_gradients = as_arrays(differentiate(exact_weights, *exact_pair)) if is_trained else []
+            evaluate_exactly = evaluation(build_exactly(workload), workload, is_trained)
+            run = jax.jit(evaluate_exactly) if is_trained else evaluate_exactly
+            exact = as_arrays(run(*as_float64(arguments)))
         try:
-            self.compare(got, again, exact, 0, gradients, exact_gradients, [0] * len(gradients))
+            self.compare(got, again, exact, rounded=exact)
         except MeasurementError:
-            magnification = 2 ** check.lost_bits(self.compute_dtype)
             with jax.default_device(self.cpu):
-                weights, pair = jax.device_put((weights, pair), self.cpu)
-                rounded = self.as_array(inference(model)(weights, *workload.inputs_of(pair)))
-                rounded_gradients = as_arrays(gradients_of(model, loss_of)(weights, *pair)) if is_trained else []
-            roundings = [e / magnification for e in check.gradient_errors(rounded_gradients, exact_gradients)]
-            rounding = check.relative_error(rounded, exact) / magnification
-            self.compare(got, again, exact, rounding, gradients, exact_gradients, roundings)
+                rounded = as_arrays(evaluate(*jax.device_put(arguments, self.cpu)))
+            self.compare(got, again, exact, rounded)
 
-    def compare(self, got, again, exact, rounding, gradients, exact_gradients, roundings):
-        """Raise MeasurementError unless outputs and gradients are right; the arguments are those of check.py."""
-        self.check_outputs(got, again, exact, rounding)
+    def compare(self, got, again, exact, rounded):
+        """Raise MeasurementError unless what a device computed is right.
+
+        Each argument is (output, gradients): of the device, of the device again, in float64, and in this precision
+        operator by operator on the CPU, whose difference from float64 is rounding.
+        """
+        magnification = 2 ** check.lost_bits(self.compute_dtype)
+        (output, gradients), (exact_output, exact_gradients) = got, exact
+        rounding = check.relative_error(rounded[0], exact_output) / magnification
+        self.check_outputs(output, again[0], exact_output, rounding)
         if gradients:
+            roundings = [error / magnification for error in check.gradient_errors(rounded[1], exact_gradients)]
             check.check_gradients(gradients, exact_gradients, roundings, self.measured_precision)
 
     def open_stream(self, workload, settings, phase):
@@ -261,20 +262,27 @@ def inference(model):
     return lambda weights, *inputs: call_stateless(model, weights, inputs, training=False)[0]
 
 
-def mean_loss(model, loss_of, weights, batch, training):
-    """Return (mean loss of a batch, in float32 or float64; the other variables after it)."""
-    *inputs, target = batch
-    outputs, others = call_stateless(model, weights, inputs, training)
-    return loss_of(outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32)), target), others
+def mean_loss(loss_of, outputs, target):
+    """Return the mean loss, in float32 or float64."""
+    return loss_of(outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32)), target)
 
 
-def gradients_of(model, loss_of):
-    """Return the function (weights, *batch) -> gradients, scaled by LOSS_SCALE: small ones would be zero in float16."""
+def evaluation(model, workload, is_trained):
+    """Return the function (weights, *batch) -> (output, gradients of the mean loss), both without dropout.
+
+    The gradients are scaled by LOSS_SCALE, because small ones would be zero in float16. Inference has none.
+    """
+    infer = inference(model)
 
     def scaled_loss(trained, others, *batch):
-        return LOSS_SCALE * mean_loss(model, loss_of, (trained, others), batch, training=False)[0]
+        outputs = infer((trained, others), *workload.inputs_of(batch))
+        return LOSS_SCALE * mean_loss(LOSSES[workload.loss], outputs, batch[-1]), outputs
 
-    return lambda weights, *batch: jax.grad(scaled_loss)(*weights, *batch)
+    def differentiate(weights, *batch):
+        gradients, outputs = jax.grad(scaled_loss, has_aux=True)(*weights, *batch)
+        return outputs, gradients
+
+    return differentiate if is_trained else lambda weights, *batch: (infer(weights, *workload.inputs_of(batch)), [])
 
 
 def as_float64(tree):
@@ -286,9 +294,9 @@ def as_float64(tree):
     return jax.tree.map(convert, tree)
 
 
-def as_arrays(gradients):
-    """Return gradients in float64 as NumPy arrays."""
-    return [np.asarray(each).astype(np.float64) for each in gradients]
+def as_arrays(tree):
+    """Return copies in float64 as NumPy arrays."""
+    return jax.tree.map(lambda each: np.asarray(each).astype(np.float64), tree)
 
 
 class Model(base.Model):
@@ -330,7 +338,9 @@ class Model(base.Model):
 
         def losses(trained, others, slots, *batch):
             """Return (the loss scaled for the optimizer, (loss, the other variables))."""
-            loss, others = mean_loss(model, loss_of, (trained, others), batch, training=True)
+            *inputs, target = batch
+            outputs, others = call_stateless(model, (trained, others), inputs, training=True)
+            loss = mean_loss(loss_of, outputs, target)
             with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, slots, strict=True))):
                 return optimizer.scale_loss(loss), (loss, others)
 
