@@ -179,7 +179,8 @@ def build_transformer(workload):
     No keras-hub release supports all versions of TensorFlow that run here.
     """
     encoder = workload.sizes
-    inputs = keras.Input((encoder.sequence_length,), dtype="int64")
+    # JAX has only 32 bits, unless it has 64 in everything.
+    inputs = keras.Input((encoder.sequence_length,), dtype="int32" if keras.backend.backend() == "jax" else "int64")
     x = Embeddings(encoder, name="embeddings")(inputs)
     for i in range(encoder.num_layers):
         x = encoder_layer(x, encoder, f"layer.{i}.")

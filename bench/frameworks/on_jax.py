@@ -167,13 +167,14 @@ class DeviceContext(base.DeviceContext):
     def put_array(self, array):
         if array.ndim == 4:
             array = array.transpose(0, 2, 3, 1)
-        array = jax.device_put(array, self.place)
+        # Without self.place, the default device: arrays that are bound to a device make XLA compile again.
+        array = jax.device_put(array)
         return array.astype(self.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
     def put_operands(self, arrays):
         if arrays[0].ndim == 4:  # the kernel as height, width, input, output
             arrays = arrays[0].transpose(0, 2, 3, 1), arrays[1].transpose(2, 3, 1, 0)
-        return [jax.device_put(each, self.place).astype(self.dtype) for each in arrays]
+        return [jax.device_put(each).astype(self.dtype) for each in arrays]
 
     def gather(self, data, order, batch_size):
         for start in range(0, len(order), batch_size):
@@ -216,7 +217,7 @@ class DeviceContext(base.DeviceContext):
         errors = []
         probes = (jnp.matmul, a, b), (convolve, x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0))
         for work, *pair in probes:
-            got = work(*(jax.device_put(each, self.place).astype(self.compute_dtype) for each in pair))
+            got = work(*(jax.device_put(each).astype(self.compute_dtype) for each in pair))
             with jax.default_device(self.cpu), jax.enable_x64(True):
                 expected = work(*as_float64(pair))
             errors.append(check.relative_error(got, expected))

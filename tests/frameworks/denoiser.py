@@ -59,7 +59,7 @@ def build_keras(workload):
     import keras
 
     levels, width = workload.sizes
-    noisy, level = keras.Input((width,)), keras.Input((), dtype="int64")
+    noisy, level = keras.Input((width,)), keras.Input((), dtype="int32")
     x = keras.ops.tanh(noisy + keras.layers.Embedding(levels, width)(level))
     return keras.Model([noisy, level], keras.layers.Dense(width)(x))
 

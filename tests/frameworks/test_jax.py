@@ -45,7 +45,7 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch):
 
 
 def test_synchronize_waits_for_all_that_was_submitted():
-    session = open_session("mlp", MODEL="mlp-5x1024", BATCH_SIZE="64")
+    session = open_session("mlp", MODEL="mlp-1000-1000", BATCH_SIZE="64")
     for _ in range(4):
         session.step()
     session.synchronize()
@@ -57,7 +57,7 @@ def test_steps_in_a_row_give_what_single_ones_give():
     """The old weights are donated to the new ones: a step that ran too early, or not at all, would differ."""
     weights = []
     for waits in (False, True):
-        session = open_session("transformer")
+        session = open_session("mlp")
         for _ in range(3):
             session.step()
             if waits:
