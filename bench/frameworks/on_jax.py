@@ -1,5 +1,6 @@
 """All of JAX is here; its models are in keras_networks.py. Every function is compiled, as JAX's users do."""
 
+import functools
 import os
 import platform
 
@@ -213,15 +214,20 @@ class DeviceContext(base.DeviceContext):
         keras.backend.clear_session()
 
     def _measure_precision(self):
-        (a, b), (x, w) = check.probe_inputs()
         errors = []
-        probes = (jnp.matmul, a, b), (convolve, x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0))
-        for work, *pair in probes:
-            got = work(*(jax.device_put(each).astype(self.compute_dtype) for each in pair))
-            with jax.default_device(self.cpu), jax.enable_x64(True):
-                expected = work(*as_float64(pair))
-            errors.append(check.relative_error(got, expected))
+        for work, operands, exact in probes():
+            got = work(*(jax.device_put(each).astype(self.compute_dtype) for each in operands))
+            errors.append(check.relative_error(got, exact))
         return check.name_precision(*errors, is_float16=self.compute_dtype == "float16")
+
+
+@functools.cache
+def probes():
+    """Return [(operator, operands, result in float64 on the CPU)] that show the precision."""
+    (a, b), (x, w) = check.probe_inputs()
+    works = (jnp.matmul, a, b), (convolve, x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0))
+    with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
+        return [(work, operands, np.asarray(work(*as_float64(operands)))) for work, *operands in works]
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""The Keras models, in TensorFlow or in JAX: what FRAMEWORK says. The same numbers as PyTorch for the same weights."""
+"""Keras in TensorFlow or in JAX, as FRAMEWORK says, and the same numbers as PyTorch for the same weights."""
 
 import os
 import re
@@ -13,14 +13,12 @@ import keras
 import numpy as np
 import pytest
 
-from bench.frameworks import keras_networks
 from bench.records import results
-from bench.settings import SettingError, read_settings
+from bench.settings import read_settings
 from bench.timing import check, measure
 from bench.tune import recipe
-from image_benchmark import IMAGE_SIZE, image_workload
 from tests.frameworks import torch_reference
-from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
+from tests.frameworks.sessions import SMALL, Opener
 
 open_session = Opener(NAME)
 
@@ -81,61 +79,6 @@ def test_the_probe_tells_batches_apart_in_sixteen_bits():
         assert measure.prove_output_varies(session) is None
         session.last_result = keras.ops.full((1000, 1000), 60_000, precision)
         assert np.isfinite(session.read())
-
-
-# Models
-
-
-@pytest.mark.parametrize(
-    ("script", "model", "size"),
-    [
-        *(("image", model, "224") for model in ("resnet50", "mobilenet_v2", "densenet121", "efficientnet_b0")),
-        *(("image", model, "224") for model in ("efficientnet_v2_s", "mobilenet_v3_small", "vgg16")),
-        *(("image", model, "32") for model in ("vgg11", "vgg19")),  # as many, for images of any size
-        *(("transformer", model, None) for model in ("distilbert", "bert-large")),
-    ],
-)
-def test_models_of_the_same_name_have_the_same_parameters(script, model, size):
-    environ = {"FRAMEWORK": NAME, "MODEL": model, "BATCH_SIZE": "1"} | ({"IMAGE_SIZE": size} if size else {})
-    workload = SCRIPTS[script](read_settings(script, environ))
-    with keras.StatelessScope():  # shapes alone: no weight is drawn
-        model = keras_networks.BUILDERS[script](workload)
-    assert keras_networks.count_parameters(model) == workload.parameters
-
-
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [
-        ("inception_v3", "MODEL=keras-inceptionv3 "),
-        ("keras-inception_v3", "MODEL=keras-inceptionv3 "),
-        ("xception", "MODEL=keras-xception "),
-        ("convnext_tiny", "MODEL=keras-convnexttiny "),
-        ("alexnet", "is not in Keras"),
-        ("resnet5O", "did you mean resnet50, "),
-    ],
-)
-def test_a_model_that_is_not_the_same_is_refused(model, named):
-    with pytest.raises(SettingError, match=named):
-        open_session("image", MODEL=model)
-
-
-def test_models_of_keras_have_their_own_size():
-    def side(model):
-        return image_workload(read_settings("image", {"MODEL": model, "BATCH_SIZE": "1"})).sizes.side
-
-    assert [side(model) for model in ("keras-inceptionv3", "keras-xception", "keras-nasnetlarge")] == [299, 299, 331]
-    assert {name for name in IMAGE_SIZE if name.startswith("keras-")} <= set(keras_networks.list_applications())
-
-
-def test_a_model_of_keras_runs_under_its_own_name():
-    session = open_session("image", MODEL="keras-mobilenet")
-    session.step()
-    assert session.parameters == 4_231_976  # not torchvision's model: its FLOPs are not known
-
-
-def test_a_size_that_does_not_suit_the_model_is_a_mistake():
-    with pytest.raises(SettingError, match="does not suit keras-inceptionv3"):
-        open_session("image", MODEL="keras-inceptionv3", IMAGE_SIZE="32")
 
 
 # The same numbers as PyTorch

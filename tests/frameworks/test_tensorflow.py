@@ -1,16 +1,19 @@
-"""What is special to TensorFlow."""
+"""What is special to TensorFlow, and the Keras models, which JAX has too."""
 
 import platform
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from bench import frameworks
-from bench.frameworks import on_tensorflow
+from bench.frameworks import keras_networks, on_tensorflow
+from bench.settings import SettingError, read_settings
 from bench.timing import measure
 from bench.workloads import operators
-from tests.frameworks.sessions import FLOPS_CASES, Opener
+from image_benchmark import IMAGE_SIZE, image_workload
+from tests.frameworks.sessions import FLOPS_CASES, SCRIPTS, Opener
 
 open_session = Opener("tensorflow")
 DEVICE = on_tensorflow.choose_device(None)
@@ -30,6 +33,61 @@ def test_xla_compiles_the_step(script, phase):
     assert np.isfinite(session.read())
     assert session.trace_count() == 1
     assert not any(function._jit_compile for function in open_session(script, phase).model.functions)
+
+
+# Models
+
+
+@pytest.mark.parametrize(
+    ("script", "model", "size"),
+    [
+        *(("image", model, "224") for model in ("resnet50", "mobilenet_v2", "densenet121", "efficientnet_b0")),
+        *(("image", model, "224") for model in ("efficientnet_v2_s", "mobilenet_v3_small", "vgg16")),
+        *(("image", model, "32") for model in ("vgg11", "vgg19")),  # as many, for images of any size
+        *(("transformer", model, None) for model in ("distilbert", "bert-large")),
+    ],
+)
+def test_models_of_the_same_name_have_the_same_parameters(script, model, size):
+    environ = {"FRAMEWORK": "tensorflow", "MODEL": model, "BATCH_SIZE": "1"} | ({"IMAGE_SIZE": size} if size else {})
+    workload = SCRIPTS[script](read_settings(script, environ))
+    with keras.StatelessScope():  # shapes alone: no weight is drawn
+        model = keras_networks.BUILDERS[script](workload)
+    assert keras_networks.count_parameters(model) == workload.parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("inception_v3", "MODEL=keras-inceptionv3 "),
+        ("keras-inception_v3", "MODEL=keras-inceptionv3 "),
+        ("xception", "MODEL=keras-xception "),
+        ("convnext_tiny", "MODEL=keras-convnexttiny "),
+        ("alexnet", "is not in Keras"),
+        ("resnet5O", "did you mean resnet50, "),
+    ],
+)
+def test_a_model_that_is_not_the_same_is_refused(model, named):
+    with pytest.raises(SettingError, match=named):
+        open_session("image", MODEL=model)
+
+
+def test_models_of_keras_have_their_own_size():
+    def side(model):
+        return image_workload(read_settings("image", {"MODEL": model, "BATCH_SIZE": "1"})).sizes.side
+
+    assert [side(model) for model in ("keras-inceptionv3", "keras-xception", "keras-nasnetlarge")] == [299, 299, 331]
+    assert {name for name in IMAGE_SIZE if name.startswith("keras-")} <= set(keras_networks.list_applications())
+
+
+def test_a_model_of_keras_runs_under_its_own_name():
+    session = open_session("image", MODEL="keras-mobilenet")
+    session.step()
+    assert session.parameters == 4_231_976  # not torchvision's model: its FLOPs are not known
+
+
+def test_a_size_that_does_not_suit_the_model_is_a_mistake():
+    with pytest.raises(SettingError, match="does not suit keras-inceptionv3"):
+        open_session("image", MODEL="keras-inceptionv3", IMAGE_SIZE="32")
 
 
 FLOPS = {
