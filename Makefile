@@ -6,7 +6,7 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings image mlp transformer llm tflops best plot page compare table noise doctor test selfcheck \
+.PHONY: help settings all image mlp transformer llm tflops best plot page compare table noise doctor test selfcheck \
         resolve-mac clean
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
@@ -29,17 +29,25 @@ RUN := "$(PYTHON)"
 READY :=
 endif
 
+# Runs a module that needs no packages.
+any_python = for python in $(VENV)/bin/python "$(PYTHON)" python3; do \
+    "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" -m $(1); \
+    done; echo "no Python 3.11 or newer was found: \`make image\` installs one, or set PYTHON=..." >&2; exit 1
+
 # Any Python 3.9 or newer can list the settings.
 LIST := "$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3)" bench/settings.py
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'Settings go before or after make, as in BATCH_SIZE=1,8 make image; `make settings` explains them:'
 	@$(LIST) names 2>/dev/null || echo '  docs/settings.md lists them (here: install Python 3.9 or newer)'
 
 settings: ## every setting, with its meaning and its default
 	@$(LIST) 2>/dev/null || cat docs/settings.md
+
+all: $(READY) ## the standard set for this machine, and its card (half an hour at most; QUICK=1: three minutes)
+	@$(RUN) measure_all.py
 
 image: $(READY) ## images/s of an image model
 	@$(RUN) image_benchmark.py
@@ -71,13 +79,18 @@ compare: $(READY) ## A=x.csv B=y.csv (or two machines) row by row; FAIL_ON_SLOWE
 table: $(READY) ## the latest rows of this machine, for an issue
 	@$(RUN) -m bench.records.tables
 
+.PHONY: submit check-results
+submit: $(READY) ## checks this machine's rows and prints how to send them; sends nothing
+	@$(RUN) -m bench.records.submission submit
+
+check-results: ## checks rows that were added to results/ since BASE=main: what CI runs on a pull request
+	@$(call any_python,bench.records.submission check)
+
 noise: $(READY) ## A/A tests: how much equal measurements differ on this machine (ROUNDS=2, ten minutes)
 	@$(RUN) noise_check.py
 
 doctor: ## what can run here, what cannot, and how to fix it
-	@for python in $(VENV)/bin/python "$(PYTHON)" python3; do \
-	    "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" -m bench.doctor; \
-	done; echo "no Python 3.11 or newer was found: \`make image\` installs one, or set PYTHON=..." >&2; exit 1
+	@$(call any_python,bench.doctor)
 
 # The tests of another framework compare it with PyTorch.
 test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## the tests, of all frameworks or of FRAMEWORK

@@ -17,10 +17,9 @@ import pandas as pd
 
 from bench import cli
 from bench.records import columns, layout, tables
-from bench.records.verdict import Comparison, compare_rates
+from bench.records.verdict import MACHINE_CHANGED, Comparison, compare_rates
 from bench.settings import ROOT, SettingError, read_settings
 
-MACHINE_CHANGED = 1.1  # between A and B, so that the report says so
 TELLS_NOTHING = (0.5, 2)  # an interval of a ratio that includes both is not shown
 MOST_NAMED = 5  # lines that only one side has
 

@@ -1,5 +1,7 @@
 """Draw everything in results/: rows become results/plots/*.png, results/README.md and results/index.html.
 
+The card of each machine that has enough of the standard set is among the pictures.
+
     make plot
 
 Needs pandas and matplotlib, no framework and no screen. Pictures show each machine's own rows next to published ones
@@ -10,7 +12,7 @@ import functools
 import sys
 
 from bench import cli
-from bench.plots import draw, html, pictures, readme, select
+from bench.plots import card, draw, html, pictures, readme, select
 from bench.settings import SettingError, read_settings
 
 
@@ -20,6 +22,7 @@ def plot(folder, say):
     paths = pictures.draw_all(stored, folder / "plots", say)
     with draw.replace_file(folder / "README.md") as file:
         file.write_text(readme.write(stored, paths), encoding="utf-8")
+    paths += card.draw_all(stored, folder / "plots")
     return [*paths, folder / "README.md", html.write_page(stored.rows, folder / "index.html")]
 
 

@@ -41,15 +41,22 @@ class Finding:
 
 
 def main():
-    """Print each finding as soon as it is known, the slow ones last; return the exit status."""
-    settings = read_settings("doctor")
+    """Examine all frameworks; return the exit status."""
+    return examine(read_settings("doctor").results_dir, FRAMEWORKS)
+
+
+def examine(results_dir, frameworks):
+    """Print the findings about this machine and some frameworks; return the exit status, 1 if none of them can run.
+
+    Each finding is printed as soon as it is known, the slow ones last.
+    """
     print_findings("environment", check_fallback)
     print_findings("power", check_power)
     print_findings("memory", check_memory)
-    print_findings("results", check_results, settings.results_dir)
+    print_findings("results", check_results, results_dir)
     print_findings("disk", check_disk)
     print_findings("CIFAR-10", check_network)
-    works = [try_framework(name) for name in FRAMEWORKS]
+    works = [try_framework(name) for name in frameworks]
     if not any(works):
         print("\nno framework can run here", file=sys.stderr)
     return 0 if any(works) else 1

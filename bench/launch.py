@@ -94,7 +94,7 @@ class Launcher:
         """Run one child process to its end, or one for each of NUM_DEVICES under torchrun.
 
         Args:
-            change: of the environment: {variable: text, or None to unset it}.
+            change: of the environment: {variable: text, or None to unset it}. RUN chooses the run_id of the rows.
             limit: seconds after which the child is killed; None means no limit.
             captures: print nothing.
 
@@ -105,7 +105,7 @@ class Launcher:
         Raises:
             SettingError: a mistake in the settings that no child has printed.
         """
-        run_id = new_run_id()
+        run_id = change.get(RUN) or new_run_id()
         environ = change_environment({"RUNS": "1"} | change | {RUN: run_id})
         settings = read_settings(self.script, environ)
         path = self.locate(settings)

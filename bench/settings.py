@@ -361,7 +361,7 @@ class Settings:
         whole(1, 1000),
         None,
         "fresh processes that measure the same work; the result is their median, with their range",
-        shown="5; 3 if they take over a minute each; 1 for tflops, and with SUSTAIN or EPOCHS",
+        shown="5; 3 if they take over a minute each, and for all; 1 for tflops, and with SUSTAIN or EPOCHS",
     )
     machine: str | None = setting(
         slug, None, "the name of the file of rows, results/<MACHINE>.csv", shown="the GPU's name, else the CPU's"
@@ -373,6 +373,12 @@ class Settings:
     )
     rounds: int = setting(whole(1, 1000), {"noise": 2}, "rounds of A/A tests, each five processes of three workloads")
     max_minutes: float = setting(above_zero, {"best": 20.0}, "approximate time for the search")
+    quick: bool = setting(
+        zero_or_one,
+        {"all": False},
+        "1: a few minutes instead of half an hour: fewer workloads, one short process for each, wider intervals",
+        shown="0",
+    )
 
     def on(self, device):
         """Return the settings with the defaults that depend on the device ("cpu", "cuda", "mps" ...)."""
@@ -443,6 +449,11 @@ def is_used_in(name, phase):
     """Return whether a phase uses the setting of this name ("depth")."""
     phases = next((f.metadata["phases"] for f in fields(Settings) if f.name == name), ())
     return not phases or phase in phases
+
+
+def list_unused(script, environ=os.environ):
+    """Return the variables of the environment that are settings, but not of this script."""
+    return [name for f in fields(Settings) if not _is_used(f, script) for name in _find_given(f, environ)]
 
 
 def _in_script(declared, key, script):

@@ -146,6 +146,13 @@ def print_device_count(framework, use_gpu):
     print(load(framework).count_devices({"1": True, "0": False}.get(use_gpu)))
 
 
+def print_device(framework, use_gpu):
+    """Print the kind of device that a framework finds, and its version; use_gpu is as in print_device_count()."""
+    use_gpu = {"1": True, "0": False}.get(use_gpu)
+    found = load(framework).find_device(SimpleNamespace(use_gpu=use_gpu, num_threads=None))
+    print(found.device, found.framework_version)
+
+
 def print_has_own_memory(framework):
     """Print 1 if the best device that a framework finds has memory of its own, else 0."""
     print(int(load(framework).find_device(SimpleNamespace(use_gpu=None, num_threads=None)).has_own_memory))

@@ -23,6 +23,8 @@ plt.rcParams |= {
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":")
+SMALLEST = 6  # points, of a text on a sheet
+SHEET_DPI = 200  # also while text is fitted, because its width is not quite proportional
 LOG_FROM = 20  # largest value over smallest: above this, the axis is logarithmic
 # Inches
 BAR = 0.19  # from one bar to the next
@@ -70,10 +72,10 @@ def replace_file(path):
         part.unlink(missing_ok=True)
 
 
-def save(figure, path):
-    """Write a figure to a PNG file, with the text outside of its axes; return the path."""
+def save(figure, path, **options):
+    """Write a figure to a PNG file, by default with the text outside of its axes; return the path."""
     with replace_file(path) as part:
-        figure.savefig(part, bbox_inches=figure.get_tightbbox().padded(0.1))
+        figure.savefig(part, **(options or {"bbox_inches": figure.get_tightbbox().padded(0.1)}))
     plt.close(figure)
     return path
 
@@ -250,3 +252,30 @@ def add_legend(figure, handles, columns):
     """Add the legend below the figure's lower edge and the name of the axis there."""
     below = -AXIS_NAME / figure.get_figheight()
     figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=columns, frameon=False)
+
+
+def sheet(width):
+    """Return a figure and its empty axes, whose coordinates are inches from the upper left corner."""
+    figure = plt.figure(figsize=(width, width), dpi=SHEET_DPI)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(width, 0))
+    axes.axis("off")
+    return figure, axes
+
+
+def crop(figure, height):
+    """Set the height of a sheet."""
+    figure.set_figheight(height)
+    figure.axes[0].set_ylim(height, 0)
+
+
+def write(axes, words, x, y, width, size, **options):
+    """Write a line of text on a sheet, smaller if it is wider than `width`; below six points it is cut."""
+    text = axes.text(x, y, words, fontsize=size, va="center_baseline", **options)
+    room = SHEET_DPI * width
+    while words and (found := text.get_window_extent().width) > room:
+        if size > SMALLEST:
+            size = max(SMALLEST, min(size - 0.1, size * room / found))
+            text.set_fontsize(size)
+        else:
+            words = words[:-1]
+            text.set_text(f"{words.rstrip()}\u2026")

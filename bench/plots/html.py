@@ -51,8 +51,11 @@ CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 def write_page(rows, path):
     """Write the page of these rows, from tables.read_rows(), and return its path."""
+    data, pictures = collect(rows), {picture.stem for picture in path.parent.glob("plots/*.png")}
+    for name, machine in data["machines"].items():  # its card, if `make all` or `make plot` has drawn one
+        machine["card"] = f"plots/{name}.png" if name in pictures else ""
     with draw.replace_file(path) as file:
-        file.write_text(render(collect(rows)), encoding="utf-8")
+        file.write_text(render(data), encoding="utf-8")
     return path
 
 

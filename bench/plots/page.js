@@ -91,6 +91,13 @@ function compareMachines(lines, a, b) {
   });
 }
 
+// The versions and setups of one side of such lines that the other side lacks, in words.
+function onlyIn(both, side, other) {
+  const words = (name) => new Set(both.flatMap((line) => [line[name].versions, line[name].all_setup].join(", ").split(", ")));
+  const others = words(other);
+  return [...words(side)].filter((each) => each && !others.has(each)).sort().join(", ");
+}
+
 const readAddress = (hash) => Object.fromEntries(new URLSearchParams(hash.replace(/^#/, "")));
 const writeAddress = (address) => "#" + new URLSearchParams(address);
 
@@ -367,6 +374,10 @@ function showCompare(address) {
   const remarks = [
     unsure && `cannot tell (${unsure} of ${both.length}): the intervals of A and B overlap or are unknown`,
     methods && `${methods} of ${both.length} lines compare different methods (method_version): measure again`,
+    ...[["a", "b"], ["b", "a"]].map(([side, other]) => {
+      const words = onlyIn(both, side, other);
+      return words && `versions and setup of ${side.toUpperCase()} only: ${words}`;
+    }),
     ...[[a, "A"], [b, "B"]].map(([machine, side]) => {
       const of = lines.filter((line) => line.machine === machine && line.compared).length - both.length;
       return of > 0 && `only in ${side}: ${of} more lines of other work or settings`;
@@ -382,8 +393,9 @@ function showMachine(address) {
     : lines.find((line) => !isPublished(line))?.machine ?? machines[0];
   showSelect("machine", "Machine", machines, machine, (value) => ({machine: value}));
   showFilter(address);
-  const {about, limits} = data.machines[machine] ?? {about: "", limits: []};
+  const {about, limits, card} = data.machines[machine] ?? {about: "", limits: []};
   at("about").replaceChildren(about, " ", link("Compare with another machine", {a: machine, b: ""}));
+  if (card) at("about").append(" ", element("a", {href: card}, "Card"));
   at("limits").append(...limits.map(([what, how, value]) => element("li", {}, `${what}: ${value} (${how})`)));
   const found = lines.filter((line) => line.machine === machine);
   const best = bestOf(found, (line) => [line.framework, line.kind, ...REQUIRED.map((name) => line[name])]);

@@ -25,10 +25,9 @@ class Stored:
     """Hold the rows of results/. The frames but `rows` are those of tables.summarize()."""
 
     rows: pd.DataFrame  # as tables.read_rows() returns them
-    many: pd.DataFrame  # of any number of devices; implausible lines are left out, as in all frames but `cited`
+    many: pd.DataFrame  # of any number of devices; implausible lines are left out, as in all other frames
     believed: pd.DataFrame  # of one device
     pipelines: pd.DataFrame  # from runs that measured the model and its input together
-    cited: pd.DataFrame  # published lines, with those of a wrong clock
     runs: list[pd.DataFrame]  # sustained runs, the rows of one each
     searches: list[pd.DataFrame]  # each `make best`, a line for each step
 
@@ -44,7 +43,6 @@ def load(folder, warn):
         many=many,
         believed=of_one_device(many),
         pipelines=of_one_device(believe(tables.summarize(of_pipelines))),
-        cited=tables.summarize(rows[rows["source"] != ""], statuses=(*tables.DONE, *WRONG_CLOCKS)),
         runs=tables.sustained_runs(rows),
         searches=tables.searches(rows),
     )

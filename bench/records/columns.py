@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from bench.host.environment import GLIBC_KEEPS, find_allocator
 from bench.settings import COMPILE_MODES
 
+# Flags in older rows that are statistics: their values are columns, and no reason for doubt.
+RETIRED_FLAGS = ("ci_not_met", "few_windows", "outliers", "mean_differs", "not_steady")
 SCHEMA = 1  # raised if the meaning of a column changes, but not for a new column
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import math
 from pathlib import Path
 
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
@@ -29,6 +30,19 @@ def chip_bandwidths(path=CHIP_PEAKS):
     return {key[:2]: rate for key, rate in _read_limits(path, "bandwidth_gb_s").items()}
 
 
+@functools.cache
+def chip_watts(path=CHIP_PEAKS):
+    """Return {(device, GPU cores): rated watts}, with keys as in chip_peaks()."""
+    return {key[:2]: watts for key, watts in _read_limits(path, "tdp_w").items()}
+
+
+def fastest_chip(precision):
+    """Return the highest (TFLOP/s, GB/s) of any chip; twice that of 16 bits in a precision that none has."""
+    precision = SIXTEEN_BITS.get(precision, precision)
+    rates = [rate for (*_, name), rate in chip_peaks().items() if name == precision]
+    return max(rates or [2 * max(chip_peaks().values())]), max(chip_bandwidths().values())
+
+
 def _read_limits(path, column):
     with open(path, newline="", encoding="utf-8") as lines:
         return {
@@ -38,19 +52,28 @@ def _read_limits(path, column):
         }
 
 
-def is_implausible(row):
-    """Return whether a row is over 1.3 times its GPU's peak, in TFLOP/s or GB/s; False for an unknown device.
+def limits_of(row, unknown=(math.inf, math.inf)):
+    """Return 1.3 times the peak (TFLOP/s, GB/s) of a row's GPUs; inf for a CPU.
 
     Convolutions in float32 may exceed the peak by Winograd's factor as well.
+
+    Args:
+        unknown: the peaks of a GPU that is not in the file.
     """
     if row["device"] == "cpu":
-        return False
+        return math.inf, math.inf
     device, precision = (row["device_name"], str(row["gpu_cores"] or "")), row["precision"]
-    peak = chip_peaks().get((*device, SIXTEEN_BITS.get(precision, precision)), float("inf"))
+    most = IMPLAUSIBLE * int(row.get("world_size") or 1)  # the rates are those of all devices
+    peak = chip_peaks().get((*device, SIXTEEN_BITS.get(precision, precision)), unknown[0])
     if precision == "float32" and row.get("workload") in CONVOLUTIONS:
         peak *= WINOGRAD
-    bandwidth = chip_bandwidths().get(device, float("inf"))
-    return (row.get("tflops") or 0) > IMPLAUSIBLE * peak or (row.get("bandwidth") or 0) > IMPLAUSIBLE * bandwidth
+    return most * peak, most * chip_bandwidths().get(device, unknown[1])
+
+
+def is_implausible(row):
+    """Return whether a row exceeds limits_of() its GPUs."""
+    tflops, bandwidth = limits_of(row)
+    return (row.get("tflops") or 0) > tflops or (row.get("bandwidth") or 0) > bandwidth
 
 
 def flag_implausible(row):

@@ -10,13 +10,12 @@ from tqdm import tqdm
 from bench.host.ranks import read_ranks
 from bench.records import layout
 from bench.records.columns import WORK, describe_setup, describe_work, without_exponent
-from bench.records.verdict import Rate, burst_and_sustained, find_slowdown
+from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained, find_slowdown
 from bench.settings import SCOPES
 from bench.timing.intervals import MOST_IN_RANGE, coverage
 from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
 
 REFRESH_SECONDS = 0.25
-NOTABLE_SLOWDOWN = 1.1  # of the machine, against its best in its file
 
 
 @contextmanager
@@ -148,7 +147,7 @@ def describe_scaling(rows):
 def describe_slowdown(rows, stored):
     """Say if the machine is over 10 % slower than at its best in its file; "" if not. All rows are text."""
     times, when = find_slowdown(rows, stored) or (1.0, "")
-    if times < NOTABLE_SLOWDOWN:
+    if times < MACHINE_CHANGED:
         return ""
     said = f"this machine is {times:.2f} times slower than on {when[:16].replace('T', ' ')} UTC"
     return layout.wrap(f"  {said}, measured by a small matmul (the canary): expect lower rates", "    ")

@@ -51,15 +51,15 @@ def prepare(path):
         ) from None
 
 
-def append(path, row):
-    """Append one row, a dict with any of COLUMNS; None is written as blank.
+def append(path, *rows):
+    """Append rows, dicts with any of COLUMNS, all or none of them; None is written as blank.
 
     Raises:
         ResultsError: a foreign header, an incomplete last line, a stuck lock, a full disk.
-        ValueError: the row has a key that is not a column.
+        ValueError: a row has a key that is not a column.
     """
     path = Path(path)
-    unknown = set(row) - set(COLUMNS)
+    unknown = set().union(*rows) - set(COLUMNS)
     if unknown:
         raise ValueError(f"no such columns: {', '.join(sorted(unknown))}")
     try:
@@ -70,8 +70,8 @@ def append(path, row):
             if header and missing:
                 _add_columns(path, header + missing)
             columns = header + missing
-            line = _to_line(row.get(column) for column in columns)
-            _write_at_once(path, line if header else _to_line(columns) + line)
+            lines = "".join(_to_line(row.get(column) for column in columns) for row in rows)
+            _write_at_once(path, lines if header else _to_line(columns) + lines)
     except OSError as error:
         raise ResultsError(
             f"{path} cannot be written to ({error.strerror}): the row is lost; free space or change the permissions"

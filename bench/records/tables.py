@@ -26,8 +26,7 @@ OPERATORS = ("matmul", "convolution")
 SINGLE = (*OPERATORS, "bandwidth")  # one operator instead of a model
 DONE = ("ok", "interrupted")  # rows with any other status have no result
 LARGEST = 1e18  # of any number in a row: twice that of the largest computers' FLOP/s
-# Flags in older rows that are statistics: their values are columns, and no reason for doubt.
-RETIRED = r"\b(?:ci_not_met|few_windows|outliers|mean_differs|not_steady)\b"
+RETIRED = rf"\b(?:{'|'.join(columns.RETIRED_FLAGS)})\b"
 SMALLEST = 1e-18  # of any number that cannot be 0
 
 

@@ -97,6 +97,14 @@ def test_every_flag_has_its_words(folder):
     assert FLAGS.items() <= data_of(page_of(folder))["flags"].items()
 
 
+def test_a_machine_has_a_link_to_its_card_if_that_exists(folder):
+    write(folder, [{}])
+    assert data_of(page_of(folder))["machines"]["a"]["card"] == ""
+    (folder / "plots").mkdir()
+    (folder / "plots" / "a.png").touch()
+    assert data_of(page_of(folder))["machines"]["a"]["card"] == "plots/a.png"
+
+
 def test_a_machine_has_its_limits(folder):
     peak = MATMUL | {"model": "matmul-peak", "matrix_size": "64x64x64", "device": "cuda", "precision": "float16"}
     chip = {"device_name": "NVIDIA A100-SXM4-80GB", "cpu_name": "EPYC", "memory_gb": "64"}
@@ -197,6 +205,8 @@ def test_the_page_compares_as_make_compare_does(folder):
     for ours, theirs in zip(found, expected, strict=True):
         assert (*ours[:2], ours[-1]) == (*theirs[:2], theirs[-1])
         assert ours[2:5] == pytest.approx(theirs[2:5], rel=1e-6)
+    program = 'onlyIn(compareMachines(readLines(data), "a", "b"), "b", "a")'
+    assert run_script(program, data=html.collect(read(folder))) == "4 threads"
 
 
 def test_the_stored_results_compare_as_make_compare_does():

@@ -1,0 +1,356 @@
+"""A machine's card: its ceilings and the standard set, next to published machines, as a picture and as text.
+
+`make all` and `make plot` write it to results/plots/<machine>.png.
+"""
+
+import textwrap
+from dataclasses import dataclass
+
+from bench import cli
+from bench.plots import draw, select
+from bench.plots.draw import COLOURS
+from bench.records import columns, layout, peaks, tables
+from bench.settings import FRAMEWORKS, is_used_in, read_settings
+from bench.timing.intervals import coverage
+from bench.timing.measure import FLAGS, METHOD_VERSION
+from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
+
+LEAST = 4  # works of the set that a machine needs for a card
+MOST_PUBLISHED = 3  # machines on a card
+NUMBERS = ("float32", *FORMATS)
+# Settings of the standard set that have their defaults; the columns have the same names.
+DEFAULTS = ("compile", "memory_format", "optimizer", "sequence_length", "prompt_tokens", "new_tokens", "depth")
+DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
+# Inches
+WIDE, MARGIN, ROW = 8.0, 0.35, 0.2
+NAME, BAR, BAR_END, VALUE, NOTE, SHARE = 1.72, 3.4, 4.68, 5.93, 6.03, WIDE - MARGIN
+OWN = dict(zip(NUMBERS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
+LINE = 115  # letters
+PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
+
+
+FOOTER = (
+    "Filled: measured by this program; dark lines: {}. Hollow: published by others.",
+    "The bars of a workload share a scale. Ceiling: the best matmul in that precision, or for decode the bandwidth.",
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One work of the set. `bars` are lines of tables.summarize() as dicts, own ones first, with `numbers`."""
+
+    work: object
+    bars: list[dict]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the card of a machine shows, apart from its layout."""
+
+    name: str
+    about: str
+    ceilings: list[tuple[str, str, str]]  # (figure, unit, what it is)
+    blocks: list[Block]
+    intervals: str
+    limits: list[str]
+    doubts: list[str]
+
+
+def make_card(stored, machine, framework):
+    """Build the Card of a machine and framework from select.load(); None if it has too little of the set."""
+    found = tables.add_peak_fraction(select.resident(stored.believed), stored.rows)
+    mine = found[~found["published"] & (found["machine"] == machine) & (found["framework"] == framework)]
+    mine = mine[mine["kind"] == ("gpu" if (mine["kind"] == "gpu").any() else "cpu")].sort_values("timestamp")
+    own = {work: find_own(mine, work) for work in STANDARD_SET}
+    own = {work: lines for work, lines in own.items() if lines}
+    if len(own) < LEAST:
+        return None
+    others = choose_published(found[found["published"]], own)
+    blocks = [Block(work, lines + others.get(work, [])) for work, lines in own.items()]
+    lines = [line for found in own.values() for line in found]
+    last = max(lines, key=lambda line: line["timestamp"])
+    return Card(
+        name=name_chip(last),
+        about=describe_machine(last),
+        ceilings=list_ceilings(stored.rows, last, {line["numbers"] for line in lines}),
+        blocks=blocks,
+        intervals=describe_intervals(min(line["rows"] for line in lines)),
+        limits=describe_limits(stored, last, own),
+        doubts=list_doubts(own),
+    )
+
+
+def find_own(mine, work):
+    """Return the latest line of a work in each precision, as dicts with `numbers`, if its settings are the set's."""
+    mine = mine[is_work(mine, work) & (mine["batch_size"] == str(work.batch_size))]
+    if mine.empty:
+        return []
+    environ = {"FRAMEWORK": mine["framework"].iloc[0], "MODEL": work.model, "PHASE": work.phase}
+    settings, lines = read_settings(work.script, environ), []
+    for name in DEFAULTS:
+        if is_used_in(name, work.phase):
+            mine = mine[mine[name].isin(["", str(getattr(settings, name))])]
+    for numbers in NUMBERS:
+        of = mine[mine["precision"] == work.precision(numbers)]
+        lines += [line | {"numbers": numbers} for line in of.tail(1).to_dict("records")]
+    return lines
+
+
+def is_work(lines, work):
+    return (lines["workload"] == work.script) & (lines["model"] == work.model) & (lines["phase"] == work.phase)
+
+
+def choose_published(published, own):
+    """Choose published lines next to a machine's own: {work: lines}, of the devices that compare with most of them.
+
+    A line is comparable if it has the same model, phase and format of numbers, was not compiled, and is a rate of
+    resident batches of the usual size, as in the other pictures. Its batch size may differ, and is shown.
+    """
+    offers, kind = {}, next(iter(own.values()))[0]["kind"]
+    formats = published["precision"].replace(peaks.SIXTEEN_BITS)
+    for work, lines in own.items():
+        for line in lines:
+            same = published[is_work(published, work) & (formats == line["numbers"])]
+            same = same[same["compile"].isin(["", "0"]) & same["prompt_tokens"].isin(["", line["prompt_tokens"]])]
+            for other in same.sort_values("value").to_dict("records"):  # of several the fastest
+                device = offers.setdefault(other["device_name"], {})
+                device[work, line["numbers"]] = other | {"numbers": line["numbers"]}
+    chosen, covered = {}, set()
+    for _ in range(MOST_PUBLISHED):
+        gains = {
+            name: (len({work for work, _ in found} - covered), len(found), next(iter(found.values()))["kind"] == kind)
+            for name, found in offers.items()
+        }
+        name = max(gains, key=gains.__getitem__, default=None)
+        if name is None or (covered and not gains[name][0]):
+            break
+        found = offers.pop(name)
+        covered |= {work for work, _ in found}
+        for (work, _), line in found.items():
+            chosen.setdefault(work, []).append(line)
+    return chosen
+
+
+def name_chip(line):
+    """Name what ran: the GPU, or the CPU with its number of cores."""
+    if line["kind"] == "cpu":
+        return f"{line['cpu_name'] or line['device_name']}, {line['cpu_count']} cores"
+    return line["device_name"] + (f", {line['gpu_cores']} GPU cores" if line["gpu_cores"] else "")
+
+
+def describe_machine(line):
+    """Describe a machine in one line, from one of its lines."""
+    memory = f"{line['memory_gb']} GiB" if line["memory_gb"] else ""
+    software = f"{FRAMEWORKS[line['framework']].title} {line['framework_version']}"
+    about = [line["machine"], memory, line["os"].partition(",")[0], software, line["timestamp"][:10]]
+    return "   ".join(filter(None, about))
+
+
+def list_ceilings(rows, line, formats):
+    """List the best matmul in each of the formats and the memory bandwidth: [(figure, unit, what it is)]."""
+    own = rows[(rows["source"] == "") & (rows["machine"] == line["machine"])]
+    best = peaks.measured_peaks(own[own["model"] == "matmul-peak"].to_dict("records"))
+    chip = line["device_name"], str(line["gpu_cores"] or "")
+    found = []
+    for numbers in NUMBERS:
+        if numbers in formats and (peak := best.get((line["machine"], line["device"], numbers))):
+            rated = peaks.chip_peaks().get((*chip, numbers))
+            words = f"{numbers} matmul" + (f" (rated {tables.figure(rated)})" if rated else "")
+            found.append((tables.figure(peak["tflops"], "{:.3g}"), "TFLOP/s", words))
+    moved = peaks.measured_bandwidths(own[own["throughput"] > 0].to_dict("records"))
+    if rate := moved.get((line["machine"], line["device"])):
+        rated = peaks.chip_bandwidths().get(chip)
+        words = "memory bandwidth" + (f" (rated {tables.figure(rated)})" if rated else "")
+        found.append((tables.figure(rate, "{:.3g}"), "GB/s", words))
+    return found
+
+
+def describe_intervals(least):
+    """Describe what the intervals are, if the figures have at least this number of processes."""
+    if least == 1:
+        return "intervals, some within a single process"
+    return f"ranges of {least} or more processes ({100 * coverage(least):.0f} % intervals)"
+
+
+def describe_limits(stored, line, own):
+    """List sentences on what limits the machine: in a whole pipeline, and compared with its ceilings."""
+    said = []
+    runs = select.scopes(stored.pipelines)
+    mine = (
+        (runs["machine"] == line["machine"]) & (runs["framework"] == line["framework"]) & (runs["kind"] == line["kind"])
+    )
+    for run in runs[mine & (runs["precision"] == "float32")].sort_values("timestamp").tail(1).to_dict("records"):
+        title = next((work.title for work in STANDARD_SET if work.model == run["model"]), run["model"])
+        said.append(f"{title} {run['phase']} from JPEG files is {run['note'].partition(';')[0]}.")
+    lines = [line for found in own.values() for line in found]
+    if shares := [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]:
+        said.append(f"The models reach {name_range(shares)} of the best matmul.")
+    if shares := [line["of_bandwidth"] for line in lines if line["of_bandwidth"] > 0]:
+        said.append(f"Decode reads at {name_range(shares)} of the memory bandwidth.")
+    return said
+
+
+def name_range(shares):
+    """Format the least and the most of some fractions: "5 to 27 %"."""
+    return " to ".join(dict.fromkeys(f"{100 * share:.0f}" for share in (min(shares), max(shares)))) + " %"
+
+
+def list_doubts(own):
+    """List the reasons to doubt the figures: few processes, flags in words, changed programs, mixed versions."""
+    lines = [line for found in own.values() for line in found]
+    said = []
+    if few := sum(line["rows"] < RUNS for line in lines):
+        said.append(f"{few} of {len(lines)} intervals may be too narrow: they are of fewer than {RUNS} processes.")
+    named = {}
+    for work, found in own.items():
+        for flag in " ".join(line["flags"] for line in found).split():
+            named.setdefault(flag, {})[f"{work.title} {work.phase}"] = None
+    said += [f"{', '.join(works)}: {FLAGS[flag].partition(':')[0]}." for flag, works in named.items() if flag in FLAGS]
+    if any(line["commit"].endswith("-dirty") for line in lines):
+        said.append("The programs were changed: a commit ends in -dirty.")
+    if old := sum(line["method_version"] != str(METHOD_VERSION) for line in lines):
+        said.append(f"{old} of {len(lines)} figures were measured by an older method.")
+    if len({(line["commit"], line["framework_version"]) for line in lines}) > 1:
+        said.append("The figures are of several versions.")
+    return said
+
+
+def describe_share(line):
+    """Return the part of a ceiling that a line reaches: of the best matmul, or of the bandwidth in decode."""
+    if line["published"]:
+        return ""
+    share = line["of_bandwidth"] if line["phase"] == "decode" else line["of_peak"]
+    return f"{100 * share:.0f} %" if share > 0 else ""
+
+
+def describe_note(line):
+    """Describe the interval of an own line, and the settings of a published one that differ or matter."""
+    if not line["published"]:
+        return f"{tables.figure(line['low'])} to {tables.figure(line['high'])}" if line["low"] > 0 else "no interval"
+    return ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]])
+
+
+def as_text(card):
+    """Return the lines of the card for the terminal."""
+    lines = [card.name, f"  {card.about}"]
+    if card.ceilings:
+        lines.append("  " + ", ".join(f"{what} {figure} {unit}" for figure, unit, what in card.ceilings))
+    for block in card.blocks:
+        lines.append(f"  {block.work.title}, {block.work.phase}, batch {block.work.batch_size}, {block.bars[0]['per']}")
+        for line in block.bars:
+            name = line["device_name"] if line["published"] else line["precision"]
+            share = describe_share(line) and f"  {describe_share(line)} of the ceiling"
+            words = f"    {name:<26} {tables.figure(line['value']):>9}  {describe_note(line)}{share}"
+            lines.append(words.rstrip() + "  (published)" * line["published"])
+    for title, said in (("limits", card.limits), ("doubts", card.doubts or ["none"])):
+        lines += [layout.wrap(f"  {title}: {words}", "    ") for words in said]
+    return lines
+
+
+def draw_card(card):
+    """Draw the card and return the figure."""
+    figure, axes = draw.sheet(WIDE)
+    draw.write(axes, card.name, MARGIN, 0.42, WIDE - 2 * MARGIN, size=19, weight="bold")
+    draw.write(axes, card.about, MARGIN, 0.74, WIDE - 2 * MARGIN, size=8.5, color=GREY)
+    top = draw_ceilings(axes, card.ceilings, 1.0) if card.ceilings else 1.0
+    for at, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (SHARE, "of ceiling", "right")):
+        draw.write(axes, words, at, top + 0.08, 1.5, size=7.5, color=GREY, ha=side)
+    top += 0.24
+    for block in card.blocks:
+        top = draw_block(axes, block, top)
+    for title, said in (("What limits it", card.limits), ("Doubts", card.doubts or ["None."])):
+        lines = [line for words in said for line in textwrap.wrap(words, LINE)]
+        draw.write(axes, title, MARGIN, top + 0.12, 2, size=9, weight="bold")
+        for line in lines:
+            top += 0.165
+            draw.write(axes, line, MARGIN, top + 0.14, WIDE - 2 * MARGIN, size=8.2)
+        top += 0.3
+    for words in FOOTER:
+        draw.write(axes, words.format(card.intervals), MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
+        top += 0.15
+    draw.crop(figure, top + 0.2)
+    return figure
+
+
+def draw_ceilings(axes, ceilings, top):
+    """Draw a tile for each ceiling, side by side; return the y below them."""
+    wide = (WIDE - 2 * MARGIN - 0.12 * (len(ceilings) - 1)) / len(ceilings)
+    for i, (figure, unit, what) in enumerate(ceilings):
+        left = MARGIN + i * (wide + 0.12)
+        axes.barh(top + 0.3, wide, 0.6, left=left, color=PALE)
+        draw.write(axes, f"{figure} {unit}", left + 0.12, top + 0.22, wide - 0.24, size=15, weight="bold")
+        draw.write(axes, what, left + 0.12, top + 0.47, wide - 0.24, size=8, color=GREY)
+    return top + 0.78
+
+
+def draw_block(axes, block, top):
+    """Draw the bars of one work, on a scale of their own; return the y below them."""
+    work = block.work
+    axes.plot([MARGIN, WIDE - MARGIN], [top, top], color="#D5DBE2", linewidth=0.7)
+    draw.write(axes, work.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
+    draw.write(
+        axes, f"{work.phase}, batch {work.batch_size}", MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY
+    )
+    scale = (BAR_END - BAR) / max(max(line["value"], line["high"] if line["high"] > 0 else 0) for line in block.bars)
+    for i, line in enumerate(block.bars):
+        y, value, published = top + 0.14 + i * ROW, line["value"], line["published"]
+        colour = PUBLISHED if published else OWN[line["numbers"]]
+        name = line["device_name"] if published else line["precision"]
+        draw.write(axes, name, NAME, y, BAR - NAME - 0.08, size=8.5, color=PUBLISHED if published else "black")
+        axes.barh(
+            y,
+            max(value * scale, 0.015),
+            0.12,
+            left=BAR,
+            color="white" if published else colour,
+            edgecolor=colour,
+            linewidth=0.9,
+        )
+        if line["low"] > 0:
+            axes.plot([BAR + line["low"] * scale, BAR + line["high"] * scale], [y, y], color="#222222", linewidth=1.1)
+        weight = "normal" if published else "bold"
+        draw.write(
+            axes,
+            f"{tables.figure(value)} {line['per']}",
+            VALUE,
+            y,
+            VALUE - BAR_END - 0.05,
+            size=8.5,
+            ha="right",
+            weight=weight,
+        )
+        share = describe_share(line)
+        draw.write(axes, describe_note(line), NOTE, y, SHARE - NOTE - 0.45 * bool(share), size=7.4, color=GREY)
+        draw.write(axes, share, SHARE, y, 0.4, size=8.2, ha="right")
+    return top + max(2, len(block.bars)) * ROW + 0.13
+
+
+def name_picture(machine, framework):
+    """Return the name of a card's file: PyTorch's has that of the machine."""
+    return f"{machine}.png" if framework == "torch" else f"{machine}-{framework}.png"
+
+
+def draw_all(stored, folder):
+    """Draw the card of every machine and framework that has enough of the set; return the paths."""
+    return [
+        draw.save(draw_card(card), folder / name_picture(machine, framework), dpi=draw.SHEET_DPI)
+        for machine, framework, card in cards_of(stored)
+    ]
+
+
+def finish(folder, machine, framework):
+    """Draw one card; return its text, or [] if the machine has too little of the set."""
+    warnings = []
+    card = make_card(select.load(folder, warnings.append), machine, framework)
+    if card is None:
+        return [*warnings, "too few workloads were measured for a card"]
+    path = draw.save(draw_card(card), folder / "plots" / name_picture(machine, framework), dpi=draw.SHEET_DPI)
+    return [*warnings, "", *as_text(card), f"card: {cli.display_path(path)}"]
+
+
+def cards_of(stored):
+    """Yield (machine, framework, Card) of everything that has enough of the set."""
+    own = stored.believed[~stored.believed["published"]]
+    for machine, framework in own[["machine", "framework"]].drop_duplicates().itertuples(index=False):
+        if card := make_card(stored, machine, framework):
+            yield machine, framework, card

@@ -1,0 +1,47 @@
+"""The standard set: what `make all` measures on every machine, and what a machine's card shows.
+
+Batch sizes are the same on all devices, and small enough for two CPU cores.
+"""
+
+from dataclasses import dataclass
+
+# Fresh processes for each line below and each precision, unless RUNS is set; with QUICK=1 one. The range of three
+# covers the median of all processes with a probability of 75 %. Five (94 %) would take too long on two CPU cores.
+RUNS = 3
+# `make tflops` skips sizes that take too long: the largest ones are for GPUs.
+CEILINGS = {"SIZES": "1024,2048,4096,8192"}
+QUICK_CEILINGS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
+QUICK = {"MAX_SECONDS": "1"}
+FORMATS = ("bfloat16", "float16")  # of 16 bits; float16 only on a GPU
+
+
+@dataclass(frozen=True)
+class Work:
+    """One line of the set. It is measured in float32, and in each format of 16 bits that the device is fast in."""
+
+    title: str
+    script: str  # image_benchmark.py ...
+    model: str
+    phase: str
+    batch_size: int
+    is_quick: bool = False  # QUICK=1 measures it too, in float32 only
+    needs_gpu: bool = False
+    has_pipeline: bool = False  # its first process in float32 also measures the input pipeline
+
+    def precision(self, numbers):
+        """Return the PRECISION for a format of numbers: weights in 16 bits would lose the small updates of training."""
+        return f"mixed_{numbers}" if self.phase == "training" and numbers in FORMATS else numbers
+
+
+STANDARD_SET = (
+    Work("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True),
+    Work("ResNet-50", "image", "resnet50", "training", 16, is_quick=True),
+    Work("MobileNetV2", "image", "mobilenet_v2", "inference", 16, is_quick=True),
+    Work("MobileNetV2", "image", "mobilenet_v2", "training", 16),
+    Work("MLP 5x1024", "mlp", "mlp-5x1024", "training", 32, is_quick=True),
+    Work("DistilBERT", "transformer", "distilbert", "training", 8, is_quick=True),
+    Work("SmolLM2-135M", "llm", "smollm2-135m", "prefill", 1, is_quick=True),
+    Work("SmolLM2-135M", "llm", "smollm2-135m", "decode", 1, is_quick=True),
+    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, needs_gpu=True),
+    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, needs_gpu=True),
+)

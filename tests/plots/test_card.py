@@ -1,0 +1,132 @@
+"""A machine's card: which published machines are next to it, what it doubts, and that no words overlap."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from matplotlib import pyplot as plt
+
+from bench.plots import card, select
+from bench.workloads.standard_set import STANDARD_SET
+from tests.records.examples import rate, write
+
+IMAGE = STANDARD_SET[0]
+OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "64", "phase": "inference"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    yield tmp_path
+    plt.close("all")
+
+
+def own_rows(runs=3, **changes):
+    """Rows of the whole set in float32."""
+    for i, work in enumerate(STANDARD_SET):
+        about = {"workload": work.script, "model": work.model, "phase": work.phase, "batch_size": str(work.batch_size)}
+        for run in range(runs):
+            row = rate(100 + i + run) | about | {"method_version": "2", "cpu_name": "a chip", "cpu_count": "2"}
+            yield row | {"image_size": "", "precision": "float32", "run_id": f"{i}-{run}", "commit": "c"} | changes
+
+
+def make(folder, machine="a", framework="torch"):
+    return card.make_card(select.load(folder, pytest.fail), machine, framework)
+
+
+def test_published_machines_are_those_of_comparable_work(folder):
+    write(folder, own_rows())
+    good = {"good": {}, "mobile": {"model": "mobilenet_v2"}}
+    bad = {
+        "compiled": {"compile": "1"},
+        "half": {"precision": "mixed_float16"},
+        "streamed": {"scope": "end_to_end"},
+        "large": {"image_size": "320"},
+        "unsynchronised": {"status": "unsynchronised"},
+        "training": {"phase": "forward"},
+        "another": {"model": "vgg16"},
+    }
+    rows = [OTHERS | rate(900) | change | {"device_name": name} for name, change in (good | bad).items()]
+    write(folder, rows, "published")
+    blocks = make(folder).blocks
+    shown = {line["device_name"] for block in blocks for line in block.bars if line["published"]}
+    assert shown == set(good)
+    assert [line["device_name"] for line in blocks[0].bars] == ["", "good"]
+
+
+def test_a_card_has_the_published_machines_that_compare_with_most_of_it(folder):
+    write(folder, own_rows())
+    named = {f"gpu {i}": [STANDARD_SET[i].model] for i in (0, 4, 5)} | {"both": ["resnet50", "mobilenet_v2"]}
+    scripts = {work.model: (work.script, work.phase) for work in reversed(STANDARD_SET)}
+    for name, models in named.items():
+        for model in models:
+            script, phase = scripts[model]
+            write(
+                folder,
+                [OTHERS | {"device_name": name, "workload": script, "model": model, "phase": phase}],
+                "published",
+            )
+    shown = {line["device_name"] for block in make(folder).blocks for line in block.bars if line["published"]}
+    assert shown == {"both", "gpu 4", "gpu 5"}
+
+
+def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):
+    write(folder, own_rows())
+    about = {"phase": "inference", "timestamp": "2030", "run_id": "x"}
+    for change in (
+        {"batch_size": "64"},
+        {"compile": "1"},
+        {"memory_format": "channels_last"},
+        {"framework": "tensorflow"},
+    ):
+        write(folder, [rate(999) | about | change])
+    write(folder, [rate(150) | about | {"precision": "bfloat16"}])
+    lines = make(folder).blocks[0].bars
+    assert [(line["numbers"], line["value"], line["rows"]) for line in lines] == [
+        ("float32", 101, 3),
+        ("bfloat16", 150, 1),
+    ]
+    assert make(folder, framework="tensorflow") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"commit": "c-dirty"}, "dirty"),
+        ({"flags": "contended"}, "other programs"),
+        ({"method_version": "1"}, "older method"),
+        ({"runs": 1}, "too narrow"),
+        ({}, None),
+    ],
+)
+def test_doubts_are_in_words(folder, changes, word):
+    write(folder, own_rows(**changes))
+    doubts = " ".join(make(folder).doubts)
+    assert (word in doubts) if word else not doubts
+
+
+def test_long_names_overlap_nothing_and_stay_on_the_card(folder):
+    long = "A rather long name of a graphics card, Workstation Edition, with Max-Q"
+    write(folder, own_rows(cpu_name=long, device_name=long, flags="contended slowed", os=long))
+    write(
+        folder,
+        [OTHERS | rate(9e6) | {"device_name": long, "precision": name} for name in ("float32", "tf32")],
+        "published",
+    )
+    peak = {"workload": "matmul", "model": "matmul-peak", "matrix_size": "1x1x1", "tflops": "0.000123456"}
+    write(folder, [peak, {"workload": "bandwidth", "model": "copy", "unit": "GB/s"}])
+    found = make(folder)
+    figure = card.draw_card(replace(found, limits=[f"{long}, " * 9]))
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text()]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert all(min(box.x0, box.y0) > 0 and box.x1 < figure.bbox.x1 and box.y1 < figure.bbox.y1 for box in boxes)
+
+
+def test_cards_are_drawn_from_the_stored_results(folder):
+    stored = select.load("results", pytest.fail)
+    drawn = card.draw_all(stored, folder)
+    assert "amd-epyc-2-cores.png" in [path.name for path in drawn]
+    assert all(path.stat().st_size for path in drawn)
+    words = "\n".join(card.as_text(make("results", "amd-epyc-2-cores")))
+    assert "ResNet-50" in words
+    assert "(published)" in words
