@@ -12,7 +12,8 @@
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
 MAC := $(filter Darwin,$(shell uname -s))
-APART := $(if $(MAC),,$(patsubst requirements-cuda-%.txt,%,$(wildcard requirements-cuda-*.txt)))
+OTHERS := $(patsubst requirements-cuda-%.txt,%,$(wildcard requirements-cuda-*.txt))
+APART := $(if $(MAC),,$(OTHERS))
 SYNONYM_pytorch := torch
 SYNONYM_tf := tensorflow
 ASKED := $(shell echo '$(FRAMEWORK)' | tr A-Z a-z)
@@ -93,10 +94,10 @@ doctor: ## what can run here, what cannot, and how to fix it
 
 # The tests of another framework compare it with PyTorch.
 test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## the tests, of all frameworks or of FRAMEWORK
-ifneq ($(or $(PYTHON),$(MAC)),)
+ifneq ($(PYTHON),)
 	@$(RUN) -m pytest
 else
-	@set -e; $(foreach name,$(if $(FRAMEWORK),$(NAME),torch $(APART)),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest;)
+	@set -e; $(foreach name,$(if $(FRAMEWORK),$(NAME),torch $(OTHERS)),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest;)
 endif
 
 selfcheck: $(READY) ## compares our figures with hand-written loops (ten minutes)
@@ -116,6 +117,7 @@ clean: ## removes what was installed here
 	@sh bench/install.sh $< $(@D)
 	@touch $@
 
-.venv-%/installed: requirements-cuda-%.txt requirements-common.txt bench/install.sh
+.SECONDEXPANSION:
+.venv-%/installed: requirements-cuda-%.txt $$(wildcard requirements-cpu-$$*.txt) requirements-common.txt bench/install.sh
 	@sh bench/install.sh $< $(@D)
 	@touch $@

@@ -12,6 +12,10 @@ has() { command -v "$1" >/dev/null 2>&1; }
 works() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -c "" 2>/dev/null; }
 say() { echo "$*" >&2; }
 
+# Without an NVIDIA driver, CUDA's libraries would be gigabytes of no use: a requirements-cpu-<name>.txt replaces them.
+cpu=requirements-cpu-${requirements#requirements-cuda-}
+if [ -e "$cpu" ] && ! nvidia-smi >/dev/null 2>&1; then requirements=$cpu; fi
+
 if ! has uv; then
     say "fetching uv into .uv"
     { python3 -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv; } >&2 || rm -rf .uv

@@ -70,11 +70,13 @@ class Framework:
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     runs_language_models: bool = False
     lacks: tuple[str, ...] = ()  # "mixed" precision, "float64", a number of CPU "threads"
+    always_compiles: bool = False  # COMPILE=0 means 1
 
 
 FRAMEWORKS = {
     "torch": Framework("PyTorch", ("pytorch",), runs_on_many=True, runs_language_models=True),
     "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
+    "jax": Framework("JAX", (), ("channels_last",), has_own_environment=True, always_compiles=True),
     "mlx": Framework(
         "MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")
     ),
@@ -235,7 +237,7 @@ class Settings:
         "for each of them",
         lists=EACH,
     )
-    framework: str = setting(framework_name, "torch", "torch, tensorflow or mlx; synonyms pytorch, tf")
+    framework: str = setting(framework_name, "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf")
     model: str = setting(
         str,
         {
@@ -282,14 +284,15 @@ class Settings:
     compile: str = setting(
         one_of("0", "1", *COMPILE_MODES),
         dict.fromkeys(MODELS, "0"),
-        "1: torch.compile, XLA in TensorFlow, mx.compile in MLX; or one of torch's modes: " + ", ".join(COMPILE_MODES),
+        "1: torch.compile, XLA in TensorFlow (JAX: always 1), mx.compile in MLX; or one of torch's modes: "
+        + ", ".join(COMPILE_MODES),
         lists=EACH,
     )
     memory_format: str = setting(
         one_of("channels_first", "channels_last"),
         {"image": ""},
-        "channels_first or channels_last (TensorFlow and MLX: channels_last only)",
-        shown="channels_first (TensorFlow and MLX: channels_last)",
+        "channels_first or channels_last (TensorFlow, JAX and MLX: channels_last only)",
+        shown="channels_first (TensorFlow, JAX and MLX: channels_last)",
         lists=EACH,
     )
     optimizer: str = setting(
@@ -373,7 +376,7 @@ class Settings:
     num_workers: int = setting(
         whole(0, 1024),
         {"image": None},
-        "input workers: processes, or threads in TensorFlow and MLX; 0: the main process",
+        "input workers: processes, or threads in TensorFlow, JAX and MLX; 0: the main process",
         shown=f"the number of cores, at most {MOST_WORKERS} for each device",
     )
     num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
@@ -442,6 +445,8 @@ def read_settings(script, environ=os.environ):
         values[declared.name] = entries if is_tuple else entries[0]
     if values["memory_format"] == "":
         values["memory_format"] = FRAMEWORKS[values["framework"]].memory_formats[0]
+    if values["compile"] == "0" and FRAMEWORKS[values["framework"]].always_compiles:
+        values["compile"] = "1"
     if script == "image" and values["num_workers"] is None:
         local = environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun, whose ranks share the workers too
         ranks = max(values["num_devices"] or 1, int(local) if local.isdecimal() else 1)

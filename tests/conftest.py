@@ -1,8 +1,7 @@
 """No test sees the settings of whoever runs it, and none writes into results/.
 
-FRAMEWORK names the one framework whose tests run. In an environment of its own these are its file and the contract;
-elsewhere all tests run but those of the other frameworks. Without FRAMEWORK all of them run, and a framework that is
-not installed is a failure.
+FRAMEWORK names the framework whose tests run, PyTorch by default. PyTorch's are all tests but those of the other
+frameworks; another framework's are its files and the contract. A framework that is not installed is a failure.
 """
 
 import os
@@ -19,20 +18,13 @@ from bench.settings import FRAMEWORKS, known_names, read_settings
 # For what a script starts in the background (`make test &`), a shell ignores Ctrl-C; here it is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-def tests_of(framework):
-    """The files that run with FRAMEWORK=framework, as names in tests/."""
-    own = {name: f"frameworks/test_{name}.py" for name in FRAMEWORKS}
-    if FRAMEWORKS[framework].has_own_environment:
-        return {own[framework], "frameworks/test_contract.py"}
-    return ALL - (set(own.values()) - {own[framework]})
-
-
 ALL = {path.relative_to(Path(__file__).parent).as_posix() for path in Path(__file__).parent.rglob("test_*.py")}
-TESTED = tuple(FRAMEWORKS)  # the frameworks whose contract is tested
-if "FRAMEWORK" in os.environ:
-    TESTED = (read_settings("tests", {"FRAMEWORK": os.environ["FRAMEWORK"]}).framework,)
-    collect_ignore = sorted(ALL - tests_of(*TESTED))
+OWN = {name: {f"frameworks/test_{name}.py"} for name in FRAMEWORKS}
+for name in ("tensorflow", "jax"):
+    OWN[name].add("frameworks/test_keras.py")
+TESTED = read_settings("tests", {"FRAMEWORK": os.environ.get("FRAMEWORK", "torch")}).framework
+OTHERS = set().union(*OWN.values()) - OWN[TESTED]
+collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - {"frameworks/test_contract.py"})
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from bench.timing.measure import Job, Limits, measure
 from bench.workloads import operators
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
+from mlp_benchmark import mlp_workload
 
 PAIRS = 15
 TOLERANCE = 0.02
@@ -63,7 +64,7 @@ def check_loops(phase, model, loops, script="image", **environ):
     settings = read_settings(script, environ)
     framework = frameworks.load(settings.framework)
     settings = settings.on(framework.find_device(settings).device)
-    workload = {"image": image_workload, "llm": llm_workload}[script](settings)
+    workload = {"image": image_workload, "mlp": mlp_workload, "llm": llm_workload}[script](settings)
     session = framework.open_session(workload, settings, phase, "device")
     passed = []
     for what, (block, is_right) in loops.items():

@@ -98,7 +98,7 @@ def test_no_process_of_a_test_reads_the_hosts_energy():
 def install(tmp_path):
     """Run install.sh with only these programs, and without another uv or Python; returns (status, stderr, log)."""
 
-    def call(**programs):
+    def call(requirements="r.txt", **programs):
         folder = tmp_path / "bin"
         folder.mkdir()
         for tool in ("sh", "rm", "mkdir", "touch", "chmod"):
@@ -107,7 +107,7 @@ def install(tmp_path):
             path = folder / name.replace("_", ".")
             path.write_text(f"#!/bin/sh\n{text}\n")
             path.chmod(0o755)
-        command = ["sh", str(Path("bench/install.sh").resolve()), "r.txt", ".venv"]
+        command = ["sh", str(Path("bench/install.sh").resolve()), requirements, ".venv"]
         done = subprocess.run(command, cwd=tmp_path, env={"PATH": str(folder)}, capture_output=True, text=True)
         log = tmp_path / "log"
         return done.returncode, done.stderr, log.read_text().splitlines() if log.exists() else []
@@ -124,6 +124,19 @@ def test_uv_is_used_where_there_is_one(install):
     assert log[0].startswith("uv venv --quiet --python-preference system --python >=3.11,<3.13")
     assert log[-1] == "uv pip install --quiet --python .venv/bin/python -r r.txt"
     assert "venv -m bench.host.environment" in log
+
+
+@pytest.mark.parametrize(
+    ("driver", "kind"), [({"nvidia-smi": "exit 0"}, "cuda"), ({"nvidia-smi": "exit 9"}, "cpu"), ({}, "cpu")]
+)
+@pytest.mark.parametrize("has_cpu_file", [True, False])
+def test_cuda_is_installed_for_a_driver_or_if_there_is_no_other_file(install, tmp_path, driver, kind, has_cpu_file):
+    if has_cpu_file:
+        (tmp_path / "requirements-cpu-x.txt").touch()
+    _, _, log = install(
+        "requirements-cuda-x.txt", uv=f'echo "uv $*" >>log; [ "$1" = pip ] || {{ {MAKE_VENV}; }}', **driver
+    )
+    assert log[-1].endswith(f" -r requirements-{kind if has_cpu_file else 'cuda'}-x.txt")
 
 
 def test_pip_does_it_where_uv_cannot_be_had(install, tmp_path):
@@ -151,14 +164,18 @@ def test_nothing_is_installed_for_an_interpreter_of_the_users():
         assert ("install.sh" in out) == (extra == [])
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="on a Mac both have one environment")
+@pytest.mark.skipif(sys.platform == "darwin", reason="on a Mac all have one environment")
 @pytest.mark.parametrize(
     ("target", "environ", "lines"),
     [
         ("mlp", {}, [".venv/bin/python mlp_benchmark.py"]),
         ("mlp", {"FRAMEWORK": "tf"}, [".venv-tensorflow/bin/python mlp_benchmark.py"]),
         ("mlp", {"FRAMEWORK": "tensorflow", "PYTHON": "python3"}, ['"python3" mlp_benchmark.py']),
-        ("test", {}, ["FRAMEWORK=torch .venv", "FRAMEWORK=mlx .venv-mlx", "FRAMEWORK=tensorflow .venv-tensorflow"]),
+        (
+            "test",
+            {},
+            [f"FRAMEWORK={name} .venv-{name}" for name in ("jax", "mlx", "tensorflow")] + ["FRAMEWORK=torch .venv"],
+        ),
         ("test", {"FRAMEWORK": "torch"}, ["FRAMEWORK=torch .venv"]),
         ("test", {"FRAMEWORK": "TF"}, ["FRAMEWORK=tensorflow .venv-tensorflow"]),
         ("test", {"PYTHON": "python3"}, ['"python3" -m pytest']),

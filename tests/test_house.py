@@ -11,7 +11,7 @@ import pytest
 from bench.records import columns
 from bench.timing import measure
 
-FRAMEWORKS = ("torch", "torchvision", "tensorflow", "keras", "transformers", "mlx", "mlx_lm")
+FRAMEWORKS = ("torch", "torchvision", "tensorflow", "jax", "keras", "transformers", "mlx", "mlx_lm")
 SCRIPTS = sorted(Path().glob("*.py"))
 # From the ground up: a file imports from its own folder and from the lines before, never from its own line otherwise.
 LAYERS = [

@@ -303,7 +303,7 @@ def test_ctrl_c_before_the_first_window_writes_nothing(image):
     ("environ", "said"),
     [
         ({"BATCH_SIZE": "abc"}, "BATCH_SIZE='abc' must be a whole number from 1 to 1000000000, or auto\n"),
-        ({"FRAMEWORK": "pytorch2"}, "FRAMEWORK='pytorch2' must be one of: torch, tensorflow, mlx, numpy\n"),
+        ({"FRAMEWORK": "pytorch2"}, "FRAMEWORK='pytorch2' must be one of: torch, tensorflow, jax, mlx, numpy\n"),
         ({"MODEL": "unknown"}, "MODEL='unknown' is not in NumPy: did you mean linear?\n"),
         ({"RESULTS_DIR": "Makefile"}, "RESULTS_DIR='Makefile' cannot be written to"),
     ],

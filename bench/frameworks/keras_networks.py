@@ -1,4 +1,4 @@
-"""All Keras models, in pure Keras: layers, sizes and initial weights as in torchvision and transformers.
+"""All Keras models, in pure Keras: layers, sizes and initial weights as in torchvision and transformers; optimizers.
 
 Whoever imports this sets KERAS_BACKEND first.
 """
@@ -11,6 +11,30 @@ from keras import layers, ops
 
 from bench.frameworks import session
 from bench.settings import SettingError
+from bench.workloads.workload import LEARNING_RATES
+
+POLICIES = {"tf32": "float32"}  # the other precisions have the same name in Keras
+OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
+LOSS_SCALE = 256  # the default of 32,768 overflows until it has been halved often enough, and skips those updates
+
+
+def set_up(precision, seed):
+    """Forget earlier models and prepare Keras for those of a precision; returns the policy."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(seed)
+    keras.config.set_image_data_format("channels_last")
+    keras.config.set_dtype_policy(POLICIES.get(precision, precision))
+    return keras.config.dtype_policy()
+
+
+def build_optimizer(name, precision, weights):
+    """Return the optimizer of these weights; it scales the loss if small gradients would become zero."""
+    optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
+    if precision == "mixed_float16":
+        optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=LOSS_SCALE)
+    optimizer.build(weights)
+    return optimizer
+
 
 # Each layer gets an initialiser of its own: one of Keras's gives the same numbers at every call.
 
@@ -155,7 +179,8 @@ def build_transformer(workload):
     No keras-hub release supports all versions of TensorFlow that run here.
     """
     encoder = workload.sizes
-    inputs = keras.Input((encoder.sequence_length,), dtype="int64")
+    # JAX has only 32 bits, unless it has 64 in everything.
+    inputs = keras.Input((encoder.sequence_length,), dtype="int32" if keras.backend.backend() == "jax" else "int64")
     x = Embeddings(encoder, name="embeddings")(inputs)
     for i in range(encoder.num_layers):
         x = encoder_layer(x, encoder, f"layer.{i}.")
@@ -216,8 +241,11 @@ def call(model, inputs, training):
     return model(inputs[0] if len(inputs) == 1 else list(inputs), training=training)
 
 
-def calibrate(model, inputs):
-    """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth."""
+def calibrate(model, inputs, call=call):
+    """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth.
+
+    `call` must keep what a call with training=True changes.
+    """
     # _flatten_layers: nothing public lists the layers of nested models.
     norms = [layer for layer in model._flatten_layers() if isinstance(layer, layers.BatchNormalization)]
     momenta = [norm.momentum for norm in norms]

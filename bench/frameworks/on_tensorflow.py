@@ -44,25 +44,30 @@ import numpy as np
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
 from bench.frameworks import Device, ErrorTexts, base, session
-from bench.frameworks.keras_networks import BUILDERS, calibrate, call, count_parameters, refuse_unknown_model
+from bench.frameworks.keras_networks import (
+    BUILDERS,
+    LOSS_SCALE,
+    build_optimizer,
+    calibrate,
+    call,
+    count_parameters,
+    refuse_unknown_model,
+    set_up,
+)
 from bench.settings import usable_cores
 from bench.timing import check
 from bench.timing.measure import MeasurementError
 from bench.workloads import data
-from bench.workloads.workload import LEARNING_RATES
 
 ERRORS = ErrorTexts(
     ("resourceexhaustederror", "oom when allocating", "failed to allocate memory", "dst tensor is not initialized"),
     ("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
 )
-POLICIES = {"tf32": "float32"}  # the other precisions have the same name in Keras
 # Operators that make up a step's time, by the start of their names. Metal lacks kernels for much of the integer
 # bookkeeping around them (random keys, step counters): TensorFlow runs that on the CPU.
 EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedConv", "Depthwise", "_FusedDepthwise")
 EXPENSIVE += ("FusedBatchNorm", "_FusedBatchNorm", "MaxPool", "AvgPool", "Relu", "BiasAdd", "Softmax", "SparseSoftmax")
 EXPENSIVE += ("Gather", "ResourceGather", "StatelessRandomUniform")
-OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
-LOSS_SCALE = 256  # the default of 32,768 overflows until it has been halved often enough, and skips those updates
 PREFETCH = 2  # batches that tf.data may hold ready
 
 
@@ -139,12 +144,8 @@ class DeviceContext(base.DeviceContext):
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(self.seed)
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
-        keras.config.set_image_data_format("channels_last")
-        keras.config.set_dtype_policy(POLICIES.get(self.precision, self.precision))
-        policy = keras.config.dtype_policy()
+        policy = set_up(self.precision, self.seed)
         self.dtype, self.compute_dtype = policy.variable_dtype, policy.compute_dtype
         self.reset_peak_memory()
         self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
@@ -414,11 +415,7 @@ class Model(base.Model):
             self._open_optimizer()
 
     def _open_optimizer(self):
-        name = self.context.optimizer
-        self.optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
-        if self.context.precision == "mixed_float16":
-            self.optimizer = keras.mixed_precision.LossScaleOptimizer(self.optimizer, initial_scale=LOSS_SCALE)
-        self.optimizer.build(self.weights)
+        self.optimizer = build_optimizer(self.context.optimizer, self.context.precision, self.weights)
         self.train_step, self.losses_of = self._function(self._train), self._function(self._losses_of)
         self.apply = self._function(lambda gradients: self.optimizer.apply(gradients, self.weights))
 

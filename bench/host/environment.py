@@ -183,6 +183,8 @@ def explain_missing_gpu(framework, driver):
         One clause; "" on a machine without an NVIDIA driver that is not an Apple silicon Mac.
     """
     if platform.system() == "Darwin" and platform.machine() == "arm64":
+        if framework == "jax":
+            return "jax itself does not support the GPU of a Mac: docs/mac.md describes a plug-in"
         return f"{framework} does not find the GPU: `make clean`, then make again, with macOS 14 or newer"
     if driver is None:
         return ""

@@ -88,7 +88,7 @@ COLUMNS = {
     # software
     "commit": Column("version", "of this repository; -dirty if its programs were changed"),
     "python": Column("version", "version"),
-    "framework": Column("work", "torch, tensorflow or mlx", words=""),
+    "framework": Column("work", "torch, tensorflow, jax or mlx", words=""),
     "framework_version": Column("version", "with its build"),
     # workload
     "workload": Column(
@@ -121,7 +121,7 @@ COLUMNS = {
     ),
     "compile": Column(
         "work",
-        "1 or 0, or a mode of torch.compile",
+        "1 or 0, or a mode of torch.compile; JAX always compiles: 1",
         words={"1": "compiled", "0": ""} | {mode: f"compiled ({mode})" for mode in COMPILE_MODES},
     ),
     "memory_format": Column("work", "channels_first or channels_last", words="{}"),

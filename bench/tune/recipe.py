@@ -73,18 +73,15 @@ def torch_training(cast, device):
     ]
 
 
-def keras_lines(settings, device, num_threads):
-    """Return lines of Keras, for the same arguments; all but the last one belong before the model is built."""
-    policy = "float32" if settings.precision == "tf32" else settings.precision
-    own = "optimizer=optimizer, loss=loss_function, " if settings.phase == "training" else ""
+def tensorflow_lines(settings, device, num_threads):
+    """Return lines of Keras in TensorFlow, for the same arguments."""
     tf32 = f"tf.config.experimental.enable_tensor_float_32_execution({settings.precision == 'tf32'})"
     lines = [
         "import keras",
         "import tensorflow as tf",
         f"tf.config.threading.set_intra_op_parallelism_threads({num_threads})" if num_threads else "",
         tf32 if device == "cuda" else "",
-        f'keras.config.set_dtype_policy("{policy}")  # before the model is built',
-        f"model.compile({own}jit_compile={settings.compile == '1'})  # then model.{'fit' if own else 'predict'}(...)",
+        *keras_lines(settings),
     ]
     return list(filter(None, lines))
 
@@ -123,4 +120,29 @@ def mlx_lines(settings, device, num_threads):
     return [*filter(None, lines), f"outputs = {call}", f"mx.eval(outputs{', state' if is_trained else ''})"]
 
 
-SCRIPTS = {"torch": torch_lines, "tensorflow": keras_lines, "mlx": mlx_lines}  # by framework
+def jax_lines(settings, device, num_threads):
+    """Return lines of Keras in JAX, for the same arguments."""
+    precision = "tensorfloat32" if settings.precision == "tf32" else "highest"
+    lines = [
+        "import os",
+        'os.environ["KERAS_BACKEND"] = "jax"',
+        f'os.environ["NPROC"] = "{num_threads}"  # before JAX starts' if num_threads else "",
+        "import jax",
+        "import keras",
+        f'jax.config.update("jax_default_matmul_precision", "{precision}")' if device == "cuda" else "",
+        *keras_lines(settings),
+    ]
+    return list(filter(None, lines))
+
+
+def keras_lines(settings):
+    """Return lines of Keras; all but the last one belong before the model is built."""
+    policy = "float32" if settings.precision == "tf32" else settings.precision
+    own = "optimizer=optimizer, loss=loss_function, " if settings.phase == "training" else ""
+    return [
+        f'keras.config.set_dtype_policy("{policy}")  # before the model is built',
+        f"model.compile({own}jit_compile={settings.compile == '1'})  # then model.{'fit' if own else 'predict'}(...)",
+    ]
+
+
+SCRIPTS = {"torch": torch_lines, "tensorflow": tensorflow_lines, "jax": jax_lines, "mlx": mlx_lines}  # by framework

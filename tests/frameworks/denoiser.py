@@ -55,11 +55,11 @@ def build_torch(workload):
     return Denoiser(*workload.sizes)
 
 
-def build_tensorflow(workload):
+def build_keras(workload):
     import keras
 
     levels, width = workload.sizes
-    noisy, level = keras.Input((width,)), keras.Input((), dtype="int64")
+    noisy, level = keras.Input((width,)), keras.Input((), dtype="int32")
     x = keras.ops.tanh(noisy + keras.layers.Embedding(levels, width)(level))
     return keras.Model([noisy, level], keras.layers.Dense(width)(x))
 
@@ -79,4 +79,10 @@ def build_mlx(workload):
     return Denoiser(*workload.sizes)
 
 
-BUILDERS = {"numpy": build_numpy, "torch": build_torch, "tensorflow": build_tensorflow, "mlx": build_mlx}
+BUILDERS = {
+    "numpy": build_numpy,
+    "torch": build_torch,
+    "tensorflow": build_keras,
+    "jax": build_keras,
+    "mlx": build_mlx,
+}

@@ -16,6 +16,12 @@ SMALL = {
     "transformer": {"MODEL": "tiny-bert", "SEQUENCE_LENGTH": "8", "BATCH_SIZE": "2"},
 }
 ENCODERS.update(TINY)
+FLOPS_CASES = [  # script, model and phase, whose operators the tests of a framework count
+    *(("mlp", "mlp-3000-1000", phase) for phase in ("inference", "training")),
+    *(("transformer", "tiny-bert", phase) for phase in ("inference", "training")),
+    *(("transformer", "tiny-distilbert", phase) for phase in ("inference", "training")),
+    *(("image", "resnet50", "inference"), ("image", "resnet18", "training")),
+]
 
 
 class Opener:

@@ -1,6 +1,6 @@
 """What every framework does alike: small models and few steps. On a machine with an accelerator they run on it.
 
-Each test runs with the framework of one file, on_numpy.py, and with those that FRAMEWORK selects.
+Each test runs with the framework of one file, on_numpy.py, and with the one that FRAMEWORK names.
 """
 
 import weakref
@@ -24,17 +24,17 @@ from tests.frameworks.sessions import SCRIPTS, Opener
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
 
 
-@pytest.fixture(params=[*(["numpy"] if "torch" in TESTED else []), *TESTED])  # once, not in every environment
+@pytest.fixture(params=[*(["numpy"] if TESTED == "torch" else []), TESTED])  # once, not in every environment
 def opener(request, monkeypatch):
     monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, "tests/frameworks"])
     monkeypatch.setitem(FRAMEWORKS, "numpy", Framework("NumPy"))
     return Opener(request.param)
 
 
-@pytest.fixture(params=TESTED)
-def real(request):
+@pytest.fixture
+def real():
     """An Opener of a framework that has precisions, operators and models of its own."""
-    return Opener(request.param)
+    return Opener(TESTED)
 
 
 def step(session):

@@ -1,10 +1,6 @@
-"""What is special to TensorFlow, its Keras models, and the same numbers as PyTorch for the same weights."""
+"""What is special to TensorFlow, and the Keras models, which JAX has too."""
 
-import os
 import platform
-import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -13,24 +9,17 @@ import tensorflow as tf
 
 from bench import frameworks
 from bench.frameworks import keras_networks, on_tensorflow
-from bench.records import results
 from bench.settings import SettingError, read_settings
-from bench.timing import check, measure
-from bench.tune import recipe
+from bench.timing import measure
 from bench.workloads import operators
 from image_benchmark import IMAGE_SIZE, image_workload
-from tests.frameworks import torch_reference
-from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
+from tests.frameworks.sessions import FLOPS_CASES, SCRIPTS, Opener
 
 open_session = Opener("tensorflow")
 DEVICE = on_tensorflow.choose_device(None)
 # A TensorFlow that has begun to use its GPU cannot leave it, so these cannot make it so themselves.
 needs_no_gpu = pytest.mark.skipif(DEVICE != "cpu", reason="places work on a GPU that is not there")
 needs_xla = pytest.mark.skipif(DEVICE == "mps", reason="Metal has no XLA")
-
-
-def weights_of(session):
-    return [weight.numpy() for weight in session.model.weights]
 
 
 @needs_xla
@@ -44,64 +33,6 @@ def test_xla_compiles_the_step(script, phase):
     assert np.isfinite(session.read())
     assert session.trace_count() == 1
     assert not any(function._jit_compile for function in open_session(script, phase).model.functions)
-
-
-@pytest.mark.parametrize("phase", ["inference", "training"])
-def test_the_lines_of_make_best_for_ones_own_script_run(phase):
-    settings = read_settings("mlp", {"FRAMEWORK": "tensorflow", "PHASE": phase, "PRECISION": "mixed_bfloat16"})
-    lines = recipe.keras_lines(settings, "cpu", None)
-    names = {"loss_function": "mse", "optimizer": "sgd"}
-    before = keras.config.dtype_policy()
-    try:
-        exec("\n".join(lines[:-1]), names)
-        names["model"] = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        exec(lines[-1], names)
-        assert names["model"].layers[0].compute_dtype == "bfloat16"
-        inputs, targets = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
-        names["model"].fit(inputs, targets, verbose=0) if phase == "training" else names["model"].predict(inputs)
-    finally:
-        keras.config.set_dtype_policy(before)
-
-
-def test_a_step_is_traced_once_for_each_shape():
-    session = open_session()
-    for _ in range(3):
-        session.step()
-    assert session.trace_count() == 1
-    inputs, labels = next(session.batches)
-    session.model.train(inputs[:3], labels[:3])
-    assert session.trace_count() == 2
-
-
-def test_mixed_float16_scales_the_loss_and_takes_it_out_again():
-    scaled, plain = (open_session(phase="optimizer", PRECISION=p) for p in ("mixed_float16", "float32"))
-    assert isinstance(scaled.model.optimizer, keras.mixed_precision.LossScaleOptimizer)
-    for session in (scaled, plain):
-        session.prepare()
-    assert float(scaled.model.scaled) == pytest.approx(256 * float(scaled.model.loss))
-    assert float(plain.model.scaled) == float(plain.model.loss)
-    ratio = np.linalg.norm(scaled.model.last_gradient) / np.linalg.norm(plain.model.last_gradient)
-    assert ratio == pytest.approx(256, rel=0.01)
-    changes = []
-    for session in (scaled, plain):
-        before = weights_of(session)[-1]
-        session.step()
-        changes.append(weights_of(session)[-1] - before)
-    np.testing.assert_allclose(*changes, rtol=0.02, atol=1e-7)
-
-
-def test_channels_first_is_told_to_be_unsupported():
-    with pytest.raises(measure.MeasurementError, match="channels_last here") as error:
-        open_session("image", MEMORY_FORMAT="channels_first")
-    assert error.value.status == "unsupported"
-
-
-def test_the_probe_tells_batches_apart_in_sixteen_bits():
-    for precision in ("bfloat16", "float16"):
-        session = open_session("mlp", "inference", PRECISION=precision, BATCH_SIZE="1024", MODEL="mlp-5x256")
-        assert measure.prove_output_varies(session) is None
-        session.last_result = tf.fill((1000, 1000), tf.constant(60_000, precision))
-        assert np.isfinite(session.read())
 
 
 # Models
@@ -180,117 +111,13 @@ def count_flops(function, *arguments):
     return sum(FLOPS[op.type](op) for op in operations if op.type in FLOPS and op.outputs[0].consumers())
 
 
-@pytest.mark.parametrize(
-    ("script", "model", "phase"),
-    [
-        *(("mlp", "mlp-3000-1000", phase) for phase in ("inference", "training")),
-        *(("transformer", "tiny-bert", phase) for phase in ("inference", "training")),
-        *(("transformer", "tiny-distilbert", phase) for phase in ("inference", "training")),
-        *(("image", "resnet50", "inference"), ("image", "resnet18", "training")),
-    ],
-)
+@pytest.mark.parametrize(("script", "model", "phase"), FLOPS_CASES)
 def test_the_graph_takes_the_flops_that_the_row_says(script, model, phase):
     environ = {"MODEL": model, "IMAGE_SIZE": "224"}
     workload, model = open_session.workload(script, phase, **environ), open_session(script, phase, **environ).model
     inputs, labels = model.context.put(*workload.make_batches(workload.items_per_step, 0)[0])
     step = (model._infer, inputs) if phase == "inference" else (model.train_step, inputs, labels)
     assert count_flops(*step) == workload.flops_per_item * workload.items_per_step
-
-
-# The same numbers as PyTorch
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """Runs the program in PyTorch's environment; gives what it wrote for a model."""
-    folder = tmp_path_factory.mktemp("torch")
-    python = os.environ.get("TORCH_PYTHON", sys.executable)
-    done = subprocess.run([python, "-m", "tests.frameworks.torch_reference", folder], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return lambda model: dict(np.load(folder / f"{model}.npz"))
-
-
-def copy_image(model, torch):
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.Conv2D):
-            layer.set_weights([torch[layer.name + ".weight"].transpose(2, 3, 1, 0)])
-        elif isinstance(layer, keras.layers.BatchNormalization):
-            names = ("weight", "bias", "running_mean", "running_var")
-            layer.set_weights([torch[f"{layer.name}.{name}"] for name in names])
-        elif isinstance(layer, keras.layers.Dense):
-            layer.set_weights([torch[layer.name + ".weight"].T, torch[layer.name + ".bias"]])
-
-
-def copy_mlp(model, torch):
-    dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
-    for i, layer in enumerate(dense):
-        layer.set_weights([torch[f"{2 * i}.weight"].T, torch[f"{2 * i}.bias"]])
-
-
-# Layers in the encoder: ours, DistilBERT's and BERT's names in the transformers library.
-ENCODER_NAMES = {
-    "query": ("attention.q_lin", "attention.self.query"),
-    "key": ("attention.k_lin", "attention.self.key"),
-    "value": ("attention.v_lin", "attention.self.value"),
-    "output": ("attention.out_lin", "attention.output.dense"),
-    "norm1": ("sa_layer_norm", "attention.output.LayerNorm"),
-    "lin1": ("ffn.lin1", "intermediate.dense"),
-    "lin2": ("ffn.lin2", "output.dense"),
-    "norm2": ("output_layer_norm", "output.LayerNorm"),
-}
-
-
-def copy_transformer(model, torch):
-    bert = any("token_type" in name for name in torch)
-    root = "model.bert." if bert else "model.distilbert."
-
-    def pair(name, shape=None):
-        weight, bias = torch[name + ".weight"], torch[name + ".bias"]
-        return [weight.T if weight.ndim == 2 else weight, bias]
-
-    tables = ["word_embeddings", "position_embeddings", *(["token_type_embeddings"] if bert else [])]
-    embedded = [torch[f"{root}embeddings.{table}.weight"] for table in tables]
-    model.get_layer("embeddings").set_weights(embedded + pair(root + "embeddings.LayerNorm"))
-    count = sum(layer.name.endswith("norm1") for layer in model.layers)
-    for i in range(count):
-        prefix = f"{root}encoder.layer.{i}." if bert else f"{root}transformer.layer.{i}."
-        torch_pair = {ours: pair(prefix + names[bert]) for ours, names in ENCODER_NAMES.items()}
-        for name in ("norm1", "lin1", "lin2", "norm2"):
-            model.get_layer(f"layer.{i}.{name}").set_weights(torch_pair[name])
-        attention = model.get_layer(f"layer.{i}.attention")
-        flat = [each for name in ("query", "key", "value", "output") for each in torch_pair[name]]
-        shapes = [weight.shape for weight in attention.weights]
-        attention.set_weights([each.reshape(shape) for each, shape in zip(flat, shapes, strict=True)])
-    model.get_layer("pooler").set_weights(pair(root + "pooler.dense" if bert else "model.pre_classifier"))
-    model.get_layer("classifier").set_weights(pair("model.classifier"))
-
-
-@pytest.mark.parametrize(
-    ("model", "copy", "steps"),
-    [
-        # With two images the normalisations make every further step of these diverge.
-        ("resnet18", copy_image, 2),
-        ("resnet50", copy_image, 1),
-        ("mlp-64-32", copy_mlp, 3),
-        ("tiny-distilbert", copy_transformer, 3),
-        ("tiny-bert", copy_transformer, 3),
-    ],
-)
-def test_equal_weights_give_equal_outputs_and_learn_the_same(reference, model, copy, steps):
-    torch = reference(model)
-    workload, settings = torch_reference.describe(model, FRAMEWORK="tensorflow", PHASE="training")
-    session = on_tensorflow.open_session(workload, settings, "training", "device")
-    ours = session.model
-    copy(ours.keras_model, torch)
-    inputs, labels = session.context.put(torch["_inputs"], torch["_labels"])
-    assert np.array_equal(next(session.batches)[0], inputs)  # the same seed gives the same data
-
-    assert check.relative_error(ours.predict(inputs), torch["_logits"]) < 1e-4
-    if model in torch_reference.TINY:  # dropout draws other numbers
-        keras_model, ours.keras_model = ours.keras_model, lambda x, training: keras_model(x, training=False)
-    losses = [float(ours.train_step(inputs, labels)) for _ in range(steps)]
-    assert losses == pytest.approx(torch["_losses"][:steps].tolist(), rel=1e-4)
-    assert losses == sorted(losses, reverse=True)
 
 
 # The device
@@ -360,15 +187,3 @@ def test_a_copy_is_one(monkeypatch, system):
     copy = on_tensorflow.OPERATORS["copy"](x, None)
     assert np.array_equal(x, copy)
     assert not np.shares_memory(np.asarray(x), np.asarray(copy))
-
-
-def test_make_runs_it_with_the_threads_that_are_asked_for(tmp_path):
-    environ = os.environ | SMALL["mlp"] | {"FRAMEWORK": "tf", "MAX_SECONDS": "0.1", "MACHINE": "here", "RUNS": "1"}
-    environ |= {"PHASE": "inference", "NUM_THREADS": "1"}
-    command = ["make", "mlp", f"PYTHON={sys.executable}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ)
-    assert done.returncode == 0, done.stderr
-    assert "tensorflow" in done.stdout.splitlines()[0]
-    (row,) = results.read(tmp_path / "results" / "here.csv")
-    assert (row["framework"], row["num_threads"]) == ("tensorflow", "1")
-    assert [line for line in done.stderr.splitlines() if not re.match("[0-9:]{8}  ", line)] == []  # our log's lines

@@ -86,6 +86,7 @@ def test_why_a_gpu_is_not_used(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES='-1'" in environment.explain_missing_gpu("torch", "580.1")
     on_a_mac(monkeypatch)
     assert "macOS 14" in environment.explain_missing_gpu("tensorflow", None)
+    assert "docs/mac.md" in environment.explain_missing_gpu("jax", None)
     on_a_mac(monkeypatch, "x86_64")
     assert environment.explain_missing_gpu("torch", None) == ""
 
