@@ -27,6 +27,7 @@ from bench.records import columns, peaks, report, results, tables
 from bench.records.verdict import Rate
 from bench.settings import (
     FRAMEWORKS,
+    MIXED,
     REPEATED,
     ROOT,
     RUN,
@@ -85,6 +86,8 @@ def plan_work(settings, device, formats):
         if work.script == "llm" and not FRAMEWORKS[settings.framework].runs_language_models:
             continue
         for numbers in ["float32", *([] if settings.quick else formats)]:
+            if work.precision(numbers) in MIXED and "mixed" in FRAMEWORKS[settings.framework].lacks:
+                continue
             change = {"MODEL": work.model, "PHASE": work.phase, "BATCH_SIZE": str(work.batch_size)}
             change |= {"PRECISION": work.precision(numbers)} | (standard_set.QUICK if settings.quick else {})
             change |= {"DATA": "synthetic"} if work.script == "mlp" else {}

@@ -4,6 +4,7 @@ FRAMEWORK names the framework whose tests run, PyTorch by default. PyTorch's are
 frameworks; another framework's are its files and the contract. A framework that is not installed is a failure.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - {"f
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch, tmp_path):
+    logging.getLogger("bench").setLevel(logging.NOTSET)  # a test of several ranks raises it
     for name in [*known_names(), *SETUP_VARIABLES, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.

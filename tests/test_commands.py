@@ -174,7 +174,7 @@ def test_nothing_is_installed_for_an_interpreter_of_the_users():
         (
             "test",
             {},
-            [f"FRAMEWORK={name} .venv-{name}" for name in ("jax", "mlx", "tensorflow")] + ["FRAMEWORK=torch .venv"],
+            ["FRAMEWORK=torch .venv", *(f"FRAMEWORK={name} .venv-{name}" for name in ("jax", "mlx", "tensorflow"))],
         ),
         ("test", {"FRAMEWORK": "torch"}, ["FRAMEWORK=torch .venv"]),
         ("test", {"FRAMEWORK": "TF"}, ["FRAMEWORK=tensorflow .venv-tensorflow"]),

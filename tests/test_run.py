@@ -89,7 +89,7 @@ def test_an_output_of_another_step_is_refused_after_the_windows(image):
     assert "last timed output" in row["note"]
 
 
-OF_OTHERS = {"source", "matrix_size", "message_bytes"}  # of published rows, of the sweep
+OF_OTHERS = {"source", "matrix_size", "message_bytes", "power_probe"}  # of published rows, of the sweep
 
 
 class Counter:
