@@ -92,12 +92,13 @@ noise: $(READY) ## A/A tests: how much equal measurements differ on this machine
 doctor: ## what can run here, what cannot, and how to fix it
 	@$(call any_python,bench.doctor)
 
-# The tests of another framework compare it with PyTorch.
+# The tests of another framework compare it with PyTorch. The tests of one file share their models, so they share a process.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## the tests, of all frameworks or of FRAMEWORK
 ifneq ($(PYTHON),)
 	@$(RUN) -m pytest
 else
-	@set -e; $(foreach name,$(if $(FRAMEWORK),$(NAME),torch $(OTHERS)),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest;)
+	@set -e; $(foreach name,$(if $(FRAMEWORK),$(NAME),torch $(OTHERS)),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
 endif
 
 selfcheck: $(READY) ## compares our figures with hand-written loops (ten minutes)
