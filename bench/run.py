@@ -3,6 +3,7 @@
 settings -> device -> session -> measurement -> row
 """
 
+import atexit
 import logging
 import math
 import os
@@ -105,6 +106,11 @@ def run_child(script, describe_workload, measure=None):
         return cli.MISTAKE
     if bench.reports and RUN not in os.environ:
         print(f"added to {cli.display_path(path)}")
+    if me.launched:
+        # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, pull request 179291).
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(status)
     return status
 
 
