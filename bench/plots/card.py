@@ -58,9 +58,11 @@ class Card:
 
 def make_card(stored, machine, framework):
     """Build the Card of a machine and framework from select.load(); None if it has too little of the set."""
-    found = tables.add_peak_fraction(select.resident(stored.believed), stored.rows)
+    found = select.resident(stored.believed)
     mine = found[~found["published"] & (found["machine"] == machine) & (found["framework"] == framework)]
     mine = mine[mine["kind"] == ("gpu" if (mine["kind"] == "gpu").any() else "cpu")].sort_values("timestamp")
+    mine, rows = choose_commit(mine, stored.rows)
+    mine = tables.add_peak_fraction(mine, rows)
     own = {work: find_own(mine, work) for work in STANDARD_SET}
     own = {work: lines for work, lines in own.items() if lines}
     if len(own) < LEAST:
@@ -72,12 +74,25 @@ def make_card(stored, machine, framework):
     return Card(
         name=name_chip(last),
         about=describe_machine(last),
-        ceilings=list_ceilings(stored.rows, last, {line["numbers"] for line in lines}),
+        ceilings=list_ceilings(rows, last, {line["numbers"] for line in lines}),
         blocks=blocks,
         intervals=describe_intervals(min(line["rows"] for line in lines)),
         limits=describe_limits(stored, last, own),
         doubts=list_doubts(own),
     )
+
+
+def choose_commit(mine, rows):
+    """Return (lines, rows) of the latest commit that measured enough of the set and its ceilings; else all of them.
+
+    Ceilings of another day may be those of another chip: many servers call theirs just AMD EPYC.
+    """
+    peak_commits = set(rows["commit"][rows["model"] == "matmul-peak"])
+    for commit in reversed(mine["commit"].drop_duplicates(keep="last").tolist()):
+        of = mine[mine["commit"] == commit]
+        if commit in peak_commits and sum(is_work(of, work).any() for work in STANDARD_SET) >= LEAST:
+            return of, rows[rows["commit"] == commit]
+    return mine, rows
 
 
 def find_own(mine, work):

@@ -69,6 +69,17 @@ def test_a_card_has_the_published_machines_that_compare_with_most_of_it(folder):
     assert shown == {"both", "gpu 4", "gpu 5"}
 
 
+def test_ceilings_are_of_the_commit_that_measured_the_set(folder):
+    peak = {"workload": "matmul", "model": "matmul-peak", "precision": "float32", "phase": "", "batch_size": ""}
+    old, new = (
+        {"tflops": tflops, "commit": commit, "run_id": commit} for tflops, commit in (("0.5", "b"), ("0.2", "c"))
+    )
+    write(folder, [*own_rows(tflops="0.1"), *(rate(1) | peak | each for each in (old, new))])
+    made = make(folder)
+    assert [figure for figure, unit, _ in made.ceilings if unit == "TFLOP/s"] == ["0.2"]
+    assert {line["of_peak"] for block in made.blocks for line in block.bars if line["phase"] != "decode"} == {0.5}
+
+
 def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):
     write(folder, own_rows())
     about = {"phase": "inference", "timestamp": "2030", "run_id": "x"}
