@@ -111,19 +111,6 @@ def copy_mlp(model, torch):
         layer.set_weights([torch[f"{2 * i}.weight"].T, torch[f"{2 * i}.bias"]])
 
 
-# Layers in the encoder: ours, DistilBERT's and BERT's names in the transformers library.
-ENCODER_NAMES = {
-    "query": ("attention.q_lin", "attention.self.query"),
-    "key": ("attention.k_lin", "attention.self.key"),
-    "value": ("attention.v_lin", "attention.self.value"),
-    "output": ("attention.out_lin", "attention.output.dense"),
-    "norm1": ("sa_layer_norm", "attention.output.LayerNorm"),
-    "lin1": ("ffn.lin1", "intermediate.dense"),
-    "lin2": ("ffn.lin2", "output.dense"),
-    "norm2": ("output_layer_norm", "output.LayerNorm"),
-}
-
-
 def copy_transformer(model, torch):
     bert = any("token_type" in name for name in torch)
     root = "model.bert." if bert else "model.distilbert."
@@ -138,7 +125,7 @@ def copy_transformer(model, torch):
     count = sum(layer.name.endswith("norm1") for layer in model.layers)
     for i in range(count):
         prefix = f"{root}encoder.layer.{i}." if bert else f"{root}transformer.layer.{i}."
-        torch_pair = {ours: pair(prefix + names[bert]) for ours, names in ENCODER_NAMES.items()}
+        torch_pair = {ours: pair(prefix + names[bert]) for ours, names in torch_reference.ENCODER_NAMES.items()}
         for name in ("norm1", "lin1", "lin2", "norm2"):
             model.get_layer(f"layer.{i}.{name}").set_weights(torch_pair[name])
         attention = model.get_layer(f"layer.{i}.attention")

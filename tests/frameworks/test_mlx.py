@@ -270,17 +270,6 @@ def reference(tmp_path_factory):
     return lambda model: dict(np.load(folder / f"{model}.npz"))
 
 
-# Layers in the encoder: ours, DistilBERT's and BERT's names in the transformers library.
-ENCODER_NAMES = {
-    "query": ("attention.q_lin", "attention.self.query"),
-    "key": ("attention.k_lin", "attention.self.key"),
-    "value": ("attention.v_lin", "attention.self.value"),
-    "output": ("attention.out_lin", "attention.output.dense"),
-    "norm1": ("sa_layer_norm", "attention.output.LayerNorm"),
-    "lin1": ("ffn.lin1", "intermediate.dense"),
-    "lin2": ("ffn.lin2", "output.dense"),
-    "norm2": ("output_layer_norm", "output.LayerNorm"),
-}
 TABLES = {"words": "word", "positions": "position", "types": "token_type"}
 
 
@@ -294,7 +283,7 @@ def name_in_torch(name, model):
     if first == "layers":
         _, number, layer, _ = name.split(".")
         stack = "encoder.layer" if is_bert else "transformer.layer"
-        return f"{root}.{stack}.{number}.{ENCODER_NAMES[layer][is_bert]}.{kind}"
+        return f"{root}.{stack}.{number}.{torch_reference.ENCODER_NAMES[layer][is_bert]}.{kind}"
     pooler = f"{root}.pooler.dense" if is_bert else "model.pre_classifier"
     found = {"norm": f"{root}.embeddings.LayerNorm", "pooler": pooler, "classifier": "model.classifier"}
     found |= {ours: f"{root}.embeddings.{table}_embeddings" for ours, table in TABLES.items()}

@@ -17,6 +17,17 @@ from mlp_benchmark import mlp_workload
 from transformer_benchmark import ENCODERS, Encoder, transformer_workload
 
 # As deep and wide as it takes to see a difference; the published sizes would take gigabytes to hand over.
+# Layers in the encoder: ours, DistilBERT's and BERT's names in the transformers library.
+ENCODER_NAMES = {
+    "query": ("attention.q_lin", "attention.self.query"),
+    "key": ("attention.k_lin", "attention.self.key"),
+    "value": ("attention.v_lin", "attention.self.value"),
+    "output": ("attention.out_lin", "attention.output.dense"),
+    "norm1": ("sa_layer_norm", "attention.output.LayerNorm"),
+    "lin1": ("ffn.lin1", "intermediate.dense"),
+    "lin2": ("ffn.lin2", "output.dense"),
+    "norm2": ("output_layer_norm", "output.LayerNorm"),
+}
 TINY = {
     "tiny-distilbert": Encoder(
         num_layers=2, hidden_size=64, num_heads=4, intermediate_size=128, token_types=0, vocab_size=500
