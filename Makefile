@@ -71,7 +71,7 @@ plot: $(READY) ## pictures and tables of everything in results/, and its page
 	@$(RUN) plot_results.py
 
 page: $(READY) ## results/index.html: everything in results/, to choose, sort and compare in a browser
-	@$(RUN) -m bench.plots.html
+	@$(RUN) plot_results.py page
 
 compare: $(READY) ## A=x.csv B=y.csv (or two machines) row by row; FAIL_ON_SLOWER=1: exit 1 if B is slower
 	@$(RUN) compare_results.py

@@ -1,4 +1,4 @@
-"""The fastest settings of a workload on this machine, and what each change gave.
+"""Find the fastest settings of a workload on this machine, and the gain of each change.
 
     make best
     MODEL=mobilenet_v2 PHASE=training make best
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from bench import cli
 from bench.host import environment
-from bench.host.ranks import read_ranks
+from bench.host.ranks import refuse_ranks
 from bench.launch import Launcher
 from bench.records import report, results
 from bench.records.cells import new_run_id
@@ -130,8 +130,7 @@ def start_search(runs, settings, changes, begun):
 def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
     begun = time.monotonic()
-    if read_ranks().are_many:
-        raise SettingError("RANK and WORLD_SIZE are torchrun's, and `make best` starts its runs itself: unset them")
+    refuse_ranks("make best")
     own, settings, changes = read_search()
     candidates.refuse_unusable(os.environ, changes)
     command, host = [str(ROOT / f"{own.workload}_benchmark.py")], environment.describe_host(settings.machine)

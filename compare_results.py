@@ -1,9 +1,9 @@
-"""Compare two machines, or two versions on one machine, row by row: which is faster, and how sure is that?
+"""Compare two machines, or two versions on one machine, row by row: which is faster, and how certain is that?
 
-    make compare A=results/apple-m1-max-32-gpu-cores.csv B=results/nvidia-h200.csv
-    make compare A=apple-m1-max-32-gpu-cores B=nvidia-h200
+    make compare A=results/amd-epyc-2-cores.csv B=results/intel-xeon-2-cores.csv
+    make compare A=amd-epyc-2-cores B=intel-xeon-2-cores
 
-    FAIL_ON_SLOWER=1 make compare A=before.csv B=after.csv     exit 1 if B is slower in anything, or nothing is equal
+    FAIL_ON_SLOWER=1 make compare A=before.csv B=after.csv  fails if B is slower in anything, or nothing can be compared
 
 Ratios are B over A: above 1, B is faster.
 """

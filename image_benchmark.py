@@ -1,13 +1,12 @@
-"""Images per second through an image classification model, in inference or training.
+"""Measure images per second of an image classification model, in inference or training.
 
     make image
     USE_GPU=1 BATCH_SIZE=64 make image
     MODEL=mobilenet_v2 PHASE=training .venv/bin/python image_benchmark.py
 
-One step is one batch of colour images, sorted into ImageNet's 1,000 classes. In PyTorch the model is torchvision's
-(build_image() in bench/frameworks/on_torch.py); in TensorFlow it is written in Keras layers or taken from Keras's
-applications (build_image() in bench/frameworks/keras_networks.py); in MLX it is written in MLX layers
-(on_mlx_networks.py). Weights are random. `make help` lists the settings.
+One step is one batch of colour images, sorted into ImageNet's 1,000 classes. The model is torchvision's, with random
+weights; other frameworks build the same layers (build_image() in bench/frameworks/on_torch_images.py, keras_networks.py
+and on_mlx_networks.py). `make help` lists the settings.
 """
 
 import csv

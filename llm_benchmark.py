@@ -1,4 +1,4 @@
-"""Tokens per second of a language model: prefill (reading a prompt), decode (writing token by token) and training.
+"""Measure tokens per second of a language model: prefill (a prompt), decode (token by token) and training.
 
     make llm
     MODEL=llama-3.2-1b PHASE=decode DEPTH=0,4096 BATCH_SIZE=1,8 make llm
@@ -45,6 +45,28 @@ class Decoder:
     norm_epsilon: float = 1e-5
     lora_rank: int = 0  # of adapters of q, k, v and o, the only trained weights; 0: all are trained
     checkpointing: bool = False  # the backward pass computes each layer again
+
+    def config(self):
+        """Return the sizes in the words of a config.json, which the transformers library and mlx-lm share."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": self.norm_epsilon,
+            "tie_word_embeddings": self.tie_word_embeddings,
+        }
+
+    def rope_scaling(self):
+        """Return Llama 3's scaling of positions in the same words; {} without it."""
+        if self.rope_factor == 1:
+            return {}
+        lengths = {"factor": self.rope_factor, "original_max_position_embeddings": 8192}
+        return {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0} | lengths
 
 
 # config.json of each repository on huggingface.co.

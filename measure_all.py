@@ -1,6 +1,6 @@
-"""The standard set of measurements for a machine, and a card that shows the results.
+"""Measure the standard set on this machine, and draw a card that shows the results.
 
-    make all                              20 to 30 minutes on two CPU cores, about 15 on a GPU
+    make all                              20 to 30 minutes on two CPU cores, an estimated 15 on a GPU
     QUICK=1 make all                      three minutes: fewer workloads, one short process each, wider intervals
     FRAMEWORK=tensorflow make all
 
@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from bench import cli, doctor
 from bench.host import environment
+from bench.host.ranks import refuse_ranks
 from bench.launch import Launcher, ask
 from bench.plots import card
 from bench.records import columns, peaks, report, results, tables
@@ -250,6 +251,7 @@ def measure_set(settings, session, device):
 
 def main():
     """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
+    refuse_ranks("make all")
     settings = read_settings("all")
     refuse_changes(os.environ)
     if not settings.quick and doctor.examine(settings.results_dir, (settings.framework,)):

@@ -1,4 +1,4 @@
-"""Images per second through a multilayer perceptron on CIFAR-10, in training or inference.
+"""Measure images per second of a multilayer perceptron on CIFAR-10, in training or inference.
 
     make mlp
     EPOCHS=5 MODEL=mlp-3000-1000 make mlp

@@ -1,4 +1,4 @@
-"""How much equal measurements differ on this machine: A/A tests of three workloads.
+"""Measure how much equal measurements differ on this machine: A/A tests of three workloads.
 
     make noise                  two rounds, about ten minutes on a CPU
     ROUNDS=12 make noise        for a figure to publish; rounds of one commit add up
@@ -15,6 +15,7 @@ import sys
 
 from bench import cli
 from bench.host import environment
+from bench.host.ranks import refuse_ranks
 from bench.launch import DEFAULT_RUNS, Launcher
 from bench.records import columns, layout, results
 from bench.records.verdict import Rate, compare_rates
@@ -90,6 +91,7 @@ def seconds_of_canary(rows):
 
 def main():
     """Run the rounds, print what all rows of this commit show, and return the exit status."""
+    refuse_ranks("make noise")
     settings = read_settings("noise")
     host = environment.describe_host(settings.machine)
     folder = settings.results_dir / "noise"

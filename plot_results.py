@@ -3,6 +3,7 @@
 The card of each machine that has enough of the standard set is among the pictures.
 
     make plot
+    make page        # only results/index.html
 
 Needs pandas and matplotlib, no framework and no screen. Pictures show each machine's own rows next to published ones
 (results/published.csv), which are hollow. Rows with a wrong clock are in no picture.
@@ -13,6 +14,7 @@ import sys
 
 from bench import cli
 from bench.plots import card, draw, html, pictures, readme, select
+from bench.records import tables
 from bench.settings import SettingError, read_settings
 
 
@@ -31,7 +33,13 @@ def main():
     folder = read_settings("plot").results_dir
     if not folder.is_dir():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} is not a folder: name one with CSV files of results")
-    for path in plot(folder, functools.partial(print, file=sys.stderr)):
+    say = functools.partial(print, file=sys.stderr)
+    if sys.argv[1:] == ["page"]:
+        rows = tables.read_rows(sorted(folder.glob("*.csv")), say)
+        paths = [html.write_page(rows, folder / "index.html")]
+    else:
+        paths = plot(folder, say)
+    for path in paths:
         print(cli.display_path(path))
     return 0
 

@@ -1,4 +1,4 @@
-"""The machine's limits: matmuls over sizes and precisions, convolutions, 8 bits, attention, memory bandwidth.
+"""Measure the machine's limits: matmuls by size and precision, convolutions, 8 bits, attention, memory bandwidth.
 
     make tflops
     OPS=int8,float8,gemv,attention make tflops
@@ -15,7 +15,7 @@ import math
 import statistics
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -72,8 +72,7 @@ class Sweep:
         row = cells.begin_row(settings, bench.host, bench.device.cells(), workload, None, "device", self.run_id)
         self.bar.set_description_str(f"{precision} {name_workload(workload)}")
         try:
-            show = lambda workload: nullcontext()  # noqa: E731  the sweep has its own bar
-            row |= run.measure_quantity(bench, workload, None, "device", progress=show)
+            row |= run.measure_quantity(bench, workload, None, "device", shows_bar=False)  # the sweep has its own
         except Exception as error:
             row |= run.describe_failure(error, bench)
         self.bar.update(int(counts))
@@ -168,9 +167,12 @@ def find_peak(sweep: Sweep, precision):
         note = f"a 1x1 convolution in channels_last, faster than the matmul ({describe_rate(peak.get('tflops', 0))})"
         peak = rival
     note = "; ".join(filter(None, [note, peak["note"]]))
-    if "power" in sweep.settings.ops and peak.get("tflops"):
-        peak |= {"power_probe": probe_power(sweep, precision, peak["tflops"])}
-    sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note})
+    peak |= {"workload": "matmul", "model": "matmul-peak", "note": note}
+    try:
+        if "power" in sweep.settings.ops and peak.get("tflops"):
+            peak |= {"power_probe": probe_power(sweep, precision, peak["tflops"])}
+    finally:  # Ctrl-C ends the probe; the peak is stored
+        sweep.keep(peak)
 
 
 def probe_power(sweep: Sweep, precision, tflops, clock=time.perf_counter):

@@ -1,13 +1,12 @@
-"""Sequences per second through a BERT-like encoder with a classifier, in training or inference.
+"""Measure sequences per second of a BERT-like encoder with a classifier, in training or inference.
 
     make transformer
     MODEL=bert-base BATCH_SIZE=8 SEQUENCE_LENGTH=512 make transformer
     FRAMEWORK=tensorflow PHASE=inference .venv-tensorflow/bin/python transformer_benchmark.py
 
-One step is one batch of sequences of random tokens, sorted into eight classes. In PyTorch the model is that of the
-transformers library (build_transformer() in bench/frameworks/on_torch.py); in TensorFlow it is written in Keras layers
-(build_transformer() in bench/frameworks/keras_networks.py), in MLX in MLX layers (on_mlx_networks.py). Weights are
-random. `make help` lists the settings.
+One step is one batch of sequences of random tokens, sorted into eight classes. The model is that of the transformers
+library, with random weights; other frameworks build the same layers (build_transformer() in
+bench/frameworks/on_torch.py, keras_networks.py and on_mlx_networks.py). `make help` lists the settings.
 """
 
 import functools

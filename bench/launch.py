@@ -106,7 +106,8 @@ class Launcher:
             SettingError: a mistake in the settings that no child has printed.
         """
         run_id = change.get(RUN) or new_run_id()
-        environ = change_environment({"RUNS": "1"} | change | {RUN: run_id})
+        environ = os.environ | {"RUNS": "1"} | change | {RUN: run_id}
+        environ = {name: text for name, text in environ.items() if text is not None}
         settings = read_settings(self.script, environ)
         path = self.locate(settings)
         devices = settings.num_devices or 1
@@ -131,11 +132,6 @@ class Launcher:
             if not captures:
                 print(f"{report.describe_task(row)}\n{report.describe_result(row)}", flush=True)
         return status, [row for row in results.read(path) if row["run_id"] == run_id]
-
-
-def change_environment(change):
-    """Return this process's environment with a change: {variable: text, or None to unset it}."""
-    return {name: text for name, text in (os.environ | change).items() if text is not None}
 
 
 def run_all(launcher: Launcher):

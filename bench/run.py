@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import ModuleType
 
@@ -21,6 +21,7 @@ from bench.records import cells, peaks, report, results
 from bench.settings import (
     ALL,
     AUTO,
+    FRAMEWORKS,
     REPEATED,
     RUN,
     SCOPES,
@@ -116,7 +117,9 @@ def run_child(script, describe_workload, measure=None):
 
 def as_rank(script, settings, me):
     """Return the settings of one of several ranks; raises SettingError for settings that several ranks cannot use."""
-    asked = f"WORLD_SIZE='{me.world_size}' (torchrun)"
+    asked, framework = f"WORLD_SIZE='{me.world_size}' (torchrun)", FRAMEWORKS[settings.framework]
+    if not framework.runs_on_many:
+        raise SettingError(f"{asked}: {framework.title} runs on one device here: start it without torchrun")
     if len(list_runs(script)) > 1 or (settings.runs or 1) > 1 or settings.batch_size == AUTO:
         raise SettingError(
             f"{asked} runs one combination of settings once: name one value of each (MODEL, BATCH_SIZE and RUNS above "
@@ -320,17 +323,17 @@ def compare_canary(canary, flags):
     return {"canary_ratio": ratio, "canary_seconds": canary.seconds, "flags": flags}
 
 
-def measure_quantity(bench: Bench, workload: Workload, phase, scope, progress=None):
+def measure_quantity(bench: Bench, workload: Workload, phase, scope, shows_bar=True):
     """Open a session, measure it and close it; returns the columns of its result.
 
     Args:
-        progress: Workload -> context manager of a callback for each window; report.progress by default.
+        shows_bar: a progress bar, on the first rank.
 
     Raises:
         MeasurementError, or whatever the framework raises.
     """
     with open_job(bench, workload, phase, scope) as job:
-        with (progress or report.progress if bench.reports else report.no_progress)(workload) as on_window:
+        with report.progress(workload) if shows_bar and bench.reports else nullcontext() as on_window:
             measured = measure.measure(replace(job, on_window=on_window))
         if phase == "training" and scope != "input":
             prove_equal_weights(job.session, bench.group)

@@ -392,7 +392,7 @@ class Settings:
     runs: int | None = setting(
         whole(1, 1000),
         None,
-        "fresh processes that measure the same work; the result is their median, with their range",
+        "fresh processes that measure the same work; the result is their median, with an interval",
         shown="5; 3 if they take over a minute each, and for all; 1 for tflops, and with SUSTAIN or EPOCHS",
     )
     machine: str | None = setting(
@@ -546,8 +546,6 @@ def refuse_contradictions(settings, environ):
             raise SettingError(f"SUSTAIN='{settings.sustain}' measures a single workload: unset {name}")
     if settings.ops and "matmul" not in settings.ops and {"convolution", "power"} & {*settings.ops}:
         raise SettingError(f"OPS={','.join(settings.ops)!r}: convolution and power need matmul: add it")
-    if settings.lora_rank is not None and settings.phase == "training" and settings.framework != "torch":
-        raise SettingError(f"FRAMEWORK={settings.framework!r}: PyTorch trains language models here: unset FRAMEWORK")
     if settings.precision in MIXED and settings.phase in ("prefill", "decode"):
         raise SettingError(
             f"PRECISION={settings.precision!r} is for training, and PHASE={settings.phase!r}: set "

@@ -3,12 +3,10 @@
 import functools
 import itertools
 import os
-import statistics
-import time
 
 from bench.frameworks import on_jax  # first: it sets Keras's backend
 from bench.workloads.operators import MAX_SETS
-from tests.selfcheck import check_loops, check_matmul, is_one
+from tests.selfcheck import block_of, check_loops, check_matmul, is_one
 
 # isort: split
 import jax
@@ -28,18 +26,10 @@ def checks():
 
 
 def matmul(side):
-    """Gives block(runs) -> matmuls a second; the median of runs that each wait for the device."""
     keys = jax.random.split(jax.random.key(0), 2 * MAX_SETS)
     matrices = [jax.random.normal(key, (side, side)) for key in keys]
     sets = itertools.cycle(zip(matrices[::2], matrices[1::2], strict=True))
-
-    def read_clock():
-        a, b = next(sets)
-        start = time.perf_counter()
-        jnp.matmul(a, b).block_until_ready()
-        return time.perf_counter() - start
-
-    return lambda runs: 1 / statistics.median(read_clock() for _ in range(runs))
+    return block_of(lambda: jnp.matmul(*next(sets)), jax.block_until_ready)
 
 
 def mlp():
@@ -93,15 +83,4 @@ def loop(phase, weights, others, predict, inputs, labels):
         state, loss = train(state, inputs, labels)
         return loss
 
-    def read_clock(steps):
-        start = time.perf_counter()
-        for _ in range(steps):
-            result = step()
-        result.block_until_ready()
-        return (time.perf_counter() - start) / steps
-
-    def block(readings, steps):
-        read_clock(2)
-        return len(labels) / statistics.median(read_clock(steps) for _ in range(readings))
-
-    return block
+    return block_of(step, jax.block_until_ready, len(labels))

@@ -2,15 +2,14 @@
 
 import itertools
 import os
-import statistics
-import time
 
 import mlx.core as mx
 from mlx import nn, optimizers
 
 from bench.frameworks import on_mlx, on_mlx_networks
+from bench.workloads.networks import RESNETS
 from bench.workloads.operators import MAX_SETS
-from tests.selfcheck import check_loops, check_matmul, is_one
+from tests.selfcheck import block_of, check_loops, check_matmul, is_one
 
 MODEL, SIDE = "resnet18", 32  # MLX's build for Linux CPUs would take minutes for larger images
 
@@ -22,23 +21,24 @@ def checks():
         yield check_loops(phase, MODEL, {"a hand-written loop": (loop(phase), is_one)}, IMAGE_SIZE=str(SIDE))
 
 
+def wait(_):
+    mx.synchronize()
+
+
 def matmul(side):
-    """Gives block(runs) -> matmuls a second; the median of runs that each wait for the device."""
     sets = itertools.cycle([[mx.random.normal((side, side)) for _ in range(2)] for _ in range(MAX_SETS)])
 
-    def read_clock():
+    def multiply():
         a, b = next(sets)
-        start = time.perf_counter()
-        mx.eval(a @ b)
-        return time.perf_counter() - start
+        mx.async_eval(a @ b)
 
-    return lambda runs: 1 / statistics.median(read_clock() for _ in range(runs))
+    return block_of(multiply, wait)
 
 
 def loop(phase):
     """Steps as in MLX's documentation: value_and_grad, update, eval of the model's and the optimizer's state."""
     batch_size = int(os.environ.get("BATCH_SIZE", 4))
-    model = on_mlx_networks.ResNet(*on_mlx_networks.RESNETS[MODEL], classes=1000)
+    model = on_mlx_networks.ResNet(*RESNETS[MODEL], classes=1000)
     model.train(phase == "training")
     images, labels = mx.random.normal((batch_size, SIDE, SIDE, 3)), mx.random.randint(0, 1000, (batch_size,))
     optimizer = optimizers.SGD(0.01)
@@ -53,17 +53,4 @@ def loop(phase):
         optimizer.update(model, gradients)
         mx.async_eval(loss, model.state, optimizer.state)
 
-    step = train if phase == "training" else infer
-
-    def read_clock(steps):
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        mx.synchronize()
-        return (time.perf_counter() - start) / steps
-
-    def block(readings, steps):
-        read_clock(2)
-        return batch_size / statistics.median(read_clock(steps) for _ in range(readings))
-
-    return block
+    return block_of(train if phase == "training" else infer, wait, batch_size)

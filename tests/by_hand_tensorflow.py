@@ -2,12 +2,11 @@
 
 import itertools
 import os
-import statistics
 import time
 
 from bench.frameworks import on_tensorflow  # first: it sets Keras's backend
 from bench.workloads.operators import MAX_SETS
-from tests.selfcheck import check_loops, check_matmul, is_one
+from tests.selfcheck import block_of, check_loops, check_matmul, is_one
 
 # isort: split
 import keras
@@ -29,17 +28,8 @@ def checks():
 
 
 def matmul(side):
-    """Gives block(runs) -> matmuls a second; the median of runs that each wait for the device."""
     sets = itertools.cycle([[tf.random.normal((side, side)) for _ in range(2)] for _ in range(MAX_SETS)])
-
-    def read_clock():
-        a, b = next(sets)
-        start = time.perf_counter()
-        tf.linalg.matmul(a, b)
-        tf.test.experimental.sync_devices()
-        return time.perf_counter() - start
-
-    return lambda runs: 1 / statistics.median(read_clock() for _ in range(runs))
+    return block_of(lambda: tf.linalg.matmul(*next(sets)), lambda _: tf.test.experimental.sync_devices())
 
 
 def build():
@@ -69,19 +59,7 @@ def loop(phase):
         return loss
 
     step = train if phase == "training" else infer
-
-    def read_clock(steps):
-        start = time.perf_counter()
-        for _ in range(steps):
-            result = step()
-        result.numpy()
-        return (time.perf_counter() - start) / steps
-
-    def block(readings, steps):
-        read_clock(2)
-        return len(labels) / statistics.median(read_clock(steps) for _ in range(readings))
-
-    return block
+    return block_of(step, lambda result: result.numpy(), len(labels))
 
 
 def fit(jit_compile):

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import statistics
 import tempfile
 import time
 
@@ -16,7 +15,7 @@ from torchvision import transforms
 from bench.frameworks import on_torch, on_torch_images
 from bench.workloads import data
 from bench.workloads.operators import MAX_SETS
-from tests.selfcheck import PAIRS, check_loops, check_matmul, compare, is_one
+from tests.selfcheck import PAIRS, block_of, check_loops, check_matmul, compare, is_one
 
 
 def checks():
@@ -28,6 +27,11 @@ def checks():
         yield check_language_model(phase)
     for rank in (0, 8):
         yield check_training(rank)
+
+
+def wait(_):
+    if on_torch.choose_device(None) != "cpu":
+        torch.accelerator.synchronize()
 
 
 def loop(phase):
@@ -47,22 +51,8 @@ def loop(phase):
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-    step = train if phase == "training" else infer
     model.train(phase == "training")
-
-    def read_clock(steps):
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        if device != "cpu":
-            torch.accelerator.synchronize()
-        return (time.perf_counter() - start) / steps
-
-    def block(readings, steps):
-        read_clock(2)
-        return batch_size / statistics.median(read_clock(steps) for _ in range(readings))
-
-    return block
+    return block_of(train if phase == "training" else infer, wait, batch_size)
 
 
 def build_smollm2(device):
@@ -90,21 +80,13 @@ def check_training(rank, tokens=64):
             adapt(getattr(layer.self_attn, f"{name}_proj"))
     optimizer = torch.optim.AdamW(adapters or model.parameters(), lr=3e-4, fused=True)
 
-    def read_clock(steps):
-        start = time.perf_counter()
-        for _ in range(steps):
-            optimizer.zero_grad()
-            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-            torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-            optimizer.step()
-        if device != "cpu":
-            torch.accelerator.synchronize()
-        return (time.perf_counter() - start) / steps
+    def train():
+        optimizer.zero_grad()
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimizer.step()
 
-    def block(readings, steps):
-        read_clock(2)
-        return tokens * batch_size / statistics.median(read_clock(steps) for _ in range(readings))
-
+    block = block_of(train, wait, tokens * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "PRECISION": "float32", "LORA_RANK": str(rank)}
     what = {f"a hand-written loop, LoRA of rank {rank}" if rank else "a hand-written loop": (block, is_one)}
     return check_loops("training", "smollm2-135m", what, script="llm", **environ)
@@ -124,42 +106,16 @@ def check_language_model(phase, tokens=64):
             yield model(input_ids=part, past_key_values=cache, logits_to_keep=1).logits
 
     done = itertools.chain.from_iterable(steps_of_one_cache() for _ in itertools.count())
-
-    @torch.inference_mode()
-    def read_clock(steps):
-        start = time.perf_counter()
-        for _ in range(steps):
-            next(done)
-        if device != "cpu":
-            torch.accelerator.synchronize()
-        return (time.perf_counter() - start) / steps
-
-    def block(readings, steps):
-        read_clock(2)
-        return (
-            (tokens if phase == "prefill" else 1)
-            * batch_size
-            / statistics.median(read_clock(steps) for _ in range(readings))
-        )
-
+    step = torch.inference_mode()(lambda: next(done))
+    block = block_of(step, wait, (tokens if phase == "prefill" else 1) * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
     return check_loops(phase, "smollm2-135m", {"a hand-written loop": (block, is_one)}, script="llm", **environ)
 
 
 def matmul(side):
-    """Gives block(runs) -> matmuls a second; the median of runs that each wait for the device."""
     device = on_torch.choose_device(None)
     sets = itertools.cycle([[torch.randn(side, side, device=device) for _ in range(2)] for _ in range(MAX_SETS)])
-
-    def read_clock():
-        a, b = next(sets)
-        start = time.perf_counter()
-        torch.mm(a, b)
-        if device != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter() - start
-
-    return lambda runs: 1 / statistics.median(read_clock() for _ in range(runs))
+    return block_of(lambda: torch.mm(*next(sets)), wait)
 
 
 def check_pipeline():

@@ -58,7 +58,7 @@ def check_spinning():
 def check_loops(phase, model, loops, script="image", **environ):
     """Our step beside hand-written loops: {what: (block, is_right)}.
 
-    A block takes (readings, steps): it times so many steps so many times, and returns the median in items/s.
+    A block is one of block_of().
     """
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(script, environ)
@@ -75,15 +75,37 @@ def check_loops(phase, model, loops, script="image", **environ):
     return all(passed)
 
 
+def block_of(step, wait, items=1):
+    """Return block(readings, steps) of a hand-written step: items/s, by the median of times of `steps` steps each.
+
+    Args:
+        wait: called with the last step's result; returns when it is complete.
+    """
+
+    def read_clock(steps):
+        start = time.perf_counter()
+        for _ in range(steps):
+            result = None  # the next output may take its memory
+            result = step()
+        wait(result)
+        return (time.perf_counter() - start) / steps
+
+    def block(readings, steps):
+        read_clock(2)
+        return items / statistics.median(read_clock(steps) for _ in range(readings))
+
+    return block
+
+
 def check_matmul(by_hand, side=1024):
-    """Our rate of a matmul beside the median of 50 calls in a hand-written loop, in turns."""
+    """Our rate of a matmul beside that of a hand-written loop, in turns; by_hand: side -> block."""
     settings = read_settings("tflops", os.environ | {"PRECISION": "float32"})
     framework = frameworks.load(settings.framework)
     framework.find_device(settings)
     settings = replace(settings, precision="float32")
-    session = framework.open_session(operators.matmul((side,) * 3), settings, None, "device")
-    job, block = Job(session, 1, Limits(max_seconds=1)), by_hand(side)
-    pairs = [(measure(job).throughput, block(50)) for _ in range(PAIRS)]
+    workload, block = operators.matmul((side,) * 3), by_hand(side)
+    session = framework.open_session(workload, settings, None, "device")
+    pairs = [one_pair(session, block, workload) for _ in range(PAIRS)]
     session.close()
     what = f"matmul of {side} x {side} x {side}, beside a hand-written loop"
     return compare(what, pairs, is_one, unit="matmuls")

@@ -179,6 +179,12 @@ def test_settings_that_would_change_the_set_are_refused(make_all, change):
     assert make_all.children.changes == []
 
 
+def test_ranks_of_torchrun_are_refused(make_all):
+    with pytest.raises(SettingError, match="RANK"):
+        make_all(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2", MASTER_ADDR="::1", MASTER_PORT="29500")
+    assert make_all.children.changes == []
+
+
 def test_a_launcher_uses_the_run_id_that_it_is_given(monkeypatch, tmp_path):
     script = tmp_path / "child.py"
     script.write_text(

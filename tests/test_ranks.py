@@ -76,6 +76,13 @@ def test_a_mistake_of_torchruns_variables_comes_before_a_framework(monkeypatch, 
     assert said in line
 
 
+def test_a_single_rank_of_a_framework_without_ranks_is_a_mistake(monkeypatch):
+    me = ranks.read_ranks(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    monkeypatch.setenv("FRAMEWORK", "jax")
+    with pytest.raises(SettingError, match=r"WORLD_SIZE=.1.*JAX"):
+        run.as_rank("mlp", read_settings("mlp"), me)
+
+
 def test_a_rank_of_torchrun_runs_one_combination_that_agrees_with_it(monkeypatch):
     me = ranks.read_ranks(TORCHRUN)
     monkeypatch.setenv("MODEL", "mlp-8")

@@ -168,13 +168,6 @@ def test_contradictions_are_refused(script, environ, named):
     assert next(iter(environ)) in message
 
 
-def test_only_pytorch_trains_language_models(monkeypatch):
-    monkeypatch.setitem(module.FRAMEWORKS, "other", module.Framework("Other", runs_language_models=True))
-    assert read_settings("llm", {"FRAMEWORK": "other"}).framework == "other"
-    assert "PyTorch" in refusal("llm", FRAMEWORK="other", PHASE="training")
-    assert read_settings("mlp", {"FRAMEWORK": "other", "PHASE": "training"}).framework == "other"
-
-
 @pytest.mark.parametrize(
     ("phase", "name"), [("prefill", "PROMPT_TOKENS"), ("decode", "DEPTH"), ("decode", "NEW_TOKENS")]
 )

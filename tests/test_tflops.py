@@ -30,7 +30,7 @@ def sweep(monkeypatch, tmp_path, capsys):
     def call(rates=RATES, fails=(), again=1.0, interrupted=None, **environ):
         calls = []
 
-        def measure_quantity(bench, workload, phase, scope, progress):
+        def measure_quantity(bench, workload, phase, scope, shows_bar):
             settings = bench.settings
             size = workload.columns.get("matrix_size", "")
             calls.append((settings.precision, workload.model, size, settings.seed))
@@ -209,6 +209,15 @@ def test_the_power_probe_alternates_and_needs_a_matmul(sweep):
     assert sum(a != b for a, b in itertools.pairwise(order)) == 2 * tflops_sweep.PROBE_ROUNDS - 1
     assert opened == []
     assert sweep(OPS="power")[0] == 2
+
+
+def test_ctrl_c_during_the_power_probe_keeps_the_peak(sweep, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tflops_sweep, "probe_power", interrupt)
+    status, _, _, rows, _ = sweep(OPS="matmul,power")
+    assert (status, rows[-1]["model"]) == (130, "matmul-peak")
 
 
 @pytest.mark.parametrize(("ratio", "is_limited"), [(1.05, True), ("1.02", False)])

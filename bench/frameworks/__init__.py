@@ -2,7 +2,7 @@
 
     find_device(settings) -> Device
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error
-    open_session(workload, settings, phase, scope) -> Session
+    open_session(workload, settings, phase, scope) -> BaseSession of session.py
         raises SettingError or MeasurementError
     ERRORS, an ErrorTexts
     refuse_unknown_model(name)            raises SettingError for an image model that the framework does not have
@@ -16,11 +16,9 @@ the names. A file called torch.py would shadow the real one, hence the prefix.
 import importlib
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from types import SimpleNamespace
-from typing import Protocol
 
 from bench.settings import FRAMEWORKS, SettingError, requirements_of
 
@@ -50,58 +48,6 @@ class ErrorTexts:
 
     out_of_memory: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
-
-
-class Session(Protocol):
-    """One workload on one device, checked and ready to be timed.
-
-    Phase and scope decide what a step is. Optional: trace_count(), how often the step was compiled; hash_weights(),
-    of all trainable ones, equal on all ranks after training; and in the scope "epoch", for a workload with a dataset:
-
-    train_epoch(order)   submit a step for each batch of the training data in this order; returns how many
-    losses()             of those steps, as floats
-    evaluate()           the share of the test data that is classified correctly
-    """
-
-    parameters: int | None  # trainable; None without a model
-    measured_precision: str | None  # as bench/timing/check.py names it
-    num_workers: int | None  # workers that prepare batches; None: the batches are resident
-    queue_steps: int | None  # batches that the workers may have ready or in their hands
-    prepare: Callable[[], None] | None  # must run before each step, is complete when it returns, and is not timed
-    note: str  # what a reader of the row has to know, or ""
-
-    def step(self) -> None:
-        """Submit one step on the next batch; may return before it is done."""
-
-    def synchronize(self) -> None:
-        """Return when all submitted work is complete."""
-
-    def read(self) -> float:
-        """Wait for, and return, a number that depends on the last step: in training on an updated weight."""
-
-    def after_first_step(self) -> None:
-        """Prove what the first step compiled, and reset the peak memory; called once, and not timed.
-
-        A first step that tries several algorithms needs memory that the work itself does not need.
-
-        Raises:
-            MeasurementError: `unsupported`, nothing was compiled; `wrong_output`, it was compiled wrongly.
-        """
-
-    def updates(self) -> int | None:
-        """Return how many steps the optimizer itself has counted; None without one, or if it may skip some."""
-
-    def check_last_step(self) -> None:
-        """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it."""
-
-    def peak_memory_bytes(self) -> int | None:
-        """Return the bytes that this session allocated at most on the device; None if the framework cannot tell."""
-
-    def reserved_memory_bytes(self) -> int | None:
-        """Return the bytes that the framework reserved at most on the device; None if it cannot tell."""
-
-    def close(self) -> None:
-        """Stop the workers and free the device's memory; a second call does nothing."""
 
 
 def load(name):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bench.frameworks import ErrorTexts
 from bench.timing import check
 from bench.timing.measure import MeasurementError
@@ -58,9 +60,9 @@ class Model(ABC):
     def updates(self):
         """Return how many steps the optimizer itself has counted; None if it may skip some."""
 
-    @abstractmethod
     def predict(self, *inputs):
         """Return the output between two steps of training, as NumPy."""
+        return np.asarray(self.infer(*inputs))
 
     @abstractmethod
     def save(self):
@@ -72,10 +74,6 @@ class Model(ABC):
 
     def check_frozen(self):
         """Raise MeasurementError if training changed a weight that it must not change."""
-
-    def hash_weights(self):
-        """Return a hash of the bits of all trainable weights; "" if the framework runs on one device only."""
-        return ""
 
     def prove_compiled(self, *inputs):
         """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
@@ -206,6 +204,19 @@ class DeviceContext(ABC):
         check.check_output(got, expected, self.output_limit)
         check.check_repeatable(got, again, self.output_limit)
         self.output_error = None if expected is None else check.relative_error(got, expected)
+
+    def check_tokens(self, predict, workload):
+        """Raise MeasurementError unless the first loss is that of random weights, and no token sees a later one.
+
+        Args:
+            predict: (ids, target) of a batch on the device -> (the logits of all tokens in NumPy, their mean loss).
+        """
+        ids, target = workload.make_batches(2, self.seed)[0]
+        half = ids.shape[1] // 2
+        changed = np.concatenate([ids[:, :half], ids[:, half:][:, ::-1]], 1)
+        (logits, loss), (others, _) = (predict(*self.put(each, target)) for each in (ids, changed))
+        check.check_first_loss(loss, logits)
+        check.check_causal(others[:, :half], logits[:, :half], self.output_limit)
 
     def require_tf32(self):
         """Raise MeasurementError if TF32 is asked for and the device does not compute in it."""

@@ -14,13 +14,14 @@ from PIL import Image
 from bench.frameworks import base
 from bench.workloads import data
 
-AHEAD = 3  # batches in the making: two that may be ready, as in the other frameworks, and one
+READY = 2  # batches that may be ready, as in the other frameworks; the workers' own come on top
 
 
 def open_stream(workload, settings, phase):
     """Return the Stream of batches (images with channels first in float32, labels)."""
     paths, workers = data.jpeg_files(settings.seed), settings.num_workers
     size, classes = workload.sizes.side, workload.sizes.classes
+    ahead = READY + math.ceil(workers / workload.items_per_step) if workers else 0
     prepare = cut_at_random if phase == "training" else resize_and_cut
 
     def load(images, place, number, seed):
@@ -40,7 +41,7 @@ def open_stream(workload, settings, phase):
         begun = deque()
         try:
             while True:
-                while len(begun) < (AHEAD if workers else 1):
+                while len(begun) < max(1, ahead):
                     begun.append(begin_batch(submit))
                 images, labels, waiting = begun.popleft()
                 for each in filter(None, waiting):
@@ -50,7 +51,7 @@ def open_stream(workload, settings, phase):
             pool.shutdown(cancel_futures=True)
 
     numbers = shuffled(len(paths), settings.seed)
-    return base.Stream(batches(), workers, AHEAD if workers else 0)
+    return base.Stream(batches(), workers, ahead)
 
 
 def shuffled(count, seed):

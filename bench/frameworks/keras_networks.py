@@ -11,6 +11,7 @@ from keras import layers, ops
 
 from bench.frameworks import session
 from bench.settings import SettingError
+from bench.workloads.networks import RESNETS
 from bench.workloads.workload import LEARNING_RATES
 
 POLICIES = {"tf32": "float32"}  # the other precisions have the same name in Keras
@@ -92,16 +93,6 @@ def build_mobilenet_v2(shape, classes):
     """Return Keras's model with torchvision's dropout before the classifier, which Keras leaves out."""
     body = keras.applications.MobileNetV2(input_shape=shape, weights=None, include_top=False, pooling="avg")
     return keras.Model(body.input, layers.Dense(classes)(layers.Dropout(0.2)(body.output)))
-
-
-# (bottleneck blocks, not pairs of 3 x 3 convolutions; blocks in each of the four stages): He et al. 2015, table 1.
-RESNETS = {
-    "resnet18": (False, (2, 2, 2, 2)),
-    "resnet34": (False, (3, 4, 6, 3)),
-    "resnet50": (True, (3, 4, 6, 3)),
-    "resnet101": (True, (3, 4, 23, 3)),
-    "resnet152": (True, (3, 8, 36, 3)),
-}
 
 
 def build_resnet(name, shape, classes):

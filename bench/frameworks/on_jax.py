@@ -396,9 +396,6 @@ class Model(base.Model):
     def last_gradient(self):
         return self.gradients[-1]
 
-    def predict(self, *inputs):
-        return np.asarray(self.infer(*inputs))
-
     def save(self):
         return jax.tree.map(np.array, (self.trained, self.others, self.slots))
 

@@ -13,7 +13,7 @@ import sys
 import mlx.core as mx
 import numpy as np
 from mlx import nn, optimizers
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
 from bench.frameworks import Device, ErrorTexts, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, convolve, count_parameters, leaves
@@ -23,8 +23,12 @@ from bench.timing import check
 from bench.timing.measure import MeasurementError
 from bench.workloads.workload import LEARNING_RATES
 
-BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.build_llm}
-OPTIMIZERS = {"sgd": optimizers.SGD, "adam": functools.partial(optimizers.Adam, bias_correction=True)}
+BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.Trainable}
+OPTIMIZERS = {
+    "sgd": optimizers.SGD,
+    "adam": functools.partial(optimizers.Adam, bias_correction=True),
+    "adamw": functools.partial(optimizers.AdamW, bias_correction=True),
+}
 LOSS_SCALE = 256
 ERRORS = ErrorTexts(
     ("insufficient memory", "greater than the maximum allowed buffer size"),
@@ -57,7 +61,7 @@ def open_session(workload, settings, phase, scope):
         refuse_unknown_model(workload.model)
     if settings.memory_format == "channels_first":
         raise MeasurementError("unsupported", "MLX runs image models in channels_last")
-    if settings.compile == "1" and workload.name == "llm":
+    if settings.compile == "1" and phase in ("prefill", "decode"):
         reason = "mlx-lm's cache counts its tokens in Python, so mx.compile would compile a program for each token"
         raise MeasurementError("unsupported", reason)
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
@@ -86,23 +90,31 @@ OPERATORS = {
 
 
 def cross_entropy(outputs, target):
-    """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
-    return nn.losses.cross_entropy(outputs, target, reduction="mean")
+    """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...).
+
+    GPUs have a fused kernel, which reads logits of 16 bits and computes in float32.
+    """
+    if mx.default_device() == mx.gpu:
+        return mx.fast.cross_entropy(outputs, target).mean()
+    return nn.losses.cross_entropy(widen(outputs), target, reduction="mean")
 
 
 def mean_squared_error(outputs, target):
-    """Return the mean over all numbers."""
+    """Return the mean over all numbers, in float32 or float64: 16 bits would lose small squares."""
+    outputs = widen(outputs)
     return nn.losses.mse_loss(outputs, target.astype(outputs.dtype))
 
 
-LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}  # of outputs in float32 or float64
+def widen(outputs):
+    return outputs if outputs.dtype == mx.float64 else outputs.astype(mx.float32)
+
+
+LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
 
 
 def mean_loss(module, loss_of, batch):
-    """Return the mean loss of a batch, in float32 or float64."""
     *inputs, target = batch
-    outputs = module(*inputs)
-    return loss_of(outputs if outputs.dtype == mx.float64 else outputs.astype(mx.float32), target)
+    return loss_of(module(*inputs), target)
 
 
 def as_mlx(array, dtype):
@@ -115,7 +127,7 @@ def as_mlx(array, dtype):
 
 def as_numpy(array):
     """Return an MLX array in NumPy, which has no bfloat16."""
-    return np.array(array if array.dtype == mx.float64 else array.astype(mx.float32))
+    return np.array(widen(array))
 
 
 class DeviceContext(base.DeviceContext):
@@ -152,11 +164,27 @@ class DeviceContext(base.DeviceContext):
         return mx.compile(counted, inputs=list(state), outputs=list(state))
 
     def build(self, workload, is_trained):
-        module = BUILDERS[workload.name](workload)
+        module = BUILDERS[workload.name](workload.part or workload)
         mx.eval(module.parameters())
         loss_of = LOSSES[workload.loss] if is_trained else None
-        self.prove(module, workload, loss_of)
+        self.prove(module, workload.part or workload, loss_of)
+        if workload.part:
+            self.check_tokens(self.predictor(module, loss_of), workload.part)
+            self.own_note = "; ".join(filter(None, [self.own_note, on_mlx_llm.raise_wired_limit()]))
+            module = on_mlx_llm.Trainable(workload, self.dtype)
+            check.check_parameters(count_parameters(module), workload.parameters)
+            mx.eval(module.parameters())
+            self.check_tokens(self.predictor(module, loss_of), workload.part)
         return Model(self, module, loss_of)
+
+    def predictor(self, module, loss_of):
+        """Return what check_tokens() calls."""
+
+        def predict(ids, target):
+            logits = module(ids)
+            return as_numpy(logits), loss_of(logits, target).item()
+
+        return predict
 
     def build_cached(self, workload):
         return on_mlx_llm.CachedModel(self, workload)
@@ -169,7 +197,8 @@ class DeviceContext(base.DeviceContext):
         """
         check.check_parameters(count_parameters(module), workload.parameters)
         pairs = workload.make_batches(2, self.seed)
-        needed, free = 20 * count_parameters(module), resources.available_bytes()  # float64 twice, float32 once
+        size = sum(each.size for each in leaves(module.parameters()))
+        needed, free = 32 * size, resources.available_bytes()  # weights, gradients and their copies in float64
         compares_gradients = loss_of and (free is None or needed < free)
         if loss_of and not compares_gradients:
             self.own_note = "; ".join(filter(None, [self.own_note, "gradients were not compared: too little memory"]))
@@ -200,6 +229,7 @@ class DeviceContext(base.DeviceContext):
         if compares_gradients:
             gradients = differentiate(module, loss_of, pair, self.compiled)
             check.check_gradients(gradients, exact, check.gradient_errors(rounded, exact), self.measured_precision)
+        mx.clear_cache()
 
     def open_stream(self, workload, settings, phase):
         return jpeg_stream.open_stream(workload, settings, phase)
@@ -306,6 +336,8 @@ class Model(base.Model):
         self.context, self.module, self.note = context, module.train(bool(loss_of)), context.own_note
         self.parameters, self.traces_before = count_parameters(module), context.traces
         self._infer = context.compiled(module, module)
+        self.is_llm = isinstance(module, on_mlx_llm.Trainable)
+        self._frozen = self._sum_frozen()
         if loss_of:
             self._open_optimizer(loss_of)
 
@@ -355,15 +387,19 @@ class Model(base.Model):
         self._update(self.gradients)
         mx.async_eval(self.state)
 
+    def _last(self, tree):
+        """Return the last weight or gradient; of a language model a matrix: in 16 bits its norms stay at 1."""
+        return [each for each in leaves(tree) if each.ndim > 1 or not self.is_llm][-1]
+
     @property
     def last_weight(self):
-        return leaves(self.module.trainable_parameters())[-1]
+        return self._last(self.module.trainable_parameters())
 
     @property
     def last_gradient(self):
         # No counter proves that a part ran, so its read waits for all gradients: microseconds if they are done.
         mx.eval(self.gradients)
-        return leaves(self.gradients)[-1]
+        return self._last(self.gradients)
 
     def updates(self):
         graph = io.StringIO()
@@ -384,6 +420,18 @@ class Model(base.Model):
 
     def restore(self, saved):
         fill(self.state, saved)
+
+    def _sum_frozen(self):
+        """Return the sum of the bits of each frozen weight, as integers: any change of one number changes its sum."""
+        if not self.is_llm:  # BatchNorm's statistics are frozen in MLX's words, and training changes them
+            return []
+        trained = dict(tree_flatten(self.module.trainable_parameters()))
+        weights = [each for name, each in tree_flatten(self.module.parameters()) if name not in trained]
+        integers = {2: mx.uint16, 4: mx.uint32}
+        return [each.view(integers[each.dtype.size]).sum().item() for each in weights]
+
+    def check_frozen(self):
+        check.require(self._frozen == self._sum_frozen(), "training changed a frozen weight")
 
     def trace_count(self):
         return self.context.traces - self.traces_before

@@ -1,41 +1,85 @@
-"""Language models in MLX: mlx-lm's own classes and cache, and random weights."""
+"""Language models in MLX: mlx-lm's own classes and cache, random weights, LoRA."""
 
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx import nn
 from mlx.utils import tree_map
 
 from bench.frameworks import base
 from bench.frameworks.on_mlx_networks import count_parameters
+from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 
 def build_llm(workload):
     """Build a decoder of mlx-lm; its weights have no memory before they are evaluated."""
     from mlx_lm.models import llama, qwen3  # takes seconds, so only if needed
 
-    sizes, scaling = workload.sizes, None
-    if sizes.rope_factor > 1:
-        scaling = {"rope_type": "llama3", "factor": sizes.rope_factor, "original_max_position_embeddings": 8192}
-        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    library = qwen3 if sizes.is_qwen else llama
-    return library.Model(
-        library.ModelArgs(
-            model_type="qwen3" if sizes.is_qwen else "llama",
-            vocab_size=sizes.vocab_size,
-            hidden_size=sizes.hidden_size,
-            intermediate_size=sizes.intermediate_size,
-            num_hidden_layers=sizes.num_layers,
-            num_attention_heads=sizes.num_heads,
-            num_key_value_heads=sizes.num_kv_heads,
-            head_dim=sizes.head_dim,
-            max_position_embeddings=sizes.max_position_embeddings,
-            rms_norm_eps=sizes.norm_epsilon,
-            rope_theta=sizes.rope_theta,
-            rope_scaling=scaling,
-            tie_word_embeddings=sizes.tie_word_embeddings,
-        )
-    )
+    sizes = workload.sizes
+    name, library = ("qwen3", qwen3) if sizes.is_qwen else ("llama", llama)
+    rope = {"rope_theta": sizes.rope_theta, "rope_scaling": sizes.rope_scaling() or None}
+    return library.Model(library.ModelArgs(model_type=name, **sizes.config(), **rope))
+
+
+def raise_wired_limit():
+    """Raise the limit of wired memory on a Mac, as mlx-lm does; returns a note about it, or ""."""
+    from mlx_lm.utils import maybe_set_recommended_wired_limit
+
+    is_raised = maybe_set_recommended_wired_limit() is not None
+    return "the wired limit of memory is the recommended one, as mlx-lm sets it" if is_raised else ""
+
+
+def fill(module, dtype):
+    """Fill in random weights that keep the variance of what passes them; norms are ones. Lazy."""
+    draw = lambda old: mx.random.normal(old.shape, dtype, scale=old.shape[1] ** -0.5)  # noqa: E731
+    module.update(tree_map(lambda old: mx.ones(old.shape, dtype) if old.ndim == 1 else draw(old), module.parameters()))
+    return module
+
+
+class Adapted(nn.Module):
+    """A frozen projection with a trained adapter of low rank, as in on_torch_llm.py."""
+
+    def __init__(self, projection, rank):
+        super().__init__()
+        self.projection, like = projection, projection.weight
+        sizes, scale = ((rank, like.shape[1]), (like.shape[0], rank)), like.shape[1] ** -0.5
+        self.a, self.b = (mx.random.normal(size, like.dtype, scale=scale) for size in sizes)
+
+    def __call__(self, x):
+        return self.projection(x) + LORA_SCALE * ((x @ self.a.T) @ self.b.T)
+
+
+class Checkpointed(nn.Module):
+    """A layer that keeps only its input, and is computed again in the backward pass."""
+
+    use_sliding = False  # mlx-lm asks each layer for it
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def __call__(self, *inputs, **others):
+        return nn.utils.checkpoint(self.layer)(*inputs, **others)
+
+
+class Trainable(nn.Module):
+    """A decoder with random weights that returns the logits of all tokens, and trains as the workload's sizes say."""
+
+    def __init__(self, workload, dtype=mx.float32):
+        super().__init__()
+        self.decoder, sizes = fill(build_llm(workload), dtype), workload.sizes
+        if sizes.lora_rank:
+            self.decoder.freeze()
+        layers = self.decoder.model.layers
+        for place, layer in enumerate(layers):
+            for name in LORA_PROJECTIONS if sizes.lora_rank else ():
+                layer.self_attn[name] = Adapted(layer.self_attn[name], sizes.lora_rank)
+            if sizes.checkpointing:
+                layers[place] = Checkpointed(layer)
+
+    def __call__(self, ids):
+        return self.decoder(ids)
 
 
 class CachedModel(base.CachedModel):
@@ -45,21 +89,11 @@ class CachedModel(base.CachedModel):
 
     def __init__(self, context, workload):
         from mlx_lm.models.cache import make_prompt_cache
-        from mlx_lm.utils import maybe_set_recommended_wired_limit
 
         self.context, self.module, self.make_cache = context, build_llm(workload), make_prompt_cache
-        self.parameters, self.note = count_parameters(self.module), context.own_note
-        # Random weights that keep the variance of what passes them; norms are ones.
-        draw = lambda old: mx.random.normal(old.shape, context.dtype, scale=old.shape[1] ** -0.5)  # noqa: E731
-        self.module.update(
-            tree_map(lambda old: mx.ones(old.shape, context.dtype) if old.ndim == 1 else draw(old), self._weights())
-        )
-        mx.eval(self._weights())
-        if maybe_set_recommended_wired_limit() is not None:
-            self.note = "the wired limit of memory is the recommended one, as mlx-lm sets it"
-
-    def _weights(self):
-        return self.module.parameters()
+        self.parameters = count_parameters(self.module)
+        mx.eval(fill(self.module, context.dtype).parameters())
+        self.note = "; ".join(filter(None, [context.own_note, raise_wired_limit()]))
 
     def open_cache(self, sequences, tokens):
         self.cache = self.make_cache(self.module)

@@ -147,6 +147,7 @@ class DeviceContext(base.DeviceContext):
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
         policy = set_up(self.precision, self.seed)
         self.dtype, self.compute_dtype = policy.variable_dtype, policy.compute_dtype
+        self.magnification = 2 ** check.lost_bits(self.compute_dtype)  # of the CPU's rounding errors over float32's
         self.reset_peak_memory()
         self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
         self.measured_precision = self._measure_precision()
@@ -223,11 +224,6 @@ class DeviceContext(base.DeviceContext):
             rounded = as_arrays(differentiate(model, loss_of, copied(batch)))
             exact = as_arrays(differentiate(exact_model, loss_of, as_float64(batch)))
         return exact, [error / self.magnification for error in check.gradient_errors(rounded, exact)]
-
-    @property
-    def magnification(self):
-        """Return how much larger the CPU's rounding errors are in this precision than in float32."""
-        return 2 ** check.lost_bits(self.compute_dtype)
 
     def open_stream(self, workload, settings, phase):
         """Return the Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
@@ -465,9 +461,6 @@ class Model(base.Model):
     @property
     def last_gradient(self):
         return self.gradients[-1]
-
-    def predict(self, *inputs):
-        return self.infer(*inputs).numpy()
 
     def save(self):
         return [variable.numpy() for variable in self._variables]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.optim.swa_utils import update_bn
 
 from bench.frameworks import Device, ErrorTexts, base, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
@@ -261,25 +262,6 @@ def count_parameters(model):
 
 
 @torch.no_grad()
-def calibrate(model, inputs):
-    """Set the BatchNorm statistics from one batch: of more than two items, whose rounding errors would be magnified.
-
-    With random weights and the initial statistics, activations explode or vanish with depth in eval mode. Then two
-    different images give the same output.
-    """
-    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = None  # the mean of all batches seen, here one
-        norm.reset_running_stats()
-    model.train()(*inputs)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-
-
-@torch.no_grad()
 def compute_exactly(module, inputs):
     """Return (output in float64, relative error of the output in float32), both on the CPU; the module is as it was."""
     rounded = module(*inputs).numpy()
@@ -356,11 +338,22 @@ class DeviceContext(base.DeviceContext):
         loss_of = LOSSES[workload.loss] if is_trained else None
         module = self.prove(BUILDERS[workload.name](workload.part or workload), workload.part or workload, is_trained)
         if workload.part:
-            on_torch_llm.prove_tokens(self, module, workload.part, loss_of)
+            self.check_tokens(self.predictor(module, loss_of), workload.part)
             module = on_torch_llm.Trainable(workload, self.device, self.dtype)
             check.check_parameters(count_parameters(module), workload.parameters)
-            on_torch_llm.prove_tokens(self, module, workload.part, loss_of)
+            self.check_tokens(self.predictor(module, loss_of), workload.part)
         return Model(self, module, loss_of)
+
+    def predictor(self, module, loss_of):
+        """Return what check_tokens() calls."""
+
+        @torch.no_grad()
+        def predict(ids, target):
+            with self.autocast():
+                logits = module(ids)
+                return self.as_array(logits), loss_of(logits, target).item()
+
+        return predict
 
     def build_cached(self, workload):
         return on_torch_llm.CachedModel(self, workload)
@@ -373,7 +366,9 @@ class DeviceContext(base.DeviceContext):
         """
         check.check_parameters(count_parameters(module), workload.parameters)
         pairs = [tuple(map(torch.from_numpy, pair)) for pair in workload.make_batches(2, self.seed)]
-        calibrate(module, map(torch.cat, zip(*map(workload.inputs_of, pairs), strict=True)))
+        # With random weights and the initial statistics, activations explode or vanish with depth. More than two items,
+        # because BatchNorm would magnify their rounding errors; models with BatchNorm have one input.
+        update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
         module.eval()
         pair = pairs[0]
         inputs = workload.inputs_of(pair)

@@ -5,7 +5,7 @@ import sys
 
 import torch
 import torchvision
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
@@ -43,7 +43,8 @@ def open_stream(workload, settings, phase, pins_memory, start_method=None):
     loader = DataLoader(
         JpegDataset(paths, workload.sizes.side, workload.sizes.classes, phase == "training"),
         batch_size=workload.items_per_step,
-        sampler=EndlessSampler(len(paths), settings.seed),
+        # One endless epoch: at the end of one the workers' queues would run empty.
+        sampler=RandomSampler(paths, num_samples=2**60, generator=torch.Generator().manual_seed(settings.seed)),
         num_workers=workers,
         prefetch_factor=PREFETCH if workers else None,
         pin_memory=pins_memory,
@@ -63,18 +64,6 @@ def set_up_worker(worker):
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.excepthook = lambda *_: None
-
-
-class EndlessSampler(Sampler):
-    """Seeded random indices without epochs: at the end of an epoch the workers' queues would run empty."""
-
-    def __init__(self, size, seed):
-        self.size, self.seed = size, seed
-
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(self.seed)
-        while True:
-            yield from torch.randperm(self.size, generator=generator).tolist()
 
 
 class JpegDataset(Dataset):

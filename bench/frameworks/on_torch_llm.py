@@ -8,11 +8,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bench.frameworks import base, refuse_old
-from bench.timing import check
+from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24
-LORA_SCALE = 2.0  # alpha / rank, so alpha = 2 x rank
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")  # that get an adapter
 
 
 def build_llm(workload):
@@ -21,25 +19,9 @@ def build_llm(workload):
     import transformers  # takes ten seconds, so only if needed
 
     sizes = workload.sizes
-    rotary: dict = {"rope_type": "default", "rope_theta": sizes.rope_theta}
-    if sizes.rope_factor > 1:
-        rotary |= {"rope_type": "llama3", "factor": sizes.rope_factor, "original_max_position_embeddings": 8192}
-        rotary |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    name = "Qwen3" if sizes.is_qwen else "Llama"
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_hidden_layers=sizes.num_layers,
-        num_attention_heads=sizes.num_heads,
-        num_key_value_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        max_position_embeddings=sizes.max_position_embeddings,
-        rms_norm_eps=sizes.norm_epsilon,
-        rope_parameters=rotary,
-        tie_word_embeddings=sizes.tie_word_embeddings,
-        attn_implementation="sdpa",
-    )
+    rotary = {"rope_type": "default", "rope_theta": sizes.rope_theta} | sizes.rope_scaling()
+    name, others = "Qwen3" if sizes.is_qwen else "Llama", {"rope_parameters": rotary, "attn_implementation": "sdpa"}
+    config = getattr(transformers, f"{name}Config")(**sizes.config(), **others)
     with torch.device("meta"):
         return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
@@ -115,7 +97,7 @@ class Trainable(torch.nn.Module):
         self.decoder.requires_grad_(not sizes.lora_rank)
         layers = self.decoder.model.layers
         for place, layer in enumerate(layers):
-            for name in PROJECTIONS if sizes.lora_rank else ():
+            for name in LORA_PROJECTIONS if sizes.lora_rank else ():
                 setattr(layer.self_attn, name, Adapted(getattr(layer.self_attn, name), sizes.lora_rank))
             if sizes.checkpointing:
                 layers[place] = Checkpointed(layer)
@@ -132,20 +114,6 @@ class Trainable(torch.nn.Module):
 
     def forward(self, ids):
         return self.decoder(input_ids=ids, use_cache=False).logits
-
-
-@torch.no_grad()
-def prove_tokens(context, module, workload, loss_of):
-    """Raise MeasurementError unless the first loss is that of random weights, and no token sees a later one."""
-    ids, target = context.put(*workload.make_batches(2, context.seed)[0])
-    half = ids.shape[1] // 2
-    changed = torch.cat([ids[:, :half], ids[:, half:].flip(1)], 1)
-    with context.autocast():
-        logits, others = module(ids), module(changed)
-        loss = loss_of(logits, target).item()
-    logits, others = context.as_array(logits), context.as_array(others)
-    check.check_first_loss(loss, logits)
-    check.check_causal(others[:, :half], logits[:, :half], context.output_limit)
 
 
 class CachedModel(base.CachedModel):

@@ -6,6 +6,7 @@ step() or train_epoch() of this file.
 
 import difflib
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,11 @@ def open_session(context, workload, settings, phase, scope):
     model = build_model(context, workload, settings, is_trained)
     if scope == "epoch":
         return EpochSession(context, model, workload)
-    streams = scope == "end_to_end"
-    batches = (
-        context.open_stream(workload, settings, phase) if streams else resident_batches(context, workload, settings)
-    )
+    if scope == "end_to_end":
+        batches = context.open_stream(workload, settings, phase)
+    else:  # they stay on the device and take turns, without end
+        batches = workload.make_batches(settings.batch_size, context.seed)
+        batches = itertools.cycle([context.put(*batch) for batch in batches])
     return SESSIONS[phase](context, model, batches, workload)
 
 
@@ -74,20 +76,23 @@ def build_model(context, workload, settings, is_trained):
         ) from None
 
 
-def resident_batches(context, workload, settings):
-    """Return batches that stay on the device and take turns, without end."""
-    batches = workload.make_batches(settings.batch_size, context.seed)
-    return itertools.cycle([context.put(*batch) for batch in batches])
-
-
 class BaseSession:
-    """What all sessions have in common. The contract is in bench/frameworks/__init__.py."""
+    """One workload on one device, checked and ready to be timed; phase and scope decide what a step is.
 
-    prepare = parameters = measured_precision = output_error = None
-    note = ""
-    num_workers: int | None = None
-    queue_steps: int | None = None
-    last_result: Any  # a tensor that depends on the last step; what read() reads
+    A subclass has step(), which submits one step on the next batch and may return before it is done. In the scope
+    "epoch" it also has train_epoch(order), which submits a step for each batch of the training data in this order and
+    returns how many; losses() of those steps, as floats; and evaluate(), the share of the test data that is classified
+    correctly.
+    """
+
+    prepare: Callable[[], None] | None = None  # must run before each step, is complete when it returns, is not timed
+    parameters: int | None = None  # trainable; None without a model
+    measured_precision: str | None = None  # as bench/timing/check.py names it
+    output_error: float | None = None
+    num_workers: int | None = None  # that prepare batches; None: the batches are resident
+    queue_steps: int | None = None  # batches that the workers may have ready or in their hands
+    note = ""  # what a reader of the row has to know
+    last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
 
     def __init__(self, context, batches):
         self.context, self.batches = context, batches
@@ -96,21 +101,31 @@ class BaseSession:
             self.batches = itertools.starmap(context.put, batches.batches)
 
     def synchronize(self):
+        """Return when all submitted work is complete."""
         self.context.synchronize()
 
     def read(self):
+        """Wait for, and return, a number that depends on the last step."""
         return self.context.read(self.last_result)
 
     def after_first_step(self):
+        """Prove what the first step compiled, and reset the peak memory; called once, and not timed.
+
+        A first step that tries several algorithms needs memory that the work itself does not need.
+
+        Raises:
+            MeasurementError: `unsupported`, nothing was compiled; `wrong_output`, it was compiled wrongly.
+        """
         self.context.reset_peak_memory()
 
     def updates(self):
-        return None
+        """Return how many steps the optimizer itself has counted; None without one, or if it may skip some."""
 
     def check_last_step(self):
-        pass
+        """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it."""
 
     def trace_count(self):
+        """Return how often the step was compiled."""
         return 0
 
     def peak_memory_bytes(self):
@@ -120,6 +135,7 @@ class BaseSession:
         return self.context.reserved_memory_bytes()
 
     def close(self):
+        """Stop the workers and free the device's memory; a second call does nothing."""
         if vars(self):
             context = self.context
             vars(self).clear()  # everything that holds memory or workers

@@ -78,6 +78,12 @@ def read_ranks(environ=os.environ):
     return Ranks(rank, size, local_rank, local_size, nodes, True, RUN in environ)
 
 
+def refuse_ranks(command):
+    """Raise SettingError if torchrun or Slurm started this process of a command that starts its runs itself."""
+    if read_ranks().are_many:
+        raise SettingError(f"RANK and WORLD_SIZE are torchrun's, and `{command}` starts its runs itself: unset them")
+
+
 def report_failure(message, row=None):
     """Write this rank's failure into torchrun's error file.
 

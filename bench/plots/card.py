@@ -36,21 +36,13 @@ FOOTER = (
 
 
 @dataclass(frozen=True)
-class Block:
-    """One work of the set. `bars` are lines of tables.summarize() as dicts, own ones first, with `numbers`."""
-
-    work: object
-    bars: list[dict]
-
-
-@dataclass(frozen=True)
 class Card:
     """What the card of a machine shows, apart from its layout."""
 
     name: str
     about: str
     ceilings: list[tuple[str, str, str]]  # (figure, unit, what it is)
-    blocks: list[Block]
+    blocks: dict[object, list[dict]]  # {work of the set: lines of tables.summarize(), own ones first, with `numbers`}
     intervals: str
     limits: list[str]
     doubts: list[str]
@@ -68,7 +60,7 @@ def make_card(stored, machine, framework):
     if len(own) < LEAST:
         return None
     others = choose_published(found[found["published"]], own)
-    blocks = [Block(work, lines + others.get(work, [])) for work, lines in own.items()]
+    blocks = {work: lines + others.get(work, []) for work, lines in own.items()}
     lines = [line for found in own.values() for line in found]
     last = max(lines, key=lambda line: line["timestamp"])
     return Card(
@@ -184,7 +176,7 @@ def describe_intervals(least):
     """Describe what the intervals are, if the figures have at least this number of processes."""
     if least == 1:
         return "intervals, some within a single process"
-    return f"ranges of {least} or more processes ({100 * coverage(least):.0f} % intervals)"
+    return f"{100 * coverage(least):.0f} % intervals, from {least} or more processes"
 
 
 def describe_limits(stored, line, own):
@@ -250,9 +242,9 @@ def as_text(card):
     lines = [card.name, f"  {card.about}"]
     if card.ceilings:
         lines.append("  " + ", ".join(f"{what} {figure} {unit}" for figure, unit, what in card.ceilings))
-    for block in card.blocks:
-        lines.append(f"  {block.work.title}, {block.work.phase}, batch {block.work.batch_size}, {block.bars[0]['per']}")
-        for line in block.bars:
+    for work, bars in card.blocks.items():
+        lines.append(f"  {work.title}, {work.phase}, batch {work.batch_size}, {bars[0]['per']}")
+        for line in bars:
             name = line["device_name"] if line["published"] else line["precision"]
             share = describe_share(line) and f"  {describe_share(line)} of the ceiling"
             words = f"    {name:<26} {tables.figure(line['value']):>9}  {describe_note(line)}{share}"
@@ -271,8 +263,8 @@ def draw_card(card):
     for at, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (SHARE, "of ceiling", "right")):
         draw.write(axes, words, at, top + 0.08, 1.5, size=7.5, color=GREY, ha=side)
     top += 0.24
-    for block in card.blocks:
-        top = draw_block(axes, block, top)
+    for work, bars in card.blocks.items():
+        top = draw_block(axes, work, bars, top)
     for title, said in (("What limits it", card.limits), ("Doubts", card.doubts or ["None."])):
         lines = [line for words in said for line in textwrap.wrap(words, LINE)]
         draw.write(axes, title, MARGIN, top + 0.12, 2, size=9, weight="bold")
@@ -298,16 +290,15 @@ def draw_ceilings(axes, ceilings, top):
     return top + 0.78
 
 
-def draw_block(axes, block, top):
+def draw_block(axes, work, bars, top):
     """Draw the bars of one work, on a scale of their own; return the y below them."""
-    work = block.work
     axes.plot([MARGIN, WIDE - MARGIN], [top, top], color="#D5DBE2", linewidth=0.7)
     draw.write(axes, work.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
     draw.write(
         axes, f"{work.phase}, batch {work.batch_size}", MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY
     )
-    scale = (BAR_END - BAR) / max(max(line["value"], line["high"] if line["high"] > 0 else 0) for line in block.bars)
-    for i, line in enumerate(block.bars):
+    scale = (BAR_END - BAR) / max(max(line["value"], line["high"] if line["high"] > 0 else 0) for line in bars)
+    for i, line in enumerate(bars):
         y, value, published = top + 0.14 + i * ROW, line["value"], line["published"]
         colour = PUBLISHED if published else OWN[line["numbers"]]
         name = line["device_name"] if published else line["precision"]
@@ -337,7 +328,7 @@ def draw_block(axes, block, top):
         share = describe_share(line)
         draw.write(axes, describe_note(line), NOTE, y, SHARE - NOTE - 0.45 * bool(share), size=7.4, color=GREY)
         draw.write(axes, share, SHARE, y, 0.4, size=8.2, ha="right")
-    return top + max(2, len(block.bars)) * ROW + 0.13
+    return top + max(2, len(bars)) * ROW + 0.13
 
 
 def name_picture(machine, framework):
@@ -347,10 +338,12 @@ def name_picture(machine, framework):
 
 def draw_all(stored, folder):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
-    return [
-        draw.save(draw_card(card), folder / name_picture(machine, framework), dpi=draw.SHEET_DPI)
-        for machine, framework, card in cards_of(stored)
-    ]
+    own, paths = stored.believed[~stored.believed["published"]], []
+    for machine, framework in own[["machine", "framework"]].drop_duplicates().itertuples(index=False):
+        if card := make_card(stored, machine, framework):
+            path = folder / name_picture(machine, framework)
+            paths.append(draw.save(draw_card(card), path, dpi=draw.SHEET_DPI))
+    return paths
 
 
 def finish(folder, machine, framework):
@@ -361,11 +354,3 @@ def finish(folder, machine, framework):
         return [*warnings, "too few workloads were measured for a card"]
     path = draw.save(draw_card(card), folder / "plots" / name_picture(machine, framework), dpi=draw.SHEET_DPI)
     return [*warnings, "", *as_text(card), f"card: {cli.display_path(path)}"]
-
-
-def cards_of(stored):
-    """Yield (machine, framework, Card) of everything that has enough of the set."""
-    own = stored.believed[~stored.believed["published"]]
-    for machine, framework in own[["machine", "framework"]].drop_duplicates().itertuples(index=False):
-        if card := make_card(stored, machine, framework):
-            yield machine, framework, card

@@ -8,19 +8,15 @@ script or style and no request.
 """
 
 import base64
-import functools
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pandas as pd
 
-from bench import cli
 from bench.plots import draw, select
 from bench.records import columns, peaks, tables
-from bench.settings import SettingError, read_settings
 from bench.timing.measure import FLAGS
 from bench.workloads.workload import BYTES
 
@@ -197,17 +193,3 @@ def encode(values):
     at = [places.setdefault(value, len(places)) for value in values]
     forms = {"each": values}, {"of": list(places)} | ({"at": at} if len(places) > 1 else {})
     return min(forms, key=lambda form: len(json.dumps(form, separators=(",", ":"))))
-
-
-def main():
-    """Write the page, print its path, and return the exit status."""
-    folder = read_settings("plot").results_dir
-    if not folder.is_dir():
-        raise SettingError(f"RESULTS_DIR={str(folder)!r} is not a folder: name one with CSV files of results")
-    rows = tables.read_rows(sorted(folder.glob("*.csv")), functools.partial(print, file=sys.stderr))
-    print(cli.display_path(write_page(rows, folder / "index.html")))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(cli.run_script(main))

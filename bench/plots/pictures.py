@@ -170,7 +170,7 @@ def best(stored):
     """Draw what each change of `make best` gained, from the default down to the fastest settings, with intervals."""
     panels = [panel_of_search(lines.to_dict("records"), lines) for lines in stored.searches[-MAX_PANELS:]]
     keys = {0: Key("the default", COLOURS[7]), 1: Key("with one more change in each line", COLOURS[0])}
-    unit = "items/s, the range of the repetitions" + count_left_out(stored.searches)
+    unit = "items/s, with the interval of the repetitions" + count_left_out(stored.searches)
     return draw.bars(panels, unit, keys) if panels else None
 
 

@@ -43,12 +43,6 @@ def progress(workload):
         yield on_window
 
 
-@contextmanager
-def no_progress(workload):
-    """Show no bar: for all ranks but the first."""
-    yield None
-
-
 def describe_task(row):
     """Describe what runs, from the first of its rows: work, framework, device and setup."""
     who = f"{row['framework']} {row.get('framework_version', '')} on {row.get('device_name') or row['cpu_name']}"
@@ -196,9 +190,10 @@ def describe_merged(part, rows):
     line, indent = f"  {part:<11} {four_digits(merged.throughput)} {unit}  {ends}", " " * 14
     if len(rows) == 1:
         return layout.wrap(f"{line} (one process)", indent)
-    sure = f"{100 * coverage(len(rows)):.0f} % interval, the range" if len(rows) <= MOST_IN_RANGE else "95 % interval"
+    level = 100 * coverage(len(rows)) if len(rows) <= MOST_IN_RANGE else 95
     each = ", ".join(f"{four_digits(float(row['throughput']))} {row['flags']}".strip() for row in rows)
-    return layout.wrap(f"{line} ({sure} of {len(rows)} processes)", indent) + "\n" + layout.wrap(indent + each, indent)
+    about = f"{line} ({level:.0f} % interval, from {len(rows)} processes)"
+    return layout.wrap(about, indent) + "\n" + layout.wrap(indent + each, indent)
 
 
 def describe_details(row, peak_fraction, bandwidth_fraction):

@@ -17,6 +17,7 @@ import io
 import os
 import platform
 import re
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -52,7 +53,11 @@ class Repository:
 
     def git(self, *command):
         """Return what a git command prints; None if it fails."""
-        return environment.run_git(self.root, *command)
+        try:
+            done = subprocess.run(["git", "-C", str(self.root), *command], capture_output=True, check=True)
+            return done.stdout.decode(errors="replace")
+        except (OSError, subprocess.SubprocessError):
+            return None
 
     def changes(self):
         """Return {path below results/: "A", "M", "D" ...} since the base."""

@@ -34,18 +34,16 @@ class Rate(NamedTuple):
     def merge(rates):
         """Combine processes that did the same work: the median of their rates, and its interval.
 
-        For up to eight processes the interval is their range, which covers the median of all processes with the
-        probability coverage(): that is exact, whatever the distribution. More processes leave out their extremes. The
-        interval is never narrower than the median one within a process. A single Rate is returned as it is.
+        The range of up to eight independent processes covers the median of all with the probability coverage(),
+        whatever the distribution; of more processes the extremes are left out. Processes that follow each other are
+        alike, because the machine's speed changes over minutes, so the interval reaches from the lowest to the highest
+        end of their own intervals. `make noise` measures how well that holds. A single Rate is returned as it is.
         """
         if len(rates) == 1:
             return rates[0]
-        throughput = statistics.median(rate.throughput for rate in rates)
-        low, high = median_interval([rate.throughput for rate in rates])
-        if known := [rate for rate in rates if rate.low is not None]:
-            low = min(low, throughput * statistics.median(rate.low / rate.throughput for rate in known))
-            high = max(high, throughput * statistics.median(rate.high / rate.throughput for rate in known))
-        return Rate(throughput, low, high)
+        low, _ = median_interval([rate.throughput if rate.low is None else rate.low for rate in rates])
+        _, high = median_interval([rate.throughput if rate.high is None else rate.high for rate in rates])
+        return Rate(statistics.median(rate.throughput for rate in rates), low, high)
 
     def overlaps(self, other):
         """Return whether the two cannot be told apart; without intervals they cannot."""

@@ -90,7 +90,7 @@ class Limits:
 class Job:
     """What is measured, with what, and until when."""
 
-    session: Any  # the Session of bench/frameworks/__init__.py
+    session: Any  # a BaseSession of bench/frameworks/session.py
     items_per_step: int
     limits: Limits = Limits()
     clock: Callable[[], float] = time.perf_counter  # wall seconds

@@ -103,7 +103,8 @@ def is_sensible(settings, name, value, row, card):
         return False
     if settings.framework == "torch":
         return True
-    cannot_compile = row["workload"] == "llm" if settings.framework == "mlx" else row["device"] == "mps"
+    is_mlx, has_cache = settings.framework == "mlx", settings.phase in ("prefill", "decode")
+    cannot_compile = has_cache if is_mlx else row["device"] == "mps"
     is_impossible = value in COMPILE_MODES or (name == "COMPILE" and value == "1" and cannot_compile)
     return not is_impossible and (name != "MEMORY_FORMAT" or value in FRAMEWORKS[settings.framework].memory_formats)
 

@@ -20,7 +20,7 @@ TRIAL_SECONDS = 3
 LEADERS, FLOAT32_LEADERS = 3, 2  # candidates that are repeated: of all, and of those in float32 ...
 CLOSE = 0.95  # ... if they reach this share of the fastest one's rate
 MOST_TRIALS = 7  # of a candidate, before the path
-ROUNDS = 5  # of the path: the range of 5 processes covers the median of all processes in 94 % of cases
+ROUNDS = 5  # of the path: 5 processes have a 94 % interval
 BATCH_GROWTH = 1.02  # a doubled batch has to gain 2 %, or doubling ends
 
 

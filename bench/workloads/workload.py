@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5, "adamw": 3e-4}
+LORA_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")  # that get an adapter
+LORA_SCALE = 2.0  # alpha / rank, so alpha = 2 x rank
 BYTES = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}  # of a number, by precision
 BYTES |= {"mixed_float16": 4, "mixed_bfloat16": 4}  # of a weight
 

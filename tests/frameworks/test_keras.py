@@ -147,12 +147,15 @@ def copy_transformer(model, torch):
         ("tiny-bert", copy_transformer, 3),
     ],
 )
-def test_equal_weights_give_equal_outputs_and_learn_the_same(reference, model, copy, steps):
+def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(reference, model, copy, steps):
     torch = reference(model)
     workload, settings = torch_reference.describe(model, FRAMEWORK=NAME, PHASE="training")
     session = open_session.framework.open_session(workload, settings, "training", "device")
     ours = session.model
-    copy(ours.keras_model, torch)
+    weights = {name: value for name, value in torch.items() if not name.startswith("_")}
+    copy(ours.keras_model, {name: torch.get(f"_gradient.{name}", value) for name, value in weights.items()})
+    expected = [weight.numpy() for weight in ours.keras_model.trainable_weights]  # gradients in Keras's layout
+    copy(ours.keras_model, weights)
     if NAME == "jax":  # its weights are not in the Keras model
         ours.read_variables()
     inputs, labels = session.context.put(torch["_inputs"], torch["_labels"])
@@ -163,6 +166,10 @@ def test_equal_weights_give_equal_outputs_and_learn_the_same(reference, model, c
         for layer in ours.keras_model._flatten_layers():
             if isinstance(layer, keras.layers.Dropout):
                 layer.rate = 0
+    ours.forward(inputs, labels)
+    ours.backward()
+    got = [keras.ops.convert_to_numpy(each) for each in ours.gradients]
+    assert max(check.gradient_errors(got, expected)) < 2e-3
     losses = []
     for _ in range(steps):
         ours.train(inputs, labels)

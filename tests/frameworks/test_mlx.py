@@ -14,11 +14,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 import llm_benchmark
 from bench import frameworks
-from bench.frameworks import on_mlx, on_mlx_llm, on_mlx_networks
+from bench.frameworks import on_mlx, on_mlx_llm
 from bench.records import results
 from bench.settings import read_settings
 from bench.timing import check, measure
 from bench.tune import recipe
+from bench.workloads.networks import RESNETS
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
 
@@ -177,6 +178,12 @@ def test_its_own_failures_are_told_apart(error, status):
     assert frameworks.describe_failure(error, on_mlx.ERRORS)[0] == status
 
 
+def test_every_worker_of_a_stream_has_a_batch_to_prepare():
+    session = open_session("image", scope="input", NUM_WORKERS="7", BATCH_SIZE="2")
+    assert session.queue_steps == 2 + 4
+    session.close()
+
+
 def test_a_copy_is_one():
     x = mx.random.normal((64, 64))
     copy = on_mlx.OPERATORS["copy"](x, None)
@@ -214,7 +221,7 @@ def test_the_lines_of_make_best_for_ones_own_script_run(phase, compiled):
 @pytest.mark.parametrize(
     ("script", "model"),
     [
-        *(("image", model) for model in (*on_mlx_networks.RESNETS, "mobilenet_v2")),
+        *(("image", model) for model in (*RESNETS, "mobilenet_v2")),
         *(("transformer", model) for model in ("distilbert", "bert-base", "bert-large")),
         *(("llm", model) for model in llm_benchmark.DECODERS if not model.startswith("tiny")),
     ],
@@ -256,7 +263,7 @@ def test_the_graph_takes_the_flops_that_the_row_says(monkeypatch, script, model)
     assert sum(counted) == workload.flops_per_item
 
 
-COMPARED = ("resnet18", "mobilenet_v2", "mlp-64-32", "tiny-distilbert", "tiny-bert")
+COMPARED = ("resnet18", "mobilenet_v2", "mlp-64-32", "tiny-distilbert", "tiny-bert", *torch_reference.TRAINED_DECODERS)
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +271,7 @@ def reference(tmp_path_factory):
     """Runs the program in PyTorch's environment; gives what it wrote for a model."""
     folder = tmp_path_factory.mktemp("torch")
     python = os.environ.get("TORCH_PYTHON", sys.executable)
-    command = [python, "-m", "tests.frameworks.torch_reference", folder, *COMPARED, *torch_reference.TINY_DECODERS]
+    command = [python, "-m", "tests.frameworks.torch_reference", folder, *COMPARED]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return lambda model: dict(np.load(folder / f"{model}.npz"))
@@ -275,6 +282,8 @@ TABLES = {"words": "word", "positions": "position", "types": "token_type"}
 
 def name_in_torch(name, model):
     """The name of one of our weights in PyTorch."""
+    if model in torch_reference.TINY_DECODERS:
+        return name
     if model not in torch_reference.TINY:
         return re.sub(r"\blayers\.", "", name)
     is_bert = model == "tiny-bert"
@@ -344,16 +353,6 @@ def test_an_update_is_that_of_the_definition(optimizer):
 # Language models
 
 
-@pytest.mark.parametrize("model", torch_reference.TINY_DECODERS)
-def test_equal_weights_give_equal_logits(reference, model):
-    torch = reference(model)
-    module = on_mlx_llm.build_llm(torch_reference.describe_decoder(model))
-    names = [name for name, _ in tree_flatten(module.parameters())]
-    module.update(tree_unflatten([(name, mx.array(torch[name])) for name in names]))
-    logits = module(mx.array(torch["_inputs"]))[:, -1]
-    assert check.relative_error(np.array(logits), torch["_logits"]) < 1e-5
-
-
 @pytest.fixture
 def open_llm(monkeypatch):
     for name, decoder in torch_reference.TINY_DECODERS.items():
@@ -401,3 +400,65 @@ def test_a_compiled_language_model_is_unsupported(open_llm):
     with pytest.raises(measure.MeasurementError, match="for each token") as caught:
         open_llm(COMPILE="1")
     assert caught.value.status == "unsupported"
+
+
+LORA = {"LORA_RANK": "4"}
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, LORA, LORA | {"CHECKPOINTING": "1", "COMPILE": "1"}, {"COMPILE": "1"}, {"PRECISION": "bfloat16"}]
+)
+def test_training_a_language_model_is_measured_and_its_loss_falls(open_llm, environ):
+    session = open_llm("training", "tiny-qwen", **environ)
+    assert not {"recompiled", "not_finite"} & set(measured(session).flags)
+    session.check_last_step()
+    batch, losses = next(session.batches), []
+    for _ in range(20):
+        session.model.train(*batch)
+        losses.append(session.model.loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_lora_trains_only_the_adapters_of_attention(open_llm):
+    session = open_llm("training", **LORA)
+    before = {name: np.array(each) for name, each in tree_flatten(session.model.module.parameters())}
+    session.step()
+    after = dict(tree_flatten(session.model.module.parameters()))
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed == {name for name in before if name.rpartition(".")[2] in ("a", "b")}
+    assert sum(before[name].size for name in changed) == session.parameters
+
+
+def test_a_frozen_weight_that_changes_is_wrong_output(open_llm):
+    session = open_llm("training", **LORA)
+    norm = session.model.module.decoder.model.norm
+    norm.weight = norm.weight + 1e-6
+    with pytest.raises(measure.MeasurementError, match="frozen"):
+        session.check_last_step()
+
+
+def test_checkpointing_gives_the_same_gradients(open_llm):
+    found = []
+    for checkpointing in "01":
+        session = open_llm("training", CHECKPOINTING=checkpointing)
+        session.model.forward(*next(session.batches))
+        session.model.backward()
+        found.append(np.array(session.model.last_gradient))
+    assert check.relative_error(*found) < 1e-5
+
+
+@pytest.mark.parametrize("said", ["later tokens", "first loss", "gradient"])
+def test_a_wrong_training_of_a_language_model_is_refused(open_llm, monkeypatch, said):
+    right = on_mlx.LOSSES["cross_entropy"]
+    if said == "later tokens":
+        monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", without_mask(mx.fast.scaled_dot_product_attention))
+    else:
+        is_wrong = lambda outputs: said == "first loss" or outputs.dtype == mx.float32  # noqa: E731
+        wrong = lambda outputs, target: right(outputs, target) * (2 if is_wrong(outputs) else 1)  # noqa: E731
+        monkeypatch.setitem(on_mlx.LOSSES, "cross_entropy", wrong)
+    with pytest.raises(measure.MeasurementError, match=said):
+        open_llm("training")
+
+
+def without_mask(attention):
+    return lambda *operands, mask=None, **others: attention(*operands, **others)

@@ -50,14 +50,20 @@ CASES = {
     "tiny-distilbert": ("transformer", transformer_workload, TINY_SETTINGS),
     "tiny-bert": ("transformer", transformer_workload, TINY_SETTINGS),
 }
+TRAINED_DECODERS = {
+    "tiny-llama": ("llm", llm_benchmark.llm_workload, {"PROMPT_TOKENS": "8", "OPTIMIZER": "sgd"}),
+    "tiny-qwen": ("llm", llm_benchmark.llm_workload, {"PROMPT_TOKENS": "8", "OPTIMIZER": "sgd", "LORA_RANK": "4"}),
+}
 WITH_DROPOUT = {*TINY, "mobilenet_v2"}  # which draws other numbers in other frameworks
 
 
 def describe(model, **environ):
     """(workload, settings) of a case."""
     ENCODERS.update(TINY)
-    script, describe_workload, extra = CASES[model]
-    settings = read_settings(script, {"MODEL": model, "BATCH_SIZE": "2"} | extra | environ).on("cpu")
+    llm_benchmark.DECODERS.update(TINY_DECODERS)
+    script, describe_workload, extra = (CASES | TRAINED_DECODERS)[model]
+    asked = {"MODEL": model, "BATCH_SIZE": "2", "PHASE": "training"} | extra | environ
+    settings = read_settings(script, asked).on("cpu")
     return describe_workload(settings), settings
 
 
@@ -72,7 +78,8 @@ def write(model, folder):
     for _ in range(3):
         ours.train(inputs, labels)
         losses.append(ours.loss.item())
-        now = {f"_gradient.{name}": weight.grad.numpy().copy() for name, weight in ours.module.named_parameters()}
+        trained = ((name, weight) for name, weight in ours.module.named_parameters() if weight.requires_grad)
+        now = {f"_gradient.{name}": weight.grad.numpy().copy() for name, weight in trained}
         gradients = gradients or now
     facts = {"inputs": inputs.numpy(), "labels": labels.numpy(), "logits": logits, "losses": losses} | {
         name[1:]: value for name, value in gradients.items()
@@ -80,29 +87,6 @@ def write(model, folder):
     np.savez(Path(folder) / f"{model}.npz", **{f"_{name}": value for name, value in facts.items()}, **kept)
 
 
-def write_decoder(model, folder):
-    """Write a language model's weights, a prompt and the last token's logits."""
-    import torch
-
-    from bench.frameworks import on_torch_llm
-
-    workload = describe_decoder(model)
-    module = on_torch_llm.allocate(on_torch_llm.build_llm(workload), "cpu", torch.float32)
-    on_torch_llm.fill(module)
-    ((tokens,), *_) = workload.make_batches(2, 0)
-    with torch.no_grad():
-        logits = module(input_ids=torch.from_numpy(tokens)).logits[:, -1]
-    weights = {name: value.numpy() for name, value in module.state_dict().items()}
-    np.savez(Path(folder) / f"{model}.npz", _inputs=tokens, _logits=logits.numpy(), **weights)
-
-
-def describe_decoder(model):
-    """The workload of a prefill of eight tokens."""
-    llm_benchmark.DECODERS.update(TINY_DECODERS)
-    environ = {"MODEL": model, "PHASE": "prefill", "PROMPT_TOKENS": "8", "BATCH_SIZE": "2"}
-    return llm_benchmark.llm_workload(read_settings("llm", environ).on("cpu"))
-
-
 if __name__ == "__main__":
     for case in sys.argv[2:] or CASES:
-        (write_decoder if case in TINY_DECODERS else write)(case, sys.argv[1])
+        write(case, sys.argv[1])

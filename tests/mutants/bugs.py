@@ -11,7 +11,7 @@ STEPS = ("tests/frameworks/test_steps.py",)
 LOSS = ("tests/frameworks/test_contract.py::test_its_loss_is_the_one_of_the_record",)
 VERDICT, RATES = "bench/records/verdict.py", ("tests/records/test_rates.py",)
 ROWS = ("tests/test_run.py",)
-LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/on_torch_llm.py"
+LLM, TORCH_LLM, WORKLOAD = "llm_benchmark.py", "bench/frameworks/on_torch_llm.py", "bench/workloads/workload.py"
 TRAINS = ("tests/frameworks/test_torch_llm.py::test_training_is_measured_and_its_loss_falls",)
 WRONG_TRAINING = ("tests/frameworks/test_torch_llm.py::test_a_wrong_training_is_wrong_output",)
 ADAPTERS = (
@@ -42,10 +42,8 @@ INFER = "        self.last_result = self.model.infer(*self.inputs)\n"
 
 BUGS = {
     # Several processes
-    "intervals_that_shrink": Bug(VERDICT, "low = min(low, throughput", "low = max(low, throughput", RATES),
-    "the_fastest_process": Bug(
-        VERDICT, "throughput = statistics.median(rate.throughput for", "throughput = max(rate.throughput for", RATES
-    ),
+    "intervals_that_shrink": Bug(VERDICT, "is None else rate.low for", "is None else rate.throughput for", RATES),
+    "the_fastest_process": Bug(VERDICT, "statistics.median(rate.throughput for", "max(rate.throughput for", RATES),
     "a_constant_output_varies": Bug(MEASURE, "varies=before is not None and value != before", "varies=True", TIMING),
     # A window
     "skip_a_step": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
@@ -238,7 +236,7 @@ BUGS = {
     "train_the_frozen_weights": Bug(
         TORCH_LLM, "self.decoder.requires_grad_(not sizes.lora_rank)", "self.decoder.requires_grad_(True)", TRAINS
     ),
-    "leave_out_a_projection": Bug(TORCH_LLM, '"v_proj", "o_proj")  # that', '"o_proj")  # that', TRAINS),
+    "leave_out_a_projection": Bug(WORKLOAD, '"v_proj", "o_proj")  # that', '"o_proj")  # that', TRAINS),
     "leave_out_the_scale_of_lora": Bug(TORCH_LLM, "LORA_SCALE * adapter", "adapter", ADAPTERS),
     "merge_adapters_into_the_weights": Bug(
         TORCH_LLM,

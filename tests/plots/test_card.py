@@ -48,9 +48,9 @@ def test_published_machines_are_those_of_comparable_work(folder):
     rows = [OTHERS | rate(900) | change | {"device_name": name} for name, change in (good | bad).items()]
     write(folder, rows, "published")
     blocks = make(folder).blocks
-    shown = {line["device_name"] for block in blocks for line in block.bars if line["published"]}
+    shown = {line["device_name"] for bars in blocks.values() for line in bars if line["published"]}
     assert shown == set(good)
-    assert [line["device_name"] for line in blocks[0].bars] == ["", "good"]
+    assert [line["device_name"] for line in next(iter(blocks.values()))] == ["", "good"]
 
 
 def test_a_card_has_the_published_machines_that_compare_with_most_of_it(folder):
@@ -65,7 +65,7 @@ def test_a_card_has_the_published_machines_that_compare_with_most_of_it(folder):
                 [OTHERS | {"device_name": name, "workload": script, "model": model, "phase": phase}],
                 "published",
             )
-    shown = {line["device_name"] for block in make(folder).blocks for line in block.bars if line["published"]}
+    shown = {line["device_name"] for bars in make(folder).blocks.values() for line in bars if line["published"]}
     assert shown == {"both", "gpu 4", "gpu 5"}
 
 
@@ -77,7 +77,7 @@ def test_ceilings_are_of_the_commit_that_measured_the_set(folder):
     write(folder, [*own_rows(tflops="0.1"), *(rate(1) | peak | each for each in (old, new))])
     made = make(folder)
     assert [figure for figure, unit, _ in made.ceilings if unit == "TFLOP/s"] == ["0.2"]
-    assert {line["of_peak"] for block in made.blocks for line in block.bars if line["phase"] != "decode"} == {0.5}
+    assert {line["of_peak"] for bars in made.blocks.values() for line in bars if line["phase"] != "decode"} == {0.5}
 
 
 def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):
@@ -91,7 +91,7 @@ def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):
     ):
         write(folder, [rate(999) | about | change])
     write(folder, [rate(150) | about | {"precision": "bfloat16"}])
-    lines = make(folder).blocks[0].bars
+    lines = next(iter(make(folder).blocks.values()))
     assert [(line["numbers"], line["value"], line["rows"]) for line in lines] == [
         ("float32", 101, 3),
         ("bfloat16", 150, 1),
