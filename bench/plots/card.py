@@ -50,10 +50,10 @@ class Card:
 
 def make_card(stored, machine, framework):
     """Build the Card of a machine and framework from select.load(); None if it has too little of the set."""
-    found = select.resident(stored.believed)
+    stored = select.arrange(choose_commit(stored.rows, machine, framework))
+    found, rows = select.resident(stored.believed), stored.rows
     mine = found[~found["published"] & (found["machine"] == machine) & (found["framework"] == framework)]
     mine = mine[mine["kind"] == ("gpu" if (mine["kind"] == "gpu").any() else "cpu")].sort_values("timestamp")
-    mine, rows = choose_commit(mine, stored.rows)
     mine = tables.add_peak_fraction(mine, rows)
     own = {work: find_own(mine, work) for work in STANDARD_SET}
     own = {work: lines for work, lines in own.items() if lines}
@@ -74,17 +74,19 @@ def make_card(stored, machine, framework):
     )
 
 
-def choose_commit(mine, rows):
-    """Return (lines, rows) of the latest commit that measured enough of the set and its ceilings; else all of them.
+def choose_commit(rows, machine, framework):
+    """Return the rows without those of a machine that are not of its latest commit with enough of the set.
 
-    Ceilings of another day may be those of another chip: many servers call theirs just AMD EPYC.
+    That commit measured the ceilings too. Those of another day may be another chip's: many servers call theirs just
+    AMD EPYC. If there is no such commit, all rows count.
     """
-    peak_commits = set(rows["commit"][rows["model"] == "matmul-peak"])
-    for commit in reversed(mine["commit"].drop_duplicates(keep="last").tolist()):
-        of = mine[mine["commit"] == commit]
-        if commit in peak_commits and sum(is_work(of, work).any() for work in STANDARD_SET) >= LEAST:
-            return of, rows[rows["commit"] == commit]
-    return mine, rows
+    own = rows[(rows["machine"] == machine) & (rows["source"] == "")].sort_values("timestamp")
+    done = own[(own["framework"] == framework) & (own["status"] == "ok")]
+    for commit in reversed(done["commit"].drop_duplicates(keep="last").tolist()):
+        of = done[done["commit"] == commit]
+        if (of["model"] == "matmul-peak").any() and sum(is_work(of, work).any() for work in STANDARD_SET) >= LEAST:
+            return rows.drop(own.index[own["commit"] != commit])
+    return rows
 
 
 def find_own(mine, work):

@@ -35,7 +35,11 @@ class Stored:
 
 def load(folder, warn):
     """Read the CSV files of a folder; warn() gets a line for each file that cannot be read."""
-    rows = tables.read_rows(sorted(Path(folder).glob("*.csv")), warn)
+    return arrange(tables.read_rows(sorted(Path(folder).glob("*.csv")), warn))
+
+
+def arrange(rows):
+    """Merge rows into everything that is drawn."""
     many = believe(tables.summarize(rows))
     # A later run of only the model is not part of a pipeline's run.
     of_pipelines = rows[rows["run_id"].isin(rows.loc[rows["scope"] == "end_to_end", "run_id"])]
