@@ -249,7 +249,8 @@ def test_a_rank_that_fails_ends_the_others_with_one_row(run_all, tmp_path, what,
         code, _, err, (row,) = run_all(what, NUM_DEVICES="2")
         assert (code, row["status"], row["note"][: len(note)]) == (1, "out_of_memory", note)
         assert "Traceback" not in err
-    assert have_ended(read_pids(tmp_path, 2))
+    # A mistake of one rank may end the other one before it has noted its process.
+    assert have_ended(read_pids(tmp_path, 2 if note else 1))
 
 
 @pytest.mark.parametrize("devices", ["1", "2"])

@@ -270,6 +270,15 @@ def find_commit():
     return f"{commit}-dirty" if commit and changed else commit
 
 
+def run_git(folder, *command):
+    """Return what a git command prints in a folder, as it is; None if it fails or git is missing."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, check=True)
+        return done.stdout.decode(errors="replace")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def _output(*command):
     """Return what a command prints, stripped; None if it is missing, fails, hangs or prints nothing."""
     try:

@@ -5,6 +5,7 @@
 
 import textwrap
 from dataclasses import dataclass
+from typing import Any
 
 from bench import cli
 from bench.plots import draw, select
@@ -51,10 +52,10 @@ class Card:
 def make_card(stored, machine, framework):
     """Build the Card of a machine and framework from select.load(); None if it has too little of the set."""
     stored = select.arrange(choose_commit(stored.rows, machine, framework))
-    found, rows = select.resident(stored.believed), stored.rows
+    found: Any = select.resident(stored.believed)
     mine = found[~found["published"] & (found["machine"] == machine) & (found["framework"] == framework)]
     mine = mine[mine["kind"] == ("gpu" if (mine["kind"] == "gpu").any() else "cpu")].sort_values("timestamp")
-    mine = tables.add_peak_fraction(mine, rows)
+    mine = tables.add_peak_fraction(mine, stored.rows)
     own = {work: find_own(mine, work) for work in STANDARD_SET}
     own = {work: lines for work, lines in own.items() if lines}
     if len(own) < LEAST:
@@ -66,7 +67,7 @@ def make_card(stored, machine, framework):
     return Card(
         name=name_chip(last),
         about=describe_machine(last),
-        ceilings=list_ceilings(rows, last, {line["numbers"] for line in lines}),
+        ceilings=list_ceilings(stored.rows, last, {line["numbers"] for line in lines}),
         blocks=blocks,
         intervals=describe_intervals(min(line["rows"] for line in lines)),
         limits=describe_limits(stored, last, own),

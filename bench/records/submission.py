@@ -17,7 +17,6 @@ import io
 import os
 import platform
 import re
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -53,11 +52,7 @@ class Repository:
 
     def git(self, *command):
         """Return what a git command prints; None if it fails."""
-        try:
-            done = subprocess.run(["git", "-C", str(self.root), *command], capture_output=True, check=True)
-            return done.stdout.decode(errors="replace")
-        except (OSError, subprocess.SubprocessError):
-            return None
+        return environment.run_git(self.root, *command)
 
     def changes(self):
         """Return {path below results/: "A", "M", "D" ...} since the base."""
