@@ -19,8 +19,9 @@ from bench import cli
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
 from bench.launch import Launcher
-from bench.records import report, results
+from bench.records import results
 from bench.records.cells import new_run_id
+from bench.records.columns import format_number
 from bench.settings import ROOT, SEARCH, SEARCH_STEP, ByDevice, SettingError, read_search
 from bench.tune import answer, candidates
 from bench.tune.search import TRIAL_SECONDS, Search, Trial
@@ -107,7 +108,7 @@ def start_search(runs, settings, changes, begun):
     def tell(candidate):
         """Print one line about the last trial, what is left, and the fastest so far."""
         last, (fastest, _) = search.trials[candidate][-1], search.answers()
-        rate = f"{report.four_digits(last.rate)} {last.row['unit']}" if last.rate else last.note
+        rate = f"{format_number(last.rate)} {last.row['unit']}" if last.rate else last.note
         rate += " while other programs ran" * last.is_contended
         best = f"fastest so far: {candidates.describe(dimensions, fastest)}" if fastest else "none works so far"
         stage = "full run" if last.step else f"{len(search.untried())} not tried yet"

@@ -17,6 +17,7 @@ import pandas as pd
 
 from bench import cli
 from bench.records import columns, layout, tables
+from bench.records.columns import format_number
 from bench.records.verdict import MACHINE_CHANGED, Comparison, compare_rates
 from bench.settings import ROOT, SettingError, read_settings
 
@@ -133,8 +134,8 @@ def interval(row):
 CELLS = {
     "work": columns.describe_work,
     "framework": lambda row: row["framework"],
-    "A": lambda row: tables.figure(row["value_a"]),
-    "B": lambda row: f"{tables.figure(row['value_b'])} {row['per_b']}",
+    "A": lambda row: format_number(row["value_a"]),
+    "B": lambda row: f"{format_number(row['value_b'])} {row['per_b']}",
     "B / A": lambda row: f"{row['ratio']:.3f}",
     "interval": interval,
     "B is": lambda row: row["verdict"],

@@ -22,9 +22,10 @@ from tqdm import tqdm
 from bench import cli, doctor
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.launch import Launcher, ask
+from bench.launch import Launcher, find_device
 from bench.plots import card
 from bench.records import columns, peaks, report, results, tables
+from bench.records.columns import format_number
 from bench.records.verdict import Rate
 from bench.settings import (
     FRAMEWORKS,
@@ -108,7 +109,8 @@ class Session:
         self.conditions = repr((replace(settings, results_dir=ROOT, runs=None), of))
         self.rows, self.stored = [], {}
         for row in results.read(self.path):
-            self.stored.setdefault(row["run_id"], []).append(row)
+            if row["status"] != "crashed":  # such as by LIMIT on a busy machine
+                self.stored.setdefault(row["run_id"], []).append(row)
 
     def identify(self, combination, number):
         """Return the run_id of one process of a Combination: equal conditions have equal ones."""
@@ -166,7 +168,10 @@ def find_fast(rows, formats):
     """
     best = {row["precision"]: float(row["tflops"]) for row in rows if peaks.is_peak(row)}
     fast = [name for name in formats if name in best and best[name] >= FAST * best.get("float32", 0)]
-    rates = {name: f"{best[name]:.3g} TFLOP/s" if name in best else "no result" for name in ("float32", *formats)}
+    rates = {
+        name: f"{format_number(best[name], '{:.3g}')} TFLOP/s" if name in best else "no result"
+        for name in ("float32", *formats)
+    }
     return fast, [
         f"{name} is not native here, so it is left out (best matmul: {rates[name]}, in float32 {rates['float32']})"
         for name in formats
@@ -180,13 +185,16 @@ def describe(rows):
     if not ok:
         return f"{columns.describe_work(rows[0])}: {rows[0]['status']}: {rows[0]['note']}"
     if ok[0]["workload"] in tables.SINGLE:
-        said = [f"{row['precision']} {float(row['tflops']):.3g} TFLOP/s" for row in ok if peaks.is_peak(row)]
-        said += [f"{row['model']} {float(row['throughput']):.3g} GB/s" for row in ok if row["workload"] == "bandwidth"]
+        said = [
+            f"{row['precision']} {format_number(row['tflops'], '{:.3g}')} TFLOP/s" for row in ok if peaks.is_peak(row)
+        ]
+        moved = [row for row in ok if row["workload"] == "bandwidth"]
+        said += [f"{row['model']} {format_number(row['throughput'], '{:.3g}')} GB/s" for row in moved]
         return f"ceilings: {', '.join(said)}"
     rate = Rate.merge(list(map(Rate.of_row, ok)))
-    ends = "" if rate.low is None else f", {report.four_digits(rate.low)} to {report.four_digits(rate.high)}"
+    ends = "" if rate.low is None else f", {format_number(rate.low)} to {format_number(rate.high)}"
     count = f"{len(ok)} process{'es' * (len(ok) > 1)}"
-    words = f"{columns.describe_work(ok[0])}: {report.four_digits(rate.throughput)} {ok[0]['unit']}{ends} ({count})"
+    words = f"{columns.describe_work(ok[0])}: {format_number(rate.throughput)} {ok[0]['unit']}{ends} ({count})"
     return "; ".join([words, *(f"{row['status']}: {row['note']}" for row in rows if row["status"] != "ok")])
 
 
@@ -256,18 +264,17 @@ def main():
     refuse_changes(os.environ)
     if not settings.quick and doctor.examine(settings.results_dir, (settings.framework,)):
         return 1
-    use_gpu = "" if settings.use_gpu is None else str(int(settings.use_gpu))
-    device, version = ask("frameworks.print_device(*sys.argv[1:])", settings.framework, use_gpu).split(maxsplit=1)
+    found = find_device(settings)
     host = environment.describe_host(settings.machine)
-    session = Session(settings, host, version)
+    session = Session(settings, host, found.framework_version)
     results.prepare(session.path)
-    say(f"\nthe standard set on {host.machine} ({device}), {settings.framework} {version}")
+    say(f"\nthe standard set on {host.machine} ({found.device}), {settings.framework} {found.framework_version}")
     if settings.quick:
         say("QUICK=1: one short process for each workload, so the intervals omit the differences between processes")
     if not FRAMEWORKS[settings.framework].runs_language_models:
         say(f"{settings.framework} runs no language models here: they are left out")
     try:
-        measure_set(settings, session, device)
+        measure_set(settings, session, found.device)
     except KeyboardInterrupt:
         say("the same command continues with what is missing")
         raise

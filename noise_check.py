@@ -18,6 +18,7 @@ from bench.host import environment
 from bench.host.ranks import refuse_ranks
 from bench.launch import DEFAULT_RUNS, Launcher
 from bench.records import columns, layout, results
+from bench.records.columns import format_number
 from bench.records.verdict import Rate, compare_rates
 from bench.settings import FRAMEWORKS, REPEATED, ROOT, SettingError, read_settings
 from image_benchmark import image_workload
@@ -76,7 +77,7 @@ def describe_noise(work, rows):
     width = statistics.median(rate.high / rate.low for rate, _ in found)
     return {
         "work": work,
-        "rate": f"{middle:.4g} {rows[0]['unit']}",
+        "rate": f"{format_number(middle)} {rows[0]['unit']}",
         "one process covers it": f"{covered[0]} of {len(processes)}",
         "result covers it": f"{covered[1]} of {len(found)}",
         "false verdicts": f"{wrong} of {len(pairs)} pairs",
@@ -101,6 +102,10 @@ def main():
         log.info("round %d of %d", number + 1, settings.rounds)
         measure_round(host, folder)
     lines = [describe_noise(work, rows) for work, rows in group_by_work(results.read(path)).items()]
+    if not lines:
+        raise SettingError(
+            f"no workload has {DEFAULT_RUNS} processes of one commit: repeat it without changing the code"
+        )
     cells = {name: lambda line, name=name: line[name] for name in lines[0]}
     print(
         f"A result is the median of {DEFAULT_RUNS} processes. It covers the median of all if its interval contains it."

@@ -26,7 +26,7 @@ from bench.host import resources
 from bench.host.environment import GIB
 from bench.launch import main
 from bench.records import cells, peaks, report, results
-from bench.records.columns import without_exponent
+from bench.records.columns import format_number
 from bench.records.verdict import bus_bandwidth
 from bench.timing.measure import timed
 from bench.workloads import operators
@@ -159,20 +159,22 @@ def find_peak(sweep: Sweep, precision):
     if best is None or not sweep.reaches_peak:
         return
     size = size_of(best)
-    peak = sweep.measure(operators.matmul(size), precision, seed=1)
-    rival = sweep.measure(operators.convolution_1x1(size), precision, seed=1)
-    sweep.keep(rival)
-    note = f"the best of {len(sweep.settings.sizes)} sizes, measured again"
-    if rival["status"] == "ok" and rival["tflops"] > peak.get("tflops", 0):
-        note = f"a 1x1 convolution in channels_last, faster than the matmul ({describe_rate(peak.get('tflops', 0))})"
-        peak = rival
-    note = "; ".join(filter(None, [note, peak["note"]]))
-    peak |= {"workload": "matmul", "model": "matmul-peak", "note": note}
+    peak, note = (
+        sweep.measure(operators.matmul(size), precision, seed=1),
+        f"the best of {len(sweep.settings.sizes)} sizes",
+    )
+    note += ", measured again"
     try:
+        rival = sweep.measure(operators.convolution_1x1(size), precision, seed=1)
+        sweep.keep(rival)
+        if rival["status"] == "ok" and rival["tflops"] > peak.get("tflops", 0):
+            slower = describe_rate(peak.get("tflops", 0))
+            peak, note = rival, f"a 1x1 convolution in channels_last, faster than the matmul ({slower})"
         if "power" in sweep.settings.ops and peak.get("tflops"):
             peak |= {"power_probe": probe_power(sweep, precision, peak["tflops"])}
-    finally:  # Ctrl-C ends the probe; the peak is stored
-        sweep.keep(peak)
+    finally:  # Ctrl-C ends the rest; the peak is stored
+        note = "; ".join(filter(None, [note, peak["note"]]))
+        sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note})
 
 
 def probe_power(sweep: Sweep, precision, tflops, clock=time.perf_counter):
@@ -324,7 +326,7 @@ def describe(sweep: Sweep, stored):
         line = f"  {label:<16}"
         for precision in shown:
             row = by_precision.get(precision)
-            rate = without_exponent(f"{scale * row['tflops']:.4g}") if row else ""
+            rate = format_number(scale * row["tflops"]) if row else ""
             line += f"{rate:>11}{'*' if row and row is sweep.best(precision) else ' '}"
         lines += [line.rstrip()] if found else []
     lines += ["  * the fastest matmul of a precision"] if shown else []

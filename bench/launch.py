@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import cli, processes, run
+from bench import cli, frameworks, processes, run
 from bench.host import environment, ranks, resources
 from bench.records import report, results
 from bench.records.cells import begin_row, new_run_id, utc_now
@@ -215,11 +215,10 @@ def count_all(script, change):
     settings = read_settings(script, os.environ | change)
     if settings.num_devices != ALL:
         return change
-    use_gpu = "" if settings.use_gpu is None else str(int(settings.use_gpu))
-    count = ask("frameworks.print_device_count(*sys.argv[1:])", settings.framework, use_gpu)
-    if count == "0":
+    count = find_device(settings).count
+    if count == 0:
         raise SettingError("NUM_DEVICES='all' counts GPUs, and none can be used: name a number of CPU processes")
-    return change | {"NUM_DEVICES": count}
+    return change | {"NUM_DEVICES": str(count)}
 
 
 def check_all(script, changes, describe_workload):
@@ -241,6 +240,13 @@ def check_all(script, changes, describe_workload):
     if len(changes) > 1:  # a single run finds out by itself
         for framework, models in uncounted.items():  # only the framework knows those
             ask("frameworks.check_models(*sys.argv[1:])", framework, *sorted(models))
+
+
+def find_device(settings):
+    """Return the Device that the settings' framework finds."""
+    use_gpu = json.dumps(settings.use_gpu)
+    *_, found = ask("frameworks.print_device(*sys.argv[1:])", settings.framework, use_gpu).splitlines()
+    return frameworks.Device(**json.loads(found))
 
 
 def ask(expression, *arguments):
@@ -282,7 +288,7 @@ def choose_batch_size(launcher: Launcher, change):
                 log.info("BATCH_SIZE=%d: %s: %s", size, row["status"], row["note"])
                 break
             if size == 1 and row["device"] == "cuda":  # integrated devices share the system's memory
-                own_memory = ask("frameworks.print_has_own_memory(*sys.argv[1:])", settings.framework) == "1"
+                own_memory = find_device(settings).has_own_memory
             rates[size] = float(row["throughput"])
             log.info("BATCH_SIZE=%d: %.4g %s", size, rates[size], row["unit"])
             best_before = max([rate for each, rate in rates.items() if each < size / 2], default=0.0)

@@ -46,7 +46,10 @@ def run_process(command, environ, limit=None, captures=False):
         OSError: the command cannot be started.
     """
     # Files, because a grandchild that holds a pipe open would block the reader.
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as out,
+        tempfile.TemporaryFile("w+", errors="replace") as err,
+    ):
         child = None
         try:
             with cli.interrupts_held():

@@ -333,7 +333,8 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, shows_bar=T
         MeasurementError, or whatever the framework raises.
     """
     with open_job(bench, workload, phase, scope) as job:
-        with report.progress(workload) if shows_bar and bench.reports else nullcontext() as on_window:
+        bar = report.progress(workload, job.items_per_step) if shows_bar and bench.reports else nullcontext()
+        with bar as on_window:
             measured = measure.measure(replace(job, on_window=on_window))
         if phase == "training" and scope != "input":
             prove_equal_weights(job.session, bench.group)
@@ -357,7 +358,7 @@ def measure_series(bench: Bench, workload: Workload, phase, scope):
 @contextmanager
 def open_job(bench: Bench, workload: Workload, phase, scope):
     """Open the session of a quantity, as a Job of all ranks, and close it at the end."""
-    refuse_too_large(workload)
+    refuse_too_large(workload, bench.device)
     meters.reset_process_peak()
     group, settings = bench.group, bench.settings
     # Each rank has its own data, and its own order of them.
@@ -365,11 +366,11 @@ def open_job(bench: Bench, workload: Workload, phase, scope):
     session = bench.framework.open_session(workload, own, phase, scope)
     try:
         items = settings.num_images if phase == settings.phase and scope in SCOPES else None
-        limits = measure.Limits(settings.max_seconds, settings.target_ci, items)
         # An all-reduce is one piece of work of all ranks; else each rank has batches of its own.
         items_per_step = workload.items_per_step * (1 if workload.samples else bench.device.world_size)
         watches = bench.instruments.watches() if bench.reports else ()
-        yield measure.Job(group.watch_over(session), items_per_step, limits, group.clock, watches=watches)
+        limits = settings.max_seconds, settings.target_ci, items
+        yield measure.Job(group.watch_over(session), items_per_step, *limits, group.clock, watches=watches)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
         raise
@@ -394,30 +395,36 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
         "parameters": session.parameters,
         "measured_precision": session.measured_precision,
         "output_error": session.output_error,
-        "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.peak_memory_bytes(),
-        "reserved_memory_bytes": session.reserved_memory_bytes(),
+        "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.context.peak_memory_bytes(),
+        "reserved_memory_bytes": session.context.reserved_memory_bytes(),
         "idle_watts": bench.instruments.idle_watts,
         "note": session.note,
     }
+    if bench.instruments.unlike:
+        columns["flags"] = cells.join_flags([*columns["flags"].split(), "unlike_ranks"])
     if columns.get("status") != "interrupted":
         session.check_last_step()
     return columns
 
 
-def refuse_too_large(workload):
-    """Raise MemoryError for inputs that cannot fit: a system that overcommits would kill the process instead."""
-    needed, free = RESIDENT_BATCHES * workload.batch_bytes, resources.available_bytes()
+def refuse_too_large(workload, device):
+    """Raise MemoryError for work that does not fit in the system's memory: it would swap, or kill this process.
+
+    The batches are made there, and all else is there too unless the device has memory of its own.
+    """
+    needed = RESIDENT_BATCHES * workload.batch_bytes + (0 if device.has_own_memory else workload.resident_bytes)
+    free = resources.available_bytes()
     if free and needed > free:
         raise MemoryError(
-            f"{RESIDENT_BATCHES} batches of {workload.items_per_step} {workload.unit} need {needed / 1e9:.4g} GB "
-            f"and {free / 1e9:.4g} GB are free: choose a smaller BATCH_SIZE"
+            f"batches and weights, with their cache or optimizer, need {needed / 1e9:.4g} GB, but only {free / 1e9:.4g}"
+            " GB are free: choose a smaller BATCH_SIZE, MODEL or DEPTH, or 16 bits; in training LORA_RANK=8"
         )
 
 
 def prove_equal_weights(session, group):
     """Raise MeasurementError unless all ranks have the same weights after training."""
     if group.ranks.are_many:
-        first, *others = group.gather(session.hash_weights())
+        first, *others = group.gather(session.model.hash_weights())
         unlike = ", ".join(str(rank) for rank, weights in enumerate(others, 1) if weights != first)
         if unlike:
             raise measure.MeasurementError(
@@ -426,7 +433,7 @@ def prove_equal_weights(session, group):
 
 
 def has_own_energy(bench: Bench, mode, scope):
-    """Whether there is a counter, and it shows the energy of this work only.
+    """Return whether there is an energy counter that covers only this work.
 
     For a part of training it would include the parts that run before each step. While only a pipeline runs, a card
     idles.

@@ -542,7 +542,7 @@ def refuse_contradictions(settings, environ):
         raise SettingError(f"COMPILE={settings.compile!r} is a mode of torch: set 1 or 0")
     refuse_lacking(settings)
     for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
-        if settings.sustain and name in environ and getattr(settings, name.lower()) is not None:
+        if settings.sustain and name in environ and getattr(settings, name.lower()):
             raise SettingError(f"SUSTAIN='{settings.sustain}' measures a single workload: unset {name}")
     if settings.ops and "matmul" not in settings.ops and {"convolution", "power"} & {*settings.ops}:
         raise SettingError(f"OPS={','.join(settings.ops)!r}: convolution and power need matmul: add it")

@@ -46,6 +46,9 @@ class Device:
     def updates(self):
         return None
 
+    def trace_count(self):
+        return 0
+
     def read(self):
         self.calls.append("read")
         self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS

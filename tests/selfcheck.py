@@ -15,7 +15,7 @@ from dataclasses import replace
 from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import intervals
-from bench.timing.measure import Job, Limits, measure
+from bench.timing.measure import Job, measure
 from bench.workloads import operators
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
@@ -48,9 +48,12 @@ class Spinning:
     def updates(self):
         return None
 
+    def trace_count(self):
+        return 0
+
 
 def check_spinning():
-    measured = measure(Job(Spinning(), 1))
+    measured = measure(Job(Spinning(), 1, 3.0))
     error = measured.step_seconds_median / SPIN_SECONDS - 1
     return say("a step that spins for 10 ms", f"off by {100 * error:+.3f} %", abs(error) <= 0.005)
 
@@ -131,7 +134,7 @@ def compare(what, pairs, is_right, unit="images"):
 
 def one_pair(session, block, workload):
     """(our images/s, theirs) of two blocks of equally many steps, one right after the other."""
-    measured = measure(Job(session, workload.items_per_step, Limits(max_seconds=1)))
+    measured = measure(Job(session, workload.items_per_step, 1.0))
     return measured.throughput, block(measured.windows, measured.steps_per_window)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import measure_all
 from bench import launch
+from bench.frameworks import Device
 from bench.records import results
 from bench.records.columns import COLUMNS
 from bench.settings import FRAMEWORKS, RUN, SettingError, list_runs, read_settings
@@ -59,7 +60,7 @@ def make_all(monkeypatch):
     """Run `make all` with fake children; returns (exit status, number of processes that ran now, rows in the file)."""
     children = Children()
     monkeypatch.setattr(measure_all, "Launcher", children.make)
-    monkeypatch.setattr(measure_all, "ask", lambda *arguments: "cpu 2.15")
+    monkeypatch.setattr(measure_all, "find_device", lambda settings: Device("cpu", None, "2.15", 1))
     monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
     monkeypatch.setattr(measure_all.card, "finish", lambda *arguments: [])
     monkeypatch.setenv("MACHINE", "m")
@@ -127,7 +128,7 @@ def test_other_settings_are_measured_anew(make_all, change):
 
 def test_another_version_or_commit_is_measured_anew(make_all, monkeypatch):
     _, count, _ = make_all(QUICK="1")
-    monkeypatch.setattr(measure_all, "ask", lambda *arguments: "cpu 2.16")
+    monkeypatch.setattr(measure_all, "find_device", lambda settings: Device("cpu", None, "2.16", 1))
     assert make_all()[1] == count
     describe = measure_all.environment.describe_host
     changed = lambda machine: type(describe())(**asdict(describe(machine)) | {"commit": "other"})  # noqa: E731
@@ -166,7 +167,7 @@ def test_emulated_formats_and_missing_language_models_are_named_and_left_out(mak
 
 
 def test_a_gpu_measures_float16_too(make_all, monkeypatch):
-    monkeypatch.setattr(measure_all, "ask", lambda *arguments: "cuda 2.15")
+    monkeypatch.setattr(measure_all, "find_device", lambda settings: Device("cuda", None, "2.15", 1))
     make_all(RUNS="1")
     asked = {(change.get("MODEL"), change["PRECISION"]) for change in make_all.children.changes}
     assert {("resnet50", "float16"), ("resnet50", "mixed_float16"), ("llama-3.2-1b", "bfloat16")} <= asked

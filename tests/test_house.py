@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.records import columns
-from bench.timing import measure
-
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "jax", "keras", "transformers", "mlx", "mlx_lm")
 SCRIPTS = sorted(Path().glob("*.py"))
 # From the ground up: a file imports from its own folder and from the lines before, never from its own line otherwise.
@@ -88,27 +85,6 @@ def test_importing_the_scripts_loads_no_framework():
 def output_of(*command):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.strip()
-
-
-def raised_flags(tree):
-    """The flags that a file raises: as a watch's, or from functions that collect them."""
-    collect = {"measure_ready", "measure_epoch", "measure_epochs", "compare", "flag_implausible"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "CounterWatch":
-            yield node.args[0]
-        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "flag":
-            yield node.value
-        elif isinstance(node, ast.FunctionDef) and node.name in collect:
-            for inner in ast.walk(node):
-                yield from inner.elts if isinstance(inner, ast.List) else []
-                yield from inner.keys if isinstance(inner, ast.Dict) else []
-
-
-def test_every_flag_that_is_raised_has_its_words():
-    nodes = [node for path in FILES.values() for node in raised_flags(ast.parse(path.read_text()))]
-    raised = {node.value for node in nodes if isinstance(node, ast.Constant)}
-    assert raised >= set(measure.FLAGS)
-    assert raised - set(measure.FLAGS) <= set(columns.COLUMNS)  # keys of rows
 
 
 def test_make_alone_lists_commands_and_settings_on_one_screen():

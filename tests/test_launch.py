@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import metadata
 from types import SimpleNamespace
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 
 import tflops_sweep
 from bench import frameworks, launch
+from bench.frameworks import Device
 from bench.host import environment
 from bench.host.environment import describe_host
 from bench.launch import Launcher
@@ -212,6 +214,9 @@ def test_every_entry_is_checked_before_anything_is_measured(script, environ, sai
 
 
 def test_a_question_to_a_framework_is_a_process_of_its_own():
+    found = launch.find_device(read_settings("mlp", {"USE_GPU": "0"}))
+    assert (found.device, found.count) == ("cpu", 0)
+    assert found.framework_version.startswith(metadata.version("torch"))
     assert launch.ask("print(frameworks.__name__, sys.argv[1:])", "torch") == "bench.frameworks ['torch']"
     with pytest.raises(SettingError, match=r"^a mistake$"):
         launch.ask("sys.exit('a warning\\na mistake')")
@@ -229,9 +234,9 @@ def test_what_only_a_gpus_default_model_can_do_is_left_to_the_child(monkeypatch)
 
 def test_all_is_the_number_of_gpus(monkeypatch):
     monkeypatch.setenv("NUM_DEVICES", "all")
-    monkeypatch.setattr(launch, "ask", lambda *question: "8")
+    found = [Device("cuda", None, "2.9", 1, count=8), Device("cpu", None, "2.9", 1)]
+    monkeypatch.setattr(launch, "find_device", lambda settings: found.pop(0))
     assert launch.count_all("mlp", {"MODEL": "mlp-8"}) == {"MODEL": "mlp-8", "NUM_DEVICES": "8"}
-    monkeypatch.setattr(launch, "ask", lambda *question: "0")
     with pytest.raises(SettingError, match="NUM_DEVICES='all'"):
         launch.count_all("mlp", {})
 
@@ -344,9 +349,11 @@ def test_auto_takes_the_fastest_size_that_fits(choose, rows, environ, fastest, t
     assert choose(rows, **environ) == (fastest, tried)
 
 
-@pytest.mark.parametrize(("device", "own", "sizes"), [("cpu", "0", [1]), ("cuda", "1", [1, 2, 4]), ("cuda", "0", [1])])
+@pytest.mark.parametrize(
+    ("device", "own", "sizes"), [("cpu", False, [1]), ("cuda", True, [1, 2, 4]), ("cuda", False, [1])]
+)
 def test_auto_ends_before_the_systems_memory_is_used_up(choose, monkeypatch, device, own, sizes):
-    monkeypatch.setattr(launch, "ask", lambda *question: own)
+    monkeypatch.setattr(launch, "find_device", lambda settings: Device(device, None, "2.9", 1, has_own_memory=own))
     used = {size: {"throughput": str(size), "peak_memory_bytes": "600"} for size in (1, 2)}
     assert choose(used, device=device, free=1000)[1] == sizes
 

@@ -22,7 +22,7 @@ from bench.host import meters, ranks
 from bench.records import columns, report, results
 from bench.records.verdict import bus_bandwidth
 from bench.settings import SettingError, read_settings
-from bench.timing.measure import Job, Limits, MeasurementError, measure
+from bench.timing.measure import Job, MeasurementError, measure
 from mlp_benchmark import mlp_workload
 from tests.fakes import Clock, Device
 from tests.test_launch import have_ended
@@ -165,7 +165,7 @@ def test_ranks_of_unlike_speed_take_the_same_steps_at_the_pace_of_the_slowest():
     devices = [SharedDevice(threads, rank, work) for rank, work in enumerate((0.010, 0.025))]
 
     def run_rank(device):
-        found[device.rank] = measure(Job(device, 2 * 8, Limits(max_seconds=2), device.read_clock))
+        found[device.rank] = measure(Job(device, 2 * 8, 2, clock=device.read_clock))
 
     others = [threading.Thread(target=run_rank, args=(device,)) for device in devices]
     for other in others:
@@ -198,8 +198,7 @@ def test_energy_is_the_sum_of_all_devices_and_blank_where_one_is_unknown():
 
 @pytest.mark.parametrize(("likeness", "is_flagged"), [("x", False), ("y", True)])
 def test_unlike_ranks_are_flagged(likeness, is_flagged):
-    watches = meters.Instruments().of_all(TwoRanks(0), "cpu", likeness).watches()
-    assert ("unlike_ranks" in [watch.flag for watch in watches]) == is_flagged
+    assert meters.Instruments().of_all(TwoRanks(0), "cpu", likeness).unlike == is_flagged
 
 
 def test_ranks_must_have_the_same_weights_after_training():
@@ -207,7 +206,7 @@ def test_ranks_must_have_the_same_weights_after_training():
     first, second = map(on_torch_ranks.hash_weights, modules)
     modules[1].load_state_dict(modules[0].state_dict())
     assert on_torch_ranks.hash_weights(modules[1]) == first != second
-    session = SimpleNamespace(hash_weights=lambda: first)
+    session = SimpleNamespace(model=SimpleNamespace(hash_weights=lambda: first))
     run.prove_equal_weights(session, TwoRanks(first))
     with pytest.raises(MeasurementError, match="rank 1") as error:
         run.prove_equal_weights(session, TwoRanks(second))

@@ -285,7 +285,7 @@ def test_ctrl_c_writes_what_was_measured(image, monkeypatch):
         if len(windows) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run.report, "progress", lambda workload: nullcontext(press))
+    monkeypatch.setattr(run.report, "progress", lambda *work: nullcontext(press))
     code, out, _, rows = image()
     assert (code, len(rows)) == (130, 1)
     assert (rows[0]["status"], rows[0]["stop_reason"], rows[0]["windows"]) == ("interrupted", "interrupted", "3")

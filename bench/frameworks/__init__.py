@@ -7,16 +7,16 @@
     ERRORS, an ErrorTexts
     refuse_unknown_model(name)            raises SettingError for an image model that the framework does not have
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, if FRAMEWORKS says runs_on_many
-    count_devices(use_gpu) -> int         likewise; 0: it would run on the CPU
 
 base.py has the classes that such a module implements, session.py what is timed. FRAMEWORKS in bench/settings.py has
 the names. A file called torch.py would shadow the real one, hence the prefix.
 """
 
 import importlib
+import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -33,6 +33,7 @@ class Device:
     num_threads: int  # CPU threads
     uuid: str | None = None  # of an NVIDIA card as NVML writes it ("GPU-..."); None if the framework cannot tell
     has_own_memory: bool = False  # a card's; else its arrays take the system's
+    count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     world_size: int = 1  # ranks that do the same work in step, each on such a device
     nodes: int = 1  # machines that they run on
 
@@ -87,21 +88,10 @@ def check_models(framework, *models):
         sys.exit(str(error))
 
 
-def print_device_count(framework, use_gpu):
-    """Print how many GPUs a framework can use; use_gpu is the text of USE_GPU, or ""."""
-    print(load(framework).count_devices({"1": True, "0": False}.get(use_gpu)))
-
-
 def print_device(framework, use_gpu):
-    """Print the kind of device that a framework finds, and its version; use_gpu is as in print_device_count()."""
-    use_gpu = {"1": True, "0": False}.get(use_gpu)
-    found = load(framework).find_device(SimpleNamespace(use_gpu=use_gpu, num_threads=None))
-    print(found.device, found.framework_version)
-
-
-def print_has_own_memory(framework):
-    """Print 1 if the best device that a framework finds has memory of its own, else 0."""
-    print(int(load(framework).find_device(SimpleNamespace(use_gpu=None, num_threads=None)).has_own_memory))
+    """Print the Device that a framework finds, as JSON; use_gpu is settings.use_gpu as JSON."""
+    found = load(framework).find_device(SimpleNamespace(use_gpu=json.loads(use_gpu), num_threads=None))
+    print(json.dumps(asdict(found)))
 
 
 def missing_package(framework, error):

@@ -120,7 +120,6 @@ class DeviceContext(ABC):
     errors: ErrorTexts
     measured_precision: str
     output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
-    has_own_memory = False  # a card's; otherwise arrays take the system's memory
     own_note = ""  # what a reader of each of its rows has to know
     output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
 
@@ -202,21 +201,24 @@ class DeviceContext(ABC):
         """
         self.output_limit = check.output_limit(self.measured_precision, rounding)
         check.check_output(got, expected, self.output_limit)
-        check.check_repeatable(got, again, self.output_limit)
+        check.check_equal(again, got, self.output_limit, "equal inputs give outputs that differ")
         self.output_error = None if expected is None else check.relative_error(got, expected)
 
-    def check_tokens(self, predict, workload):
-        """Raise MeasurementError unless the first loss is that of random weights, and no token sees a later one.
+    def evaluate(self, module, loss_of, ids, target):
+        """Return (the logits of all tokens in NumPy, their mean loss) of a language model's batch on the device."""
+        raise NotImplementedError
 
-        Args:
-            predict: (ids, target) of a batch on the device -> (the logits of all tokens in NumPy, their mean loss).
-        """
+    def check_tokens(self, module, loss_of, workload):
+        """Raise MeasurementError unless the first loss is that of random weights, and no token sees a later one."""
         ids, target = workload.make_batches(2, self.seed)[0]
         half = ids.shape[1] // 2
         changed = np.concatenate([ids[:, :half], ids[:, half:][:, ::-1]], 1)
-        (logits, loss), (others, _) = (predict(*self.put(each, target)) for each in (ids, changed))
+        (logits, loss), (others, _) = (
+            self.evaluate(module, loss_of, *self.put(each, target)) for each in (ids, changed)
+        )
         check.check_first_loss(loss, logits)
-        check.check_causal(others[:, :half], logits[:, :half], self.output_limit)
+        words = "later tokens change the logits of earlier ones"
+        check.check_equal(others[:, :half], logits[:, :half], self.output_limit, words)
 
     def require_tf32(self):
         """Raise MeasurementError if TF32 is asked for and the device does not compute in it."""

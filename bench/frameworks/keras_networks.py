@@ -1,15 +1,18 @@
-"""All Keras models, in pure Keras: layers, sizes and initial weights as in torchvision and transformers; optimizers.
+"""What TensorFlow and JAX share: models in pure Keras, with layers, sizes and initial weights as in torchvision and
+transformers; their optimizers; a part of the DeviceContext.
 
 Whoever imports this sets KERAS_BACKEND first.
 """
 
 import inspect
 import math
+from abc import abstractmethod
 
 import keras
+import numpy as np
 from keras import layers, ops
 
-from bench.frameworks import session
+from bench.frameworks import base, session
 from bench.settings import SettingError
 from bench.workloads.networks import RESNETS
 from bench.workloads.workload import LEARNING_RATES
@@ -26,6 +29,41 @@ def set_up(precision, seed):
     keras.config.set_image_data_format("channels_last")
     keras.config.set_dtype_policy(POLICIES.get(precision, precision))
     return keras.config.dtype_policy()
+
+
+class KerasContext(base.DeviceContext):
+    """The part of a DeviceContext that needs only NumPy and Keras: images and kernels are channels_last."""
+
+    @abstractmethod
+    def put_array(self, array):
+        """Return one array on the device, floats in this precision."""
+
+    def put(self, *arrays):
+        return tuple(map(self.put_array, map(channels_last, arrays)))
+
+    def put_operands(self, arrays):
+        if arrays[0].ndim == 4:  # the kernel as height, width, input, output
+            arrays = channels_last(arrays[0]), arrays[1].transpose(2, 3, 1, 0)
+        return [self.put_array(each) for each in arrays]
+
+    def as_array(self, values):
+        return np.asarray(values).astype(np.float32)
+
+    def read(self, values):
+        # By NumPy: it takes less time than a few operators.
+        return float(np.linalg.norm(self.as_array(values)))
+
+    def last_row(self, output):
+        # NumPy reads the CPU's memory without a copy; from a GPU only the row is copied.
+        return super().last_row(np.asarray(output) if self.device == "cpu" else output)
+
+    def release(self):
+        keras.backend.clear_session()
+
+
+def channels_last(array):
+    """Return images of NumPy with channels last, and anything else as it is: TensorFlow's pipeline has them so."""
+    return array.transpose(0, 2, 3, 1) if isinstance(array, np.ndarray) and array.ndim == 4 else array
 
 
 def build_optimizer(name, precision, weights):

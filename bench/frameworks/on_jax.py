@@ -16,6 +16,7 @@ from bench.frameworks import Device, ErrorTexts, base, jpeg_stream, session
 from bench.frameworks.keras_networks import (
     BUILDERS,
     LOSS_SCALE,
+    KerasContext,
     build_optimizer,
     calibrate,
     count_parameters,
@@ -95,7 +96,7 @@ def mean_squared_error(outputs, target):
 LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}  # of outputs in float32 or float64
 
 
-class DeviceContext(base.DeviceContext):
+class DeviceContext(KerasContext):
     """Where and how JAX computes."""
 
     errors = ERRORS
@@ -162,20 +163,10 @@ class DeviceContext(base.DeviceContext):
     def operator(self, name):
         return OPERATORS[name]
 
-    def put(self, *arrays):
-        return tuple(map(self.put_array, arrays))
-
     def put_array(self, array):
-        if array.ndim == 4:
-            array = array.transpose(0, 2, 3, 1)
         # Without self.place, the default device: arrays that are bound to a device make XLA compile again.
         array = jax.device_put(array)
         return array.astype(self.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
-
-    def put_operands(self, arrays):
-        if arrays[0].ndim == 4:  # the kernel as height, width, input, output
-            arrays = arrays[0].transpose(0, 2, 3, 1), arrays[1].transpose(2, 3, 1, 0)
-        return [jax.device_put(each).astype(self.dtype) for each in arrays]
 
     def gather(self, data, order, batch_size):
         for start in range(0, len(order), batch_size):
@@ -185,17 +176,6 @@ class DeviceContext(base.DeviceContext):
         if len(indices) == 4:
             indices = indices[0], indices[2], indices[3], indices[1]
         return np.asarray(output[tuple(indices)]).astype(np.float64)
-
-    def as_array(self, values):
-        return np.asarray(values).astype(np.float32)
-
-    def read(self, values):
-        # By NumPy: it takes less time than a few operators.
-        return float(np.linalg.norm(self.as_array(values)))
-
-    def last_row(self, output):
-        # NumPy reads the CPU's memory without a copy; from a GPU only the row is copied.
-        return super().last_row(np.asarray(output) if self.device == "cpu" else output)
 
     def synchronize(self):
         jax.block_until_ready(jax.live_arrays())  # a device computes in the order of submission
@@ -209,9 +189,6 @@ class DeviceContext(base.DeviceContext):
         """Return (bytes in use, the most bytes so far); zeros if the device does not report them, as a CPU."""
         stats = self.place.memory_stats() or {}
         return stats.get("bytes_in_use", 0), stats.get("peak_bytes_in_use", 0)
-
-    def release(self):
-        keras.backend.clear_session()
 
     def _measure_precision(self):
         errors = []

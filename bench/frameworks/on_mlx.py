@@ -137,7 +137,6 @@ class DeviceContext(base.DeviceContext):
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
-        self.has_own_memory = self.device == "cuda"
         self.own_note = SLOW if self.device == "cpu" and sys.platform == "linux" else ""
         enable_tf32(self.device, self.precision)
         mx.random.seed(self.seed)
@@ -169,22 +168,17 @@ class DeviceContext(base.DeviceContext):
         loss_of = LOSSES[workload.loss] if is_trained else None
         self.prove(module, workload.part or workload, loss_of)
         if workload.part:
-            self.check_tokens(self.predictor(module, loss_of), workload.part)
+            self.check_tokens(module, loss_of, workload.part)
             self.own_note = "; ".join(filter(None, [self.own_note, on_mlx_llm.raise_wired_limit()]))
             module = on_mlx_llm.Trainable(workload, self.dtype)
             check.check_parameters(count_parameters(module), workload.parameters)
             mx.eval(module.parameters())
-            self.check_tokens(self.predictor(module, loss_of), workload.part)
+            self.check_tokens(module, loss_of, workload.part)
         return Model(self, module, loss_of)
 
-    def predictor(self, module, loss_of):
-        """Return what check_tokens() calls."""
-
-        def predict(ids, target):
-            logits = module(ids)
-            return as_numpy(logits), loss_of(logits, target).item()
-
-        return predict
+    def evaluate(self, module, loss_of, ids, target):
+        logits = module(ids)
+        return as_numpy(logits), loss_of(logits, target).item()
 
     def build_cached(self, workload):
         return on_mlx_llm.CachedModel(self, workload)

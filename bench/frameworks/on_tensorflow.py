@@ -47,6 +47,7 @@ from bench.frameworks import Device, ErrorTexts, base, session
 from bench.frameworks.keras_networks import (
     BUILDERS,
     LOSS_SCALE,
+    KerasContext,
     build_optimizer,
     calibrate,
     call,
@@ -137,7 +138,7 @@ def mean_squared_error(outputs, target):
 LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}  # of outputs in float32 or float64
 
 
-class DeviceContext(base.DeviceContext):
+class DeviceContext(KerasContext):
     """Where and how TensorFlow computes."""
 
     errors = ERRORS
@@ -250,21 +251,10 @@ class DeviceContext(base.DeviceContext):
     def operator(self, name):
         return OPERATORS[name]
 
-    def put(self, *arrays):
-        return tuple(map(self.put_array, arrays))
-
     def put_array(self, array):
-        if isinstance(array, np.ndarray) and array.ndim == 4:
-            array = array.transpose(0, 2, 3, 1)
         with self.scope():
             array = tf.identity(array)
             return tf.cast(array, self.dtype) if array.dtype.is_floating else array
-
-    def put_operands(self, arrays):
-        if arrays[0].ndim == 4:  # the kernel as height, width, input, output
-            arrays = arrays[0].transpose(0, 2, 3, 1), arrays[1].transpose(2, 3, 1, 0)
-        with self.scope():
-            return [tf.cast(tf.identity(each), self.dtype) for each in arrays]
 
     def gather(self, data, order, batch_size):
         with self.scope():
@@ -279,17 +269,6 @@ class DeviceContext(base.DeviceContext):
             indices = indices[0], indices[2], indices[3], indices[1]
         return tf.cast(tf.gather_nd(output, np.stack(indices, -1)), tf.float64).numpy()
 
-    def as_array(self, values):
-        return tf.cast(values, tf.float32).numpy()
-
-    def read(self, values):
-        # By NumPy: it takes less time than a few operators.
-        return float(np.linalg.norm(np.asarray(values).astype(np.float32)))
-
-    def last_row(self, output):
-        # NumPy reads the CPU's memory without a copy; from a GPU only the row is copied.
-        return super().last_row(np.asarray(output) if self.device == "cpu" else output)
-
     def synchronize(self):
         tf.test.experimental.sync_devices()  # does nothing on Metal: there the read after it waits
 
@@ -301,9 +280,6 @@ class DeviceContext(base.DeviceContext):
         if self.device != "cuda":  # Metal does not say
             return None
         return tf.config.experimental.get_memory_info("GPU:0")["peak"] - self.used_before
-
-    def release(self):
-        keras.backend.clear_session()
 
     def _measure_precision(self):
         (a, b), (x, w) = check.probe_inputs()

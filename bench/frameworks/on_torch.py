@@ -64,13 +64,10 @@ def find_device(settings):
         world_size=ranks.world_size,
         nodes=ranks.nodes,
         uuid=find_uuid(kind),
-        has_own_memory=has_own_memory(kind),
+        # Where CUDA shares the system's memory, too large an array hangs the machine.
+        has_own_memory=kind == "cuda" and not torch.cuda.get_device_properties().is_integrated,
+        count=0 if kind == "cpu" else torch.accelerator.device_count(),
     )
-
-
-def count_devices(use_gpu):
-    """Return how many GPUs there are to run on; 0: it would run on the CPU."""
-    return 0 if choose_device(use_gpu) == "cpu" else torch.accelerator.device_count()
 
 
 def choose_index(ranks, count):
@@ -307,11 +304,6 @@ def find_uuid(device):
     return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{bare}" if bare else None
 
 
-def has_own_memory(device):
-    """Whether a device has memory of its own. Where CUDA shares the system's, too large an array hangs the machine."""
-    return device == "cuda" and not torch.cuda.get_device_properties().is_integrated
-
-
 class DeviceContext(base.DeviceContext):
     """Where and how PyTorch computes."""
 
@@ -319,7 +311,6 @@ class DeviceContext(base.DeviceContext):
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
-        self.has_own_memory = has_own_memory(self.device)
         set_float32("tf32" if self.precision == "tf32" else "ieee")
         torch.manual_seed(self.seed)
         self.dtype = (WHOLE_MODEL | EIGHT_BITS).get(self.precision, torch.float32)
@@ -338,22 +329,17 @@ class DeviceContext(base.DeviceContext):
         loss_of = LOSSES[workload.loss] if is_trained else None
         module = self.prove(BUILDERS[workload.name](workload.part or workload), workload.part or workload, is_trained)
         if workload.part:
-            self.check_tokens(self.predictor(module, loss_of), workload.part)
+            self.check_tokens(module, loss_of, workload.part)
             module = on_torch_llm.Trainable(workload, self.device, self.dtype)
             check.check_parameters(count_parameters(module), workload.parameters)
-            self.check_tokens(self.predictor(module, loss_of), workload.part)
+            self.check_tokens(module, loss_of, workload.part)
         return Model(self, module, loss_of)
 
-    def predictor(self, module, loss_of):
-        """Return what check_tokens() calls."""
-
-        @torch.no_grad()
-        def predict(ids, target):
-            with self.autocast():
-                logits = module(ids)
-                return self.as_array(logits), loss_of(logits, target).item()
-
-        return predict
+    @torch.no_grad()
+    def evaluate(self, module, loss_of, ids, target):
+        with self.autocast():
+            logits = module(ids)
+            return self.as_array(logits), loss_of(logits, target).item()
 
     def build_cached(self, workload):
         return on_torch_llm.CachedModel(self, workload)

@@ -50,7 +50,6 @@ def open_session(context, workload, settings, phase, scope):
     is_trained = phase != "inference"
     if is_trained and not workload.loss:
         raise SettingError(f"PHASE={settings.phase!r} needs a loss, which {workload.name} does not have")
-    refuse_large_weights(context, workload.resident_bytes)
     model = build_model(context, workload, settings, is_trained)
     if scope == "epoch":
         return EpochSession(context, model, workload)
@@ -128,12 +127,6 @@ class BaseSession:
         """Return how often the step was compiled."""
         return 0
 
-    def peak_memory_bytes(self):
-        return self.context.peak_memory_bytes()
-
-    def reserved_memory_bytes(self):
-        return self.context.reserved_memory_bytes()
-
     def close(self):
         """Stop the workers and free the device's memory; a second call does nothing."""
         if vars(self):
@@ -209,9 +202,6 @@ class ModelSession(BaseSession):
 
     def trace_count(self):
         return self.model.trace_count()
-
-    def hash_weights(self):
-        return self.model.hash_weights()
 
 
 class Inference(ModelSession):
@@ -290,16 +280,6 @@ SESSIONS = {
 }
 
 
-def refuse_large_weights(context, needed):
-    """Raise MemoryError for weights that do not fit in the system's memory: it would swap, or kill this process."""
-    free = None if context.has_own_memory else resources.available_bytes()
-    if free and needed > free:
-        raise MemoryError(
-            f"weights, with their cache or optimizer, take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
-            "choose a smaller MODEL, DEPTH or BATCH_SIZE, or 16 bits; in training LORA_RANK=8"
-        )
-
-
 def prove_logits(context, model, tokens, needed):
     """Return the last logits of tokens in an empty cache; raises MeasurementError if a GPU's differ from the CPU's.
 
@@ -336,7 +316,6 @@ class Generation(ModelSession):
     """
 
     def __init__(self, context, workload, settings, phase):
-        refuse_large_weights(context, workload.resident_bytes)
         model = context.build_cached(workload)
         check.check_parameters(model.parameters, workload.parameters)
         prove_cache(context, model, workload.sizes.vocab_size, workload.resident_bytes)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.host import sensors
 from bench.settings import cpu_quota, usable_cores, usable_cpus
@@ -143,15 +144,6 @@ def watch_contention(at_rest=0.0, peers=()):
     return CounterWatch("contended", counter, limit + min(at_rest, limit))
 
 
-class UnlikeRanks(Watch):
-    """Always raises its flag."""
-
-    flag = "unlike_ranks"
-
-    def end(self):
-        return True
-
-
 class SumOfRanks:
     """Adds the energy counters of all ranks, which must read it together. On a CPU the ranks share one counter."""
 
@@ -186,7 +178,7 @@ class HeatWatch(Watch):
 class Instruments:
     """The sensors of one device."""
 
-    counter: sensors.EnergyCounter | None = None
+    counter: Any = None  # one of sensors.py, or a SumOfRanks
     read: Callable[[], dict] = dict  # () -> columns of temperature and clock
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
@@ -199,7 +191,7 @@ class Instruments:
         watches = [HeatWatch(self.read)]  # first, because a GPU's clock changes as soon as the work ends
         if sensors.psutil:
             watches += [watch_contention(self.others_at_rest, self.peers), CounterWatch("swapping", swapped_bytes)]
-        return (*watches, UnlikeRanks()) if self.unlike else tuple(watches)
+        return tuple(watches)
 
     def of_all(self, group, device, likeness):
         """Return the Instruments of all ranks, with a counter only if each rank has one.
@@ -231,13 +223,28 @@ class Instruments:
         return replace(self, idle_watts=None if math.isnan(watts) else watts)
 
 
-def open_instruments(device, device_name, uuid=None):
-    """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
+def open_instruments(device, device_name, uuid):
+    """Return the Instruments of a device, without what is measured at rest.
+
+    Args:
+        device: "cpu", "cuda", "mps" ...
+        uuid: of an NVIDIA card; None for other devices.
+    """
     read, counter, why = sensors.read_cpu if device == "cpu" else dict, None, ""
     try:
-        if device == "cuda":  # a card without an energy counter still has a temperature
-            read = sensors.NvidiaCard(device_name, uuid).read
-        counter = sensors.open_energy_counter(device, device_name, uuid)
+        if device == "cuda":
+            found = sensors.NvidiaCard(device_name, uuid)
+            read = found.read  # a card without an energy counter still has a temperature
+        elif device in ("cpu", "mps") and sys.platform == "darwin":
+            found = sensors.AppleChip(device_name)
+        elif device == "cpu":
+            found = sensors.Rapl()
+        else:
+            raise sensors.Unavailable(f"no energy counter is known for {device_name or device}")
+        found.joules()
+        counter = found
     except sensors.Unavailable as error:
         why = str(error)
+    except Exception as error:  # drivers and kernels fail in many ways
+        why = f"the energy counter cannot be read: {type(error).__name__}: {error}"
     return Instruments(counter, read, why)

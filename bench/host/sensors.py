@@ -1,6 +1,8 @@
 """Read the hardware's sensors: energy counters, temperature, clock, thermal pressure.
 
-Each sensor needs its own package or permission. If one is missing, Unavailable says why and how to get it.
+Each sensor needs its own package or permission. If one is missing, Unavailable says why and how to get it. An energy
+counter has `power_scope`, what it measures ("gpu board"), and joules(), a reading that only grows, from an unknown
+start: two readings divided by the seconds between them are watts.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from pathlib import Path
-from typing import Protocol
 
 try:
     import psutil
@@ -23,39 +24,6 @@ PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # li
 
 class Unavailable(Exception):
     """Raised if a sensor cannot be read; the message says why and how to get it, in one line."""
-
-
-class EnergyCounter(Protocol):
-    """A counter that only grows, from an unknown start."""
-
-    power_scope: str  # what the energy is measured for: "gpu board"
-
-    def joules(self) -> float:
-        """Return the reading. Two readings divided by the seconds between them are watts."""
-        ...
-
-
-def open_energy_counter(device, device_name, uuid=None) -> EnergyCounter:
-    """Open the energy counter of a device ("cpu", "cuda", "mps"); raise Unavailable if there is none.
-
-    Args:
-        uuid: UUID of an NVIDIA card; None for other devices.
-    """
-    try:
-        if device == "cuda":
-            counter = NvidiaCard(device_name, uuid)
-        elif device in ("cpu", "mps") and sys.platform == "darwin":
-            counter = AppleChip(device_name)
-        elif device == "cpu":
-            counter = Rapl()
-        else:
-            raise Unavailable(f"no energy counter is known for {device_name or device}")
-        counter.joules()
-        return counter
-    except Unavailable:
-        raise
-    except Exception as error:  # drivers and kernels fail in many ways
-        raise Unavailable(f"the energy counter cannot be read: {type(error).__name__}: {error}") from None
 
 
 class NvidiaCard:

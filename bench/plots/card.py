@@ -11,6 +11,7 @@ from bench import cli
 from bench.plots import draw, select
 from bench.plots.draw import COLOURS
 from bench.records import columns, layout, peaks, tables
+from bench.records.columns import format_number
 from bench.settings import FRAMEWORKS, is_used_in, read_settings
 from bench.timing.intervals import coverage
 from bench.timing.measure import FLAGS, METHOD_VERSION
@@ -165,13 +166,13 @@ def list_ceilings(rows, line, formats):
     for numbers in NUMBERS:
         if numbers in formats and (peak := best.get((line["machine"], line["device"], numbers))):
             rated = peaks.chip_peaks().get((*chip, numbers))
-            words = f"{numbers} matmul" + (f" (rated {tables.figure(rated)})" if rated else "")
-            found.append((tables.figure(peak["tflops"], "{:.3g}"), "TFLOP/s", words))
+            words = f"{numbers} matmul" + (f" (rated {format_number(rated)})" if rated else "")
+            found.append((format_number(peak["tflops"], "{:.3g}"), "TFLOP/s", words))
     moved = peaks.measured_bandwidths(own[own["throughput"] > 0].to_dict("records"))
     if rate := moved.get((line["machine"], line["device"])):
         rated = peaks.chip_bandwidths().get(chip)
-        words = "memory bandwidth" + (f" (rated {tables.figure(rated)})" if rated else "")
-        found.append((tables.figure(rate, "{:.3g}"), "GB/s", words))
+        words = "memory bandwidth" + (f" (rated {format_number(rated)})" if rated else "")
+        found.append((format_number(rate, "{:.3g}"), "GB/s", words))
     return found
 
 
@@ -191,7 +192,8 @@ def describe_limits(stored, line, own):
     )
     for run in runs[mine & (runs["precision"] == "float32")].sort_values("timestamp").tail(1).to_dict("records"):
         title = next((work.title for work in STANDARD_SET if work.model == run["model"]), run["model"])
-        said.append(f"{title} {run['phase']} from JPEG files is {run['note'].partition(';')[0]}.")
+        joined = ":" if run["bottleneck"] == "undecided" else " is"
+        said.append(f"{title} {run['phase']} from JPEG files{joined} {run['note'].partition(';')[0]}.")
     lines = [line for found in own.values() for line in found]
     if shares := [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]:
         said.append(f"The models reach {name_range(shares)} of the best matmul.")
@@ -236,7 +238,7 @@ def describe_share(line):
 def describe_note(line):
     """Describe the interval of an own line, and the settings of a published one that differ or matter."""
     if not line["published"]:
-        return f"{tables.figure(line['low'])} to {tables.figure(line['high'])}" if line["low"] > 0 else "no interval"
+        return f"{format_number(line['low'])} to {format_number(line['high'])}" if line["low"] > 0 else "no interval"
     return ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]])
 
 
@@ -250,7 +252,7 @@ def as_text(card):
         for line in bars:
             name = line["device_name"] if line["published"] else line["precision"]
             share = describe_share(line) and f"  {describe_share(line)} of the ceiling"
-            words = f"    {name:<26} {tables.figure(line['value']):>9}  {describe_note(line)}{share}"
+            words = f"    {name:<26} {format_number(line['value']):>9}  {describe_note(line)}{share}"
             lines.append(words.rstrip() + "  (published)" * line["published"])
     for title, said in (("limits", card.limits), ("doubts", card.doubts or ["none"])):
         lines += [layout.wrap(f"  {title}: {words}", "    ") for words in said]
@@ -320,7 +322,7 @@ def draw_block(axes, work, bars, top):
         weight = "normal" if published else "bold"
         draw.write(
             axes,
-            f"{tables.figure(value)} {line['per']}",
+            f"{format_number(value)} {line['per']}",
             VALUE,
             y,
             VALUE - BAR_END - 0.05,

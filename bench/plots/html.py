@@ -17,6 +17,7 @@ import pandas as pd
 
 from bench.plots import draw, select
 from bench.records import columns, peaks, tables
+from bench.records.columns import format_number
 from bench.timing.measure import FLAGS
 from bench.workloads.workload import BYTES
 
@@ -156,20 +157,20 @@ def list_machines(rows):
         machines[row["machine"]] = {"about": clean(", ".join(dict.fromkeys(filter(None, about)))), "limits": []}
     for (machine, device, precision), row in sorted(matmuls.items()):
         what = f"best {precision} matmul on {device}, {row['framework']}"
-        machines[machine]["limits"].append([clean(what), "measured", f"{tables.figure(row['tflops'])} TFLOP/s"])
+        machines[machine]["limits"].append([clean(what), "measured", f"{format_number(row['tflops'])} TFLOP/s"])
         if row["power_probe"] > 0:
             what = f"{precision} matmul on {device}: zeros over random data"
             machines[machine]["limits"].append([clean(what), "measured", f"{row['power_probe']:.3f}"])
     for (machine, device), rate in sorted(moved.items()):
-        machines[machine]["limits"].append([clean(f"bandwidth of {device}"), "measured", f"{tables.figure(rate)} GB/s"])
+        machines[machine]["limits"].append([clean(f"bandwidth of {device}"), "measured", f"{format_number(rate)} GB/s"])
     for (machine, name, cores), _ in rows.groupby(["machine", "device_name", "gpu_cores"]):
         machines[machine]["limits"] += [
-            [f"{clean(name)}, {precision}", "by specification", f"{tables.figure(peak)} TFLOP/s"]
+            [f"{clean(name)}, {precision}", "by specification", f"{format_number(peak)} TFLOP/s"]
             for (*chip, precision), peak in sorted(peaks.chip_peaks().items())
             if chip == [name, cores]
         ]
         if bandwidth := peaks.chip_bandwidths().get((name, cores)):
-            limit = [f"{clean(name)}, memory", "by specification", f"{tables.figure(bandwidth)} GB/s"]
+            limit = [f"{clean(name)}, memory", "by specification", f"{format_number(bandwidth)} GB/s"]
             machines[machine]["limits"].append(limit)
     return {clean(name): machine for name, machine in machines.items()}
 

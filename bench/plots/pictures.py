@@ -10,6 +10,7 @@ import pandas as pd
 from bench.plots import draw, select
 from bench.plots.draw import COLOURS, Curve, Key
 from bench.records import columns, tables, verdict
+from bench.records.columns import format_number
 
 MAX_BARS = 20  # in a panel
 MAX_PANELS = 6
@@ -128,7 +129,7 @@ def scopes(stored):
         name = f"{name_device(row)}\n{', '.join(filter(None, [row['model'], words]))}"
         for j, scope in enumerate(PARTS):
             rate = {column: row[f"{column}_{scope}"] for column in tables.RATE}
-            text = tables.figure(rate["value"]) + (" limits" if row["bottleneck"] == scope else "")
+            text = format_number(rate["value"]) + (" limits" if row["bottleneck"] == scope else "")
             bar = {"key": scope, "name": name if j == 1 else "", "text": text, "note": ""}
             frames.append(pd.DataFrame(rate | bar, index=[3.6 * i + j]))
     return draw.bars([(title("What limits it", common, kept, found), pd.concat(frames))], "images/s", PARTS)
@@ -177,7 +178,7 @@ def best(stored):
 def panel_of_search(rows, lines):
     """Build the panel of one search for draw.bars(), (title, frame): a bar for each step."""
     changes = [columns.describe_change(before, after) for before, after in pairwise(rows)]
-    texts = [f"{tables.figure(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows]
+    texts = [f"{format_number(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows]
     frame = lines[tables.RATE].assign(
         name=["the default", *(f"+ {change}" for change in changes)], text=texts, note="", key=[0] + [1] * len(changes)
     )
@@ -236,7 +237,7 @@ def panel_of(words, found):
     frame = kept[tables.RATE].assign(
         key=kept["published"],
         name=[name_device(row) for row in rows],
-        text=[tables.figure(row["value"]) for row in rows],
+        text=[format_number(row["value"]) for row in rows],
         note=particular,
     )
     return title(words, common, rows, found), frame

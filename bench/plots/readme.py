@@ -3,7 +3,8 @@
 from collections import Counter
 
 from bench.plots import select
-from bench.records import layout, tables
+from bench.records import layout
+from bench.records.columns import format_number
 
 MAX_LINES = 8  # of a table
 MAX_COLUMNS = 6  # kinds of work in a table
@@ -53,7 +54,7 @@ def list_fastest(found, names):
     ]
     lines.sort(key=lambda line: (line["published"], -max(line["rates"].values())))
     cells = {name: lambda row, name=name: row[name] for name in ("machine", "kind", "framework")}
-    cells |= {work: lambda row, work=work: tables.figure(row["rates"].get(work)) for work in shown}
+    cells |= {work: lambda row, work=work: format_number(row["rates"].get(work)) for work in shown}
     cells["measured by"] = lambda row: "others" if row["published"] else "this program"
     left_out = f"\n\n{len(lines) - MAX_LINES} more are in index.html." if len(lines) > MAX_LINES else ""
     return layout.markdown(cells, lines[:MAX_LINES]) + left_out

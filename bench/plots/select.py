@@ -48,8 +48,8 @@ def arrange(rows):
         many=many,
         believed=of_one_device(many),
         pipelines=of_one_device(believe(tables.summarize(of_pipelines))),
-        runs=tables.sustained_runs(rows),
-        searches=tables.searches(rows),
+        runs=tables.sustained_runs(believe(rows)),
+        searches=tables.searches(believe(rows)),
     )
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from bench.records.columns import COLUMNS, SCHEMA
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import AUTO, RUN, SCOPES, SEARCH, SEARCH_STEP, is_used_in
-from bench.timing.measure import METHOD_VERSION
+from bench.timing.measure import FLAGS, METHOD_VERSION
 
 
 def new_run_id():
@@ -87,5 +87,5 @@ def of_bottleneck(row, done):
 
 
 def join_flags(flags):
-    """Join flags to a cell, each once."""
-    return " ".join(dict.fromkeys(flags))
+    """Join flags to a cell, each once; raises KeyError for a flag without words."""
+    return " ".join(dict.fromkeys(flag for flag in flags if FLAGS[flag]))

@@ -267,6 +267,9 @@ def describe_change(before, after):
     return ", ".join(said.get(name) or f"{name} {after.get(name) or 'default'}" for name in changed)
 
 
-def without_exponent(text):
-    """Return the text of a number with all digits of a large one written out."""
+def format_number(value, pattern="{:.4g}"):
+    """Format a number with all digits of a large one written out; blank if it is unknown."""
+    if value in (None, "") or value != value:  # NaN is unequal to itself
+        return ""
+    text = pattern.format(float(value))
     return f"{float(text):.0f}" if "e+" in text else text

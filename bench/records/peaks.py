@@ -74,12 +74,13 @@ def limits_of(row, unknown=(math.inf, math.inf)):
 def is_implausible(row):
     """Return whether a row exceeds limits_of() its GPUs."""
     tflops, bandwidth = limits_of(row)
-    return (row.get("tflops") or 0) > tflops or (row.get("bandwidth") or 0) > bandwidth
+    moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
+    return (row.get("tflops") or 0) > tflops or (moved or 0) > bandwidth
 
 
 def flag_implausible(row):
     """Return the row, with a flag if it exceeds what its chip can do."""
-    return row | {"flags": " ".join([*row["flags"].split(), "implausible"])} if is_implausible(row) else row
+    return row | {"flags": f"{row['flags']} implausible".strip()} if is_implausible(row) else row
 
 
 def measured_peaks(rows):
@@ -121,7 +122,8 @@ def measured_bandwidths(rows):
     """Return {(machine, device): GB/s} of the fastest bandwidth operator, from rows of text."""
     best = {}
     for row in rows:
-        if row["workload"] == "bandwidth" and row["status"] == "ok" and row["throughput"]:
+        is_right = row["status"] == "ok" and "implausible" not in row["flags"]
+        if row["workload"] == "bandwidth" and is_right and row["throughput"]:
             key = row["machine"], row["device"]
             best[key] = max(best.get(key, 0.0), float(row["throughput"]))
     return best

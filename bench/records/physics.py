@@ -50,7 +50,7 @@ PRIVATE = {
     "a serial number": r"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-|\b(?:GPU|MIG)-[0-9a-f]{4}|(?:\b[0-9a-f]{2}:){5}",
     "a host name": r"\b[\w-]+\.(?:local|lan|internal|localdomain)\b",
 }
-OPERATORS = ("matmul", "convolution")
+OPERATORS = ("matmul", "convolution", "attention")
 PIPELINES = ("input", "end_to_end")  # scopes
 SHORTEST_WINDOW = MIN_WINDOW_SECONDS / 5  # the warm-up's pace, which sets the length, may be that wrong
 FAR = 5.0  # on a busy machine a few long windows make the mean much slower than the median

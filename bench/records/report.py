@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from bench.host.ranks import read_ranks
 from bench.records import layout
-from bench.records.columns import WORK, describe_setup, describe_work, without_exponent
+from bench.records.columns import WORK, describe_setup, describe_work, format_number
 from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained, find_slowdown
 from bench.settings import SCOPES
 from bench.timing.intervals import MOST_IN_RANGE, coverage
@@ -19,8 +19,8 @@ REFRESH_SECONDS = 0.25
 
 
 @contextmanager
-def progress(workload):
-    """Show a bar on stderr, in items per second; yields the function that measure() calls after each window.
+def progress(workload, items_per_step):
+    """Show a bar on stderr, in items per second of all ranks; yields what measure() calls after each window.
 
     The bar moves only between windows and has no monitor thread. Its figure is the median of the windows.
     There is no bar if stderr is not a terminal.
@@ -35,8 +35,10 @@ def progress(workload):
             nonlocal shown
             if bar.disable or time.perf_counter() - shown < REFRESH_SECONDS:
                 return
-            items = workload.items_per_step * steps
-            bar.set_postfix_str(f"median {items / statistics.median(windows):.4g} {workload.unit}/s", refresh=False)
+            items = items_per_step * steps
+            bar.set_postfix_str(
+                f"median {format_number(items / statistics.median(windows))} {workload.unit}/s", refresh=False
+            )
             bar.update(items * len(windows) - bar.n)
             shown = time.perf_counter()
 
@@ -59,7 +61,7 @@ def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
     label = f"{name_part(row)} {row['epoch']}" if row.get("epoch") else name_part(row)
     lines = []
     if row.get("throughput"):
-        rate = f"{four_digits(row['throughput'])} {row['unit']}"
+        rate = f"{format_number(row['throughput'])} {row['unit']}"
         if row.get("elapsed_seconds"):
             return f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate, *describe_physics(row)])}  {row['flags']}"
         if row.get("epoch"):
@@ -104,8 +106,10 @@ def describe_sustained(rows):
     burst, sustained = burst_and_sustained(parts) if parts else (None, None)
     if burst is None or sustained is None:
         return ""
-    rates = f"burst {burst:.4g} (first 30 s), sustained {sustained:.4g} {rows[0]['unit']} (last third)"
-    return layout.wrap(f"  {rates}: sustained is {sustained / burst:.3f} of burst", "    ")
+    rates = f"burst {format_number(burst)} (first 30 s), sustained {format_number(sustained)}"
+    return layout.wrap(
+        f"  {rates} {rows[0]['unit']} (last third): sustained is {sustained / burst:.3f} of burst", "    "
+    )
 
 
 def describe_scaling(rows):
@@ -132,7 +136,7 @@ def describe_scaling(rows):
             rate = Rate.merge(list(map(Rate.of_row, by_size[size])))
             efficiency, low, high = (end if end is None else end * fewest / size for end in rate.ratio(base))
             span = f" ({low:.3f} to {high:.3f})" if low is not None and size != fewest else ""
-            rates = f"{four_digits(rate.throughput):>9} {unit} {four_digits(rate.throughput / size):>9} per device"
+            rates = f"{format_number(rate.throughput):>9} {unit} {format_number(rate.throughput / size):>9} per device"
             count = f"{size:>4} {'device' if size == 1 else 'devices':<7}"
             lines.append(f"  {count} {rates}   efficiency {efficiency:.3f}{span}")
     return "\n".join(lines)
@@ -160,7 +164,7 @@ def name_part(row):
 def list_rates(rows):
     """List the rates of one process: "device 16.9 images/s, input 912 images/s"."""
     done = [row for row in rows if row["throughput"]]
-    return ", ".join(f"{name_part(row)} {four_digits(float(row['throughput']))} {row['unit']}" for row in done)
+    return ", ".join(f"{name_part(row)} {format_number(float(row['throughput']))} {row['unit']}" for row in done)
 
 
 def describe_processes(rows):
@@ -186,12 +190,12 @@ def describe_processes(rows):
 def describe_merged(part, rows):
     """Describe the common result of several processes: their median, its interval, and each process with its flags."""
     merged, unit = Rate.merge(list(map(Rate.of_row, rows))), rows[0]["unit"]
-    ends = "" if merged.low is None else f"{four_digits(merged.low)} to {four_digits(merged.high)}"
-    line, indent = f"  {part:<11} {four_digits(merged.throughput)} {unit}  {ends}", " " * 14
+    ends = "" if merged.low is None else f"{format_number(merged.low)} to {format_number(merged.high)}"
+    line, indent = f"  {part:<11} {format_number(merged.throughput)} {unit}  {ends}", " " * 14
     if len(rows) == 1:
         return layout.wrap(f"{line} (one process)", indent)
     level = 100 * coverage(len(rows)) if len(rows) <= MOST_IN_RANGE else 95
-    each = ", ".join(f"{four_digits(float(row['throughput']))} {row['flags']}".strip() for row in rows)
+    each = ", ".join(f"{format_number(float(row['throughput']))} {row['flags']}".strip() for row in rows)
     about = f"{line} ({level:.0f} % interval, from {len(rows)} processes)"
     return layout.wrap(about, indent) + "\n" + layout.wrap(indent + each, indent)
 
@@ -209,11 +213,13 @@ def describe_details(row, peak_fraction, bandwidth_fraction):
         if peak_fraction is not None:
             above = ", which is a matmul's" if peak_fraction > 1 else ""
             share = f" ({100 * peak_fraction:.3g} % of this machine's measured peak{above})"
-        details.append(f"{row['tflops']:.3g} TFLOP/s{share}, {row['measured_precision']} as measured")
+        details.append(
+            f"{format_number(row['tflops'], '{:.3g}')} TFLOP/s{share}, {row['measured_precision']} as measured"
+        )
     if row.get("bandwidth"):
         known = bandwidth_fraction is not None
         share = f" ({100 * bandwidth_fraction:.3g} % of the bandwidth that `make tflops` measured)" if known else ""
-        details.append(f"reads {row['bandwidth']:.3g} GB/s{share}")
+        details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     return ", ".join(details + describe_physics(row))
 
 
@@ -223,11 +229,6 @@ def describe_interval(row):
     if low is None:
         return f"without an interval ({row['windows']} windows)"
     if row["windows"] < ENOUGH_WINDOWS:
-        return f"range of {row['windows']} windows in this process: {four_digits(low)} to {four_digits(high)}"
-    percent = without_exponent(f"{50 * (high - low) / row['throughput']:.2g}")
+        return f"range of {row['windows']} windows in this process: {format_number(low)} to {format_number(high)}"
+    percent = format_number(50 * (high - low) / row["throughput"], "{:.2g}")
     return f"+- {percent} % within this process ({row['windows']} windows)"
-
-
-def four_digits(value):
-    """Format a rate with four digits, without an exponent if it is large."""
-    return without_exponent(f"{value:.4g}")

@@ -13,6 +13,7 @@ import pandas as pd
 from bench import cli
 from bench.host import environment
 from bench.records import columns, layout, peaks, results
+from bench.records.columns import format_number
 from bench.records.verdict import Rate
 from bench.settings import read_settings
 
@@ -216,28 +217,23 @@ def name_line(row):
     return ", ".join(filter(None, [columns.describe_work(row), row.get("setup")]))
 
 
-def figure(value, pattern="{:.4g}"):
-    """Format a number, blank if it is unknown."""
-    if value is None or pd.isna(value) or value == "":
-        return ""
-    return columns.without_exponent(pattern.format(float(value)))
-
-
 def interval(row):
     """Format a line's interval, blank if there is none."""
     if pd.isna(row["low"]) or pd.isna(row["high"]):
         return ""
     processes = f", {row['rows']} processes" if row["rows"] > 1 else ""
-    return f"{figure(row['low'])} to {figure(row['high'])}{processes}"
+    return f"{format_number(row['low'])} to {format_number(row['high'])}{processes}"
 
 
 def describe_rate(row):
     """Format a line's result with its unit: a rate, or the seconds of a source that has no rate."""
     if pd.notna(row["value"]):
-        return f"{figure(row['value'])} {row['per']}"
+        return f"{format_number(row['value'])} {row['per']}"
     if pd.notna(row["seconds"]):
-        return f"{figure(row['seconds'])} s" + (f" for {row['items']:,.0f} items" if pd.notna(row["items"]) else "")
-    return f"{figure(row['step_seconds_median'])} s per step"
+        return f"{format_number(row['seconds'])} s" + (
+            f" for {row['items']:,.0f} items" if pd.notna(row["items"]) else ""
+        )
+    return f"{format_number(row['step_seconds_median'])} s per step"
 
 
 def list_flags(row):
@@ -252,13 +248,13 @@ CELLS = {
     "on": lambda row: row["kind"],
     "result": describe_rate,
     "interval": interval,
-    "TFLOP/s": lambda row: "" if row["workload"] in OPERATORS else figure(row["tflops"], "{:.3g}"),
-    "of peak": lambda row: figure(100 * row["of_peak"], "{:.0f} %"),
-    "GB/s": lambda row: figure(row["bandwidth"], "{:.3g}"),
-    "of bandwidth": lambda row: figure(100 * row["of_bandwidth"], "{:.0f} %"),
-    "GB": lambda row: figure(row["peak_memory_bytes"] / 1e9, "{:.2f}"),
-    "W": lambda row: figure(row["power_watts"], "{:.0f}"),
-    "J/item": lambda row: figure(row["joules_per_item"], "{:.3g}"),
+    "TFLOP/s": lambda row: "" if row["workload"] in OPERATORS else format_number(row["tflops"], "{:.3g}"),
+    "of peak": lambda row: format_number(100 * row["of_peak"], "{:.0f} %"),
+    "GB/s": lambda row: format_number(row["bandwidth"], "{:.3g}"),
+    "of bandwidth": lambda row: format_number(100 * row["of_bandwidth"], "{:.0f} %"),
+    "GB": lambda row: format_number(row["peak_memory_bytes"] / 1e9, "{:.2f}"),
+    "W": lambda row: format_number(row["power_watts"], "{:.0f}"),
+    "J/item": lambda row: format_number(row["joules_per_item"], "{:.3g}"),
     "flags": list_flags,
 }
 

@@ -4,6 +4,7 @@ import math
 import statistics
 from typing import NamedTuple
 
+from bench.records.columns import format_number
 from bench.timing.intervals import median_interval
 
 OVERLAP = 0.95  # of the slower part's rate, which the end-to-end rate reaches if the two parts work at the same time
@@ -101,17 +102,17 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
         "device", "input", "overlap" (neither: they do not work at the same time) or "undecided", and why.
     """
     d, p, e = (rate.throughput for rate in (device, pipeline, end_to_end))
-    parts = f"the model processes {d:,.4g} images/s, the input pipeline prepares {p:,.4g}"
+    parts = f"the model processes {format_number(d)} images/s, the input pipeline prepares {format_number(p)}"
     if device.overlaps(pipeline):
         return "undecided", f"no limit can be named: {parts}, and their intervals overlap or are unknown"
     slower = "device" if d < p else "input"
     words = {"device": "limited by the model", "input": "limited by the input pipeline"}
     if shares_cores:
         together = 1 / (1 / d + 1 / p)
-        both = f"both share the cores, so {together:,.4g} are expected and {e:,.4g} were measured"
+        both = f"both share the cores, so {format_number(together)} are expected and {format_number(e)} were measured"
         return slower, f"{words[slower]}: {parts}, and {both}"
     if e < OVERLAP * min(d, p):
-        return "overlap", f"limited by poor overlap: {parts}, and both together reach only {e:,.4g}"
+        return "overlap", f"limited by poor overlap: {parts}, and both together reach only {format_number(e)}"
     return slower, f"{words[slower]}: {parts}"
 
 

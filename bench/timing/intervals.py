@@ -2,14 +2,11 @@
 
 import math
 import statistics
-from fractions import Fraction
 from itertools import pairwise
 
 MIN_SAMPLES = 6  # the fewest whose range is a 95 % interval of the median: 1 - 2 / 2**6 = 0.969
 MOST_IN_RANGE = 8  # samples, whose 95 % interval is still their whole range
 MAX_DRIFT = 0.1  # between the first and the last third of the windows
-TAIL = Fraction(1, 40)  # on each side of a 95 % interval
-NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(float(TAIL))  # -1.96
 
 
 def median_interval(samples):
@@ -39,14 +36,13 @@ def coverage(n):
 
 def _exact_rank(n):
     """Return the largest 1-based rank l with P(l-th smallest > median) <= 2.5 %, by the binomial sum."""
-    if n > 1000:  # the normal approximation is within one rank here, and the sum becomes slow
-        return math.floor((n + NORMAL_QUANTILE * math.sqrt(n)) / 2)
-    allowed = int(2**n * TAIL)
-    below, rank = 1, 1  # of 2**n outcomes, those with fewer than `rank` samples below the median
-    while below + math.comb(n, rank) <= allowed:
-        below += math.comb(n, rank)
+    rank = ways = below = 1  # `below`: of 2**n outcomes, those with fewer than `rank` samples below the median
+    while True:
+        ways = ways * (n - rank + 1) // rank  # comb(n, rank)
+        below += ways
+        if below > 2**n // 40:
+            return rank
         rank += 1
-    return rank
 
 
 def sign_autocorrelation(samples):

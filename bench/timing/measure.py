@@ -78,21 +78,14 @@ class MeasurementError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When a measurement ends."""
-
-    max_seconds: float = 3.0
-    target_ci: float = 1.0  # percent
-    num_items: int | None = None  # at least this many, in whole steps, whatever the other two say
-
-
-@dataclass(frozen=True)
 class Job:
     """What is measured, with what, and until when."""
 
     session: Any  # a BaseSession of bench/frameworks/session.py
     items_per_step: int
-    limits: Limits = Limits()
+    max_seconds: float
+    target_ci: float = 1.0  # percent
+    num_items: int | None = None  # at least this many, in whole steps, whatever the other two say
     clock: Callable[[], float] = time.perf_counter  # wall seconds
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
@@ -170,7 +163,7 @@ def measure(job: Job):
     """
     with collector_at_rest():
         ready = get_ready(job)
-        return measure_ready(job, ready, run_until_sure if job.limits.num_items is None else run_exactly)
+        return measure_ready(job, ready, run_until_sure if job.num_items is None else run_exactly)
 
 
 @contextmanager
@@ -195,7 +188,7 @@ def measure_epoch(job: Job, order):
         order: the items in the order in which they are trained on.
     """
     session = job.session
-    traces, updates = count_traces(session), session.updates()
+    traces, updates = session.trace_count(), session.updates()
     with collector_at_rest():
         for watch in job.watches:
             watch.start()
@@ -206,7 +199,7 @@ def measure_epoch(job: Job, order):
         seconds = job.clock() - start
     require_updates(session, updates, steps)
     flags = [flag for watch in job.watches for flag in watch.flags()]
-    return seconds, flags + ([] if count_traces(session) == traces else ["recompiled"])
+    return seconds, flags + ([] if session.trace_count() == traces else ["recompiled"])
 
 
 def sustain(job: Job, seconds, joules=None):
@@ -262,7 +255,7 @@ def get_ready(job: Job):
 
 def get_step_ready(job: Job):
     """Return (WarmUp, steps in a window) of whole steps on resident batches."""
-    warmup = warm_up(job.session, job.clock, MAX_WARMUPS * job.limits.max_seconds)
+    warmup = warm_up(job.session, job.clock, MAX_WARMUPS * job.max_seconds)
     steps = choose_steps(warmup.step_seconds, idle_barrier_seconds(job))
     prove_every_step_runs(job, steps)
     if not warmup.varies:
@@ -284,7 +277,7 @@ def get_part_ready(job: Job):
 def get_stream_ready(job: Job):
     """Return (WarmUp, steps in a window) of batches from an input pipeline, its queue drained."""
     warmup = drain_queue(job)
-    steps = choose_stream_steps(warmup.step_seconds, job.session.num_workers, job.limits.max_seconds)
+    steps = choose_stream_steps(warmup.step_seconds, job.session.num_workers, job.max_seconds)
     if steps > 1:
         prove_every_step_runs(job, steps)
         warmup = drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
@@ -301,10 +294,10 @@ def measure_ready(job: Job, ready, run):
         MeasurementError: `work_skipped` if the optimizer counted other steps than we did, or changed nothing.
     """
     session, warmup = job.session, ready.warmup
-    traces, updates = count_traces(session), session.updates()
+    traces, updates = session.trace_count(), session.updates()
     series = run(job, ready.steps)
     flags = [flag for watch in job.watches for flag in watch.flags()]
-    flags += [] if count_traces(session) == traces else ["recompiled"]
+    flags += [] if session.trace_count() == traces else ["recompiled"]
     if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
         value = session.read()
         require_updates(session, updates, ready.steps * len(series.windows) + series.tail_steps)
@@ -324,11 +317,6 @@ def require_updates(session, before, steps):
     """Raise MeasurementError unless the optimizer's own count went up by the steps that were counted."""
     if before is not None and (done := session.updates() - before) != steps:
         raise MeasurementError("work_skipped", f"{steps} training steps were timed and the optimizer took {done}")
-
-
-def count_traces(session):
-    """Return how often the framework has compiled the step so far; 0 for a session that does not count."""
-    return session.trace_count() if hasattr(session, "trace_count") else 0
 
 
 def timed(session, clock, steps):
@@ -463,7 +451,7 @@ def drain_queue(job: Job):
         seconds = timed(session, job.clock, block)
         steps += block
         elapsed = job.clock() - start
-        if steps >= max(2 * session.queue_steps, MIN_WARMUP_STEPS) or elapsed >= job.limits.max_seconds:
+        if steps >= max(2 * session.queue_steps, MIN_WARMUP_STEPS) or elapsed >= job.max_seconds:
             return WarmUp(seconds / block, elapsed)
 
 
@@ -481,24 +469,24 @@ def run_until_sure(job: Job, steps):
 
     A pipeline runs until the time is over: while we computed statistics between its windows it would work ahead.
     """
-    limits, next_look = job.limits, ENOUGH_WINDOWS
+    next_look = ENOUGH_WINDOWS
 
     def stop(windows, elapsed):
         nonlocal next_look
         # Looking after every window would cost time between them and invite a lucky stop: look every 10 %.
         if job.mode != "stream" and len(windows) >= next_look:
             next_look = math.ceil(next_look * 1.1)
-            if sum(windows) >= MIN_MEASURED_SECONDS and half_width_percent(windows) <= limits.target_ci:
+            if sum(windows) >= MIN_MEASURED_SECONDS and half_width_percent(windows) <= job.target_ci:
                 return "target_ci"
-        late = elapsed >= limits.max_seconds
-        return "max_seconds" if (late and len(windows) >= LEAST_WINDOWS) or elapsed >= 3 * limits.max_seconds else ""
+        late = elapsed >= job.max_seconds
+        return "max_seconds" if (late and len(windows) >= LEAST_WINDOWS) or elapsed >= 3 * job.max_seconds else ""
 
     return collect(job, Series(steps, []), stop)
 
 
 def run_exactly(job: Job, steps):
     """Measure a given number of items, rounded up to whole steps; returns a Series."""
-    total = math.ceil(job.limits.num_items / job.items_per_step)
+    total = math.ceil(job.num_items / job.items_per_step)
     steps = max(1, min(steps, total // MIN_SAMPLES))
     count, left = divmod(total, steps)
     series = collect(job, Series(steps, []), lambda windows, _: "num_images" * (len(windows) == count))
@@ -540,11 +528,9 @@ def summarize(job: Job, ready, series, flags):
     in_window = job.items_per_step * steps
     items = in_window * len(windows) + job.items_per_step * series.tail_steps
     seconds = sum(windows) + series.tail_seconds
-    by_totals = job.mode == "stream" or job.limits.num_items is not None
+    by_totals = job.mode == "stream" or job.num_items is not None
     throughput = items / seconds if by_totals else in_window / middle
     low, high = interval(windows)
-    if job.limits.num_items and len(windows) < MIN_SAMPLES:
-        low = high = None
     return Measurement(
         throughput=throughput,
         # A mean over all seconds may lie outside the median's interval; its own is not narrower.

@@ -3,6 +3,7 @@
 import os
 
 from bench.records import report
+from bench.records.columns import format_number
 from bench.records.verdict import Rate
 from bench.settings import MAKE_VARIABLES, known_names, read_settings
 from bench.tune import candidates, recipe
@@ -56,7 +57,7 @@ def describe_step(search: Search, full, before, candidate, runs):
         words = "+ " + candidates.describe_difference(search.dimensions, before, candidate)
         gain = f", {times(here, full[before])}"
     unit = search.trials[search.default][0].row["unit"]
-    rate, low, high = map(report.four_digits, (here.rate, here.low, here.high))
+    rate, low, high = map(format_number, (here.rate, here.low, here.high))
     return f"  {words:<28} {rate} {unit} ({low} to {high}, {runs}){gain}"
 
 
@@ -64,7 +65,7 @@ def describe_fastest(search: Search, full, title, candidate):
     """Return the lines of an answer: its gain over the default, and what its lower precision does to the output."""
     lines, row = [f"{title}: {candidates.describe(search.dimensions, candidate)}"], search.trials[candidate][-1].row
     if candidate not in full:
-        rate = f"{report.four_digits(search.rate(candidate))} {row['unit']}"
+        rate = f"{format_number(search.rate(candidate))} {row['unit']}"
         lines.append(f"    {rate} in short trials, without a full run: it may be luck")
     elif candidate != search.default and search.default in full:
         lines.append(f"    {times(full[candidate], full[search.default])} the default")

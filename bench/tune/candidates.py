@@ -65,7 +65,7 @@ def list_dimensions(settings, environ, changes, row, card=None):
     for name, guesses in GUESSES.items():
         first = getattr(settings, name.lower())
         if name in environ:
-            values = dict.fromkeys(change[name] for change in changes if name in change)
+            values = dict.fromkeys(change[name].lower() for change in changes if name in change)
             gains = {value: guesses.get(value, {}).get(device, 1.0) for value in values}
             found.append(Dimension(name, gains))
         elif first:  # else the workload does not have this setting

@@ -63,7 +63,7 @@ def test_a_session_runs_and_counts_the_devices_memory(gpu, phase):
     first = session.read()
     step(session)
     assert session.read() != first
-    assert session.peak_memory_bytes() == session.reserved_memory_bytes() == 600
+    assert session.context.peak_memory_bytes() == session.context.reserved_memory_bytes() == 600
     gpu.free(600)
     session.close()
 
@@ -248,7 +248,7 @@ def test_memory_that_lay_in_the_cache_before_is_not_subtracted(gpu):
     gpu.free(10**9)
     session = open_session()
     gpu.allocate(10**6)
-    assert session.reserved_memory_bytes() == session.peak_memory_bytes() == 10**6
+    assert session.context.reserved_memory_bytes() == session.context.peak_memory_bytes() == 10**6
     session.close()
 
 

@@ -62,12 +62,12 @@ def test_a_session_is_measured(opener, script, phase):
     assert session.measured_precision == "float32"
     assert (session.num_workers, session.queue_steps) == (None, None)
     assert (session.prepare is None) == (phase not in ("backward", "optimizer"))
-    measured = measure.measure(measure.Job(session, 2, measure.Limits(max_seconds=0.1)))
+    measured = measure.measure(measure.Job(session, 2, max_seconds=0.1))
     assert not {"recompiled", "not_finite"} & set(measured.flags)
     workload = SCRIPTS[script](opener.settings(script))
     assert session.parameters == (session.model.weights.size if opener.name == "numpy" else workload.parameters)
     on_cpu = session.context.device == "cpu"
-    assert not on_cpu or session.peak_memory_bytes() is session.reserved_memory_bytes() is None
+    assert not on_cpu or session.context.peak_memory_bytes() is session.context.reserved_memory_bytes() is None
 
 
 def test_16_bit_output_has_its_error_against_float32(real):
@@ -168,7 +168,7 @@ def open_denoiser(opener, monkeypatch, phase, precision="float32", **changes):
 def test_a_workload_of_two_inputs_and_numbers_as_target_is_measured(opener, monkeypatch, phase):
     session = open_denoiser(opener, monkeypatch, phase)
     before = read_weight(session)
-    measured = measure.measure(measure.Job(session, 8, measure.Limits(max_seconds=0.1)))
+    measured = measure.measure(measure.Job(session, 8, max_seconds=0.1))
     assert not {"recompiled", "not_finite"} & set(measured.flags)
     assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
     session.check_last_step()
@@ -237,7 +237,7 @@ def test_a_stream_is_measured(opener, scope, workers):
     assert session.num_workers == int(workers)
     assert (session.queue_steps == 0) == (workers == "0")
     assert (session.parameters is None) == (scope == "input")
-    measured = measure.measure(measure.Job(session, 2, measure.Limits(max_seconds=0.2)))
+    measured = measure.measure(measure.Job(session, 2, max_seconds=0.2))
     assert measured.items == 2 * measured.windows * measured.steps_per_window
     session.close()
 
@@ -290,7 +290,7 @@ def test_epochs_learn_without_compiling_again(opener, small_dataset):
     session = opener(scope="epoch", BATCH_SIZE="32")
     losses = []
     for epoch in range(1, 4):
-        _, flags = measure.measure_epoch(measure.Job(session, 8), data.epoch_order(150, 0, epoch))
+        _, flags = measure.measure_epoch(measure.Job(session, 8, 3.0), data.epoch_order(150, 0, epoch))
         assert flags == []
         losses.append(np.mean(session.losses()))
     assert len(session.losses()) == 5
@@ -369,7 +369,7 @@ def test_operators_are_right_and_can_be_measured(real, monkeypatch, precision):
     for workload in works:
         session = real.operator(workload, precision)
         assert session.measured_precision == precision
-        assert measure.measure(measure.Job(session, 1, measure.Limits(max_seconds=0.05))).windows
+        assert measure.measure(measure.Job(session, 1, max_seconds=0.05)).windows
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def count_pending(*trees):
 
 
 def measured(session, seconds=0.1):
-    return measure.measure(measure.Job(session, 8, measure.Limits(max_seconds=seconds)))
+    return measure.measure(measure.Job(session, 8, max_seconds=seconds))
 
 
 # Lazy evaluation

@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import llm_benchmark
+from bench import run
 from bench.frameworks import on_torch, on_torch_llm, session
 from bench.host import resources
 from bench.settings import read_settings
@@ -84,7 +85,7 @@ def test_a_step_of_prefill_is_the_model_itself(model):
 def test_a_session_is_measured(phase):
     session = open_session(phase, NEW_TOKENS="1")
     assert session.measured_precision == "float32"
-    measured = measure.measure(measure.Job(session, 2, measure.Limits(max_seconds=0.1)))
+    measured = measure.measure(measure.Job(session, 2, max_seconds=0.1))
     assert not {"recompiled", "not_finite"} & set(measured.flags)
     session.close()
 
@@ -210,7 +211,7 @@ def train(**environ):
 @pytest.mark.parametrize("environ", [{}, LORA, LORA | {"CHECKPOINTING": "1"}])
 def test_training_is_measured_and_its_loss_falls(environ):
     session = train(**environ)
-    measured = measure.measure(measure.Job(session, 12, measure.Limits(max_seconds=0.1)))
+    measured = measure.measure(measure.Job(session, 12, max_seconds=0.1))
     assert not {"recompiled", "not_finite"} & set(measured.flags)
     session.check_last_step()
     batch, losses = next(session.batches), []
@@ -385,15 +386,14 @@ def test_the_formulas_of_training_agree_with_the_counter(model, rank):
 @pytest.mark.parametrize(
     ("free", "environ", "said"),
     [
-        (16, {"MODEL": "llama-3.1-8b", "PRECISION": "bfloat16"}, "optimizer, take 16.1 GB and 16 GB are free"),
-        (0.6, {"MODEL": "smollm2-135m", "DEPTH": "8000", "BATCH_SIZE": "1"}, "and 0.6 GB are free"),  # the cache
+        (16, {"MODEL": "llama-3.1-8b", "PRECISION": "bfloat16"}, "16.06 GB, but only 16 GB"),
+        (0.6, {"MODEL": "smollm2-135m", "DEPTH": "8000", "BATCH_SIZE": "1"}, "but only 0.6 GB"),  # the cache
     ],
 )
 def test_what_does_not_fit_is_out_of_memory_before_it_is_built(monkeypatch, free, environ, said):
     monkeypatch.setattr(resources, "available_bytes", lambda: int(free * 1e9))
-    with pytest.raises(MemoryError, match=said):
-        open_session(USE_GPU="0", **environ)
+    workload, _ = prepare(USE_GPU="0", **environ)
     card, shared = (SimpleNamespace(has_own_memory=own) for own in (True, False))  # an integrated GPU shares it
-    session.refuse_large_weights(card, 10**15)  # its own allocator reports that
-    with pytest.raises(MemoryError):
-        session.refuse_large_weights(shared, 17_000_000_000)
+    run.refuse_too_large(workload, card)  # its own allocator reports that
+    with pytest.raises(MemoryError, match=said):
+        run.refuse_too_large(workload, shared)

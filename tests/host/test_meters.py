@@ -1,7 +1,9 @@
 """Other programs are noticed, and our own work is not taken for theirs."""
 
+import ctypes
 import math
 import os
+import sys
 from collections import namedtuple
 
 import pytest
@@ -146,11 +148,17 @@ def test_missing_energy_comes_with_its_reason(monkeypatch):
     def missing(*arguments):
         raise sensors.Unavailable("`sudo chmod` is needed")
 
-    monkeypatch.setattr(sensors, "open_energy_counter", missing)
-    monkeypatch.setattr(sensors, "NvidiaCard", missing)
-    for device, read in (("cpu", sensors.read_cpu), ("cuda", dict), ("mps", dict)):
-        instruments = meters.open_instruments(device, None)
-        assert instruments == meters.Instruments(None, read, "`sudo chmod` is needed")
+    def broken(*arguments):
+        raise ctypes.ArgumentError("an old library")
+
+    monkeypatch.setattr(sensors, "Rapl", missing)
+    monkeypatch.setattr(sensors, "NvidiaCard", broken)
+    monkeypatch.setattr(sys, "platform", "linux")
+    found = [meters.open_instruments(device, None, None) for device in ("cpu", "cuda")]
+    assert found[0] == meters.Instruments(None, sensors.read_cpu, "`sudo chmod` is needed")
+    assert found[1] == meters.Instruments(
+        None, dict, "the energy counter cannot be read: ArgumentError: an old library"
+    )
 
 
 def test_only_the_cpus_of_this_process_and_its_peers_count(monkeypatch):

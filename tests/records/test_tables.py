@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from bench.records import layout, tables
-from bench.records.columns import COLUMNS
+from bench.records.columns import COLUMNS, format_number
 from tests.records import examples
 from tests.records.examples import BASE, rate
 
@@ -244,8 +244,13 @@ def test_own_lines_and_each_machines_first_are_kept():
 
 
 def test_figures_have_four_digits_and_unknown_ones_are_blank():
-    assert [tables.figure(value) for value in (0.5214, 1695.96, 20153.2, 1e-05)] == ["0.5214", "1696", "20150", "1e-05"]
-    assert tables.figure(None) == tables.figure(math.nan) == tables.figure("") == ""
+    assert [format_number(value) for value in (0.5214, 1695.96, 20153.2, 1e-05)] == [
+        "0.5214",
+        "1696",
+        "20150",
+        "1e-05",
+    ]
+    assert format_number(None) == format_number(math.nan) == format_number("") == ""
     assert pd.isna(tables.summarize(tables.read_rows([]))["rows"].max())
     cells = {"<a": lambda row: row[0], "b": lambda row: row[1]}
     assert layout.markdown(cells, [["x|y", ""]]) == "| &#60;a |\n| --- |\n| x&#124;y |"

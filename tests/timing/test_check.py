@@ -34,10 +34,10 @@ def test_a_compiled_model_may_only_differ_by_rounding():
 )
 def test_a_wrong_output_is_refused(got, expected, said):
     if said is None:
-        check.check_output(got, expected)
+        check.check_output(got, expected, check.MAX_RELATIVE_ERROR)
         return
     with pytest.raises(MeasurementError) as error:
-        check.check_output(got, expected)
+        check.check_output(got, expected, check.MAX_RELATIVE_ERROR)
     assert error.value.status == "wrong_output"
     assert said in str(error.value)
 

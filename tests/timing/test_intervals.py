@@ -41,13 +41,6 @@ def test_the_interval_is_not_needlessly_wide():
     assert sum(widths) / 200 == pytest.approx(2 * 1.96 * 1.2533 / 20, rel=0.15)
 
 
-def test_the_approximation_for_many_samples_continues_the_exact_interval():
-    rng = random.Random(3)
-    samples = list(series(rng, 0, 1001))
-    (low, high), (low_more, high_more) = median_interval(samples[:1000]), median_interval(samples)
-    assert (low_more, high_more) == pytest.approx((low, high), abs=0.02)
-
-
 def test_sign_autocorrelation_estimates_rho():
     rng = random.Random(4)
     assert sign_autocorrelation(list(series(rng, 0.6, 20_000))) == pytest.approx(0.6, abs=0.03)
