@@ -37,7 +37,7 @@ any_python = for python in $(VENV)/bin/python "$(PYTHON)" python3; do \
 # Any Python 3.9 or newer can list the settings.
 LIST := "$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3)" bench/settings.py
 
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'Settings go before or after make, as in BATCH_SIZE=1,8 make image; `make settings` explains them:'
@@ -46,7 +46,7 @@ help: ## this list
 settings: ## every setting, with its meaning and its default
 	@$(LIST) 2>/dev/null || cat docs/settings.md
 
-all: $(READY) ## the standard set for this machine, and its card (half an hour at most; QUICK=1: three minutes)
+all: $(READY) ## the standard set and a results card (20 to 30 minutes on two CPU cores; QUICK=1: three)
 	@$(RUN) measure_all.py
 
 image: $(READY) ## images/s of an image model
@@ -61,57 +61,57 @@ transformer: $(READY) ## sequences/s of BERT-like encoders
 llm: $(READY) ## tokens/s of a language model: prefill and decode, or PHASE=training
 	@$(RUN) llm_benchmark.py
 
-tflops: $(READY) ## the machine's limits: matmuls, convolutions, memory bandwidth
+tflops: $(READY) ## the machine's peaks: matmuls, convolutions, memory bandwidth
 	@$(RUN) tflops_sweep.py
 
 best: $(READY) ## the fastest settings of a workload on this machine, and the gain of each change
 	@$(RUN) best_settings.py
 
-plot: $(READY) ## pictures and tables of everything in results/, and its page
+plot: $(READY) ## draw all plots, and write the tables and the results page
 	@$(RUN) plot_results.py
 
-page: $(READY) ## results/index.html: everything in results/, to choose, sort and compare in a browser
+page: $(READY) ## write only the results page, results/index.html
 	@$(RUN) plot_results.py page
 
-compare: $(READY) ## A=x.csv B=y.csv (or two machines) row by row; FAIL_ON_SLOWER=1: exit 1 if B is slower
+compare: $(READY) ## compare two machines or results files, A=... B=...; FAIL_ON_SLOWER=1: exit 1 if B is slower
 	@$(RUN) compare_results.py
 
-table: $(READY) ## the latest rows of this machine, for an issue
+table: $(READY) ## this machine's latest results; `make table > table.md` writes Markdown
 	@$(RUN) -m bench.records.tables
 
 .PHONY: submit check-results
 submit: $(READY) ## checks this machine's rows and prints how to send them; sends nothing
 	@$(RUN) -m bench.records.submission submit
 
-check-results: ## checks rows that were added to results/ since BASE=main: what CI runs on a pull request
+check-results: ## checks the rows added to results/ since BASE (default: origin/main), as CI does
 	@$(call any_python,bench.records.submission check)
 
-noise: $(READY) ## A/A tests: how much equal measurements differ on this machine (ROUNDS=2, ten minutes)
+noise: $(READY) ## A/A tests: how much identical measurements differ on this machine (ten minutes on a CPU)
 	@$(RUN) noise_check.py
 
 doctor: ## what can run here, what cannot, and how to fix it
 	@$(call any_python,bench.doctor)
 
 # The tests of another framework compare it with PyTorch. The tests of one file share their models, so they share a process.
-PARALLEL := -n logical --maxprocesses 4 --dist loadfile
-test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## the tests, of all frameworks or of FRAMEWORK
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## test the program in all frameworks (installs 15 GB), or in FRAMEWORK
 ifneq ($(PYTHON),)
 	@$(RUN) -m pytest
 else
 	@set -e; $(foreach name,$(if $(FRAMEWORK),$(NAME),torch $(OTHERS)),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
 endif
 
-selfcheck: $(READY) ## compares our figures with hand-written loops (ten minutes)
+selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten minutes)
 	@$(RUN) -m tests.selfcheck
 
-resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## proves that the Mac's requirements resolve
+resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## checks that requirements-mac.txt resolves for Apple silicon
 
 resolve-mac-%: $(READY)
 	@MACOSX_DEPLOYMENT_TARGET=14.0 $(RUN) -m uv pip compile --quiet --only-binary :all: \
 	    --python-platform aarch64-apple-darwin --python-version $* requirements-mac.txt >/dev/null
 	@echo "Python $* on Apple silicon: resolved"
 
-clean: ## removes what was installed here
+clean: ## remove the virtual environments and uv (.venv*, .uv)
 	rm -rf .venv .venv-* .uv
 
 .venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt) requirements-common.txt bench/install.sh

@@ -72,7 +72,7 @@ class Runs:
         if status == cli.INTERRUPTED:
             raise KeyboardInterrupt
         if not rows:
-            raise SettingError("a run left no row: run it by itself, it says why")
+            raise SettingError("a trial stored no row: run the benchmark itself with the same settings to see why")
         return rows[-1]
 
 
@@ -110,7 +110,7 @@ def start_search(runs, settings, changes, begun):
         last, (fastest, _) = search.trials[candidate][-1], search.answers()
         rate = f"{format_number(last.rate)} {last.row['unit']}" if last.rate else last.note
         rate += " while other programs ran" * last.is_contended
-        best = f"fastest so far: {candidates.describe(dimensions, fastest)}" if fastest else "none works so far"
+        best = f"fastest so far: {candidates.describe(dimensions, fastest)}" if fastest else "nothing has worked yet"
         stage = "full run" if last.step else f"{len(search.untried())} not tried yet"
         log.info("%s: %s (%s; %s)", candidates.describe(dimensions, candidate), rate, stage, best)
 

@@ -57,7 +57,7 @@ def differences(both):
             said.append(f"{column}: {a} in A, {b} in B")
     methods = both[["method_version_a", "method_version_b"]]
     if count := (methods["method_version_a"] != methods["method_version_b"]).sum():
-        said.append(f"{count} of {len(both)} lines compare rows of different methods (method_version): measure again")
+        said.append(f"{count} of {len(both)} comparisons are of different method versions: measure both sides again")
     return said
 
 
@@ -69,9 +69,9 @@ def explain_cannot_tell(both):
     single = ((found["rows_a"] == 1) | (found["rows_b"] == 1)).sum()
     least, most = TELLS_NOTHING
     return [
-        f"cannot tell ({len(found)} of {len(both)}): the intervals of A and B overlap, so B may be faster or slower; "
-        f"an interval of B / A is blank if it is unknown or includes {least} to {most}. {single} of these have one "
-        "process on a side, and processes often differ more than one shows: RUNS=5 measures that"
+        f"cannot tell ({len(found)} of {len(both)}): the intervals of A and B overlap, so B may be faster or slower. "
+        f"The interval of B / A is blank if it is unknown or includes {least} to {most}. {single} of these have only "
+        "one process in A or B: RUNS=5 measures how much processes differ"
     ]
 
 
@@ -81,7 +81,7 @@ def explain_speed(both):
     if both.empty or 1 / MACHINE_CHANGED < speed < MACHINE_CHANGED:
         return []
     words = f"{speed:.2f} times faster" if speed > 1 else f"{1 / speed:.2f} times slower"
-    return [f"the machine was {words} in B than in A, by its canary (a small matmul): the intervals allow for that"]
+    return [f"the machine itself was {words} in B, as its canary (a small matmul) shows: the intervals allow for this"]
 
 
 def only_in(a, b, name):
@@ -147,7 +147,7 @@ def report(a, b, both):
     """List the lines of the comparison."""
     lines = [f"{side}: {rows['machine'].iloc[0]} ({rows['file'].iloc[0]})" for side, rows in (("A", a), ("B", b))]
     if both.empty:
-        lines += ["", "no work in A and B has equal settings"]
+        lines += ["", "A and B have no work in common: nothing can be compared"]
     else:
         mean = math.exp(sum(map(math.log, both["ratio"])) / len(both))
         lines += ["", layout.table(CELLS, both.to_dict("records")), ""]

@@ -4,9 +4,9 @@
     QUICK=1 make all                      three minutes: fewer workloads, one short process each, wider intervals
     FRAMEWORK=tensorflow make all
 
-bench/workloads/standard_set.py lists what is measured: the machine's ceilings, then each workload in several fresh
-processes. After an interruption, the same command measures what is missing: the run_id of a process is derived from
-its settings, the commit and the versions, and its rows are stored at once when it has ended.
+bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
+processes. After an interruption, run the same command again: it skips processes whose rows are stored. The run_id of a
+process is derived from its settings, the commit and the versions; its rows are stored together when it ends.
 """
 
 import hashlib
@@ -156,7 +156,7 @@ class Session:
         if status == cli.INTERRUPTED:
             raise KeyboardInterrupt
         if not rows:
-            raise SettingError(f"a process ended by {status} and left no row")
+            raise SettingError(f"a process ended with status {status} and stored no row")
         results.append(self.path, *rows)
         return rows
 
@@ -173,7 +173,7 @@ def find_fast(rows, formats):
         for name in ("float32", *formats)
     }
     return fast, [
-        f"{name} is not native here, so it is left out (best matmul: {rates[name]}, in float32 {rates['float32']})"
+        f"{name} is skipped because it is slow on this device (best matmul: {rates[name]}, float32: {rates['float32']})"
         for name in formats
         if name not in fast
     ]
@@ -231,7 +231,7 @@ def measure_set(settings, session, device):
     works = plan_work(settings, device, formats)
     stored = session.count_stored([ceilings, *works])
     if stored:
-        say(f"already measured with these settings and versions, and kept: {stored} process{'es' * (stored > 1)}")
+        say(f"skipping {stored} process{'es' * (stored > 1)} already measured with these settings and versions")
 
     def advance(count, runs_now):
         bar.update(count)
@@ -268,21 +268,22 @@ def main():
     host = environment.describe_host(settings.machine)
     session = Session(settings, host, found.framework_version)
     results.prepare(session.path)
-    say(f"\nthe standard set on {host.machine} ({found.device}), {settings.framework} {found.framework_version}")
+    version = f"{settings.framework} {found.framework_version}"
+    say(f"\nmeasuring the standard set on {host.machine} ({found.device}), {version}")
     if settings.quick:
-        say("QUICK=1: one short process for each workload, so the intervals omit the differences between processes")
+        say("QUICK=1: one short process per workload, so the intervals do not include variation between processes")
     if not FRAMEWORKS[settings.framework].runs_language_models:
-        say(f"{settings.framework} runs no language models here: they are left out")
+        say(f"language models are skipped: {settings.framework} does not run them here")
     try:
         measure_set(settings, session, found.device)
     except KeyboardInterrupt:
-        say("the same command continues with what is missing")
+        say("run the same command again to measure the rest")
         raise
     if said := report.describe_slowdown(session.rows, results.read(session.path)):
         say(said)
     for words in card.finish(settings.results_dir, host.machine, settings.framework):
         say(words)
-    say(f"added to {cli.display_path(session.path)}")
+    say(f"added to {cli.display_path(session.path)}; `make submit` prints how to send the results")
     return 0 if any(row["status"] == "ok" for row in session.rows) else 1
 
 
@@ -291,7 +292,7 @@ def refuse_changes(environ):
     for name in list_unused("all", environ):
         raise SettingError(f"{name}={environ[name]!r} would change the set that `make all` measures: unset {name}")
     if len(list_runs("all", environ)) > 1:
-        raise SettingError(f"USE_GPU={environ['USE_GPU']!r}: `make all` measures one device: name one")
+        raise SettingError(f"USE_GPU={environ['USE_GPU']!r}: `make all` measures one device: set a single value")
 
 
 if __name__ == "__main__":

@@ -107,9 +107,7 @@ def main():
             f"no workload has {DEFAULT_RUNS} processes of one commit: repeat it without changing the code"
         )
     cells = {name: lambda line, name=name: line[name] for name in lines[0]}
-    print(
-        f"A result is the median of {DEFAULT_RUNS} processes. It covers the median of all if its interval contains it."
-    )
+    print(f"A result is the median of {DEFAULT_RUNS} processes. It covers the median of all if its interval does.")
     print("The resolution is the smallest difference between two results that can be detected on this machine.\n")
     print(layout.table(cells, lines))
     print(f"\nrows in {cli.display_path(path)}")

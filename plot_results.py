@@ -24,7 +24,7 @@ def plot(folder, say):
     paths = pictures.draw_all(stored, folder / "plots", say)
     with draw.replace_file(folder / "README.md") as file:
         file.write_text(readme.write(stored, paths), encoding="utf-8")
-    paths += card.draw_all(stored, folder / "plots")
+    paths += card.draw_all(stored, folder)
     return [*paths, folder / "README.md", html.write_page(stored.rows, folder / "index.html")]
 
 

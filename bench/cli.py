@@ -38,9 +38,9 @@ def run_script(main):
     except KeyboardInterrupt:
         if RUN in os.environ:  # the parent process reports it
             return INTERRUPTED
-        return report("interrupted: incomplete windows are not in the results", INTERRUPTED)
+        return report("interrupted: incomplete windows are discarded", INTERRUPTED)
     except OSError as error:
-        report(f"{error.filename or 'output'}: {error.strerror}: make room, or change the permissions", MISTAKE)
+        report(f"{error.filename or 'output'}: {error.strerror}: check permissions and free disk space", MISTAKE)
         return discard_output(MISTAKE)
     except Exception:
         traceback.print_exc()

@@ -56,9 +56,10 @@ def examine(results_dir, frameworks):
     print_findings("results", check_results, results_dir)
     print_findings("disk", check_disk)
     print_findings("CIFAR-10", check_network)
+    print_findings("commit", check_commit)
     works = [try_framework(name) for name in frameworks]
     if not any(works):
-        print("\nno framework can run here", file=sys.stderr)
+        print("\nno framework can run here: `make image` installs PyTorch", file=sys.stderr)
     return 0 if any(works) else 1
 
 
@@ -86,7 +87,7 @@ def try_framework(name):
     """Print the findings of a framework's own process, or why it has none; return whether the framework can run."""
     interpreter, reinstall = find_interpreter(name), f"`make clean`, then `make image FRAMEWORK={name}`"
     if interpreter is None:
-        print(Finding(name, "no", f"not installed: `make image FRAMEWORK={name}` installs it"), flush=True)
+        print(Finding(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it"), flush=True)
         return False
     print(f"trying {name} ...", file=sys.stderr, flush=True)
     try:
@@ -144,7 +145,7 @@ def describe_bench(name, bench, measured_precision):
     device, instruments = bench.device, bench.instruments
     place = f"{device.device_name or 'the CPU'} ({device.device})"
     words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
-    words += f"its matmul is right in {measured_precision}"
+    words += f"matmul verified in {measured_precision}"
     missing = environment.explain_missing_gpu(name, bench.host.driver) if device.device == "cpu" else ""
     yield Finding(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing])))
     if instruments.counter:
@@ -156,7 +157,7 @@ def describe_bench(name, bench, measured_precision):
     elif meters.sees_others():
         yield Finding("  load", "ok", "other programs' load and swapping are watched")
     else:
-        yield Finding("  load", "--", "only swapping is watched, because this container has a quota of CPU time")
+        yield Finding("  load", "--", "only swapping is monitored, because this container has a CPU quota")
     pressure = sensors.read_thermal_pressure()
     heat = ", ".join(f"{column} {value}" for column, value in instruments.read().items() if value)
     if pressure:
@@ -173,7 +174,7 @@ def check_fallback():
         words = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
         yield Finding("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {words}")
     found = environment.find_allocator(os.environ)
-    yield Finding("environment", "ok", f"changes the speed: {found}" if found else "no variable changes the speed")
+    yield Finding("environment", "ok", f"speed is affected by {found}" if found else "no variable affects the speed")
 
 
 def check_power():
@@ -183,7 +184,7 @@ def check_power():
     elif source == "battery":
         yield Finding("power", "no", "on battery, which may slow everything: plug it in")
     else:
-        yield Finding("power", "ok", source or "the system does not report its source")
+        yield Finding("power", "ok", source or "the system does not report its power source")
 
 
 def check_memory():
@@ -195,7 +196,7 @@ def check_memory():
     yield Finding("memory", "ok" if memory else "--", words)
     if sensors.psutil:
         swapped = sensors.psutil.swap_memory().used / environment.GIB
-        yield Finding("swap", "ok", f"{swapped:.1f} GiB in use; a run during which that grows is flagged")
+        yield Finding("swap", "ok", f"{swapped:.1f} GiB in use; a result is flagged if this grows meanwhile")
 
 
 def check_results(folder):
@@ -203,15 +204,25 @@ def check_results(folder):
     if os.path.isdir(nearest) and os.access(nearest, os.W_OK):
         yield Finding("results", "ok", f"rows go to {cli.display_path(folder)}")
     else:
-        yield Finding("results", "no", f"RESULTS_DIR={str(folder)!r} cannot be written to: set it to a folder that can")
+        yield Finding("results", "no", f"RESULTS_DIR={str(folder)!r} is not writable: set it to a writable folder")
 
 
 def check_disk():
     free = shutil.disk_usage(ROOT).free / GB
     if free < INSTALLED_GB and not (ROOT / ".venv").exists():
-        yield Finding("disk", "no", f"{free:.0f} GB free, an installation takes {INSTALLED_GB}: make room")
+        yield Finding("disk", "no", f"{free:.0f} GB free, an installation takes up to {INSTALLED_GB} GB: free space")
     else:
         yield Finding("disk", "ok", f"{free:.0f} GB free")
+
+
+def check_commit():
+    commit = environment.find_commit()
+    if commit is None:
+        yield Finding("commit", "no", "this is no git clone, so its results cannot be sent: `git clone` the repository")
+    elif commit.endswith("-dirty"):
+        yield Finding("commit", "no", "the code was changed, so its results cannot be sent: `git stash` the changes")
+    else:
+        yield Finding("commit", "ok", commit)
 
 
 def check_network(url=CIFAR10_URL, folder=CIFAR10_FOLDER):
@@ -225,7 +236,7 @@ def check_network(url=CIFAR10_URL, folder=CIFAR10_FOLDER):
         reason = getattr(error, "reason", error)
         # `make mlp` brings certificates of its own.
         if not any(isinstance(each, ssl.SSLCertVerificationError) for each in (error, reason)):
-            yield Finding("CIFAR-10", "--", f"{url} does not answer ({reason}): `make mlp` uses synthetic images")
+            yield Finding("CIFAR-10", "--", f"{url} cannot be reached ({reason}): `make mlp` uses synthetic images")
             return
     yield Finding("CIFAR-10", "ok", "can be downloaded")
 

@@ -21,14 +21,16 @@ if ! has uv; then
     { python3 -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv; } >&2 || rm -rf .uv
 fi
 
+quiet=--quiet
+[ ! -t 2 ] || quiet=  # a terminal shows the progress
 if has uv; then
     works || { rm -rf "$venv" && uv venv --quiet --python-preference system --python '>=3.11,<3.13' "$venv"; }
-    install="uv pip install --quiet --python $venv/bin/python"
+    install="uv pip install $quiet --python $venv/bin/python"
 else
     for python in python3.12 python3.11; do has "$python" && break; done
-    has "$python" || { say "no uv and no Python 3.11 or 3.12: install one of them, or set PYTHON=..."; exit 2; }
+    has "$python" || { say "no uv, and no Python 3.11 or 3.12 with venv (Debian: python3-venv): install one of them, or set PYTHON=..."; exit 2; }
     works || "$python" -m venv --clear "$venv"
-    install="$venv/bin/python -m pip install --quiet --disable-pip-version-check"
+    install="$venv/bin/python -m pip install $quiet --disable-pip-version-check"
 fi
 
 "$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads

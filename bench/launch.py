@@ -1,8 +1,8 @@
 """The parent process: plans the runs, starts a child process for each, and combines what they measured.
 
 A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
-figures differ between them (RUNS). A child stores each row as soon as it is measured, so nothing is lost if it dies;
-the row that says so is written here. This process imports no framework.
+results differ between them (RUNS). A child stores each row as soon as it is measured, so nothing is lost if it dies;
+this process then adds the row of the failure. It imports no framework.
 """
 
 import json
@@ -124,7 +124,7 @@ class Launcher:
                 rank, status, said = ranks.find_first_failure(json.loads(failures.read_text()))
         if status == cli.MISTAKE and (devices > 1 or captures):
             reason = said.get("message") or ended.err.strip().rpartition("\n")[2]
-            raise SettingError(reason or "a child process ended without a reason: run it by itself")
+            raise SettingError(reason or "a child process ended without a message: run the benchmark by itself")
         if said.get("row") or status not in REPORTED:
             row = said.get("row") or describe_death(settings, self.host, self.describe_workload, status, rank)
             row |= {"run_id": run_id, "search": change.get(SEARCH), "search_step": change.get(SEARCH_STEP)}
@@ -191,7 +191,7 @@ def run_processes(launcher: Launcher, change):
         if status == cli.INTERRUPTED and not any(row["status"] == "interrupted" for row in new):
             if not rows:
                 raise KeyboardInterrupt  # nobody has told the user yet
-            log.info("interrupted: incomplete windows are not in the results")
+            log.info("interrupted: incomplete windows are discarded")
         if status in (cli.MISTAKE, cli.INTERRUPTED) or not any(row["status"] == "ok" for row in rows):
             break
         seconds = time.monotonic() - began
@@ -201,7 +201,7 @@ def run_processes(launcher: Launcher, change):
         if is_first and seconds > SCOPE_SECONDS and runs > 1 and settings.scope and "SCOPE" not in os.environ:
             change = change | {"SCOPE": "device"}
             log.info(
-                "a process takes long, so the others measure `device` only: SCOPE=device,input,end_to_end measures all"
+                "processes take long, so the others measure only `device`: set SCOPE=device,input,end_to_end for all"
             )
         if runs > 1 and launcher.script in MODELS:
             log.info("process %d of %d: %s", len(statuses), runs, report.list_rates(new))
@@ -217,7 +217,7 @@ def count_all(script, change):
         return change
     count = find_device(settings).count
     if count == 0:
-        raise SettingError("NUM_DEVICES='all' counts GPUs, and none can be used: name a number of CPU processes")
+        raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of CPU processes")
     return change | {"NUM_DEVICES": str(count)}
 
 
@@ -261,7 +261,7 @@ def ask(expression, *arguments):
         raise KeyboardInterrupt
     if ended.status:
         reason = ended.err.strip().rpartition("\n")[2]
-        raise SettingError(reason or f"{arguments[0]} could not be asked: its process ended by {ended.status}")
+        raise SettingError(reason or f"{arguments[0]} cannot be queried: its process ended with status {ended.status}")
     return ended.out.strip()
 
 
@@ -275,7 +275,7 @@ def choose_batch_size(launcher: Launcher, change):
     settings = read_settings(launcher.script, os.environ | change)
     if settings.batch_size != AUTO:
         return change
-    log.info("BATCH_SIZE=auto doubles the batch size until that gains nothing or fails: this may take minutes")
+    log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
     rates, size, own_memory = {}, 1, False
     with tempfile.TemporaryDirectory() as folder:  # these rows are not results
         while True:
@@ -313,7 +313,7 @@ def describe_death(settings, host, describe_workload, status, rank=0):
         reason = "its time limit"
     if status == -signal.SIGKILL:
         smaller = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
-        reason += f", most likely for lack of memory: choose a smaller {smaller}"
+        reason += f", probably because memory ran out: choose a smaller {smaller}"
     devices = settings.num_devices or 1
     who = f"rank {rank} of {devices}" if devices > 1 and status != -signal.SIGALRM else "the process"
     without_gpu = settings.use_gpu is False or (environment.find_card() is None and host.gpu_cores is None)

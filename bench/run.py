@@ -62,7 +62,7 @@ class Bench:
         return self.group.ranks.rank == 0
 
     def end_failed_rank(self, row):
-        """End this rank if the row is of a failure that bench/launch.py stores, or rank 0.
+        """End this rank after a failure, whose row bench/launch.py or rank 0 stores.
 
         bench/launch.py chooses among the reports of all ranks, because most of them only report that they lost another
         one. Without it, under the user's torchrun or Slurm, rank 0 stores its own.
@@ -122,8 +122,8 @@ def as_rank(script, settings, me):
         raise SettingError(f"{asked}: {framework.title} runs on one device here: start it without torchrun")
     if len(list_runs(script)) > 1 or (settings.runs or 1) > 1 or settings.batch_size == AUTO:
         raise SettingError(
-            f"{asked} runs one combination of settings once: name one value of each (MODEL, BATCH_SIZE and RUNS above "
-            "all), or leave torchrun out and set NUM_DEVICES"
+            f"{asked} measures one combination once: set a single value of each setting (mainly MODEL, BATCH_SIZE and "
+            "RUNS), or set NUM_DEVICES instead of using torchrun"
         )
     if "NUM_DEVICES" in os.environ and settings.num_devices not in (me.world_size, ALL):
         raise SettingError(f"NUM_DEVICES='{settings.num_devices}' and {asked} must agree: unset NUM_DEVICES")
@@ -223,7 +223,7 @@ class Output:
         has_no_peak = rows[-1].get("tflops") and peaks.fraction_of_peak(rows[-1], self.best) is None
         if has_no_peak and REPEATED not in os.environ:
             precision = peaks.SIXTEEN_BITS.get(rows[-1]["precision"], rows[-1]["precision"])
-            closing.append(f"  `make tflops` measures this machine's peak in {precision}, to compare with")
+            closing.append(f"  run `make tflops` to compare this with the machine's peak in {precision}")
         if RUN not in os.environ:  # no parent process says it
             closing.append(report.describe_processes(rows))
         if any(closing):
@@ -280,7 +280,7 @@ def look_at_rest(bench: Bench):
     if SEARCH in os.environ and SEARCH_STEP not in os.environ:  # a short run of `make best`: only the rate
         return replace(bench, instruments=replace(bench.instruments, counter=None))
     if bench.instruments.why_no_energy and REPEATED not in os.environ:
-        log.info("power and energy stay blank: %s", bench.instruments.why_no_energy)
+        log.info("power and energy are not measured: %s", bench.instruments.why_no_energy)
     others = meters.watch_contention(peers=bench.instruments.peers)
     others.start()
     instruments, canary = bench.instruments.with_idle_watts(), None
@@ -481,7 +481,7 @@ def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
 
 
 def describe_failure(error, bench: Bench):
-    """Return the columns that say what ended a measurement.
+    """Return the status and the note of a failed measurement.
 
     An unexpected failure also prints its traceback. On several ranks, which all fail when one does, the note has the
     place instead.

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 # Variables of the Makefile, which are not settings of a run.
 MAKE_VARIABLES = {
-    "PYTHON": "an interpreter to use instead of .venv; make then installs nothing",
-    "A": "first of two machines or files of rows",
-    "B": "second of two machines or files of rows",
+    "PYTHON": "interpreter to use instead of .venv; make then installs nothing",
+    "A": "first machine or results file to compare",
+    "B": "second machine or results file to compare",
     "FAIL_ON_SLOWER": "1: the exit status is 1 if B is slower in anything, or if nothing can be compared",
 }
 # `make best` sets these for the runs that it starts: the id that their rows share, and the place among its final runs.
@@ -166,7 +166,7 @@ def folder(text):
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ValueError("a folder of a user who exists") from None
+        raise ValueError("a folder: the user after ~ does not exist") from None
 
 
 def usable_cpus(pid=0):
@@ -226,15 +226,15 @@ class Settings:
     use_gpu: bool | None = setting(
         zero_or_one,
         None,
-        "1: the GPU (without one: a warning, then the CPU); 0: the CPU",
+        "1: use the GPU (if there is none: warn and use the CPU); 0: use the CPU",
         shown="the GPU if there is one",
         lists=EACH,
     )
     num_devices: int = setting(
         whole(1, all=ALL),
         dict.fromkeys((*MODELS, "tflops"), 1),
-        "GPUs, or processes that share a CPU, that do the work together (PyTorch only); all: every GPU; BATCH_SIZE is "
-        "for each of them",
+        "number of GPUs, or of CPU processes, that share the work (PyTorch only); all: every GPU; BATCH_SIZE applies "
+        "to each of them",
         lists=EACH,
     )
     framework: str = setting(framework_name, "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf")
@@ -260,14 +260,14 @@ class Settings:
     batch_size: int = setting(
         whole(1, auto=AUTO),
         {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1},
-        "items in one step (llm: sequences side by side); auto: the fastest that fits, found by doubling",
+        "items per step (llm: sequences per step); auto: the fastest size that fits, found by doubling",
         lists=EACH,
     )
     num_images: int | None = setting(
         whole(1),
         dict.fromkeys(("image", "mlp")),
-        "measure N images in each scope and process, rounded up to whole batches, instead of stopping by MAX_SECONDS",
-        shown="as many as the statistics need",
+        "measure N images per scope and process, rounded up to whole batches, regardless of MAX_SECONDS",
+        shown="as many as the interval needs",
     )
     image_size: int | None = setting(
         whole(32, 4096), {"image": None}, "pixels on each side", shown="the model's own (224; inception_v3 299)"
@@ -276,8 +276,8 @@ class Settings:
         dict.fromkeys(MODELS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
         dict.fromkeys(MODELS, "float32")
         | {"tflops": ("float32", "tf32", "float16", "bfloat16"), "llm": ByDevice(gpu="bfloat16", cpu="float32")},
-        "float32 (TF32 off), tf32, float16, bfloat16, float64; all but tflops, prefill and decode also: "
-        "mixed_float16, mixed_bfloat16 (autocast)",
+        "float32 (TF32 off), tf32, float16, bfloat16, float64 (not in MLX); mixed_float16, mixed_bfloat16 (autocast; "
+        "not in tflops, prefill, decode and MLX)",
         shown="float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
         lists=dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
     )
@@ -298,7 +298,7 @@ class Settings:
     optimizer: str = setting(
         dict.fromkeys(MODELS, one_of("sgd", "adam")) | {"llm": one_of("sgd", "adam", "adamw")},
         {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw"},
-        "of training: sgd (learning rate 0.01, no momentum), adam (0.00001); llm also: adamw (0.0003)",
+        "optimizer for training: sgd (learning rate 0.01, no momentum), adam (0.00001), llm only: adamw (0.0003)",
         phases=TRAINING,
         lists=EACH,
     )
@@ -315,15 +315,14 @@ class Settings:
     lora_rank: int = setting(
         whole(0, 1024),
         {"llm": 0},
-        "rank of LoRA's adapters on the four projections of attention, the only trained weights; 0: all are trained",
+        "train only LoRA adapters of this rank on the four attention projections; 0: train all weights",
         phases=TRAINING,
         lists=EACH,
     )
     checkpointing: bool = setting(
         zero_or_one,
         {"llm": False},
-        "1: training keeps only the input of each layer and computes the layer again in the backward pass, which saves "
-        "memory",
+        "1: save memory in training: keep only the input of each layer and recompute the layer in the backward pass",
         shown="0",
         phases=TRAINING,
         lists=EACH,
@@ -331,7 +330,7 @@ class Settings:
     new_tokens: int = setting(
         whole(1, MOST_POSITIONS),
         {"llm": 128},
-        "tokens that decode adds to each sequence before it starts again",
+        "tokens that decode generates per sequence before it starts over",
         phases=("decode",),
     )
     depth: int = setting(
@@ -349,7 +348,8 @@ class Settings:
     sustain: int | None = setting(
         whole(60, 86_400),
         dict.fromkeys(MODELS),
-        "run one workload for N seconds without a pause, a row every ten seconds: shows the effect of heat",
+        "run one workload for N seconds (60 or more) without a pause, with a row every ten seconds, to show the effect "
+        "of heat",
         shown="no",
     )
     sizes: tuple[tuple[int, int, int], ...] = setting(
@@ -362,8 +362,8 @@ class Settings:
     ops: tuple[str, ...] = setting(
         one_of(*OPS),
         {"tflops": OPS},
-        "matmul (all SIZES, and the peak); convolution (3x3) and power (the power probe), which need matmul; "
-        "bandwidth; int8 and float8 (matmuls); gemv (M = 1, as in decode); attention",
+        "operators: matmul (all SIZES, and the peak); convolution (3x3) and power (power probe), which need matmul; "
+        "bandwidth; int8 and float8 (matmuls, compared with bfloat16); gemv (M = 1, as in decode); attention",
         shown="all",
         lists=TOGETHER,
     )
@@ -386,29 +386,27 @@ class Settings:
         "time limit of one measurement in each process",
         shown="3 (tflops: 1)",
     )
-    target_ci: float = setting(
-        above_zero, 1.0, "stop when half the width of the 95 % confidence interval is below N percent"
-    )
+    target_ci: float = setting(above_zero, 1.0, "stop when the 95 % confidence interval is within +- N percent")
     runs: int | None = setting(
         whole(1, 1000),
         None,
         "fresh processes that measure the same work; the result is their median, with an interval",
-        shown="5; 3 if they take over a minute each, and for all; 1 for tflops, and with SUSTAIN or EPOCHS",
+        shown="5; 3 if a process takes over a minute, and in `make all`; 1 in tflops, and with SUSTAIN or EPOCHS",
     )
     machine: str | None = setting(
-        slug, None, "the name of the file of rows, results/<MACHINE>.csv", shown="the GPU's name, else the CPU's"
+        slug, None, "name of the machine and of its file, results/<MACHINE>.csv", shown="the GPU's name, else the CPU's"
     )
-    results_dir: Path = setting(folder, ROOT / "results", "the folder of the rows", shown="results")
+    results_dir: Path = setting(folder, ROOT / "results", "folder of the results files", shown="results")
     seed: int = setting(whole(0), 0, "seed of the data and the random weights")
     workload: str = setting(
-        one_of(*MODELS), {"best": "image"}, "the workload whose fastest settings to find: " + ", ".join(MODELS)
+        one_of(*MODELS), {"best": "image"}, "workload to find the fastest settings for: " + ", ".join(MODELS)
     )
-    rounds: int = setting(whole(1, 1000), {"noise": 2}, "rounds of A/A tests, each five processes of three workloads")
+    rounds: int = setting(whole(1, 1000), {"noise": 2}, "rounds of A/A tests: three workloads in five processes each")
     max_minutes: float = setting(above_zero, {"best": 20.0}, "approximate time for the search")
     quick: bool = setting(
         zero_or_one,
         {"all": False},
-        "1: a few minutes instead of half an hour: fewer workloads, one short process for each, wider intervals",
+        "1: about three minutes instead of 20 to 30: fewer workloads, one short process each, less certain intervals",
         shown="0",
     )
 
@@ -537,23 +535,23 @@ def refuse_contradictions(settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
     if settings.prompt_tokens and not FRAMEWORKS[settings.framework].runs_language_models:
         able = " and ".join(known.title for known in FRAMEWORKS.values() if known.runs_language_models)
-        raise SettingError(f"FRAMEWORK={settings.framework!r}: language models run in {able} here: unset FRAMEWORK")
+        raise SettingError(f"FRAMEWORK={settings.framework!r}: only {able} run language models here: set one of them")
     if settings.framework != "torch" and settings.compile in COMPILE_MODES:
         raise SettingError(f"COMPILE={settings.compile!r} is a mode of torch: set 1 or 0")
     refuse_lacking(settings)
     for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
         if settings.sustain and name in environ and getattr(settings, name.lower()):
-            raise SettingError(f"SUSTAIN='{settings.sustain}' measures a single workload: unset {name}")
+            raise SettingError(f"SUSTAIN='{settings.sustain}' cannot be combined with {name}: unset one of them")
     if settings.ops and "matmul" not in settings.ops and {"convolution", "power"} & {*settings.ops}:
         raise SettingError(f"OPS={','.join(settings.ops)!r}: convolution and power need matmul: add it")
     if settings.precision in MIXED and settings.phase in ("prefill", "decode"):
         raise SettingError(
-            f"PRECISION={settings.precision!r} is for training, and PHASE={settings.phase!r}: set "
-            f"{settings.precision.removeprefix('mixed_')}, or PHASE=training"
+            f"PRECISION={settings.precision!r} needs PHASE=training, but PHASE={settings.phase!r}: set "
+            f"PRECISION={settings.precision.removeprefix('mixed_')} or PHASE=training"
         )
     refuse_many(settings, settings.num_devices, "NUM_DEVICES")
     if settings.epochs and settings.phase == "inference":
-        raise SettingError(f"EPOCHS='{settings.epochs}' is training: set PHASE=training, or unset EPOCHS")
+        raise SettingError(f"EPOCHS='{settings.epochs}' needs PHASE=training: set it, or unset EPOCHS")
 
 
 def refuse_lacking(settings):
@@ -578,9 +576,9 @@ def refuse_many(settings, count, name):
     if not FRAMEWORKS[settings.framework].runs_on_many:
         raise SettingError(f"{asked}: {FRAMEWORKS[settings.framework].title} runs on one device here: unset {name}")
     if settings.batch_size == AUTO:
-        raise SettingError(f"BATCH_SIZE='auto' is found on one device: set a number together with {asked}")
+        raise SettingError(f"BATCH_SIZE='auto' works only on one device, but {asked}: set a number")
     if settings.epochs:
-        raise SettingError(f"EPOCHS='{settings.epochs}' trains on one device: unset it, or {name}")
+        raise SettingError(f"EPOCHS='{settings.epochs}' works only on one device: unset EPOCHS or {name}")
 
 
 def read_search(environ=os.environ):
@@ -596,7 +594,7 @@ def read_search(environ=os.environ):
     if "NUM_DEVICES" in environ and environ["NUM_DEVICES"].strip() != "1":
         raise SettingError(f"NUM_DEVICES={environ['NUM_DEVICES']!r}: `make best` searches on one device: unset it")
     if "auto" in environ.get("BATCH_SIZE", "").lower():
-        raise SettingError(f"BATCH_SIZE={environ['BATCH_SIZE']!r}: `make best` finds the batch size anyway: unset it")
+        raise SettingError(f"BATCH_SIZE={environ['BATCH_SIZE']!r}: `make best` finds the batch size itself: unset it")
     return own, settings, changes
 
 
@@ -624,25 +622,30 @@ def refuse_misspelt(scripts, environ):
             raise SettingError(f"{name}={environ[name]!r} is not a setting: did you mean {near}?")
 
 
+EVERY_COMMAND = "every command"
+
+
 def table():
     """Yield a row of strings for each setting: (name, default, used by, meaning)."""
     for declared in fields(Settings):
         about, default = declared.metadata, declared.metadata["default"]
-        by_script = default if isinstance(default, dict) else {"all": default}
+        by_script = default if isinstance(default, dict) else {EVERY_COMMAND: default}
         values = (value if isinstance(value, tuple) else (value,) for value in by_script.values())
         texts = [",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in entries) for entries in values]
         shown = about["shown"] or (texts[0] if len(set(texts)) == 1 else " / ".join(texts))
-        yield variable(declared), shown, ", ".join(by_script), about["meaning"]
+        scripts = ", ".join("`make all`" if script == "all" else script for script in by_script)
+        yield variable(declared), shown, scripts, about["meaning"]
     for name, meaning in MAKE_VARIABLES.items():
-        yield name, "", "all" if name == "PYTHON" else "compare", meaning
+        yield name, "", EVERY_COMMAND if name == "PYTHON" else "compare", meaning
 
 
 PAGE = """# Settings
 
-Written by `python bench/settings.py markdown`. Settings are environment variables, set before or after `make`, or
-before a script. Most of them take a comma list: each combination then runs in a process of its own. (The entries of
-SCOPE, SIZES and OPS, and of PRECISION in `make tflops`, share one process.) `make best` uses the settings of its
-workload: a value is held fixed, a list restricts what is tried.
+Generated by `python bench/settings.py markdown`. Settings are environment variables, set before or after `make`, or
+before a script. These accept a comma-separated list: USE_GPU, NUM_DEVICES, MODEL, PHASE, BATCH_SIZE, PRECISION,
+COMPILE, MEMORY_FORMAT, OPTIMIZER, SEQUENCE_LENGTH, PROMPT_TOKENS, LORA_RANK, CHECKPOINTING and DEPTH. Each combination
+runs in its own processes. SCOPE, SIZES, OPS and, in `make tflops`, PRECISION accept a list that one process measures.
+`make best` accepts the settings of its workload: a single value is kept fixed, a list restricts what is tried.
 """
 
 
@@ -658,7 +661,8 @@ def as_text():
     for name, default, scripts, meaning in table():
         layout = {"width": min(110, shutil.get_terminal_size().columns), "break_on_hyphens": False}
         lines += textwrap.wrap(meaning, initial_indent=f"  {name:<17}", subsequent_indent=" " * 19, **layout)
-        about = "; ".join([f"default: {default}"] * bool(default) + [f"used by: {scripts}"] * (scripts != "all"))
+        users = f"used by: {scripts}" if scripts != EVERY_COMMAND else ""
+        about = "; ".join(filter(None, [f"default: {default}" if default else "", users]))
         lines += textwrap.wrap(about, initial_indent=" " * 19, subsequent_indent=" " * 28, **layout)
     return "\n".join(lines)
 

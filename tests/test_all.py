@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import measure_all
-from bench import launch
 from bench.frameworks import Device
 from bench.records import results
 from bench.records.columns import COLUMNS
@@ -178,20 +177,3 @@ def test_settings_that_would_change_the_set_are_refused(make_all, change):
     with pytest.raises(SettingError, match=next(iter(change))):
         make_all(**change)
     assert make_all.children.changes == []
-
-
-def test_ranks_of_torchrun_are_refused(make_all):
-    with pytest.raises(SettingError, match="RANK"):
-        make_all(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2", MASTER_ADDR="::1", MASTER_PORT="29500")
-    assert make_all.children.changes == []
-
-
-def test_a_launcher_uses_the_run_id_that_it_is_given(monkeypatch, tmp_path):
-    script = tmp_path / "child.py"
-    script.write_text(
-        "import os\nfrom bench.records import results\n"
-        'row = {"schema": "1", "status": "ok", "run_id": os.environ["BENCH_RUN"]}\n'
-        'results.append(os.path.join(os.environ["RESULTS_DIR"], "m.csv"), row, row)'
-    )
-    launcher = launch.Launcher("mlp", measure_all.mlp_workload, [str(script)], launch.environment.describe_host("m"))
-    assert [row["run_id"] for row in launcher.launch({RUN: "chosen"}, captures=True)[1]] == ["chosen"] * 2

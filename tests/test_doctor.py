@@ -85,7 +85,8 @@ def test_one_framework_that_runs_is_enough_and_quick_findings_come_before_them(v
     assert lines[-2:] == ["x  no  y", "tensorflow   ok  2.21"]
     assert "memory" in [line.split()[0] for line in lines[:-2]]
     status, _, err = visit({"torch": FAILS, "tensorflow": FAILS})
-    assert (status, err.splitlines()[-1]) == (1, "no framework can run here")
+    assert status == 1
+    assert err.splitlines()[-1].startswith("no framework can run here")
 
 
 @pytest.mark.parametrize(

@@ -365,13 +365,6 @@ def death(script, describe_workload, **environ):
     return launch.describe_death(read_settings(script, environ), describe_host("m"), describe_workload, -9)
 
 
-@pytest.mark.parametrize(("script", "model"), [("mlp", "mlp-8"), ("transformer", "bert-large")])
-def test_a_killed_run_of_any_script_is_a_row(script, model):
-    row = death(script, WORKLOADS[script], MODEL=model, DATA="synthetic")
-    assert (row["status"], row["scope"], row["workload"], row["model"]) == ("out_of_memory", "device", script, model)
-    assert "BATCH_SIZE" in row["note"]
-
-
 def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
     row = death("tflops", tflops_sweep.first_size)
     assert (row["status"], row["workload"]) == ("out_of_memory", "matmul")
@@ -387,15 +380,3 @@ def test_a_killed_run_names_the_batch_size_of_its_device(monkeypatch, card, batc
     host = replace(describe_host("m"), driver="580.1", gpu_cores=None)
     row = launch.describe_death(read_settings("image", {}), host, image_workload, -6)
     assert (row["batch_size"], row["status"]) == (batch_size, "crashed")
-
-
-@pytest.mark.parametrize(
-    ("phase", "environ"), [("decode", {"DEPTH": "100000"}), ("prefill", {"PROMPT_TOKENS": "100000"})]
-)
-def test_more_tokens_than_the_chosen_model_allows_are_refused_without_a_child(monkeypatch, phase, environ):
-    for name, value in ({"PHASE": phase, "MODEL": "smollm2-135m"} | environ).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(launch.processes, "run_process", lambda *_: pytest.fail("a child was started"))
-    (change,) = list_runs("llm")
-    with pytest.raises(SettingError, match=r"'100000'.*smollm2-135m has 8192"):
-        launch.check_all("llm", [change], llm_workload)

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 import best_settings
+import measure_all
+import noise_check
 from bench import cli, run
 from bench.frameworks import on_torch_ranks
 from bench.host import meters, ranks
 from bench.records import columns, report, results
-from bench.records.verdict import bus_bandwidth
 from bench.settings import SettingError, read_settings
 from bench.timing.measure import Job, MeasurementError, measure
 from mlp_benchmark import mlp_workload
@@ -64,13 +65,19 @@ def test_impossible_variables_of_torchrun_name_the_variable(change):
 
 
 @pytest.mark.parametrize(
-    ("script", "rank", "said"), [("mlp", "5", "RANK='5'"), ("best", "5", "RANK='5'"), ("best", "3", "RANK")]
+    ("start", "rank", "said"),
+    [
+        (lambda: run.run_child("mlp", mlp_workload), "5", "RANK='5'"),
+        (best_settings.main, "5", "RANK='5'"),
+        (best_settings.main, "3", "RANK"),
+        (measure_all.main, "3", "RANK"),
+        (noise_check.main, "3", "RANK"),
+    ],
 )
-def test_a_mistake_of_torchruns_variables_comes_before_a_framework(monkeypatch, capsys, script, rank, said):
+def test_a_mistake_of_torchruns_variables_comes_before_a_framework(monkeypatch, capsys, start, rank, said):
     monkeypatch.setattr(run, "open_bench", pytest.fail)
     for name, value in (TORCHRUN | {"RANK": rank}).items():
         monkeypatch.setenv(name, value)
-    start = best_settings.main if script == "best" else lambda: run.run_child("mlp", mlp_workload)
     assert cli.run_script(start) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
@@ -239,10 +246,6 @@ def test_the_table_of_a_list_shows_the_efficiency_with_its_interval():
     assert " ".join(one.split()) == "1 device 100 images/s 100 per device efficiency 1.000"
     assert " ".join(two.split()) == "2 devices 170 images/s 85 per device efficiency 0.850 (0.655 to 1.100)"
     assert report.describe_scaling(rows[:1]) == ""
-
-
-def test_bus_bandwidth_is_that_of_nccl_tests():
-    assert [bus_bandwidth(10, n) for n in (2, 4, 8)] == [10, 15, 17.5]
 
 
 # Real ranks, by gloo.

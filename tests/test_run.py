@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import cli, frameworks, run
-from bench.host import environment, meters, sensors
+from bench.host import environment, meters
 from bench.records import columns, report, results, verdict
 from bench.settings import FRAMEWORKS, REPEATED, RUN, Framework
 from bench.timing import measure
@@ -46,9 +46,10 @@ def image(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(FRAMEWORKS, "numpy", Framework("NumPy"))
     shutil.copy("tests/frameworks/on_numpy.py", tmp_path)
     monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, str(tmp_path)])
+    monkeypatch.setattr(run, "open_canary", lambda *device: None)  # it takes longer than all else here
 
     def call(script="image", describe_workload=tiny_workload, **environ):
-        values = {"FRAMEWORK": "numpy", "MODEL": "linear", "MAX_SECONDS": "0.1", "BATCH_SIZE": "8", "MACHINE": "m"}
+        values = {"FRAMEWORK": "numpy", "MODEL": "linear", "MAX_SECONDS": "0.03", "BATCH_SIZE": "8", "MACHINE": "m"}
         values |= {} if "SUSTAIN" in environ else {"SCOPE": "device"}
         for name, value in (values | environ).items():
             monkeypatch.setenv(name, value)
@@ -140,7 +141,7 @@ def test_energy_heat_and_idle_power_are_in_the_row(image, instrumented):
     assert (row["clock_mhz"], row["throttle_reasons"], row["canary_ratio"]) == ("1980", "sw_power_cap", "1.07")
     assert row["flags"].split()[-1] == "slowed"
     assert " W of the gpu board, " in out
-    assert "slowed: after the measurement" in out
+    assert "slowed: a small matmul" in out
 
 
 @pytest.mark.parametrize(
@@ -250,13 +251,6 @@ def test_prefill_says_the_time_to_the_first_token():
     assert "first token" not in report.describe_result(row | {"phase": "decode"})
 
 
-def test_rows_are_added_to_those_that_are_there(image):
-    image()
-    *_, rows = image(BATCH_SIZE="4")
-    assert [row["batch_size"] for row in rows] == ["8", "4"]
-    assert rows[0]["run_id"] != rows[1]["run_id"]
-
-
 @pytest.mark.parametrize(
     ("model", "status", "reason"),
     [
@@ -286,7 +280,7 @@ def test_ctrl_c_writes_what_was_measured(image, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(run.report, "progress", lambda *work: nullcontext(press))
-    code, out, _, rows = image()
+    code, out, _, rows = image(MAX_SECONDS="0.3")
     assert (code, len(rows)) == (130, 1)
     assert (rows[0]["status"], rows[0]["stop_reason"], rows[0]["windows"]) == ("interrupted", "interrupted", "3")
     assert float(rows[0]["throughput"]) > 0
@@ -406,12 +400,6 @@ def test_a_users_allocator_settings_are_in_the_row(image, monkeypatch):
     assert rows[0]["allocator"] == "MALLOC_TRIM_THRESHOLD_=100000000"
 
 
-def test_no_meter_is_needed(image, monkeypatch):
-    monkeypatch.setattr(sensors, "psutil", None)
-    code, *_ = image()
-    assert code == 0
-
-
 def test_the_three_scopes_and_the_verdict(image):
     code, out, _, rows = image(SCOPE="device,input,end_to_end", NUM_WORKERS="1")
     assert code == 0
@@ -421,12 +409,6 @@ def test_the_three_scopes_and_the_verdict(image):
     assert [row["num_workers"] for row in rows] == ["", "1", "1"]
     assert len({row["run_id"] for row in rows}) == 1
     assert rows[2]["note"] in out
-
-
-def test_training_is_followed_by_its_parts(image):
-    _, out, _, rows = image(PHASE="training")
-    assert [row["phase"] for row in rows] == ["training", "forward", "backward", "optimizer"]
-    assert "  backward " in out
 
 
 def test_a_failure_is_the_last_row_of_its_run(image):

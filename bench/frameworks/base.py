@@ -1,6 +1,6 @@
-"""What a framework's file implements: a DeviceContext and a Model, and a CachedModel if it has language models.
+"""Define what a framework's file implements: a DeviceContext, a Model and, for language models, a CachedModel.
 
-session.py builds from these whatever is timed. Imports no framework.
+session.py builds everything that is timed from these classes. This file imports no framework.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from bench.timing.measure import MeasurementError
 
 @dataclass(frozen=True)
 class Stream:
-    """Batches from JPEG files, without end. The workers stop when the iterator is gone."""
+    """An endless series of batches from JPEG files. The workers stop when the iterator is deleted."""
 
     batches: Iterator  # of (*inputs, target) on the host
     num_workers: int
@@ -27,7 +27,7 @@ class Stream:
 class Model(ABC):
     """A model on its device, and the parts of its training.
 
-    A batch is on the device: the model's inputs, and at the end the target of the workload's loss.
+    A batch is a tuple of arrays on the device: the model's inputs, then the target of the workload's loss.
     """
 
     parameters: int  # trainable
@@ -91,15 +91,15 @@ class CachedModel(ABC):
 
     @abstractmethod
     def open_cache(self, sequences, tokens):
-        """Replace the cache by an empty one for a number of tokens of each sequence."""
+        """Replace the cache with an empty one that has room for this number of tokens of each sequence."""
 
     @abstractmethod
     def seek(self, length):
-        """Make the cache hold its first `length` tokens only."""
+        """Truncate the cache to its first `length` tokens."""
 
     @abstractmethod
     def extend(self, tokens):
-        """Read tokens after those in the cache; returns the last one's logits, of shape (sequences, vocabulary)."""
+        """Append tokens to the cache; returns the logits of the last one, of shape (sequences, vocabulary)."""
 
     @abstractmethod
     def extend_uncompiled(self, tokens):
@@ -133,7 +133,7 @@ class DeviceContext(ABC):
 
     @abstractmethod
     def build(self, workload, is_trained):
-        """Return a Model, proved to be the right one and to compute the right outputs and gradients."""
+        """Build a Model and check its parameters, outputs and gradients."""
 
     def build_cached(self, workload) -> CachedModel:
         """Return a CachedModel; raises MeasurementError in a framework without language models."""
@@ -141,7 +141,7 @@ class DeviceContext(ABC):
 
     @abstractmethod
     def put(self, *arrays):
-        """Return a batch on the device, floats in this precision, and images in this memory format."""
+        """Copy a batch to the device, with floats in this precision and images in this memory format."""
 
     @abstractmethod
     def gather(self, data, order, batch_size):
@@ -165,11 +165,11 @@ class DeviceContext(ABC):
 
     @abstractmethod
     def synchronize(self):
-        """Return when all submitted work is complete."""
+        """Wait until all submitted work is complete."""
 
     @abstractmethod
     def read(self, values):
-        """Wait for values; returns their norm as a float, because one of them may be a dead unit."""
+        """Wait for values; returns their norm as a float, because a single value may always be zero."""
 
     @abstractmethod
     def as_array(self, values):
@@ -180,7 +180,7 @@ class DeviceContext(ABC):
         return output[-1, -1] if len(output.shape) > 2 else output[-1]
 
     def reset_peak_memory(self):
-        """Forget the memory that was used so far."""
+        """Reset the peak memory counter."""
 
     def peak_memory_bytes(self):
         """Return the most memory that this session allocated on the device; None if the framework cannot tell."""
@@ -209,7 +209,7 @@ class DeviceContext(ABC):
         raise NotImplementedError
 
     def check_tokens(self, module, loss_of, workload):
-        """Raise MeasurementError unless the first loss is that of random weights, and no token sees a later one."""
+        """Raise MeasurementError unless the first loss is that of random weights, and no token uses a later one."""
         ids, target = workload.make_batches(2, self.seed)[0]
         half = ids.shape[1] // 2
         changed = np.concatenate([ids[:, :half], ids[:, half:][:, ::-1]], 1)

@@ -336,9 +336,9 @@ def draw_block(axes, work, bars, top):
     return top + max(2, len(bars)) * ROW + 0.13
 
 
-def name_picture(machine, framework):
-    """Return the name of a card's file: PyTorch's has that of the machine."""
-    return f"{machine}.png" if framework == "torch" else f"{machine}-{framework}.png"
+def path_of(folder, machine, framework):
+    """Return the path of a card in the folder of the results."""
+    return folder / "cards" / f"{machine}-{framework}.png"
 
 
 def draw_all(stored, folder):
@@ -346,7 +346,7 @@ def draw_all(stored, folder):
     own, paths = stored.believed[~stored.believed["published"]], []
     for machine, framework in own[["machine", "framework"]].drop_duplicates().itertuples(index=False):
         if card := make_card(stored, machine, framework):
-            path = folder / name_picture(machine, framework)
+            path = path_of(folder, machine, framework)
             paths.append(draw.save(draw_card(card), path, dpi=draw.SHEET_DPI))
     return paths
 
@@ -357,5 +357,5 @@ def finish(folder, machine, framework):
     card = make_card(select.load(folder, warnings.append), machine, framework)
     if card is None:
         return [*warnings, "too few workloads were measured for a card"]
-    path = draw.save(draw_card(card), folder / "plots" / name_picture(machine, framework), dpi=draw.SHEET_DPI)
+    path = draw.save(draw_card(card), path_of(folder, machine, framework), dpi=draw.SHEET_DPI)
     return [*warnings, "", *as_text(card), f"card: {cli.display_path(path)}"]

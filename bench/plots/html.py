@@ -16,8 +16,10 @@ from pathlib import Path
 import pandas as pd
 
 from bench.plots import draw, select
+from bench.plots.card import path_of
 from bench.records import columns, peaks, tables
 from bench.records.columns import format_number
+from bench.settings import FRAMEWORKS
 from bench.timing.measure import FLAGS
 from bench.workloads.workload import BYTES
 
@@ -48,9 +50,10 @@ CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 def write_page(rows, path):
     """Write the page of these rows, from tables.read_rows(), and return its path."""
-    data, pictures = collect(rows), {picture.stem for picture in path.parent.glob("plots/*.png")}
-    for name, machine in data["machines"].items():  # its card, if `make all` or `make plot` has drawn one
-        machine["card"] = f"plots/{name}.png" if name in pictures else ""
+    data = collect(rows)
+    for name, machine in data["machines"].items():  # its cards, if `make all` or `make plot` has drawn some
+        cards = {framework: path_of(path.parent, name, framework) for framework in FRAMEWORKS}
+        machine["cards"] = {framework: f"cards/{card.name}" for framework, card in cards.items() if card.exists()}
     with draw.replace_file(path) as file:
         file.write_text(render(data), encoding="utf-8")
     return path

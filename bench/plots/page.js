@@ -393,9 +393,9 @@ function showMachine(address) {
     : lines.find((line) => !isPublished(line))?.machine ?? machines[0];
   showSelect("machine", "Machine", machines, machine, (value) => ({machine: value}));
   showFilter(address);
-  const {about, limits, card} = data.machines[machine] ?? {about: "", limits: []};
+  const {about, limits, cards} = data.machines[machine] ?? {about: "", limits: [], cards: {}};
   at("about").replaceChildren(about, " ", link("Compare with another machine", {a: machine, b: ""}));
-  if (card) at("about").append(" ", element("a", {href: card}, "Card"));
+  for (const [framework, href] of Object.entries(cards)) at("about").append(" ", element("a", {href}, `Card of ${framework}`));
   at("limits").append(...limits.map(([what, how, value]) => element("li", {}, `${what}: ${value} (${how})`)));
   const found = lines.filter((line) => line.machine === machine);
   const best = bestOf(found, (line) => [line.framework, line.kind, ...REQUIRED.map((name) => line[name])]);

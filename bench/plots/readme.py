@@ -1,4 +1,4 @@
-"""Write the page results/README.md: the pictures, then short tables of the fastest figures."""
+"""Write the page results/README.md: short tables of the fastest results, then the plots."""
 
 from collections import Counter
 
@@ -13,11 +13,14 @@ ABOUT = (
     "published ones: open it in a browser to choose, sort, filter and compare. `MACHINE=... make table` prints all "
     "lines of a machine, with their settings, intervals and flags; `make compare` compares two."
 )
-FASTEST = "The fastest settings of each machine and framework, with one device and resident batches."
+FASTEST = (
+    "The fastest result of each machine and framework in any settings (batch size, memory format, compilation), on one "
+    "device and with resident batches."
+)
 
 
 def write(stored, pictures):
-    """Return the page as text: the pictures, a table for each workload."""
+    """Return the page as text: a table for each workload, the plots."""
     found = stored.believed[stored.believed["value"].notna()]
     resident = select.resident(found)
     own = {
@@ -29,10 +32,11 @@ def write(stored, pictures):
         "Convolutions, TFLOP/s": (found, "convolution", ["model", "precision"]),
         "Memory bandwidth, GB/s": (select.bandwidths(found), "bandwidth", ["model"]),
     }
-    parts = ["# Results", ABOUT, *(f"![{path.stem}](plots/{path.name})" for path in pictures), FASTEST]
+    parts = ["# Results", ABOUT, FASTEST]
     for title, (lines, workload, names) in own.items():
         if len(lines := lines[lines["workload"] == workload]):
             parts += [f"## {title}", list_fastest(lines, names)]
+    parts += ["## Plots", *(f"![{path.stem}](plots/{path.name})" for path in pictures)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Report a run: a progress bar while it measures, then its result in words, fitted to the terminal."""
+"""Report a run: a progress bar while it measures, then its result as text that fits the terminal."""
 
 import statistics
 import sys
@@ -53,7 +53,7 @@ def describe_task(row):
 
 
 def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
-    """Describe one row in lines: what was measured, how sure that is, and every warning.
+    """Describe one row in lines: its result, its interval and its warnings.
 
     Args:
         peak_fraction, bandwidth_fraction: of what `make tflops` measured on this machine; None if that is unknown.
@@ -147,8 +147,8 @@ def describe_slowdown(rows, stored):
     times, when = find_slowdown(rows, stored) or (1.0, "")
     if times < MACHINE_CHANGED:
         return ""
-    said = f"this machine is {times:.2f} times slower than on {when[:16].replace('T', ' ')} UTC"
-    return layout.wrap(f"  {said}, measured by a small matmul (the canary): expect lower rates", "    ")
+    said = f"a small matmul (the canary) takes {times:.2f} times as long as on {when[:16].replace('T', ' ')} UTC"
+    return layout.wrap(f"  {said}: this machine is slower now, expect lower rates", "    ")
 
 
 def explain(flags):
@@ -179,8 +179,8 @@ def describe_processes(rows):
             by_part.setdefault(name_part(row), []).append(row)
     most, lines = max(map(len, by_part.values()), default=0), []
     if most == 1:
-        lines = ["  one process only: its interval does not include the differences between processes"]
-        lines[0] += "" if read_ranks().are_many else "; RUNS=5 measures them"
+        lines = ["  one process only: the interval does not include variation between processes"]
+        lines[0] += "" if read_ranks().are_many else "; RUNS=5 measures it"
     elif most > 1:
         lines = [f"{most} processes:", *(describe_merged(part, found) for part, found in by_part.items())]
     flags = {flag for row in rows for flag in (row.get("flags") or "").split()}
@@ -211,7 +211,7 @@ def describe_details(row, peak_fraction, bandwidth_fraction):
     if row.get("tflops"):
         share = ""
         if peak_fraction is not None:
-            above = ", which is a matmul's" if peak_fraction > 1 else ""
+            above = ", which is that of matmuls" if peak_fraction > 1 else ""
             share = f" ({100 * peak_fraction:.3g} % of this machine's measured peak{above})"
         details.append(
             f"{format_number(row['tflops'], '{:.3g}')} TFLOP/s{share}, {row['measured_precision']} as measured"
@@ -227,7 +227,7 @@ def describe_interval(row):
     """Describe the interval of a row's throughput and the number of its windows."""
     low, high = row["throughput_low"], row["throughput_high"]
     if low is None:
-        return f"without an interval ({row['windows']} windows)"
+        return f"no interval (windows: {row['windows']})"
     if row["windows"] < ENOUGH_WINDOWS:
         return f"range of {row['windows']} windows in this process: {format_number(low)} to {format_number(high)}"
     percent = format_number(50 * (high - low) / row["throughput"], "{:.2g}")

@@ -28,7 +28,7 @@ from bench.records.columns import COLUMNS
 from bench.records.physics import Problem
 from bench.settings import ROOT, SettingError, read_settings
 
-GENERATED = re.compile(r"results/(README\.md|index\.html|plots/[\w.-]+\.png)")
+GENERATED = re.compile(r"results/(README\.md|index\.html|(?:plots|cards)/[\w.-]+\.png)")
 OWN = ("run_id", "machine", "workload", "model", "throughput")  # columns of every file of this program
 MOST_CHARACTERS = 65_536  # of an issue on GitHub
 MOST_PRINTED = 20
@@ -72,6 +72,8 @@ class Repository:
 
     def find_fault(self, commit):
         """Explain what is wrong with the commit of a row; "" if its programs are those of a commit of the base."""
+        if not commit:
+            return "is empty: clone the repository with git instead of downloading its files, then measure again"
         if not re.fullmatch("[0-9a-f]{12,40}", commit):
             return "must be a commit without changes: commit or stash them, then measure again"
         shared = self.git("merge-base", self.tip, commit)
@@ -188,11 +190,11 @@ def submit(settings, repository):
     if problems:
         for problem in problems[:MOST_PRINTED]:
             print(problem.describe(path), file=sys.stderr)
-        print(f"{len(problems)} problems in {path}: nothing can be sent yet", file=sys.stderr)
+        print(f"{len(problems)} problems in {path}: fix them, then run `make submit` again", file=sys.stderr)
         return 1
     print(describe(file, added) + "\n")
     print(f"{path}: {len(added)} new rows, no problems. Nothing has been sent. To send them:")
-    print(f"1. git checkout -b {host.machine} && git add {path} && git commit -m 'Rows of {host.machine}'")
+    print(f"1. git switch -C rows-{host.machine} && git add {path} && git commit -m 'Rows of {host.machine}'")
     print("2. push that branch to your fork and open a pull request with the text above")
     size = len(file.read_text(encoding="utf-8"))
     paste = "or paste its text" if size < MOST_CHARACTERS * 0.9 else f"which is too long to paste ({size:,} characters)"

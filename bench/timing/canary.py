@@ -1,8 +1,8 @@
 """A canary: a small matmul, timed before a run's first measurement and after each one.
 
 It needs no permissions and works on every machine. If the same matmul becomes slower during a run, and no other program
-explains it, heat or a power limit has slowed the machine down. Its seconds are stored, so that a run on a slow day can
-be told from slow software.
+explains it, heat or a power limit has slowed the machine down. Its seconds are stored, so that a slow machine can be
+told from slow software.
 """
 
 import logging
@@ -69,7 +69,7 @@ class Canary:
 
     Args:
         session: of one small piece of work.
-        contention: a watch that shows other programs' load; None where other programs do not matter or cannot be seen.
+        contention: a watch for other programs' load; None if other programs do not matter or cannot be seen.
         slower: the ratio of seconds above which the machine counts as slowed.
         clock: () -> seconds of wall time.
     """

@@ -1,4 +1,4 @@
-"""Proves that the work is right before it is timed, with the same NumPy checks for every framework."""
+"""Check that the work is right before it is timed, with the same NumPy code for every framework."""
 
 import math
 
@@ -51,15 +51,15 @@ def output_limit(measured_precision, rounding):
 
     Args:
         measured_precision: what the device really computes in, as name_precision() names it.
-        rounding: the error of this model in float32 on the CPU against float64. It is 1e-6 in most models, and over
-            1e-4 where a deep one has shrunk its pictures to single pixels.
+        rounding: the error of this model in float32 on the CPU against float64: about 1e-6 for most models, more than
+            1e-4 for deep ones that shrink their feature maps to single pixels.
     """
     bits = lost_bits(measured_precision)
     return max(MAX_ROUGH_ERROR, 2**bits * rounding) if bits else max(MAX_RELATIVE_ERROR, 10 * rounding)
 
 
 def lost_bits(measured_precision):
-    """Return by how many bits the shortest significand in a measured precision is shorter than float32's."""
+    """Return how many significand bits a measured precision lacks, compared with float32."""
     shortest = min(SIGNIFICANDS.get(name, LOWER_SIGNIFICAND) for name in names_in(measured_precision))
     return max(0, SIGNIFICANDS["float32"] - shortest)
 
@@ -69,8 +69,8 @@ def check_output(got, expected, limit):
 
     Args:
         got: output of the measured device, shape (2, classes).
-        expected: the same in float64 on the CPU; None where the device is the CPU in float32 or float64, so that only
-            infinities and NaN can be found.
+        expected: the same in float64 on the CPU; None if the device is the CPU in float32 or float64: then only
+            infinities and NaN are detected.
         limit: from output_limit().
     """
     got = np.asarray(got, np.float64)
@@ -81,14 +81,14 @@ def check_output(got, expected, limit):
     error, items = relative_error(got, expected), relative_error(expected[0], expected[1])
     require(error <= limit, f"the output differs from the CPU's by {error:.1e} (relative L2), limit {limit:.1e}")
     if limit < MAX_ROUGH_ERROR:  # a device that ignores its input would pass otherwise
-        said = f"outputs of two items differ by {items:.1e}, those of device and CPU by {error:.1e}"
+        said = f"the outputs of two items differ by only {items:.1e}, those of device and CPU by {error:.1e}"
         require(items >= 10 * error, said)
 
 
 def check_equal(got, expected, limit, words):
     """Raise MeasurementError, in these words, unless outputs that must be equal agree.
 
-    Libraries may add in another order the second time, so a tenth of what rounding explains is left to them.
+    Libraries may sum in a different order the second time, so a tenth of the limit for rounding is allowed.
     """
     error = relative_error(got, expected)
     require(error <= min(limit, MAX_ROUGH_ERROR) / 10, f"{words} by {error:.1e}")
@@ -106,8 +106,8 @@ def check_last_output(timed, fresh, limit):
 def gradient_errors(got, expected):
     """Return the relative L2 error of each weight's gradient.
 
-    Some gradients are zero but for rounding, such as those of an attention's key biases. Hence the error of a small
-    gradient is divided by SMALL_GRADIENT of the norm of all of them instead of its own norm.
+    Some gradients, such as those of the key biases in attention, are zero except for rounding. The error of a small
+    gradient is therefore divided by SMALL_GRADIENT of the norm of all gradients instead of its own norm.
 
     Args:
         got, expected: arrays, one for each weight, in the same order.
@@ -121,10 +121,10 @@ def gradient_errors(got, expected):
 def check_gradients(got, expected, rounding, measured_precision):
     """Raise MeasurementError unless the gradients of a pair of items agree with float64's.
 
-    The last layer's weights and biases have a strict limit. Behind them ReLUs flip: a single one whose input is within
-    rounding of zero changes a gradient by up to 4 %, and at the first layers of ResNet-50 many of them make float32
-    wrong by 2 % and 16 bits by 140 %. So in float32 and float64 the other weights are compared with a wide limit, and
-    with shorter significands they are not compared.
+    Only the last layer's weights and biases have a strict limit. In earlier layers, rounding flips ReLUs: a single one
+    whose input is close to zero changes a gradient by up to 4 %. In the first layers of ResNet-50, many of them make
+    gradients wrong by 2 % in float32 and by 140 % in 16 bits. The other weights are therefore compared with a wide
+    limit in float32 and float64, and not at all with shorter significands.
 
     Args:
         got: of the measured device, an array for each weight, the last layer's at the end.
@@ -164,8 +164,8 @@ def check_compiled(got, expected, again=None):
     For float32 and float64 only: rounding order alone can change the 16-bit output of a deep model by 10 %.
 
     Args:
-        again: in training, the uncompiled model's output computed once more. Where it differs from expected, layers
-            are random, and nothing can be checked. BatchNorm in training amplifies rounding (2e-3 seen in ResNet-152).
+        again: in training, the uncompiled model's output computed once more. If it differs from `expected`, the model
+            has random layers, and nothing is checked. BatchNorm in training amplifies rounding (2e-3 in ResNet-152).
     """
     limit = MAX_RELATIVE_ERROR if again is None else MAX_TRAINING_ERROR
     if again is not None and relative_error(again, expected) > limit / 10:
@@ -177,7 +177,7 @@ def check_compiled(got, expected, again=None):
 def check_cache(got, expected, precision):
     """Raise MeasurementError unless tokens read one by one give the logits of all of them at once.
 
-    In 16 bits smollm2-135m was wrong by 0.02 from rounding, by 0.13 from positions off by one, by 1.4 without a cache.
+    Errors of smollm2-135m in 16 bits: 0.02 by rounding, 0.13 by positions that are off by one, 1.4 without a cache.
     """
     limit = MAX_RELATIVE_ERROR if precision in ("float32", "float64") else MAX_CACHE_ERROR
     error = relative_error(got, expected)
@@ -214,7 +214,7 @@ def probe_inputs():
 def name_precision(matmul_error, convolution_error, is_float16=False):
     """Return the precision that the hardware computed in, from the two probes' relative errors against float64.
 
-    TF32 and float16 have equally long significands: is_float16 says that the outputs were float16.
+    The significands of TF32 and float16 are equally long, so is_float16 tells whether the outputs were float16.
     """
 
     def name(error):

@@ -1,12 +1,12 @@
-"""Measure how long a step takes and how certain that is. Knows no framework: session and clock are arguments.
+"""Measure the time of a step and its uncertainty. Independent of the framework: session and clock are arguments.
 
 The order of a measurement:
 
-    first step -> warm-up until steady -> does every step run? does the output vary? -> windows -> were all steps done?
+    first step -> warm-up -> check that every step runs and the output varies -> windows -> check the number of steps
 
 A window is: read the clock, submit k steps, synchronise, read a number that depends on the last step, read the clock.
-Nothing else happens inside, and no window is dropped. What makes a number doubtful becomes a flag next to it (FLAGS);
-statistics, such as the width of the interval, do not.
+Nothing else happens inside, and no window is dropped. Anything that makes a result unreliable raises a flag (FLAGS).
+Statistics, such as the width of the interval, are columns and not flags.
 
 There are three modes (MODES): whole steps on resident batches, one part of a training step, and a stream of batches
 from an input pipeline. A pipeline prepares batches ahead, so its windows have no gaps: each begins when the last one
@@ -50,18 +50,18 @@ MAX_SINGLE_RATIO = 4.0
 SINGLE_TOLERANCE = 2e-5  # seconds
 SKIP_TRIES = 3
 
-# A flag means: do not trust this row without a look. Each text ends with advice.
+# A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {
     "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
-    "recompiled": "the framework compiled again during the measurement: a longer MAX_SECONDS reduces the effect",
+    "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, in addition to their load before the run: close "
     "them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
-    "short": "measured fewer than 10 queue lengths, so batches prepared beforehand may inflate the rate: set a longer "
-    "MAX_SECONDS",
+    "short": "fewer than 10 queue lengths were measured, so batches prepared in advance may inflate the rate: set a "
+    "larger MAX_SECONDS",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
-    "slowed": "after the measurement a small matmul took more than 10 % longer than at the start of its process (heat, "
-    "a power limit, a busy host): let the machine rest, then repeat the run",
+    "slowed": "a small matmul took more than 10 % longer after the measurement than at the start (heat, a power limit, "
+    "a busy host): let the machine cool down and repeat the measurement",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use identical ones",
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
@@ -85,7 +85,7 @@ class Job:
     items_per_step: int
     max_seconds: float
     target_ci: float = 1.0  # percent
-    num_items: int | None = None  # at least this many, in whole steps, whatever the other two say
+    num_items: int | None = None  # at least this many, in whole steps; overrides the other two
     clock: Callable[[], float] = time.perf_counter  # wall seconds
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
@@ -104,7 +104,7 @@ class Measurement:
     """What was measured. Seconds are wall seconds; throughput is items per second.
 
     The throughput of resident batches is that of the median window. For a pipeline, or a given number of items, it
-    is all items over all seconds. Without an interval both of its ends are None.
+    is total items / total seconds. If there is no interval, both of its ends are None.
     """
 
     throughput: float
@@ -143,7 +143,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Ready:
-    """What is known of a session that is warm and whose steps are proved to run."""
+    """Hold what is known of a session after warm-up and after the check that every step runs."""
 
     first_step_seconds: float
     first_value: float  # what was read after the first step
@@ -152,13 +152,13 @@ class Ready:
 
 
 def measure(job: Job):
-    """Measure a job's steps; the garbage collector rests meanwhile.
+    """Measure a job's steps with garbage collection disabled.
 
     Returns:
         A Measurement. After Ctrl-C: of the complete windows, with stop_reason "interrupted".
 
     Raises:
-        MeasurementError: `work_skipped`, `constant_output` or `unsupported`: no number can be believed.
+        MeasurementError: `work_skipped`, `constant_output` or `unsupported`: there is no valid result.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
     with collector_at_rest():
@@ -288,10 +288,10 @@ MODES = {"step": get_step_ready, "part": get_part_ready, "stream": get_stream_re
 
 
 def measure_ready(job: Job, ready, run):
-    """Return the Measurement of the windows of run(job, steps), with the flags that were raised meanwhile.
+    """Measure the windows of run(job, steps); returns a Measurement with its flags.
 
     Raises:
-        MeasurementError: `work_skipped` if the optimizer counted other steps than we did, or changed nothing.
+        MeasurementError: `work_skipped` if the optimizer's step count differs from ours, or no weight changed.
     """
     session, warmup = job.session, ready.warmup
     traces, updates = session.trace_count(), session.updates()
@@ -302,7 +302,7 @@ def measure_ready(job: Job, ready, run):
         value = session.read()
         require_updates(session, updates, ready.steps * len(series.windows) + series.tail_steps)
         if updates is not None and value == ready.first_value:
-            raise MeasurementError("work_skipped", "the weights are as they were after the first step")
+            raise MeasurementError("work_skipped", "the weights have not changed since the first step")
         flags += [] if math.isfinite(value) else ["not_finite"]
         if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * warmup.step_seconds:
             flags += ["barrier_shows"]
@@ -316,14 +316,14 @@ def measure_ready(job: Job, ready, run):
 def require_updates(session, before, steps):
     """Raise MeasurementError unless the optimizer's own count went up by the steps that were counted."""
     if before is not None and (done := session.updates() - before) != steps:
-        raise MeasurementError("work_skipped", f"{steps} training steps were timed and the optimizer took {done}")
+        raise MeasurementError("work_skipped", f"{steps} training steps were timed, but the optimizer counted {done}")
 
 
 def timed(session, clock, steps):
-    """Return the seconds from submitting the first of some steps until a value of the last one was read.
+    """Return the seconds from submitting the first step to reading a value of the last one.
 
-    The read means that no barrier has to be believed. If a step needs another part before it (backward needs forward),
-    each step is timed by itself.
+    Because of the read, the result does not rely on the barrier. If a step needs another part before it (backward
+    needs forward), each step is timed separately.
     """
     if session.prepare:
         return sum(timed_apart(session, clock) for _ in range(steps))
@@ -347,7 +347,7 @@ def timed_apart(session, clock):
 
 
 def prove_every_step_runs(job: Job, steps):
-    """Raise MeasurementError (`work_skipped`) if steps in a window cost far less than steps one by one.
+    """Raise MeasurementError (`work_skipped`) if steps in a window take far less time than single steps.
 
     A lazy framework that evaluates only what is read would run one step of each window. Let W be the seconds per step
     of a window, F the shortest of some single steps, each with barrier and read, and P an idle barrier and read. A
@@ -372,15 +372,15 @@ def prove_every_step_runs(job: Job, steps):
             return
     raise MeasurementError(
         "work_skipped",
-        f"a step by itself takes {single * 1e3:.3g} ms, and {in_window * 1e3:.3g} ms in a window of {compared}: "
-        "most steps of a window do not run",
+        f"a single step takes {single * 1e3:.3g} ms, but a step in a window of {compared} takes only "
+        f"{in_window * 1e3:.3g} ms: most steps of a window do not run",
     )
 
 
 def prove_output_varies(session):
     """Raise MeasurementError (`constant_output`) if steps on different batches all give the same value.
 
-    Then a cache answers instead of the work, or the step ignores its input.
+    Equal values mean that the result comes from a cache, or that the step ignores its input.
     """
     values = []
     for _ in range(4):
@@ -423,7 +423,7 @@ def is_steady(paces):
 
 
 def idle_barrier_seconds(job: Job):
-    """Return what synchronising and reading cost when there is nothing to wait for."""
+    """Return the seconds that synchronising and reading take on an idle device."""
     costs = []
     for _ in range(10):
         start = job.clock()
@@ -434,13 +434,13 @@ def idle_barrier_seconds(job: Job):
 
 
 def choose_steps(step_seconds, barrier_seconds):
-    """Return the steps per window so that neither the clock nor the barrier and read show in the result."""
+    """Return the steps per window that make the cost of the clock, the barrier and the read negligible."""
     window = max(MIN_WINDOW_SECONDS, barrier_seconds / MAX_BARRIER_SHARE)
     return max(1, math.ceil(window / step_seconds))
 
 
 def drain_queue(job: Job):
-    """Throw away twice the batches that may have been waiting; the last ones' pace is the pipeline's own.
+    """Discard twice as many batches as the queue may hold; returns the time per step of the last ones.
 
     It ends at MAX_SECONDS in any case. If that few steps take that long, either the device is the limit and the queue
     stays full, or the measurement is flagged as short.
@@ -456,7 +456,7 @@ def drain_queue(job: Job):
 
 
 def choose_stream_steps(step_seconds, num_workers, max_seconds):
-    """Return the steps per window of a pipeline: if time allows a multiple of its workers, which deliver in turns."""
+    """Return the steps per window of a pipeline: a multiple of its workers, which deliver in turns, if time allows."""
     workers = max(1, num_workers)
     if workers * step_seconds > max_seconds / MIN_SAMPLES:
         return 1
@@ -467,7 +467,7 @@ def choose_stream_steps(step_seconds, num_workers, max_seconds):
 def run_until_sure(job: Job, steps):
     """Measure windows until the interval is narrow enough or the time is over; returns a Series.
 
-    A pipeline runs until the time is over: while we computed statistics between its windows it would work ahead.
+    A pipeline always runs for the whole time, because it would work ahead while statistics are computed.
     """
     next_look = ENOUGH_WINDOWS
 
@@ -522,7 +522,7 @@ def collect(job: Job, series, stop):
 
 
 def summarize(job: Job, ready, series, flags):
-    """Return the Measurement that follows from the windows' seconds and the flags raised so far."""
+    """Build the Measurement from the seconds of the windows and the flags."""
     windows, steps = series.windows, series.steps
     middle = statistics.median(windows)
     in_window = job.items_per_step * steps
@@ -551,7 +551,7 @@ def summarize(job: Job, ready, series, flags):
 
 
 def interval(windows):
-    """Return (low, high) to print next to the median: 95 % from 20 windows on, below that their whole range."""
+    """Return (low, high): the 95 % interval of the median for 20 windows or more, the whole range for fewer."""
     if len(windows) >= ENOUGH_WINDOWS:
         return median_interval(windows)
     return (min(windows), max(windows)) if len(windows) > 1 else (None, None)

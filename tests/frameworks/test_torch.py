@@ -66,20 +66,18 @@ def test_the_optimizer_is_the_one_asked_for(optimizer):
 
 def test_images_lie_in_the_memory_format_asked_for():
     for memory_format, is_last in (("channels_first", False), ("channels_last", True)):
-        session = open_session("image", MEMORY_FORMAT=memory_format, PRECISION="mixed_bfloat16")
-        images, _ = next(session.batches)
+        images, _ = next(open_session("image", "inference", MEMORY_FORMAT=memory_format).batches)
         assert images.is_contiguous(memory_format=torch.channels_last) == is_last
-        assert measure.prove_output_varies(session) is None
 
 
 # A process that has used MPS cannot be forked, and other tests use it.
 @pytest.mark.parametrize("start_method", ["spawn", "fork"] if sys.platform == "linux" else ["spawn"])
 def test_a_stream_works_with_every_start_method(start_method):
-    settings = read_settings("image", {"BATCH_SIZE": "4", "NUM_WORKERS": "2", "USE_GPU": "0"})
+    settings = read_settings("image", {"BATCH_SIZE": "4", "NUM_WORKERS": "1", "USE_GPU": "0"})
     stream = on_torch_images.open_stream(image_workload(settings), settings, "inference", False, start_method)
     images, labels = next(stream.batches)
     assert (images.shape, images.dtype, len(labels)) == ((4, 3, 224, 224), torch.float32, 4)
-    assert stream.queue_steps == 6
+    assert stream.queue_steps == 3
 
 
 def test_a_stream_never_ends_and_reads_every_file():
@@ -103,15 +101,15 @@ def test_the_jpeg_pool_is_seeded_and_like_photographs(tmp_path):
     assert 1 < bits < 3  # a pixel; noise would take over 6
 
 
-# One of each kind of trouble: auxiliary heads, 299 pixels, a head of zeros, no BatchNorm, grouped convolutions.
+# One of each kind of trouble: auxiliary heads, a head of zeros, no BatchNorm, grouped convolutions, stochastic depth.
 @pytest.mark.parametrize("model", ["googlenet", "inception_v3", "vit_b_32", "vgg11", "shufflenet_v2_x0_5", "swin_t"])
 def test_models_pass_their_checks_and_look_at_their_input(model):
-    environ = {"MODEL": model, "BATCH_SIZE": "1", "IMAGE_SIZE": "299" if model == "inception_v3" else "224"}
+    environ = {"MODEL": model, "BATCH_SIZE": "1", "IMAGE_SIZE": "224" if model == "vit_b_32" else "96"}
     assert measure.prove_output_varies(open_session("image", "inference", **environ)) is None
 
 
 def test_a_depth_of_random_layers_keeps_two_images_apart():
-    session = open_session("image", "inference", MODEL="resnet50", IMAGE_SIZE="224")
+    session = open_session("image", "inference", MODEL="resnet50", IMAGE_SIZE="64")
     a, b = session.model.infer(next(session.batches)[0]).cpu().double()
     assert (a - b).norm() > 0.01 * a.norm()
 
@@ -119,10 +117,6 @@ def test_a_depth_of_random_layers_keeps_two_images_apart():
 def test_a_size_that_does_not_suit_the_model_is_a_mistake():
     with pytest.raises(SettingError, match="does not suit vit_b_32"):
         open_session("image", MODEL="vit_b_32", IMAGE_SIZE="33")
-
-
-def test_vgg_takes_the_size_of_cifar_images():
-    assert measure.prove_output_varies(open_session("image", "inference", MODEL="vgg11")) is None
 
 
 def test_the_forward_pass_holds_one_graph_at_a_time():
@@ -134,11 +128,6 @@ def test_the_forward_pass_holds_one_graph_at_a_time():
     session.model.module = lambda images: seen.append(first()) or module(images)
     session.step()
     assert seen == [None]
-
-
-def test_an_unknown_model_names_the_nearest():
-    with pytest.raises(SettingError, match=r"^MODEL='resnet5O' is not in torchvision: did you mean resnet50, "):
-        open_session("image", MODEL="resnet5O")
 
 
 def test_another_number_of_parameters_is_refused(monkeypatch):
@@ -194,9 +183,9 @@ def test_a_package_that_is_too_old_is_one_line(monkeypatch, package, version):
 def test_a_wrong_compiled_model_is_refused(monkeypatch, phase):
     monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
 
-    def finish_first_step(compiler, **environ):
+    def finish_first_step(compiler, script="mlp", **environ):
         monkeypatch.setattr(torch, "compile", compiler)
-        session = open_session("image", phase, COMPILE="1", **{"IMAGE_SIZE": "224"} | environ)
+        session = open_session(script, phase, COMPILE="1", **environ)
         session.step()
         session.after_first_step()
         session.close()
@@ -205,7 +194,7 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch, phase):
         return model
 
     def wrong(model, dynamic):
-        return lambda images: model(images) * (1.01 if phase == "inference" else 1.5)
+        return lambda *inputs: model(*inputs) * (1.01 if phase == "inference" else 1.5)
 
     finish_first_step(right)
     with pytest.raises(measure.MeasurementError, match="compiled, the output differs by") as caught:
@@ -213,8 +202,7 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch, phase):
     assert caught.value.status == "wrong_output"
     finish_first_step(wrong, PRECISION="mixed_bfloat16")  # rounding alone can make a larger difference
     if phase == "training":
-        finish_first_step(wrong, MODEL="mobilenet_v2")  # dropout drops something else each time
-        finish_first_step(wrong, MODEL="swin_t")  # has stochastic depth instead
+        finish_first_step(wrong, "transformer")  # dropout drops something else each time
 
 
 def test_compile_takes_the_modes_of_torch(monkeypatch):
@@ -257,7 +245,7 @@ def test_its_own_failures_are_told_apart(error, status):
     assert frameworks.describe_failure(error, on_torch.ERRORS) == (status, str(error))
 
 
-@pytest.mark.parametrize("model", ["resnet50", "mobilenet_v2", "vgg11"])
+@pytest.mark.parametrize("model", ["resnet18", "mobilenet_v2", "vgg11"])
 def test_the_counts_are_those_of_the_counter(model):
     with COUNTS.open(newline="") as lines:
         stored = {row["model"]: row for row in csv.DictReader(lines)}
@@ -272,9 +260,10 @@ def test_every_model_is_counted():
 
 def test_resnet_50_counts_as_published():
     # 4.09 GMACs at 224 pixels, 25.6 million parameters: the table in torchvision's documentation of its weights.
-    row = count_flops.count("resnet50")
-    assert row["inference_flops"] / 2e9 == pytest.approx(4.09, abs=0.01)
-    assert row["parameters"] == 25_557_032
+    with COUNTS.open(newline="") as lines:
+        (row,) = [row for row in csv.DictReader(lines) if row["model"] == "resnet50"]
+    assert float(row["inference_flops"]) / 2e9 == pytest.approx(4.09, abs=0.01)
+    assert row["parameters"] == "25557032"
 
 
 def test_too_few_resources_for_workers_end_the_pipelines_and_not_the_device(monkeypatch, tmp_path):

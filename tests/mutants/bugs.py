@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 MEASURE, INTERVALS, CHECK = "bench/timing/measure.py", "bench/timing/intervals.py", "bench/timing/check.py"
 SESSION, TORCH, RUN = "bench/frameworks/session.py", "bench/frameworks/on_torch.py", "bench/run.py"
+BASE = "bench/frameworks/base.py"
 TIMING = ("tests/timing/test_measure.py",)
 CHECKS = ("tests/timing/test_check.py",)
 OPERATORS = ("tests/test_tflops.py",)
@@ -157,9 +158,7 @@ BUGS = {
         CHECKS,
     ),
     "accept_a_wrong_gradient": Bug(CHECK, 'require(error <= limit, f"a gradient', 'require(True, f"a gradient', CHECKS),
-    "accept_another_last_output": Bug(
-        CHECK, "require(error <= min(limit, MAX_ROUGH_ERROR) / 10, said)", "require(True, said)", CHECKS
-    ),
+    "accept_another_last_output": Bug(CHECK, "    if np.isfinite(timed).all():", "    if False:", CHECKS),
     "accept_a_wrong_integer": Bug(
         CHECK, "require(np.array_equal(got, expected), ", "require(np.allclose(got, expected, 0.1, 9), ", OPERATORS
     ),
@@ -223,7 +222,10 @@ BUGS = {
         CHECK, "require(abs(loss - expected) <= error, said)", "pass", WRONG_TRAINING
     ),
     "accept_attention_to_later_tokens": Bug(
-        CHECK, 'require(error <= min(limit, MAX_ROUGH_ERROR) / 10, f"later', 'require(True, f"later', WRONG_TRAINING
+        BASE,
+        "        check.check_equal(others[:, :half],",
+        "        (lambda *_: None)(others[:, :half],",
+        WRONG_TRAINING,
     ),
     "no_gradients_of_language_models": Bug(
         TORCH,

@@ -138,7 +138,7 @@ def test_long_names_overlap_nothing_and_stay_on_the_card(folder):
 def test_cards_are_drawn_from_the_stored_results(folder):
     stored = select.load("results", pytest.fail)
     drawn = card.draw_all(stored, folder)
-    assert "amd-epyc-2-cores.png" in [path.name for path in drawn]
+    assert "amd-epyc-2-cores-torch.png" in [path.name for path in drawn]
     assert all(path.stat().st_size for path in drawn)
     words = "\n".join(card.as_text(make("results", "amd-epyc-2-cores")))
     assert "ResNet-50" in words

@@ -125,12 +125,6 @@ def test_the_rows_of_a_picture(folder, select_rows, rows, values):
     assert sorted(found[column]) == values
 
 
-def test_a_published_figure_hides_no_own_one(folder):
-    write(folder, [rate(200), rate(269) | CITED])
-    drawn = select.fastest(summary(folder), "image", "resnet50", "training")
-    assert drawn[["value", "published"]].to_numpy().tolist() == [[269, True], [200, False]]
-
-
 def test_a_speedups_interval_has_the_worst_of_both(folder):
     write(folder, [rate(10, width=0.1), rate(80, width=0.5) | {"device": "cuda"}])
     (row,) = select.speedups(summary(folder)).to_dict("records")
@@ -146,11 +140,6 @@ def test_rows_of_different_methods_make_no_speedup_and_no_scaling(folder):
     write(folder, [row | {"method_version": "2"} for row in rows])
     assert select.speedups(summary(folder))["speedup"].tolist() == [8]
     assert select.scaling(load(folder).many)["devices"].tolist() == [1, 2]
-
-
-def test_a_size_has_the_side_of_a_cube(folder):
-    write(folder, [MATMUL, MATMUL | {"matrix_size": "8x64x512"}])
-    assert select.sizes(summary(folder))["side"].tolist() == pytest.approx([64, 64])
 
 
 def test_of_several_setups_equal_ones_make_a_speedup(folder):

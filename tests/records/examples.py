@@ -20,6 +20,6 @@ def rate(throughput, width=0.01):
 
 def write(folder, rows, machine="a"):
     """Append rows, each as changes of BASE, to <machine>.csv; gives the path."""
-    for row in rows:
-        results.append(folder / f"{machine}.csv", BASE | {"machine": machine} | row)
+    if rows:
+        results.append(folder / f"{machine}.csv", *(BASE | {"machine": machine} | row for row in rows))
     return folder / f"{machine}.csv"

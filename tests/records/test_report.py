@@ -46,11 +46,6 @@ def test_any_status_is_shown_with_its_note(measured):
     assert ("13.5 images/s" in text) == bool(measured)
 
 
-def test_a_row_of_a_dead_process_has_no_flags():
-    row = {name: value for name, value in ROW.items() if value is not None and name != "flags"}
-    assert "crashed: signal 11" in report.describe_result(row | {"status": "crashed", "note": "signal 11"})
-
-
 def test_an_interrupted_row_holds_complete_windows():
     assert "interrupted: the row contains" in report.describe_result(ROW | MEASURED | {"status": "interrupted"})
 

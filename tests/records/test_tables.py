@@ -212,14 +212,6 @@ def test_a_loss_that_is_no_number_and_a_stuck_meter_are_unknown(write):
     assert all(math.isnan(row[column]) for column in still if column != "accuracy")
 
 
-def test_every_row_names_its_file(write, tmp_path):
-    short = tmp_path / "short.csv"
-    short.write_text(",".join(BASE) + "\n" + ",".join(BASE.values()) + "\n")
-    rows = tables.read_rows([write({}, {}), short, write({}, machine="b")])
-    assert sorted(rows["file"]) == ["a.csv", "a.csv", "b.csv", "short.csv"]
-    assert rows.loc[rows["machine"] == "b", "file"].tolist() == ["b.csv"]
-
-
 def test_a_table_to_paste(write, monkeypatch, tmp_path, capsys):
     write({}, {"throughput": "", "throughput_low": "", "throughput_high": "", "status": "failed"})
     monkeypatch.setenv("MACHINE", "a")
