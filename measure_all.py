@@ -51,7 +51,7 @@ WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transf
 WORKLOADS |= {"tflops": first_size}
 FILES = {"tflops": "tflops_sweep.py"}
 LIMIT = 600  # seconds after which a process is ended
-CEILINGS_WEIGHT = 3  # the ceilings take as long as this number of other processes
+PEAKS_WEIGHT = 3  # the peaks take as long as this number of other processes
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
 
 
@@ -63,10 +63,10 @@ class Combination:
     changes: tuple[dict[str, str], ...]
 
 
-def plan_ceilings(settings, device):
+def plan_peaks(settings, device):
     """Return the Combination that measures the machine's limits."""
     formats = ["float32", *list_formats(device)]
-    sizes = standard_set.QUICK_CEILINGS if settings.quick else standard_set.CEILINGS
+    sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
     return Combination("tflops", ({"PRECISION": ",".join(formats)} | sizes,))
 
 
@@ -190,7 +190,7 @@ def describe(rows):
         ]
         moved = [row for row in ok if row["workload"] == "bandwidth"]
         said += [f"{row['model']} {format_number(row['throughput'], '{:.3g}')} GB/s" for row in moved]
-        return f"ceilings: {', '.join(said)}"
+        return f"peaks: {', '.join(said)}"
     rate = Rate.merge(list(map(Rate.of_row, ok)))
     ends = "" if rate.low is None else f", {format_number(rate.low)} to {format_number(rate.high)}"
     count = f"{len(ok)} process{'es' * (len(ok) > 1)}"
@@ -227,9 +227,9 @@ def say(words):
 
 def measure_set(settings, session, device):
     """Measure everything that is missing; say each result, or why there is none, in a line."""
-    ceilings, formats = plan_ceilings(settings, device), list_formats(device)
+    peak_work, formats = plan_peaks(settings, device), list_formats(device)
     works = plan_work(settings, device, formats)
-    stored = session.count_stored([ceilings, *works])
+    stored = session.count_stored([peak_work, *works])
     if stored:
         say(f"skipping {stored} process{'es' * (stored > 1)} already measured with these settings and versions")
 
@@ -238,14 +238,14 @@ def measure_set(settings, session, device):
         if not (runs_now or bar.disable):
             bar.initial += count  # the time left follows from those that run now
 
-    with progress(CEILINGS_WEIGHT + sum(len(each.changes) for each in works)) as bar:
-        rows, is_new = session.measure(ceilings, lambda count, runs_now: advance(CEILINGS_WEIGHT, runs_now))
+    with progress(PEAKS_WEIGHT + sum(len(each.changes) for each in works)) as bar:
+        rows, is_new = session.measure(peak_work, lambda count, runs_now: advance(PEAKS_WEIGHT, runs_now))
         say(describe(rows))
         formats, left_out = find_fast(rows, formats)
         for words in left_out * (not settings.quick):
             say(words)
         works = plan_work(settings, device, formats)
-        bar.total = CEILINGS_WEIGHT + sum(len(each.changes) for each in works)
+        bar.total = PEAKS_WEIGHT + sum(len(each.changes) for each in works)
         for combination in works:
             try:
                 rows, is_new = session.measure(combination, advance)

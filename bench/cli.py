@@ -29,10 +29,8 @@ def run_script(main):
         status = main()
         sys.stdout.flush()
         return status
-    except SettingError as error:
-        return report(error, MISTAKE)
-    except ModuleNotFoundError as error:
-        return report(missing_package(error), MISTAKE)
+    except (SettingError, ModuleNotFoundError) as error:
+        return report(explain(error), MISTAKE)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does; the rows are stored
         return discard_output(1)
     except KeyboardInterrupt:
@@ -45,6 +43,11 @@ def run_script(main):
     except Exception:
         traceback.print_exc()
         return report("unexpected error: please report it, with the lines above and `make doctor`", UNEXPECTED)
+
+
+def explain(error):
+    """Return the line for a SettingError or a ModuleNotFoundError."""
+    return missing_package(error) if isinstance(error, ModuleNotFoundError) else str(error)
 
 
 def handle(handler, *numbers):

@@ -1,4 +1,4 @@
-"""Report what can run on this machine and what cannot, each problem with the command that fixes it.
+"""Report what can run on this machine and what cannot, each problem with its fix.
 
     make doctor
 
@@ -116,7 +116,6 @@ def try_framework(name):
 
 def report_framework(name):
     """Open a framework's device as a run does and print what it reports; return the exit status, 1 if it cannot run."""
-    from bench import frameworks
 
     try:
         from bench.run import open_bench
@@ -126,10 +125,8 @@ def report_framework(name):
         bench = open_bench(replace(settings, precision="float32"), environment.describe_host())
         # Opening the session compares its output with float64.
         session = bench.framework.open_session(matmul((256, 256, 256)), bench.settings, None, "device")
-    except SettingError as error:
-        problem = str(error)
-    except ModuleNotFoundError as error:
-        problem = str(frameworks.missing_package(name, error))
+    except (SettingError, ModuleNotFoundError) as error:
+        problem = cli.explain(error)
     except Exception as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
     else:

@@ -100,10 +100,10 @@ def run_child(script, describe_workload, measure=None):
         bench = open_bench(settings, host)
         with bench.group:
             status = (measure or measure_workload)(bench, path, describe_workload)
-    except SettingError as error:
+    except (SettingError, ModuleNotFoundError) as error:
         if not (me.are_many and me.launched):
             raise
-        ranks.report_failure(str(error))
+        ranks.report_failure(cli.explain(error))
         return cli.MISTAKE
     if bench.reports and RUN not in os.environ:
         print(f"added to {cli.display_path(path)}")
@@ -164,10 +164,8 @@ def measure_workload(bench, path, describe_workload):
             else:
                 for columns in measure_series(bench, workload, phase, scope):
                     output.add(columns)
-        except SettingError:
+        except (SettingError, ModuleNotFoundError):  # a package that only some workloads need
             raise
-        except ModuleNotFoundError as error:  # a package that only some workloads need
-            raise frameworks.missing_package(bench.settings.framework, error) from None
         except Exception as error:
             output.add(describe_failure(error, bench))
         if output.rows[-1]["status"] != "ok":
@@ -489,7 +487,7 @@ def describe_failure(error, bench: Bench):
     if isinstance(error, measure.MeasurementError):
         status, reason = error.status, str(error)
     else:
-        status, reason = frameworks.describe_failure(error, bench.framework.ERRORS)
+        status, reason = frameworks.describe_failure(error)
     if status == "failed" and bench.group.ranks.are_many:
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason += f" ({os.path.basename(place.filename)}, line {place.lineno})"

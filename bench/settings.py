@@ -83,15 +83,6 @@ FRAMEWORKS = {
 }
 
 
-def requirements_of(framework):
-    """Return the name of a framework's requirements file on this system."""
-    if sys.platform == "darwin":
-        return "requirements-mac.txt"
-    return (
-        f"requirements-cuda-{framework}.txt" if FRAMEWORKS[framework].has_own_environment else "requirements-cuda.txt"
-    )
-
-
 def environment_of(framework):
     """Return the folder into which make installs a framework on this system."""
     apart = sys.platform != "darwin" and FRAMEWORKS[framework].has_own_environment

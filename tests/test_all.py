@@ -85,7 +85,7 @@ def test_the_set_is_valid_in_every_framework_and_the_same_on_every_device(framew
     settings, sizes = read_settings("all", {"FRAMEWORK": framework, "QUICK": quick}), {}
     for device in ("cpu", "cuda"):
         formats = measure_all.list_formats(device)
-        plan = [measure_all.plan_ceilings(settings, device), *measure_all.plan_work(settings, device, formats)]
+        plan = [measure_all.plan_peaks(settings, device), *measure_all.plan_work(settings, device, formats)]
         for combination in plan:
             for change in combination.changes:
                 environ = {"FRAMEWORK": framework, **change}

@@ -365,7 +365,7 @@ def death(script, describe_workload, **environ):
     return launch.describe_death(read_settings(script, environ), describe_host("m"), describe_workload, -9)
 
 
-def test_a_killed_sweep_of_ceilings_is_a_row_that_names_no_size():
+def test_a_killed_sweep_is_a_row_that_names_no_size():
     row = death("tflops", tflops_sweep.first_size)
     assert (row["status"], row["workload"]) == ("out_of_memory", "matmul")
     assert row["precision"] is row["matrix_size"] is None

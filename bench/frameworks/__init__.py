@@ -4,7 +4,6 @@
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error
     open_session(workload, settings, phase, scope) -> BaseSession of session.py
         raises SettingError or MeasurementError
-    ERRORS, an ErrorTexts
     refuse_unknown_model(name)            raises SettingError for an image model that the framework does not have
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, if FRAMEWORKS says runs_on_many
 
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from types import SimpleNamespace
 
-from bench.settings import FRAMEWORKS, SettingError, requirements_of
+from bench.settings import SettingError
 
 
 @dataclass(frozen=True)
@@ -43,24 +42,14 @@ class Device:
         return {name: getattr(self, name) for name in names}
 
 
-@dataclass(frozen=True)
-class ErrorTexts:
-    """Lower-case parts of an exception's type name or message that say what went wrong."""
-
-    out_of_memory: tuple[str, ...] = ()
-    unsupported: tuple[str, ...] = ()
-
-
 def load(name):
-    """Return the module of a framework; raises SettingError for a framework that is unknown or not installed."""
-    if name not in FRAMEWORKS:
-        raise SettingError(f"FRAMEWORK={name!r} must be one of: {', '.join(sorted(FRAMEWORKS))}")
+    """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing."""
     if name == "torch":
         refuse_old("torch", "2.9")  # torch.backends.cudnn.conv.fp32_precision
     try:
         return importlib.import_module(f"{__name__}.on_{name}")
-    except ModuleNotFoundError as error:
-        raise missing_package(name, error) from None
+    except ModuleNotFoundError:
+        raise
     except ImportError as error:
         raise SettingError(f"FRAMEWORK={name!r} {error}") from None
 
@@ -94,28 +83,33 @@ def print_device(framework, use_gpu):
     print(json.dumps(asdict(found)))
 
 
-def missing_package(framework, error):
-    """Return the SettingError for a ModuleNotFoundError."""
-    return SettingError(
-        f"FRAMEWORK={framework!r} needs the package {error.name}: `make image FRAMEWORK={framework}` installs it; "
-        f"with PYTHON=... install it there: `pip install -r {requirements_of(framework)}`"
-    )
+# Lower-case parts of an exception's type name or message. alloc_failed: cuBLAS and cuDNN; killed by signal: the answer
+# of the system to a worker that took too much. cuDNN's autotuner finds no engine if no candidate's workspace fits into
+# memory, or if cuDNN lacks the data type, which measure_precision() has ruled out by then.
+NO_ENGINE = "unable to find an engine to execute"
+OUT_OF_MEMORY = (
+    *("out of memory", "unable to allocate", "alloc_failed", "killed by signal: killed", NO_ENGINE),
+    *("outofmemoryerror", "can't allocate memory", "invalid buffer size"),
+    *("resourceexhaustederror", "oom when allocating", "failed to allocate memory", "dst tensor is not initialized"),
+    *("resource_exhausted", "insufficient memory", "greater than the maximum allowed buffer size"),
+)
+UNSUPPORTED = (
+    *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
+    # of 8 bits, by older cards, Macs and versions of torch
+    *("only supported on", "status_not_supported", "support for that dtype", "functional' has no attribute"),
+    *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
+    *("unimplemented", "not supported on the gpu"),
+    # BatchNorm's, of one item of 1 x 1 pixels
+    *("expected more than 1 value per channel", "requires more than one value per channel"),
+)
 
 
-# alloc_failed: cuBLAS and cuDNN; killed by signal: the system's answer to a worker that took too much.
-GENERIC = ErrorTexts(out_of_memory=("out of memory", "unable to allocate", "alloc_failed", "killed by signal: killed"))
-
-
-def describe_failure(error, errors=ErrorTexts()):
-    """Return (status, reason) of an exception, the reason on one line; errors: the framework's own texts."""
+def describe_failure(error):
+    """Return (status, reason) of an exception, the reason on one line."""
     reason = " ".join(str(error).split()) or type(error).__name__
     full = f"{type(error).__name__}: {reason}"
-    if isinstance(error, MemoryError) or has_any(full, GENERIC.out_of_memory + errors.out_of_memory):
+    if isinstance(error, MemoryError) or any(text in full.lower() for text in OUT_OF_MEMORY):
         return "out_of_memory", reason
-    if isinstance(error, NotImplementedError) or has_any(full, errors.unsupported):
+    if isinstance(error, NotImplementedError) or any(text in full.lower() for text in UNSUPPORTED):
         return "unsupported", reason
     return "failed", full
-
-
-def has_any(message, texts):
-    return any(text in message.lower() for text in texts)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.frameworks import ErrorTexts
 from bench.timing import check
 from bench.timing.measure import MeasurementError
 
@@ -64,14 +63,6 @@ class Model(ABC):
         """Return the output between two steps of training, as NumPy."""
         return np.asarray(self.infer(*inputs))
 
-    @abstractmethod
-    def save(self):
-        """Return a copy of all weights and of the optimizer's state."""
-
-    @abstractmethod
-    def restore(self, saved):
-        """Set all weights and the optimizer's state to what save() returned."""
-
     def check_frozen(self):
         """Raise MeasurementError if training changed a weight that it must not change."""
 
@@ -117,7 +108,6 @@ class CachedModel(ABC):
 class DeviceContext(ABC):
     """Where and how a framework computes: device, precision, compilation, memory."""
 
-    errors: ErrorTexts
     measured_precision: str
     output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
     own_note = ""  # what a reader of each of its rows has to know

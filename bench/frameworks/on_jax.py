@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from bench.frameworks import Device, ErrorTexts, base, jpeg_stream, session
+from bench.frameworks import Device, base, jpeg_stream, session
 from bench.frameworks.keras_networks import (
     BUILDERS,
     LOSS_SCALE,
@@ -26,8 +26,6 @@ from bench.frameworks.keras_networks import (
 from bench.settings import usable_cores
 from bench.timing import check
 from bench.timing.measure import MeasurementError
-
-ERRORS = ErrorTexts(("resource_exhausted",), ("unimplemented",))
 
 
 def find_device(settings):
@@ -98,8 +96,6 @@ LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_err
 
 class DeviceContext(KerasContext):
     """Where and how JAX computes."""
-
-    errors = ERRORS
 
     def __init__(self, settings):
         self.place, self.cpu = choose_device(settings.use_gpu), jax.devices("cpu")[0]
@@ -372,12 +368,6 @@ class Model(base.Model):
     @property
     def last_gradient(self):
         return self.gradients[-1]
-
-    def save(self):
-        return jax.tree.map(np.array, (self.trained, self.others, self.slots))
-
-    def restore(self, saved):
-        self.trained, self.others, self.slots = jax.tree.map(jnp.array, saved)
 
     def updates(self):
         if self.context.precision == "mixed_float16":

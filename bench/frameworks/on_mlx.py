@@ -15,7 +15,7 @@ import numpy as np
 from mlx import nn, optimizers
 from mlx.utils import tree_flatten, tree_map
 
-from bench.frameworks import Device, ErrorTexts, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
+from bench.frameworks import Device, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, convolve, count_parameters, leaves
 from bench.frameworks.on_mlx_networks import refuse_unknown_model as refuse_unknown_model
 from bench.host import resources
@@ -30,10 +30,6 @@ OPTIMIZERS = {
     "adamw": functools.partial(optimizers.AdamW, bias_correction=True),
 }
 LOSS_SCALE = 256
-ERRORS = ErrorTexts(
-    ("insufficient memory", "greater than the maximum allowed buffer size"),
-    ("not supported on the gpu", "requires more than one value per channel"),  # BatchNorm's, of one item of one pixel
-)
 TF32_VARIABLE = "MLX_ENABLE_TF32"
 SLOW = "MLX's build for Linux CPUs is for tests: it reaches a few GFLOP/s"
 
@@ -132,8 +128,6 @@ def as_numpy(array):
 
 class DeviceContext(base.DeviceContext):
     """Where and how MLX computes."""
-
-    errors = ERRORS
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
@@ -314,15 +308,6 @@ def differentiate(module, loss_of, batch, compiled=lambda function, *state: func
     return [as_numpy(each) for each in leaves(gradients)]
 
 
-def fill(tree, saved):
-    """Put the arrays of a saved tree into a tree of the same shape, which compiled functions refer to."""
-    for key, value in saved.items() if isinstance(saved, dict) else enumerate(saved):
-        if isinstance(value, mx.array):
-            tree[key] = value
-        else:
-            fill(tree[key], value)
-
-
 class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
@@ -406,14 +391,6 @@ class Model(base.Model):
         outputs = as_numpy(self.module.eval()(*inputs))
         self.module.train()
         return outputs
-
-    def save(self):
-        copies = tree_map(lambda each: each + 0, [dict(self.module.parameters()), self.optimizer.state])
-        mx.eval(copies)
-        return copies
-
-    def restore(self, saved):
-        fill(self.state, saved)
 
     def _sum_frozen(self):
         """Return the sum of the bits of each frozen weight, as integers: any change of one number changes its sum."""

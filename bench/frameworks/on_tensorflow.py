@@ -43,7 +43,7 @@ import keras
 import numpy as np
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
-from bench.frameworks import Device, ErrorTexts, base, session
+from bench.frameworks import Device, base, session
 from bench.frameworks.keras_networks import (
     BUILDERS,
     LOSS_SCALE,
@@ -60,10 +60,6 @@ from bench.timing import check
 from bench.timing.measure import MeasurementError
 from bench.workloads import data
 
-ERRORS = ErrorTexts(
-    ("resourceexhaustederror", "oom when allocating", "failed to allocate memory", "dst tensor is not initialized"),
-    ("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
-)
 # Operators that make up a step's time, by the start of their names. Metal lacks kernels for much of the integer
 # bookkeeping around them (random keys, step counters): TensorFlow runs that on the CPU.
 EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedConv", "Depthwise", "_FusedDepthwise")
@@ -141,8 +137,6 @@ LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_err
 class DeviceContext(KerasContext):
     """Where and how TensorFlow computes."""
 
-    errors = ERRORS
-
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
@@ -182,10 +176,16 @@ class DeviceContext(KerasContext):
         expected, rounding, exact_gradients, gradient_rounding = None, 0, [], []
         if is_trained or self.compares_with_cpu:
             exact_model = self.build_exactly(model, workload)
-            if self.compares_with_cpu:
-                expected, rounding = self.infer_exactly(model, exact_model, inputs)
-            if is_trained:
-                exact_gradients, gradient_rounding = self.differentiate_exactly(model, exact_model, loss_of, pair)
+            with tf.device("CPU:0"):
+                if self.compares_with_cpu:
+                    rounded = tf.cast(call(model, copied(inputs), training=False), tf.float64).numpy()
+                    expected = call(exact_model, as_float64(inputs), training=False).numpy()
+                    rounding = check.relative_error(rounded, expected) / self.magnification
+                if is_trained:
+                    rounded = as_arrays(differentiate(model, loss_of, copied(pair)))
+                    exact_gradients = as_arrays(differentiate(exact_model, loss_of, as_float64(pair)))
+                    errors = check.gradient_errors(rounded, exact_gradients)
+                    gradient_rounding = [error / self.magnification for error in errors]
         # In a graph, as it will be measured: Metal's wrong results come from operators that a graph fuses.
         with expensive_work_stays_on(self.device):
             infer = self.function(lambda *inputs: call(model, inputs, training=False))
@@ -211,20 +211,6 @@ class DeviceContext(KerasContext):
             keras.config.set_dtype_policy(policy)
             exact_model.set_weights(model.get_weights())
         return exact_model
-
-    def infer_exactly(self, model, exact_model, inputs):
-        """Return (output in float64, its error in float32 as far as known), both on the CPU."""
-        with tf.device("CPU:0"):
-            rounded = tf.cast(call(model, copied(inputs), training=False), tf.float64).numpy()
-            exact = call(exact_model, as_float64(inputs), training=False).numpy()
-        return exact, check.relative_error(rounded, exact) / self.magnification
-
-    def differentiate_exactly(self, model, exact_model, loss_of, batch):
-        """Return (gradients in float64, their error in float32 as far as known), both on the CPU."""
-        with tf.device("CPU:0"):
-            rounded = as_arrays(differentiate(model, loss_of, copied(batch)))
-            exact = as_arrays(differentiate(exact_model, loss_of, as_float64(batch)))
-        return exact, [error / self.magnification for error in check.gradient_errors(rounded, exact)]
 
     def open_stream(self, workload, settings, phase):
         """Return the Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
@@ -437,17 +423,6 @@ class Model(base.Model):
     @property
     def last_gradient(self):
         return self.gradients[-1]
-
-    def save(self):
-        return [variable.numpy() for variable in self._variables]
-
-    def restore(self, saved):
-        for variable, value in zip(self._variables, saved, strict=True):
-            variable.assign(value)
-
-    @property
-    def _variables(self):
-        return [*self.keras_model.variables, *self.optimizer.variables]
 
     def updates(self):
         return None if self.context.precision == "mixed_float16" else int(self.optimizer.iterations)

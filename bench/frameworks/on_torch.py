@@ -3,7 +3,6 @@
 CUDA and MPS share one path, torch.accelerator: a run on either tests the lines of both.
 """
 
-import copy
 import functools
 import gc
 import os
@@ -17,7 +16,7 @@ import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
-from bench.frameworks import Device, ErrorTexts, base, on_torch_llm, on_torch_ranks, refuse_old, session
+from bench.frameworks import NO_ENGINE, Device, base, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
 from bench.host import resources
 from bench.host.ranks import read_ranks
@@ -34,18 +33,6 @@ MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": to
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 LOSS_SCALE = 256
 LAYOUT_VARIABLE = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # https://github.com/pytorch/pytorch/issues/192551
-# cuDNN's autotuner finds no engine if no candidate's workspace fits into memory, or if cuDNN lacks the data type;
-# measure_precision() has ruled out the second by then.
-NO_ENGINE = "unable to find an engine to execute"
-ERRORS = ErrorTexts(
-    ("outofmemoryerror", "can't allocate memory", "invalid buffer size", NO_ENGINE),
-    (
-        *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
-        # of 8 bits, by older cards, Macs and versions of torch
-        *("only supported on", "status_not_supported", "support for that dtype", "functional' has no attribute"),
-        "expected more than 1 value per channel",  # BatchNorm's, of one item of 1 x 1 pixels
-    ),
-)
 
 
 def find_device(settings):
@@ -307,8 +294,6 @@ def find_uuid(device):
 class DeviceContext(base.DeviceContext):
     """Where and how PyTorch computes."""
 
-    errors = ERRORS
-
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
         set_float32("tf32" if self.precision == "tf32" else "ieee")
@@ -406,28 +391,36 @@ class DeviceContext(base.DeviceContext):
         return autocast(self.device, self.precision)
 
     def compiled(self, module):
-        return compile_module(module, self.compile_mode) if self.compile else module
+        """Return the module, compiled with COMPILE. Mode "1" is torch's default mode."""
+        if not self.compile:
+            return module
+        mode = {} if self.compile_mode == "1" else {"mode": self.compile_mode}
+        compiled = torch.compile(module, dynamic=False, **mode)
+        if self.compile_mode not in ("reduce-overhead", "max-autotune"):
+            return compiled
+
+        def step(*inputs, **others):  # CUDA graphs cannot tell otherwise whether the last outputs are still needed
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled(*inputs, **others)
+
+        return step
 
     def operator(self, name):
         found = OPERATORS[name]
         return torch.inference_mode()(found() if isinstance(found, type) else found)  # a class counts its calls
 
     def put(self, *arrays):
-        return tuple(self.put_array(torch.as_tensor(each)) for each in arrays)
-
-    def put_array(self, array):
-        dtype = self.dtype if array.is_floating_point() else array.dtype
-        format = self.format if array.ndim == 4 else torch.contiguous_format
         # CUDA copies in the background; on MPS that is not known to be safe.
-        return array.to(self.device, dtype, memory_format=format, non_blocking=self.device == "cuda")
+        return tuple(self.put_array(each, self.format, self.device == "cuda") for each in arrays)
 
     def put_operands(self, arrays):
-        return [self.put_operand(torch.as_tensor(array)) for array in arrays]
+        return [self.put_array(each, torch.channels_last) for each in arrays]
 
-    def put_operand(self, operand):
-        format = torch.channels_last if operand.ndim == 4 else torch.contiguous_format
-        dtype = self.dtype if operand.is_floating_point() else operand.dtype
-        return operand.to(self.device, dtype, memory_format=format)
+    def put_array(self, array, format_of_images, in_background=False):
+        array = torch.as_tensor(array)
+        dtype = self.dtype if array.is_floating_point() else array.dtype
+        format = format_of_images if array.ndim == 4 else torch.contiguous_format
+        return array.to(self.device, dtype, memory_format=format, non_blocking=in_background)
 
     def gather(self, data, order, batch_size):
         for indices in torch.as_tensor(order, device=self.device).split(batch_size):
@@ -527,31 +520,6 @@ def step_scaled(device, optimizer, found_inf):
     return weight.item()
 
 
-def compile_module(module, mode):
-    """Return the compiled module; "1" is torch's default mode. A mode with CUDA graphs is told where each step begins.
-
-    Without that, CUDA graphs cannot tell whether the outputs of the step before are still needed.
-    """
-    compiled = torch.compile(module, dynamic=False, **({} if mode == "1" else {"mode": mode}))
-    if mode not in ("reduce-overhead", "max-autotune"):
-        return compiled
-
-    def step(*inputs, **others):
-        torch.compiler.cudagraph_mark_step_begin()
-        return compiled(*inputs, **others)
-
-    return step
-
-
-class CallCount:
-    """A hook that counts its calls."""
-
-    calls = 0
-
-    def __call__(self, *_):
-        self.calls += 1
-
-
 class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
@@ -576,13 +544,14 @@ class Model(base.Model):
         fused = not (uses_scaler and device == "mps") or honours_scaler(device, self.context.optimizer)
         rate = LEARNING_RATES[self.context.optimizer]
         self.optimizer = OPTIMIZERS[self.context.optimizer](self.uncompiled.parameters(), lr=rate, fused=fused)
-        self._count = CallCount()  # not a method of this object: the cycle would keep its memory after close()
-        self.optimizer.register_step_post_hook(self._count)
+        # The hook must not refer to this object: such a cycle would keep its memory after close().
+        steps = self._steps = []
+        self.optimizer.register_step_post_hook(lambda *_: steps.append(1))
         # The default scale of 65,536 overflows until it has been halved often enough, and skips those updates.
         self.scaler = torch.amp.GradScaler(device, init_scale=LOSS_SCALE, enabled=uses_scaler)
 
     def updates(self):
-        return None if self.scaler.is_enabled() else self._count.calls
+        return None if self.scaler.is_enabled() else len(self._steps)
 
     @property
     def note(self):
@@ -625,14 +594,6 @@ class Model(base.Model):
         outputs = self.infer(*inputs).float().cpu().numpy()
         self.uncompiled.train()
         return outputs
-
-    def save(self):
-        weights = {name: value.clone() for name, value in self.uncompiled.state_dict().items()}
-        return weights, copy.deepcopy(self.optimizer.state_dict()), self.scaler.state_dict()
-
-    def restore(self, saved):
-        for part, state in zip((self.uncompiled, self.optimizer, self.scaler), saved, strict=True):
-            part.load_state_dict(state)
 
     def _sum_frozen(self):
         """Return the sum of the bits of each frozen weight, as integers: any change of one number changes its sum."""

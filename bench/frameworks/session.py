@@ -66,7 +66,7 @@ def build_model(context, workload, settings, is_trained):
     try:
         return context.build(workload, is_trained)
     except (AssertionError, RuntimeError, ValueError) as error:
-        status, _ = describe_failure(error, context.errors)
+        status, _ = describe_failure(error)
         if settings.image_size is None or status != "failed":
             raise
         raise SettingError(
@@ -359,14 +359,9 @@ class EpochSession(Training):
         train_inputs, train_labels, test_inputs, self.test_labels = workload.dataset()
         self.train_data = context.put(train_inputs, train_labels)
         self.test_inputs, _ = context.put(test_inputs, self.test_labels)
-        self.batch_size = workload.items_per_step
-        self._warm_up(len(train_labels))
-
-    def _warm_up(self, count):
-        """Run both sizes of batches, a whole one and the last one, and undo what they changed."""
-        saved = self.model.save()
+        self.batch_size, count = workload.items_per_step, len(train_labels)
+        # Both sizes of batches, a whole one and the last one: two updates before the first epoch.
         self.train_epoch(np.arange(min(count, self.batch_size + (count % self.batch_size or self.batch_size))))
-        self.model.restore(saved)
 
     def train_epoch(self, order):
         self._losses = []

@@ -1,8 +1,9 @@
-"""A machine's card: its ceilings and the standard set, next to published machines, as a picture and as text.
+"""A machine's card: its peaks and the standard set, next to published machines, as a picture and as text.
 
-`make all` and `make plot` write it to results/plots/<machine>.png.
+`make all` and `make plot` write it to results/cards/<machine>-<framework>.png.
 """
 
+import functools
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
 
 FOOTER = (
     "Filled: measured by this program; dark lines: {}. Hollow: published by others.",
-    "The bars of a workload share a scale. Ceiling: the best matmul in that precision, or for decode the bandwidth.",
+    "The bars of a workload share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
 )
 
 
@@ -43,7 +44,7 @@ class Card:
 
     name: str
     about: str
-    ceilings: list[tuple[str, str, str]]  # (figure, unit, what it is)
+    tiles: list[tuple[str, str, str]]  # (figure, unit, what it is)
     blocks: dict[object, list[dict]]  # {work of the set: lines of tables.summarize(), own ones first, with `numbers`}
     intervals: str
     limits: list[str]
@@ -68,7 +69,7 @@ def make_card(stored, machine, framework):
     return Card(
         name=name_chip(last),
         about=describe_machine(last),
-        ceilings=list_ceilings(stored.rows, last, {line["numbers"] for line in lines}),
+        tiles=list_tiles(stored.rows, last, {line["numbers"] for line in lines}),
         blocks=blocks,
         intervals=describe_intervals(min(line["rows"] for line in lines)),
         limits=describe_limits(stored, last, own),
@@ -79,7 +80,7 @@ def make_card(stored, machine, framework):
 def choose_commit(rows, machine, framework):
     """Return the rows without those of a machine that are not of its latest commit with enough of the set.
 
-    That commit measured the ceilings too. Those of another day may be another chip's: many servers call theirs just
+    That commit measured the peaks too. Those of another day may be another chip's: many servers call theirs just
     AMD EPYC. If there is no such commit, all rows count.
     """
     own = rows[(rows["machine"] == machine) & (rows["source"] == "")].sort_values("timestamp")
@@ -157,7 +158,7 @@ def describe_machine(line):
     return "   ".join(filter(None, about))
 
 
-def list_ceilings(rows, line, formats):
+def list_tiles(rows, line, formats):
     """List the best matmul in each of the formats and the memory bandwidth: [(figure, unit, what it is)]."""
     own = rows[(rows["source"] == "") & (rows["machine"] == line["machine"])]
     best = peaks.measured_peaks(own[own["model"] == "matmul-peak"].to_dict("records"))
@@ -184,7 +185,7 @@ def describe_intervals(least):
 
 
 def describe_limits(stored, line, own):
-    """List sentences on what limits the machine: in a whole pipeline, and compared with its ceilings."""
+    """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     said = []
     runs = select.scopes(stored.pipelines)
     mine = (
@@ -228,7 +229,7 @@ def list_doubts(own):
 
 
 def describe_share(line):
-    """Return the part of a ceiling that a line reaches: of the best matmul, or of the bandwidth in decode."""
+    """Return the part of a peak that a line reaches: of the best matmul, or of the bandwidth in decode."""
     if line["published"]:
         return ""
     share = line["of_bandwidth"] if line["phase"] == "decode" else line["of_peak"]
@@ -245,13 +246,13 @@ def describe_note(line):
 def as_text(card):
     """Return the lines of the card for the terminal."""
     lines = [card.name, f"  {card.about}"]
-    if card.ceilings:
-        lines.append("  " + ", ".join(f"{what} {figure} {unit}" for figure, unit, what in card.ceilings))
+    if card.tiles:
+        lines.append("  " + ", ".join(f"{what} {figure} {unit}" for figure, unit, what in card.tiles))
     for work, bars in card.blocks.items():
         lines.append(f"  {work.title}, {work.phase}, batch {work.batch_size}, {bars[0]['per']}")
         for line in bars:
             name = line["device_name"] if line["published"] else line["precision"]
-            share = describe_share(line) and f"  {describe_share(line)} of the ceiling"
+            share = describe_share(line) and f"  {describe_share(line)} of the peak"
             words = f"    {name:<26} {format_number(line['value']):>9}  {describe_note(line)}{share}"
             lines.append(words.rstrip() + "  (published)" * line["published"])
     for title, said in (("limits", card.limits), ("doubts", card.doubts or ["none"])):
@@ -262,77 +263,63 @@ def as_text(card):
 def draw_card(card):
     """Draw the card and return the figure."""
     figure, axes = draw.sheet(WIDE)
-    draw.write(axes, card.name, MARGIN, 0.42, WIDE - 2 * MARGIN, size=19, weight="bold")
-    draw.write(axes, card.about, MARGIN, 0.74, WIDE - 2 * MARGIN, size=8.5, color=GREY)
-    top = draw_ceilings(axes, card.ceilings, 1.0) if card.ceilings else 1.0
-    for at, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (SHARE, "of ceiling", "right")):
-        draw.write(axes, words, at, top + 0.08, 1.5, size=7.5, color=GREY, ha=side)
+    write = functools.partial(draw.write, axes)
+    write(card.name, MARGIN, 0.42, WIDE - 2 * MARGIN, size=19, weight="bold")
+    write(card.about, MARGIN, 0.74, WIDE - 2 * MARGIN, size=8.5, color=GREY)
+    top = draw_tiles(axes, card.tiles, 1.0) if card.tiles else 1.0
+    for at, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (SHARE, "of peak", "right")):
+        write(words, at, top + 0.08, 1.5, size=7.5, color=GREY, ha=side)
     top += 0.24
     for work, bars in card.blocks.items():
         top = draw_block(axes, work, bars, top)
     for title, said in (("What limits it", card.limits), ("Doubts", card.doubts or ["None."])):
         lines = [line for words in said for line in textwrap.wrap(words, LINE)]
-        draw.write(axes, title, MARGIN, top + 0.12, 2, size=9, weight="bold")
+        write(title, MARGIN, top + 0.12, 2, size=9, weight="bold")
         for line in lines:
             top += 0.165
-            draw.write(axes, line, MARGIN, top + 0.14, WIDE - 2 * MARGIN, size=8.2)
+            write(line, MARGIN, top + 0.14, WIDE - 2 * MARGIN, size=8.2)
         top += 0.3
     for words in FOOTER:
-        draw.write(axes, words.format(card.intervals), MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
+        write(words.format(card.intervals), MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
         top += 0.15
     draw.crop(figure, top + 0.2)
     return figure
 
 
-def draw_ceilings(axes, ceilings, top):
-    """Draw a tile for each ceiling, side by side; return the y below them."""
-    wide = (WIDE - 2 * MARGIN - 0.12 * (len(ceilings) - 1)) / len(ceilings)
-    for i, (figure, unit, what) in enumerate(ceilings):
+def draw_tiles(axes, tiles, top):
+    """Draw a tile for each peak, side by side; return the y below them."""
+    write = functools.partial(draw.write, axes)
+    wide = (WIDE - 2 * MARGIN - 0.12 * (len(tiles) - 1)) / len(tiles)
+    for i, (figure, unit, what) in enumerate(tiles):
         left = MARGIN + i * (wide + 0.12)
         axes.barh(top + 0.3, wide, 0.6, left=left, color=PALE)
-        draw.write(axes, f"{figure} {unit}", left + 0.12, top + 0.22, wide - 0.24, size=15, weight="bold")
-        draw.write(axes, what, left + 0.12, top + 0.47, wide - 0.24, size=8, color=GREY)
+        write(f"{figure} {unit}", left + 0.12, top + 0.22, wide - 0.24, size=15, weight="bold")
+        write(what, left + 0.12, top + 0.47, wide - 0.24, size=8, color=GREY)
     return top + 0.78
 
 
 def draw_block(axes, work, bars, top):
     """Draw the bars of one work, on a scale of their own; return the y below them."""
+    write = functools.partial(draw.write, axes)
     axes.plot([MARGIN, WIDE - MARGIN], [top, top], color="#D5DBE2", linewidth=0.7)
-    draw.write(axes, work.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
-    draw.write(
-        axes, f"{work.phase}, batch {work.batch_size}", MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY
-    )
+    write(work.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
+    settings = f"{work.phase}, batch {work.batch_size}"
+    write(settings, MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
     scale = (BAR_END - BAR) / max(max(line["value"], line["high"] if line["high"] > 0 else 0) for line in bars)
     for i, line in enumerate(bars):
         y, value, published = top + 0.14 + i * ROW, line["value"], line["published"]
         colour = PUBLISHED if published else OWN[line["numbers"]]
         name = line["device_name"] if published else line["precision"]
-        draw.write(axes, name, NAME, y, BAR - NAME - 0.08, size=8.5, color=PUBLISHED if published else "black")
-        axes.barh(
-            y,
-            max(value * scale, 0.015),
-            0.12,
-            left=BAR,
-            color="white" if published else colour,
-            edgecolor=colour,
-            linewidth=0.9,
-        )
+        write(name, NAME, y, BAR - NAME - 0.08, size=8.5, color=PUBLISHED if published else "black")
+        inside = "white" if published else colour
+        axes.barh(y, max(value * scale, 0.015), 0.12, left=BAR, color=inside, edgecolor=colour, linewidth=0.9)
         if line["low"] > 0:
             axes.plot([BAR + line["low"] * scale, BAR + line["high"] * scale], [y, y], color="#222222", linewidth=1.1)
-        weight = "normal" if published else "bold"
-        draw.write(
-            axes,
-            f"{format_number(value)} {line['per']}",
-            VALUE,
-            y,
-            VALUE - BAR_END - 0.05,
-            size=8.5,
-            ha="right",
-            weight=weight,
-        )
+        weight, rate = "normal" if published else "bold", f"{format_number(value)} {line['per']}"
+        write(rate, VALUE, y, VALUE - BAR_END - 0.05, size=8.5, ha="right", weight=weight)
         share = describe_share(line)
-        draw.write(axes, describe_note(line), NOTE, y, SHARE - NOTE - 0.45 * bool(share), size=7.4, color=GREY)
-        draw.write(axes, share, SHARE, y, 0.4, size=8.2, ha="right")
+        write(describe_note(line), NOTE, y, SHARE - NOTE - 0.45 * bool(share), size=7.4, color=GREY)
+        write(share, SHARE, y, 0.4, size=8.2, ha="right")
     return top + max(2, len(bars)) * ROW + 0.13
 
 

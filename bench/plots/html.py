@@ -44,8 +44,6 @@ TEXTS = (*CHOSEN[:7], *("kind", "machine", "device_name", "per", "flags", "statu
 RATES = 9  # significant digits: enough for the verdicts of `make compare`
 MEASURES = [*("tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item")]
 MEASURES += ["step_seconds_median", "step_seconds_p95", "first_step_seconds"]
-# Control characters, and those that reorder the text around them.
-CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def write_page(rows, path):
@@ -79,7 +77,7 @@ def collect(rows):
     wrong = tables.summarize(rows[rows["source"] != ""], select.WRONG_CLOCKS)
     merged = pd.concat([tables.summarize(rows), wrong], ignore_index=True)
     lines = describe(tables.add_peak_fraction(merged, rows))
-    found = {name: encode(map(clean, lines[name])) for name in lines if lines[name].dtype in (object, "str")}
+    found = {name: encode(lines[name]) for name in lines if lines[name].dtype in (object, "str")}
     found |= {name: encode(map(number, lines[name])) for name in lines if name not in found}
     return {
         "count": len(lines),
@@ -99,7 +97,6 @@ def describe(lines):
     text = lines[list(TEXTS)].assign(
         model=lines["model"].mask(lines["published"] & (lines["workload"] == "matmul"), "matmul-peak"),
         status=lines["status"].replace("ok", ""),
-        source=lines["source"].replace("", None).fillna(""),
         date=lines["timestamp"].str[:10],
         size=[say_size(row) for row in rows],
         settings=[say_settings(row) for row in rows],
@@ -157,30 +154,25 @@ def list_machines(rows):
     latest = rows.assign(published=rows["source"] != "").sort_values(["published", "machine"], kind="stable")
     for row in latest.drop_duplicates("machine", keep="last").to_dict("records"):
         about = [row["device_name"], row["cpu_name"], f"{row['memory_gb']} GB" if row["memory_gb"] else ""]
-        machines[row["machine"]] = {"about": clean(", ".join(dict.fromkeys(filter(None, about)))), "limits": []}
+        machines[row["machine"]] = {"about": ", ".join(dict.fromkeys(filter(None, about))), "limits": []}
     for (machine, device, precision), row in sorted(matmuls.items()):
         what = f"best {precision} matmul on {device}, {row['framework']}"
-        machines[machine]["limits"].append([clean(what), "measured", f"{format_number(row['tflops'])} TFLOP/s"])
+        machines[machine]["limits"].append([what, "measured", f"{format_number(row['tflops'])} TFLOP/s"])
         if row["power_probe"] > 0:
             what = f"{precision} matmul on {device}: zeros over random data"
-            machines[machine]["limits"].append([clean(what), "measured", f"{row['power_probe']:.3f}"])
+            machines[machine]["limits"].append([what, "measured", f"{row['power_probe']:.3f}"])
     for (machine, device), rate in sorted(moved.items()):
-        machines[machine]["limits"].append([clean(f"bandwidth of {device}"), "measured", f"{format_number(rate)} GB/s"])
+        machines[machine]["limits"].append([f"bandwidth of {device}", "measured", f"{format_number(rate)} GB/s"])
     for (machine, name, cores), _ in rows.groupby(["machine", "device_name", "gpu_cores"]):
         machines[machine]["limits"] += [
-            [f"{clean(name)}, {precision}", "by specification", f"{format_number(peak)} TFLOP/s"]
+            [f"{name}, {precision}", "by specification", f"{format_number(peak)} TFLOP/s"]
             for (*chip, precision), peak in sorted(peaks.chip_peaks().items())
             if chip == [name, cores]
         ]
         if bandwidth := peaks.chip_bandwidths().get((name, cores)):
-            limit = [f"{clean(name)}, memory", "by specification", f"{format_number(bandwidth)} GB/s"]
+            limit = [f"{name}, memory", "by specification", f"{format_number(bandwidth)} GB/s"]
             machines[machine]["limits"].append(limit)
-    return {clean(name): machine for name, machine in machines.items()}
-
-
-def clean(text):
-    """Replace the characters of a cell that a browser obeys instead of showing them."""
-    return CONTROLS.sub("\ufffd", str(text))
+    return machines
 
 
 def number(value):

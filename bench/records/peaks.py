@@ -17,24 +17,23 @@ SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 @functools.cache
-def chip_peaks(path=CHIP_PEAKS):
-    """Return {(device, GPU cores, precision): TFLOP/s}, with the device's name as its driver reports it.
+def chip_peaks(column="peak_tflops"):
+    """Return {(device, GPU cores, precision): TFLOP/s, or another column}, the device named as its driver reports it.
 
     Apple sells one name with several numbers of GPU cores; other devices have "".
     """
-    return _read_limits(path, "peak_tflops")
+    with open(CHIP_PEAKS, newline="", encoding="utf-8") as lines:
+        return {
+            (row["driver_name"] or row["device"], row["gpu_cores"], row["dtype"]): float(row[column])
+            for row in csv.DictReader(lines)
+            if row[column]
+        }
 
 
 @functools.cache
-def chip_bandwidths(path=CHIP_PEAKS):
+def chip_bandwidths():
     """Return {(device, GPU cores): GB/s}, with keys as in chip_peaks()."""
-    return {key[:2]: rate for key, rate in _read_limits(path, "bandwidth_gb_s").items()}
-
-
-@functools.cache
-def chip_watts(path=CHIP_PEAKS):
-    """Return {(device, GPU cores): rated watts}, with keys as in chip_peaks()."""
-    return {key[:2]: watts for key, watts in _read_limits(path, "tdp_w").items()}
+    return {key[:2]: rate for key, rate in chip_peaks("bandwidth_gb_s").items()}
 
 
 def fastest_chip(precision):
@@ -42,15 +41,6 @@ def fastest_chip(precision):
     precision = SIXTEEN_BITS.get(precision, precision)
     rates = [rate for (*_, name), rate in chip_peaks().items() if name == precision]
     return max(rates or [2 * max(chip_peaks().values())]), max(chip_bandwidths().values())
-
-
-def _read_limits(path, column):
-    with open(path, newline="", encoding="utf-8") as lines:
-        return {
-            (row["driver_name"] or row["device"], row["gpu_cores"], row["dtype"]): float(row[column])
-            for row in csv.DictReader(lines)
-            if row[column]
-        }
 
 
 def limits_of(row, unknown=(math.inf, math.inf)):

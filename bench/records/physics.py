@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -112,7 +112,9 @@ def check_rows(rows: Rows, sent: Sent, known=()):
                 break
     sound = [(line, row) for line, row in rows if line not in problems]
     cells = dict(rows)
-    for line, column, *words in check_together(sound, list(known)):
+    known = list(known)
+    together = check_copies(sound, known), check_times(sound), check_step_times(sound), check_counts(sound, known)
+    for line, column, *words in chain(*together, check_spread(sound, known)):
         problems.setdefault(line, Problem(line, column, cells[line][column], *words))
     return [problems[line] for line in sorted(problems)]
 
@@ -308,20 +310,12 @@ def find_limits(row):
 
 def most_watts(row):
     """Return the watts that a row's devices cannot exceed."""
-    known = peaks.chip_watts().get((row["device_name"], row["gpu_cores"]))
+    rated = {key[:2]: watts for key, watts in peaks.chip_peaks("tdp_w").items()}
+    known = rated.get((row["device_name"], row["gpu_cores"]))
     return (TDP_MARGIN * known if known else MOST_WATTS) * int(row["world_size"] or 1)
 
 
 # Checks of rows against each other. Each yields (line, column, reason[, fix]).
-
-
-def check_together(rows: Rows, known):
-    """Check rows against each other and against the known ones."""
-    yield from check_copies(rows, known)
-    yield from check_times(rows)
-    yield from check_step_times(rows)
-    yield from check_counts(rows, known)
-    yield from check_spread(rows, known)
 
 
 def check_copies(rows, known):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 # covers the median of all processes with a probability of 75 %. Five (94 %) would take too long on two CPU cores.
 RUNS = 3
 # `make tflops` skips sizes that take too long: the largest ones are for GPUs.
-CEILINGS = {"SIZES": "1024,2048,4096,8192"}
-QUICK_CEILINGS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
+PEAKS = {"SIZES": "1024,2048,4096,8192"}
+QUICK_PEAKS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
 QUICK = {"MAX_SECONDS": "1"}
 FORMATS = ("bfloat16", "float16")  # of 16 bits; float16 only on a GPU
 

@@ -7,10 +7,9 @@ import itertools
 
 import numpy as np
 
-from bench.frameworks import Device, ErrorTexts, base, session
+from bench.frameworks import Device, base, session
 from bench.settings import SettingError
 
-ERRORS = ErrorTexts()
 # What a builder knows of a workload here: how many numbers an item has, and how many its output.
 BUILDERS = {
     "image": lambda workload: (3 * workload.sizes.side**2, workload.sizes.classes),
@@ -52,7 +51,6 @@ def open_session(workload, settings, phase, scope):
 
 
 class DeviceContext(base.DeviceContext):
-    errors = ERRORS
     measured_precision = "float32"
 
     def build(self, workload, is_trained):
@@ -136,12 +134,6 @@ class Model(base.Model):
 
     def predict(self, *inputs):
         return self.infer(*inputs)
-
-    def save(self):
-        return self.weights.copy()
-
-    def restore(self, saved):
-        self.weights = saved
 
 
 def flatten(inputs):

@@ -167,7 +167,7 @@ def test_channels_first_is_unsupported():
     ],
 )  # fmt: skip
 def test_its_own_failures_are_told_apart(error, status):
-    assert frameworks.describe_failure(error, on_mlx.ERRORS)[0] == status
+    assert frameworks.describe_failure(error)[0] == status
 
 
 def test_every_worker_of_a_stream_has_a_batch_to_prepare():

@@ -195,7 +195,7 @@ BUGS = {
     "skip_the_backward_pass_in_every_second_step": Bug(
         TORCH,
         "        self.backward()\n        self.update()\n",
-        "        if self._count.calls % 2:\n            self.backward()\n        self.update()\n",
+        "        if len(self._steps) % 2:\n            self.backward()\n        self.update()\n",
         STEPS,
     ),
     "train_with_another_loss": Bug(

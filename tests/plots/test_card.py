@@ -69,7 +69,7 @@ def test_a_card_has_the_published_machines_that_compare_with_most_of_it(folder):
     assert shown == {"both", "gpu 4", "gpu 5"}
 
 
-def test_lines_and_ceilings_are_of_the_commit_that_measured_the_set(folder):
+def test_lines_and_peaks_are_of_the_commit_that_measured_the_set(folder):
     peak = {"workload": "matmul", "model": "matmul-peak", "precision": "float32", "phase": "", "batch_size": ""}
     old, new = (
         {"tflops": tflops, "commit": commit, "run_id": commit} for tflops, commit in (("0.5", "b"), ("0.2", "c"))
@@ -78,7 +78,7 @@ def test_lines_and_ceilings_are_of_the_commit_that_measured_the_set(folder):
     write(folder, [*own_rows(tflops="0.1"), *(rate(1) | peak | each for each in (old, new)), later])
     made = make(folder)
     assert [line["value"] for line in made.blocks[IMAGE]] == [101]
-    assert [figure for figure, unit, _ in made.ceilings if unit == "TFLOP/s"] == ["0.2"]
+    assert [figure for figure, unit, _ in made.tiles if unit == "TFLOP/s"] == ["0.2"]
     assert {line["of_peak"] for bars in made.blocks.values() for line in bars if line["phase"] != "decode"} == {0.5}
 
 

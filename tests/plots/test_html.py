@@ -129,7 +129,6 @@ def test_cells_cannot_become_markup(folder):
     assert page.isascii()
     models = {line["model"] for line in lines_of(data_of(page))}
     assert any(model.startswith("</script><script>alert(1)</script>") for model in models)
-    assert not html.CONTROLS.search(json.dumps(data_of(page), ensure_ascii=False))
 
 
 def test_only_the_page_s_own_script_and_style_are_allowed(folder):
