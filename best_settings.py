@@ -68,12 +68,7 @@ class Runs:
         """
         limit = limit or (FULL_LIMIT + 2 * seconds if step else max(LEAST_LIMIT, LIMIT_SHARE * self.seconds))
         change = self.held | change | {"MAX_SECONDS": f"{seconds:g}", SEARCH: self.search_id, SEARCH_STEP: step}
-        status, rows = self.launcher.launch(change, round(limit), captures=True)
-        if status == cli.INTERRUPTED:
-            raise KeyboardInterrupt
-        if not rows:
-            raise SettingError("a trial stored no row: run the benchmark itself with the same settings to see why")
-        return rows[-1]
+        return self.launcher.launch_silently(change, round(limit))[-1]
 
 
 def trial_of(row):

@@ -42,12 +42,9 @@ def measure_round(host, folder):
         launcher = Launcher(script, describe_workload, [str(ROOT / f"{script}_benchmark.py")], host)
         change = change | {"RESULTS_DIR": str(folder), "MAKEFLAGS": None, REPEATED: "1"}  # without parts of training
         for _ in range(DEFAULT_RUNS):
-            status, rows = launcher.launch(change, captures=True)
-            if status == cli.INTERRUPTED:
-                raise KeyboardInterrupt
-            if status:
-                note = rows[-1]["note"] if rows else f"exit status {status}"
-                raise SettingError(f"the {script} workload failed ({note}): `make {script}` shows more")
+            row = launcher.launch_silently(change)[-1]
+            if row["status"] != "ok":
+                raise SettingError(f"the {script} workload failed ({row['note']}): `make {script}` shows more")
         log.info("%s: %d processes", script, DEFAULT_RUNS)
 
 

@@ -133,6 +133,23 @@ class Launcher:
                 print(f"{report.describe_task(row)}\n{report.describe_result(row)}", flush=True)
         return status, [row for row in results.read(path) if row["run_id"] == run_id]
 
+    def launch_silently(self, change, limit=None):
+        """Run one child process without any output of it; returns its rows, one at least.
+
+        Raises:
+            SettingError: it stored no row.
+            KeyboardInterrupt: Ctrl-C ended it.
+        """
+        status, rows = self.launch(change, limit, captures=True)
+        if status == cli.INTERRUPTED:
+            raise KeyboardInterrupt
+        if not rows:
+            raise SettingError(
+                f"a process ended with status {status} and stored no row: run the benchmark itself with the same "
+                "settings to see why"
+            )
+        return rows
+
 
 def run_all(launcher: Launcher):
     """Run every combination of the environment's settings, each RUNS times.
@@ -280,10 +297,7 @@ def choose_batch_size(launcher: Launcher, change):
     with tempfile.TemporaryDirectory() as folder:  # these rows are not results
         while True:
             trial = change | TRIAL | {"BATCH_SIZE": str(size), "RESULTS_DIR": folder, SEARCH: "auto", "MAKEFLAGS": None}
-            status, rows = launcher.launch(trial, captures=True)
-            if status == cli.INTERRUPTED:
-                raise KeyboardInterrupt
-            row = rows[-1] if rows else {"status": "failed", "note": f"exit status {status}"}
+            row = launcher.launch_silently(trial)[-1]
             if row["status"] != "ok":
                 log.info("BATCH_SIZE=%d: %s: %s", size, row["status"], row["note"])
                 break

@@ -553,6 +553,13 @@ def refuse_lacking(settings):
         raise SettingError(f"PRECISION={settings.precision!r}: {title} has no autocast: set float16 or bfloat16")
     if "float64" in lacks and "float64" in precisions:
         raise SettingError(f"PRECISION='float64': {title} computes parts of it in float32: set float32")
+    if settings.memory_format and settings.memory_format not in FRAMEWORKS[settings.framework].memory_formats:
+        raise SettingError(
+            f"MEMORY_FORMAT={settings.memory_format!r}: {title} runs image models in channels_last here: unset it"
+        )
+    # Each token would be another program to compile.
+    if settings.framework == "mlx" and settings.compile == "1" and settings.phase in ("prefill", "decode"):
+        raise SettingError("COMPILE='1': mlx-lm's cache counts its tokens in Python, which mx.compile cannot: unset it")
     if "threads" in lacks and settings.num_threads:
         raise SettingError(
             f"NUM_THREADS='{settings.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS"

@@ -7,6 +7,7 @@ import pytest
 
 import measure_all
 from bench.frameworks import Device
+from bench.launch import Launcher
 from bench.records import results
 from bench.records.columns import COLUMNS
 from bench.settings import FRAMEWORKS, RUN, SettingError, list_runs, read_settings
@@ -51,7 +52,7 @@ class Children:
             return 0, [row | {"scope": scope} for scope in change.get("SCOPE", "device").split(",")]
 
         host_folder = Path(read_settings("all").results_dir)
-        return type("FakeLauncher", (), {"launch": staticmethod(launch)})
+        return type("FakeLauncher", (), {"launch": staticmethod(launch), "launch_silently": Launcher.launch_silently})()
 
 
 @pytest.fixture

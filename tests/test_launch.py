@@ -309,7 +309,7 @@ def choose(monkeypatch):
     def call(rows, device="cpu", free=10**12, **environ):
         tried = []
 
-        def trial(launcher, change, captures):
+        def trial(launcher, change, limit, captures):
             assert change["SUSTAIN"] is None
             tried.append(int(change["BATCH_SIZE"]))
             row = {"status": "ok", "unit": "images/s", "device": device, "peak_memory_bytes": "0"}

@@ -82,7 +82,7 @@ def test_language_models_have_defaults_by_device():
         ("image", {"NUM_DEVICES": "All", "BATCH_SIZE": "4"}, (ALL, 4)),
         ("image", {"SCOPE": "input,device", "MACHINE": "../../tmp/x"}, (("input", "device"), "tmp-x")),
         ("image", {"MACHINE": "Alice's MacBook"}, ("alice-s-macbook",)),
-        ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_first"}, ("tensorflow", "channels_first")),
+        ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_last"}, ("tensorflow", "channels_last")),
         ("llm", {"PHASE": "Decode", "NUM_DEVICES": "all"}, ("decode", ALL)),
         ("tflops", {"SIZES": "64, 8X16x32"}, (((64, 64, 64), (8, 16, 32)),)),
         ("another", {"MODEL": "", "BATCH_SIZE": "many", "SEED": "3"}, (None, None, 3)),  # not its settings
@@ -159,6 +159,8 @@ def test_an_empty_value_is_refused(name):
         ("mlp", {"OPTIMIZER": "adamw"}, "sgd, adam"),
         ("image", {"PRECISION": "mixed_float16", "FRAMEWORK": "mlx"}, "float16 or bfloat16"),
         ("mlp", {"NUM_THREADS": "2", "FRAMEWORK": "mlx"}, "MLX"),
+        *(("image", {"MEMORY_FORMAT": "channels_first", "FRAMEWORK": name}, "channels_last") for name in ("tf", "jax")),
+        ("llm", {"COMPILE": "1", "FRAMEWORK": "mlx"}, "COMPILE='1'"),
     ],
 )
 def test_contradictions_are_refused(script, environ, named):

@@ -59,8 +59,6 @@ def open_session(workload, settings, phase, scope):
     session.refuse_unknown_workload("jax", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
-    if settings.memory_format == "channels_first":
-        raise MeasurementError("unsupported", "JAX runs image models in channels_last here")
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
 
 

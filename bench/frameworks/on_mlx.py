@@ -55,11 +55,6 @@ def open_session(workload, settings, phase, scope):
     session.refuse_unknown_workload("mlx", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
-    if settings.memory_format == "channels_first":
-        raise MeasurementError("unsupported", "MLX runs image models in channels_last")
-    if settings.compile == "1" and phase in ("prefill", "decode"):
-        reason = "mlx-lm's cache counts its tokens in Python, so mx.compile would compile a program for each token"
-        raise MeasurementError("unsupported", reason)
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
 
 

@@ -97,8 +97,6 @@ def open_session(workload, settings, phase, scope):
     session.refuse_unknown_workload("tensorflow", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
-    if settings.memory_format == "channels_first":
-        raise MeasurementError("unsupported", "TensorFlow runs image models in channels_last here")
     if settings.compile == "1" and choose_device(settings.use_gpu) == "mps":
         raise MeasurementError("unsupported", "COMPILE=1 is XLA, which the Metal plug-in does not have")
     return session.open_session(DeviceContext(settings), workload, settings, phase, scope)

@@ -5,12 +5,13 @@ Settings that the user gave are held fixed; a comma list restricts the values.
 
 import ctypes.util
 import platform
+from dataclasses import replace
 
 import psutil
 
 from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS, find_allocator
 from bench.records.columns import describe_change
-from bench.settings import COMPILE_MODES, FRAMEWORKS, SettingError, usable_cores
+from bench.settings import FRAMEWORKS, SettingError, refuse_contradictions, usable_cores
 from bench.tune.search import Dimension
 
 ALLOCATOR = "ALLOCATOR"  # a dimension that is not a setting: it stands for variables of the environment
@@ -95,18 +96,16 @@ def is_sensible(settings, name, value, row, card):
     """Return whether a value may be faster for this framework, phase and card, and is right at all."""
     if settings.phase == "training" and value in NOT_IN_TRAINING:
         return False
-    lacks_mixed = "mixed" in FRAMEWORKS[settings.framework].lacks
-    # A language model's weights themselves get 16 bits.
-    if value.startswith("mixed_") and (lacks_mixed or settings.phase in ("prefill", "decode")):
-        return False
     if value in LATE and card and card.multiprocessors < AUTOTUNE_MULTIPROCESSORS:
         return False
-    if settings.framework == "torch":
-        return True
-    is_mlx, has_cache = settings.framework == "mlx", settings.phase in ("prefill", "decode")
-    cannot_compile = has_cache if is_mlx else row["device"] == "mps"
-    is_impossible = value in COMPILE_MODES or (name == "COMPILE" and value == "1" and cannot_compile)
-    return not is_impossible and (name != "MEMORY_FORMAT" or value in FRAMEWORKS[settings.framework].memory_formats)
+    # XLA, which the Metal plug-ins do not have.
+    if settings.framework in ("tensorflow", "jax") and row["device"] == "mps" and (name, value) == ("COMPILE", "1"):
+        return False
+    try:
+        refuse_contradictions(replace(settings, **{name.lower(): value}), {})
+    except SettingError:
+        return False
+    return True
 
 
 def is_possible(settings, dimensions, candidate, card=None):

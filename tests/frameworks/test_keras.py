@@ -67,12 +67,6 @@ def test_mixed_float16_scales_the_loss_and_takes_it_out_again():
     np.testing.assert_allclose(*changes, rtol=0.02, atol=1e-7)
 
 
-def test_channels_first_is_told_to_be_unsupported():
-    with pytest.raises(measure.MeasurementError, match="channels_last here") as error:
-        open_session("image", MEMORY_FORMAT="channels_first")
-    assert error.value.status == "unsupported"
-
-
 def test_the_probe_tells_batches_apart_in_sixteen_bits():
     for precision in ("bfloat16", "float16"):
         session = open_session("mlp", "inference", PRECISION=precision, BATCH_SIZE="1024", MODEL="mlp-5x256")

@@ -151,12 +151,6 @@ def test_tf32_and_float32_need_a_process_each(monkeypatch):
     assert caught.value.status == "unsupported"
 
 
-def test_channels_first_is_unsupported():
-    with pytest.raises(measure.MeasurementError, match="channels_last") as caught:
-        open_session("image", MEMORY_FORMAT="channels_first")
-    assert caught.value.status == "unsupported"
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -386,12 +380,6 @@ def test_a_wrong_cache_is_refused(open_llm, monkeypatch):
     monkeypatch.setattr(on_mlx_llm.CachedModel, "extend", lambda model, tokens: model._logits(tokens, None))
     with pytest.raises(measure.MeasurementError, match="single tokens through the cache differ by"):
         open_llm()
-
-
-def test_a_compiled_language_model_is_unsupported(open_llm):
-    with pytest.raises(measure.MeasurementError, match="for each token") as caught:
-        open_llm(COMPILE="1")
-    assert caught.value.status == "unsupported"
 
 
 LORA = {"LORA_RANK": "4"}
