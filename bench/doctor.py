@@ -215,7 +215,7 @@ def check_disk():
 def check_commit():
     commit = environment.find_commit()
     if commit is None:
-        yield Finding("commit", "no", "this is no git clone, so its results cannot be sent: `git clone` the repository")
+        yield Finding("commit", "no", "this is not a git clone, so its results cannot be sent: `git clone` the repository")
     elif commit.endswith("-dirty"):
         yield Finding("commit", "no", "the code was changed, so its results cannot be sent: `git stash` the changes")
     else:
