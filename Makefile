@@ -80,10 +80,10 @@ table: $(READY) ## this machine's latest results; `make table > table.md` writes
 	@$(RUN) -m bench.records.tables
 
 .PHONY: submit check-results
-submit: $(READY) ## checks this machine's rows and prints how to send them; sends nothing
+submit: $(READY) ## check this machine's rows and print how to send them; sends nothing
 	@$(RUN) -m bench.records.submission submit
 
-check-results: ## checks the rows added to results/ since BASE (default: origin/main), as CI does
+check-results: ## check the rows added to results/ since BASE (default: origin/main), as CI does
 	@$(call any_python,bench.records.submission check)
 
 noise: $(READY) ## A/A tests: how much identical measurements differ on this machine (ten minutes on a CPU)
@@ -104,7 +104,7 @@ endif
 selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten minutes)
 	@$(RUN) -m tests.selfcheck
 
-resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## checks that requirements-mac.txt resolves for Apple silicon
+resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## check that requirements-mac.txt resolves for Apple silicon
 
 resolve-mac-%: $(READY)
 	@MACOSX_DEPLOYMENT_TARGET=14.0 $(RUN) -m uv pip compile --quiet --only-binary :all: \

@@ -41,15 +41,9 @@ from bench.settings import (
 )
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
-from image_benchmark import image_workload
-from llm_benchmark import llm_workload
-from mlp_benchmark import mlp_workload
+from best_settings import WORKLOADS
 from tflops_sweep import first_size
-from transformer_benchmark import transformer_workload
 
-WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
-WORKLOADS |= {"tflops": first_size}
-FILES = {"tflops": "tflops_sweep.py"}
 LIMIT = 600  # seconds after which a process is ended
 PEAKS_WEIGHT = 3  # the peaks take as long as this number of other processes
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
@@ -64,7 +58,7 @@ class Combination:
 
 
 def plan_peaks(settings, device):
-    """Return the Combination that measures the machine's limits."""
+    """Return the Combination that measures the machine's peaks."""
     formats = ["float32", *list_formats(device)]
     sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
     return Combination("tflops", ({"PRECISION": ",".join(formats)} | sizes,))
@@ -109,7 +103,9 @@ class Session:
         self.conditions = repr((replace(settings, results_dir=ROOT, runs=None), of))
         self.rows, self.stored = [], {}
         for row in results.read(self.path):
-            if row["status"] != "crashed":  # such as by LIMIT on a busy machine
+            if row["status"] == "crashed":  # such as by LIMIT on a busy machine: the whole process runs again
+                self.stored.pop(row["run_id"], None)
+            else:
                 self.stored.setdefault(row["run_id"], []).append(row)
 
     def identify(self, combination, number):
@@ -148,8 +144,9 @@ class Session:
 
     def launch(self, combination, number, run_id):
         """Run one process and store its rows in one piece, so that an interruption leaves all of them or none."""
-        file = FILES.get(combination.script, f"{combination.script}_benchmark.py")
-        launcher = Launcher(combination.script, WORKLOADS[combination.script], [str(ROOT / file)], self.host)
+        file = "tflops_sweep.py" if combination.script == "tflops" else f"{combination.script}_benchmark.py"
+        describe_workload = WORKLOADS.get(combination.script, first_size)
+        launcher = Launcher(combination.script, describe_workload, [str(ROOT / file)], self.host)
         with tempfile.TemporaryDirectory() as folder:
             change = {RUN: run_id, REPEATED: "1", "RESULTS_DIR": folder, "MAKEFLAGS": None}
             rows = launcher.launch_silently(combination.changes[number] | change, LIMIT)
@@ -164,12 +161,11 @@ def find_fast(rows, formats):
     """
     best = {row["precision"]: float(row["tflops"]) for row in rows if peaks.is_peak(row)}
     fast = [name for name in formats if name in best and best[name] >= FAST * best.get("float32", 0)]
-    rates = {
-        name: f"{format_number(best[name], '{:.3g}')} TFLOP/s" if name in best else "no result"
-        for name in ("float32", *formats)
-    }
+    rates = {name: f"{format_number(rate, '{:.3g}')} TFLOP/s" for name, rate in best.items()}
     return fast, [
         f"{name} is skipped because it is slow on this device (best matmul: {rates[name]}, float32: {rates['float32']})"
+        if name in best
+        else f"{name} is skipped because no matmul in it was measured"
         for name in formats
         if name not in fast
     ]

@@ -21,25 +21,23 @@ from bench.records import columns, layout, results
 from bench.records.columns import format_number
 from bench.records.verdict import Rate, compare_rates
 from bench.settings import FRAMEWORKS, REPEATED, ROOT, SettingError, read_settings
-from image_benchmark import image_workload
-from llm_benchmark import llm_workload
-from mlp_benchmark import mlp_workload
+from best_settings import WORKLOADS
 
 log = logging.getLogger("bench")
 
-WORKLOADS = {
-    "image": (image_workload, {"SCOPE": "device"}),
-    "mlp": (mlp_workload, {"MODEL": "mlp-5x1024", "DATA": "synthetic"}),
-    "llm": (llm_workload, {"PHASE": "decode"}),
+CHANGES = {
+    "image": {"SCOPE": "device"},
+    "mlp": {"MODEL": "mlp-5x1024", "DATA": "synthetic"},
+    "llm": {"PHASE": "decode"},
 }
 
 
 def measure_round(host, folder):
     """Measure every workload in DEFAULT_RUNS fresh processes; raises SettingError if one fails."""
-    for script, (describe_workload, change) in WORKLOADS.items():
+    for script, change in CHANGES.items():
         if script == "llm" and not FRAMEWORKS[read_settings("noise").framework].runs_language_models:
             continue
-        launcher = Launcher(script, describe_workload, [str(ROOT / f"{script}_benchmark.py")], host)
+        launcher = Launcher(script, WORKLOADS[script], [str(ROOT / f"{script}_benchmark.py")], host)
         change = change | {"RESULTS_DIR": str(folder), "MAKEFLAGS": None, REPEATED: "1"}  # without parts of training
         for _ in range(DEFAULT_RUNS):
             row = launcher.launch_silently(change)[-1]

@@ -1,4 +1,4 @@
-"""Measure the machine's limits: matmuls by size and precision, convolutions, 8 bits, attention, memory bandwidth.
+"""Measure the machine's peaks: matmuls by size and precision, convolutions, 8 bits, attention, memory bandwidth.
 
     make tflops
     OPS=int8,float8,gemv,attention make tflops
@@ -158,12 +158,8 @@ def find_peak(sweep: Sweep, precision):
     best = sweep.best(precision)
     if best is None or not sweep.reaches_peak:
         return
-    size = size_of(best)
-    peak, note = (
-        sweep.measure(operators.matmul(size), precision, seed=1),
-        f"the best of {len(sweep.settings.sizes)} sizes",
-    )
-    note += ", measured again"
+    size, note = size_of(best), f"the best of {len(sweep.settings.sizes)} sizes, measured again"
+    peak = sweep.measure(operators.matmul(size), precision, seed=1)
     try:
         rival = sweep.measure(operators.convolution_1x1(size), precision, seed=1)
         sweep.keep(rival)

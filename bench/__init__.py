@@ -15,8 +15,8 @@ if sys.version_info < (3, 11):
 def missing_package(error):
     """Return the line for a ModuleNotFoundError."""
     return (
-        f"the package {error.name} is missing in {sys.executable}: run it by make, which installs it, or "
-        "`pip install -r` the requirements file of its FRAMEWORK there"
+        f"the package {error.name} is missing in {sys.executable}: start the command with make, which installs it, "
+        "or run `pip install -r` there with the requirements file of the framework"
     )
 
 

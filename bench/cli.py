@@ -38,7 +38,7 @@ def run_script(main):
             return INTERRUPTED
         return report("interrupted: incomplete windows are discarded", INTERRUPTED)
     except OSError as error:
-        report(f"{error.filename or 'output'}: {error.strerror}: check permissions and free disk space", MISTAKE)
+        report(f"{error.filename or 'output'}: {error.strerror}: check permissions and disk space", MISTAKE)
         return discard_output(MISTAKE)
     except Exception:
         traceback.print_exc()

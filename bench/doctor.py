@@ -59,7 +59,7 @@ def examine(results_dir, frameworks):
     print_findings("commit", check_commit)
     works = [try_framework(name) for name in frameworks]
     if not any(works):
-        print("\nno framework can run here: `make image` installs PyTorch", file=sys.stderr)
+        print("\nno framework can run here: the lines above say why", file=sys.stderr)
     return 0 if any(works) else 1
 
 
@@ -207,7 +207,7 @@ def check_results(folder):
 def check_disk():
     free = shutil.disk_usage(ROOT).free / GB
     if free < INSTALLED_GB and not (ROOT / ".venv").exists():
-        yield Finding("disk", "no", f"{free:.0f} GB free, an installation takes up to {INSTALLED_GB} GB: free space")
+        yield Finding("disk", "no", f"{free:.0f} GB free, an installation takes {INSTALLED_GB} GB: delete something")
     else:
         yield Finding("disk", "ok", f"{free:.0f} GB free")
 
@@ -215,7 +215,11 @@ def check_disk():
 def check_commit():
     commit = environment.find_commit()
     if commit is None:
-        yield Finding("commit", "no", "this is not a git clone, so its results cannot be sent: `git clone` the repository")
+        yield Finding(
+            "commit",
+            "no",
+            "git reports no commit here, so results cannot be sent: install git, and `git clone` the repository",
+        )
     elif commit.endswith("-dirty"):
         yield Finding("commit", "no", "the code was changed, so its results cannot be sent: `git stash` the changes")
     else:

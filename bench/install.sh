@@ -35,4 +35,4 @@ fi
 
 "$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads
 say "installing $requirements into $venv (a few GB the first time)"
-$install -r "$requirements"
+$install -r "$requirements" >&2

@@ -145,7 +145,7 @@ class Launcher:
             raise KeyboardInterrupt
         if not rows:
             raise SettingError(
-                f"a process ended with status {status} and stored no row: run the benchmark itself with the same "
+                f"a process ended with status {status} and stored no row: run the benchmark by itself with the same "
                 "settings to see why"
             )
         return rows
@@ -277,7 +277,7 @@ def ask(expression, *arguments):
     if ended.status == cli.INTERRUPTED:
         raise KeyboardInterrupt
     if ended.status:
-        reason = ended.err.strip().rpartition("\n")[2]
+        reason = ended.err.strip().rpartition("\n")[2].removeprefix("bench.settings.SettingError: ")
         raise SettingError(reason or f"{arguments[0]} cannot be queried: its process ended with status {ended.status}")
     return ended.out.strip()
 

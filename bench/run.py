@@ -368,7 +368,7 @@ def open_job(bench: Bench, workload: Workload, phase, scope):
         items_per_step = workload.items_per_step * (1 if workload.samples else bench.device.world_size)
         watches = bench.instruments.watches() if bench.reports else ()
         limits = settings.max_seconds, settings.target_ci, items
-        yield measure.Job(group.watch_over(session), items_per_step, *limits, group.clock, watches=watches)
+        yield measure.Job(group.watch_over(session), items_per_step, *limits, clock=group.clock, watches=watches)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
         raise
@@ -413,10 +413,10 @@ def refuse_too_large(workload, device):
     needed = RESIDENT_BATCHES * workload.batch_bytes + (0 if device.has_own_memory else workload.resident_bytes)
     free = resources.available_bytes()
     if free and needed > free:
-        raise MemoryError(
-            f"batches and weights, with their cache or optimizer, need {needed / 1e9:.4g} GB, but only {free / 1e9:.4g}"
-            " GB are free: choose a smaller BATCH_SIZE, MODEL or DEPTH, or 16 bits; in training LORA_RANK=8"
-        )
+        advice = "choose smaller SIZES" if workload.samples else "choose a smaller BATCH_SIZE"
+        if workload.resident_bytes:
+            advice = "choose a smaller MODEL, BATCH_SIZE or DEPTH, or 16 bits; in training LORA_RANK=8"
+        raise MemoryError(f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: {advice}")
 
 
 def prove_equal_weights(session, group):

@@ -268,7 +268,7 @@ class Settings:
         dict.fromkeys(MODELS, "float32")
         | {"tflops": ("float32", "tf32", "float16", "bfloat16"), "llm": ByDevice(gpu="bfloat16", cpu="float32")},
         "float32 (TF32 off), tf32, float16, bfloat16, float64 (not in MLX); mixed_float16, mixed_bfloat16 (autocast; "
-        "not in tflops, prefill, decode and MLX)",
+        "not in tflops, prefill, decode or MLX)",
         shown="float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
         lists=dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
     )
@@ -555,11 +555,12 @@ def refuse_lacking(settings):
         raise SettingError(f"PRECISION='float64': {title} computes parts of it in float32: set float32")
     if settings.memory_format and settings.memory_format not in FRAMEWORKS[settings.framework].memory_formats:
         raise SettingError(
-            f"MEMORY_FORMAT={settings.memory_format!r}: {title} runs image models in channels_last here: unset it"
+            f"MEMORY_FORMAT={settings.memory_format!r}: {title} supports only channels_last here: unset it"
         )
-    # Each token would be another program to compile.
     if settings.framework == "mlx" and settings.compile == "1" and settings.phase in ("prefill", "decode"):
-        raise SettingError("COMPILE='1': mlx-lm's cache counts its tokens in Python, which mx.compile cannot: unset it")
+        raise SettingError(
+            "COMPILE='1': MLX cannot compile prefill and decode (mlx-lm's cache counts its tokens in Python): unset it"
+        )
     if "threads" in lacks and settings.num_threads:
         raise SettingError(
             f"NUM_THREADS='{settings.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS"

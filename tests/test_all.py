@@ -22,11 +22,12 @@ class Children:
 
     Args:
         fails: (script, model, phase) of work that runs out of memory.
+        crashes: whether the process that measures the peaks dies after its last row.
         ends_after: the number of processes before Ctrl-C.
     """
 
     def __init__(self):
-        self.changes, self.fails, self.refuses, self.ends_after = [], set(), set(), None
+        self.changes, self.fails, self.refuses, self.ends_after, self.crashes = [], set(), set(), None, False
 
     def make(self, script, describe_workload, command, host):
         def launch(change, limit, captures):
@@ -43,7 +44,8 @@ class Children:
             )
             if script == "tflops":
                 peak = {"workload": "matmul", "model": "matmul-peak", "phase": ""}
-                return 0, [row | peak | {"precision": name, "tflops": rate} for name, rate in RATES.items()]
+                rows = [row | peak | {"precision": name, "tflops": rate} for name, rate in RATES.items()]
+                return 0, rows + [row | {"status": "crashed", "throughput": ""}] * self.crashes
             work = script, change["MODEL"], change["PHASE"]
             if work in self.refuses:
                 raise SettingError("it needs a package")
@@ -92,7 +94,8 @@ def test_the_set_is_valid_in_every_framework_and_the_same_on_every_device(framew
                 environ = {"FRAMEWORK": framework, **change}
                 assert len(list_runs(combination.script, environ)) == 1
                 asked = read_settings(combination.script, environ).on(device)
-                assert measure_all.WORKLOADS[combination.script](asked).model in ("matmul", asked.model)
+                describe_workload = measure_all.WORKLOADS.get(combination.script, measure_all.first_size)
+                assert describe_workload(asked).model in ("matmul", asked.model)
         sizes[device] = {each.changes[0].get("MODEL"): each.changes[0].get("BATCH_SIZE") for each in plan}
     assert sizes["cpu"].items() <= sizes["cuda"].items()
     assert ("smollm2-135m" in sizes["cpu"]) == FRAMEWORKS[framework].runs_language_models
@@ -147,6 +150,14 @@ def test_a_failure_ends_only_its_own_work_and_is_not_repeated(make_all, capfd):
     assert said.count("9 TiB") == said.count("it needs a package") == 2
     make_all.children.refuses = set()
     assert make_all()[:2] == (0, 2 * RUNS)  # what has no row is tried again
+
+
+def test_a_process_that_crashed_runs_again_until_it_does_not(make_all):
+    make_all.children.crashes = True
+    make_all(QUICK="1")
+    assert make_all()[1] == 1
+    make_all.children.crashes = False
+    assert [make_all()[1] for _ in range(2)] == [1, 0]
 
 
 def test_quick_runs_one_process_in_float32(make_all):

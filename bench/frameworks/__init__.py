@@ -2,6 +2,7 @@
 
     find_device(settings) -> Device
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error
+        with its `count` of GPUs if FRAMEWORKS says runs_on_many
     open_session(workload, settings, phase, scope) -> BaseSession of session.py
         raises SettingError or MeasurementError
     refuse_unknown_model(name)            raises SettingError for an image model that the framework does not have
@@ -69,12 +70,9 @@ def refuse_old(package, oldest):
 
 
 def check_models(framework, *models):
-    """End this process with one line if a framework lacks an image model."""
-    try:
-        for model in models:
-            load(framework).refuse_unknown_model(model)
-    except SettingError as error:
-        sys.exit(str(error))
+    """Raise SettingError if a framework lacks an image model."""
+    for model in models:
+        load(framework).refuse_unknown_model(model)
 
 
 def print_device(framework, use_gpu):
@@ -98,7 +96,7 @@ UNSUPPORTED = (
     # of 8 bits, by older cards, Macs and versions of torch
     *("only supported on", "status_not_supported", "support for that dtype", "functional' has no attribute"),
     *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
-    *("unimplemented", "not supported on the gpu"),
+    *("unimplemented:", "not supported on the gpu"),  # the first is XLA's; a type of TensorFlow has the same word
     # BatchNorm's, of one item of 1 x 1 pixels
     *("expected more than 1 value per channel", "requires more than one value per channel"),
 )

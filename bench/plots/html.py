@@ -48,10 +48,10 @@ MEASURES += ["step_seconds_median", "step_seconds_p95", "first_step_seconds"]
 
 def write_page(rows, path):
     """Write the page of these rows, from tables.read_rows(), and return its path."""
-    data = collect(rows)
+    data, drawn = collect(rows), {picture.name for picture in path.parent.glob("cards/*.png")}
     for name, machine in data["machines"].items():  # its cards, if `make all` or `make plot` has drawn some
-        cards = {framework: path_of(path.parent, name, framework) for framework in FRAMEWORKS}
-        machine["cards"] = {framework: f"cards/{card.name}" for framework, card in cards.items() if card.exists()}
+        files = {framework: path_of(path.parent, name, framework).name for framework in FRAMEWORKS}
+        machine["cards"] = {framework: f"cards/{file}" for framework, file in files.items() if file in drawn}
     with draw.replace_file(path) as file:
         file.write_text(render(data), encoding="utf-8")
     return path

@@ -88,4 +88,7 @@ def of_bottleneck(row, done):
 
 def join_flags(flags):
     """Join flags to a cell, each once; raises KeyError for a flag without words."""
-    return " ".join(dict.fromkeys(flag for flag in flags if FLAGS[flag]))
+    found = dict.fromkeys(flags)
+    if unknown := found.keys() - FLAGS.keys():
+        raise KeyError(f"flags without words: {unknown}")
+    return " ".join(found)

@@ -31,9 +31,9 @@ def chip_peaks(column="peak_tflops"):
 
 
 @functools.cache
-def chip_bandwidths():
-    """Return {(device, GPU cores): GB/s}, with keys as in chip_peaks()."""
-    return {key[:2]: rate for key, rate in chip_peaks("bandwidth_gb_s").items()}
+def chip_bandwidths(column="bandwidth_gb_s"):
+    """Return {(device, GPU cores): GB/s, or another column}, with keys as in chip_peaks()."""
+    return {key[:2]: value for key, value in chip_peaks(column).items()}
 
 
 def fastest_chip(precision):

@@ -310,8 +310,7 @@ def find_limits(row):
 
 def most_watts(row):
     """Return the watts that a row's devices cannot exceed."""
-    rated = {key[:2]: watts for key, watts in peaks.chip_peaks("tdp_w").items()}
-    known = rated.get((row["device_name"], row["gpu_cores"]))
+    known = peaks.chip_bandwidths("tdp_w").get((row["device_name"], row["gpu_cores"]))
     return (TDP_MARGIN * known if known else MOST_WATTS) * int(row["world_size"] or 1)
 
 

@@ -194,7 +194,8 @@ def submit(settings, repository):
         return 1
     print(describe(file, added) + "\n")
     print(f"{path}: {len(added)} new rows, no problems. Nothing has been sent. To send them:")
-    print(f"1. git switch -C rows-{host.machine} && git add {path} && git commit -m 'Rows of {host.machine}'")
+    branch = f"rows-{host.machine}"
+    print(f"1. git switch {branch} || git switch -c {branch}; git add {path} && git commit -m 'Rows of {host.machine}'")
     print("2. push that branch to your fork and open a pull request with the text above")
     size = len(file.read_text(encoding="utf-8"))
     paste = "or paste its text" if size < MOST_CHARACTERS * 0.9 else f"which is too long to paste ({size:,} characters)"

@@ -37,10 +37,11 @@ def coverage(n):
 def _exact_rank(n):
     """Return the largest 1-based rank l with P(l-th smallest > median) <= 2.5 %, by the binomial sum."""
     rank = ways = below = 1  # `below`: of 2**n outcomes, those with fewer than `rank` samples below the median
+    allowed = 2**n // 40
     while True:
         ways = ways * (n - rank + 1) // rank  # comb(n, rank)
         below += ways
-        if below > 2**n // 40:
+        if below > allowed:
             return rank
         rank += 1
 

@@ -65,7 +65,7 @@ FLAGS = {
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use identical ones",
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
-    "implausible": "more than 1.3 times the chip's peak in bench/records/peaks.csv: report it as an issue",
+    "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",
 }
 
 

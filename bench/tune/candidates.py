@@ -1,6 +1,6 @@
 """What `make best` tries: the settings that may be faster on a device, and the environment of a combination of them.
 
-Settings that the user gave are held fixed; a comma list restricts the values.
+Settings that the user gave are kept fixed; a comma-separated list restricts the values.
 """
 
 import ctypes.util
@@ -98,8 +98,8 @@ def is_sensible(settings, name, value, row, card):
         return False
     if value in LATE and card and card.multiprocessors < AUTOTUNE_MULTIPROCESSORS:
         return False
-    # XLA, which the Metal plug-ins do not have.
-    if settings.framework in ("tensorflow", "jax") and row["device"] == "mps" and (name, value) == ("COMPILE", "1"):
+    # XLA, which TensorFlow's Metal plug-in does not have.
+    if settings.framework == "tensorflow" and row["device"] == "mps" and (name, value) == ("COMPILE", "1"):
         return False
     try:
         refuse_contradictions(replace(settings, **{name.lower(): value}), {})

@@ -154,7 +154,7 @@ class Search:
         return math.prod(d.gains.get(value, 1.0) for d, value in zip(self.dimensions, candidate, strict=True))
 
     def is_float32(self, candidate):
-        """Return whether float32 was chosen: never if the precision is held fixed."""
+        """Return whether float32 was chosen: never if the precision is kept fixed."""
         return any(d.name == "PRECISION" and v == "float32" for d, v in zip(self.dimensions, candidate, strict=True))
 
     def works(self, candidate):
