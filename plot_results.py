@@ -1,12 +1,12 @@
 """Draw everything in results/: rows become results/plots/*.png, results/README.md and results/index.html.
 
-The card of each machine that has enough of the standard set is among the pictures.
+Also draws the card of each machine that has measured enough of the standard set, in results/cards.
 
     make plot
     make page        # only results/index.html
 
-Needs pandas and matplotlib, no framework and no screen. Pictures show each machine's own rows next to published ones
-(results/published.csv), which are hollow. Rows with a wrong clock are in no picture.
+Needs pandas and matplotlib, no framework and no screen. Plots show each machine's own rows next to published ones
+(results/published.csv), which are hollow. Rows with a wrong clock are in no plot.
 """
 
 import functools
@@ -19,7 +19,7 @@ from bench.settings import SettingError, read_settings
 
 
 def plot(folder, say):
-    """Draw all pictures and write both pages; return the paths. say() gets a line for each file that is left out."""
+    """Draw all plots and write both pages; return the paths. say() gets a line for each file that is left out."""
     stored = select.load(folder, say)
     paths = pictures.draw_all(stored, folder / "plots", say)
     with draw.replace_file(folder / "README.md") as file:
@@ -29,7 +29,7 @@ def plot(folder, say):
 
 
 def main():
-    """Write pictures and pages, print their paths, and return the exit status."""
+    """Write plots and pages, print their paths, and return the exit status."""
     folder = read_settings("plot").results_dir
     if not folder.is_dir():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} is not a folder: name one with CSV files of results")

@@ -1,1 +1,1 @@
-"""What is shown: pictures and the results page."""
+"""What is shown: plots and the results page."""

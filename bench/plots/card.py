@@ -1,4 +1,4 @@
-"""A machine's card: its peaks and the standard set, next to published machines, as a picture and as text.
+"""A machine's card: its peaks and the standard set, next to published machines, as an image and as text.
 
 `make all` and `make plot` write it to results/cards/<machine>-<framework>.png.
 """
@@ -116,7 +116,7 @@ def choose_published(published, own):
     """Choose published lines next to a machine's own: {work: lines}, of the devices that compare with most of them.
 
     A line is comparable if it has the same model, phase and format of numbers, was not compiled, and is a rate of
-    resident batches of the usual size, as in the other pictures. Its batch size may differ, and is shown.
+    resident batches of the usual size, as in the other plots. Its batch size may differ, and is shown.
     """
     offers, kind = {}, next(iter(own.values()))[0]["kind"]
     formats = published["precision"].replace(peaks.SIXTEEN_BITS)

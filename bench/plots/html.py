@@ -30,7 +30,7 @@ STATUSES = {
     "cpu_time": "the source timed the CPU's seconds instead of wall seconds: not a valid timing",
     "unsynchronised": "the source stopped its clock before the device had finished: not a valid timing",
 }
-# What makes an item larger: rates of different sizes are never in one picture.
+# What makes an item larger: rates of different sizes are never in one plot.
 SIZE = (
     *("image_size", "sequence_length", "prompt_tokens", "depth", "lora_rank"),
     *("epoch", "world_size", "nodes"),

@@ -1,4 +1,4 @@
-"""Draw the pictures of results/plots: each function returns a figure, or None if no row of our own belongs in it.
+"""Draw the plots of results/plots: each function returns a figure, or None if no row of our own belongs in it.
 
 Bars of our own measurements are filled, published ones are hollow.
 """
@@ -14,7 +14,7 @@ from bench.records.columns import format_number
 
 MAX_BARS = 20  # in a panel
 MAX_PANELS = 6
-MAX_RUNS = 12  # in the picture of scopes
+MAX_RUNS = 12  # in the plot of scopes
 MAX_CURVES = 20
 # In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.
 TITLED = ("model", "scope", "image_size", "sequence_length", "data", "matrix_size")
@@ -30,7 +30,7 @@ PARTS = {
 
 
 def draw_all(stored, folder, say):
-    """Draw every picture into a folder and return the paths; say() gets a line for each without own rows."""
+    """Draw every plot into a folder and return the paths; say() gets a line for each without own rows."""
     paths = []
     for picture in PICTURES:
         path = folder / f"{picture.__name__}.png"
@@ -224,7 +224,7 @@ def bars(panels, unit):
 
 
 def count_left_out(panels):
-    """Count the panels that a picture has no room for; "" if it shows all."""
+    """Count the panels that a plot has no room for; "" if it shows all."""
     more = len(panels) - MAX_PANELS
     return f" ({more} more panel{'s' * (more > 1)} not shown)" if more > 0 else ""
 

@@ -1,4 +1,4 @@
-"""Select the rows that pictures and tables show, as frames."""
+"""Select the rows that plots and tables show, as frames."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Summarise rows: read files, merge repetitions, derive what tables, pictures and comparisons show.
+"""Summarise rows: read files, merge repetitions, derive what tables, plots and comparisons show.
 
 python -m bench.records.tables     prints the latest rows of this machine, to paste into an issue (`make table`)
 """
