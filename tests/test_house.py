@@ -22,7 +22,8 @@ LAYERS = [
     ["bench.launch", "bench.plots"],
     ["bench.doctor"],
     [path.stem for path in SCRIPTS if path.stem not in ("best_settings", "noise_check", "measure_all")],
-    ["best_settings", "noise_check", "measure_all"],
+    ["best_settings"],
+    ["noise_check", "measure_all"],
 ]
 STANDARD_LIBRARY_ONLY = (
     "bench.settings",

@@ -3,7 +3,7 @@
 import csv
 import os
 import subprocess
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,12 @@ from bench.records.columns import COLUMNS
 from bench.settings import read_settings
 
 CHIP = "intel-xeon-2-cores"
-NOW = datetime(2026, 11, 23, tzinfo=UTC)
 FILES = {
     path.stem: submission.parse(path.read_text())[0]
     for path in Path("results").glob("*.csv")
     if path.stem != "published"
 }
+NOW = max(datetime.fromisoformat(row["timestamp"]) for rows in FILES.values() for _, row in rows)
 # Lines of the file of CHIP: 2 to 9 are matmuls in float32, 31 one in bfloat16, 36 a copy; 39 to 41 ResNet-50 inference
 # (device, input, end_to_end), 42 its training, 46 to 49 an MLP's training and its parts.
 ROWS = dict(FILES[CHIP])
