@@ -20,6 +20,7 @@ class Device:
     """
 
     queue_steps, num_workers, prepare = None, 0, None
+    has_outputs = True
     SUBMIT_SECONDS = 1e-5
     READ_SECONDS = 2e-5
 
@@ -28,6 +29,7 @@ class Device:
         self.free_at = 0.0
         self.steps = 0
         self.calls = []
+        self.context = self  # keep() and read() of outputs
 
     def step(self):
         self.calls.append("step")
@@ -49,7 +51,14 @@ class Device:
     def trace_count(self):
         return 0
 
-    def read(self):
+    @property
+    def last_result(self):
+        return self.steps
+
+    def keep(self, output):
+        return output
+
+    def read(self, output=None):
         self.calls.append("read")
         self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS
         return self.values(self.steps)

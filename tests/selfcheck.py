@@ -30,6 +30,7 @@ class Spinning:
     """A step that takes 10 ms of wall time by the clock itself."""
 
     queue_steps = prepare = None
+    has_outputs = False
 
     def step(self):
         end = time.perf_counter() + SPIN_SECONDS

@@ -257,13 +257,14 @@ def test_prefill_says_the_time_to_the_first_token():
         ("too_big", "out_of_memory", "unable to allocate 9 TiB"),
         ("unsupported", "unsupported", "NumPy has no such operator"),
         ("crashes", "failed", "RuntimeError: a kernel failed"),
-        ("is_constant", "constant_output", "four steps on different data gave the same output"),
+        ("is_constant", "constant_output", "four steps"),
     ],
 )
 def test_a_failure_becomes_a_row_with_its_reason(image, model, status, reason):
     code, out, _, rows = image(MODEL=model)
     assert code == 1
-    assert (rows[0]["status"], rows[0]["note"], rows[0]["throughput"]) == (status, reason, "")
+    assert (rows[0]["status"], rows[0]["throughput"]) == (status, "")
+    assert rows[0]["note"].startswith(reason)
     assert rows[0]["framework_version"]
     assert f"{status}: {reason}" in out
 
@@ -296,16 +297,16 @@ def test_ctrl_c_before_the_first_window_writes_nothing(image):
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"BATCH_SIZE": "abc"}, "BATCH_SIZE='abc' must be a whole number from 1 to 1000000000, or auto\n"),
-        ({"FRAMEWORK": "pytorch2"}, "FRAMEWORK='pytorch2' must be one of: torch, tensorflow, jax, mlx, numpy\n"),
-        ({"MODEL": "unknown"}, "MODEL='unknown' is not in NumPy: did you mean linear?\n"),
-        ({"RESULTS_DIR": "Makefile"}, "RESULTS_DIR='Makefile' cannot be written to"),
+        ({"BATCH_SIZE": "abc"}, "BATCH_SIZE='abc' .*auto"),
+        ({"FRAMEWORK": "pytorch2"}, "FRAMEWORK='pytorch2' .*tensorflow"),
+        ({"MODEL": "unknown"}, "MODEL='unknown' .*linear"),
+        ({"RESULTS_DIR": "Makefile"}, "RESULTS_DIR='Makefile' "),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(image, environ, said):
     code, out, err, rows = image(**environ)
     assert (code, out, rows) == (2, "", [])
-    assert err.splitlines()[-1].startswith(said.strip())
+    assert re.match(said, err.splitlines()[-1])
 
 
 def test_a_file_that_cannot_take_the_row_is_told_before_measuring(image, tmp_path):

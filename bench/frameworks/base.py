@@ -161,6 +161,10 @@ class DeviceContext(ABC):
     def read(self, values):
         """Wait for values; returns their norm as a float, because a single value may always be zero."""
 
+    def keep(self, values):
+        """Return values in memory that later steps do not overwrite."""
+        return values
+
     @abstractmethod
     def as_array(self, values):
         """Return values in NumPy, at most float32."""

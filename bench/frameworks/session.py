@@ -92,6 +92,7 @@ class BaseSession:
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands
     note = ""  # what a reader of the row has to know
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
+    has_outputs = False  # whether last_result is an output of that step only, and small enough to keep many of them
 
     def __init__(self, context, batches):
         self.context, self.batches = context, batches
@@ -207,6 +208,8 @@ class ModelSession(BaseSession):
 class Inference(ModelSession):
     """A step is one forward pass without gradients."""
 
+    has_outputs = True
+
     def step(self):
         self.inputs = self.inputs_of(next(self.batches))
         self.last_result = self.model.infer(*self.inputs)
@@ -314,6 +317,8 @@ class Generation(ModelSession):
 
     When the cache is full, decode starts again after DEPTH.
     """
+
+    has_outputs = True
 
     def __init__(self, context, workload, settings, phase):
         model = context.build_cached(workload)
