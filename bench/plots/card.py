@@ -160,8 +160,7 @@ def describe_machine(line):
 
 def list_tiles(rows, line, formats):
     """List the best matmul in each of the formats and the memory bandwidth: [(figure, unit, what it is)]."""
-    own = rows[(rows["source"] == "") & (rows["machine"] == line["machine"])]
-    best = peaks.measured_peaks(own[own["model"] == "matmul-peak"].to_dict("records"))
+    best, moved = tables.measured_limits(rows)
     chip = line["device_name"], str(line["gpu_cores"] or "")
     found = []
     for numbers in NUMBERS:
@@ -169,7 +168,6 @@ def list_tiles(rows, line, formats):
             rated = peaks.chip_peaks().get((*chip, numbers))
             words = f"{numbers} matmul" + (f" (rated {format_number(rated)})" if rated else "")
             found.append((format_number(peak["tflops"], "{:.3g}"), "TFLOP/s", words))
-    moved = peaks.measured_bandwidths(own[own["throughput"] > 0].to_dict("records"))
     if rate := moved.get((line["machine"], line["device"])):
         rated = peaks.chip_bandwidths().get(chip)
         words = "memory bandwidth" + (f" (rated {format_number(rated)})" if rated else "")

@@ -1,7 +1,5 @@
 """Draw bars and lines with matplotlib, without a screen. No other file imports matplotlib."""
 
-import os
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import matplotlib
@@ -11,6 +9,8 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
+
+from bench.records.results import replace_file
 
 plt.rcParams |= {
     "text.parse_math": False,  # a name may have a $ in it
@@ -57,25 +57,10 @@ class Curve:
     is_published: bool = False
 
 
-@contextmanager
-def replace_file(path):
-    """Yield a new file to write to, which then replaces `path`.
-
-    A link is replaced and not followed, and a full disk leaves the old file.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def save(figure, path, **options):
     """Write a figure to a PNG file, by default with the text outside of its axes; return the path."""
     with replace_file(path) as part:
-        figure.savefig(part, **(options or {"bbox_inches": figure.get_tightbbox().padded(0.1)}))
+        figure.savefig(part, format="png", **(options or {"bbox_inches": figure.get_tightbbox().padded(0.1)}))
     plt.close(figure)
     return path
 

@@ -105,6 +105,21 @@ def read(path):
     return rows
 
 
+@contextmanager
+def replace_file(path):
+    """Yield a new file to write to, which then replaces `path`.
+
+    A link is replaced and not followed, and a full disk leaves the old file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # which git ignores
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def drop_invisible(text):
     """Remove control, format and bidirectional characters, but not line ends."""
     found = {letter for letter in set(text) if unicodedata.category(letter) in INVISIBLE} - {"\n", "\r"}
@@ -137,12 +152,8 @@ def _read_header(path):
 def _add_columns(path, columns):
     """Rewrite a file of an earlier version with the columns that have been added since, blank in its rows."""
     lines = [_to_line(columns), *(_to_line(row[column] for column in columns) for row in read(path))]
-    part = path.with_suffix(".migrating")
-    try:
-        part.write_text("".join(lines), encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replace_file(path) as file:
+        file.write_text("".join(lines), encoding="utf-8")
 
 
 def _to_line(values):
