@@ -280,7 +280,8 @@ def draw_card(card):
     for words in FOOTER:
         write(words.format(card.intervals), MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
         top += 0.15
-    draw.crop(figure, top + 0.2)
+    figure.set_figheight(top + 0.2)
+    axes.set_ylim(top + 0.2, 0)
     return figure
 
 

@@ -156,10 +156,9 @@ def list_rates(lines, suffix=""):
 
 
 def divide_rates(lines, suffix, base):
-    """Divide the rates in columns with one suffix by those with another: a frame of `ratio`, `low` and `high`."""
+    """Divide the rates in columns with one suffix by those with another: a frame of `value`, `low` and `high`."""
     both = zip(list_rates(lines, suffix), list_rates(lines, base), strict=True)
-    found = [rate.ratio(other) for rate, other in both]
-    return pd.DataFrame(found, lines.index, ["ratio", "low", "high"], dtype=float)
+    return pd.DataFrame([rate.ratio(other) for rate, other in both], lines.index, RATE, dtype=float)
 
 
 def sustained_runs(rows):
