@@ -151,11 +151,17 @@ def tflops(stored):
 
 
 def sustained(stored):
-    """Draw rate, power and temperature over the minutes of sustained runs, if they are known."""
+    """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
     runs = stored.runs[-MAX_CURVES:]
     panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
     panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
-    curves = [Curve(name_run(run), run.assign(x=(run["elapsed_seconds"] - run["seconds"] / 2) / 60)) for run in runs]
+    curves = []
+    for run in runs:
+        first = run.iloc[0]
+        burst, kept = verdict.burst_and_sustained(run[["elapsed_seconds", "seconds", "items"]].to_numpy().tolist())
+        share = f": {100 * kept / burst:.0f} % of the first 30 s kept" if burst and kept else ""
+        name = f"{name_device(first)}, {first['model']} {first['phase']}, {first['precision']}{share}"
+        curves.append(Curve(name, run.assign(x=(run["elapsed_seconds"] - run["seconds"] / 2) / 60)))
     words = "The same work without a pause"
     return draw.lines(curves, panels, words, "minutes", rows=len(panels))
 
@@ -280,11 +286,3 @@ def name_best_size(row):
 def name_work(row):
     """Name a curve over devices: the machine, and the work on each device."""
     return f"{name_device(row)}: {columns.describe_work(row | {'world_size': '1', 'nodes': '1'})}"
-
-
-def name_run(run):
-    """Name the curve of a sustained run, with the share of its first rate that it kept."""
-    first = run.iloc[0]
-    burst, kept = verdict.burst_and_sustained(run[["elapsed_seconds", "seconds", "items"]].to_numpy().tolist())
-    share = f": {100 * kept / burst:.0f} % of the first 30 s kept" if burst and kept else ""
-    return f"{name_device(first)}, {first['model']} {first['phase']}, {first['precision']}{share}"

@@ -8,7 +8,6 @@ import csv
 import ipaddress
 import math
 import re
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from itertools import chain, pairwise
 from pathlib import Path
@@ -87,14 +86,11 @@ class Problem(NamedTuple):
         return f"{name}, line {self.line}: {self.column}={self.value[:80]!r} {self.reason}: {self.fix}"
 
 
-Rows = list[tuple[int, dict[str, str]]]  # with their lines in the file
-Found = Iterable[tuple[str, ...]]  # (column, reason) or (column, reason, fix)
-
-
-def check_rows(rows: Rows, machine, now, known, names=()):
+def check_rows(rows, machine, now, known, names=()):
     """Return the Problems of the rows to be added, at most one for each row.
 
     Args:
+        rows: (line in the file, dict of text) of each.
         machine: the name of their file, without its ending.
         now: a datetime.
         known: the rows that are already there, of all machines, as dicts of text.
@@ -117,7 +113,7 @@ def check_rows(rows: Rows, machine, now, known, names=()):
 # a check runs only if those before it have found nothing.
 
 
-def check_cells(row) -> Found:
+def check_cells(row):
     """Check the syntax of all cells, and that what every row has is there."""
     for name, text in row.items():
         if not text.isprintable() or text != text.strip() or text[:1] in ("=", "@") or len(text) > LONGEST:
@@ -137,7 +133,7 @@ def check_cells(row) -> Found:
         yield "throughput", f"must be empty in a row whose status is {row['status']}"
 
 
-def check_known(row, machine, now) -> Found:
+def check_known(row, machine, now):
     """Check versions, status, flags, machine and time."""
     for name, values in KNOWN.items():
         if row[name] not in values:
@@ -156,7 +152,7 @@ def check_known(row, machine, now) -> Found:
         yield "timestamp", "is not a time"
 
 
-def check_private(row, names) -> Found:
+def check_private(row, names):
     """Check that no cell tells who or where the sender is."""
     told = " ".join(row[name] for name in ("cpu_name", "device_name", "os", "framework", "model")).lower()
     own = [name for name in names if len(name) > 2 and name.lower() not in told]
@@ -179,7 +175,7 @@ def is_address(word):
         return False
 
 
-def check_windows(row) -> Found:
+def check_windows(row):
     """Check items, seconds, steps and interval of a row with a rate."""
     n = numbers_of(row)
     if not n.throughput:
@@ -218,7 +214,7 @@ def check_windows(row) -> Found:
         yield "steps_per_window", f"makes windows of {window * 1e3:.3g} ms, and this program's have 25", AT_REST
 
 
-def check_physics(row) -> Found:
+def check_physics(row):
     """Check FLOPs, bytes, energy, memory and precision, and the limits of the chip."""
     n = numbers_of(row)
     if not n.throughput:
@@ -234,11 +230,10 @@ def check_physics(row) -> Found:
     if not equal(n.bandwidth or 0.0, expected := (steps or 0.0) * (n.bytes_per_step or 0.0) / 1e9):
         yield "bandwidth", f"must be bytes_per_step / seconds of a step / 10**9 = {expected:.6g}"
     most_tflops, most_bandwidth, whose = find_limits(row)
-    moved = n.throughput if row["workload"] == "bandwidth" else n.bandwidth
     if (n.tflops or 0) > most_tflops:
         yield "tflops", f"must be at most {most_tflops:.4g}, {whose}", IF_RIGHT
-    if (moved or 0) > most_bandwidth:
-        column = "throughput" if row["workload"] == "bandwidth" else "bandwidth"
+    column = "throughput" if row["workload"] == "bandwidth" else "bandwidth"
+    if float(row[column] or 0) > most_bandwidth:
         yield column, f"must be at most {most_bandwidth:.4g} GB/s, {whose}", IF_RIGHT
     if n.power_watts and n.joules_per_item:
         watts = n.joules_per_item * n.throughput

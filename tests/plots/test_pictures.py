@@ -14,13 +14,6 @@ from tests.records.examples import rate, write
 MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "results").mkdir()
-    yield tmp_path / "results"
-    plt.close("all")
-
-
 def load(folder):
     return select.load(folder, pytest.fail)
 
@@ -280,9 +273,5 @@ def test_what_is_written_replaces_a_link_and_not_its_target(folder):
     plot(folder)
     assert target.read_text() == "mine"
     assert not (folder / "README.md").is_symlink()
-    assert sorted(each.name for each in folder.iterdir() if each.suffix != ".lock") == [
-        "README.md",
-        "a.csv",
-        "index.html",
-        "plots",
-    ]
+    names = sorted(each.name for each in folder.iterdir() if each.suffix != ".lock")
+    assert names == ["README.md", "a.csv", "index.html", "plots"]

@@ -11,11 +11,6 @@ PEAK = MATMUL | {"model": "matmul-peak", "device": "cuda"}
 MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "results"
-
-
 def load(folder):
     return select.load(folder, pytest.fail)
 
