@@ -156,7 +156,7 @@ def eight_bits(summary):
     eight = best(having(summary, model="matmul-8bit"), "precision", "matrix_size")
     half = best(having(summary, model="matmul", precision="bfloat16"), "matrix_size")
     both = eight.merge(half[[*same, *tables.RATE]], on=same, suffixes=("", "_half"))
-    return both.assign(**tables.divide_rates(both, "", "_half")).sort_values("value", ascending=False)
+    return both.assign(**tables.divide_rates(both, "_half")).sort_values("value", ascending=False)
 
 
 def attention(summary):
@@ -182,7 +182,7 @@ def speedups(found):
     work = ["place", *(column for column in tables.WORK if column != "kind")]
     gpu, cpu = (found[found["kind"] == kind] for kind in ("gpu", "cpu"))
     both = gpu.merge(cpu, on=[*work, "is_rate", "method_version"], suffixes=("", "_cpu"))
-    ratios = tables.divide_rates(both, "", "_cpu")
+    ratios = tables.divide_rates(both, "_cpu")
     for seconds in ("seconds", "step_seconds_median"):
         ratios["value"] = ratios["value"].fillna(both[f"{seconds}_cpu"] / both[seconds])
     # Of several setups equal ones, else the fastest.

@@ -155,9 +155,9 @@ def list_rates(lines, suffix=""):
     return [Rate.parse(*cells) for cells in lines[[name + suffix for name in RATE]].itertuples(index=False)]
 
 
-def divide_rates(lines, suffix, base):
-    """Divide the rates in columns with one suffix by those with another: a frame of `value`, `low` and `high`."""
-    both = zip(list_rates(lines, suffix), list_rates(lines, base), strict=True)
+def divide_rates(lines, suffix):
+    """Divide the rates of a frame by those in its columns with a suffix: a frame of `value`, `low` and `high`."""
+    both = zip(list_rates(lines), list_rates(lines, suffix), strict=True)
     return pd.DataFrame([rate.ratio(other) for rate, other in both], lines.index, RATE, dtype=float)
 
 
