@@ -66,10 +66,11 @@ def append(path, *rows):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             header = _read_header(path)
-            missing = [column for column in COLUMNS if column not in header]
-            if header and missing:
-                _add_columns(path, header + missing)
-            columns = header + missing
+            columns = header + [column for column in COLUMNS if column not in header]
+            if header and columns != header:  # of an earlier version: its rows are blank in the new columns
+                old = [_to_line(row[column] for column in columns) for row in read(path)]
+                with replace_file(path) as file:
+                    file.write_text("".join([_to_line(columns), *old]), encoding="utf-8")
             lines = "".join(_to_line(row.get(column) for column in columns) for row in rows)
             _write_at_once(path, lines if header else _to_line(columns) + lines)
     except OSError as error:
@@ -147,13 +148,6 @@ def _read_header(path):
     if not is_complete:
         raise ResultsError(f"{path}: its last line is incomplete: complete or delete that line, then run again")
     return columns
-
-
-def _add_columns(path, columns):
-    """Rewrite a file of an earlier version with the columns that have been added since, blank in its rows."""
-    lines = [_to_line(columns), *(_to_line(row[column] for column in columns) for row in read(path))]
-    with replace_file(path) as file:
-        file.write_text("".join(lines), encoding="utf-8")
 
 
 def _to_line(values):
