@@ -215,8 +215,8 @@ def describe(file, added):
     is_headline = (lines["model"] != "matmul") & ~lines["phase"].isin(PARTS)
     figures = tables.add_peak_fraction(lines[is_headline], every).to_dict("records")
     names = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "commit", "workload")
-    several = {name: ", ".join(dict.fromkeys(row[name] for _, row in added if row[name])) for name in names}
-    device, cpu, count, memory, system, commit, workloads = several.values()
+    values = (", ".join(dict.fromkeys(row[name] for _, row in added if row[name])) for name in names)
+    device, cpu, count, memory, system, commit, workloads = values
     facts = [
         f"{device} ({cpu}, {count} logical CPUs, {memory} GB, {system})",
         f"{len(added)} rows of {len(runs)} runs, commit {commit}; `make submit` found no problems.",

@@ -9,9 +9,7 @@ import plot_results
 from bench.plots import pictures, readme, select
 from bench.plots.draw import COLOURS
 from bench.settings import SettingError
-from tests.records.examples import rate, write
-
-MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
+from tests.records.examples import MATMUL, rate, write
 
 
 def load(folder):

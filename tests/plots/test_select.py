@@ -4,9 +4,8 @@ import pytest
 
 from bench.plots import select
 from bench.settings import SCOPES
-from tests.records.examples import rate, write
+from tests.records.examples import MATMUL, rate, write
 
-MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
 PEAK = MATMUL | {"model": "matmul-peak", "device": "cuda"}
 MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
 
