@@ -55,8 +55,7 @@ def differences(both):
         a, b = (", ".join(sorted(set(both[f"{column}_{side}"]) - {""})) or "unknown" for side in "ab")
         if a != b:
             said.append(f"{column}: {a} in A, {b} in B")
-    methods = both[["method_version_a", "method_version_b"]]
-    if count := (methods["method_version_a"] != methods["method_version_b"]).sum():
+    if count := (both["method_version_a"] != both["method_version_b"]).sum():
         said.append(f"{count} of {len(both)} comparisons are of different method versions: measure both sides again")
     return said
 

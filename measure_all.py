@@ -160,15 +160,17 @@ def find_fast(rows, formats):
     A device without an arithmetic unit for a format emulates it, which is slower than float32.
     """
     best = {row["precision"]: float(row["tflops"]) for row in rows if peaks.is_peak(row)}
-    fast = [name for name in formats if name in best and best[name] >= FAST * best.get("float32", 0)]
     rates = {name: f"{format_number(rate, '{:.3g}')} TFLOP/s" for name, rate in best.items()}
-    return fast, [
-        f"{name} is skipped because it is slow on this device (best matmul: {rates[name]}, float32: {rates['float32']})"
-        if name in best
-        else f"{name} is skipped because no matmul in it was measured"
-        for name in formats
-        if name not in fast
-    ]
+    fast, left_out = [], []
+    for name in formats:
+        if name not in best:
+            left_out.append(f"{name} is skipped because no matmul in it was measured")
+        elif best[name] >= FAST * best.get("float32", 0):
+            fast.append(name)
+        else:
+            why = f"it is slow on this device (best matmul: {rates[name]}, float32: {rates['float32']})"
+            left_out.append(f"{name} is skipped because {why}")
+    return fast, left_out
 
 
 def describe(rows):

@@ -59,8 +59,10 @@ def group_by_work(rows):
 def describe_noise(work, rows):
     """Return the line of a table about the rows of one work, in order; every DEFAULT_RUNS of them make a result."""
     processes = list(map(Rate.of_row, rows))
-    chunks = [rows[at : at + DEFAULT_RUNS] for at in range(0, len(rows) - DEFAULT_RUNS + 1, DEFAULT_RUNS)]
-    found = [(Rate.merge(list(map(Rate.of_row, chunk))), seconds_of_canary(chunk)) for chunk in chunks]
+    found = []
+    for at in range(0, len(rows) - DEFAULT_RUNS + 1, DEFAULT_RUNS):
+        canary = statistics.median(float(row["canary_seconds"] or 1) for row in rows[at : at + DEFAULT_RUNS])
+        found.append((Rate.merge(processes[at : at + DEFAULT_RUNS]), canary))
     middle = statistics.median(rate.throughput for rate in processes)
     covered = [
         sum(rate.low is not None and rate.low <= middle <= rate.high for rate in rates)
@@ -78,11 +80,6 @@ def describe_noise(work, rows):
         "false verdicts": f"{wrong} of {len(pairs)} pairs",
         "resolution": f"{100 * (width - 1):.2g} %",
     }
-
-
-def seconds_of_canary(rows):
-    """Return the median seconds of the canary in some rows, 1 if it is unknown."""
-    return statistics.median([float(row["canary_seconds"] or 1) for row in rows])
 
 
 def main():

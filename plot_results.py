@@ -13,8 +13,8 @@ import functools
 import sys
 
 from bench import cli
-from bench.plots import card, draw, html, pictures, readme, select
-from bench.records import tables
+from bench.plots import card, html, pictures, readme, select
+from bench.records import results, tables
 from bench.settings import SettingError, read_settings
 
 
@@ -22,7 +22,7 @@ def plot(folder, say):
     """Draw all plots and write both pages; return the paths. say() gets a line for each file that is left out."""
     stored = select.load(folder, say)
     paths = pictures.draw_all(stored, folder / "plots", say)
-    with draw.replace_file(folder / "README.md") as file:
+    with results.replace_file(folder / "README.md") as file:
         file.write_text(readme.write(stored, paths), encoding="utf-8")
     paths += card.draw_all(stored, folder)
     return [*paths, folder / "README.md", html.write_page(stored.rows, folder / "index.html")]

@@ -29,39 +29,31 @@ class Children:
     def __init__(self):
         self.changes, self.fails, self.refuses, self.ends_after, self.crashes = [], set(), set(), None, False
 
-    def make(self, script, describe_workload, command, host):
-        def launch(change, limit, captures):
-            if len(self.changes) == self.ends_after:
-                return 130, [{"status": "interrupted"}]
-            self.changes.append(change | {"script": script})
-            assert not Path(change["RESULTS_DIR"]).is_relative_to(host_folder)
-            cells = {name.lower(): text for name, text in change.items() if name in ("MODEL", "PHASE", "PRECISION")}
-            row = (
-                dict.fromkeys(COLUMNS, "")
-                | BASE
-                | {"machine": host.machine, "run_id": change[RUN], "workload": script}
-                | cells
-            )
-            if script == "tflops":
-                peak = {"workload": "matmul", "model": "matmul-peak", "phase": ""}
-                rows = [row | peak | {"precision": name, "tflops": rate} for name, rate in RATES.items()]
-                return 0, rows + [row | {"status": "crashed", "throughput": ""}] * self.crashes
-            work = script, change["MODEL"], change["PHASE"]
-            if work in self.refuses:
-                raise SettingError("it needs a package")
-            if work in self.fails:
-                return 1, [row | {"status": "out_of_memory", "note": "9 TiB", "throughput": ""}]
-            return 0, [row | {"scope": scope} for scope in change.get("SCOPE", "device").split(",")]
-
-        host_folder = Path(read_settings("all").results_dir)
-        return type("FakeLauncher", (), {"launch": staticmethod(launch), "launch_silently": Launcher.launch_silently})()
+    def launch(self, launcher, change, limit, captures):
+        if len(self.changes) == self.ends_after:
+            return 130, [{"status": "interrupted"}]
+        self.changes.append(change | {"script": launcher.script})
+        assert not Path(change["RESULTS_DIR"]).is_relative_to(read_settings("all").results_dir)
+        cells = {name.lower(): text for name, text in change.items() if name in ("MODEL", "PHASE", "PRECISION")}
+        cells |= {"machine": launcher.host.machine, "run_id": change[RUN], "workload": launcher.script}
+        row = dict.fromkeys(COLUMNS, "") | BASE | cells
+        if launcher.script == "tflops":
+            peak = {"workload": "matmul", "model": "matmul-peak", "phase": ""}
+            rows = [row | peak | {"precision": name, "tflops": rate} for name, rate in RATES.items()]
+            return 0, rows + [row | {"status": "crashed", "throughput": ""}] * self.crashes
+        work = launcher.script, change["MODEL"], change["PHASE"]
+        if work in self.refuses:
+            raise SettingError("it needs a package")
+        if work in self.fails:
+            return 1, [row | {"status": "out_of_memory", "note": "9 TiB", "throughput": ""}]
+        return 0, [row | {"scope": scope} for scope in change.get("SCOPE", "device").split(",")]
 
 
 @pytest.fixture
 def make_all(monkeypatch):
     """Run `make all` with fake children; returns (exit status, number of processes that ran now, rows in the file)."""
     children = Children()
-    monkeypatch.setattr(measure_all, "Launcher", children.make)
+    monkeypatch.setattr(Launcher, "launch", lambda *arguments, **options: children.launch(*arguments, **options))
     monkeypatch.setattr(measure_all, "find_device", lambda settings: Device("cpu", None, "2.15", 1))
     monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
     monkeypatch.setattr(measure_all.card, "finish", lambda *arguments: [])

@@ -63,17 +63,18 @@ def make_card(stored, machine, framework):
     if len(own) < LEAST:
         return None
     others = choose_published(found[found["published"]], own)
-    blocks = {work: lines + others.get(work, []) for work, lines in own.items()}
     lines = [line for found in own.values() for line in found]
     last = max(lines, key=lambda line: line["timestamp"])
+    least = min(line["rows"] for line in lines)
+    of_processes = f"{100 * coverage(least):.0f} % intervals, from {least} or more processes"
     return Card(
         name=name_chip(last),
         about=describe_machine(last),
         tiles=list_tiles(stored.rows, last, {line["numbers"] for line in lines}),
-        blocks=blocks,
-        intervals=describe_intervals(min(line["rows"] for line in lines)),
-        limits=describe_limits(stored, last, own),
-        doubts=list_doubts(own),
+        blocks={work: lines + others.get(work, []) for work, lines in own.items()},
+        intervals="intervals, some within a single process" if least == 1 else of_processes,
+        limits=describe_limits(stored, last, lines),
+        doubts=list_doubts(own, lines),
     )
 
 
@@ -160,8 +161,7 @@ def describe_machine(line):
 
 def list_tiles(rows, line, formats):
     """List the best matmul in each of the formats and the memory bandwidth: [(figure, unit, what it is)]."""
-    own = rows[(rows["source"] == "") & (rows["machine"] == line["machine"])]
-    best = peaks.measured_peaks(own[own["model"] == "matmul-peak"].to_dict("records"))
+    best, moved = tables.measured_limits(rows)
     chip = line["device_name"], str(line["gpu_cores"] or "")
     found = []
     for numbers in NUMBERS:
@@ -169,7 +169,6 @@ def list_tiles(rows, line, formats):
             rated = peaks.chip_peaks().get((*chip, numbers))
             words = f"{numbers} matmul" + (f" (rated {format_number(rated)})" if rated else "")
             found.append((format_number(peak["tflops"], "{:.3g}"), "TFLOP/s", words))
-    moved = peaks.measured_bandwidths(own[own["throughput"] > 0].to_dict("records"))
     if rate := moved.get((line["machine"], line["device"])):
         rated = peaks.chip_bandwidths().get(chip)
         words = "memory bandwidth" + (f" (rated {format_number(rated)})" if rated else "")
@@ -177,25 +176,15 @@ def list_tiles(rows, line, formats):
     return found
 
 
-def describe_intervals(least):
-    """Describe what the intervals are, if the figures have at least this number of processes."""
-    if least == 1:
-        return "intervals, some within a single process"
-    return f"{100 * coverage(least):.0f} % intervals, from {least} or more processes"
-
-
-def describe_limits(stored, line, own):
+def describe_limits(stored, last, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     said = []
-    runs = select.scopes(stored.pipelines)
-    mine = (
-        (runs["machine"] == line["machine"]) & (runs["framework"] == line["framework"]) & (runs["kind"] == line["kind"])
-    )
-    for run in runs[mine & (runs["precision"] == "float32")].sort_values("timestamp").tail(1).to_dict("records"):
+    same = {name: last[name] for name in ("machine", "framework", "kind")}
+    runs = select.scopes(select.having(stored.pipelines, precision="float32", **same))
+    for run in runs.sort_values("timestamp").tail(1).to_dict("records"):
         title = next((work.title for work in STANDARD_SET if work.model == run["model"]), run["model"])
         joined = ":" if run["bottleneck"] == "undecided" else " is"
         said.append(f"{title} {run['phase']} from JPEG files{joined} {run['note'].partition(';')[0]}.")
-    lines = [line for found in own.values() for line in found]
     if shares := [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]:
         said.append(f"The models reach {name_range(shares)} of the best matmul.")
     if shares := [line["of_bandwidth"] for line in lines if line["of_bandwidth"] > 0]:
@@ -208,9 +197,8 @@ def name_range(shares):
     return " to ".join(dict.fromkeys(f"{100 * share:.0f}" for share in (min(shares), max(shares)))) + " %"
 
 
-def list_doubts(own):
+def list_doubts(own, lines):
     """List the reasons to doubt the figures: few processes, flags in words, changed programs, mixed versions."""
-    lines = [line for found in own.values() for line in found]
     said = []
     if few := sum(line["rows"] < RUNS for line in lines):
         said.append(f"{few} of {len(lines)} intervals may be too narrow: they are of fewer than {RUNS} processes.")
@@ -266,7 +254,14 @@ def draw_card(card):
     write = functools.partial(draw.write, axes)
     write(card.name, MARGIN, 0.42, WIDE - 2 * MARGIN, size=19, weight="bold")
     write(card.about, MARGIN, 0.74, WIDE - 2 * MARGIN, size=8.5, color=GREY)
-    top = draw_tiles(axes, card.tiles, 1.0) if card.tiles else 1.0
+    top, count = 1.0, len(card.tiles)
+    for i, (number, unit, what) in enumerate(card.tiles):
+        wide = (WIDE - 2 * MARGIN - 0.12 * (count - 1)) / count
+        left = MARGIN + i * (wide + 0.12)
+        axes.barh(top + 0.3, wide, 0.6, left=left, color=PALE)
+        write(f"{number} {unit}", left + 0.12, top + 0.22, wide - 0.24, size=15, weight="bold")
+        write(what, left + 0.12, top + 0.47, wide - 0.24, size=8, color=GREY)
+    top += 0.78 if card.tiles else 0
     for at, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (SHARE, "of peak", "right")):
         write(words, at, top + 0.08, 1.5, size=7.5, color=GREY, ha=side)
     top += 0.24
@@ -282,20 +277,9 @@ def draw_card(card):
     for words in FOOTER:
         write(words.format(card.intervals), MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
         top += 0.15
-    draw.crop(figure, top + 0.2)
+    figure.set_figheight(top + 0.2)
+    axes.set_ylim(top + 0.2, 0)
     return figure
-
-
-def draw_tiles(axes, tiles, top):
-    """Draw a tile for each peak, side by side; return the y below them."""
-    write = functools.partial(draw.write, axes)
-    wide = (WIDE - 2 * MARGIN - 0.12 * (len(tiles) - 1)) / len(tiles)
-    for i, (figure, unit, what) in enumerate(tiles):
-        left = MARGIN + i * (wide + 0.12)
-        axes.barh(top + 0.3, wide, 0.6, left=left, color=PALE)
-        write(f"{figure} {unit}", left + 0.12, top + 0.22, wide - 0.24, size=15, weight="bold")
-        write(what, left + 0.12, top + 0.47, wide - 0.24, size=8, color=GREY)
-    return top + 0.78
 
 
 def draw_block(axes, work, bars, top):

@@ -1,7 +1,5 @@
 """Draw bars and lines with matplotlib, without a screen. No other file imports matplotlib."""
 
-import os
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import matplotlib
@@ -11,6 +9,8 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
+
+from bench.records.results import replace_file
 
 plt.rcParams |= {
     "text.parse_math": False,  # a name may have a $ in it
@@ -57,25 +57,10 @@ class Curve:
     is_published: bool = False
 
 
-@contextmanager
-def replace_file(path):
-    """Yield a new file to write to, which then replaces `path`.
-
-    A link is replaced and not followed, and a full disk leaves the old file.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def save(figure, path, **options):
     """Write a figure to a PNG file, by default with the text outside of its axes; return the path."""
     with replace_file(path) as part:
-        figure.savefig(part, **(options or {"bbox_inches": figure.get_tightbbox().padded(0.1)}))
+        figure.savefig(part, format="png", **(options or {"bbox_inches": figure.get_tightbbox().padded(0.1)}))
     plt.close(figure)
     return path
 
@@ -111,7 +96,11 @@ def bars(panels, unit, keys):
         each.set_axisbelow(True)
         for key, part in frame.groupby("key"):
             mark(each, part, keys[key], is_log)
-        annotate(each, frame)
+        ends = frame[["value", "high"]].max(axis=1)
+        for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
+            each.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
+            if note:
+                each.text(1.01, place, note, transform=each.get_yaxis_transform(), va="center")
     axes[-1, 0].set_xlabel(unit)
     shown = [key for name, key in keys.items() if name in set(drawn["key"])]
     options = {"linestyle": "", "marker": "o"}
@@ -135,22 +124,15 @@ def distances(value, low, high):
     return [(value - low).clip(lower=0).fillna(0), (high - value).clip(lower=0).fillna(0)]
 
 
-def annotate(axes, frame):
-    """Write the text at the end of each bar and the note on the right of the panel."""
-    ends = frame[["value", "high"]].max(axis=1)
-    for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
-        axes.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
-        if note:
-            axes.text(1.01, place, note, transform=axes.get_yaxis_transform(), va="center")
-
-
 def lines(curves, panels, title, x_name, rows=1, is_log2=False):
-    """Draw all curves in a panel for each {column: title}, in `rows` rows; return the figure.
+    """Draw all curves in a panel for each {column: title}, in `rows` rows; return the figure, None without curves.
 
     Args:
-        curves: Curves, at least one; the published ones are thin and hollow.
+        curves: Curves; the published ones are thin and hollow.
         is_log2: the x axis has powers of two.
     """
+    if not curves:
+        return None
     wide = len(panels) // rows
     height = LINES_HIGH * rows
     figure, axes = plt.subplots(
@@ -163,11 +145,23 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
     )
     for each, (column, name) in zip(axes.flat, panels.items(), strict=True):
         for i, curve in enumerate(curves):
-            draw_line(each, curve.frame, column, style(i, curve))
+            x, y, options = curve.frame["x"], curve.frame[column], style(i, curve)
+            if f"{column}_low" in curve.frame:
+                errors = distances(y, curve.frame[f"{column}_low"], curve.frame[f"{column}_high"])
+                each.errorbar(x, y, yerr=errors, elinewidth=1, capsize=2, **options)
+            else:
+                each.plot(x, y, **options)
         set_scale(each, "y", pd.concat([curve.frame.filter(regex=f"^{column}") for curve in curves]), room=0.05)
         each.set_ylabel(name)
         each.grid(alpha=0.3)
-    set_x(axes[-1], pd.concat([curve.frame["x"] for curve in curves]), x_name, is_log2)
+    ticks = sorted({x for curve in curves for x in curve.frame["x"]})
+    for each in axes[-1]:
+        each.set_xlabel(x_name)
+        if is_log2:
+            each.set_xscale("log", base=2)
+            write_powers(each.xaxis, 2, (1,))
+        if len(ticks) <= 6:
+            each.set_xticks(ticks)
     figure.suptitle(title, fontsize=10, y=1 + 0.1 / height, va="bottom")
     add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], columns=2)
     return figure
@@ -186,15 +180,6 @@ def style(i, curve):
     }
 
 
-def draw_line(axes, frame, column, options):
-    """Draw a line, with the interval of each point that has one."""
-    if f"{column}_low" not in frame:
-        axes.plot(frame["x"], frame[column], **options)
-        return
-    errors = distances(frame[column], frame[f"{column}_low"], frame[f"{column}_high"])
-    axes.errorbar(frame["x"], frame[column], yerr=errors, elinewidth=1, capsize=2, **options)
-
-
 def ring(figure, curves, column):
     """Draw a ring around the highest point of each measured curve."""
     for i, curve in enumerate(curves):
@@ -206,9 +191,8 @@ def ring(figure, curves, column):
 
 def ideal(figure, curves, column):
     """Draw a dotted line from the first point of each curve for a rate that grows with x."""
-    axes = figure.axes[0]
     for i, curve in enumerate(curves):
-        x = curve.frame["x"]
+        axes, x = figure.axes[0], curve.frame["x"]
         rate = curve.frame[column].iloc[0] * x / x.iloc[0]
         axes.plot(x, rate, ":", color=COLOURS[i % len(COLOURS)], linewidth=1)
         axes.set_ylim(top=max(axes.get_ylim()[1], 1.2 * rate.iloc[-1]))
@@ -230,17 +214,6 @@ def set_scale(axes, along, found, room):
     return True
 
 
-def set_x(axes, x, name, is_log2):
-    """Set up the x axis of the lowest panels, with a tick for each value if they are few."""
-    for each in axes:
-        each.set_xlabel(name)
-        if is_log2:
-            each.set_xscale("log", base=2)
-            write_powers(each.xaxis, 2, (1,))
-        if x.nunique() <= 6:
-            each.set_xticks(sorted(x.unique()))
-
-
 def write_powers(axis, base, parts):
     """Write plain numbers at these parts of each power of a logarithmic axis."""
     axis.set_major_locator(LogLocator(base=base, subs=parts))
@@ -260,12 +233,6 @@ def sheet(width):
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(width, 0))
     axes.axis("off")
     return figure, axes
-
-
-def crop(figure, height):
-    """Set the height of a sheet."""
-    figure.set_figheight(height)
-    figure.axes[0].set_ylim(height, 0)
 
 
 def write(axes, words, x, y, width, size, **options):

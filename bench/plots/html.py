@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.plots import draw, select
+from bench.plots import select
 from bench.plots.card import path_of
-from bench.records import columns, peaks, tables
+from bench.records import columns, peaks, results, tables
 from bench.records.columns import format_number
 from bench.settings import FRAMEWORKS
 from bench.timing.measure import FLAGS
@@ -52,7 +52,7 @@ def write_page(rows, path):
     for name, machine in data["machines"].items():  # its cards, if `make all` or `make plot` has drawn some
         files = {framework: path_of(path.parent, name, framework).name for framework in FRAMEWORKS}
         machine["cards"] = {framework: f"cards/{file}" for framework, file in files.items() if file in drawn}
-    with draw.replace_file(path) as file:
+    with results.replace_file(path) as file:
         file.write_text(render(data), encoding="utf-8")
     return path
 
@@ -147,10 +147,7 @@ def say_versions(row):
 
 def list_machines(rows):
     """Describe each machine: {name: {"about": ..., "limits": [[what, how known, figure with unit], ...]}}."""
-    own = rows[rows["source"] == ""]
-    matmuls = peaks.measured_peaks(own[own["model"] == "matmul-peak"].to_dict("records"))
-    moved = peaks.measured_bandwidths(own[own["throughput"] > 0].to_dict("records"))
-    machines = {}
+    machines, (matmuls, moved) = {}, tables.measured_limits(rows)
     latest = rows.assign(published=rows["source"] != "").sort_values(["published", "machine"], kind="stable")
     for row in latest.drop_duplicates("machine", keep="last").to_dict("records"):
         about = [row["device_name"], row["cpu_name"], f"{row['memory_gb']} GB" if row["memory_gb"] else ""]

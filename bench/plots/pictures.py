@@ -67,15 +67,15 @@ def llm_training(stored):
 
 def depth(stored):
     """Draw tokens/s of decode over depth, a line for each machine, model, precision and batch size."""
-    apart = [*select.WHO, "model", "precision", "compile", "batch_size"]
-    curves = curves_of(select.cache_depths(stored.believed), "tokens", "rate", apart, name_decode)
+    curves = curves_of(select.cache_depths(stored.believed), "tokens", select.DECODE)
     words = "Decode: single tokens after a prompt"
-    return draw.lines(curves, {"rate": "tokens/s"}, words, "tokens in the cache before it begins") if curves else None
+    return draw.lines(curves, {"value": "tokens/s"}, words, "tokens in the cache before it begins")
 
 
 def fastest(stored, workload, models, title, unit):
+    found = select.best(select.resident(stored.believed), "workload", "model", "phase")
     panels = [
-        (title.format(model), select.fastest(stored.believed, workload, model, phase))
+        (title.format(model), select.having(found, workload=workload, model=model, phase=phase))
         for model in models
         for phase in ("inference", "training")
     ]
@@ -99,11 +99,8 @@ def eight_bits(stored):
 
 
 def attention(stored):
-    found = select.attention(stored.believed)
-    found = found.assign(value_low=found["low"], value_high=found["high"])
-    name = lambda row: f"{name_published(row)}, {row['precision']}"  # noqa: E731
-    curves = curves_of(found, "tokens", "value", [*select.WHO, "precision"], name)
-    return draw.lines(curves, {"value": "TFLOP/s"}, "Causal attention", "tokens", is_log2=True) if curves else None
+    curves = curves_of(select.attention(stored.believed), "tokens", ["precision"])
+    return draw.lines(curves, {"value": "TFLOP/s"}, "Causal attention", "tokens", is_log2=True)
 
 
 def joules(stored):
@@ -113,7 +110,7 @@ def joules(stored):
 
 def speedup(stored):
     found = select.speedups(stored.believed)
-    found = found[found["phase"] != "optimizer"].assign(value=found["speedup"])
+    found = found[found["phase"] != "optimizer"]
     return bars([(f"{model}, GPU over CPU", of) for model, of in found.groupby("model")], "times as fast")
 
 
@@ -137,19 +134,15 @@ def scopes(stored):
 
 def mlp(stored):
     """Draw the seconds of an epoch and the rate over depth, a line for each machine."""
-    curves = curves_of(select.depths(stored.believed), "depth", "rate", select.WHO, name_published)
-    panels = {"seconds_an_epoch": "seconds an epoch of 50,000 images", "rate": "images/s"}
+    curves = curves_of(select.depths(stored.believed), "depth", [])
+    panels = {"seconds_an_epoch": "seconds an epoch of 50,000 images", "value": "images/s"}
     words = "Multilayer perceptrons, images of CIFAR-10's size, training, batch 32, float32"
-    return draw.lines(curves, panels, words, "hidden layers of 1024") if curves else None
+    return draw.lines(curves, panels, words, "hidden layers of 1024")
 
 
 def tflops(stored):
     """Draw TFLOP/s over the size of matmuls; a ring marks the best size of each line."""
-    found = select.sizes(stored.believed)
-    found = found.assign(value_low=found["low"], value_high=found["high"])
-    curves = curves_of(found, "side", "value", [*select.WHO, "precision"], name_best_size)
-    if not curves:
-        return None
+    curves = curves_of(select.sizes(stored.believed), "side", ["precision"], name_best_size)
     words = "Matmuls; a ring marks the best size of each"
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
     figure = draw.lines(curves, {"value": "TFLOP/s"}, words, x_name, is_log2=True)
@@ -158,40 +151,42 @@ def tflops(stored):
 
 
 def sustained(stored):
-    """Draw rate, power and temperature over the minutes of sustained runs, if they are known."""
+    """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
     runs = stored.runs[-MAX_CURVES:]
     panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
     panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
-    curves = [Curve(name_run(run), run.assign(x=(run["elapsed_seconds"] - run["seconds"] / 2) / 60)) for run in runs]
+    curves = []
+    for run in runs:
+        first = run.iloc[0]
+        burst, kept = verdict.burst_and_sustained(run[["elapsed_seconds", "seconds", "items"]].to_numpy().tolist())
+        share = f": {100 * kept / burst:.0f} % of the first 30 s kept" if burst and kept else ""
+        name = f"{name_device(first)}, {first['model']} {first['phase']}, {first['precision']}{share}"
+        curves.append(Curve(name, run.assign(x=(run["elapsed_seconds"] - run["seconds"] / 2) / 60)))
     words = "The same work without a pause"
-    return draw.lines(curves, panels, words, "minutes", rows=len(panels)) if curves else None
+    return draw.lines(curves, panels, words, "minutes", rows=len(panels))
 
 
 def best(stored):
     """Draw what each change of `make best` gained, from the default down to the fastest settings, with intervals."""
-    panels = [panel_of_search(lines.to_dict("records"), lines) for lines in stored.searches[-MAX_PANELS:]]
+    panels = []
+    for lines in stored.searches[-MAX_PANELS:]:
+        rows = lines.to_dict("records")
+        changes = [f"+ {columns.describe_change(before, after)}" for before, after in pairwise(rows)]
+        frame = lines[tables.RATE].assign(
+            name=["the default", *changes],
+            text=[f"{format_number(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows],
+            note="",
+            key=[0] + [1] * len(changes),
+        )
+        panels.append((", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame))
     keys = {0: Key("the default", COLOURS[7]), 1: Key("with one more change in each line", COLOURS[0])}
     unit = "items/s, with the interval of the repetitions" + count_left_out(stored.searches)
     return draw.bars(panels, unit, keys) if panels else None
 
 
-def panel_of_search(rows, lines):
-    """Build the panel of one search for draw.bars(), (title, frame): a bar for each step."""
-    changes = [columns.describe_change(before, after) for before, after in pairwise(rows)]
-    texts = [f"{format_number(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows]
-    frame = lines[tables.RATE].assign(
-        name=["the default", *(f"+ {change}" for change in changes)], text=texts, note="", key=[0] + [1] * len(changes)
-    )
-    return ", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame
-
-
 def scaling(stored):
     """Draw the rate over the number of devices; a dotted line shows a rate that grows with them."""
-    found = select.scaling(stored.many)
-    found = found.assign(value_low=found["low"], value_high=found["high"])
-    curves = curves_of(found, "devices", "value", select.SCALED, name_work)
-    if not curves:
-        return None
+    curves = curves_of(select.scaling(stored.many), "devices", select.SCALED, name_work)
     words = "The same work on more devices, each with its own batch; dotted: a rate that grows with them"
     figure = draw.lines(curves, {"value": "items/s of all devices"}, words, "devices", is_log2=True)
     draw.ideal(figure, curves, "value")
@@ -200,10 +195,9 @@ def scaling(stored):
 
 def all_reduce(stored):
     """Draw the bus bandwidth of all-reduce over the size of the message."""
-    apart = [*select.WHO, "world_size", "nodes"]
-    curves = curves_of(select.messages(stored.many), "kib", "bus", apart, name_ranks)
+    curves = curves_of(select.messages(stored.many), "kib", ["world_size", "nodes"])
     words = "All-reduce, bus bandwidth as nccl-tests define it"
-    return draw.lines(curves, {"bus": "GB/s"}, words, "KiB on each device", is_log2=True) if curves else None
+    return draw.lines(curves, {"value": "GB/s"}, words, "KiB on each device", is_log2=True)
 
 
 PICTURES = (
@@ -220,27 +214,25 @@ def bars(panels, unit):
     unit += count_left_out(panels)
     if len(panels) > MAX_PANELS:  # those with own lines first, then the fullest
         panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))[:MAX_PANELS]
-    return draw.bars([panel_of(*panel) for panel in panels], unit, WHOSE)
+    drawn = []
+    for words, found in panels:
+        kept = tables.limit_rows(found.reset_index(drop=True), MAX_BARS).reset_index(drop=True)
+        rows = kept.to_dict("records")
+        common, particular = settings_in_words(rows)
+        frame = kept[tables.RATE].assign(
+            key=kept["published"],
+            name=[name_device(row) for row in rows],
+            text=[format_number(row["value"]) for row in rows],
+            note=particular,
+        )
+        drawn.append((title(words, common, rows, found), frame))
+    return draw.bars(drawn, unit, WHOSE)
 
 
 def count_left_out(panels):
     """Count the panels that a plot has no room for; "" if it shows all."""
     more = len(panels) - MAX_PANELS
     return f" ({more} more panel{'s' * (more > 1)} not shown)" if more > 0 else ""
-
-
-def panel_of(words, found):
-    """Build one panel for draw.bars(): (title, frame)."""
-    kept = tables.limit_rows(found.reset_index(drop=True), MAX_BARS).reset_index(drop=True)
-    rows = kept.to_dict("records")
-    common, particular = settings_in_words(rows)
-    frame = kept[tables.RATE].assign(
-        key=kept["published"],
-        name=[name_device(row) for row in rows],
-        text=[format_number(row["value"]) for row in rows],
-        note=particular,
-    )
-    return title(words, common, rows, found), frame
 
 
 def title(words, common, kept, found):
@@ -263,23 +255,26 @@ def name_device(row):
     return f"{device}{on_cpu}, {row['framework']}"
 
 
-def curves_of(found, x, value, apart, name):
-    """Build a Curve for each combination of values of the columns `apart`, the highest first, at most MAX_CURVES.
+def curves_of(found, x, apart, name=None):
+    """Build a Curve over the column `x` for each of WHO and values of the columns `apart`, at most MAX_CURVES.
 
-    [] if none of them is our own.
+    The highest comes first. [] if none of them is our own.
+
+    Args:
+        name: function that names a curve after its highest line; by default the device and the values.
     """
     if found["published"].all():
         return []
-    tops = found.loc[found.groupby(apart, sort=False)[value].idxmax()].sort_values(value, ascending=False)
-    parts = dict(list(found.assign(x=found[x]).groupby(apart)))
-    return [
-        Curve(name(top), parts[tuple(top[column] for column in apart)], top["published"])
-        for top in tables.limit_rows(tops, MAX_CURVES).to_dict("records")
-    ]
-
-
-def name_published(row):
-    return name_device(row) + (" (published)" if row["published"] else "")
+    by = [*select.WHO, *apart]
+    found = found.assign(x=found[x], value_low=found["low"], value_high=found["high"])
+    tops = found.loc[found.groupby(by, sort=False)["value"].idxmax()].sort_values("value", ascending=False)
+    parts = dict(list(found.groupby(by)))
+    curves = []
+    for top in tables.limit_rows(tops, MAX_CURVES).to_dict("records"):
+        device = name_device(top) + (" (published)" if top["published"] else "")
+        words = name(top) if name else ", ".join([device, *columns.words_of(top, apart).values()])
+        curves.append(Curve(words, parts[tuple(top[column] for column in by)], top["published"]))
+    return curves
 
 
 def name_best_size(row):
@@ -288,24 +283,6 @@ def name_best_size(row):
     return f"{name_device(row)}, {row['precision']}{best}"
 
 
-def name_decode(row):
-    words = columns.words_of(row, ("model", "precision", "compile", "batch_size"))
-    return ", ".join([name_published(row), *words.values()])
-
-
 def name_work(row):
     """Name a curve over devices: the machine, and the work on each device."""
     return f"{name_device(row)}: {columns.describe_work(row | {'world_size': '1', 'nodes': '1'})}"
-
-
-def name_ranks(row):
-    found = columns.words_of(row, ("world_size", "nodes")).values()
-    return ", ".join([name_device(row), *found])
-
-
-def name_run(run):
-    """Name the curve of a sustained run, with the share of its first rate that it kept."""
-    first = run.iloc[0]
-    burst, kept = verdict.burst_and_sustained(run[["elapsed_seconds", "seconds", "items"]].to_numpy().tolist())
-    share = f": {100 * kept / burst:.0f} % of the first 30 s kept" if burst and kept else ""
-    return f"{name_device(first)}, {first['model']} {first['phase']}, {first['precision']}{share}"

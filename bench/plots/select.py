@@ -12,13 +12,11 @@ from bench.workloads.workload import BYTES
 
 WRONG_CLOCKS = ("cpu_time", "unsynchronised")  # statuses of published figures
 WHO = ["published", "machine", "kind", "framework"]
-SCALED = [
-    *WHO,
-    "method_version",
-    *(column for column in columns.WORK if column not in ("framework", "world_size", "nodes")),
-]
+# With WHO, the work that is compared over numbers of devices.
+SCALED = ["method_version", *(name for name in columns.WORK if name not in ("framework", "world_size", "nodes"))]
 WHOLE = ("inference", "training", "prefill", "decode")  # phases that are not parts of a training step
 SQUARE = r"^matmul(?:-\d+)?$"  # models with a curve over sizes
+DECODE = ("model", "precision", "compile", "batch_size")  # of a curve over the depth of the cache
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,12 @@ def arrange(rows):
     many = believe(tables.summarize(rows))
     # A later run of only the model is not part of a pipeline's run.
     of_pipelines = rows[rows["run_id"].isin(rows.loc[rows["scope"] == "end_to_end", "run_id"])]
+    pipelines = believe(tables.summarize(of_pipelines))
     return Stored(
         rows=rows,
         many=many,
-        believed=of_one_device(many),
-        pipelines=of_one_device(believe(tables.summarize(of_pipelines))),
+        believed=many[many["world_size"] == "1"],
+        pipelines=pipelines[pipelines["world_size"] == "1"],
         runs=tables.sustained_runs(believe(rows)),
         searches=tables.searches(believe(rows)),
     )
@@ -57,27 +56,32 @@ def believe(summary):
     return summary[~summary["flags"].str.contains("implausible")]
 
 
-def of_one_device(summary):
-    return summary[summary["world_size"] == "1"]
+def having(summary, **cells):
+    """Select the lines that have a rate and these cells."""
+    return summary[(summary[list(cells)] == pd.Series(cells)).all(axis=1) & summary["value"].notna()]
+
+
+def best(found, *apart):
+    """Select the highest line of each machine, kind of device, framework and these columns; the highest comes first."""
+    return found.sort_values("value", ascending=False).drop_duplicates([*WHO, *apart])
 
 
 def scaling(many):
     """Select own rates on resident batches of work that was measured on several numbers of `devices`."""
     found = many[many["phase"].isin(["inference", "training"]) & (many["scope"] == "device") & ~many["published"]]
     found = found.assign(devices=found["world_size"].astype(float))
-    found = found.sort_values("value", ascending=False).drop_duplicates([*SCALED, "devices"])  # of several setups
-    several = found.groupby(SCALED)["devices"].transform("nunique") > 1
+    found = best(found, *SCALED, "devices")
+    several = found.groupby([*WHO, *SCALED])["devices"].transform("nunique") > 1
     return found[several].sort_values("devices")
 
 
 def messages(many):
-    """Compute the bus bandwidth of all-reduce, `bus` in GB/s with `bus_low` and `bus_high`, over its size in `kib`."""
-    found = many[(many["workload"] == "all-reduce") & many["value"].notna()]
+    """Compute the bus bandwidth of all-reduce in GB/s, with its interval, over its size in `kib`."""
+    found = having(many, workload="all-reduce")
     ranks = found["world_size"].astype(float)
-    bus = {"bus": "value", "bus_low": "low", "bus_high": "high"}
-    found = found.assign(**{name: verdict.bus_bandwidth(found[column], ranks) for name, column in bus.items()})
-    found = found.assign(kib=found["message_bytes"].astype(float) / 1024).sort_values("value", ascending=False)
-    return found.drop_duplicates([*WHO, "world_size", "nodes", "kib"]).sort_values("kib")
+    found = found.assign(**{name: verdict.bus_bandwidth(found[name], ranks) for name in tables.RATE})
+    found = found.assign(kib=found["message_bytes"].astype(float) / 1024)
+    return best(found, "world_size", "nodes", "kib").sort_values("kib")
 
 
 def resident(summary):
@@ -87,35 +91,22 @@ def resident(summary):
     return summary[usual & (summary["scope"] == "device") & summary["value"].notna()]
 
 
-def best(found, *apart):
-    """Select the highest line of each machine, kind of device, framework and these columns; the highest comes first."""
-    return found.sort_values("value", ascending=False).drop_duplicates([*WHO, *apart])
-
-
-def fastest(summary, workload, model, phase):
-    """Select the fastest line of each machine, kind of device and framework, on resident batches."""
-    work = (summary["workload"] == workload) & (summary["model"] == model) & (summary["phase"] == phase)
-    return best(resident(summary[work]))
-
-
 def depths(summary):
     """Select training of mlp-<depth>x1024 with the settings of its first benchmark: the fastest of WHO and depth.
 
-    Adds `depth`, `rate` (images/s) and `seconds_an_epoch`, each with its _low and _high.
+    Adds `depth`, and `seconds_an_epoch` with its _low and _high.
     """
-    work = {"workload": "mlp", "phase": "training", "batch_size": "32", "precision": "float32", "scope": "device"}
-    found = summary[(summary[list(work)] == pd.Series(work)).all(axis=1)]
+    found = summary.assign(value=summary["value"].fillna(summary["items"] / summary["seconds"]))
+    found = having(found, workload="mlp", phase="training", batch_size="32", precision="float32", scope="device")
     found = found[found["compile"].isin(["", "0"]) & found["optimizer"].isin(["", "sgd"])]
     found = found.assign(
         depth=pd.to_numeric(found["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
-        rate=found["value"].fillna(found["items"] / found["seconds"]),
-        rate_low=found["low"],
-        rate_high=found["high"],
+        seconds_an_epoch=TRAIN_IMAGES / found["value"],
+        seconds_an_epoch_low=TRAIN_IMAGES / found["high"],
+        seconds_an_epoch_high=TRAIN_IMAGES / found["low"],
     )
-    found = found[found["depth"].notna() & found["rate"].notna()]
-    for end, inverse in (("", ""), ("_low", "_high"), ("_high", "_low")):
-        found[f"seconds_an_epoch{end}"] = TRAIN_IMAGES / found[f"rate{inverse}"]
-    found = found.sort_values(["data", "rate"], ascending=[True, False])  # CIFAR-10, else synthetic
+    found = found[found["depth"].notna()]
+    found = found.sort_values(["data", "value"], ascending=[True, False])  # CIFAR-10, else synthetic
     return found.drop_duplicates([*WHO, "depth"]).sort_values("depth")
 
 
@@ -124,29 +115,23 @@ def generation(summary):
 
     Only precisions that this program measures: quantised weights are other work.
     """
-    found = summary[(summary["workload"] == "llm") & (summary["batch_size"] == "1") & summary["value"].notna()]
-    found = found[found["scope"].eq("device") & found["precision"].isin(BYTES) & ~found["phase"].isin(TRAINING)]
+    found = having(summary, workload="llm", batch_size="1", scope="device")
+    found = found[found["precision"].isin(BYTES) & ~found["phase"].isin(TRAINING)]
     return best(found, "model", "phase", "prompt_tokens", "depth")
 
 
 def training_of_llm(summary):
     """Select training of language models: the fastest of WHO, model, sequence length and rank of LoRA."""
-    found = summary[(summary["workload"] == "llm") & (summary["phase"] == "training") & summary["value"].notna()]
-    return best(found[found["scope"] == "device"], "model", "sequence_length", "lora_rank")
+    found = having(summary, workload="llm", phase="training", scope="device")
+    return best(found, "model", "sequence_length", "lora_rank")
 
 
 def cache_depths(summary):
-    """Select decode of machines that have several depths: `tokens` in the cache, `rate`, its _low and _high.
-
-    Quantised weights are left out.
-    """
-    found = summary[(summary["workload"] == "llm") & (summary["phase"] == "decode") & summary["value"].notna()]
-    found = found[found["scope"].eq("device") & found["precision"].isin(BYTES)]
+    """Select decode of machines that have several depths, the `tokens` in the cache; no quantised weights."""
+    found = having(summary, workload="llm", phase="decode", scope="device")
     found = found.assign(tokens=pd.to_numeric(found["depth"], errors="coerce"))
-    found = found.assign(rate=found["value"], rate_low=found["low"], rate_high=found["high"])
-    apart = [*WHO, "model", "precision", "compile", "batch_size"]
-    found = found[found["tokens"].notna()].sort_values("value", ascending=False).drop_duplicates([*apart, "tokens"])
-    return found[found.groupby(apart)["tokens"].transform("size") > 1].sort_values("tokens")
+    found = best(found[found["tokens"].notna() & found["precision"].isin(BYTES)], *DECODE, "tokens")
+    return found[found.groupby([*WHO, *DECODE])["tokens"].transform("size") > 1].sort_values("tokens")
 
 
 def sizes(summary):
@@ -154,8 +139,7 @@ def sizes(summary):
     found = summary[summary["model"].str.match(SQUARE) & summary["value"].notna()]
     sides = found["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     found = found.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3))
-    found = found[found["side"].notna()].sort_values("value", ascending=False)  # of several setups the fastest
-    return found.drop_duplicates([*WHO, "precision", "model", "matrix_size"]).sort_values("side")
+    return best(found[found["side"].notna()], "precision", "model", "matrix_size").sort_values("side")
 
 
 def matmul_peaks(summary):
@@ -168,29 +152,26 @@ def matmul_peaks(summary):
 
 def eight_bits(summary):
     """Divide the rates of 8-bit matmuls by bfloat16's of the same machine and size, the highest first."""
-    same, known = [*WHO, "matrix_size"], summary[summary["value"].notna()]
-    eight = best(known[known["model"] == "matmul-8bit"], "precision", "matrix_size")
-    half = best(known[(known["model"] == "matmul") & (known["precision"] == "bfloat16")], "matrix_size")
+    same = [*WHO, "matrix_size"]
+    eight = best(having(summary, model="matmul-8bit"), "precision", "matrix_size")
+    half = best(having(summary, model="matmul", precision="bfloat16"), "matrix_size")
     both = eight.merge(half[[*same, *tables.RATE]], on=same, suffixes=("", "_half"))
-    ratios = tables.divide_rates(both, "", "_half").rename(columns={"ratio": "value"})
-    return both.assign(**ratios).sort_values("value", ascending=False)
+    return both.assign(**tables.divide_rates(both, "_half")).sort_values("value", ascending=False)
 
 
 def attention(summary):
     """Select TFLOP/s of attention over its `tokens`."""
-    found = best(
-        summary[(summary["workload"] == "attention") & summary["value"].notna()], "precision", "sequence_length"
-    )
+    found = best(having(summary, workload="attention"), "precision", "sequence_length")
     return found.assign(tokens=found["sequence_length"].astype(float)).sort_values("tokens")
 
 
 def bandwidths(summary):
     """Select GB/s of each machine, kind, framework and operator."""
-    return best(summary[(summary["workload"] == "bandwidth") & summary["value"].notna()], "model")
+    return best(having(summary, workload="bandwidth"), "model")
 
 
 def speedups(found):
-    """Divide GPU by CPU rates of the same machine, work and method: `speedup` with its `low` and `high`.
+    """Divide GPU by CPU rates of the same machine, work and method: the ratio as `value`, with its `low` and `high`.
 
     The machine of a published figure is its source and its chip, the device's name before a parenthesis. If it has no
     rate, its speedup is that of its seconds.
@@ -201,18 +182,17 @@ def speedups(found):
     work = ["place", *(column for column in tables.WORK if column != "kind")]
     gpu, cpu = (found[found["kind"] == kind] for kind in ("gpu", "cpu"))
     both = gpu.merge(cpu, on=[*work, "is_rate", "method_version"], suffixes=("", "_cpu"))
-    ratios = tables.divide_rates(both, "", "_cpu")
-    speedup = ratios.pop("ratio")
+    ratios = tables.divide_rates(both, "_cpu")
     for seconds in ("seconds", "step_seconds_median"):
-        speedup = speedup.fillna(both[f"{seconds}_cpu"] / both[seconds])
+        ratios["value"] = ratios["value"].fillna(both[f"{seconds}_cpu"] / both[seconds])
     # Of several setups equal ones, else the fastest.
     is_equal = (both["num_threads"] == both["num_threads_cpu"]) & (both["setup"] == both["setup_cpu"])
     batch = pd.to_numeric(both["batch_size"], errors="coerce")
-    both = both.assign(**ratios, speedup=speedup, batch=batch, is_equal=is_equal)
-    both = both[speedup.notna()].sort_values(["is_equal", "value_cpu"], na_position="first", kind="stable")
+    both = both.assign(**ratios, batch=batch, is_equal=is_equal)
+    both = both[both["value"].notna()].sort_values(["is_equal", "value_cpu"], na_position="first", kind="stable")
     # Apple sells one chip, and so one CPU, with several numbers of GPU cores.
     both = both.drop_duplicates([*work, "gpu_cores"], keep="last")
-    order = ["published", "model", "phase", "batch", "speedup"]
+    order = ["published", "model", "phase", "batch", "value"]
     return both.sort_values(order, ascending=[True] * 4 + [False], ignore_index=True)
 
 

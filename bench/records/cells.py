@@ -31,10 +31,7 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
     """
     asked = {name: getattr(settings, name) for name in COLUMNS if hasattr(settings, name)}
     streams = scope in ("input", "end_to_end")
-    used = {
-        "num_workers": streams,
-        "batch_size": settings.batch_size != AUTO,
-    }
+    used = {"num_workers": streams, "batch_size": settings.batch_size != AUTO}
     return {
         **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
         **{name: None for name in asked if not used.get(name, is_used_in(name, phase))},

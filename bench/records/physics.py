@@ -8,7 +8,6 @@ import csv
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from itertools import chain, pairwise
 from pathlib import Path
@@ -70,6 +69,7 @@ NOT_COUNTED += ("optimizer", "world_size", "nodes")
 ONLY_FLOPS = ("phase", "image_size", "sequence_length", "prompt_tokens", "new_tokens", "depth")
 # Launching takes the same time at every size, but less than this, and is hidden behind this much work.
 LAUNCH_SECONDS, LAUNCH_FLOPS, GROWTH = 1e-3, 1.3e11, 64
+COUNTS = Path(__file__).parent.parent / "workloads" / "flops.csv"
 
 
 class Problem(NamedTuple):
@@ -86,43 +86,34 @@ class Problem(NamedTuple):
         return f"{name}, line {self.line}: {self.column}={self.value[:80]!r} {self.reason}: {self.fix}"
 
 
-Rows = list[tuple[int, dict[str, str]]]  # with their lines in the file
-Found = Iterable[tuple[str, ...]]  # (column, reason) or (column, reason, fix)
-
-
-class Sent(NamedTuple):
-    """What is known about a file that was sent."""
-
-    machine: str  # the name of the file, without its ending
-    now: datetime
-    names: tuple[str, ...] = ()  # of this computer and its user, which no cell may have
-
-
-def check_rows(rows: Rows, sent: Sent, known=()):
+def check_rows(rows, machine, now, known, names=()):
     """Return the Problems of the rows to be added, at most one for each row.
 
     Args:
+        rows: (line in the file, dict of text) of each.
+        machine: the name of their file, without its ending.
+        now: a datetime.
         known: the rows that are already there, of all machines, as dicts of text.
+        names: of this computer and its user, which no cell may have.
     """
     problems = {}
     for line, row in rows:
-        for check in ROW_CHECKS:
-            if found := next(iter(check(row, sent)), None):
-                problems[line] = Problem(line, found[0], row[found[0]], *found[1:])
-                break
+        checks = check_cells(row), check_known(row, machine, now), check_private(row, names)
+        if found := next(chain(*checks, check_windows(row), check_physics(row)), None):
+            problems[line] = Problem(line, found[0], row[found[0]], *found[1:])
     sound = [(line, row) for line, row in rows if line not in problems]
     cells = dict(rows)
-    known = list(known)
     together = check_copies(sound, known), check_times(sound), check_step_times(sound), check_counts(sound, known)
     for line, column, *words in chain(*together, check_spread(sound, known)):
         problems.setdefault(line, Problem(line, column, cells[line][column], *words))
     return [problems[line] for line in sorted(problems)]
 
 
-# Checks of a row by itself. Each yields (column, reason[, fix]) for what is wrong; the first one counts.
+# Checks of a row by itself. Each is a generator of (column, reason[, fix]) for what is wrong; the first one counts, and
+# a check runs only if those before it have found nothing.
 
 
-def check_cells(row, sent) -> Found:
+def check_cells(row):
     """Check the syntax of all cells, and that what every row has is there."""
     for name, text in row.items():
         if not text.isprintable() or text != text.strip() or text[:1] in ("=", "@") or len(text) > LONGEST:
@@ -142,29 +133,29 @@ def check_cells(row, sent) -> Found:
         yield "throughput", f"must be empty in a row whose status is {row['status']}"
 
 
-def check_known(row, sent) -> Found:
+def check_known(row, machine, now):
     """Check versions, status, flags, machine and time."""
     for name, values in KNOWN.items():
         if row[name] not in values:
             yield name, f"must be one of {', '.join(values)}", "update this repository, then measure it again"
-    if row["machine"] != sent.machine:
-        yield "machine", f"must be the file's name, {sent.machine}", "send one file for each machine"
+    if row["machine"] != machine:
+        yield "machine", f"must be the file's name, {machine}", "send one file for each machine"
     if row["source"]:
         yield "source", "must be empty: results/published.csv has the figures of others"
     for flag in row["flags"].split():
         if flag not in (*FLAGS, *RETIRED_FLAGS):
             yield "flags", f"has {flag}, which is not a flag of bench/timing/measure.py"
     try:
-        if datetime.fromisoformat(row["timestamp"]) > sent.now + CLOCK_SKEW:
+        if datetime.fromisoformat(row["timestamp"]) > now + CLOCK_SKEW:
             yield "timestamp", "is in the future", "set the clock, then measure it again"
     except ValueError:
         yield "timestamp", "is not a time"
 
 
-def check_private(row, sent) -> Found:
+def check_private(row, names):
     """Check that no cell tells who or where the sender is."""
     told = " ".join(row[name] for name in ("cpu_name", "device_name", "os", "framework", "model")).lower()
-    own = [name for name in sent.names if len(name) > 2 and name.lower() not in told]
+    own = [name for name in names if len(name) > 2 and name.lower() not in told]
     for column in COLUMNS:
         for what, pattern in PRIVATE.items():
             if found := re.search(pattern, row[column]):
@@ -184,7 +175,7 @@ def is_address(word):
         return False
 
 
-def check_windows(row, sent) -> Found:
+def check_windows(row):
     """Check items, seconds, steps and interval of a row with a rate."""
     n = numbers_of(row)
     if not n.throughput:
@@ -223,7 +214,7 @@ def check_windows(row, sent) -> Found:
         yield "steps_per_window", f"makes windows of {window * 1e3:.3g} ms, and this program's have 25", AT_REST
 
 
-def check_physics(row, sent) -> Found:
+def check_physics(row):
     """Check FLOPs, bytes, energy, memory and precision, and the limits of the chip."""
     n = numbers_of(row)
     if not n.throughput:
@@ -239,17 +230,18 @@ def check_physics(row, sent) -> Found:
     if not equal(n.bandwidth or 0.0, expected := (steps or 0.0) * (n.bytes_per_step or 0.0) / 1e9):
         yield "bandwidth", f"must be bytes_per_step / seconds of a step / 10**9 = {expected:.6g}"
     most_tflops, most_bandwidth, whose = find_limits(row)
-    moved = n.throughput if row["workload"] == "bandwidth" else n.bandwidth
     if (n.tflops or 0) > most_tflops:
         yield "tflops", f"must be at most {most_tflops:.4g}, {whose}", IF_RIGHT
-    if (moved or 0) > most_bandwidth:
-        column = "throughput" if row["workload"] == "bandwidth" else "bandwidth"
+    column = "throughput" if row["workload"] == "bandwidth" else "bandwidth"
+    if float(row[column] or 0) > most_bandwidth:
         yield column, f"must be at most {most_bandwidth:.4g} GB/s, {whose}", IF_RIGHT
     if n.power_watts and n.joules_per_item:
         watts = n.joules_per_item * n.throughput
         if not 1 / ENERGY_MARGIN < n.power_watts / watts < ENERGY_MARGIN:
             yield "power_watts", f"must be near joules_per_item x throughput = {watts:.4g}"
-        if n.power_watts > (most := most_watts(row)):
+        known = peaks.chip_bandwidths("tdp_w").get((row["device_name"], row["gpu_cores"]))
+        most = (TDP_MARGIN * known if known else MOST_WATTS) * int(row["world_size"] or 1)
+        if n.power_watts > most:
             yield "power_watts", f"must be at most {most:.4g}"
     weights = (n.parameters or 0) * (4 if asked in MIXED else BYTES.get(asked, 0))
     if row["scope"] != "input" and n.peak_memory_bytes and n.peak_memory_bytes < weights:
@@ -258,15 +250,6 @@ def check_physics(row, sent) -> Found:
         yield "peak_memory_bytes", f"must be at most memory_gb = {row['memory_gb']}"
     if n.accuracy is not None and not 0 <= n.accuracy <= 1:
         yield "accuracy", "must be from 0 to 1"
-
-
-ROW_CHECKS: tuple[Callable[..., Found], ...] = (
-    check_cells,
-    check_known,
-    check_private,
-    check_windows,
-    check_physics,
-)
 
 
 def numbers_of(row):
@@ -308,34 +291,23 @@ def find_limits(row):
     return *limits, "1.3 times " + ("its peak" if is_known else "the fastest chip") + " in bench/records/peaks.csv"
 
 
-def most_watts(row):
-    """Return the watts that a row's devices cannot exceed."""
-    known = peaks.chip_bandwidths("tdp_w").get((row["device_name"], row["gpu_cores"]))
-    return (TDP_MARGIN * known if known else MOST_WATTS) * int(row["world_size"] or 1)
-
-
 # Checks of rows against each other. Each yields (line, column, reason[, fix]).
 
 
 def check_copies(rows, known):
     """Find rows that repeat another one, or the measurement of another run."""
+    figures = ("throughput", "seconds", "step_seconds_min", "first_step_seconds", "warmup_seconds")
     seen = {}
-    for where, row in [("another file", row) for row in known] + [(f"line {line}", row) for line, row in rows]:
-        for key in fingerprints(row):
-            other = seen.setdefault(key, (where, row["run_id"], row["machine"]))
-            is_same_run = key[0] == "figures" and other[1:] == (row["run_id"], row["machine"])
-            if other[0] != where and where != "another file" and not is_same_run:
-                yield int(where[5:]), key[1], f"is a copy: {other[0]} has the same {key[0]}", "remove the row"
-
-
-def fingerprints(row):
-    """List what no two rows have in common, each as (what, column, values ...)."""
-    cells = tuple(sorted((name, text) for name, text in row.items() if text))
-    found = [("row", "run_id", cells)]
-    if row["throughput"]:
-        figures = ("throughput", "seconds", "step_seconds_min", "first_step_seconds", "warmup_seconds")
-        found.append(("figures", "throughput", *(row[name] for name in figures)))
-    return found
+    for line, row in [(None, row) for row in known] + rows:
+        where, run = f"line {line}" if line else "another file", (row["run_id"], row["machine"])
+        keys = [("row", "run_id", *row.values())]
+        if row["throughput"]:
+            keys.append(("figures", "throughput", *(row[name] for name in figures)))
+        for what, column, *cells in keys:
+            other, its_run = seen.setdefault((what, *cells), (where, run))
+            is_copy = what == "row" or its_run != run
+            if line and other != where and is_copy:
+                yield line, column, f"is a copy: {other} has the same {what}", "remove the row"
 
 
 def check_times(rows):
@@ -389,10 +361,10 @@ def count_keys(row):
     return [(name, on_cpu, *map(values.get, on)) for name, on in by_column.items() if row.get(name)]
 
 
-def table_counts(path=Path(__file__).parent.parent / "workloads" / "flops.csv"):
+def table_counts():
     """Return the counts of image models in flops.csv, with keys as in count_keys()."""
     found = {}
-    with open(path, newline="", encoding="utf-8") as lines:
+    with open(COUNTS, newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             for phase in ("inference", "training"):
                 same = row | {"workload": "image", "phase": phase, "flops_per_item": row[f"{phase}_flops"]}

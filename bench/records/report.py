@@ -65,7 +65,9 @@ def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
         if row.get("elapsed_seconds"):
             return f"  {row['elapsed_seconds']:>7.0f} s   {', '.join([rate, *describe_physics(row)])}  {row['flags']}"
         if row.get("epoch"):
-            lines.append(f"{rate}  {describe_epoch(row)}")
+            each = f"{row['seconds']:.4g} s, {1e6 * row['seconds'] / row['items']:.4g} us per image"
+            learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
+            lines.append(f"{rate}  {each}, {learnt}")
         else:
             lines += [f"{rate}  {describe_interval(row)}", describe_details(row, peak_fraction, bandwidth_fraction)]
     if row["status"] != "ok" or not lines:
@@ -79,13 +81,6 @@ def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
     indent = " " * 14
     lines = [f"  {label:<11} {lines[0]}", *(indent + line for line in lines[1:])]
     return "\n".join(layout.wrap(line, indent) for line in lines)
-
-
-def describe_epoch(row):
-    """Describe an epoch: its seconds, microseconds per image, loss and accuracy."""
-    each = 1e6 * row["seconds"] / row["items"]
-    learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
-    return f"{row['seconds']:.4g} s, {each:.4g} us per image, {learnt}"
 
 
 def describe_physics(row):

@@ -66,10 +66,11 @@ def append(path, *rows):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             header = _read_header(path)
-            missing = [column for column in COLUMNS if column not in header]
-            if header and missing:
-                _add_columns(path, header + missing)
-            columns = header + missing
+            columns = header + [column for column in COLUMNS if column not in header]
+            if header and columns != header:  # of an earlier version: its rows are blank in the new columns
+                old = [_to_line(row[column] for column in columns) for row in read(path)]
+                with replace_file(path) as file:
+                    file.write_text("".join([_to_line(columns), *old]), encoding="utf-8")
             lines = "".join(_to_line(row.get(column) for column in columns) for row in rows)
             _write_at_once(path, lines if header else _to_line(columns) + lines)
     except OSError as error:
@@ -105,6 +106,21 @@ def read(path):
     return rows
 
 
+@contextmanager
+def replace_file(path):
+    """Yield a new file to write to, which then replaces `path`.
+
+    A link is replaced and not followed, and a full disk leaves the old file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # which git ignores
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def drop_invisible(text):
     """Remove control, format and bidirectional characters, but not line ends."""
     found = {letter for letter in set(text) if unicodedata.category(letter) in INVISIBLE} - {"\n", "\r"}
@@ -132,17 +148,6 @@ def _read_header(path):
     if not is_complete:
         raise ResultsError(f"{path}: its last line is incomplete: complete or delete that line, then run again")
     return columns
-
-
-def _add_columns(path, columns):
-    """Rewrite a file of an earlier version with the columns that have been added since, blank in its rows."""
-    lines = [_to_line(columns), *(_to_line(row[column] for column in columns) for row in read(path))]
-    part = path.with_suffix(".migrating")
-    try:
-        part.write_text("".join(lines), encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _to_line(values):

@@ -83,10 +83,6 @@ class Repository:
             return "changes programs and is not in the main branch: measure with a commit of that branch"
         return ""
 
-    def seconds_of(self, commit):
-        """Return when a commit was made, in seconds since 1970."""
-        return int(self.git("show", "-s", "--format=%ct", f"{commit}^{{commit}}") or 0)
-
 
 def parse(text):
     """Read the rows of a CSV file, each with its line; returns (rows, Problems)."""
@@ -124,30 +120,26 @@ def check_file(repository, path, names=()):
     added = rows[len(before) :]
     if not added and not problems:
         problems = [Problem(1, "schema", "", "the file adds no row", "measure something, or leave the file as it was")]
-    known = [row for _, row in before] + [row for other in other_files(repository, path) for _, row in parse(other)[0]]
-    sent = physics.Sent(PurePosixPath(path).stem, datetime.now(UTC), names)
-    return added, [*check_commits(repository, added), *physics.check_rows(added, sent, known), *problems]
-
-
-def other_files(repository, path):
-    """Yield the texts of the other machines' files in the base."""
-    listed = repository.git("ls-tree", "--name-only", repository.base or "HEAD", "results/") or ""
-    for name in listed.splitlines():
-        if name.endswith(".csv") and name not in (path, "results/published.csv"):
-            yield repository.read(name, repository.base or "HEAD")
+    known = [row for _, row in before]
+    commit = repository.base or "HEAD"
+    for other in (repository.git("ls-tree", "--name-only", commit, "results/") or "").splitlines():
+        if other.endswith(".csv") and other not in (path, "results/published.csv"):
+            known += [row for _, row in parse(repository.read(other, commit))[0]]
+    found = physics.check_rows(added, PurePosixPath(path).stem, datetime.now(UTC), known, names)
+    return added, [*check_commits(repository, added), *found, *problems]
 
 
 def check_commits(repository, rows):
     """Check that each row is of a known commit, and was not measured before it; a Problem for the first row of each."""
-    seen = set()
+    first = {}
     for line, row in rows:
-        commit = row["commit"]
-        if commit in seen:
-            continue
-        seen.add(commit)
+        first.setdefault(row["commit"], (line, row))
+    for commit, (line, row) in first.items():
         if fault := repository.find_fault(commit):
             yield Problem(line, "commit", commit, *fault.split(": "))
-        elif row["timestamp"][:19] < datetime.fromtimestamp(repository.seconds_of(commit) - 3600, UTC).isoformat()[:19]:
+            continue
+        made = int(repository.git("show", "-s", "--format=%ct", f"{commit}^{{commit}}") or 0)  # seconds since 1970
+        if row["timestamp"][:19] < datetime.fromtimestamp(made - 3600, UTC).isoformat()[:19]:
             yield Problem(line, "timestamp", row["timestamp"], f"is before the commit {commit}", "set the clock")
 
 
@@ -155,11 +147,12 @@ def check_results(repository):
     """Check everything that changed below results/; returns the lines to print, and whether there are problems."""
     if not repository.base:
         raise SettingError("BASE='' and there is no branch main: name the commit that the rows are added to")
-    changes, said, machines, count = repository.changes(), [], [], 0
-    generated = [path for path in changes if GENERATED.fullmatch(path)]
-    for path in changes.keys() - generated:
+    said, machines, generated, count = [], [], [], 0
+    for path, change in repository.changes().items():
         name = path.removeprefix("results/").removesuffix(".csv")
-        if changes[path] not in ("A", "M"):
+        if GENERATED.fullmatch(path):
+            generated.append(path)
+        elif change not in ("A", "M"):
             said.append(f"{path!r} must not be removed or replaced: restore it")
         elif path != f"results/{name}.csv" or not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name) or name == "published":
             said.append(f"{path!r} is not a machine's file of rows: leave it out")
@@ -222,8 +215,8 @@ def describe(file, added):
     is_headline = (lines["model"] != "matmul") & ~lines["phase"].isin(PARTS)
     figures = tables.add_peak_fraction(lines[is_headline], every).to_dict("records")
     names = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "commit", "workload")
-    several = {name: ", ".join(dict.fromkeys(row[name] for _, row in added if row[name])) for name in names}
-    device, cpu, count, memory, system, commit, workloads = several.values()
+    values = (", ".join(dict.fromkeys(row[name] for _, row in added if row[name])) for name in names)
+    device, cpu, count, memory, system, commit, workloads = values
     facts = [
         f"{device} ({cpu}, {count} logical CPUs, {memory} GB, {system})",
         f"{len(added)} rows of {len(runs)} runs, commit {commit}; `make submit` found no problems.",
@@ -231,11 +224,11 @@ def describe(file, added):
     return "\n\n".join([f"Rows of {file.stem}: {workloads}", "\n".join(facts), layout.markdown(tables.CELLS, figures)])
 
 
-def main(environ=os.environ):
+def main():
     """Run `check` or `submit`, as the command line says; returns the exit status."""
     if sys.argv[1:] == ["submit"]:
         return submit(read_settings("submit"), Repository())
-    lines, has_failed = check_results(Repository(ROOT, environ.get("BASE"), environ.get("HEAD")))
+    lines, has_failed = check_results(Repository(ROOT, os.environ.get("BASE"), os.environ.get("HEAD")))
     print("\n".join(lines), file=sys.stderr if has_failed else sys.stdout)
     return int(has_failed)
 

@@ -155,11 +155,10 @@ def list_rates(lines, suffix=""):
     return [Rate.parse(*cells) for cells in lines[[name + suffix for name in RATE]].itertuples(index=False)]
 
 
-def divide_rates(lines, suffix, base):
-    """Divide the rates in columns with one suffix by those with another: a frame of `ratio`, `low` and `high`."""
-    both = zip(list_rates(lines, suffix), list_rates(lines, base), strict=True)
-    found = [rate.ratio(other) for rate, other in both]
-    return pd.DataFrame(found, lines.index, ["ratio", "low", "high"], dtype=float)
+def divide_rates(lines, suffix):
+    """Divide the rates of a frame by those in its columns with a suffix: a frame of `value`, `low` and `high`."""
+    both = zip(list_rates(lines), list_rates(lines, suffix), strict=True)
+    return pd.DataFrame([rate.ratio(other) for rate, other in both], lines.index, RATE, dtype=float)
 
 
 def sustained_runs(rows):
@@ -197,13 +196,19 @@ def add_peak_fraction(summary, rows):
 
     They are NaN unless both were measured by this program.
     """
-    best = peaks.measured_peaks(rows[rows["model"] == "matmul-peak"].to_dict("records"))
-    moved = peaks.measured_bandwidths(rows[rows["throughput"] > 0].to_dict("records"))
+    best, moved = measured_limits(rows)
     lines = summary[["machine", "device", "precision", "tflops", "bandwidth"]].to_dict("records")
     of_peak = pd.Series([peaks.fraction_of_peak(row, best) for row in lines], summary.index, dtype=float)
     of_bandwidth = pd.Series([peaks.fraction_of_bandwidth(row, moved) for row in lines], summary.index, dtype=float)
     own = ~summary["published"]
     return summary.assign(of_peak=of_peak.where(own), of_bandwidth=of_bandwidth.where(own))
+
+
+def measured_limits(rows):
+    """Return peaks.measured_peaks() and peaks.measured_bandwidths() of a frame's own rows."""
+    own = rows[(rows["source"] == "") & (rows["throughput"] > 0)]
+    own = own[(own["model"] == "matmul-peak") | (own["workload"] == "bandwidth")].to_dict("records")
+    return peaks.measured_peaks(own), peaks.measured_bandwidths(own)
 
 
 def limit_rows(frame, limit):

@@ -4,7 +4,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from matplotlib import pyplot as plt
 
 from bench.plots import card, select
 from bench.workloads.standard_set import STANDARD_SET
@@ -12,12 +11,6 @@ from tests.records.examples import rate, write
 
 IMAGE = STANDARD_SET[0]
 OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "64", "phase": "inference"}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    yield tmp_path
-    plt.close("all")
 
 
 def own_rows(runs=3, **changes):
@@ -55,25 +48,17 @@ def test_published_machines_are_those_of_comparable_work(folder):
 
 def test_a_card_has_the_published_machines_that_compare_with_most_of_it(folder):
     write(folder, own_rows())
-    named = {f"gpu {i}": [STANDARD_SET[i].model] for i in (0, 4, 5)} | {"both": ["resnet50", "mobilenet_v2"]}
-    scripts = {work.model: (work.script, work.phase) for work in reversed(STANDARD_SET)}
-    for name, models in named.items():
-        for model in models:
-            script, phase = scripts[model]
-            write(
-                folder,
-                [OTHERS | {"device_name": name, "workload": script, "model": model, "phase": phase}],
-                "published",
-            )
+    for name, places in {"gpu 0": [0], "gpu 4": [4], "gpu 5": [5], "both": [0, 2]}.items():
+        for work in (STANDARD_SET[i] for i in places):
+            about = {"device_name": name, "workload": work.script, "model": work.model, "phase": work.phase}
+            write(folder, [OTHERS | about], "published")
     shown = {line["device_name"] for bars in make(folder).blocks.values() for line in bars if line["published"]}
     assert shown == {"both", "gpu 4", "gpu 5"}
 
 
 def test_lines_and_peaks_are_of_the_commit_that_measured_the_set(folder):
     peak = {"workload": "matmul", "model": "matmul-peak", "precision": "float32", "phase": "", "batch_size": ""}
-    old, new = (
-        {"tflops": tflops, "commit": commit, "run_id": commit} for tflops, commit in (("0.5", "b"), ("0.2", "c"))
-    )
+    old, new = {"tflops": "0.5", "commit": "b", "run_id": "b"}, {"tflops": "0.2", "commit": "c", "run_id": "c"}
     later = next(own_rows()) | rate(999) | {"commit": "d", "run_id": "d", "timestamp": "2030"}  # of one work only
     write(folder, [*own_rows(tflops="0.1"), *(rate(1) | peak | each for each in (old, new)), later])
     made = make(folder)
@@ -85,19 +70,12 @@ def test_lines_and_peaks_are_of_the_commit_that_measured_the_set(folder):
 def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):
     write(folder, own_rows())
     about = {"phase": "inference", "timestamp": "2030", "run_id": "x"}
-    for change in (
-        {"batch_size": "64"},
-        {"compile": "1"},
-        {"memory_format": "channels_last"},
-        {"framework": "tensorflow"},
-    ):
-        write(folder, [rate(999) | about | change])
+    others = {"batch_size": "64", "compile": "1", "memory_format": "channels_last", "framework": "tensorflow"}
+    write(folder, [rate(999) | about | {name: text} for name, text in others.items()])
     write(folder, [rate(150) | about | {"precision": "bfloat16"}])
     lines = next(iter(make(folder).blocks.values()))
-    assert [(line["numbers"], line["value"], line["rows"]) for line in lines] == [
-        ("float32", 101, 3),
-        ("bfloat16", 150, 1),
-    ]
+    shown = [(line["numbers"], line["value"], line["rows"]) for line in lines]
+    assert shown == [("float32", 101, 3), ("bfloat16", 150, 1)]
     assert make(folder, framework="tensorflow") is None
 
 
@@ -120,11 +98,8 @@ def test_doubts_are_in_words(folder, changes, word):
 def test_long_names_overlap_nothing_and_stay_on_the_card(folder):
     long = "A rather long name of a graphics card, Workstation Edition, with Max-Q"
     write(folder, own_rows(cpu_name=long, device_name=long, flags="contended slowed", os=long))
-    write(
-        folder,
-        [OTHERS | rate(9e6) | {"device_name": long, "precision": name} for name in ("float32", "tf32")],
-        "published",
-    )
+    others = [OTHERS | rate(9e6) | {"device_name": long, "precision": name} for name in ("float32", "tf32")]
+    write(folder, others, "published")
     peak = {"workload": "matmul", "model": "matmul-peak", "matrix_size": "1x1x1", "tflops": "0.000123456"}
     write(folder, [peak, {"workload": "bandwidth", "model": "copy", "unit": "GB/s"}])
     found = make(folder)

@@ -9,16 +9,7 @@ import plot_results
 from bench.plots import pictures, readme, select
 from bench.plots.draw import COLOURS
 from bench.settings import SettingError
-from tests.records.examples import rate, write
-
-MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "results").mkdir()
-    yield tmp_path / "results"
-    plt.close("all")
+from tests.records.examples import MATMUL, rate, write
 
 
 def load(folder):
@@ -30,12 +21,6 @@ def plot(folder):
     return plot_results.plot(folder, lambda line: None)
 
 
-def page_of(folder):
-    """The lines of each section of README.md, by its title."""
-    sections = plot(folder)[-2].read_text().split("\n## ")[1:]
-    return {title: lines for title, *lines in (section.splitlines() for section in sections[:-1])}
-
-
 def sustained(run, rates, **changes):
     """Rows of ten seconds each."""
     kinds = {"scope": "sustained", "run_id": run, "seconds": "10"}
@@ -45,22 +30,13 @@ def sustained(run, rates, **changes):
     ]
 
 
-def points(axes):
-    """[(colour, face, [(value, low, high)])] of the points with intervals in an axes, bars apart."""
-    found = []
-    for container in axes.containers:
-        line, _, (ends,) = container.lines
-        spans = [span[:, 0] for span in ends.get_segments()]
-        values = [(value, *span) for value, span in zip(line.get_xdata(), spans, strict=True)]
-        found.append((line.get_color(), line.get_markerfacecolor(), values))
-    return found
-
-
 def test_own_marks_are_filled_and_published_ones_hollow_each_with_its_interval(folder):
     write(folder, [rate(1000, width=0.1), rate(10) | {"source": "https://x"}])
-    own, published = points(pictures.images(load(folder)).axes[0])
-    assert own == (COLOURS[0], COLOURS[0], [(1000, pytest.approx(900), pytest.approx(1100))])
-    assert published[:2] == (COLOURS[1], "white")
+    own, published = pictures.images(load(folder)).axes[0].containers
+    (point, _, (ends,)), (hollow, *_) = own.lines, published.lines
+    assert (point.get_color(), point.get_markerfacecolor()) == (COLOURS[0], COLOURS[0])
+    assert (point.get_xdata(), ends.get_segments()[0][:, 0]) == (1000, pytest.approx([900, 1100]))
+    assert (hollow.get_color(), hollow.get_markerfacecolor()) == (COLOURS[1], "white")
 
 
 def test_common_settings_stand_in_the_title_and_the_others_beside_the_bars(folder):
@@ -263,11 +239,11 @@ def test_a_table_has_own_machines_first_and_an_end(folder, monkeypatch):
     for i in range(5):
         write(folder, [rate(100 + i) | {"source": "https://x"}], f"p{i}")
     write(folder, [rate(10), rate(8) | {"batch_size": "4"}, rate(9) | {"phase": "inference"}])
-    (lines,) = page_of(folder).values()
+    lines = plot(folder)[-2].read_text().splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     assert cells[2] == ["a", "cpu", "torch", "10", "9", "this program"]
     assert [line[0] for line in cells[3:]] == ["p4", "p3"]
-    assert lines[-1].startswith("3 more")
+    assert any(line.startswith("3 more") for line in lines)
 
 
 def test_what_is_written_replaces_a_link_and_not_its_target(folder):
@@ -280,9 +256,5 @@ def test_what_is_written_replaces_a_link_and_not_its_target(folder):
     plot(folder)
     assert target.read_text() == "mine"
     assert not (folder / "README.md").is_symlink()
-    assert sorted(each.name for each in folder.iterdir() if each.suffix != ".lock") == [
-        "README.md",
-        "a.csv",
-        "index.html",
-        "plots",
-    ]
+    names = sorted(each.name for each in folder.iterdir() if each.suffix != ".lock")
+    assert names == ["README.md", "a.csv", "index.html", "plots"]

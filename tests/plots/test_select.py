@@ -4,16 +4,10 @@ import pytest
 
 from bench.plots import select
 from bench.settings import SCOPES
-from tests.records.examples import rate, write
+from tests.records.examples import MATMUL, rate, write
 
-MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
 PEAK = MATMUL | {"model": "matmul-peak", "device": "cuda"}
 MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "results"
 
 
 def load(folder):
@@ -28,7 +22,7 @@ def test_the_fastest_settings_of_a_machine_are_drawn(folder):
     write(folder, [rate(10), rate(30) | {"precision": "tf32"}, rate(99) | {"scope": "input"}])
     write(folder, [rate(500) | {"image_size": "32"}])
     write(folder, [rate(20) | {"device": "cuda"}, rate(5)], "b")
-    found = select.fastest(summary(folder), "image", "resnet50", "training")
+    found = select.best(select.resident(summary(folder)))
     lines = found[["machine", "kind", "value"]].to_numpy().tolist()
     assert lines == [["a", "cpu", 30], ["b", "gpu", 20], ["b", "cpu", 5]]
 
@@ -82,7 +76,7 @@ def test_training_of_language_models_is_other_work_than_generation_and_lora_anot
 def test_decode_over_depth_needs_several_depths(folder):
     write(folder, [rate(9) | decode(0), rate(8) | decode(512), rate(4) | decode(0, batch_size="4")])
     write(folder, [rate(50) | decode(2048, source="https://x")], "p")
-    lines = select.cache_depths(summary(folder))[["machine", "batch_size", "tokens", "rate"]].to_numpy().tolist()
+    lines = select.cache_depths(summary(folder))[["machine", "batch_size", "tokens", "value"]].to_numpy().tolist()
     assert lines == [["a", "1", 0, 9], ["a", "1", 512, 8]]
 
 
@@ -120,15 +114,13 @@ CUDA, CITED = {"device": "cuda"}, {"source": "https://x"}
 )
 def test_the_rows_of_a_picture(folder, select_rows, rows, values):
     write(folder, rows)
-    found = select_rows(summary(folder))
-    column = {select.depths: "rate", select.speedups: "speedup"}.get(select_rows, "value")
-    assert sorted(found[column]) == values
+    assert sorted(select_rows(summary(folder))["value"]) == values
 
 
 def test_a_speedups_interval_has_the_worst_of_both(folder):
     write(folder, [rate(10, width=0.1), rate(80, width=0.5) | {"device": "cuda"}])
     (row,) = select.speedups(summary(folder)).to_dict("records")
-    assert (row["speedup"], row["low"], row["high"]) == (8, pytest.approx(40 / 11), pytest.approx(120 / 9))
+    assert (row["value"], row["low"], row["high"]) == (8, pytest.approx(40 / 11), pytest.approx(120 / 9))
 
 
 def test_rows_of_different_methods_make_no_speedup_and_no_scaling(folder):
@@ -138,7 +130,7 @@ def test_rows_of_different_methods_make_no_speedup_and_no_scaling(folder):
     assert select.speedups(summary(folder)).empty
     assert select.scaling(load(folder).many).empty
     write(folder, [row | {"method_version": "2"} for row in rows])
-    assert select.speedups(summary(folder))["speedup"].tolist() == [8]
+    assert select.speedups(summary(folder))["value"].tolist() == [8]
     assert select.scaling(load(folder).many)["devices"].tolist() == [1, 2]
 
 
@@ -146,9 +138,9 @@ def test_of_several_setups_equal_ones_make_a_speedup(folder):
     cpu = [rate(80) | {"num_threads": "8"}, rate(10) | {"num_threads": "1"}]
     write(folder, [*cpu, rate(160) | {"device": "cuda", "num_threads": "8"}])
     (row,) = select.speedups(summary(folder)).to_dict("records")
-    assert (row["speedup"], row["setup_cpu"]) == (2, "8 threads")
+    assert (row["value"], row["setup_cpu"]) == (2, "8 threads")
     write(folder, [*cpu, rate(160) | {"device": "cuda", "num_threads": "4"}], "b")
-    assert select.speedups(summary(folder))["speedup"].tolist() == [2, 2]  # else the fastest
+    assert select.speedups(summary(folder))["value"].tolist() == [2, 2]  # else the fastest
 
 
 def test_the_scopes_of_one_run_are_one_line(folder):
@@ -184,7 +176,7 @@ def test_a_published_speedup_is_that_of_one_source_and_chip(folder):
     gpu = seconds | {"device": "mps", "device_name": "Apple M1 (GPU)", "seconds": "0.1"}
     write(folder, [gpu, gpu | {"device_name": "Apple M2"}, gpu | {"source": "https://y"}], "apple-m1-gpu")
     (row,) = select.speedups(load(folder).believed).to_dict("records")
-    assert (row["speedup"], row["device_name"], row["source"]) == (4, "Apple M1 (GPU)", "https://x")
+    assert (row["value"], row["device_name"], row["source"]) == (4, "Apple M1 (GPU)", "https://x")
 
 
 def test_one_chip_with_several_numbers_of_gpu_cores_has_several_published_speedups(folder):
@@ -194,4 +186,4 @@ def test_one_chip_with_several_numbers_of_gpu_cores_has_several_published_speedu
     fewer = {"device_name": "Apple M1 Max (24-core GPU)", "gpu_cores": "24"}
     write(folder, [gpu, gpu | fewer | rate(40)], "b")
     found = select.speedups(load(folder).believed)
-    assert found[["gpu_cores", "speedup"]].to_numpy().tolist() == [["32", 5], ["24", 4]]
+    assert found[["gpu_cores", "value"]].to_numpy().tolist() == [["32", 5], ["24", 4]]

@@ -8,6 +8,7 @@ BASE = {
     **{"precision": "float32", "compile": "0", "batch_size": "16", "image_size": "224", "unit": "images/s"},
     **{"throughput": "100", "throughput_low": "99", "throughput_high": "101", "tflops": "2.4"},
 }
+MATMUL = {"workload": "matmul", "model": "matmul", "phase": "", "matrix_size": "64x64x64", "unit": "matmuls/s"}
 
 
 def rate(throughput, width=0.01):

@@ -14,18 +14,10 @@ MEASURED = {"throughput": 13.5, "throughput_low": 12.6, "throughput_high": 13.7,
 LIMITED = {"bottleneck": "device", "note": f"limited by the model: {'many words ' * 15}; more"}
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    def open_terminal(columns):
-        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        monkeypatch.setenv("COLUMNS", str(columns))
-
-    return open_terminal
-
-
 @pytest.mark.parametrize(("columns", "width"), [(80, 80), (100, 100), (20, 60)])
-def test_lines_fit_the_terminal_down_to_60_columns(terminal, columns, width):
-    terminal(columns)
+def test_lines_fit_the_terminal_down_to_60_columns(monkeypatch, columns, width):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
     lines = report.describe_task(ROW).splitlines()
     lines += report.describe_result(ROW | MEASURED | LIMITED | {"flags": "drift throttled"}).splitlines()
     lines += report.explain({"drift", "contended", "implausible"}).splitlines()

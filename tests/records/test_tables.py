@@ -45,12 +45,6 @@ def test_rows_of_the_same_work_are_one_line(write, rows, cells):
     assert {name: row[name] for name in cells} == pytest.approx(cells)
 
 
-def test_a_line_in_words(write):
-    (row,) = summary(write(rate(100), rate(90), rate(110)))[0].to_dict("records")
-    assert tables.name_line(row) == "resnet50, training, float32, batch 16, 224 px"
-    assert tables.interval(row) == "89.1 to 111.1, 3 processes"
-
-
 def test_the_share_of_the_bandwidth_is_of_the_machines_own_best(write):
     moved = {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": "", "batch_size": ""}
     decode = {"workload": "llm", "model": "llama", "phase": "decode", "unit": "tokens/s", "bandwidth": "30"}
@@ -213,17 +207,19 @@ def test_a_loss_that_is_no_number_and_a_stuck_meter_are_unknown(write):
 
 
 def test_a_table_to_paste(write, monkeypatch, tmp_path, capsys):
-    write({}, {"throughput": "", "throughput_low": "", "throughput_high": "", "status": "failed"})
+    failed = {"throughput": "", "throughput_low": "", "throughput_high": "", "status": "failed"}
+    write(rate(100), rate(90), rate(110), failed)
     monkeypatch.setenv("MACHINE", "a")
     assert tables.main() == 0
     out = capsys.readouterr().out
-    assert "224 px | torch 2.15 | cpu | 100 images/s | 99 to 101 | 2.4 |" in out
+    work = "resnet50, training, float32, batch 16, 224 px"
+    assert f"{work} | torch 2.15 | cpu | 100 images/s | 89.1 to 111.1, 3 processes | 2.4 |" in out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     assert tables.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60
-    assert "  interval: 99 to 101; " in "\n".join(lines)
+    assert "  interval: 89.1 to 111.1, 3 processes; " in "\n".join(lines)
     monkeypatch.setenv("MACHINE", "nobody")
     assert tables.main() == 1
     assert "nobody.csv does not exist" in capsys.readouterr().err
@@ -236,12 +232,8 @@ def test_own_lines_and_each_machines_first_are_kept():
 
 
 def test_figures_have_four_digits_and_unknown_ones_are_blank():
-    assert [format_number(value) for value in (0.5214, 1695.96, 20153.2, 1e-05)] == [
-        "0.5214",
-        "1696",
-        "20150",
-        "1e-05",
-    ]
+    shown = [format_number(value) for value in (0.5214, 1695.96, 20153.2, 1e-05)]
+    assert shown == ["0.5214", "1696", "20150", "1e-05"]
     assert format_number(None) == format_number(math.nan) == format_number("") == ""
     assert pd.isna(tables.summarize(tables.read_rows([]))["rows"].max())
     cells = {"<a": lambda row: row[0], "b": lambda row: row[1]}

@@ -1,0 +1,11 @@
+"""A folder of results for each test, and the end of its figures."""
+
+import pytest
+from matplotlib import pyplot as plt
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "results").mkdir()
+    yield tmp_path / "results"
+    plt.close("all")
