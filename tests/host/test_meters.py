@@ -109,6 +109,7 @@ def fail():
 
 def test_a_failing_sensor_is_logged_once_and_stops_nothing(caplog):
     caplog.set_level("INFO", "bench")
+    meters.log_once.cache_clear()
     for watch in (meters.HeatWatch(fail), meters.CounterWatch("swapping", fail)):
         watch.start()
         assert (watch.flags(), watch.flags(), watch.columns) == ([], [], {})
