@@ -108,7 +108,7 @@ class CounterWatch:
 
 
 class HeatWatch:
-    """Reads temperature, clock and thermal pressure after the last window, as columns; flags a clock lowered by heat."""
+    """Reads temperature, clock and thermal pressure after the last window; raises its flag if heat lowers the clock."""
 
     flag = "throttled"
 
