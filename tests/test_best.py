@@ -415,7 +415,7 @@ def tiny(settings):
 )
 def test_the_lines_for_ones_own_script_run(script, environ, monkeypatch):
     settings = read_settings(script, environ)
-    lines = recipe.torch_lines(settings, "cpu", environ.get("NUM_THREADS"))
+    lines = recipe.script_lines(settings, "cpu", environ.get("NUM_THREADS"))
     asked = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options) or model)
     monkeypatch.setattr(torch, "set_num_threads", asked.append)

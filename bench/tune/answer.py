@@ -117,5 +117,5 @@ def describe_use(search: Search, candidate, target, held):
     lines = ["", "To repeat it:", *(f"    {line}" for line in recipe.lines_of_make(target, given | change))]
     if exports := recipe.environment_lines(change):
         lines += ["", "For your own script, in the shell:", *(f"    {line}" for line in exports)]
-    code = recipe.SCRIPTS[settings.framework](settings, row["device"], threads)
+    code = recipe.script_lines(settings, row["device"], threads)
     return [*lines, "", "In your own script:", *(f"    {line}" for line in code)]
