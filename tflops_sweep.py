@@ -29,7 +29,7 @@ from bench.records import cells, peaks, report, results
 from bench.records.columns import format_number
 from bench.records.verdict import bus_bandwidth
 from bench.timing.measure import timed
-from bench.workloads import operators
+from bench.workloads import data, operators
 
 MESSAGES = tuple(1024 * 4**i for i in range(11))  # bytes of an all-reduce, 1 KiB to 1 GiB
 COPIES = 4  # of a message, that a rank has in memory
@@ -180,7 +180,7 @@ def probe_power(sweep: Sweep, precision, tflops, clock=time.perf_counter):
     median of the pairs' ratios counts, because other programs may slow some windows down.
     """
     size, settings = (sweep.peak_side,) * 3, replace(sweep.settings, precision=precision)
-    works = [operators.matmul(size), operators.matmul_of_zeros(size)]
+    works = [operators.matmul(size), operators.matmul(size, data.ALL_ZERO)]
     steps = max(1, round(PROBE_SECONDS * 1e12 * tflops / works[0].flops_per_item))
     seconds = [[], []]
     try:

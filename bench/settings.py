@@ -138,6 +138,10 @@ def one_of(*names, **synonyms):
     return parse
 
 
+def framework_name(text):
+    return one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS)(text)
+
+
 def slug(text):
     """Parse a name that is safe as a file name: lower case, digits and single hyphens."""
     name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
@@ -221,9 +225,7 @@ class Settings:
         "to each of them",
         lists=EACH,
     )
-    framework: str = setting(
-        one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf"
-    )
+    framework: str = setting(framework_name, "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf")
     model: str = setting(
         str,
         {

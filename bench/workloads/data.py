@@ -35,7 +35,15 @@ def float8_pool(seed):
     return np.round(pool / step) * step
 
 
-ALL_NORMAL = itertools.repeat(normal_pool)  # of any number of arrays
+@functools.cache
+def zero_pool(_):
+    return np.zeros(
+        POOL_NUMBERS, np.float32
+    )  # operand_sets() copies it: memory that is only reserved stays in the cache
+
+
+# Of any number of arrays.
+ALL_NORMAL, ALL_ZERO = itertools.repeat(normal_pool), itertools.repeat(zero_pool)
 
 
 def operand_sets(shapes, sets, seed, pools=ALL_NORMAL):
