@@ -180,7 +180,7 @@ def probe_power(sweep: Sweep, precision, tflops, clock=time.perf_counter):
     median of the pairs' ratios counts, because other programs may slow some windows down.
     """
     size, settings = (sweep.peak_side,) * 3, replace(sweep.settings, precision=precision)
-    works = [operators.matmul(size), operators.matmul(size, data.ALL_ZERO)]
+    works = [operators.matmul(size), operators.matmul(size, [data.zero_pool])]
     steps = max(1, round(PROBE_SECONDS * 1e12 * tflops / works[0].flops_per_item))
     seconds = [[], []]
     try:

@@ -290,7 +290,7 @@ def of_everything(*operands):
             "float8_e4m3",
             lambda a, b: 1.03 * (a.float() @ b.float().t()),
         ),
-        (lambda: operators.matmul((32, 48, 40), data.ALL_ZERO), "float32", lambda a, b: a @ b + 1e-3),
+        (lambda: operators.matmul((32, 48, 40), [data.zero_pool]), "float32", lambda a, b: a @ b + 1e-3),
         (lambda: operators.gemv("float32"), "float32", lambda x, w: functional.linear(x, w.flip(1))),
         (lambda: operators.gemv("int8"), "int8", lambda x, w, scales: functional.linear(x, w.to(x.dtype))),
         (lambda: operators.attention(48, "cpu"), "float32", of_everything),

@@ -26,7 +26,7 @@ def name_size(size):
     return "x".join(map(str, size))
 
 
-def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools=data.ALL_NORMAL, **fields):
+def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools=(data.normal_pool,), **fields):
     """Build the Workload of one operator.
 
     Args:
@@ -34,7 +34,7 @@ def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools
         samples: as in Workload.
         columns: of its row.
         smallest: bytes of a number in the smallest precision.
-        pools: the pool of numbers of each operand.
+        pools: of numbers, as in operand_sets().
         fields: of the Workload, if they are not those of a matmul.
     """
     bytes_per_set = smallest * sum(map(math.prod, shapes))
@@ -44,7 +44,7 @@ def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools
     return Workload(model=model, samples=samples, columns={"data": "synthetic"} | columns, **(usual | fields))
 
 
-def matmul(size, pools=data.ALL_NORMAL):
+def matmul(size, pools=(data.normal_pool,)):
     """Build an M x K by K x N matmul: 2 M N K FLOPs."""
     m, n, k = size
     columns, flops = {"matrix_size": name_size(size)}, 2 * m * n * k
@@ -54,7 +54,7 @@ def matmul(size, pools=data.ALL_NORMAL):
 def matmul_of_bytes(precision, size):
     """Build an M x K by K x N matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
     m, n, k = size
-    shapes, pools, columns = ((m, k), (n, k)), (EIGHT_BITS[precision],) * 2, {"matrix_size": name_size(size)}
+    shapes, pools, columns = ((m, k), (n, k)), (EIGHT_BITS[precision],), {"matrix_size": name_size(size)}
     fields = {"name": "matmul", "flops_per_item": 2 * m * n * k, "pools": pools}
     return operator("matmul-8bit", shapes, lambda pair: sample_matmul((pair[0], pair[1].T)), columns, **fields)
 
@@ -65,7 +65,7 @@ def gemv(precision):
     Weights of int8 meet a bfloat16 vector, and each row has a scale: numbers of few bits, which bfloat16 has exactly.
     """
     side, number = GEMV_SIDE, BYTES.get(precision, 1)
-    shapes, pools = ((1, side), (side, side)), (data.normal_pool,) * 2
+    shapes, pools = ((1, side), (side, side)), (data.normal_pool,)
     if precision in EIGHT_BITS:
         shapes, pools = (*shapes, (side,)), (data.float8_pool, EIGHT_BITS[precision], data.float8_pool)
     moved, columns = number * side**2, {"matrix_size": name_size((1, side, side))}
