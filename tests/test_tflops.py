@@ -27,15 +27,16 @@ def sweep(monkeypatch, tmp_path, capsys):
     """Run make tflops on a machine of these TFLOP/s; returns (status, out, err, rows, calls)."""
     monkeypatch.setattr(tflops_sweep, "CPU_PEAK_SIDE", 128)
 
-    def call(rates=RATES, fails=(), again=1.0, interrupted=None, **environ):
-        calls = []
+    def call(rates=RATES, fails=None, again=1.0, interrupted=None, **environ):
+        calls, fails = [], fails or {}
 
         def measure_quantity(bench, workload, phase, scope, shows_bar):
             settings = bench.settings
             size = workload.columns.get("matrix_size", "")
             calls.append((settings.precision, workload.model, size, settings.seed))
-            if settings.precision in fails:
-                raise MeasurementError("unsupported", f"no {settings.precision} here")
+            for what in (settings.precision, size):
+                if what in fails:
+                    raise MeasurementError(fails[what], f"no {what} here")
             if workload.name in ("bandwidth", "gemv"):
                 return {"throughput": 40.0, "flags": "", "tflops": None}
             rate = rates[workload.model]
@@ -100,12 +101,12 @@ def test_rates_have_a_readable_unit_and_the_mark_is_explained(sweep, rates, unit
 
 
 def test_a_precision_that_is_not_there_is_one_row_and_the_others_run(sweep):
-    status, out, _, rows, _ = sweep(fails=["tf32"], PRECISION="tf32,float32")
+    status, out, _, rows, _ = sweep(fails={"tf32": "unsupported"}, PRECISION="tf32,float32")
     refused = [(row["status"], row["note"]) for row in rows if row["precision"] == "tf32"]
     assert (status, refused) == (0, [("unsupported", "no tf32 here")])
     assert "tf32 matmul: unsupported: no tf32 here" in out
     assert any(row["model"] == "matmul-peak" for row in rows)
-    assert sweep(fails=["float32"])[0] == 1  # a sweep without a result has failed
+    assert sweep(fails={"float32": "unsupported"})[0] == 1  # a sweep without a result has failed
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,18 @@ def test_what_takes_too_long_or_cannot_fit_is_skipped_with_a_line(sweep, sizes, 
     told = [line for line in err.splitlines() if f"float32 matmul {skipped}x{skipped}x" in line and reason in line]
     assert len(told) == (skipped is not None)
     assert ("conv3x3" in {model for _, model, *_ in calls}) == (reason != "MAX_SECONDS")
+
+
+@pytest.mark.parametrize(
+    ("refused", "sizes"),
+    [("wrong_output", ["64x64x64", "128x128x128"]), ("work_skipped", ["64x64x64", "128x128x128"]), ("unsupported", [])],
+)
+def test_one_size_that_is_refused_does_not_end_a_precision(sweep, refused, sizes):
+    _, out, err, rows, _ = sweep(fails={"32x32x32": refused})
+    assert [row["matrix_size"] for row in rows if row["model"] == "matmul" and row["status"] == "ok"] == sizes
+    assert f"float32 {refused}: no 32x32x32 here" in err
+    assert f"float32 matmul: {refused}: no 32x32x32 here" in out
+    assert any(row["model"] == "matmul-peak" for row in rows) == bool(sizes)
 
 
 def test_ctrl_c_keeps_the_row_and_ends_the_sweep(sweep):
@@ -165,7 +178,8 @@ def test_8_bits_are_compared_with_bfloat16_of_the_same_size(sweep):
 
 
 def test_what_a_device_lacks_is_one_row_and_the_other_operators_run(sweep):
-    _, out, _, rows, _ = sweep(EIGHT, fails=["float8_e4m3", "float32"], OPS="float8,int8,gemv,attention")
+    fails = dict.fromkeys(("float8_e4m3", "float32"), "unsupported")
+    _, out, _, rows, _ = sweep(EIGHT, fails=fails, OPS="float8,int8,gemv,attention")
     refused = [row for row in rows if row["status"] == "unsupported"]
     assert [row["model"] for row in refused] == ["matmul-8bit", "gemv", "attention"]
     assert {row["precision"] for row in rows if row["status"] == "ok"} == {"int8", "bfloat16"}
@@ -452,24 +466,3 @@ def test_no_published_matmul_is_implausible():
     keys = {(row["device_name"], row["gpu_cores"], row["precision"]) for row in known} & set(peaks.chip_peaks())
     assert len(keys) >= 15
     assert [row for row in known if peaks.is_implausible(row | {"tflops": float(row["tflops"])})] == []
-
-
-@pytest.mark.parametrize(
-    ("refused", "sizes"),
-    [("wrong_output", ["64x64x64", "128x128x128"]), ("work_skipped", ["64x64x64", "128x128x128"]), ("unsupported", [])],
-)
-def test_one_size_that_is_refused_does_not_end_a_precision(sweep, monkeypatch, refused, sizes):
-    def check(size):
-        if size == 32:
-            raise MeasurementError(refused, "this size")
-        return 0.3
-
-    class Rates(dict):
-        def __getitem__(self, size):
-            return check(size)
-
-    _, out, err, rows, _ = sweep(RATES | {"matmul": Rates()})
-    assert [row["matrix_size"] for row in rows if row["model"] == "matmul" and row["status"] == "ok"] == sizes
-    assert f"float32 {refused}: this size" in err
-    assert f"float32 matmul: {refused}: this size" in out
-    assert any(row["model"] == "matmul-peak" for row in rows) == bool(sizes)
