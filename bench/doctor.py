@@ -45,11 +45,7 @@ def main():
 
 
 def show(subject, state, words):
-    """Print one line of the report.
-
-    Args:
-        state: "ok"; "no": something cannot run or be trusted; "--": something optional is missing.
-    """
+    """Print a line; its state is "ok", "no" (something cannot run or be trusted) or "--" (something is missing)."""
     print(f"{subject:<12} {state:<3} {words}", flush=True)
 
 

@@ -177,11 +177,7 @@ class Instruments:
         return tuple(watches)
 
     def of_all(self, group, device, likeness):
-        """Return the Instruments of all ranks, with a counter only if each rank has one.
-
-        Args:
-            likeness: what has to be equal on all ranks.
-        """
+        """Return the Instruments of all ranks, with a counter if each rank has one."""
         found = group.gather((self.counter is not None, likeness))
         counter = SumOfRanks(self, group, device) if all(has for has, _ in found) else None
         why = self.why_no_energy or ("" if counter else "another rank has no energy counter")
@@ -203,12 +199,7 @@ class Instruments:
 
 
 def open_instruments(device, device_name, uuid):
-    """Return the Instruments of a device, without what is measured at rest.
-
-    Args:
-        device: "cpu", "cuda", "mps" ...
-        uuid: of an NVIDIA card; None for other devices.
-    """
+    """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
     read, counter, why = sensors.read_cpu if device == "cpu" else dict, None, ""
     try:
         if device == "cuda":

@@ -27,14 +27,10 @@ def name_size(size):
 
 
 def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools=(data.normal_pool,), **fields):
-    """Build the Workload of one operator.
+    """Build the Workload of one operator on operands of these shapes.
 
     Args:
-        shapes: of its operands.
-        samples: as in Workload.
-        columns: of its row.
         smallest: bytes of a number in the smallest precision.
-        pools: of numbers, as in operand_sets().
         fields: of the Workload, if they are not those of a matmul.
     """
     bytes_per_set = smallest * sum(map(math.prod, shapes))
