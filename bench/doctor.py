@@ -29,8 +29,11 @@ TRY_SECONDS = 300  # the first import after an installation reads a few GB
 
 
 def main():
-    """Print what is known about this machine, then try each framework; return the exit status, 1 if none can run."""
-    results_dir = read_settings("doctor").results_dir
+    return examine(read_settings("doctor").results_dir, FRAMEWORKS)
+
+
+def examine(results_dir, frameworks):
+    """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run."""
     run_check("environment", check_variables)
     run_check("power", check_power)
     run_check("memory", check_memory)
@@ -38,7 +41,7 @@ def main():
     run_check("disk", check_disk)
     run_check("CIFAR-10", check_network)
     run_check("commit", check_commit)
-    works = [try_framework(name) for name in FRAMEWORKS]
+    works = [try_framework(name) for name in frameworks]
     if not any(works):
         print("\nno framework can run here: the lines above say why", file=sys.stderr)
     return 0 if any(works) else 1
