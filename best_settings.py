@@ -40,31 +40,18 @@ FULL_LIMIT = 600  # seconds after which a full run is ended, and the first run, 
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one search.
-
-    Args:
-        held: {variable: text} that every run gets.
-        search_id: of their rows.
-        seconds: the time of the whole search.
-    """
+    """The runs of one search."""
 
     launcher: Launcher
-    held: dict[str, str]
+    held: dict[str, str]  # {variable: text} that every run gets
     search_id: str
-    seconds: float
+    seconds: float  # of the whole search
 
     def run(self, change, seconds, step=None, limit=None):
-        """Return the row of one run.
-
-        Args:
-            change: {variable: text} of the candidate.
-            seconds: MAX_SECONDS.
-            step: of the path, for a full run.
-            limit: seconds after which the run is ended; by default that of a trial, or of a full run.
+        """Return the row of one run: a full run if it has a step of the path; it is ended after `limit` seconds.
 
         Raises:
             SettingError: the run left no row; the message says why.
-            KeyboardInterrupt: the run was interrupted.
         """
         limit = limit or (FULL_LIMIT + 2 * seconds if step else max(LEAST_LIMIT, LIMIT_SHARE * self.seconds))
         change = self.held | change | {"MAX_SECONDS": f"{seconds:g}", SEARCH: self.search_id, SEARCH_STEP: step}

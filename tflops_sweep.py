@@ -16,8 +16,7 @@ import statistics
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 from tqdm import tqdm
 
@@ -29,7 +28,7 @@ from bench.records import cells, peaks, report, results
 from bench.records.columns import format_number
 from bench.records.verdict import bus_bandwidth
 from bench.timing.measure import timed
-from bench.workloads import operators
+from bench.workloads import data, operators
 
 MESSAGES = tuple(1024 * 4**i for i in range(11))  # bytes of an all-reduce, 1 KiB to 1 GiB
 COPIES = 4  # of a message, that a rank has in memory
@@ -43,27 +42,22 @@ log = logging.getLogger("bench")
 REFUSED = ("wrong_output", "work_skipped", "constant_output")  # of one size; after other failures all would fail
 
 
-@dataclass
 class Sweep:
     """A sweep in progress: the file of its rows, the rows so far, and the progress bar."""
 
-    bench: run.Bench
-    path: Path
-    run_id: str = field(default_factory=cells.new_run_id)
-    rows: list[dict] = field(default_factory=list)
-
-    def __post_init__(self):
+    def __init__(self, bench: run.Bench, path):
         # Energy needs five more seconds for each matmul, which would be most of a sweep's time.
-        self.bench = replace(self.bench, instruments=replace(self.bench.instruments, counter=None))
-        self.settings, self.precisions = self.bench.settings, self.bench.settings.precision
-        self.peak_side = CPU_PEAK_SIDE if self.bench.device.device == "cpu" else GPU_PEAK_SIDE
+        self.bench = replace(bench, instruments=replace(bench.instruments, counter=None))
+        self.path, self.run_id, self.rows = path, cells.new_run_id(), []
+        self.settings, self.precisions = bench.settings, bench.settings.precision
+        self.peak_side = CPU_PEAK_SIDE if bench.device.device == "cpu" else GPU_PEAK_SIDE
         self.reaches_peak = max(map(math.prod, self.settings.sizes)) >= self.peak_side**3
         counts = {"matmul": len(self.precisions) * (len(self.settings.sizes) + 2), "convolution": len(self.precisions)}
         counts |= {"bandwidth": 3, "gemv": 3, "attention": 3, "power": 0}
         count = sum(counts.get(name, 1) for name in self.settings.ops)
-        count = count if self.bench.device.world_size == 1 else len(MESSAGES)
-        options = {"disable": None if self.bench.reports else True, "leave": False, "file": sys.stderr}
-        self.bar = tqdm(total=count, unit=" measured", **options)
+        total = count if bench.device.world_size == 1 else len(MESSAGES)
+        hidden = None if bench.reports else True  # None: without a terminal
+        self.bar = tqdm(total=total, unit=" measured", disable=hidden, leave=False, file=sys.stderr)
 
     def measure(self, workload, precision, seed=0, counts=True):
         """Measure one operator and return its row without storing it; a failure is a row too."""
@@ -180,7 +174,7 @@ def probe_power(sweep: Sweep, precision, tflops, clock=time.perf_counter):
     median of the pairs' ratios counts, because other programs may slow some windows down.
     """
     size, settings = (sweep.peak_side,) * 3, replace(sweep.settings, precision=precision)
-    works = [operators.matmul(size), operators.matmul_of_zeros(size)]
+    works = [operators.matmul(size), operators.matmul(size, [data.zero_pool])]
     steps = max(1, round(PROBE_SECONDS * 1e12 * tflops / works[0].flops_per_item))
     seconds = [[], []]
     try:

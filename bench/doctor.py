@@ -15,7 +15,7 @@ import signal
 import ssl
 import sys
 import urllib.request
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from bench import cli, processes
@@ -28,48 +28,36 @@ INSTALLED_GB = 8  # the size of the larger environment
 TRY_SECONDS = 300  # the first import after an installation reads a few GB
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report."""
-
-    subject: str
-    state: str  # "ok"; "no": something cannot run or be trusted; "--": something optional is missing
-    words: str
-
-    def __str__(self):
-        return f"{self.subject:<12} {self.state:<3} {self.words}"
-
-
 def main():
-    """Examine all frameworks; return the exit status."""
     return examine(read_settings("doctor").results_dir, FRAMEWORKS)
 
 
 def examine(results_dir, frameworks):
-    """Print the findings about this machine and some frameworks; return the exit status, 1 if none of them can run.
-
-    Each finding is printed as soon as it is known, the slow ones last.
-    """
-    print_findings("environment", check_fallback)
-    print_findings("power", check_power)
-    print_findings("memory", check_memory)
-    print_findings("results", check_results, results_dir)
-    print_findings("disk", check_disk)
-    print_findings("CIFAR-10", check_network)
-    print_findings("commit", check_commit)
+    """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run."""
+    run_check("environment", check_variables)
+    run_check("power", check_power)
+    run_check("memory", check_memory)
+    run_check("results", check_results, results_dir)
+    run_check("disk", check_disk)
+    run_check("CIFAR-10", check_network)
+    run_check("commit", check_commit)
     works = [try_framework(name) for name in frameworks]
     if not any(works):
         print("\nno framework can run here: the lines above say why", file=sys.stderr)
     return 0 if any(works) else 1
 
 
-def print_findings(subject, check, *arguments):
-    """Print the findings of one check; a check that fails becomes a finding too."""
+def show(subject, state, words):
+    """Print a line; its state is "ok", "no" (something cannot run or be trusted) or "--" (something is missing)."""
+    print(f"{subject:<12} {state:<3} {words}", flush=True)
+
+
+def run_check(subject, check, *arguments):
+    """Run a check, which prints its lines; a check that fails becomes a line too."""
     try:
-        for finding in check(*arguments):
-            print(finding, flush=True)
+        check(*arguments)
     except Exception as error:
-        print(Finding(subject, "--", f"cannot be checked: {type(error).__name__}: {error}"), flush=True)
+        show(subject, "--", f"cannot be checked: {type(error).__name__}: {error}")
 
 
 # Frameworks
@@ -84,10 +72,10 @@ def find_interpreter(framework):
 
 
 def try_framework(name):
-    """Print the findings of a framework's own process, or why it has none; return whether the framework can run."""
+    """Print the lines of a framework's own process, or why it has none; return whether the framework can run."""
     interpreter, reinstall = find_interpreter(name), f"`make clean`, then `make image FRAMEWORK={name}`"
     if interpreter is None:
-        print(Finding(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it"), flush=True)
+        show(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it")
         return False
     print(f"trying {name} ...", file=sys.stderr, flush=True)
     try:
@@ -110,7 +98,7 @@ def try_framework(name):
             problem = f"ended by signal {-status} ({signal.strsignal(-status)}): {reinstall}"
         else:
             problem = (err.strip() or "it ended without a message").splitlines()[-1]
-    print(Finding(name, "no", problem), flush=True)
+    show(name, "no", problem)
     return False
 
 
@@ -130,106 +118,105 @@ def report_framework(name):
     except Exception as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
     else:
-        for finding in describe_bench(name, bench, session.measured_precision):
-            print(finding)
+        describe_bench(name, bench, session.measured_precision)
         return 0
-    print(Finding(name, "no", problem))
+    show(name, "no", problem)
     return 1
 
 
 def describe_bench(name, bench, measured_precision):
-    """Yield the findings about a framework that runs: its device, its meters."""
+    """Print the lines about a framework that runs: its device, its meters."""
     device, instruments = bench.device, bench.instruments
     place = f"{device.device_name or 'the CPU'} ({device.device})"
     words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
     words += f"matmul verified in {measured_precision}"
     missing = environment.explain_missing_gpu(name, bench.host.driver) if device.device == "cpu" else ""
-    yield Finding(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing])))
+    show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing])))
     if instruments.counter:
-        yield Finding("  energy", "ok", f"of the {instruments.counter.power_scope}")
+        show("  energy", "ok", f"of the {instruments.counter.power_scope}")
     else:
-        yield Finding("  energy", "--", f"stays blank: {instruments.why_no_energy}")
+        show("  energy", "--", f"stays blank: {instruments.why_no_energy}")
     if sensors.psutil is None:
-        yield Finding("  load", "--", "not watched: `pip install psutil`")
+        show("  load", "--", "not watched: `pip install psutil`")
     elif meters.sees_others():
-        yield Finding("  load", "ok", "other programs' load and swapping are watched")
+        show("  load", "ok", "other programs' load and swapping are watched")
     else:
-        yield Finding("  load", "--", "only swapping is monitored, because this container has a CPU quota")
+        show("  load", "--", "only swapping is monitored, because this container has a CPU quota")
     pressure = sensors.read_thermal_pressure()
     heat = ", ".join(f"{column} {value}" for column, value in instruments.read().items() if value)
     if pressure:
-        yield Finding("  heat", "no" if pressure != "nominal" else "ok", f"thermal pressure is {pressure}")
+        show("  heat", "no" if pressure != "nominal" else "ok", f"thermal pressure is {pressure}")
     else:
-        yield Finding("  heat", "ok" if heat else "--", heat or "no sensor reports temperature or clock")
+        show("  heat", "ok" if heat else "--", heat or "no sensor reports temperature or clock")
 
 
 # Everything else
 
 
-def check_fallback():
+def check_variables():
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         words = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
-        yield Finding("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {words}")
+        show("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {words}")
     found = environment.find_allocator(os.environ)
-    yield Finding("environment", "ok", f"speed is affected by {found}" if found else "no variable affects the speed")
+    show("environment", "ok", f"speed is affected by {found}" if found else "no variable affects the speed")
 
 
 def check_power():
     source = environment.find_power_source()
     if environment.find_low_power_mode():
-        yield Finding("power", "no", "low-power mode slows everything: turn it off in the system's settings")
+        show("power", "no", "low-power mode slows everything: turn it off in the system's settings")
     elif source == "battery":
-        yield Finding("power", "no", "on battery, which may slow everything: plug it in")
+        show("power", "no", "on battery, which may slow everything: plug it in")
     else:
-        yield Finding("power", "ok", source or "the system does not report its power source")
+        show("power", "ok", source or "the system does not report its power source")
 
 
 def check_memory():
     if cpu_quota():
-        yield Finding("CPU", "--", f"this container may use {cpu_quota():g} of {os.cpu_count()} CPUs")
+        show("CPU", "--", f"this container may use {cpu_quota():g} of {os.cpu_count()} CPUs")
     memory, free = environment.find_memory_gb(), resources.available_bytes()
     words = f"{memory:g} GiB" if memory else "the system does not report it"
     words += f", {free / environment.GIB:.1f} GiB available to this process" if free else ""
-    yield Finding("memory", "ok" if memory else "--", words)
+    show("memory", "ok" if memory else "--", words)
     if sensors.psutil:
         swapped = sensors.psutil.swap_memory().used / environment.GIB
-        yield Finding("swap", "ok", f"{swapped:.1f} GiB in use; a result is flagged if this grows meanwhile")
+        show("swap", "ok", f"{swapped:.1f} GiB in use; a result is flagged if this grows meanwhile")
 
 
 def check_results(folder):
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
     if os.path.isdir(nearest) and os.access(nearest, os.W_OK):
-        yield Finding("results", "ok", f"rows go to {cli.display_path(folder)}")
+        show("results", "ok", f"rows go to {cli.display_path(folder)}")
     else:
-        yield Finding("results", "no", f"RESULTS_DIR={str(folder)!r} is not writable: set it to a writable folder")
+        show("results", "no", f"RESULTS_DIR={str(folder)!r} is not writable: set it to a writable folder")
 
 
 def check_disk():
     free = shutil.disk_usage(ROOT).free / GB
     if free < INSTALLED_GB and not (ROOT / ".venv").exists():
-        yield Finding("disk", "no", f"{free:.0f} GB free, an installation takes {INSTALLED_GB} GB: delete something")
+        show("disk", "no", f"{free:.0f} GB free, an installation takes {INSTALLED_GB} GB: delete something")
     else:
-        yield Finding("disk", "ok", f"{free:.0f} GB free")
+        show("disk", "ok", f"{free:.0f} GB free")
 
 
 def check_commit():
     commit = environment.find_commit()
     if commit is None:
-        yield Finding(
+        show(
             "commit",
             "no",
             "git reports no commit here, so results cannot be sent: install git, and `git clone` the repository",
         )
     elif commit.endswith("-dirty"):
-        yield Finding("commit", "no", "the code was changed, so its results cannot be sent: `git stash` the changes")
+        show("commit", "no", "the code was changed, so its results cannot be sent: `git stash` the changes")
     else:
-        yield Finding("commit", "ok", commit)
+        show("commit", "ok", commit)
 
 
 def check_network(url=CIFAR10_URL, folder=CIFAR10_FOLDER):
-    """Yield whether CIFAR-10 is downloaded or can be. Without it `make mlp` uses synthetic images."""
+    """Print whether CIFAR-10 is downloaded or can be. Without it `make mlp` uses synthetic images."""
     if (Path(folder) / url.rpartition("/")[2]).exists():
-        yield Finding("CIFAR-10", "ok", "is downloaded")
+        show("CIFAR-10", "ok", "is downloaded")
         return
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
@@ -237,9 +224,9 @@ def check_network(url=CIFAR10_URL, folder=CIFAR10_FOLDER):
         reason = getattr(error, "reason", error)
         # `make mlp` brings certificates of its own.
         if not any(isinstance(each, ssl.SSLCertVerificationError) for each in (error, reason)):
-            yield Finding("CIFAR-10", "--", f"{url} cannot be reached ({reason}): `make mlp` uses synthetic images")
+            show("CIFAR-10", "--", f"{url} cannot be reached ({reason}): `make mlp` uses synthetic images")
             return
-    yield Finding("CIFAR-10", "ok", "can be downloaded")
+    show("CIFAR-10", "ok", "can be downloaded")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,6 @@ class Framework:
     """What is known about a framework before it is imported; its code is bench/frameworks/on_<name>.py."""
 
     title: str  # as its makers write it
-    synonyms: tuple[str, ...] = ()
     memory_formats: tuple[str, ...] = ("channels_first", "channels_last")  # of image models, the default first
     # On Linux some frameworks need an environment of their own, .venv-<name> from requirements-cuda-<name>.txt, because
     # their CUDA wheels overwrite files of PyTorch's. The Makefile follows the file names.
@@ -74,13 +73,12 @@ class Framework:
 
 
 FRAMEWORKS = {
-    "torch": Framework("PyTorch", ("pytorch",), runs_on_many=True, runs_language_models=True),
-    "tensorflow": Framework("TensorFlow", ("tf",), ("channels_last",), has_own_environment=True),
-    "jax": Framework("JAX", (), ("channels_last",), has_own_environment=True, always_compiles=True),
-    "mlx": Framework(
-        "MLX", (), ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")
-    ),
+    "torch": Framework("PyTorch", runs_on_many=True, runs_language_models=True),
+    "tensorflow": Framework("TensorFlow", ("channels_last",), has_own_environment=True),
+    "jax": Framework("JAX", ("channels_last",), has_own_environment=True, always_compiles=True),
+    "mlx": Framework("MLX", ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")),
 }
+FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
 
 def environment_of(framework):
@@ -141,8 +139,7 @@ def one_of(*names, **synonyms):
 
 
 def framework_name(text):
-    synonyms = {synonym: name for name, known in FRAMEWORKS.items() for synonym in known.synonyms}
-    return one_of(*FRAMEWORKS, **synonyms)(text)
+    return one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS)(text)
 
 
 def slug(text):
@@ -408,14 +405,9 @@ class Settings:
         return replace(self, **{name: v.cpu if device == "cpu" else v.gpu for name, v in by_device.items()})
 
 
-def variable(declared):
-    """Return the name of a setting's environment variable."""
-    return declared.name.upper()
-
-
 def known_names():
     """Return every variable that has a meaning here: settings, their synonyms, and those of the Makefile."""
-    return [*map(variable, fields(Settings)), *SYNONYMS, *MAKE_VARIABLES]
+    return [*(f.name.upper() for f in fields(Settings)), *SYNONYMS, *MAKE_VARIABLES]
 
 
 def read_settings(script, environ=os.environ):
@@ -457,7 +449,7 @@ def list_runs(script, environ=os.environ):
         if len(entries) > 1 and _in_script(declared, "lists", script) == EACH:
             given = _find_given(declared, environ)
             texts = [entry.strip() for entry in next(iter(given.values())).split(",")] if given else entries
-            choices.append([dict.fromkeys(given or [variable(declared)], text) for text in texts])
+            choices.append([dict.fromkeys(given or [declared.name.upper()], text) for text in texts])
     runs = {}
     for changes in product(*choices):
         run = {name: text for change in changes for name, text in change.items()}
@@ -490,7 +482,7 @@ def _is_used(declared, script):
 
 def _find_given(declared, environ):
     """Return {variable: text} of a setting in the environment, under its name and its synonyms."""
-    names = [variable(declared), *(synonym for synonym, name in SYNONYMS.items() if name == variable(declared))]
+    names = [declared.name.upper(), *(synonym for synonym, name in SYNONYMS.items() if name == declared.name.upper())]
     given = {name: environ[name].strip() for name in names if name in environ}
     if len(set(given.values())) > 1:
         raise SettingError(" and ".join(f"{n}={t!r}" for n, t in given.items()) + " must agree: set only one of them")
@@ -604,7 +596,9 @@ def refuse_misspelt(scripts, environ):
     uses. The environment has many names of other programs: there only near misses of our settings are refused.
     """
     known = known_names()
-    used = {variable(f) for f in fields(Settings) if any(_is_used(f, script) for script in scripts)} | {*MAKE_VARIABLES}
+    used = {f.name.upper() for f in fields(Settings) if any(_is_used(f, script) for script in scripts)} | {
+        *MAKE_VARIABLES
+    }
     words = re.findall(r"(?:[^\\\s]|\\.)+", environ.get("MAKEFLAGS", ""))  # a backslash escapes a space
     for name in [w.split("=", 1)[0].rstrip(":+?") for w in words if re.match(r"[A-Za-z_]\w*[:+?]*=", w)]:
         if name not in known:
@@ -633,7 +627,7 @@ def table():
         texts = [",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in entries) for entries in values]
         shown = about["shown"] or (texts[0] if len(set(texts)) == 1 else " / ".join(texts))
         scripts = ", ".join("`make all`" if script == "all" else script for script in by_script)
-        yield variable(declared), shown, scripts, about["meaning"]
+        yield declared.name.upper(), shown, scripts, about["meaning"]
     for name, meaning in MAKE_VARIABLES.items():
         yield name, "", EVERY_COMMAND if name == "PYTHON" else "compare", meaning
 
@@ -668,7 +662,7 @@ def as_text():
 
 def as_names():
     """Return the names of all settings, wrapped for `make help`."""
-    names, width = " ".join(map(variable, fields(Settings))), min(110, shutil.get_terminal_size().columns)
+    names, width = " ".join(f.name.upper() for f in fields(Settings)), min(110, shutil.get_terminal_size().columns)
     return textwrap.fill(names, width, initial_indent="  ", subsequent_indent="  ")
 
 

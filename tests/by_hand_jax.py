@@ -33,7 +33,7 @@ def matmul(side):
 
 
 def mlp():
-    """(weights, other state, their function, inputs, labels) of five hidden layers, without Keras."""
+    """Return (weights, other state, their function, inputs, labels) of five hidden layers, without Keras."""
     widths = (3072, *5 * [1024], 10)
     keys = jax.random.split(jax.random.key(0), len(widths))
     weights = [
@@ -50,7 +50,7 @@ def mlp():
 
 
 def resnet50():
-    """The same for ResNet-50 in Keras's layers."""
+    """Return the same for ResNet-50 in Keras's layers."""
     model = keras_networks.build_resnet("resnet50", (224, 224, 3), 1000)
     state = [
         [variable.value for variable in each] for each in (model.trainable_variables, model.non_trainable_variables)
@@ -61,7 +61,7 @@ def resnet50():
 
 
 def loop(phase, weights, others, predict, inputs, labels):
-    """Steps as in JAX's guides; a block ends with a read of the last result."""
+    """Return the block of steps as in JAX's guides; it ends with a read of the last result."""
     state = weights, others
 
     def loss_of(weights, others, inputs, labels):

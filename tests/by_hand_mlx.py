@@ -36,7 +36,7 @@ def matmul(side):
 
 
 def loop(phase):
-    """Steps as in MLX's documentation: value_and_grad, update, eval of the model's and the optimizer's state."""
+    """Return the block of steps as in MLX's documentation: value_and_grad, update, eval of both states."""
     batch_size = int(os.environ.get("BATCH_SIZE", 4))
     model = on_mlx_networks.ResNet(*RESNETS[MODEL], classes=1000)
     model.train(phase == "training")

@@ -1,13 +1,11 @@
-"""Our rate on several ranks beside a hand-written torchrun loop of the same work, in turns.
+"""Compare our rate on several ranks with a hand-written torchrun loop of the same work, in turns.
 
 MODEL=resnet18 IMAGE_SIZE=64 .venv/bin/torchrun --standalone --nproc-per-node=2 -m tests.by_hand_ranks image
 .venv/bin/torchrun --standalone --nproc-per-node=2 -m tests.by_hand_ranks mlp
 """
 
 import os
-import statistics
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -20,20 +18,17 @@ from bench.settings import read_settings
 from bench.timing.measure import Job, measure
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
-from tests.selfcheck import PAIRS, compare, is_one
+from tests.selfcheck import PAIRS, block_of, compare, is_one
 
 
 def image_model(settings):
-    """(model, shape of an image, classes)."""
-    return (
-        torchvision.models.get_model(settings.model, weights=None),
-        (3, settings.image_size, settings.image_size),
-        1000,
-    )
+    """Return (model, shape of an image, classes)."""
+    model = torchvision.models.get_model(settings.model, weights=None)
+    return model, (3, settings.image_size, settings.image_size), 1000
 
 
-def mlp_model(settings):
-    """The same of five hidden layers of 1024."""
+def mlp_model(_):
+    """Return (model, shape of an image, classes) of five hidden layers of 1024."""
     layers = [torch.nn.Linear(3072, 1024), torch.nn.ReLU()]
     for _ in range(4):
         layers += [torch.nn.Linear(1024, 1024), torch.nn.ReLU()]
@@ -44,31 +39,24 @@ WORKLOADS = {"image": (image_workload, image_model), "mlp": (mlp_workload, mlp_m
 
 
 def loop(settings, device, build):
-    """Gives block(readings, steps) -> images/s of all ranks, as a careful user would time it."""
+    """Return the block of training as a careful user would time it: images/s of all ranks."""
     model, shape, classes = build(settings)
     model = DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
     images = torch.randn(settings.batch_size, *shape, device=device)
     labels = torch.randint(classes, (settings.batch_size,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
 
-    def read_clock(steps):
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(steps):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
-            optimizer.step()
+    def train():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    def wait(_):
         if device != "cpu":
             torch.accelerator.synchronize()
-        dist.barrier()
-        return (time.perf_counter() - start) / steps
+        dist.barrier()  # so the next reading starts on all ranks at once
 
-    def block(readings, steps):
-        read_clock(2)
-        seconds = statistics.median(read_clock(steps) for _ in range(readings))
-        return settings.batch_size * dist.get_world_size() / seconds
-
-    return block
+    return block_of(train, wait, settings.batch_size * dist.get_world_size())
 
 
 def main(script):
@@ -86,7 +74,7 @@ def main(script):
             ours = measure(Job(session, items, 2, clock=group.clock))
             pairs.append((ours.throughput, block(ours.windows, ours.steps_per_window)))
         if me.rank == 0:
-            compare(f"{settings.model}, {me.world_size} ranks, beside a hand-written loop", pairs, is_one)
+            compare(f"{settings.model}, {me.world_size} ranks, compared with a hand-written loop", pairs, is_one)
         session.close()
 
 

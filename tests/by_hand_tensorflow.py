@@ -33,7 +33,7 @@ def matmul(side):
 
 
 def build():
-    """(model, images, labels) of a user who keeps all defaults."""
+    """Return (model, images, labels) of a user who keeps all defaults."""
     batch_size = int(os.environ.get("BATCH_SIZE", 4))
     model = keras.applications.MobileNetV2(weights=None, classifier_activation=None)
     images = tf.random.normal((batch_size, 224, 224, 3))
@@ -42,7 +42,7 @@ def build():
 
 
 def loop(phase):
-    """Steps as in TensorFlow's guide to training loops; a block ends with a read of the last result."""
+    """Return the block of steps as in TensorFlow's guide to training loops; it ends with a read of the last result."""
     model, images, labels = build()
     optimizer = keras.optimizers.SGD(0.01)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -63,7 +63,7 @@ def loop(phase):
 
 
 def fit(jit_compile):
-    """What most people run: model.fit on one batch that is in memory."""
+    """Return the block of what most people run: model.fit on one batch that is in memory."""
     model, images, labels = build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=jit_compile)

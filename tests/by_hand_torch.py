@@ -35,7 +35,7 @@ def wait(_):
 
 
 def loop(phase):
-    """ResNet-50 as a careful user would time it."""
+    """Return the block of ResNet-50 as a careful user would time it."""
     device, batch_size = on_torch.choose_device(None), int(os.environ.get("BATCH_SIZE", 4))
     model = torchvision.models.resnet50(weights=None).to(device)
     images = torch.randn(batch_size, 3, 224, 224, device=device)
@@ -56,7 +56,7 @@ def loop(phase):
 
 
 def build_smollm2(device):
-    """Gives (config, model) of SmolLM2-135M."""
+    """Return (config, model) of SmolLM2-135M."""
     sizes = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
     config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa")
@@ -64,7 +64,7 @@ def build_smollm2(device):
 
 
 def check_training(rank, tokens=64):
-    """SmolLM2 as a careful user would train it: all weights, or LoRA as hooks of the frozen projections."""
+    """Compare with SmolLM2 as a careful user would train it: all weights, or LoRA as hooks of projections."""
     device, batch_size, adapters = on_torch.choose_device(None), 1, []
     model = build_smollm2(device)[1].train().requires_grad_(rank == 0)
     ids = torch.randint(49_152, (batch_size, tokens + 1), device=device)
@@ -93,7 +93,7 @@ def check_training(rank, tokens=64):
 
 
 def check_language_model(phase, tokens=64):
-    """SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token after the other."""
+    """Compare with SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token a step."""
     device, batch_size = on_torch.choose_device(None), 1
     config, model = build_smollm2(device)
     model.eval()
@@ -119,7 +119,7 @@ def matmul(side):
 
 
 def check_pipeline():
-    """One core's JPEG pipeline beside its predecessor: random floats to PIL, then the same transforms, no JPEG."""
+    """Compare one core's JPEG pipeline with its predecessor: random floats to PIL, the same transforms, no JPEG."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     random = numpy.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Our figures beside those of hand-written loops: `make selfcheck`.
+"""Compare our figures with those of hand-written loops: `make selfcheck`.
 
 A ratio of 1 means that the harness adds nothing to the work and leaves nothing of it out. Blocks of both take turns,
 so that a machine that drifts or is busy moves both. The interval of the median ratio decides. The tests prove
@@ -20,16 +20,16 @@ from bench.workloads import operators
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
+from tests.fakes import Device
 
 PAIRS = 15
 TOLERANCE = 0.02
 SPIN_SECONDS = 0.010
 
 
-class Spinning:
-    """A step that takes 10 ms of wall time by the clock itself."""
+class Spinning(Device):
+    """A session whose step takes 10 ms of wall time."""
 
-    queue_steps = prepare = None
     has_outputs = False
 
     def step(self):
@@ -43,27 +43,15 @@ class Spinning:
     def read(self):
         return time.perf_counter()
 
-    def after_first_step(self):
-        pass
-
-    def updates(self):
-        return None
-
-    def trace_count(self):
-        return 0
-
 
 def check_spinning():
-    measured = measure(Job(Spinning(), 1, 3.0))
+    measured = measure(Job(Spinning(None), 1, 3.0))
     error = measured.step_seconds_median / SPIN_SECONDS - 1
     return say("a step that spins for 10 ms", f"off by {100 * error:+.3f} %", abs(error) <= 0.005)
 
 
 def check_loops(phase, model, loops, script="image", **environ):
-    """Our step beside hand-written loops: {what: (block, is_right)}.
-
-    A block is one of block_of().
-    """
+    """Compare our step with hand-written loops: {what: (block of block_of(), is_right of compare())}."""
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(script, environ)
     framework = frameworks.load(settings.framework)
@@ -72,11 +60,19 @@ def check_loops(phase, model, loops, script="image", **environ):
     session = framework.open_session(workload, settings, phase, "device")
     passed = []
     for what, (block, is_right) in loops.items():
-        pairs = [one_pair(session, block, workload) for _ in range(PAIRS)]
-        about = f"{model} {phase}, batch {settings.batch_size}, beside {what}"
-        passed.append(compare(about, pairs, is_right, workload.unit))
+        about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
+        passed.append(compare(about, measure_pairs(session, workload, block), is_right, workload.unit))
     session.close()
     return all(passed)
+
+
+def measure_pairs(session, workload, block):
+    """Return PAIRS of (our rate, theirs): blocks of equally many steps, one right after the other."""
+    pairs = []
+    for _ in range(PAIRS):
+        measured = measure(Job(session, workload.items_per_step, 1.0))
+        pairs.append((measured.throughput, block(measured.windows, measured.steps_per_window)))
+    return pairs
 
 
 def block_of(step, wait, items=1):
@@ -102,17 +98,16 @@ def block_of(step, wait, items=1):
 
 
 def check_matmul(by_hand, side=1024):
-    """Our rate of a matmul beside that of a hand-written loop, in turns; by_hand: side -> block."""
+    """Compare our rate of a matmul with that of a hand-written loop; by_hand: side -> block."""
     settings = read_settings("tflops", os.environ | {"PRECISION": "float32"})
     framework = frameworks.load(settings.framework)
     framework.find_device(settings)
     settings = replace(settings, precision="float32")
-    workload, block = operators.matmul((side,) * 3), by_hand(side)
+    workload = operators.matmul((side,) * 3)
     session = framework.open_session(workload, settings, None, "device")
-    pairs = [one_pair(session, block, workload) for _ in range(PAIRS)]
+    pairs = measure_pairs(session, workload, by_hand(side))
     session.close()
-    what = f"matmul of {side} x {side} x {side}, beside a hand-written loop"
-    return compare(what, pairs, is_one, unit="matmuls")
+    return compare(f"matmul of {side} x {side} x {side}, compared with a hand-written loop", pairs, is_one, "matmuls")
 
 
 def is_one(low, high):
@@ -131,12 +126,6 @@ def compare(what, pairs, is_right, unit="images"):
         f"({low:.4f} to {high:.4f}, {len(pairs)} pairs)",
         is_right(low, high),
     )
-
-
-def one_pair(session, block, workload):
-    """(our images/s, theirs) of two blocks of equally many steps, one right after the other."""
-    measured = measure(Job(session, workload.items_per_step, 1.0))
-    return measured.throughput, block(measured.windows, measured.steps_per_window)
 
 
 def say(what, figures, right):

@@ -1,6 +1,7 @@
 """make best: what it tries, how it runs it, and what it prints. The runs here are stand-ins with a table of rates."""
 
 import itertools
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -197,8 +198,12 @@ RATES = {"bfloat16": 3.0, "mixed_bfloat16": 2.0, "1": 1.5, "channels_last": 1.2,
 KEEPS = "bfloat16, compiled, channels_last, allocator keeps memory"
 
 
-class StandIn:
-    """Takes the place of Launcher.launch(): rows of a table of rates, one second each, on a machine without noise.
+DEFAULTS = {"PRECISION": "float32", "COMPILE": "0", "MEMORY_FORMAT": "channels_first", "BATCH_SIZE": "16"}
+
+
+@pytest.fixture
+def search(monkeypatch, tmp_path, capsys):
+    """Run make best on a table of rates, without noise, one second for each run; returns (status, out, rows, limits).
 
     Args:
         last, last_full: the number of runs, and of full runs, before Ctrl-C.
@@ -206,49 +211,36 @@ class StandIn:
         cells: of every row.
     """
 
-    FAILS = (("mixed_bfloat16", "1"),)
+    def call(last=10**6, last_full=10**6, rates=RATES, fails=(("mixed_bfloat16", "1"),), fails_in_full=(), **cells):
+        limits, steps = [], []
 
-    def __init__(self, last=10**6, last_full=10**6, rates=RATES, fails=FAILS, fails_in_full=(), cells=None):
-        self.last, self.last_full, self.rates, self.limits = last, last_full, rates, []
-        self.fails, self.fails_in_full, self.count, self.full = fails, fails_in_full, 0, 0
-        self.cells = cells or {}
+        def launch(launcher, change, limit, captures):
+            limits.append(limit)
+            step = change.get("BENCH_SEARCH_STEP")
+            steps.extend([step] if step else [])
+            if len(limits) > last or len(steps) > last_full:
+                return 130, []
+            row = {name.lower(): change.get(name, text) for name, text in DEFAULTS.items()}
+            keeps = "keep" if "MALLOC_TRIM_THRESHOLD_" in change else ""
+            rate = 10.0 * math.prod(rates.get(value, 1) for value in (*row.values(), keeps))
+            if (row["precision"], row["compile"]) in (fails_in_full if step else fails):
+                empty = dict.fromkeys(("throughput", "throughput_low", "throughput_high"), "")
+                row |= {"status": "wrong_output", "note": "NaN"} | empty
+            else:
+                row |= examples.rate(rate)
+            row |= {"output_error": "0.0062" if row["precision"] != "float32" else "", "num_threads": "2"}
+            row |= {"search": change[SEARCH], "search_step": step or "", "run_id": str(len(limits))}
+            row |= {"phase": "inference", "allocator": candidates.cells_of(change)["allocator"]}
+            row |= {"first_step_seconds": 12 / len(limits), "timestamp": f"2026-11-22T00:{len(limits):03}"}
+            path = launcher.locate(read_settings(launcher.script))
+            results.append(path, examples.BASE | row | cells)
+            return 0, results.read(path)[-1:]
 
-    def launch(self, launcher, change, limit, captures):
-        self.count += 1
-        self.limits.append(limit)
-        step = change.get("BENCH_SEARCH_STEP")
-        self.full += step is not None
-        if self.count > self.last or self.full > self.last_full:
-            return 130, []
-        compiled, precision = change.get("COMPILE", "0"), change.get("PRECISION", "float32")
-        memory_format, keeps = change.get("MEMORY_FORMAT", "channels_first"), "MALLOC_TRIM_THRESHOLD_" in change
-        rate = 10.0
-        for value in (precision, compiled, memory_format, "keep" if keeps else ""):
-            rate *= self.rates.get(value, 1)
-        row = {"precision": precision, "compile": compiled, "memory_format": memory_format, "num_threads": "2"}
-        row |= {"search": change[SEARCH], "search_step": step or "", "run_id": str(self.count), "phase": "inference"}
-        row |= {"batch_size": change.get("BATCH_SIZE", "16"), "allocator": candidates.cells_of(change)["allocator"]}
-        row |= {"first_step_seconds": 12 / self.count, "timestamp": f"2026-11-22T00:{self.count:03}"}
-        row |= {"output_error": "0.0062" if precision != "float32" else ""}
-        if (precision, compiled) in (self.fails_in_full if step else self.fails):
-            empty = dict.fromkeys(("throughput", "throughput_low", "throughput_high"), "")
-            row |= {"status": "wrong_output", "note": "NaN"} | empty
-        else:
-            row |= examples.rate(rate)
-        path = launcher.locate(read_settings(launcher.script))
-        results.append(path, examples.BASE | row | self.cells)
-        return 0, results.read(path)[-1:]
-
-
-@pytest.fixture
-def search(monkeypatch, tmp_path, capsys):
-    def call(**options):
-        stand_in = StandIn(**options)
-        monkeypatch.setattr(Launcher, "launch", lambda *arguments, **kept: stand_in.launch(*arguments, **kept))
-        monkeypatch.setattr(best_settings, "time", SimpleNamespace(monotonic=lambda: float(stand_in.count)))
+        monkeypatch.setattr(Launcher, "launch", launch)
+        monkeypatch.setattr(best_settings, "time", SimpleNamespace(monotonic=lambda: float(len(limits))))
         status = best_settings.main()
         path = next((tmp_path / "results").glob("*.csv"))
-        return status, capsys.readouterr().out, results.read(path), stand_in
+        return status, capsys.readouterr().out, results.read(path), limits
 
     return call
 
@@ -316,9 +308,9 @@ def test_a_short_search_keeps_to_the_time_and_says_how_little_it_tried(search, m
 
 def test_one_trial_has_a_limit(search, monkeypatch):
     monkeypatch.setenv("MAX_MINUTES", "1")
-    assert set(search()[3].limits[1:4]) == {120}
+    assert set(search()[3][1:4]) == {120}
     monkeypatch.setenv("MAX_MINUTES", "60")
-    limits = search()[3].limits
+    *_, limits = search()
     assert set(limits[1:4]) == {540}
     assert limits[0] == 3600  # the default may have to download what it needs
     assert min(limits[-5:]) > 540  # full runs
@@ -359,7 +351,7 @@ def test_a_language_model_is_searched_too(search, monkeypatch, model):
     if model:
         monkeypatch.setenv("MODEL", model)
     llm = {"workload": "llm", "model": model or "smollm2-135m", "phase": "prefill", "unit": "tokens/s"}
-    status, out, rows, _ = search(cells=llm)
+    status, out, rows, _ = search(**llm)
     assert status == 0
     assert {row["batch_size"] for row in rows} == {"16"}
     assert re.search(r"fastest of 8 tried: bfloat16, compiled, allocator keeps memory\n", out)
@@ -413,7 +405,7 @@ def tiny(settings):
 )
 def test_the_lines_for_ones_own_script_run(script, environ, monkeypatch):
     settings = read_settings(script, environ)
-    lines = recipe.torch_lines(settings, "cpu", environ.get("NUM_THREADS"))
+    lines = recipe.script_lines(settings, "cpu", environ.get("NUM_THREADS"))
     asked = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options) or model)
     monkeypatch.setattr(torch, "set_num_threads", asked.append)

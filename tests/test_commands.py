@@ -15,7 +15,7 @@ import tflops_sweep
 from bench import run
 from bench.host import sensors
 from bench.records import results
-from bench.settings import FRAMEWORKS
+from bench.settings import FRAMEWORK_SYNONYMS, FRAMEWORKS
 from bench.workloads import operators
 from tests.frameworks.torch_reference import TINY
 from transformer_benchmark import ENCODERS, transformer_workload
@@ -176,7 +176,7 @@ def test_make_chooses_the_environment_of_the_framework(target, environ, lines):
 
 def test_the_makefile_knows_the_registered_frameworks():
     synonyms = dict(re.findall(r"^SYNONYM_(\w+) := (\w+)$", Path("Makefile").read_text(), re.M))
-    assert synonyms == {word: name for name, known in FRAMEWORKS.items() for word in known.synonyms}
+    assert synonyms == FRAMEWORK_SYNONYMS
     for name, known in FRAMEWORKS.items():
         assert Path(f"requirements-cuda-{name}.txt").exists() == known.has_own_environment
 

@@ -19,18 +19,31 @@ COUNTER = SimpleNamespace(power_scope="gpu board")
 HEAT = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": ""}
 
 
-def states(findings):
-    return [finding.state for finding in findings]
+@pytest.fixture
+def lines_of(capsys):
+    """Return {subject: (state, words)} of what a function prints."""
+
+    def call(function, *arguments):
+        function(*arguments)
+        lines = capsys.readouterr().out.splitlines()
+        return {line[:12].strip(): (line[13:16].strip(), line[17:]) for line in lines}
+
+    return call
 
 
-def describe(device=CARD, instruments=None, driver=None):
-    """{subject: (state, words)} of a framework that runs."""
-    instruments = instruments or meters.Instruments(COUNTER, lambda: HEAT)
-    bench = SimpleNamespace(device=device, instruments=instruments, host=SimpleNamespace(driver=driver))
-    return {f.subject.strip(): (f.state, f.words) for f in doctor.describe_bench("torch", bench, "float32")}
+@pytest.fixture
+def describe(lines_of):
+    """Return the lines about a framework that runs."""
+
+    def call(device=CARD, instruments=None, driver=None):
+        instruments = instruments or meters.Instruments(COUNTER, lambda: HEAT)
+        bench = SimpleNamespace(device=device, instruments=instruments, host=SimpleNamespace(driver=driver))
+        return lines_of(doctor.describe_bench, "torch", bench, "float32")
+
+    return call
 
 
-def test_a_framework_that_runs_and_its_meters(monkeypatch):
+def test_a_framework_that_runs_and_its_meters(monkeypatch, describe):
     monkeypatch.setattr(meters, "cpu_quota", lambda: None)
     found = describe()
     assert [state for state, _ in found.values()] == ["ok"] * 4
@@ -38,7 +51,7 @@ def test_a_framework_that_runs_and_its_meters(monkeypatch):
     assert all(each in said for each in ("2.15.0", "NVIDIA H200 (cuda)", "gpu board", "temperature_c 61"))
 
 
-def test_missing_meters_and_how_to_get_them(monkeypatch):
+def test_missing_meters_and_how_to_get_them(monkeypatch, describe):
     monkeypatch.setattr(sensors, "psutil", None)
     found = describe(instruments=meters.Instruments(why_no_energy="`sudo chmod` lets everybody read them"))
     assert [found[subject][0] for subject in ("energy", "load", "heat")] == ["--"] * 3
@@ -48,7 +61,7 @@ def test_missing_meters_and_how_to_get_them(monkeypatch):
     assert describe()["heat"][0] == "no"
 
 
-def test_a_gpu_that_the_framework_does_not_find_is_explained_as_in_a_run(monkeypatch):
+def test_a_gpu_that_the_framework_does_not_find_is_explained_as_in_a_run(describe):
     on_cpu = replace(CARD, device="cpu", device_name="AMD EPYC")
     assert describe(on_cpu)["torch"][0] == "ok"
     state, words = describe(on_cpu, driver="580.1")["torch"]
@@ -67,7 +80,7 @@ def visit(monkeypatch, capsys):
         monkeypatch.setattr(
             processes, "run_process", lambda cmd, *how, **kept: run([cmd[0], "-c", programs[cmd[-1]]], *how, **kept)
         )
-        monkeypatch.setattr(doctor, "check_network", lambda: [])
+        monkeypatch.setattr(doctor, "check_network", lambda: None)
         monkeypatch.setattr(doctor, "FRAMEWORKS", ("torch", "tensorflow"))
         status = doctor.main()
         said = capsys.readouterr()
@@ -136,43 +149,44 @@ def test_a_real_framework_is_tried_and_one_that_is_too_old_is_a_finding(monkeypa
 
 
 @pytest.mark.parametrize(("mode", "source"), [(1, None), (None, "battery")])
-def test_slow_power_is_reported(monkeypatch, mode, source):
+def test_slow_power_is_reported(monkeypatch, lines_of, mode, source):
     monkeypatch.setattr(environment, "find_low_power_mode", lambda: mode)
     monkeypatch.setattr(environment, "find_power_source", lambda: source)
-    assert states(doctor.check_power()) == ["no"]
+    assert lines_of(doctor.check_power)["power"][0] == "no"
 
 
-def test_what_hinders_is_reported(monkeypatch, tmp_path):
+def test_what_hinders_is_reported(monkeypatch, capsys, lines_of, tmp_path):
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    first, second = doctor.check_fallback()
-    assert first.state == "no"
-    assert "CUDA_LAUNCH_BLOCKING=1" in second.words
+    doctor.check_variables()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("environment  no")
+    assert "CUDA_LAUNCH_BLOCKING=1" in second
     (tmp_path / "file").touch()
-    assert states(doctor.check_results(tmp_path / "file")) == ["no"]
-    assert states(doctor.check_results(tmp_path / "new" / "folder")) == ["ok"]
+    assert lines_of(doctor.check_results, tmp_path / "file")["results"][0] == "no"
+    assert lines_of(doctor.check_results, tmp_path / "new" / "folder")["results"][0] == "ok"
 
 
 @pytest.mark.parametrize("free", [None, 2**30])
-def test_free_memory_is_reported(monkeypatch, free):
+def test_free_memory_is_reported(monkeypatch, lines_of, free):
     monkeypatch.setattr(resources, "available_bytes", lambda: free)
-    (memory,) = (f for f in doctor.check_memory() if f.subject == "memory")
-    assert ("1.0 GiB available" in memory.words) == bool(free)
+    _, words = lines_of(doctor.check_memory)["memory"]
+    assert ("1.0 GiB available" in words) == bool(free)
 
 
-def test_without_a_network_cifar_may_be_here_already(tmp_path):
+def test_without_a_network_cifar_may_be_here_already(lines_of, tmp_path):
     nowhere = "https://host.invalid/cifar-10-binary.tar.gz"
     for suffix, state in ((None, "--"), (".12.part", "--"), ("", "ok")):
         if suffix is not None:
             (tmp_path / f"cifar-10-binary.tar.gz{suffix}").touch()
-        assert states(doctor.check_network(nowhere, tmp_path)) == [state]
+        assert lines_of(doctor.check_network, nowhere, tmp_path)["CIFAR-10"][0] == state
 
 
 def test_a_check_that_fails_is_a_finding(capsys):
     def fails():
         raise PermissionError(13, "Permission denied")
 
-    doctor.print_findings("results", fails)
+    doctor.run_check("results", fails)
     assert "PermissionError" in capsys.readouterr().out
 
 
@@ -208,8 +222,6 @@ def test_only_two_files_start_processes():
     assert sorted(map(str, importers)) == ["bench/host/environment.py", "bench/processes.py"]
 
 
-def test_a_containers_quota_hides_other_programs_load(monkeypatch):
+def test_a_containers_quota_hides_other_programs_load(monkeypatch, describe):
     monkeypatch.setattr(meters, "cpu_quota", lambda: 0.5)
     assert describe()["load"][0] == "--"
-    monkeypatch.setattr(meters, "cpu_quota", lambda: None)
-    assert describe()["load"][0] == "ok"

@@ -212,7 +212,7 @@ def find_apple_gpu_cores():
 
 
 def is_virtual():
-    """Whether this is a virtual machine, as the CPU says (on Linux; elsewhere False)."""
+    """Return whether this is a virtual machine, as the CPU reports it on Linux; elsewhere False."""
     return bool(re.search(r"^flags\b.*\bhypervisor\b", read_text("/proc/cpuinfo"), re.MULTILINE))
 
 

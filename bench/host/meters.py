@@ -71,57 +71,58 @@ def own_cpu_seconds(*peers):
             continue
 
 
-class Watch:
-    """Detects one disturbance of a measurement. Its first exception is logged and switches it off."""
-
-    flag: str
-
-    def __init__(self):
-        self.columns, self._works = {}, True
-
-    def begin(self) -> None:
-        """Read what end() compares with, before the first window."""
-
-    def end(self) -> bool:
-        """Return whether to raise the flag, after the last window."""
-        raise NotImplementedError
-
-    def start(self):
-        self._guard(self.begin)
-
-    def flags(self):
-        return [self.flag] if self._guard(self.end) else []
-
-    def _guard(self, function):
-        try:
-            return self._works and function()
-        except Exception as error:
-            self._works = False
-            log.info("the flag %s cannot be raised: %s: %s", self.flag, type(error).__name__, error)
+def read_or(otherwise, problem, read):
+    """Return what a sensor reads; if it fails, log the problem and return `otherwise`."""
+    try:
+        return read()
+    except Exception as error:
+        log_once(f"{problem}: {type(error).__name__}: {error}")
+        return otherwise
 
 
-class CounterWatch(Watch):
-    """Raises its flag when a counter has grown by more than `limit` per second."""
+@functools.cache
+def log_once(message):
+    log.info(message)
 
-    _before: tuple[float, float]
+
+class CounterWatch:
+    """Raises its flag if a counter has grown by more than `limit` per second; never if the counter fails."""
 
     def __init__(self, flag, counter, limit=0.0, clock=time.perf_counter):
-        super().__init__()
-        self.flag, self._counter, self._limit, self._clock = flag, counter, limit, clock
+        self.flag, self.columns, self._counter, self._limit, self._clock = flag, {}, counter, limit, clock
 
-    def begin(self):
-        self._before = self._clock(), self._counter()
-
-    def end(self):
-        return self._growth() > self._limit
+    def start(self):
+        self._before = self._clock(), self._count()
 
     def rate(self):
         """Return the counter's growth per second since start(); 0.0 if unknown."""
-        return self._guard(self._growth) or 0.0
-
-    def _growth(self):
         start, before = self._before
-        return (self._counter() - before) / (self._clock() - start)
+        growth = (self._count() - before) / (self._clock() - start)
+        return 0.0 if math.isnan(growth) else growth
+
+    def flags(self):
+        return [self.flag] if self.rate() > self._limit else []
+
+    def _count(self):
+        return read_or(math.nan, f"the flag {self.flag} cannot be raised", self._counter)
+
+
+class HeatWatch:
+    """Reads temperature, clock and thermal pressure after the last window; raises its flag if heat lowers the clock."""
+
+    flag = "throttled"
+
+    def __init__(self, read):
+        self._read = lambda: read() | {"thermal_pressure": sensors.read_thermal_pressure()}
+
+    def start(self):
+        self.columns = {}
+
+    def flags(self):
+        self.columns = read_or({}, f"the flag {self.flag} cannot be raised", self._read)
+        reasons, pressure = self.columns.get("throttle_reasons", ""), self.columns.get("thermal_pressure")
+        is_slowed = pressure not in (None, "nominal") or not SLOWED_BY.isdisjoint(reasons.split())
+        return [self.flag] if is_slowed else []
 
 
 def sees_others():
@@ -156,24 +157,6 @@ class SumOfRanks:
         return sum(self._group.gather(self._own.joules() if self._counts else 0.0))
 
 
-class HeatWatch(Watch):
-    """Reads temperature, clock and thermal pressure after the last window, as columns."""
-
-    flag = "throttled"
-
-    def __init__(self, read):
-        super().__init__()
-        self._read = read
-
-    def begin(self):
-        self.columns = {}
-
-    def end(self):
-        self.columns = self._read() | {"thermal_pressure": sensors.read_thermal_pressure()}
-        reasons = self.columns.get("throttle_reasons", "").split()
-        return not SLOWED_BY.isdisjoint(reasons) or self.columns["thermal_pressure"] not in (None, "nominal")
-
-
 @dataclass(frozen=True)
 class Instruments:
     """The sensors of one device."""
@@ -194,11 +177,7 @@ class Instruments:
         return tuple(watches)
 
     def of_all(self, group, device, likeness):
-        """Return the Instruments of all ranks, with a counter only if each rank has one.
-
-        Args:
-            likeness: what has to be equal on all ranks.
-        """
+        """Return the Instruments of all ranks, with a counter if each rank has one."""
         found = group.gather((self.counter is not None, likeness))
         counter = SumOfRanks(self, group, device) if all(has for has, _ in found) else None
         why = self.why_no_energy or ("" if counter else "another rank has no energy counter")
@@ -207,11 +186,7 @@ class Instruments:
 
     def joules(self):
         """Return the energy counter's reading; NaN if it is missing or fails."""
-        try:
-            return self.counter.joules() if self.counter else math.nan
-        except Exception as error:
-            log.info("the energy counter failed: %s", error)
-            return math.nan
+        return read_or(math.nan, "the energy counter failed", self.counter.joules) if self.counter else math.nan
 
     def with_idle_watts(self, clock=time.perf_counter, sleep=time.sleep):
         """Return a copy with the idle power, measured over IDLE_SECONDS; itself without a counter."""
@@ -224,12 +199,7 @@ class Instruments:
 
 
 def open_instruments(device, device_name, uuid):
-    """Return the Instruments of a device, without what is measured at rest.
-
-    Args:
-        device: "cpu", "cuda", "mps" ...
-        uuid: of an NVIDIA card; None for other devices.
-    """
+    """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
     read, counter, why = sensors.read_cpu if device == "cpu" else dict, None, ""
     try:
         if device == "cuda":

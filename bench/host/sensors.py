@@ -27,10 +27,9 @@ class Unavailable(Exception):
 
 
 class NvidiaCard:
-    """Reads one card with nvidia-ml-py. https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
+    """Reads one card with nvidia-ml-py, by its UUID, because CUDA and NVML number cards differently.
 
-    Args:
-        uuid: the card's UUID, because CUDA and NVML number cards differently and both may hide some.
+    https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
     """
 
     power_scope = "gpu board"

@@ -45,13 +45,7 @@ def times(faster, slower):
 
 
 def describe_step(search: Search, full, before, candidate, runs):
-    """Return the line of one step of the path: the change, the rate, and the gain over the step before.
-
-    Args:
-        full: {candidate: Trial}, of the full runs.
-        before: the candidate of the step before, or None.
-        runs: their number in words.
-    """
+    """Return the line of one step of the path: the change, the rate of all its runs, the gain over the step before."""
     here, words, gain = full[candidate], candidates.describe(search.dimensions, candidate), ""
     if before:
         words = "+ " + candidates.describe_difference(search.dimensions, before, candidate)
@@ -102,12 +96,7 @@ def describe_search(search: Search, minutes):
 
 
 def describe_use(search: Search, candidate, target, held):
-    """Return the lines of make and of code that repeat a candidate.
-
-    Args:
-        target: of make.
-        held: {variable: text} that every run got.
-    """
+    """Return the lines of make and of code that repeat a candidate; `held` is {variable: text} that every run got."""
     change, row = candidates.change_of(search.dimensions, candidate), search.trials[search.default][0].row
     asked = {name: os.environ[name] for name in known_names() if name in os.environ} | held
     given = {name: text for name, text in asked.items() if name not in NOT_REPEATED}
@@ -117,5 +106,5 @@ def describe_use(search: Search, candidate, target, held):
     lines = ["", "To repeat it:", *(f"    {line}" for line in recipe.lines_of_make(target, given | change))]
     if exports := recipe.environment_lines(change):
         lines += ["", "For your own script, in the shell:", *(f"    {line}" for line in exports)]
-    code = recipe.SCRIPTS[settings.framework](settings, row["device"], threads)
+    code = recipe.script_lines(settings, row["device"], threads)
     return [*lines, "", "In your own script:", *(f"    {line}" for line in code)]

@@ -25,21 +25,24 @@ def environment_lines(change):
     return [f"export {name}={shlex.quote(text)}" for name, text in change.items() if name not in known_names()]
 
 
-def torch_lines(settings, device, num_threads):
-    """Return lines of PyTorch. `model`, `inputs`, `labels`, `loss_function` and `optimizer` are the user's own.
+def script_lines(settings, device, num_threads):
+    """Return the lines of the user's own script; num_threads is None for the framework's own number."""
+    return list(filter(None, SCRIPTS[settings.framework](settings, device, num_threads)))
 
-    Args:
-        settings: Settings of the candidate, resolved for the device.
-        num_threads: None leaves the framework's own.
-    """
+
+def torch_lines(settings, device, num_threads):
+    """Return lines of PyTorch."""
     to = [repr(device)]
     to += [f"torch.{settings.precision}"] if settings.precision in ("float16", "bfloat16", "float64") else []
     to += ["memory_format=torch.channels_last"] if settings.memory_format == "channels_last" else []
+    is_tokens = settings.prompt_tokens or settings.sequence_length  # integers keep their type
     mode = "" if settings.compile == "1" else f", mode={settings.compile!r}"
-    is_llm = settings.prompt_tokens is not None
-    is_tokens = is_llm or settings.sequence_length is not None  # integers keep their type
     # generate() of transformers calls the method, and would pass by a compiled wrapper of the model.
-    compiled = "model.forward = torch.compile(model.forward" if is_llm else "model = torch.compile(model"
+    compiled = (
+        "model.forward = torch.compile(model.forward" if settings.prompt_tokens else "model = torch.compile(model"
+    )
+    _, is_mixed, dtype = settings.precision.rpartition("mixed_")
+    cast = f'torch.autocast("{device}", torch.{dtype})' if is_mixed else ""
     lines = [
         "import torch",
         f"torch.set_num_threads({num_threads})" if num_threads else "",
@@ -49,81 +52,42 @@ def torch_lines(settings, device, num_threads):
         f"{compiled}{mode})" if settings.compile != "0" else "",
         f"inputs = inputs.to({repr(device) if is_tokens else ', '.join(to)})",
     ]
-    _, is_mixed, dtype = settings.precision.rpartition("mixed_")
-    cast = f'torch.autocast("{device}", torch.{dtype})' if is_mixed else ""
-    if settings.phase == "training":
-        return [*filter(None, lines), *torch_training(cast, device)]
-    with_lines = f"with {', '.join(filter(None, ['torch.inference_mode()', cast]))}:"
-    call = "model.generate(inputs)" if settings.phase == "decode" else "model(inputs)"
-    return [*filter(None, lines), "model.eval()", with_lines, f"    outputs = {call}"]
-
-
-def torch_training(cast, device):
-    """Return the lines of one training step; float16 needs a scaler, or small gradients become zero."""
-    scaled = "float16" in cast and "bfloat16" not in cast
+    if settings.phase != "training":
+        call = "model.generate(inputs)" if settings.phase == "decode" else "model(inputs)"
+        contexts = ", ".join(filter(None, ["torch.inference_mode()", cast]))
+        return [*lines, "model.eval()", f"with {contexts}:", f"    outputs = {call}"]
+    scaler, update = "", ["loss.backward()", "optimizer.step()"]
+    if settings.precision == "mixed_float16":  # without a scaler, small gradients become zero
+        scaler = f'scaler = torch.amp.GradScaler("{device}")'
+        update = ["scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()"]
     loss = "loss = loss_function(model(inputs), labels)"
     return [
+        *lines,
         "model.train()",
-        *([f'scaler = torch.amp.GradScaler("{device}")'] if scaled else []),
+        scaler,
         f'labels = labels.to("{device}")',
         "optimizer.zero_grad(set_to_none=True)",
         *([f"with {cast}:", f"    {loss}"] if cast else [loss]),
-        *(["scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()"] if scaled else []),
-        *([] if scaled else ["loss.backward()", "optimizer.step()"]),
+        *update,
     ]
 
 
 def tensorflow_lines(settings, device, num_threads):
-    """Return lines of Keras in TensorFlow, for the same arguments."""
+    """Return lines of Keras in TensorFlow."""
     tf32 = f"tf.config.experimental.enable_tensor_float_32_execution({settings.precision == 'tf32'})"
-    lines = [
+    return [
         "import keras",
         "import tensorflow as tf",
         f"tf.config.threading.set_intra_op_parallelism_threads({num_threads})" if num_threads else "",
         tf32 if device == "cuda" else "",
         *keras_lines(settings),
     ]
-    return list(filter(None, lines))
-
-
-def mlx_lines(settings, device, num_threads):
-    """Return lines of MLX, for the same arguments; MLX cannot set its threads."""
-    is_tokens = settings.prompt_tokens is not None or settings.sequence_length is not None  # integers keep their type
-    dtype = settings.precision if settings.precision in ("float16", "bfloat16") else ""
-    is_trained, state = settings.phase == "training", "[model.state, optimizer.state, mx.random.state]"
-    call, state = ("step(inputs, labels)", state) if is_trained else ("model(inputs)", "model.state")
-    lines = [
-        "import os",
-        f'os.environ["MLX_ENABLE_TF32"] = "{int(settings.precision == "tf32")}"  # before MLX computes anything',
-        "import mlx.core as mx",
-        "from mlx import nn" if is_trained else "",
-        "mx.set_default_device(mx.cpu)" if device == "cpu" else "",
-        f"model.set_dtype(mx.{dtype})" if dtype else "",
-        f"inputs = inputs.astype(mx.{dtype})" if dtype and not is_tokens else "",
-        f"model.{'train' if is_trained else 'eval'}()",
-    ]
-    if is_trained:
-        lines += [
-            "differentiate = nn.value_and_grad(model, lambda inputs, labels: loss_function(model(inputs), labels))",
-            "def step(inputs, labels):",
-            "    loss, gradients = differentiate(inputs, labels)",
-            "    optimizer.update(model, gradients)",
-            "    return loss",
-            "optimizer.init(model.trainable_parameters())",
-            f"state = {state}",
-        ]
-    if settings.compile != "0":
-        what = "step" if is_trained else "model"
-        outputs = ", outputs=state" if is_trained else ""
-        lines.append(f"compiled = mx.compile({what}, inputs={'state' if is_trained else state}{outputs})")
-        call = call.replace(what, "compiled", 1)
-    return [*filter(None, lines), f"outputs = {call}", f"mx.eval(outputs{', state' if is_trained else ''})"]
 
 
 def jax_lines(settings, device, num_threads):
-    """Return lines of Keras in JAX, for the same arguments."""
+    """Return lines of Keras in JAX."""
     precision = "tensorfloat32" if settings.precision == "tf32" else "highest"
-    lines = [
+    return [
         "import os",
         'os.environ["KERAS_BACKEND"] = "jax"',
         f'os.environ["NPROC"] = "{num_threads}"  # before JAX starts' if num_threads else "",
@@ -132,7 +96,6 @@ def jax_lines(settings, device, num_threads):
         f'jax.config.update("jax_default_matmul_precision", "{precision}")' if device == "cuda" else "",
         *keras_lines(settings),
     ]
-    return list(filter(None, lines))
 
 
 def keras_lines(settings):
@@ -142,6 +105,41 @@ def keras_lines(settings):
     return [
         f'keras.config.set_dtype_policy("{policy}")  # before the model is built',
         f"model.compile({own}jit_compile={settings.compile == '1'})  # then model.{'fit' if own else 'predict'}(...)",
+    ]
+
+
+def mlx_lines(settings, device, _):
+    """Return lines of MLX, which cannot set its threads."""
+    is_trained, is_compiled = settings.phase == "training", settings.compile != "0"
+    is_tokens = settings.prompt_tokens or settings.sequence_length  # integers keep their type
+    dtype = settings.precision if settings.precision in ("float16", "bfloat16") else ""
+    lines = [
+        "import os",
+        f'os.environ["MLX_ENABLE_TF32"] = "{int(settings.precision == "tf32")}"  # before MLX computes anything',
+        "import mlx.core as mx",
+        "from mlx import nn" if is_trained else "",
+        "mx.set_default_device(mx.cpu)" if device == "cpu" else "",
+        f"model.set_dtype(mx.{dtype})" if dtype else "",
+        f"inputs = inputs.astype(mx.{dtype})" if dtype and not is_tokens else "",
+    ]
+    if not is_trained:
+        call = ["outputs = model(inputs)"]
+        if is_compiled:
+            call = ["compiled = mx.compile(model, inputs=model.state)", "outputs = compiled(inputs)"]
+        return [*lines, "model.eval()", *call, "mx.eval(outputs)"]
+    return [
+        *lines,
+        "model.train()",
+        "differentiate = nn.value_and_grad(model, lambda inputs, labels: loss_function(model(inputs), labels))",
+        "def step(inputs, labels):",
+        "    loss, gradients = differentiate(inputs, labels)",
+        "    optimizer.update(model, gradients)",
+        "    return loss",
+        "optimizer.init(model.trainable_parameters())",
+        "state = [model.state, optimizer.state, mx.random.state]",
+        "step = mx.compile(step, inputs=state, outputs=state)" if is_compiled else "",
+        "outputs = step(inputs, labels)",
+        "mx.eval(outputs, state)",
     ]
 
 

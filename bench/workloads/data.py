@@ -35,11 +35,14 @@ def float8_pool(seed):
     return np.round(pool / step) * step
 
 
-ALL_NORMAL = itertools.repeat(normal_pool)  # of any number of arrays
+@functools.cache
+def zero_pool(_):
+    # operand_sets() copies it, so the operands are written: memory that is only reserved would stay in the cache.
+    return np.zeros(POOL_NUMBERS, np.float32)
 
 
-def operand_sets(shapes, sets, seed, pools=ALL_NORMAL):
-    """Make the operands of an operator: `sets` tuples of arrays with these shapes, each from its own pool of numbers.
+def operand_sets(shapes, sets, seed, pools=(normal_pool,)):
+    """Make the operands of an operator: `sets` tuples of arrays with these shapes, from pools of numbers in turn.
 
     By default they are float32, normal with unit variance. Each array is cut from its own offset in the pool, because
     generating billions of numbers would take minutes.
@@ -51,7 +54,7 @@ def operand_sets(shapes, sets, seed, pools=ALL_NORMAL):
         # Slice first: the result of resize() keeps a reference to its whole argument.
         return np.resize(pool(seed)[start : start + math.prod(shape)], shape)
 
-    return [tuple(map(cut, shapes, pools)) for _ in range(sets)]
+    return [tuple(map(cut, shapes, itertools.cycle(pools))) for _ in range(sets)]
 
 
 def epoch_order(count, seed, epoch):

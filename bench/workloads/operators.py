@@ -1,7 +1,6 @@
 """Single operators as workloads: matmuls, convolutions, attention, memory bandwidth, all-reduce. Needs NumPy only."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -27,58 +26,33 @@ def name_size(size):
     return "x".join(map(str, size))
 
 
-def operator(
-    model,
-    name,
-    shapes,
-    samples,
-    *,
-    items=1,
-    unit="matmuls",
-    flops=None,
-    smallest=SMALLEST_NUMBER,
-    pools=data.ALL_NORMAL,
-    **columns,
-):
-    """Build the Workload of one operator on operands of these shapes, each from its own pool of numbers."""
+def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools=(data.normal_pool,), **fields):
+    """Build the Workload of one operator on operands of these shapes.
+
+    Args:
+        smallest: bytes of a number in the smallest precision.
+        fields: of the Workload, if they are not those of a matmul.
+    """
     bytes_per_set = smallest * sum(map(math.prod, shapes))
     sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / bytes_per_set)))
-    return Workload(
-        name=name,
-        model=model,
-        unit=unit,
-        items_per_step=items,
-        make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pools),
-        flops_per_item=flops,
-        columns={"data": "synthetic"} | columns,
-        samples=samples,
-    )
+    usual = {"name": model, "unit": "matmuls", "items_per_step": 1}
+    usual["make_batches"] = lambda _, seed: data.operand_sets(shapes, sets, seed, pools)
+    return Workload(model=model, samples=samples, columns={"data": "synthetic"} | columns, **(usual | fields))
 
 
-def matmul(size):
+def matmul(size, pools=(data.normal_pool,)):
     """Build an M x K by K x N matmul: 2 M N K FLOPs."""
     m, n, k = size
-    shapes = (m, k), (k, n)
-    return operator("matmul", "matmul", shapes, sample_matmul, flops=2 * m * n * k, matrix_size=name_size(size))
+    columns, flops = {"matrix_size": name_size(size)}, 2 * m * n * k
+    return operator("matmul", ((m, k), (k, n)), sample_matmul, columns, pools=pools, flops_per_item=flops)
 
 
 def matmul_of_bytes(precision, size):
     """Build an M x K by K x N matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
     m, n, k = size
-    shapes, pools = ((m, k), (n, k)), (EIGHT_BITS[precision],) * 2
-    work = {"flops": 2 * m * n * k, "pools": pools, "matrix_size": name_size(size)}
-    return operator("matmul-8bit", "matmul", shapes, lambda pair: sample_matmul((pair[0], pair[1].T)), **work)
-
-
-def matmul_of_zeros(size):
-    """Build a matmul whose operands are all zero."""
-    work = matmul(size)
-
-    def make_batches(_, seed):
-        # Written, because memory that was only reserved is a single page of zeros, which stays in the cache.
-        return [tuple(np.full_like(each, 0) for each in pair) for pair in work.make_batches(1, seed)]
-
-    return replace(work, make_batches=make_batches)
+    shapes, pools, columns = ((m, k), (n, k)), (EIGHT_BITS[precision],), {"matrix_size": name_size(size)}
+    fields = {"name": "matmul", "flops_per_item": 2 * m * n * k, "pools": pools}
+    return operator("matmul-8bit", shapes, lambda pair: sample_matmul((pair[0], pair[1].T)), columns, **fields)
 
 
 def gemv(precision):
@@ -87,12 +61,12 @@ def gemv(precision):
     Weights of int8 meet a bfloat16 vector, and each row has a scale: numbers of few bits, which bfloat16 has exactly.
     """
     side, number = GEMV_SIDE, BYTES.get(precision, 1)
-    shapes, pools = ((1, side), (side, side)), (data.normal_pool,) * 2
+    shapes, pools = ((1, side), (side, side)), (data.normal_pool,)
     if precision in EIGHT_BITS:
         shapes, pools = (*shapes, (side,)), (data.float8_pool, EIGHT_BITS[precision], data.float8_pool)
     moved, columns = number * side**2, {"matrix_size": name_size((1, side, side))}
-    work = {"items": moved / 1e9, "unit": "GB", "smallest": number, "pools": pools}
-    return replace(operator("gemv", "gemv", shapes, sample_gemv, **work, **columns), bytes_per_step=moved)
+    fields = {"items_per_step": moved / 1e9, "unit": "GB", "bytes_per_step": moved}
+    return operator("gemv", shapes, sample_gemv, columns, smallest=number, pools=pools, **fields)
 
 
 def attention(tokens, device):
@@ -103,7 +77,7 @@ def attention(tokens, device):
     heads, numbers = CPU_HEADS if device == "cpu" else GPU_HEADS
     shapes, flops = ((heads, tokens, numbers),) * 3, 2 * heads * tokens**2 * numbers
     columns = {"sequence_length": tokens, "batch_size": 1}
-    return operator("attention", "attention", shapes, sample_attention, unit="calls", flops=flops, **columns)
+    return operator("attention", shapes, sample_attention, columns, unit="calls", flops_per_item=flops)
 
 
 def convolution_1x1(size):
@@ -112,16 +86,18 @@ def convolution_1x1(size):
     height = math.gcd(m, 2 ** (m.bit_length() // 2))
     shapes = (1, k, height, m // height), (n, k, 1, 1)
     columns = {"matrix_size": name_size(size), "memory_format": "channels_last", "batch_size": 1}
-    return operator("conv1x1", "convolution", shapes, sample_convolution, flops=2 * m * n * k, **columns)
+    fields = {"name": "convolution", "flops_per_item": 2 * m * n * k}
+    return operator("conv1x1", shapes, sample_convolution, columns, **fields)
 
 
 def convolution_3x3(device):
     """Build the 3 x 3 convolution of tf-metal-experiments: 128 channels, 2 x 9 x 128 x 128 FLOPs per pixel."""
     batch, channels, side = 4 if device == "cpu" else 32, 128, 256
     shapes = (batch, channels, side, side), (channels, channels, 3, 3)
-    work = {"items": batch, "unit": "images", "flops": 2 * 9 * channels * channels * side * side}
     columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch}
-    return operator("conv3x3", "convolution", shapes, sample_convolution, **work, **columns)
+    fields = {"name": "convolution", "unit": "images", "items_per_step": batch}
+    fields["flops_per_item"] = 2 * 9 * channels * channels * side * side
+    return operator("conv3x3", shapes, sample_convolution, columns, **fields)
 
 
 def bandwidth(model, formula):
@@ -133,8 +109,8 @@ def bandwidth(model, formula):
         (indices,) = random_indices(output.shape)
         return (indices,), formula(*(x[indices].astype(np.float64) for x in inputs))
 
-    gigabytes = arrays * 4 * COPY_NUMBERS / 1e9
-    return operator(model, "bandwidth", ((COPY_NUMBERS,),) * arrays, samples, items=gigabytes, unit="GB")
+    fields = {"name": "bandwidth", "unit": "GB", "items_per_step": arrays * 4 * COPY_NUMBERS / 1e9}
+    return operator(model, ((COPY_NUMBERS,),) * arrays, samples, {}, **fields)
 
 
 def all_reduce(size, rank, ranks):
@@ -152,8 +128,8 @@ def all_reduce(size, rank, ranks):
         (indices,) = random_indices((numbers,))
         return (indices,), operands[0][indices].astype(np.float64) / (rank + 1) * total
 
-    columns = {"items": size / 1e9, "unit": "GB", "message_bytes": size}
-    return replace(operator("all-reduce", "all-reduce", ((numbers,),), samples, **columns), make_batches=make_batches)
+    fields = {"unit": "GB", "items_per_step": size / 1e9, "make_batches": make_batches}
+    return operator("all-reduce", ((numbers,),), samples, {"message_bytes": size}, **fields)
 
 
 # Expected values, in float64 or int64, at random indices of the output, which are checked before anything is timed.

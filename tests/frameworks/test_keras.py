@@ -26,7 +26,7 @@ open_session = Opener(NAME)
 @pytest.mark.parametrize("phase", ["inference", "training"])
 def test_the_lines_of_make_best_for_ones_own_script_run(phase):
     settings = read_settings("mlp", {"FRAMEWORK": NAME, "PHASE": phase, "PRECISION": "mixed_bfloat16"})
-    lines = recipe.SCRIPTS[NAME](settings, "cpu", None)
+    lines = recipe.script_lines(settings, "cpu", None)
     names = {"loss_function": "mse", "optimizer": "sgd"}
     before = keras.config.dtype_policy()
     try:

@@ -196,7 +196,7 @@ def test_the_lines_of_make_best_for_ones_own_script_run(phase, compiled):
     names = {"model": model, "inputs": inputs, "labels": mx.ones((4, 2)), "loss_function": loss_function}
     names["optimizer"] = on_mlx.OPTIMIZERS["sgd"](0.1)
     before = np.array(model.weight)
-    exec("\n".join(recipe.mlx_lines(settings, "cpu", None)), names)
+    exec("\n".join(recipe.script_lines(settings, "cpu", None)), names)
     assert np.array_equal(before, model.weight) == (phase == "inference")
     assert count_pending(names["outputs"], model.parameters()) == 0
 

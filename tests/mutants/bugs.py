@@ -167,9 +167,7 @@ BUGS = {
     "count_both_halves_of_attention": Bug(
         "bench/workloads/operators.py", "3, 2 * heads * tokens**2", "3, 4 * heads * tokens**2", OPERATORS
     ),
-    "weights_that_stay_in_the_cache": Bug(
-        "bench/workloads/operators.py", '"smallest": number', '"smallest": 4', OPERATORS
-    ),
+    "weights_that_stay_in_the_cache": Bug("bench/workloads/operators.py", "smallest=number", "smallest=4", OPERATORS),
     "probe_in_one_turn": Bug("tflops_sweep.py", "range(PROBE_ROUNDS)", "range(1)", OPERATORS),
     "zeros_over_random_upside_down": Bug(
         "tflops_sweep.py", "median(random / zeros", "median(zeros / random", OPERATORS
