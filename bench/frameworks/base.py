@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.host import resources
 from bench.timing import check
 from bench.timing.measure import MeasurementError
+
+LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,6 @@ class Model(ABC):
     """
 
     parameters: int  # trainable
-    note = ""  # what a reader of the row has to know
     loss: Any  # mean of the last batch, without its graph
     last_weight: Any
     last_gradient: Any  # of last_weight
@@ -78,7 +80,6 @@ class CachedModel(ABC):
     """A language model with a cache of keys and values. Tokens are ids on the device, of shape (sequences, count)."""
 
     parameters: int  # trainable
-    note = ""
 
     @abstractmethod
     def open_cache(self, sequences, tokens):
@@ -110,16 +111,21 @@ class DeviceContext(ABC):
 
     measured_precision: str
     output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
-    own_note = ""  # what a reader of each of its rows has to know
     output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
 
     def __init__(self, device, settings):
         self.device, self.precision = device, settings.precision
         self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
         self.seed, self.optimizer = settings.seed, settings.optimizer
+        self.notes = []  # what a reader of its rows has to know
         self.compares_with_cpu = device != "cpu" or self.precision not in ("float32", "float64")
         # In 16 bits rounding order alone can change outputs by 10 %.
         self.compares_compiled = self.compile and self.precision in ("float32", "float64")
+
+    @property
+    def note(self):
+        """Return all notes so far as one text."""
+        return "; ".join(self.notes)
 
     @abstractmethod
     def build(self, workload, is_trained):
@@ -209,6 +215,14 @@ class DeviceContext(ABC):
         check.check_first_loss(loss, logits)
         words = "later tokens change the logits of earlier ones"
         check.check_equal(others[:, :half], logits[:, :half], self.output_limit, words)
+
+    def has_memory_for_gradients(self, needed):
+        """Whether the host has `needed` bytes, which comparing gradients with float64 takes; notes it if not."""
+        free = resources.available_bytes()
+        has_memory = free is None or needed < free
+        if not has_memory:
+            self.notes.append("gradients were not compared with float64: too little memory")
+        return has_memory
 
     def require_tf32(self):
         """Raise MeasurementError if TF32 is asked for and the device does not compute in it."""

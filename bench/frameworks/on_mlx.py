@@ -18,7 +18,6 @@ from mlx.utils import tree_flatten, tree_map
 from bench.frameworks import Device, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, convolve, count_parameters, leaves
 from bench.frameworks.on_mlx_networks import refuse_unknown_model as refuse_unknown_model
-from bench.host import resources
 from bench.timing import check
 from bench.timing.measure import MeasurementError
 from bench.workloads.workload import LEARNING_RATES
@@ -29,9 +28,7 @@ OPTIMIZERS = {
     "adam": functools.partial(optimizers.Adam, bias_correction=True),
     "adamw": functools.partial(optimizers.AdamW, bias_correction=True),
 }
-LOSS_SCALE = 256
 TF32_VARIABLE = "MLX_ENABLE_TF32"
-SLOW = "MLX's build for Linux CPUs is for tests: it reaches a few GFLOP/s"
 
 
 def find_device(settings):
@@ -126,7 +123,8 @@ class DeviceContext(base.DeviceContext):
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
-        self.own_note = SLOW if self.device == "cpu" and sys.platform == "linux" else ""
+        if self.device == "cpu" and sys.platform == "linux":
+            self.notes.append("MLX's build for Linux CPUs is for tests: it reaches a few GFLOP/s")
         enable_tf32(self.device, self.precision)
         mx.random.seed(self.seed)
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
@@ -158,7 +156,7 @@ class DeviceContext(base.DeviceContext):
         self.prove(module, workload.part or workload, loss_of)
         if workload.part:
             self.check_tokens(module, loss_of, workload.part)
-            self.own_note = "; ".join(filter(None, [self.own_note, on_mlx_llm.raise_wired_limit()]))
+            on_mlx_llm.raise_wired_limit(self)
             module = on_mlx_llm.Trainable(workload, self.dtype)
             check.check_parameters(count_parameters(module), workload.parameters)
             mx.eval(module.parameters())
@@ -181,10 +179,8 @@ class DeviceContext(base.DeviceContext):
         check.check_parameters(count_parameters(module), workload.parameters)
         pairs = workload.make_batches(2, self.seed)
         size = sum(each.size for each in leaves(module.parameters()))
-        needed, free = 32 * size, resources.available_bytes()  # weights, gradients and their copies in float64
-        compares_gradients = loss_of and (free is None or needed < free)
-        if loss_of and not compares_gradients:
-            self.own_note = "; ".join(filter(None, [self.own_note, "gradients were not compared: too little memory"]))
+        # Weights, gradients and their copies in float64.
+        compares_gradients = loss_of and self.has_memory_for_gradients(32 * size)
         expected, rounding = None, 0
         with mx.stream(mx.cpu):
             both = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
@@ -297,7 +293,7 @@ def cast(module, weights, dtype):
 
 def differentiate(module, loss_of, batch, compiled=lambda function, *state: function):
     """Return the gradients of a batch's loss as NumPy arrays, scaled by LOSS_SCALE: small ones are zero in float16."""
-    function = nn.value_and_grad(module, lambda *batch: LOSS_SCALE * mean_loss(module, loss_of, batch))
+    function = nn.value_and_grad(module, lambda *batch: base.LOSS_SCALE * mean_loss(module, loss_of, batch))
     _, gradients = compiled(function, module)(*batch)
     mx.eval(gradients, module.parameters())
     return [as_numpy(each) for each in leaves(gradients)]
@@ -307,7 +303,7 @@ class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
     def __init__(self, context, module, loss_of):
-        self.context, self.module, self.note = context, module.train(bool(loss_of)), context.own_note
+        self.context, self.module = context, module.train(bool(loss_of))
         self.parameters, self.traces_before = count_parameters(module), context.traces
         self._infer = context.compiled(module, module)
         self.is_llm = isinstance(module, on_mlx_llm.Trainable)

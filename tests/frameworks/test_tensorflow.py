@@ -161,7 +161,7 @@ def test_an_operator_that_runs_on_the_cpu_is_no_result_of_a_gpu(monkeypatch):
 @needs_xla
 def test_a_wrong_compiled_model_is_refused(monkeypatch):
     function = on_tensorflow.DeviceContext.function
-    wrong = lambda context, work: function(context, lambda *batch: work(*batch) * 1.01)  # noqa: E731
+    wrong = lambda context, work: function(context, lambda *batch: [1.01 * each for each in work(*batch)])  # noqa: E731
     monkeypatch.setattr(on_tensorflow.DeviceContext, "function", wrong)
     with pytest.raises(measure.MeasurementError, match="compiled, the output differs by") as caught:
         open_session("mlp", "inference", COMPILE="1")
