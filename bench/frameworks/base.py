@@ -111,6 +111,7 @@ class DeviceContext(ABC):
 
     measured_precision: str
     output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
+    magnification = 1  # of rounding errors on the CPU over those of float32, in compare()
     output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
 
     def __init__(self, device, settings):
@@ -187,18 +188,24 @@ class DeviceContext(ABC):
     def release(self):
         """Free what a closed session leaves behind."""
 
-    def check_outputs(self, got, again, expected, rounding):
-        """Raise MeasurementError unless the outputs for a pair of items are right; stores their error.
+    def compare(self, got, again, exact, rounded):
+        """Raise MeasurementError unless a model is right for a pair of items; stores the error of its output.
 
-        Args:
-            got, again: of the device, for the same pair.
-            expected: in float64 from the CPU; None if nothing is compared.
-            rounding: the error of the model in float32, as check.output_limit() takes it.
+        Each argument is [output, *gradients], in inference without gradients, as NumPy arrays: from the device, from
+        the device again, in float64 on the CPU, and in lower precision on the CPU. The last two differ by rounding;
+        both are None if nothing is compared.
         """
+        expected, rounding = None, 0
+        if exact:
+            rounding = check.relative_error(rounded[0], exact[0]) / self.magnification
+            expected = exact[0] if self.compares_with_cpu else None
         self.output_limit = check.output_limit(self.measured_precision, rounding)
-        check.check_output(got, expected, self.output_limit)
-        check.check_equal(again, got, self.output_limit, "equal inputs give outputs that differ")
-        self.output_error = None if expected is None else check.relative_error(got, expected)
+        check.check_output(got[0], expected, self.output_limit)
+        check.check_equal(again[0], got[0], self.output_limit, "equal inputs give outputs that differ")
+        self.output_error = None if expected is None else check.relative_error(got[0], expected)
+        if exact:
+            roundings = [error / self.magnification for error in check.gradient_errors(rounded[1:], exact[1:])]
+            check.check_gradients(got[1:], exact[1:], roundings, self.measured_precision)
 
     def evaluate(self, module, loss_of, ids, target):
         """Return (the logits of all tokens in NumPy, their mean loss) of a language model's batch on the device."""

@@ -153,7 +153,7 @@ class DeviceContext(base.DeviceContext):
         module = BUILDERS[workload.name](workload.part or workload)
         mx.eval(module.parameters())
         loss_of = LOSSES[workload.loss] if is_trained else None
-        self.prove(module, workload.part or workload, loss_of)
+        self.prove(module, workload.part or workload, is_trained)
         if workload.part:
             self.check_tokens(module, loss_of, workload.part)
             on_mlx_llm.raise_wired_limit(self)
@@ -170,7 +170,7 @@ class DeviceContext(base.DeviceContext):
     def build_cached(self, workload):
         return on_mlx_llm.CachedModel(self, workload)
 
-    def prove(self, module, workload, loss_of):
+    def prove(self, module, workload, is_trained):
         """Raise MeasurementError unless this is the right model, and computes the right output and gradients.
 
         The module is in evaluation mode, and afterwards in this precision. With COMPILE=1 the compiled output and
@@ -180,34 +180,24 @@ class DeviceContext(base.DeviceContext):
         pairs = workload.make_batches(2, self.seed)
         size = sum(each.size for each in leaves(module.parameters()))
         # Weights, gradients and their copies in float64.
-        compares_gradients = loss_of and self.has_memory_for_gradients(32 * size)
-        expected, rounding = None, 0
+        with_gradients = is_trained and self.has_memory_for_gradients(32 * size)
+        exact = rounded = None
         with mx.stream(mx.cpu):
             both = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
             calibrate(module, self.put_as(mx.float32, *both))
             module.eval()
             weights = module.parameters()
-            if self.compares_with_cpu:
-                rounded, expected = (
-                    as_numpy(cast(module, weights, dtype)(*workload.inputs_of(self.put_as(dtype, *pairs[0]))))
-                    for dtype in (mx.float32, mx.float64)
-                )
-                rounding = check.relative_error(rounded, expected)
-            if compares_gradients:
+            if with_gradients or self.compares_with_cpu:
                 rounded, exact = (
-                    differentiate(cast(module, weights, dtype), loss_of, self.put_as(dtype, *pairs[0]))
+                    evaluate(cast(module, weights, dtype), workload, self.put_as(dtype, *pairs[0]), with_gradients)
                     for dtype in (mx.float32, mx.float64)
                 )
         cast(module, weights, self.dtype)
         pair = self.put(*pairs[0])
-        infer = self.compiled(module, module)
-        got, again = (as_numpy(infer(*workload.inputs_of(pair))) for _ in range(2))
-        self.check_outputs(got, again, expected, rounding)
+        got, again = (evaluate(module, workload, pair, with_gradients, self.compiled) for _ in range(2))
+        self.compare(got, again, exact, rounded)
         if self.compares_compiled:
-            check.check_compiled(got, as_numpy(module(*workload.inputs_of(pair))))
-        if compares_gradients:
-            gradients = differentiate(module, loss_of, pair, self.compiled)
-            check.check_gradients(gradients, exact, check.gradient_errors(rounded, exact), self.measured_precision)
+            check.check_compiled(got[0], as_numpy(module(*workload.inputs_of(pair))))
         mx.clear_cache()
 
     def open_stream(self, workload, settings, phase):
@@ -291,12 +281,21 @@ def cast(module, weights, dtype):
     return module
 
 
-def differentiate(module, loss_of, batch, compiled=lambda function, *state: function):
-    """Return the gradients of a batch's loss as NumPy arrays, scaled by LOSS_SCALE: small ones are zero in float16."""
-    function = nn.value_and_grad(module, lambda *batch: base.LOSS_SCALE * mean_loss(module, loss_of, batch))
-    _, gradients = compiled(function, module)(*batch)
-    mx.eval(gradients, module.parameters())
-    return [as_numpy(each) for each in leaves(gradients)]
+def evaluate(module, workload, batch, with_gradients, compiled=lambda function, *state: function):
+    """Return [output, *gradients of the mean loss] of a batch as NumPy arrays, or only the output.
+
+    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16.
+    """
+
+    def scaled_loss(*batch):
+        outputs = module(*workload.inputs_of(batch))
+        return base.LOSS_SCALE * LOSSES[workload.loss](outputs, batch[-1]), outputs
+
+    if not with_gradients:
+        return [as_numpy(compiled(module, module)(*workload.inputs_of(batch)))]
+    (_, outputs), gradients = compiled(nn.value_and_grad(module, scaled_loss), module)(*batch)
+    mx.eval(outputs, gradients, module.parameters())
+    return [as_numpy(each) for each in (outputs, *leaves(gradients))]
 
 
 class Model(base.Model):

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
@@ -238,34 +237,24 @@ def count_parameters(model):
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-@torch.no_grad()
-def compute_exactly(module, inputs):
-    """Return (output in float64, relative error of the output in float32), both on the CPU; the module is as it was."""
-    rounded = module(*inputs).numpy()
-    exact = module.double()(*as_doubles(inputs)).numpy()
-    module.float()  # exactly the former values, which float64 holds without rounding
-    return exact, check.relative_error(rounded, exact)
-
-
 def as_doubles(tensors):
     """Return floats in float64, and integers as they are."""
     return [each.double() if each.is_floating_point() else each for each in tensors]
 
 
-def differentiate(module, loss):
-    """Return the gradients of a loss, scaled by LOSS_SCALE, as NumPy arrays: small ones would be zero in float16."""
-    weights = [weight for weight in module.parameters() if weight.requires_grad]
-    gradients = torch.autograd.grad(base.LOSS_SCALE * loss, weights)
-    return [(each.float() if each.element_size() < 4 else each).cpu().numpy() for each in gradients]
+def evaluate(module, workload, batch, with_gradients, precision=None):
+    """Return [output, *gradients of the mean loss] of a batch as NumPy arrays, or only the output.
 
-
-def differentiate_exactly(module, loss_of, inputs, target):
-    """Return (gradients in float64, gradient_errors() of float32), both on the CPU; the module stays as it is."""
-    rounded = differentiate(module, loss_of(module(*inputs), target))
-    *inputs, target = as_doubles([*inputs, target])
-    exact = differentiate(module.double(), loss_of(module(*inputs), target))
-    module.float()  # exactly the former values, which float64 holds without rounding
-    return [each.astype(np.float32) for each in exact], check.gradient_errors(rounded, exact)  # half of the memory
+    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `precision` is a context, autocast().
+    """
+    with precision or nullcontext(), torch.set_grad_enabled(with_gradients):
+        outputs = module(*workload.inputs_of(batch))
+        loss = LOSSES[workload.loss](outputs, batch[-1]) if with_gradients else None
+    arrays = [outputs.detach()]
+    if with_gradients:
+        weights = [weight for weight in module.parameters() if weight.requires_grad]
+        arrays += torch.autograd.grad(base.LOSS_SCALE * loss, weights)
+    return [(each.float() if each.element_size() < 4 else each).cpu().numpy() for each in arrays]
 
 
 def name_device(device):
@@ -338,26 +327,18 @@ class DeviceContext(base.DeviceContext):
         # because BatchNorm would magnify their rounding errors; models with BatchNorm have one input.
         update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
         module.eval()
-        pair = pairs[0]
-        inputs = workload.inputs_of(pair)
-        expected, rounding = compute_exactly(module, inputs) if self.compares_with_cpu else (None, 0)
         numbers = sum(weight.numel() for weight in module.parameters())
-        # Weights and gradients in float64, and gradients in float32.
-        compares_gradients = is_trained and self.has_memory_for_gradients((8 + 8 + 4) * numbers)
-        if compares_gradients:
-            loss_of = LOSSES[workload.loss]
-            exact_gradients, gradient_rounding = differentiate_exactly(module, loss_of, inputs, pair[-1])
+        # Weights in float32, and gradients in float64 and three times in float32.
+        with_gradients = is_trained and self.has_memory_for_gradients((4 + 8 + 3 * 4) * numbers)
+        exact = rounded = None
+        if with_gradients or self.compares_with_cpu:
+            rounded = evaluate(module, workload, pairs[0], with_gradients)
+            exact = evaluate(module.double(), workload, as_doubles(pairs[0]), with_gradients)
+            module.float()  # exactly the former values, which float64 holds without rounding
         module = module.to(self.device, self.dtype, memory_format=self.format)
-        pair = self.put(*pair)
-        inputs = workload.inputs_of(pair)
-        with self.autocast(), torch.no_grad():
-            got, again = (module(*inputs).float().cpu().numpy() for _ in range(2))
-        self.check_outputs(got, again, expected, rounding)
-        if compares_gradients:
-            with self.autocast():
-                loss = loss_of(module(*inputs), pair[-1])
-            gradients = differentiate(module, loss)
-            check.check_gradients(gradients, exact_gradients, gradient_rounding, self.measured_precision)
+        pair = self.put(*pairs[0])
+        got, again = (evaluate(module, workload, pair, with_gradients, self.autocast()) for _ in range(2))
+        self.compare(got, again, exact, rounded)
         self.memory("reset_peak_memory_stats")
         return module
 

@@ -1,9 +1,6 @@
 """Keras in TensorFlow or in JAX, as FRAMEWORK says, and the same numbers as PyTorch for the same weights."""
 
 import os
-import re
-import subprocess
-import sys
 
 from tests.conftest import TESTED as NAME
 
@@ -13,12 +10,11 @@ import keras
 import numpy as np
 import pytest
 
-from bench.records import results
 from bench.settings import read_settings
 from bench.timing import check, measure
 from bench.tune import recipe
 from tests.frameworks import torch_reference
-from tests.frameworks.sessions import SMALL, Opener
+from tests.frameworks.sessions import Opener
 
 open_session = Opener(NAME)
 
@@ -161,15 +157,3 @@ def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(refer
         losses.append(float(ours.loss))
     assert losses == pytest.approx(torch["_losses"][:steps].tolist(), rel=1e-4)
     assert losses == sorted(losses, reverse=True)
-
-
-def test_make_runs_it_with_the_threads_that_are_asked_for(tmp_path):
-    environ = os.environ | SMALL["mlp"] | {"FRAMEWORK": NAME, "MAX_SECONDS": "0.1", "MACHINE": "here", "RUNS": "1"}
-    environ |= {"PHASE": "inference", "NUM_THREADS": "1"}
-    command = ["make", "mlp", f"PYTHON={sys.executable}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ)
-    assert done.returncode == 0, done.stderr
-    assert NAME in done.stdout.splitlines()[0]
-    (row,) = results.read(tmp_path / "results" / "here.csv")
-    assert (row["framework"], row["num_threads"]) == (NAME, "1")
-    assert [line for line in done.stderr.splitlines() if not re.match("[0-9:]{8}  ", line)] == []  # our log's lines

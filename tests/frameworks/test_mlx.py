@@ -3,8 +3,6 @@
 import io
 import os
 import re
-import subprocess
-import sys
 
 import mlx.core as mx
 import numpy as np
@@ -13,15 +11,13 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 import llm_benchmark
-from bench import frameworks
 from bench.frameworks import on_mlx, on_mlx_llm
-from bench.records import results
 from bench.settings import read_settings
 from bench.timing import check, measure
 from bench.tune import recipe
 from bench.workloads.networks import RESNETS
 from tests.frameworks import torch_reference
-from tests.frameworks.sessions import SCRIPTS, SMALL, Opener, open_llm
+from tests.frameworks.sessions import SCRIPTS, Opener, open_llm
 
 open_session = Opener("mlx")
 DEVICE = on_mlx.choose_device(None)
@@ -151,40 +147,10 @@ def test_tf32_and_float32_need_a_process_each(monkeypatch):
     assert caught.value.status == "unsupported"
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), "out_of_memory"),
-        (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum allowed buffer "
-                      "size of 8 bytes."), "out_of_memory"),
-        (ValueError("float64 is not supported on the GPU"), "unsupported"),
-    ],
-)  # fmt: skip
-def test_its_own_failures_are_told_apart(error, status):
-    assert frameworks.describe_failure(error)[0] == status
-
-
 def test_every_worker_of_a_stream_has_a_batch_to_prepare():
     session = open_session("image", scope="input", NUM_WORKERS="7", BATCH_SIZE="2")
     assert session.queue_steps == 2 + 4
     session.close()
-
-
-def test_a_copy_is_one():
-    x = mx.random.normal((64, 64))
-    copy = on_mlx.OPERATORS["copy"](x, None)
-    assert np.array_equal(x, copy)
-    assert not np.shares_memory(np.asarray(x), np.asarray(copy))
-
-
-def test_make_runs_it_and_the_row_says_what_the_build_is_for(tmp_path):
-    environ = os.environ | SMALL["mlp"] | {"FRAMEWORK": "mlx", "MAX_SECONDS": "0.1", "MACHINE": "here", "RUNS": "1"}
-    command = ["make", "mlp", f"PYTHON={sys.executable}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ | {"PHASE": "inference"})
-    assert done.returncode == 0, done.stderr
-    (row,) = results.read(tmp_path / "results" / "here.csv")
-    assert row["framework"] == "mlx"
-    assert ("for tests" in row["note"]) == (row["device"] == "cpu" and sys.platform == "linux")
 
 
 @pytest.mark.parametrize("compiled", ["0", "1"])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bench import frameworks
 from bench.frameworks import keras_networks, on_tensorflow
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
@@ -166,24 +165,3 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch):
     with pytest.raises(measure.MeasurementError, match="compiled, the output differs by") as caught:
         open_session("mlp", "inference", COMPILE="1")
     assert caught.value.status == "wrong_output"
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (tf.errors.ResourceExhaustedError(None, None, "no more"), "out_of_memory"),
-        (RuntimeError("failed to allocate memory [Op:AddV2]"), "out_of_memory"),
-        (RuntimeError("Could not satisfy device specification '/device:GPU:0'."), "unsupported"),
-    ],
-)
-def test_its_own_failures_are_told_apart(error, status):
-    assert frameworks.describe_failure(error) == (status, str(error))
-
-
-@pytest.mark.parametrize("system", ["Linux", "Darwin"])
-def test_a_copy_is_one(monkeypatch, system):
-    monkeypatch.setattr(platform, "system", lambda: system)
-    x = tf.random.normal((64, 64))
-    copy = on_tensorflow.OPERATORS["copy"](x, None)
-    assert np.array_equal(x, copy)
-    assert not np.shares_memory(np.asarray(x), np.asarray(copy))
