@@ -100,11 +100,6 @@ def widen(outputs):
 LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
 
 
-def mean_loss(module, loss_of, batch):
-    *inputs, target = batch
-    return loss_of(module(*inputs), target)
-
-
 def as_mlx(array, dtype):
     """Return a NumPy array in MLX: floats in this type, integers in MLX's own, int32."""
     is_float = array.dtype.kind == "f"
@@ -315,7 +310,7 @@ class Model(base.Model):
         self.optimizer = optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
         optimizer.init(module.trainable_parameters())
         self.state = [module, optimizer.state, random]  # everything that a step replaces
-        differentiate = nn.value_and_grad(module, lambda *batch: mean_loss(module, loss_of, batch))
+        differentiate = nn.value_and_grad(module, lambda *batch: loss_of(module(*batch[:-1]), batch[-1]))
 
         def train(*batch):
             loss, gradients = differentiate(*batch)

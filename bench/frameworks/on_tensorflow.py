@@ -355,12 +355,9 @@ class Model(base.Model):
         self.functions = []
         self._infer = self._function(lambda *inputs: call(self.keras_model, inputs, training=False))
         if loss_of:
-            self._open_optimizer()
-
-    def _open_optimizer(self):
-        self.optimizer = build_optimizer(self.context.optimizer, self.context.precision, self.weights)
-        self.train_step, self.losses_of = self._function(self._train), self._function(self._losses_of)
-        self.apply = self._function(lambda gradients: self.optimizer.apply(gradients, self.weights))
+            self.optimizer = build_optimizer(context.optimizer, context.precision, self.weights)
+            self.train_step, self.losses_of = self._function(self._train), self._function(self._losses_of)
+            self.apply = self._function(lambda gradients: self.optimizer.apply(gradients, self.weights))
 
     def _function(self, python_function):
         self.functions.append(self.context.function(python_function))
