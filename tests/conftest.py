@@ -25,7 +25,8 @@ for name in ("tensorflow", "jax"):
     OWN[name].add("frameworks/test_keras.py")
 TESTED = read_settings("tests", {"FRAMEWORK": os.environ.get("FRAMEWORK", "torch")}).framework
 OTHERS = set().union(*OWN.values()) - OWN[TESTED]
-collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - {"frameworks/test_contract.py"})
+SHARED = {"frameworks/test_contract.py", "frameworks/test_llm.py"}
+collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - SHARED)
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.host import resources
 from bench.timing import check
 from bench.timing.measure import MeasurementError
+
+LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,6 @@ class Model(ABC):
     """
 
     parameters: int  # trainable
-    note = ""  # what a reader of the row has to know
     loss: Any  # mean of the last batch, without its graph
     last_weight: Any
     last_gradient: Any  # of last_weight
@@ -78,7 +80,6 @@ class CachedModel(ABC):
     """A language model with a cache of keys and values. Tokens are ids on the device, of shape (sequences, count)."""
 
     parameters: int  # trainable
-    note = ""
 
     @abstractmethod
     def open_cache(self, sequences, tokens):
@@ -110,16 +111,22 @@ class DeviceContext(ABC):
 
     measured_precision: str
     output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
-    own_note = ""  # what a reader of each of its rows has to know
+    magnification = 1  # of rounding errors on the CPU over those of float32, in compare()
     output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
 
     def __init__(self, device, settings):
         self.device, self.precision = device, settings.precision
         self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
         self.seed, self.optimizer = settings.seed, settings.optimizer
+        self.notes = []  # what a reader of its rows has to know
         self.compares_with_cpu = device != "cpu" or self.precision not in ("float32", "float64")
         # In 16 bits rounding order alone can change outputs by 10 %.
         self.compares_compiled = self.compile and self.precision in ("float32", "float64")
+
+    @property
+    def note(self):
+        """Return all notes so far as one text."""
+        return "; ".join(self.notes)
 
     @abstractmethod
     def build(self, workload, is_trained):
@@ -185,18 +192,24 @@ class DeviceContext(ABC):
     def release(self):
         """Free what a closed session leaves behind."""
 
-    def check_outputs(self, got, again, expected, rounding):
-        """Raise MeasurementError unless the outputs for a pair of items are right; stores their error.
+    def compare(self, got, again, exact, rounded):
+        """Raise MeasurementError unless a model is right for a pair of items; stores the error of its output.
 
-        Args:
-            got, again: of the device, for the same pair.
-            expected: in float64 from the CPU; None if nothing is compared.
-            rounding: the error of the model in float32, as check.output_limit() takes it.
+        Each argument is [output, *gradients], in inference without gradients, as NumPy arrays: from the device, from
+        the device again, in float64 on the CPU, and in lower precision on the CPU. The last two differ by rounding;
+        both are None if nothing is compared.
         """
+        expected, rounding = None, 0
+        if exact:
+            rounding = check.relative_error(rounded[0], exact[0]) / self.magnification
+            expected = exact[0] if self.compares_with_cpu else None
         self.output_limit = check.output_limit(self.measured_precision, rounding)
-        check.check_output(got, expected, self.output_limit)
-        check.check_equal(again, got, self.output_limit, "equal inputs give outputs that differ")
-        self.output_error = None if expected is None else check.relative_error(got, expected)
+        check.check_output(got[0], expected, self.output_limit)
+        check.check_equal(again[0], got[0], self.output_limit, "equal inputs give outputs that differ")
+        self.output_error = None if expected is None else check.relative_error(got[0], expected)
+        if exact:
+            roundings = [error / self.magnification for error in check.gradient_errors(rounded[1:], exact[1:])]
+            check.check_gradients(got[1:], exact[1:], roundings, self.measured_precision)
 
     def evaluate(self, module, loss_of, ids, target):
         """Return (the logits of all tokens in NumPy, their mean loss) of a language model's batch on the device."""
@@ -213,6 +226,14 @@ class DeviceContext(ABC):
         check.check_first_loss(loss, logits)
         words = "later tokens change the logits of earlier ones"
         check.check_equal(others[:, :half], logits[:, :half], self.output_limit, words)
+
+    def has_memory_for_gradients(self, needed):
+        """Whether the host has `needed` bytes, which comparing gradients with float64 takes; notes it if not."""
+        free = resources.available_bytes()
+        has_memory = free is None or needed < free
+        if not has_memory:
+            self.notes.append("gradients were not compared with float64: too little memory")
+        return has_memory
 
     def require_tf32(self):
         """Raise MeasurementError if TF32 is asked for and the device does not compute in it."""

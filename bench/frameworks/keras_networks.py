@@ -14,25 +14,26 @@ from keras import layers, ops
 
 from bench.frameworks import base, session
 from bench.settings import SettingError
+from bench.timing import check
 from bench.workloads.networks import RESNETS
 from bench.workloads.workload import LEARNING_RATES
 
 POLICIES = {"tf32": "float32"}  # the other precisions have the same name in Keras
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
-LOSS_SCALE = 256  # the default of 32,768 overflows until it has been halved often enough, and skips those updates
-
-
-def set_up(precision, seed):
-    """Forget earlier models and prepare Keras for those of a precision; returns the policy."""
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(seed)
-    keras.config.set_image_data_format("channels_last")
-    keras.config.set_dtype_policy(POLICIES.get(precision, precision))
-    return keras.config.dtype_policy()
 
 
 class KerasContext(base.DeviceContext):
     """The part of a DeviceContext that needs only NumPy and Keras: images and kernels are channels_last."""
+
+    def __init__(self, device, settings):
+        super().__init__(device, settings)
+        keras.backend.clear_session()  # forgets earlier models
+        keras.utils.set_random_seed(self.seed)
+        keras.config.set_image_data_format("channels_last")
+        keras.config.set_dtype_policy(POLICIES.get(self.precision, self.precision))
+        policy = keras.config.dtype_policy()
+        self.dtype, self.compute_dtype = policy.variable_dtype, policy.compute_dtype
+        self.magnification = 2 ** check.lost_bits(self.compute_dtype)
 
     @abstractmethod
     def put_array(self, array):
@@ -70,7 +71,7 @@ def build_optimizer(name, precision, weights):
     """Return the optimizer of these weights; it scales the loss if small gradients would become zero."""
     optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
     if precision == "mixed_float16":
-        optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=LOSS_SCALE)
+        optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=base.LOSS_SCALE)
     optimizer.build(weights)
     return optimizer
 

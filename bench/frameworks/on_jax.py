@@ -15,13 +15,11 @@ import numpy as np
 from bench.frameworks import Device, base, jpeg_stream, session
 from bench.frameworks.keras_networks import (
     BUILDERS,
-    LOSS_SCALE,
     KerasContext,
     build_optimizer,
     calibrate,
     count_parameters,
     refuse_unknown_model,
-    set_up,
 )
 from bench.settings import usable_cores
 from bench.timing import check
@@ -98,12 +96,10 @@ class DeviceContext(KerasContext):
     def __init__(self, settings):
         self.place, self.cpu = choose_device(settings.use_gpu), jax.devices("cpu")[0]
         super().__init__(name_of(self.place), settings)
-        self.compares_compiled = False  # prove() compares what is compiled with what is not
+        self.compares_with_cpu, self.compares_compiled = True, False  # prove() compares what is compiled with the CPU
         jax.config.update("jax_default_device", self.place)
         jax.config.update("jax_enable_x64", self.precision == "float64")
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
-        policy = set_up(self.precision, self.seed)
-        self.dtype, self.compute_dtype = policy.variable_dtype, policy.compute_dtype
         self.used_before, self.peak_before = self._read_memory()
         self.measured_precision = self._measure_precision()
         self.require_tf32()
@@ -136,20 +132,6 @@ class DeviceContext(KerasContext):
             with jax.default_device(self.cpu):
                 rounded = as_arrays(evaluate(*jax.device_put(arguments, self.cpu)))
             self.compare(got, again, exact, rounded)
-
-    def compare(self, got, again, exact, rounded):
-        """Raise MeasurementError unless what a device computed is right.
-
-        Each argument is (output, gradients): of the device, of the device again, in float64, and in this precision
-        operator by operator on the CPU, whose difference from float64 is rounding.
-        """
-        magnification = 2 ** check.lost_bits(self.compute_dtype)
-        (output, gradients), (exact_output, exact_gradients) = got, exact
-        rounding = check.relative_error(rounded[0], exact_output) / magnification
-        self.check_outputs(output, again[0], exact_output, rounding)
-        if gradients:
-            roundings = [error / magnification for error in check.gradient_errors(rounded[1], exact_gradients)]
-            check.check_gradients(gradients, exact_gradients, roundings, self.measured_precision)
 
     def open_stream(self, workload, settings, phase):
         return jpeg_stream.open_stream(workload, settings, phase)
@@ -246,7 +228,7 @@ def mean_loss(loss_of, outputs, target):
 
 
 def evaluation(model, workload, is_trained):
-    """Return the function (weights, *batch) -> (output, gradients of the mean loss), both without dropout.
+    """Return the function (weights, *batch) -> [output, *gradients of the mean loss], without dropout.
 
     The gradients are scaled by LOSS_SCALE, because small ones would be zero in float16. Inference has none.
     """
@@ -254,13 +236,13 @@ def evaluation(model, workload, is_trained):
 
     def scaled_loss(trained, others, *batch):
         outputs = infer((trained, others), *workload.inputs_of(batch))
-        return LOSS_SCALE * mean_loss(LOSSES[workload.loss], outputs, batch[-1]), outputs
+        return base.LOSS_SCALE * mean_loss(LOSSES[workload.loss], outputs, batch[-1]), outputs
 
     def differentiate(weights, *batch):
         gradients, outputs = jax.grad(scaled_loss, has_aux=True)(*weights, *batch)
-        return outputs, gradients
+        return [outputs, *gradients]
 
-    return differentiate if is_trained else lambda weights, *batch: (infer(weights, *workload.inputs_of(batch)), [])
+    return differentiate if is_trained else lambda weights, *batch: [infer(weights, *workload.inputs_of(batch))]
 
 
 def as_float64(tree):

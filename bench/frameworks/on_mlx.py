@@ -18,7 +18,6 @@ from mlx.utils import tree_flatten, tree_map
 from bench.frameworks import Device, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, convolve, count_parameters, leaves
 from bench.frameworks.on_mlx_networks import refuse_unknown_model as refuse_unknown_model
-from bench.host import resources
 from bench.timing import check
 from bench.timing.measure import MeasurementError
 from bench.workloads.workload import LEARNING_RATES
@@ -29,9 +28,7 @@ OPTIMIZERS = {
     "adam": functools.partial(optimizers.Adam, bias_correction=True),
     "adamw": functools.partial(optimizers.AdamW, bias_correction=True),
 }
-LOSS_SCALE = 256
 TF32_VARIABLE = "MLX_ENABLE_TF32"
-SLOW = "MLX's build for Linux CPUs is for tests: it reaches a few GFLOP/s"
 
 
 def find_device(settings):
@@ -103,11 +100,6 @@ def widen(outputs):
 LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
 
 
-def mean_loss(module, loss_of, batch):
-    *inputs, target = batch
-    return loss_of(module(*inputs), target)
-
-
 def as_mlx(array, dtype):
     """Return a NumPy array in MLX: floats in this type, integers in MLX's own, int32."""
     is_float = array.dtype.kind == "f"
@@ -126,7 +118,8 @@ class DeviceContext(base.DeviceContext):
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
-        self.own_note = SLOW if self.device == "cpu" and sys.platform == "linux" else ""
+        if self.device == "cpu" and sys.platform == "linux":
+            self.notes.append("MLX's build for Linux CPUs is for tests: it reaches a few GFLOP/s")
         enable_tf32(self.device, self.precision)
         mx.random.seed(self.seed)
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
@@ -155,10 +148,10 @@ class DeviceContext(base.DeviceContext):
         module = BUILDERS[workload.name](workload.part or workload)
         mx.eval(module.parameters())
         loss_of = LOSSES[workload.loss] if is_trained else None
-        self.prove(module, workload.part or workload, loss_of)
+        self.prove(module, workload.part or workload, is_trained)
         if workload.part:
             self.check_tokens(module, loss_of, workload.part)
-            self.own_note = "; ".join(filter(None, [self.own_note, on_mlx_llm.raise_wired_limit()]))
+            on_mlx_llm.raise_wired_limit(self)
             module = on_mlx_llm.Trainable(workload, self.dtype)
             check.check_parameters(count_parameters(module), workload.parameters)
             mx.eval(module.parameters())
@@ -172,7 +165,7 @@ class DeviceContext(base.DeviceContext):
     def build_cached(self, workload):
         return on_mlx_llm.CachedModel(self, workload)
 
-    def prove(self, module, workload, loss_of):
+    def prove(self, module, workload, is_trained):
         """Raise MeasurementError unless this is the right model, and computes the right output and gradients.
 
         The module is in evaluation mode, and afterwards in this precision. With COMPILE=1 the compiled output and
@@ -181,37 +174,25 @@ class DeviceContext(base.DeviceContext):
         check.check_parameters(count_parameters(module), workload.parameters)
         pairs = workload.make_batches(2, self.seed)
         size = sum(each.size for each in leaves(module.parameters()))
-        needed, free = 32 * size, resources.available_bytes()  # weights, gradients and their copies in float64
-        compares_gradients = loss_of and (free is None or needed < free)
-        if loss_of and not compares_gradients:
-            self.own_note = "; ".join(filter(None, [self.own_note, "gradients were not compared: too little memory"]))
-        expected, rounding = None, 0
+        # Weights, gradients and their copies in float64.
+        with_gradients = is_trained and self.has_memory_for_gradients(32 * size)
+        exact = rounded = None
         with mx.stream(mx.cpu):
             both = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
             calibrate(module, self.put_as(mx.float32, *both))
             module.eval()
             weights = module.parameters()
-            if self.compares_with_cpu:
-                rounded, expected = (
-                    as_numpy(cast(module, weights, dtype)(*workload.inputs_of(self.put_as(dtype, *pairs[0]))))
-                    for dtype in (mx.float32, mx.float64)
-                )
-                rounding = check.relative_error(rounded, expected)
-            if compares_gradients:
+            if with_gradients or self.compares_with_cpu:
                 rounded, exact = (
-                    differentiate(cast(module, weights, dtype), loss_of, self.put_as(dtype, *pairs[0]))
+                    evaluate(cast(module, weights, dtype), workload, self.put_as(dtype, *pairs[0]), with_gradients)
                     for dtype in (mx.float32, mx.float64)
                 )
         cast(module, weights, self.dtype)
         pair = self.put(*pairs[0])
-        infer = self.compiled(module, module)
-        got, again = (as_numpy(infer(*workload.inputs_of(pair))) for _ in range(2))
-        self.check_outputs(got, again, expected, rounding)
+        got, again = (evaluate(module, workload, pair, with_gradients, self.compiled) for _ in range(2))
+        self.compare(got, again, exact, rounded)
         if self.compares_compiled:
-            check.check_compiled(got, as_numpy(module(*workload.inputs_of(pair))))
-        if compares_gradients:
-            gradients = differentiate(module, loss_of, pair, self.compiled)
-            check.check_gradients(gradients, exact, check.gradient_errors(rounded, exact), self.measured_precision)
+            check.check_compiled(got[0], as_numpy(module(*workload.inputs_of(pair))))
         mx.clear_cache()
 
     def open_stream(self, workload, settings, phase):
@@ -295,19 +276,28 @@ def cast(module, weights, dtype):
     return module
 
 
-def differentiate(module, loss_of, batch, compiled=lambda function, *state: function):
-    """Return the gradients of a batch's loss as NumPy arrays, scaled by LOSS_SCALE: small ones are zero in float16."""
-    function = nn.value_and_grad(module, lambda *batch: LOSS_SCALE * mean_loss(module, loss_of, batch))
-    _, gradients = compiled(function, module)(*batch)
-    mx.eval(gradients, module.parameters())
-    return [as_numpy(each) for each in leaves(gradients)]
+def evaluate(module, workload, batch, with_gradients, compiled=lambda function, *state: function):
+    """Return [output, *gradients of the mean loss] of a batch as NumPy arrays, or only the output.
+
+    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16.
+    """
+
+    def scaled_loss(*batch):
+        outputs = module(*workload.inputs_of(batch))
+        return base.LOSS_SCALE * LOSSES[workload.loss](outputs, batch[-1]), outputs
+
+    if not with_gradients:
+        return [as_numpy(compiled(module, module)(*workload.inputs_of(batch)))]
+    (_, outputs), gradients = compiled(nn.value_and_grad(module, scaled_loss), module)(*batch)
+    mx.eval(outputs, gradients, module.parameters())
+    return [as_numpy(each) for each in (outputs, *leaves(gradients))]
 
 
 class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
     def __init__(self, context, module, loss_of):
-        self.context, self.module, self.note = context, module.train(bool(loss_of)), context.own_note
+        self.context, self.module = context, module.train(bool(loss_of))
         self.parameters, self.traces_before = count_parameters(module), context.traces
         self._infer = context.compiled(module, module)
         self.is_llm = isinstance(module, on_mlx_llm.Trainable)
@@ -320,7 +310,7 @@ class Model(base.Model):
         self.optimizer = optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
         optimizer.init(module.trainable_parameters())
         self.state = [module, optimizer.state, random]  # everything that a step replaces
-        differentiate = nn.value_and_grad(module, lambda *batch: mean_loss(module, loss_of, batch))
+        differentiate = nn.value_and_grad(module, lambda *batch: loss_of(module(*batch[:-1]), batch[-1]))
 
         def train(*batch):
             loss, gradients = differentiate(*batch)

@@ -22,12 +22,12 @@ def build_llm(workload):
     return library.Model(library.ModelArgs(model_type=name, **sizes.config(), **rope))
 
 
-def raise_wired_limit():
-    """Raise the limit of wired memory on a Mac, as mlx-lm does; returns a note about it, or ""."""
+def raise_wired_limit(context):
+    """Raise the limit of wired memory on a Mac, as mlx-lm does, and note that."""
     from mlx_lm.utils import maybe_set_recommended_wired_limit
 
-    is_raised = maybe_set_recommended_wired_limit() is not None
-    return "the wired limit of memory is the recommended one, as mlx-lm sets it" if is_raised else ""
+    if maybe_set_recommended_wired_limit() is not None:
+        context.notes.append("the wired limit of memory is the recommended one, as mlx-lm sets it")
 
 
 def fill(module, dtype):
@@ -93,7 +93,7 @@ class CachedModel(base.CachedModel):
         self.context, self.module, self.make_cache = context, build_llm(workload), make_prompt_cache
         self.parameters = count_parameters(self.module)
         mx.eval(fill(self.module, context.dtype).parameters())
-        self.note = "; ".join(filter(None, [context.own_note, raise_wired_limit()]))
+        raise_wired_limit(context)
 
     def open_cache(self, sequences, tokens):
         self.cache = self.make_cache(self.module)

@@ -46,14 +46,12 @@ from tensorflow.python.eager import context as eager  # nothing public says wher
 from bench.frameworks import Device, base, session
 from bench.frameworks.keras_networks import (
     BUILDERS,
-    LOSS_SCALE,
     KerasContext,
     build_optimizer,
     calibrate,
     call,
     count_parameters,
     refuse_unknown_model,
-    set_up,
 )
 from bench.settings import usable_cores
 from bench.timing import check
@@ -138,9 +136,6 @@ class DeviceContext(KerasContext):
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
-        policy = set_up(self.precision, self.seed)
-        self.dtype, self.compute_dtype = policy.variable_dtype, policy.compute_dtype
-        self.magnification = 2 ** check.lost_bits(self.compute_dtype)  # of the CPU's rounding errors over float32's
         self.reset_peak_memory()
         self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
         self.measured_precision = self._measure_precision()
@@ -165,39 +160,27 @@ class DeviceContext(KerasContext):
             return Model(self, keras_model, LOSSES[workload.loss] if is_trained else None)
 
     def prove(self, model, workload, is_trained):
-        """Raise MeasurementError unless this is the right model, and its output for a pair of items is right."""
+        """Raise MeasurementError unless this is the right model, and it computes a pair of items right."""
         check.check_parameters(count_parameters(model), workload.parameters)
         pairs = workload.make_batches(2, self.seed)
         calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
         pair = self.put(*pairs[0])
-        inputs, loss_of = workload.inputs_of(pair), LOSSES.get(workload.loss)
-        expected, rounding, exact_gradients, gradient_rounding = None, 0, [], []
+        # In a graph, as it will be measured: Metal's wrong results come from operators that a graph fuses.
+        with expensive_work_stays_on(self.device):
+            run = self.function(lambda *batch: evaluate(model, workload, batch, is_trained))
+            got, again = as_arrays(run(*pair)), as_arrays(run(*pair)[:1])
+        exact = rounded = None
         if is_trained or self.compares_with_cpu:
             exact_model = self.build_exactly(model, workload)
             with tf.device("CPU:0"):
-                if self.compares_with_cpu:
-                    rounded = tf.cast(call(model, copied(inputs), training=False), tf.float64).numpy()
-                    expected = call(exact_model, as_float64(inputs), training=False).numpy()
-                    rounding = check.relative_error(rounded, expected) / self.magnification
-                if is_trained:
-                    rounded = as_arrays(differentiate(model, loss_of, copied(pair)))
-                    exact_gradients = as_arrays(differentiate(exact_model, loss_of, as_float64(pair)))
-                    errors = check.gradient_errors(rounded, exact_gradients)
-                    gradient_rounding = [error / self.magnification for error in errors]
-        # In a graph, as it will be measured: Metal's wrong results come from operators that a graph fuses.
-        with expensive_work_stays_on(self.device):
-            infer = self.function(lambda *inputs: call(model, inputs, training=False))
-            got, again = (tf.cast(infer(*inputs), tf.float32).numpy() for _ in range(2))
-            if is_trained:
-                gradients = as_arrays(self.function(lambda *batch: differentiate(model, loss_of, batch))(*pair))
-        self.check_outputs(got, again, expected, rounding)
-        if is_trained:
-            check.check_gradients(gradients, exact_gradients, gradient_rounding, self.measured_precision)
+                exact = as_arrays(evaluate(exact_model, workload, as_float64(pair), is_trained))
+                rounded = as_arrays(evaluate(model, workload, copied(pair), is_trained))
+        self.compare(got, again, exact, rounded)
         if self.compares_compiled:  # here, and not in Model.prove_compiled()
-            check.check_compiled(got, call(model, inputs, training=False).numpy())
+            check.check_compiled(got[0], call(model, workload.inputs_of(pair), training=False).numpy())
         if is_trained and self.device != "cpu":
             with expensive_work_stays_on(self.device):  # at the end, because it moves the statistics of BatchNorm
-                self.function(lambda *batch: differentiate(model, loss_of, batch, training=True))(*pair)
+                self.function(lambda *batch: evaluate(model, workload, batch, is_trained, training=True))(*pair)
         self.reset_peak_memory()
 
     def build_exactly(self, model, workload):
@@ -301,18 +284,22 @@ def has_floats(node):
     return any(tf.as_dtype(each).is_floating for each in types)
 
 
-def mean_loss(model, loss_of, batch, training=True):
-    """Return the mean loss of a batch, in float32 or float64."""
-    *inputs, target = batch
-    outputs = call(model, inputs, training)
+def mean_loss(loss_of, outputs, target):
+    """Return the mean loss, in float32 or float64."""
     return loss_of(outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32), target)
 
 
-def differentiate(model, loss_of, batch, training=False):
-    """Return the gradients of a batch's mean loss, scaled by LOSS_SCALE: small ones would be zero in float16."""
+def evaluate(model, workload, batch, is_trained, training=False):
+    """Return [output, *gradients of the mean loss] of a batch; inference has no gradients.
+
+    The gradients are scaled by LOSS_SCALE, because small ones would be zero in float16.
+    """
+    if not is_trained:
+        return [call(model, workload.inputs_of(batch), training)]
     with tf.GradientTape() as tape:
-        loss = LOSS_SCALE * mean_loss(model, loss_of, batch, training)
-    return tape.gradient(loss, [weight.value for weight in model.trainable_variables])
+        outputs = call(model, workload.inputs_of(batch), training)
+        loss = base.LOSS_SCALE * mean_loss(LOSSES[workload.loss], outputs, batch[-1])
+    return [outputs, *tape.gradient(loss, [weight.value for weight in model.trainable_variables])]
 
 
 def copied(tensors):
@@ -325,9 +312,9 @@ def as_float64(tensors):
     return [tf.cast(each, tf.float64) if each.dtype.is_floating else each for each in copied(tensors)]
 
 
-def as_arrays(gradients):
-    """Return gradients in float64 as NumPy arrays; those of an embedding are dense."""
-    return [tf.cast(tf.convert_to_tensor(each), tf.float64).numpy() for each in gradients]
+def as_arrays(tensors):
+    """Return tensors in float64 as NumPy arrays; the gradients of an embedding become dense."""
+    return [tf.cast(tf.convert_to_tensor(each), tf.float64).numpy() for each in tensors]
 
 
 def resize_and_cut(image, size):
@@ -368,12 +355,9 @@ class Model(base.Model):
         self.functions = []
         self._infer = self._function(lambda *inputs: call(self.keras_model, inputs, training=False))
         if loss_of:
-            self._open_optimizer()
-
-    def _open_optimizer(self):
-        self.optimizer = build_optimizer(self.context.optimizer, self.context.precision, self.weights)
-        self.train_step, self.losses_of = self._function(self._train), self._function(self._losses_of)
-        self.apply = self._function(lambda gradients: self.optimizer.apply(gradients, self.weights))
+            self.optimizer = build_optimizer(context.optimizer, context.precision, self.weights)
+            self.train_step, self.losses_of = self._function(self._train), self._function(self._losses_of)
+            self.apply = self._function(lambda gradients: self.optimizer.apply(gradients, self.weights))
 
     def _function(self, python_function):
         self.functions.append(self.context.function(python_function))
@@ -381,7 +365,8 @@ class Model(base.Model):
 
     def _losses_of(self, *batch):
         """Return (loss, the loss scaled for the optimizer) of a batch."""
-        loss = mean_loss(self.keras_model, self.loss_of, batch)
+        *inputs, target = batch
+        loss = mean_loss(self.loss_of, call(self.keras_model, inputs, training=True), target)
         return loss, self.optimizer.scale_loss(loss)
 
     def _train(self, *batch):

@@ -11,14 +11,12 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
 from bench.frameworks import NO_ENGINE, Device, base, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
-from bench.host import resources
 from bench.host.ranks import read_ranks
 from bench.settings import SettingError
 from bench.timing import check
@@ -31,7 +29,6 @@ WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": 
 EIGHT_BITS = {"int8": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-LOSS_SCALE = 256
 LAYOUT_VARIABLE = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # https://github.com/pytorch/pytorch/issues/192551
 
 
@@ -40,7 +37,7 @@ def find_device(settings):
     ranks, kind = read_ranks(), choose_device(settings.use_gpu)
     if ranks.are_many and kind != "cpu":
         torch.accelerator.set_device_index(choose_index(ranks, torch.accelerator.device_count()))
-    refuse_unknown_architecture(kind)
+    refuse_old_card(kind)
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(torch.get_num_threads()))
     return Device(
@@ -83,24 +80,19 @@ def choose_device(use_gpu):
     return found.type
 
 
-def refuse_unknown_architecture(device):
-    """Raise SettingError for a card of NVIDIA's that this torch has no kernels for: each step would fail.
-
-    Binaries (sm_75) run on the same major and a higher minor capability, PTX (compute_120) on every higher one.
-    """
+def refuse_old_card(device):
+    """Raise SettingError for a card of NVIDIA's that is too old for this torch: each step would fail."""
     if device != "cuda" or torch.version.hip:
         return
-    card = torch.cuda.get_device_capability()
-    named = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name) for name in torch.cuda.get_arch_list()]
-    built = [(name[1], (int(name[2]), int(name[3]))) for name in named if name]
-    if any(each <= card and (kind == "compute" or each[0] == card[0]) for kind, each in built) or not built:
-        return
-    oldest = min(each for _, each in built)
-    raise SettingError(
-        f"torch {torch.__version__} has no kernels for the {name_device(device)} (compute capability "
-        f"{card[0]}.{card[1]}, it has {oldest[0]}.{oldest[1]} and newer): USE_GPU=0 measures the CPU, "
-        "PYTHON=... takes an environment with an older torch"
-    )
+    major, minor = torch.cuda.get_device_capability()
+    built = [int(re.sub(r"\D", "", name)) for name in torch.cuda.get_arch_list()]  # sm_75, sm_90a, compute_120
+    oldest = min(built, default=0)
+    if 10 * major + minor < oldest:
+        raise SettingError(
+            f"torch {torch.__version__} has no kernels for the {name_device(device)} (compute capability "
+            f"{major}.{minor}, it has {oldest / 10} and newer): USE_GPU=0 measures the CPU, "
+            "PYTHON=... takes an environment with an older torch"
+        )
 
 
 def open_session(workload, settings, phase, scope):
@@ -245,34 +237,24 @@ def count_parameters(model):
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-@torch.no_grad()
-def compute_exactly(module, inputs):
-    """Return (output in float64, relative error of the output in float32), both on the CPU; the module is as it was."""
-    rounded = module(*inputs).numpy()
-    exact = module.double()(*as_doubles(inputs)).numpy()
-    module.float()  # exactly the former values, which float64 holds without rounding
-    return exact, check.relative_error(rounded, exact)
-
-
 def as_doubles(tensors):
     """Return floats in float64, and integers as they are."""
     return [each.double() if each.is_floating_point() else each for each in tensors]
 
 
-def differentiate(module, loss):
-    """Return the gradients of a loss, scaled by LOSS_SCALE, as NumPy arrays: small ones would be zero in float16."""
-    weights = [weight for weight in module.parameters() if weight.requires_grad]
-    gradients = torch.autograd.grad(LOSS_SCALE * loss, weights)
-    return [(each.float() if each.element_size() < 4 else each).cpu().numpy() for each in gradients]
+def evaluate(module, workload, batch, with_gradients, precision=None):
+    """Return [output, *gradients of the mean loss] of a batch as NumPy arrays, or only the output.
 
-
-def differentiate_exactly(module, loss_of, inputs, target):
-    """Return (gradients in float64, gradient_errors() of float32), both on the CPU; the module stays as it is."""
-    rounded = differentiate(module, loss_of(module(*inputs), target))
-    *inputs, target = as_doubles([*inputs, target])
-    exact = differentiate(module.double(), loss_of(module(*inputs), target))
-    module.float()  # exactly the former values, which float64 holds without rounding
-    return [each.astype(np.float32) for each in exact], check.gradient_errors(rounded, exact)  # half of the memory
+    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `precision` is a context, autocast().
+    """
+    with precision or nullcontext(), torch.set_grad_enabled(with_gradients):
+        outputs = module(*workload.inputs_of(batch))
+        loss = LOSSES[workload.loss](outputs, batch[-1]) if with_gradients else None
+    arrays = [outputs.detach()]
+    if with_gradients:
+        weights = [weight for weight in module.parameters() if weight.requires_grad]
+        arrays += torch.autograd.grad(base.LOSS_SCALE * loss, weights)
+    return [(each.float() if each.element_size() < 4 else each).cpu().numpy() for each in arrays]
 
 
 def name_device(device):
@@ -287,8 +269,8 @@ def find_uuid(device):
     if device != "cuda" or torch.version.hip:
         return None
     card = torch.cuda.get_device_properties()
-    bare = str(getattr(card, "uuid", "")).removeprefix("GPU-").removeprefix("MIG-")
-    return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{bare}" if bare else None
+    bare = str(card.uuid).removeprefix("GPU-").removeprefix("MIG-")
+    return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{bare}"
 
 
 class DeviceContext(base.DeviceContext):
@@ -304,7 +286,6 @@ class DeviceContext(base.DeviceContext):
         self.memory("reset_peak_memory_stats")
         self.used_before = self.memory("memory_allocated") or 0
         self.reserved_before = self.memory("memory_reserved") or 0
-        self.unproved = ""  # what could not be compared
         self.measured_precision = measure_precision(self.device, self.precision)
         self.require_tf32()
         if self.compile:  # importing it takes a second
@@ -318,6 +299,11 @@ class DeviceContext(base.DeviceContext):
             module = on_torch_llm.Trainable(workload, self.device, self.dtype)
             check.check_parameters(count_parameters(module), workload.parameters)
             self.check_tokens(module, loss_of, workload.part)
+        is_slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
+        if is_slow and any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
+            self.notes.append(
+                f"compiled training of convolutions may be several times slower on MPS: set {LAYOUT_VARIABLE}=0"
+            )
         return Model(self, module, loss_of)
 
     @torch.no_grad()
@@ -341,51 +327,29 @@ class DeviceContext(base.DeviceContext):
         # because BatchNorm would magnify their rounding errors; models with BatchNorm have one input.
         update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
         module.eval()
-        pair = pairs[0]
-        inputs = workload.inputs_of(pair)
-        expected, rounding = compute_exactly(module, inputs) if self.compares_with_cpu else (None, 0)
-        compares_gradients = is_trained and self.has_memory_for_gradients(sum(p.numel() for p in module.parameters()))
-        if compares_gradients:
-            loss_of = LOSSES[workload.loss]
-            exact_gradients, gradient_rounding = differentiate_exactly(module, loss_of, inputs, pair[-1])
+        numbers = sum(weight.numel() for weight in module.parameters())
+        # Weights in float32, and gradients in float64 and three times in float32.
+        with_gradients = is_trained and self.has_memory_for_gradients((4 + 8 + 3 * 4) * numbers)
+        exact = rounded = None
+        if with_gradients or self.compares_with_cpu:
+            rounded = evaluate(module, workload, pairs[0], with_gradients)
+            exact = evaluate(module.double(), workload, as_doubles(pairs[0]), with_gradients)
+            module.float()  # exactly the former values, which float64 holds without rounding
         module = module.to(self.device, self.dtype, memory_format=self.format)
-        pair = self.put(*pair)
-        inputs = workload.inputs_of(pair)
-        with self.autocast(), torch.no_grad():
-            got, again = (module(*inputs).float().cpu().numpy() for _ in range(2))
-        self.check_outputs(got, again, expected, rounding)
-        if compares_gradients:
-            with self.autocast():
-                loss = loss_of(module(*inputs), pair[-1])
-            gradients = differentiate(module, loss)
-            check.check_gradients(gradients, exact_gradients, gradient_rounding, self.measured_precision)
+        pair = self.put(*pairs[0])
+        got, again = (evaluate(module, workload, pair, with_gradients, self.autocast()) for _ in range(2))
+        self.compare(got, again, exact, rounded)
         self.memory("reset_peak_memory_stats")
         return module
 
     def open_stream(self, workload, settings, phase):
         return import_images().open_stream(workload, settings, phase, pins_memory=self.device == "cuda")
 
-    def has_memory_for_gradients(self, parameters):
-        """Whether the host can hold weights and gradients in float64, and gradients in float32; notes it if not."""
-        free = resources.available_bytes()
-        has_memory = free is None or (8 + 8 + 4) * parameters < free
-        self.unproved = "" if has_memory else "gradients were not compared with float64: too little memory"
-        return has_memory
-
-    def note_of_graphs(self):
-        """Return that CUDA graphs were asked for and skipped, or ""."""
+    @property
+    def note(self):
         skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
-        return f"CUDA graphs were asked for and skipped ({skips} times)" if skips else ""
-
-    def note(self, module, is_trained):
-        """Return what was not compared, and what slows this model down and is not the device's fault, or ""."""
-        notes = [self.unproved, self.note_of_graphs()]
-        slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
-        if slow and any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
-            notes.append(
-                f"compiled training of convolutions may be several times slower on MPS: set {LAYOUT_VARIABLE}=0"
-            )
-        return "; ".join(filter(None, notes))
+        graphs = [f"CUDA graphs were asked for and skipped ({skips} times)"] if skips else []
+        return "; ".join(self.notes + graphs)
 
     def autocast(self):
         return autocast(self.device, self.precision)
@@ -500,29 +464,6 @@ def measure_precision(device, precision):
     return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
 
 
-@functools.cache
-def honours_scaler(device, optimizer):
-    """Whether a fused optimizer divides by the scale and skips after infinities: on MPS it once ignored both.
-
-    https://github.com/pytorch/pytorch/pull/186360
-    """
-    step = functools.partial(step_scaled, device, OPTIMIZERS[optimizer])
-    try:
-        return step(found_inf=1.0) == 1 and abs(step(found_inf=0.0)) < 1e-3
-    except RuntimeError:
-        return False
-
-
-def step_scaled(device, optimizer, found_inf):
-    """Return a weight of 1 after one fused step of size 1, with a gradient of 1 that is scaled by 256."""
-    weight, scale = torch.ones(1, device=device, requires_grad=True), torch.full((), 256.0, device=device)
-    weight.grad = scale.expand(1).clone()
-    fused: Any = optimizer([weight], lr=1.0, fused=True)
-    fused.grad_scale, fused.found_inf = scale, torch.full((), found_inf, device=device)
-    fused.step()
-    return weight.item()
-
-
 class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
@@ -544,21 +485,17 @@ class Model(base.Model):
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
         # the gradient scaler reads a scalar back in every step.
         device, uses_scaler = self.context.device, self.context.precision == "mixed_float16"
-        fused = not (uses_scaler and device == "mps") or honours_scaler(device, self.context.optimizer)
+        # On MPS older ones ignore the scaler: https://github.com/pytorch/pytorch/pull/186360
+        fused = not (uses_scaler and device == "mps" and torch.__version__ < "2.15")  # compares versions, not texts
         rate = LEARNING_RATES[self.context.optimizer]
         self.optimizer = OPTIMIZERS[self.context.optimizer](self.uncompiled.parameters(), lr=rate, fused=fused)
         # The hook must not refer to this object: such a cycle would keep its memory after close().
         steps = self._steps = []
         self.optimizer.register_step_post_hook(lambda *_: steps.append(1))
-        # The default scale of 65,536 overflows until it has been halved often enough, and skips those updates.
-        self.scaler = torch.amp.GradScaler(device, init_scale=LOSS_SCALE, enabled=uses_scaler)
+        self.scaler = torch.amp.GradScaler(device, init_scale=base.LOSS_SCALE, enabled=uses_scaler)
 
     def updates(self):
         return None if self.scaler.is_enabled() else len(self._steps)
-
-    @property
-    def note(self):
-        return self.context.note(self.uncompiled, self.is_trained)
 
     @torch.inference_mode()
     def infer(self, *inputs):

@@ -129,14 +129,9 @@ class CachedModel(base.CachedModel):
         fill(self.uncompiled)
         self.parameters = sum(p.numel() for p in self.uncompiled.parameters())
         self.module = context.compiled(self.uncompiled)
-
-    @property
-    def note(self):
-        if not self.context.compile:
-            return ""
-        # With a static cache the compiled attention gets an explicit mask, and copies of the keys and values.
-        more = "compiled, attention reads more bytes than are counted"
-        return "; ".join(filter(None, [more, self.context.note_of_graphs()]))
+        if context.compile:
+            # With a static cache the compiled attention gets an explicit mask, and copies of the keys and values.
+            context.notes.append("compiled, attention reads more bytes than are counted")
 
     def open_cache(self, sequences, tokens):
         config, where = self.uncompiled.config, (self.context.dtype, torch.device(self.context.device))

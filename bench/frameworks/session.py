@@ -153,7 +153,7 @@ class OperatorSession(BaseSession):
         on_device = [context.put_operands(operands) for operands in sets]
         super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
         self.adds_in_place = workload.model == "all-reduce"  # its operands are gone after a step
-        self.measured_precision, self.note = context.measured_precision, context.own_note
+        self.measured_precision, self.note = context.measured_precision, context.note
         self.work = context.operator(workload.model)
         self.step()
         self._check_samples()
@@ -187,7 +187,7 @@ class ModelSession(BaseSession):
 
     @property
     def note(self):
-        return self.model.note
+        return self.context.note
 
     def after_first_step(self):
         if self.context.compile and self.trace_count() == 0:

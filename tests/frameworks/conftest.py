@@ -1,10 +1,15 @@
 """ALIAS_DEVICE=cuda FRAMEWORK=torch pytest tests/frameworks: the same tests on a GPU that is not there."""
 
 import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
+from llm_benchmark import DECODERS
 from tests.conftest import TESTED
+from tests.frameworks.torch_reference import TINY_DECODERS
 
 if TESTED == "jax":  # most of its tests' time is the compilation of the same functions
     import jax
@@ -19,3 +24,25 @@ def alias(monkeypatch):
         from tests.frameworks import alias_device
 
         alias_device.pretend(monkeypatch, name)
+
+
+@pytest.fixture
+def tiny_decoders(monkeypatch):
+    """Add the tiny decoders to the models of llm_benchmark.py."""
+    for name, decoder in TINY_DECODERS.items():
+        monkeypatch.setitem(DECODERS, name, decoder)
+    if TESTED == "torch":
+        from bench.frameworks import on_torch_llm
+
+        monkeypatch.setattr(on_torch_llm, "POOL_NUMBERS", 2**18)
+
+
+@pytest.fixture(scope="module")
+def reference(request, tmp_path_factory):
+    """Run torch_reference.py for the models in COMPARED; returns the function that reads what it wrote for a model."""
+    folder = tmp_path_factory.mktemp("torch")
+    python = os.environ.get("TORCH_PYTHON", sys.executable)
+    command = [python, "-m", "tests.frameworks.torch_reference", folder, *request.module.COMPARED]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return lambda model: dict(np.load(folder / f"{model}.npz"))

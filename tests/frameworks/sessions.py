@@ -5,7 +5,9 @@ from dataclasses import replace
 from bench import frameworks
 from bench.settings import read_settings
 from image_benchmark import image_workload
+from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
+from tests.conftest import TESTED
 from tests.frameworks.torch_reference import TINY
 from transformer_benchmark import ENCODERS, transformer_workload
 
@@ -14,7 +16,9 @@ SMALL = {
     "image": {"MODEL": "resnet18", "IMAGE_SIZE": "32", "BATCH_SIZE": "2"},
     "mlp": {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "8"},
     "transformer": {"MODEL": "tiny-bert", "SEQUENCE_LENGTH": "8", "BATCH_SIZE": "2"},
+    "llm": {"MODEL": "tiny-llama", "PRECISION": "float32", "BATCH_SIZE": "2", "PROMPT_TOKENS": "6"},
 }
+SMALL["llm"] |= {"DEPTH": "3", "NEW_TOKENS": "4"}
 ENCODERS.update(TINY)
 FLOPS_CASES = [  # script, model and phase, whose operators the tests of a framework count
     *(("mlp", "mlp-3000-1000", phase) for phase in ("inference", "training")),
@@ -35,7 +39,7 @@ class Opener:
         return settings.on(self.framework.find_device(settings).device)
 
     def workload(self, script, phase, **environ):
-        return SCRIPTS[script](replace(self.settings(script, **environ), phase=phase))
+        return (SCRIPTS | {"llm": llm_workload})[script](replace(self.settings(script, **environ), phase=phase))
 
     def __call__(self, script="mlp", phase="training", scope="device", **environ):
         workload, settings = self.workload(script, phase, **environ), self.settings(script, **environ)
@@ -45,3 +49,18 @@ class Opener:
         """The session of one operator."""
         settings = replace(self.settings("tflops"), precision=precision)
         return self.framework.open_session(workload, settings, None, "device")
+
+
+def open_llm(phase="decode", **environ):
+    """Open a session of a tiny language model."""
+    return Opener(TESTED)("llm", phase, PHASE=setting_of(phase), **environ)
+
+
+def describe_llm(phase="decode", **environ):
+    """Return the Workload of open_llm()."""
+    return Opener(TESTED).workload("llm", phase, PHASE=setting_of(phase), **environ)
+
+
+def setting_of(phase):
+    """Return the PHASE that has a phase: parts of training are measured with it."""
+    return phase if phase in ("prefill", "decode") else "training"

@@ -3,6 +3,11 @@
 Each test runs with the framework of one file, on_numpy.py, and with the one that FRAMEWORK names.
 """
 
+import os
+import platform
+import re
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
 
@@ -11,6 +16,7 @@ import pytest
 from PIL import Image
 
 from bench import frameworks
+from bench.records import results
 from bench.settings import FRAMEWORKS, Framework, SettingError, read_settings
 from bench.timing import measure
 from bench.workloads import cifar10, data, operators
@@ -19,7 +25,7 @@ from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
 from tests.conftest import TESTED
 from tests.frameworks import denoiser
-from tests.frameworks.sessions import SCRIPTS, Opener
+from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
 
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
 
@@ -142,17 +148,47 @@ def test_the_device_is_described(opener):
         assert found == find(USE_GPU="0")
 
 
-def test_failures_are_told_apart(opener):
-    for error, status in (
+def named(name, words):
+    """Return an exception of a type of this name."""
+    return type(name, (Exception,), {})(words)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
         (MemoryError("no more"), "out_of_memory"),
         (RuntimeError("CUDA out of memory. Tried"), "out_of_memory"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "out_of_memory"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "out_of_memory"),
         (NotImplementedError("no such operator"), "unsupported"),
-    ):
-        assert frameworks.describe_failure(error) == (status, str(error))
-    unknown = frameworks.describe_failure(RuntimeError("odd\nthing"))
-    assert unknown == ("failed", "RuntimeError: odd thing")
+        # PyTorch's
+        (named("OutOfMemoryError", "no more"), "out_of_memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
+        (RuntimeError("FIND was unable to find an engine to execute this computation"), "out_of_memory"),
+        (RuntimeError("the MPS framework doesn't support float64."), "unsupported"),
+        (RuntimeError("MPS: _linalg_svd is not supported at the MPS device"), "unsupported"),
+        # TensorFlow's
+        (named("ResourceExhaustedError", "no more"), "out_of_memory"),
+        (RuntimeError("failed to allocate memory [Op:AddV2]"), "out_of_memory"),
+        (RuntimeError("Could not satisfy device specification '/device:GPU:0'."), "unsupported"),
+        # JAX's
+        (RuntimeError("RESOURCE_EXHAUSTED: allocating 68719476736 bytes"), "out_of_memory"),
+        (RuntimeError("UNIMPLEMENTED: no such convolution"), "unsupported"),
+        # MLX's
+        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), "out_of_memory"),
+        (
+            RuntimeError("[metal::malloc] 9 bytes which is greater than the maximum allowed buffer size"),
+            "out_of_memory",
+        ),
+        (ValueError("float64 is not supported on the GPU"), "unsupported"),
+    ],
+)
+def test_failures_are_told_apart(error, status):
+    assert frameworks.describe_failure(error) == (status, str(error))
+
+
+def test_an_unknown_failure_is_one_line_with_its_type():
+    assert frameworks.describe_failure(RuntimeError("odd\nthing")) == ("failed", "RuntimeError: odd thing")
 
 
 # A workload that is not a classifier
@@ -182,15 +218,6 @@ def test_its_loss_is_the_one_of_the_record(opener, monkeypatch):
     expected = np.mean((session.model.predict(*inputs) - session.context.as_array(target)) ** 2)
     session.model.forward(*batch)
     assert float(session.model.loss) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float16"])
-def test_it_trains_in_lower_precisions(real, monkeypatch, precision):
-    needs(real, precision.partition("_")[0])
-    session = open_denoiser(real, monkeypatch, "training", precision)
-    before = read_weight(session)
-    assert all(np.isfinite(step(session)) for _ in range(4))
-    assert read_weight(session) != before
 
 
 def test_its_gradients_are_compared_with_float64(real, monkeypatch):
@@ -330,13 +357,13 @@ def test_the_accuracy_is_the_share_of_right_answers(opener, small_dataset, monke
         ("bfloat16", "bfloat16"),
     ],
 )
-def test_lower_precisions_are_what_they_say_and_train(real, precision, measured):
+def test_lower_precisions_are_what_they_say_and_train(real, monkeypatch, precision, measured):
     needs(real, precision.partition("_")[0])
-    session = real(PRECISION=precision)
-    assert session.measured_precision == measured
-    before = read_weight(session)
-    assert all(np.isfinite(step(session)) for _ in range(4))
-    assert read_weight(session) != before
+    for session in (real(PRECISION=precision), open_denoiser(real, monkeypatch, "training", precision)):
+        assert session.measured_precision == measured
+        before = read_weight(session)
+        assert all(np.isfinite(step(session)) for _ in range(4))
+        assert read_weight(session) != before
 
 
 def test_tf32_is_not_promised_where_there_is_none(opener):
@@ -385,6 +412,31 @@ def test_an_operator_is_right_or_unsupported(real, monkeypatch, build, precision
         session.step()
         session.check_last_step()
         assert session.measured_precision == precision
+
+
+@pytest.mark.skipif(TESTED == "torch", reason="its copy has an output")
+@pytest.mark.parametrize("system", ["Linux", "Darwin"])
+def test_a_copy_is_one(real, monkeypatch, system):
+    monkeypatch.setattr(platform, "system", lambda: system)
+    (x,) = real("mlp").context.put(np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32))
+    copy = real.framework.OPERATORS["copy"](x, None)
+    assert np.array_equal(x, copy)
+    assert not np.shares_memory(np.asarray(x), np.asarray(copy))
+
+
+@pytest.mark.skipif(TESTED == "torch", reason="tests/test_commands.py runs it")
+def test_make_runs_it(tmp_path):
+    environ = SMALL["mlp"] | {"FRAMEWORK": TESTED, "MAX_SECONDS": "0.1", "MACHINE": "here", "RUNS": "1"}
+    environ |= {"PHASE": "inference"} | ({} if "threads" in FRAMEWORKS[TESTED].lacks else {"NUM_THREADS": "1"})
+    command = ["make", "mlp", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environ)
+    assert done.returncode == 0, done.stderr
+    assert TESTED in done.stdout.splitlines()[0]
+    (row,) = results.read(tmp_path / "results" / "here.csv")
+    assert (row["framework"], row["num_threads"]) == (TESTED, "1")
+    is_for_tests = TESTED == "mlx" and row["device"] == "cpu" and sys.platform == "linux"
+    assert ("for tests" in row["note"]) == is_for_tests
+    assert [line for line in done.stderr.splitlines() if not re.match("[0-9:]{8}  ", line)] == []  # our log's lines
 
 
 def test_a_wrong_operator_is_refused(real, monkeypatch):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from bench import frameworks
 from bench.frameworks import on_jax
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
@@ -136,21 +135,3 @@ def test_a_gpu_is_found_and_its_peak_memory_is_known_if_it_rises(monkeypatch):
     assert context.peak_memory_bytes() is None
     stats["peak_bytes_in_use"] = 1000
     assert context.peak_memory_bytes() == 900
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (RuntimeError("RESOURCE_EXHAUSTED: allocating 68719476736 bytes"), "out_of_memory"),
-        (RuntimeError("UNIMPLEMENTED: no such convolution"), "unsupported"),
-    ],
-)
-def test_its_own_failures_are_told_apart(error, status):
-    assert frameworks.describe_failure(error) == (status, str(error))
-
-
-def test_a_copy_is_one():
-    x = jax.random.normal(jax.random.key(0), (64, 64))
-    copy = on_jax.OPERATORS["copy"](x, None)
-    assert np.array_equal(x, copy)
-    assert not np.shares_memory(np.asarray(x), np.asarray(copy))

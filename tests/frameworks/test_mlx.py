@@ -3,8 +3,6 @@
 import io
 import os
 import re
-import subprocess
-import sys
 
 import mlx.core as mx
 import numpy as np
@@ -13,21 +11,18 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 import llm_benchmark
-from bench import frameworks
 from bench.frameworks import on_mlx, on_mlx_llm
-from bench.records import results
 from bench.settings import read_settings
 from bench.timing import check, measure
 from bench.tune import recipe
 from bench.workloads.networks import RESNETS
 from tests.frameworks import torch_reference
-from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
+from tests.frameworks.sessions import SCRIPTS, Opener, open_llm
 
 open_session = Opener("mlx")
 DEVICE = on_mlx.choose_device(None)
 # Milliseconds in a step: what is skipped shows. A step that fills a window cannot be skipped.
 MIDDLE = {"MODEL": "mlp-64-32" if DEVICE == "cpu" else "mlp-5x2048", "BATCH_SIZE": "32" if DEVICE == "cpu" else "1024"}
-LLM = {"PRECISION": "float32", "BATCH_SIZE": "2", "PROMPT_TOKENS": "6", "DEPTH": "3", "NEW_TOKENS": "4"}
 
 
 def count_pending(*trees):
@@ -53,10 +48,11 @@ def measured(session, seconds=0.1):
         ("image", "forward", lambda session: [session.model.loss, session.model.state]),
         ("mlp", "backward", lambda session: session.model.gradients),
         ("mlp", "optimizer", lambda session: session.model.state),
+        ("llm", "decode", lambda session: [session.last_result, [layer.state for layer in session.model.cache]]),
     ],
 )
-def test_a_step_leaves_nothing_unevaluated(script, phase, produced):
-    session = open_session(script, phase, OPTIMIZER="adam")
+def test_a_step_leaves_nothing_unevaluated(tiny_decoders, script, phase, produced):
+    session = open_llm(phase) if script == "llm" else open_session(script, phase, OPTIMIZER="adam")
     for _ in range(2):
         if session.prepare:
             session.prepare()
@@ -151,40 +147,10 @@ def test_tf32_and_float32_need_a_process_each(monkeypatch):
     assert caught.value.status == "unsupported"
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), "out_of_memory"),
-        (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum allowed buffer "
-                      "size of 8 bytes."), "out_of_memory"),
-        (ValueError("float64 is not supported on the GPU"), "unsupported"),
-    ],
-)  # fmt: skip
-def test_its_own_failures_are_told_apart(error, status):
-    assert frameworks.describe_failure(error)[0] == status
-
-
 def test_every_worker_of_a_stream_has_a_batch_to_prepare():
     session = open_session("image", scope="input", NUM_WORKERS="7", BATCH_SIZE="2")
     assert session.queue_steps == 2 + 4
     session.close()
-
-
-def test_a_copy_is_one():
-    x = mx.random.normal((64, 64))
-    copy = on_mlx.OPERATORS["copy"](x, None)
-    assert np.array_equal(x, copy)
-    assert not np.shares_memory(np.asarray(x), np.asarray(copy))
-
-
-def test_make_runs_it_and_the_row_says_what_the_build_is_for(tmp_path):
-    environ = os.environ | SMALL["mlp"] | {"FRAMEWORK": "mlx", "MAX_SECONDS": "0.1", "MACHINE": "here", "RUNS": "1"}
-    command = ["make", "mlp", f"PYTHON={sys.executable}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ | {"PHASE": "inference"})
-    assert done.returncode == 0, done.stderr
-    (row,) = results.read(tmp_path / "results" / "here.csv")
-    assert row["framework"] == "mlx"
-    assert ("for tests" in row["note"]) == (row["device"] == "cpu" and sys.platform == "linux")
 
 
 @pytest.mark.parametrize("compiled", ["0", "1"])
@@ -250,17 +216,6 @@ def test_the_graph_takes_the_flops_that_the_row_says(monkeypatch, script, model)
 
 
 COMPARED = ("resnet18", "mobilenet_v2", "mlp-64-32", "tiny-distilbert", "tiny-bert", *torch_reference.TRAINED_DECODERS)
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """Runs the program in PyTorch's environment; gives what it wrote for a model."""
-    folder = tmp_path_factory.mktemp("torch")
-    python = os.environ.get("TORCH_PYTHON", sys.executable)
-    command = [python, "-m", "tests.frameworks.torch_reference", folder, *COMPARED]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return lambda model: dict(np.load(folder / f"{model}.npz"))
 
 
 TABLES = {"words": "word", "positions": "position", "types": "token_type"}
@@ -336,109 +291,7 @@ def test_an_update_is_that_of_the_definition(optimizer):
     assert model.updates() == 1
 
 
-# Language models
-
-
-@pytest.fixture
-def open_llm(monkeypatch):
-    for name, decoder in torch_reference.TINY_DECODERS.items():
-        monkeypatch.setitem(llm_benchmark.DECODERS, name, decoder)
-
-    def call(phase="decode", model="tiny-llama", **environ):
-        settings = read_settings("llm", LLM | {"FRAMEWORK": "mlx", "PHASE": phase, "MODEL": model} | environ)
-        settings = settings.on(on_mlx.find_device(settings).device)
-        return on_mlx.open_session(llm_benchmark.llm_workload(settings), settings, phase, "device")
-
-    return call
-
-
-@pytest.mark.parametrize("model", torch_reference.TINY_DECODERS)
-def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(open_llm, model):
-    session = open_llm(model=model)
-    workload = llm_benchmark.llm_workload(read_settings("llm", LLM | {"PHASE": "decode", "MODEL": model}))
-    batches = [ids for (ids,) in workload.make_batches(2, 0)]
-    for turn in range(5):  # the prompt in the cache is the first batch's
-        read = np.concatenate([batches[0][:, :3], batches[turn % 4][:, 3:]], 1)
-        for place in range(3, 7):
-            session.step()
-            assert count_pending(session.last_result, [layer.state for layer in session.model.cache]) == 0
-            expected = session.model.module(mx.array(read[:, : place + 1]))[:, -1]
-            assert check.relative_error(np.array(session.last_result), np.array(expected)) < 1e-4, (turn, place)
-
-
-@pytest.mark.parametrize(("phase", "precision"), [("prefill", "float32"), ("decode", "bfloat16")])
-def test_a_language_model_is_measured(open_llm, phase, precision):
-    session = open_llm(phase, PRECISION=precision)
-    assert session.measured_precision == precision
-    assert not {"recompiled", "not_finite"} & set(measured(session).flags)
-    assert {each.dtype for _, each in tree_flatten(session.model.module.parameters())} == {getattr(mx, precision)}
-    session.check_last_step()
-    session.close()
-
-
-def test_a_wrong_cache_is_refused(open_llm, monkeypatch):
+def test_a_wrong_cache_is_refused(tiny_decoders, monkeypatch):
     monkeypatch.setattr(on_mlx_llm.CachedModel, "extend", lambda model, tokens: model._logits(tokens, None))
     with pytest.raises(measure.MeasurementError, match="single tokens through the cache differ by"):
         open_llm()
-
-
-LORA = {"LORA_RANK": "4"}
-
-
-@pytest.mark.parametrize(
-    "environ", [{}, LORA, LORA | {"CHECKPOINTING": "1", "COMPILE": "1"}, {"COMPILE": "1"}, {"PRECISION": "bfloat16"}]
-)
-def test_training_a_language_model_is_measured_and_its_loss_falls(open_llm, environ):
-    session = open_llm("training", "tiny-qwen", **environ)
-    assert not {"recompiled", "not_finite"} & set(measured(session).flags)
-    session.check_last_step()
-    batch, losses = next(session.batches), []
-    for _ in range(20):
-        session.model.train(*batch)
-        losses.append(session.model.loss.item())
-    assert losses[-1] < losses[0]
-
-
-def test_lora_trains_only_the_adapters_of_attention(open_llm):
-    session = open_llm("training", **LORA)
-    before = {name: np.array(each) for name, each in tree_flatten(session.model.module.parameters())}
-    session.step()
-    after = dict(tree_flatten(session.model.module.parameters()))
-    changed = {name for name in before if not np.array_equal(before[name], after[name])}
-    assert changed == {name for name in before if name.rpartition(".")[2] in ("a", "b")}
-    assert sum(before[name].size for name in changed) == session.parameters
-
-
-def test_a_frozen_weight_that_changes_is_wrong_output(open_llm):
-    session = open_llm("training", **LORA)
-    norm = session.model.module.decoder.model.norm
-    norm.weight = norm.weight + 1e-6
-    with pytest.raises(measure.MeasurementError, match="frozen"):
-        session.check_last_step()
-
-
-def test_checkpointing_gives_the_same_gradients(open_llm):
-    found = []
-    for checkpointing in "01":
-        session = open_llm("training", CHECKPOINTING=checkpointing)
-        session.model.forward(*next(session.batches))
-        session.model.backward()
-        found.append(np.array(session.model.last_gradient))
-    assert check.relative_error(*found) < 1e-5
-
-
-@pytest.mark.parametrize("said", ["later tokens", "first loss", "gradient"])
-def test_a_wrong_training_of_a_language_model_is_refused(open_llm, monkeypatch, said):
-    right = on_mlx.LOSSES["cross_entropy"]
-    if said == "later tokens":
-        monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", without_mask(mx.fast.scaled_dot_product_attention))
-    else:
-        is_wrong = lambda outputs: said == "first loss" or outputs.dtype == mx.float32  # noqa: E731
-        wrong = lambda outputs, target: right(outputs, target) * (2 if is_wrong(outputs) else 1)  # noqa: E731
-        monkeypatch.setitem(on_mlx.LOSSES, "cross_entropy", wrong)
-    with pytest.raises(measure.MeasurementError, match=said):
-        open_llm("training")
-
-
-def without_mask(attention):
-    return lambda *operands, mask=None, **others: attention(*operands, **others)

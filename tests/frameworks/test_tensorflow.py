@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bench import frameworks
 from bench.frameworks import keras_networks, on_tensorflow
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
@@ -161,29 +160,8 @@ def test_an_operator_that_runs_on_the_cpu_is_no_result_of_a_gpu(monkeypatch):
 @needs_xla
 def test_a_wrong_compiled_model_is_refused(monkeypatch):
     function = on_tensorflow.DeviceContext.function
-    wrong = lambda context, work: function(context, lambda *batch: work(*batch) * 1.01)  # noqa: E731
+    wrong = lambda context, work: function(context, lambda *batch: [1.01 * each for each in work(*batch)])  # noqa: E731
     monkeypatch.setattr(on_tensorflow.DeviceContext, "function", wrong)
     with pytest.raises(measure.MeasurementError, match="compiled, the output differs by") as caught:
         open_session("mlp", "inference", COMPILE="1")
     assert caught.value.status == "wrong_output"
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (tf.errors.ResourceExhaustedError(None, None, "no more"), "out_of_memory"),
-        (RuntimeError("failed to allocate memory [Op:AddV2]"), "out_of_memory"),
-        (RuntimeError("Could not satisfy device specification '/device:GPU:0'."), "unsupported"),
-    ],
-)
-def test_its_own_failures_are_told_apart(error, status):
-    assert frameworks.describe_failure(error) == (status, str(error))
-
-
-@pytest.mark.parametrize("system", ["Linux", "Darwin"])
-def test_a_copy_is_one(monkeypatch, system):
-    monkeypatch.setattr(platform, "system", lambda: system)
-    x = tf.random.normal((64, 64))
-    copy = on_tensorflow.OPERATORS["copy"](x, None)
-    assert np.array_equal(x, copy)
-    assert not np.shares_memory(np.asarray(x), np.asarray(copy))

@@ -228,42 +228,23 @@ def test_close_resets_the_compiler(monkeypatch):
     assert len(resets) == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (torch.OutOfMemoryError("no more"), "out_of_memory"),
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-            "out_of_memory",
-        ),
-        (RuntimeError("FIND was unable to find an engine to execute this computation"), "out_of_memory"),
-        (RuntimeError("the MPS framework doesn't support float64."), "unsupported"),
-        (RuntimeError("MPS: _linalg_svd is not supported at the MPS device"), "unsupported"),
-    ],
-)
-def test_its_own_failures_are_told_apart(error, status):
-    assert frameworks.describe_failure(error) == (status, str(error))
+@pytest.fixture(scope="module")
+def counts():
+    """The rows of flops.csv by model."""
+    with COUNTS.open(newline="") as lines:
+        return {row["model"]: row for row in csv.DictReader(lines)}
 
 
 @pytest.mark.parametrize("model", ["resnet18", "mobilenet_v2", "vgg11"])
-def test_the_counts_are_those_of_the_counter(model):
-    with COUNTS.open(newline="") as lines:
-        stored = {row["model"]: row for row in csv.DictReader(lines)}
-    assert {name: str(value) for name, value in count_flops.count(model).items()} == stored[model]
+def test_the_counts_are_those_of_the_counter(counts, model):
+    assert {name: str(value) for name, value in count_flops.count(model).items()} == counts[model]
 
 
-def test_every_model_is_counted():
-    with COUNTS.open(newline="") as lines:
-        counted = {row["model"] for row in csv.DictReader(lines)}
-    assert counted == set(on_torch_images.list_models())
-
-
-def test_resnet_50_counts_as_published():
+def test_every_model_is_counted_and_resnet_50_as_published(counts):
+    assert set(counts) == set(on_torch_images.list_models())
     # 4.09 GMACs at 224 pixels, 25.6 million parameters: the table in torchvision's documentation of its weights.
-    with COUNTS.open(newline="") as lines:
-        (row,) = [row for row in csv.DictReader(lines) if row["model"] == "resnet50"]
-    assert float(row["inference_flops"]) / 2e9 == pytest.approx(4.09, abs=0.01)
-    assert row["parameters"] == "25557032"
+    assert float(counts["resnet50"]["inference_flops"]) / 2e9 == pytest.approx(4.09, abs=0.01)
+    assert counts["resnet50"]["parameters"] == "25557032"
 
 
 def test_too_few_resources_for_workers_end_the_pipelines_and_not_the_device(monkeypatch, tmp_path):

@@ -1,6 +1,6 @@
 """Models of on_torch.py with their weights, inputs and outputs: other frameworks compare theirs.
 
-    python -m tests.frameworks.torch_reference FOLDER [MODEL ...]     writes FOLDER/<model>.npz, CASES by default
+    python -m tests.frameworks.torch_reference FOLDER MODEL ...     writes FOLDER/<model>.npz
 
 A program of its own, because on Linux no environment holds two frameworks.
 """
@@ -88,5 +88,5 @@ def write(model, folder):
 
 
 if __name__ == "__main__":
-    for case in sys.argv[2:] or CASES:
+    for case in sys.argv[2:]:
         write(case, sys.argv[1])

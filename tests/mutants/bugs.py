@@ -13,11 +13,11 @@ LOSS = ("tests/frameworks/test_contract.py::test_its_loss_is_the_one_of_the_reco
 VERDICT, RATES = "bench/records/verdict.py", ("tests/records/test_rates.py",)
 ROWS = ("tests/test_run.py",)
 LLM, TORCH_LLM, WORKLOAD = "llm_benchmark.py", "bench/frameworks/on_torch_llm.py", "bench/workloads/workload.py"
-TRAINS = ("tests/frameworks/test_torch_llm.py::test_training_is_measured_and_its_loss_falls",)
-WRONG_TRAINING = ("tests/frameworks/test_torch_llm.py::test_a_wrong_training_is_wrong_output",)
+TRAINS = ("tests/frameworks/test_llm.py::test_training_is_measured_and_its_loss_falls",)
+WRONG_TRAINING = ("tests/frameworks/test_llm.py::test_a_wrong_training_is_wrong_output",)
 ADAPTERS = (
     "tests/frameworks/test_torch_llm.py::test_an_adapter_adds_its_product_to_the_frozen_weights",
-    "tests/frameworks/test_torch_llm.py::test_a_frozen_weight_that_changes_is_wrong_output",
+    "tests/frameworks/test_llm.py::test_a_frozen_weight_that_changes_is_wrong_output",
 )
 
 
