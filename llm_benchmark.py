@@ -90,7 +90,7 @@ DECODERS = {
 
 def llm_workload(settings):
     """Describe the work of a phase; prefill and decode have no loss, because nothing is trained."""
-    decoder = check(settings)
+    decoder = find_decoder(settings)
     if settings.phase not in ("prefill", "decode"):
         return training_workload(settings, decoder, settings.prompt_tokens)
     is_prefill, size = settings.phase == "prefill", settings.batch_size
@@ -136,7 +136,7 @@ def training_workload(settings, decoder, tokens):
     return replace(whole, part=replace(whole, sizes=few, parameters=count_trainable(few), make_batches=batches))
 
 
-def check(settings):
+def find_decoder(settings):
     """Return the Decoder of the settings; raises SettingError if it is unknown or its positions do not suffice."""
     if settings.model not in DECODERS:
         raise SettingError(f"MODEL={settings.model!r} must be one of: {', '.join(DECODERS)}")

@@ -33,6 +33,7 @@ from bench.settings import (
     list_runs,
     read_settings,
 )
+from bench.workloads import TRAIN_IMAGES
 
 log = logging.getLogger("bench")
 
@@ -312,6 +313,8 @@ def choose_batch_size(launcher: Launcher, change):
             if not gains or 2 * float(row["step_seconds_median"]) > settings.max_seconds or (free and 2 * taken > free):
                 break
             size *= 2
+            if settings.epochs and size > TRAIN_IMAGES:
+                break
     fastest = max(rates, key=rates.__getitem__, default=1)  # if 1 fails, measuring it says why
     return change | {"BATCH_SIZE": str(fastest)}
 

@@ -164,7 +164,7 @@ def measure_workload(bench, path, describe_workload):
             else:
                 for columns in measure_series(bench, workload, phase, scope):
                     output.add(columns)
-        except (SettingError, ModuleNotFoundError):  # a package that only some workloads need
+        except (SettingError, ModuleNotFoundError, BrokenPipeError):  # a missing package of this workload; no reader
             raise
         except Exception as error:
             output.add(describe_failure(error, bench))
@@ -191,7 +191,7 @@ class Output:
         )
 
     def add(self, columns):
-        """Make the row of some columns; print it and store it."""
+        """Make the row of some columns; store it and print it."""
         row = peaks.flag_implausible(self.begun | columns | {"timestamp": cells.utc_now()})
         if row["scope"] == "end_to_end" and row["status"] == "ok":
             done = {each["scope"]: each for each in self.rows if each["phase"] == row["phase"]}
@@ -238,7 +238,7 @@ def open_bench(settings: Settings, host: environment.Environment):
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
     device = replace(device, device_name=device.device_name or host.cpu_name, uuid=find_uuid(device))
-    if device.device == "cpu":
+    if device.device == "cpu" and REPEATED not in os.environ:
         warn_of_no_gpu(settings, host)
     me = ranks.read_ranks()
     instruments = meters.open_instruments(device.device, device.device_name, device.uuid)
@@ -253,8 +253,9 @@ def join_ranks(bench: Bench, me):
     likeness = device.device, device.device_name, device.framework_version, host.python, host.driver, host.commit
     instruments = bench.instruments.of_all(group, device.device, likeness)
     settings = bench.settings
-    if settings.num_workers:
-        settings = replace(settings, num_workers=ranks.share_workers(settings.num_workers, me, group.peers))
+    if settings.num_workers:  # equal on all ranks, because the number of steps in a window depends on it
+        own = ranks.share_workers(settings.num_workers, me, group.peers)
+        settings = replace(settings, num_workers=min(group.gather(own)))
     return replace(bench, settings=settings, instruments=instruments, group=group)
 
 

@@ -20,7 +20,6 @@ class Device:
     """
 
     queue_steps, num_workers, prepare = None, 0, None
-    has_outputs = True
     SUBMIT_SECONDS = 1e-5
     READ_SECONDS = 2e-5
 
@@ -29,7 +28,7 @@ class Device:
         self.free_at = 0.0
         self.steps = 0
         self.calls = []
-        self.context = self  # keep() and read() of outputs
+        self.context, self.outputs = self, True  # context: keep() and read() of outputs
 
     def step(self):
         self.calls.append("step")
@@ -54,6 +53,9 @@ class Device:
     @property
     def last_result(self):
         return self.steps
+
+    def has_outputs(self):
+        return self.outputs
 
     def keep(self, output):
         return output

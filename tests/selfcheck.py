@@ -30,7 +30,8 @@ SPIN_SECONDS = 0.010
 class Spinning(Device):
     """A session whose step takes 10 ms of wall time."""
 
-    has_outputs = False
+    def has_outputs(self):
+        return False
 
     def step(self):
         end = time.perf_counter() + SPIN_SECONDS

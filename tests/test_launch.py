@@ -320,9 +320,7 @@ def choose(monkeypatch):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(Launcher, "launch", trial)
         monkeypatch.setattr(launch.resources, "available_bytes", lambda: free)
-        change = launch.choose_batch_size(
-            Launcher("image", image_workload, [], describe_host("m")), {"MODEL": "resnet18"}
-        )
+        change = launch.choose_batch_size(Launcher("mlp", mlp_workload, [], describe_host("m")), {"MODEL": "mlp-8"})
         return change.get("BATCH_SIZE"), tried
 
     return call
@@ -343,6 +341,7 @@ SLOW = {1: {"throughput": "10"}, 2: {"throughput": "20", "step_seconds_median": 
         (rates(10), {"BATCH_SIZE": "8"}, None, []),
         (rates(10, 20, 20.1, 20.2, 100, 200), {}, "8", [1, 2, 4, 8]),  # doubling gains nothing
         (SLOW, {"MAX_SECONDS": "10"}, "2", [1, 2]),  # the next step would take too long
+        (rates(*range(1, 20)), {"EPOCHS": "1"}, "32768", [2**i for i in range(16)]),  # CIFAR-10 has 50,000 images
     ],
 )
 def test_auto_takes_the_fastest_size_that_fits(choose, rows, environ, fastest, tried):

@@ -452,6 +452,16 @@ def test_a_result_that_cannot_be_stored_is_shown_all_the_same(image, monkeypatch
     assert err.splitlines()[-1] == "the disk is full"
 
 
+def test_a_reader_that_has_gone_is_not_a_failure(image, monkeypatch):
+    def gone(*row):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(report, "describe_result", gone)
+    monkeypatch.setattr(cli, "discard_output", lambda status: status)
+    code, _, _, rows = image()
+    assert (code, [row["status"] for row in rows]) == (1, ["ok"])
+
+
 def test_a_framework_of_one_file_runs_make_mlp(image, monkeypatch):
     code, out, _, rows = image("mlp", mlp_workload, MODEL="mlp-10", DATA="synthetic", BATCH_SIZE="32", EPOCHS="2")
     assert code == 0

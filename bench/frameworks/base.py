@@ -59,7 +59,7 @@ class Model(ABC):
 
     @abstractmethod
     def updates(self):
-        """Return how many steps the optimizer itself has counted; None if it may skip some."""
+        """Return how many steps the optimizer has counted, in PyTorch its calls; None if it may skip some."""
 
     def predict(self, *inputs):
         """Return the output between two steps of training, as NumPy."""

@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import re
+from collections import Counter
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -490,12 +491,12 @@ class Model(base.Model):
         rate = LEARNING_RATES[self.context.optimizer]
         self.optimizer = OPTIMIZERS[self.context.optimizer](self.uncompiled.parameters(), lr=rate, fused=fused)
         # The hook must not refer to this object: such a cycle would keep its memory after close().
-        steps = self._steps = []
-        self.optimizer.register_step_post_hook(lambda *_: steps.append(1))
+        calls = self._calls = Counter()
+        self.optimizer.register_step_post_hook(lambda *_: calls.update(["step"]))
         self.scaler = torch.amp.GradScaler(device, init_scale=base.LOSS_SCALE, enabled=uses_scaler)
 
     def updates(self):
-        return None if self.scaler.is_enabled() else len(self._steps)
+        return None if self.scaler.is_enabled() else self._calls.total()
 
     @torch.inference_mode()
     def infer(self, *inputs):

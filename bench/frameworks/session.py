@@ -6,6 +6,7 @@ step() or train_epoch() of this file.
 
 import difflib
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from bench.timing import check
 from bench.timing.measure import MeasurementError
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
+KEPT_NUMBERS = 10**6  # of the largest output of which several are kept: little, compared with the model
 PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
@@ -92,7 +94,6 @@ class BaseSession:
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands
     note = ""  # what a reader of the row has to know
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
-    has_outputs = False  # whether last_result is an output of that step only, and small enough to keep many of them
 
     def __init__(self, context, batches):
         self.context, self.batches = context, batches
@@ -107,6 +108,10 @@ class BaseSession:
     def read(self):
         """Wait for, and return, a number that depends on the last step."""
         return self.context.read(self.last_result)
+
+    def has_outputs(self):
+        """Return whether last_result is an output of only the last step, and so small that several may be kept."""
+        return False
 
     def after_first_step(self):
         """Prove what the first step compiled, and reset the peak memory; called once, and not timed.
@@ -208,7 +213,8 @@ class ModelSession(BaseSession):
 class Inference(ModelSession):
     """A step is one forward pass without gradients."""
 
-    has_outputs = True
+    def has_outputs(self):
+        return math.prod(self.last_result.shape) <= KEPT_NUMBERS
 
     def step(self):
         self.inputs = self.inputs_of(next(self.batches))
@@ -312,13 +318,11 @@ def prove_cache(context, model, vocabulary, needed):
         check.check_cache(got, expected, context.precision)
 
 
-class Generation(ModelSession):
+class Generation(Inference):
     """A step of prefill reads one batch of prompts into an empty cache; one of decode adds a token to each sequence.
 
     When the cache is full, decode starts again after DEPTH.
     """
-
-    has_outputs = True
 
     def __init__(self, context, workload, settings, phase):
         model = context.build_cached(workload)

@@ -1,4 +1,4 @@
-"""A canary: a small matmul, timed before a run's first measurement and after each one.
+"""A canary: a small matmul, timed before a run's first measurement and after each measurement of a rate.
 
 It needs no permissions and works on every machine. If the same matmul becomes slower during a run, and no other program
 explains it, heat or a power limit has slowed the machine down. Its seconds are stored, so that a slow machine can be

@@ -52,6 +52,7 @@ def choose(data):
         if data == "cifar10":
             raise SettingError(f"DATA='cifar10' is not available: {error}; DATA=synthetic needs no network") from None
         log.warning("WARNING: CIFAR-10 is not available (%s): measuring with synthetic images", error)
+        os.environ["DATA"] = "synthetic"  # for child processes, so that none tries again
         return "synthetic"
 
 

@@ -134,7 +134,7 @@ BUGS = {
     "read_after_ctrl_c": Bug(MEASURE, 'if series.stop_reason != "interrupted":  # by', "if True:  # by", TIMING),
     # The checks
     "never_compare_single_steps": Bug(MEASURE, "    if steps == 1:\n        return\n", "    return\n", TIMING),
-    "never_read_all_outputs": Bug(MEASURE, "math.inf if session.has_outputs else 0.0", "0.0", TIMING),
+    "never_read_all_outputs": Bug(MEASURE, "math.inf if session.has_outputs() else 0.0", "0.0", TIMING),
     "compare_too_few_steps": Bug(MEASURE, "COMPARED_STEPS = 16", "COMPARED_STEPS = 1", TIMING),
     "accept_a_constant_output": Bug(
         MEASURE, "        if values[-1] != values[0]:\n            return\n", "        return\n", TIMING
@@ -194,7 +194,7 @@ BUGS = {
     "skip_the_backward_pass_in_every_second_step": Bug(
         TORCH,
         "        self.backward()\n        self.update()\n",
-        "        if len(self._steps) % 2:\n            self.backward()\n        self.update()\n",
+        "        if self._calls.total() % 2:\n            self.backward()\n        self.update()\n",
         STEPS,
     ),
     "train_with_another_loss": Bug(

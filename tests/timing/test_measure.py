@@ -79,8 +79,8 @@ class Lazy(Device):
 @pytest.mark.parametrize(
     "attributes",
     [
-        {"has_outputs": False},
-        {"has_outputs": False, "every": 10},
+        {"outputs": False},
+        {"outputs": False, "every": 10},
         {"num_workers": 2, "queue_steps": 6},
         {"every": 4},
         {"every": 2},
