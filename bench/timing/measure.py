@@ -337,18 +337,16 @@ def timed(session, clock, steps):
     return clock() - start
 
 
-def timed_with_all_outputs(session, clock, steps):
-    """Return the seconds of steps whose outputs are all read, after every KEPT_OUTPUTS steps."""
-    start = clock()
-    for done in range(0, steps, KEPT_OUTPUTS):
-        outputs = []
-        for _ in range(min(KEPT_OUTPUTS, steps - done)):
-            session.step()
-            outputs.append(session.context.keep(session.last_result))
-        session.synchronize()
-        for output in outputs:
-            session.context.read(output)
-    return clock() - start
+def timed_with_all_outputs(session, clock):
+    """Return the seconds per step of KEPT_OUTPUTS steps whose outputs are all read at the end."""
+    start, outputs = clock(), []
+    for _ in range(KEPT_OUTPUTS):
+        session.step()
+        outputs.append(session.context.keep(session.last_result))
+    session.synchronize()
+    for output in outputs:
+        session.context.read(output)
+    return (clock() - start) / KEPT_OUTPUTS
 
 
 def timed_apart(session, clock):
@@ -366,7 +364,7 @@ def prove_every_step_runs(job: Job, steps):
     """Raise MeasurementError (`work_skipped`) if steps in a window take less time than steps that are all read.
 
     A lazy framework that evaluates only what is read would run one step of each window. Let W be the seconds per step
-    of a window, A the same if the output of each step is kept for a few steps and then read, F the shortest of some
+    of a window, A the same of a few steps whose outputs are all read at the end, F the shortest of some
     single steps, each with barrier and read, and P an idle barrier and read.
 
     - An honest device has A - P = W. If one step in n waits until its output is read, A - P is W n / (n - 1). In
@@ -389,7 +387,8 @@ def prove_every_step_runs(job: Job, steps):
     for _ in range(SKIP_TRIES):
         in_window = max(in_window, timed(session, clock, compared) / compared)
         if all_read:  # before the single steps, between which a GPU may lower its clock
-            all_read = min(all_read, timed_with_all_outputs(session, clock, compared) / compared)
+            parts = compared // KEPT_OUTPUTS
+            all_read = min(all_read, *(timed_with_all_outputs(session, clock) for _ in range(parts)))
         idle = idle_barrier_seconds(job)
         single = min(single, *(timed(session, clock, 1) for _ in range(SINGLE_STEPS)))
         allowed = SINGLE_TOLERANCE + 2 * idle
