@@ -296,7 +296,7 @@ def choose_batch_size(launcher: Launcher, change):
     log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
     rates, size, own_memory = {}, 1, False
     with tempfile.TemporaryDirectory() as folder:  # these rows are not results
-        while True:
+        while not (settings.epochs and size > TRAIN_IMAGES):
             trial = change | TRIAL | {"BATCH_SIZE": str(size), "RESULTS_DIR": folder, SEARCH: "auto", "MAKEFLAGS": None}
             row = launcher.launch_silently(trial)[-1]
             if row["status"] != "ok":
@@ -313,8 +313,6 @@ def choose_batch_size(launcher: Launcher, change):
             if not gains or 2 * float(row["step_seconds_median"]) > settings.max_seconds or (free and 2 * taken > free):
                 break
             size *= 2
-            if settings.epochs and size > TRAIN_IMAGES:
-                break
     fastest = max(rates, key=rates.__getitem__, default=1)  # if 1 fails, measuring it says why
     return change | {"BATCH_SIZE": str(fastest)}
 

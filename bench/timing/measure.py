@@ -47,8 +47,8 @@ SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
 SINGLE_STEPS = 12
 COMPARED_STEPS = 16  # of the compared window, at least: skipping all but one gives a ratio of 16, far above 4
 MAX_SINGLE_RATIO = 4.0
-MAX_READ_RATIO = 1.5  # of a window whose outputs are all read; if every second step were skipped, it would be 2
-KEPT_OUTPUTS = 8  # at a time
+MAX_READ_RATIO = 1.5  # of steps whose outputs are all read; if every second step were skipped, it would be 2
+KEPT_OUTPUTS = 8
 SINGLE_TOLERANCE = 2e-5  # seconds a step
 SKIP_TRIES = 5
 
@@ -364,8 +364,8 @@ def prove_every_step_runs(job: Job, steps):
     """Raise MeasurementError (`work_skipped`) if steps in a window take less time than steps that are all read.
 
     A lazy framework that evaluates only what is read would run one step of each window. Let W be the seconds per step
-    of a window, A the same of a few steps whose outputs are all read at the end, F the shortest of some
-    single steps, each with barrier and read, and P an idle barrier and read.
+    of a window, A those of KEPT_OUTPUTS steps whose outputs are all read at the end, F the shortest of some single
+    steps, each with barrier and read, and P an idle barrier and read.
 
     - An honest device has A - P = W. If one step in n waits until its output is read, A - P is W n / (n - 1). In
       training, where a step changes what the last one left, A is not measured: the optimizer counts the steps.

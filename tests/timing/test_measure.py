@@ -75,21 +75,24 @@ class Lazy(Device):
         return super().read()
 
 
-@pytest.mark.parametrize("seconds", [0.0003, 0.003, 0.010])
 @pytest.mark.parametrize(
-    "attributes",
+    ("seconds", "attributes"),
     [
-        {"outputs": False},
-        {"outputs": False, "every": 10},
-        {"num_workers": 2, "queue_steps": 6},
-        {"every": 4},
-        {"every": 2},
+        *((seconds, {"outputs": False}) for seconds in (0.0003, 0.003, 0.010, 0.020)),
+        (0.010, {"outputs": False, "every": 10}),
+        (0.010, {"num_workers": 2, "queue_steps": 6}),
     ],
 )
 def test_a_framework_that_computes_only_some_steps_of_a_window_is_refused(seconds, attributes):
     fake = Lazy(seconds, **attributes)
     assert refusal(fake).status == "work_skipped"
-    assert fake.clock.now < 3
+    assert fake.clock.now < 2
+
+
+@pytest.mark.parametrize("seconds", [0.0003, 0.003, 0.010, 0.020])
+@pytest.mark.parametrize("every", [None, 4, 2])
+def test_outputs_that_are_all_read_show_the_steps_that_waited(seconds, every):
+    assert refusal(Lazy(seconds, every)).status == "work_skipped"
 
 
 def test_a_lazy_framework_with_one_step_to_a_window_runs_it():
