@@ -6,9 +6,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from bench.records.columns import COLUMNS, SCHEMA
+from bench.records.flags import FLAGS
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import AUTO, RUN, SCOPES, SEARCH, SEARCH_STEP, is_used_in
-from bench.timing.measure import FLAGS, METHOD_VERSION
+from bench.timing.measure import METHOD_VERSION
 
 
 def new_run_id():

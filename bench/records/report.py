@@ -10,10 +10,11 @@ from tqdm import tqdm
 from bench.host.ranks import read_ranks
 from bench.records import layout
 from bench.records.columns import WORK, describe_setup, describe_work, format_number
+from bench.records.flags import FLAGS
 from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained, find_slowdown
 from bench.settings import SCOPES
 from bench.timing.intervals import MOST_IN_RANGE, coverage
-from bench.timing.measure import ENOUGH_WINDOWS, FLAGS
+from bench.timing.measure import ENOUGH_WINDOWS
 
 REFRESH_SECONDS = 0.25
 

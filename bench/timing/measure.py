@@ -5,7 +5,7 @@ The order of a measurement:
     first step -> warm-up -> check that every step runs and the output varies -> windows -> check the number of steps
 
 A window is: read the clock, submit k steps, synchronise, read a number that depends on the last step, read the clock.
-Nothing else happens inside, and no window is dropped. Anything that makes a result unreliable raises a flag (FLAGS).
+Nothing else happens inside, and no window is dropped. Anything that makes a result unreliable raises a flag.
 Statistics, such as the width of the interval, are columns and not flags.
 
 There are three modes (MODES): whole steps on resident batches, one part of a training step, and a stream of batches
@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from bench.timing import MeasurementError
 from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
 
 METHOD_VERSION = 2  # raised when a change here moves the numbers; 2: windows end with a read, every step is proved
@@ -51,32 +52,6 @@ MAX_READ_RATIO = 1.5  # of steps whose outputs are all read; if every second ste
 KEPT_OUTPUTS = 8
 SINGLE_TOLERANCE = 2e-5  # seconds a step
 SKIP_TRIES = 5
-
-# A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
-FLAGS = {
-    "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
-    "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
-    "contended": "other programs used more than 10 % of the CPU time (20 % if they used 10 % before the run): close "
-    "them",
-    "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
-    "short": "fewer than 10 queue lengths were measured, so batches prepared in advance may inflate the rate: set a "
-    "larger MAX_SECONDS",
-    "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
-    "slowed": "a small matmul took more than 10 % longer after the measurement than at the start (heat, a power limit, "
-    "a busy host): let the machine cool down and repeat the measurement",
-    "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
-    "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use identical ones",
-    "not_finite": "the output contains inf or NaN: choose another PRECISION",
-    "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",
-}
-
-
-class MeasurementError(Exception):
-    """A measurement that has no valid result; becomes the row's status and its reason."""
-
-    def __init__(self, status, reason):
-        super().__init__(reason)
-        self.status = status
 
 
 @dataclass(frozen=True)
