@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench import cli, frameworks, processes, run
 from bench.host import environment, ranks, resources
@@ -38,7 +37,8 @@ from bench.workloads import TRAIN_IMAGES
 log = logging.getLogger("bench")
 
 REPORTED = (0, 1, cli.MISTAKE, cli.INTERRUPTED)  # exit statuses of a child that stored or printed what became of it
-TORCHRUN = ROOT / "bench" / "frameworks" / "on_torch_run.py"
+# 127.0.0.1, because a laptop's own name often has no address.
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 # BATCH_SIZE=auto: short runs, without the settings that would make them long.
 TRIAL = {"MAX_SECONDS": "0.5", "TARGET_CI": "5", "SCOPE": "device"}
 TRIAL |= dict.fromkeys(("SUSTAIN", "EPOCHS", "NUM_IMAGES"))
@@ -61,6 +61,8 @@ def main(script, describe_workload, measure=None):
     """
 
     def start():
+        # NVML and nvidia-smi count cards in this order.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         is_rank, is_child = ranks.read_ranks().are_many, RUN in os.environ
         if is_child:
             processes.end_with_parent()
@@ -112,22 +114,16 @@ class Launcher:
         settings = read_settings(self.script, environ)
         path = self.locate(settings)
         devices = settings.num_devices or 1
-        with tempfile.TemporaryDirectory() as folder:
-            failures = Path(folder) / "failures.json"
-            command = [sys.executable, *self.command]
-            if devices > 1:
-                # 127.0.0.1, because a laptop's own name often has no address.
-                torchrun = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={devices}"]
-                command = [sys.executable, "-P", str(TORCHRUN), str(failures), *torchrun, *self.command]
-            ended = processes.run_process(command, environ, limit, captures)
-            rank, status, said = 0, ended.status, {}
-            if ended.status == 1 and failures.exists():  # torchrun itself ended because a rank failed
-                rank, status, said = ranks.find_first_failure(json.loads(failures.read_text()))
-        if status == cli.MISTAKE and (devices > 1 or captures):
-            reason = said.get("message") or ended.err.strip().rpartition("\n")[2]
+        launcher = [*TORCHRUN, f"--nproc-per-node={devices}"] if devices > 1 else []
+        environ = {"LOGLEVEL": "ERROR"} | environ if launcher else environ  # no warnings of torchrun
+        ended = processes.run_process([sys.executable, *launcher, *self.command], environ, limit, captures)
+        status = ended.status
+        if status == cli.MISTAKE and captures:
+            reason = ended.err.strip().rpartition("\n")[2]
             raise SettingError(reason or "a child process ended without a message: run the benchmark by itself")
-        if said.get("row") or status not in REPORTED:
-            row = said.get("row") or describe_death(settings, self.host, self.describe_workload, status, rank)
+        is_stored = any(row["run_id"] == run_id and row["status"] != "ok" for row in results.read(path))
+        if status not in REPORTED or (launcher and status == 1 and not is_stored):
+            row = describe_death(settings, self.host, self.describe_workload, status)
             row |= {"run_id": run_id, "search": change.get(SEARCH), "search_step": change.get(SEARCH_STEP)}
             results.append(path, row)
             if not captures:
@@ -317,11 +313,11 @@ def choose_batch_size(launcher: Launcher, change):
     return change | {"BATCH_SIZE": str(fastest)}
 
 
-def describe_death(settings, host, describe_workload, status, rank=0):
-    """Return the row of a child process, or of one of its ranks, that ended without reporting a result.
+def describe_death(settings, host, describe_workload, status):
+    """Return the row of a child process that ended without reporting a result, or of which a rank failed.
 
     Args:
-        status: its exit status; negative: the signal that ended it.
+        status: its exit status; negative: the signal that ended it; 1 is that of torchrun.
     """
     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
     if status == -signal.SIGALRM:
@@ -329,8 +325,6 @@ def describe_death(settings, host, describe_workload, status, rank=0):
     if status == -signal.SIGKILL:
         smaller = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
         reason += f", probably because memory ran out: choose a smaller {smaller}"
-    devices = settings.num_devices or 1
-    who = f"rank {rank} of {devices}" if devices > 1 and status != -signal.SIGALRM else "the process"
     without_gpu = settings.use_gpu is False or (environment.find_card() is None and host.gpu_cores is None)
     settings = settings.on("cpu" if without_gpu else "gpu")
     scopes = settings.scope or ("device",)
@@ -338,5 +332,6 @@ def describe_death(settings, host, describe_workload, status, rank=0):
     row = begin_row(settings, host, {}, describe_workload(settings), settings.phase, scope, "")
     if isinstance(settings.precision, tuple):  # make tflops: any of its precisions and sizes
         row |= {"precision": None, "matrix_size": None}
-    status = "out_of_memory" if status == -signal.SIGKILL else "crashed"
-    return row | {"status": status, "note": f"{who} was ended by {reason}", "timestamp": utc_now()}
+    note = "a rank failed, see above" if status == 1 else f"the process was ended by {reason}"
+    status = "failed" if status == 1 else "out_of_memory" if status == -signal.SIGKILL else "crashed"
+    return row | {"status": status, "note": note, "timestamp": utc_now()}

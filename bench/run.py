@@ -62,21 +62,18 @@ class Bench:
         return self.group.ranks.rank == 0
 
     def end_failed_rank(self, row):
-        """End this rank after a failure, whose row bench/launch.py or rank 0 stores.
+        """Print a rank's failure, and end it if it is not rank 0, which stores a row.
 
-        bench/launch.py chooses among the reports of all ranks, because most of them only report that they lost another
-        one. Without it, under the user's torchrun or Slurm, rank 0 stores its own.
+        Most ranks only report that they lost another one. torchrun or Slurm names the one that failed first.
         """
         me = self.group.ranks
         if not me.are_many or row["status"] in EXIT_STATUS:
             return
-        row["note"] = f"rank {me.rank} of {me.world_size}: {row['note']}"
-        was_reported = ranks.report_failure(row["note"], row)
-        if me.launched or me.rank:
-            if not was_reported:
-                print(f"{row['status']}: {row['note']}", file=sys.stderr)
+        print(f"rank {me.rank} of {me.world_size}: {row['status']}: {row['note']}", file=sys.stderr)
+        if me.rank:
             sys.exit(1)
-        row["note"] += " (if another rank failed first, torchrun or Slurm names it)"
+        if row["status"] == "failed":
+            row["note"] = "a rank failed, see above"
 
 
 def run_child(script, describe_workload, measure=None):
@@ -88,26 +85,20 @@ def run_child(script, describe_workload, measure=None):
         measure: (Bench, path, describe_workload) -> exit status; measure_workload() by default.
 
     Raises:
-        SettingError: a mistake in the settings. On one of several ranks of bench/launch.py it goes to torchrun instead.
+        SettingError: a mistake in the settings.
     """
     me = ranks.read_ranks()
-    try:
-        settings = read_settings(script)
-        settings = as_rank(script, settings, me) if me.are_many else settings
-        host = environment.describe_host(settings.machine)
-        path = settings.results_dir / f"{host.machine}.csv"
-        results.prepare(path)
-        bench = open_bench(settings, host)
-        with bench.group:
-            status = (measure or measure_workload)(bench, path, describe_workload)
-    except (SettingError, ModuleNotFoundError) as error:
-        if not (me.are_many and me.launched):
-            raise
-        ranks.report_failure(cli.explain(error))
-        return cli.MISTAKE
+    settings = read_settings(script)
+    settings = as_rank(script, settings, me) if me.are_many else settings
+    host = environment.describe_host(settings.machine)
+    path = settings.results_dir / f"{host.machine}.csv"
+    results.prepare(path)
+    bench = open_bench(settings, host)
+    with bench.group:
+        status = (measure or measure_workload)(bench, path, describe_workload)
     if bench.reports and RUN not in os.environ:
         print(f"added to {cli.display_path(path)}")
-    if me.launched:
+    if me.are_many and RUN in os.environ:
         # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, pull request 179291).
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -237,11 +228,11 @@ def open_bench(settings: Settings, host: environment.Environment):
     environment.refuse_rosetta()
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
-    device = replace(device, device_name=device.device_name or host.cpu_name, uuid=find_uuid(device))
+    device = replace(device, device_name=device.device_name or host.cpu_name)
     if device.device == "cpu" and REPEATED not in os.environ:
         warn_of_no_gpu(settings, host)
     me = ranks.read_ranks()
-    instruments = meters.open_instruments(device.device, device.device_name, device.uuid)
+    instruments = meters.open_instruments(device.device, device.device_name)
     bench = Bench(settings.on(device.device), host, framework, device, instruments)
     return join_ranks(bench, me) if me.are_many else bench
 
@@ -249,20 +240,12 @@ def open_bench(settings: Settings, host: environment.Environment):
 def join_ranks(bench: Bench, me):
     """Return the Bench of one of several ranks once all of them have joined."""
     group = bench.framework.join_ranks(me, bench.device.device)
-    device, host = bench.device, bench.host
-    likeness = device.device, device.device_name, device.framework_version, host.python, host.driver, host.commit
-    instruments = bench.instruments.of_all(group, device.device, likeness)
+    # One device's energy would be set against the work of all.
+    instruments = replace(bench.instruments, counter=None, why_no_energy="there are several ranks")
     settings = bench.settings
     if settings.num_workers:  # equal on all ranks, because the number of steps in a window depends on it
-        own = ranks.share_workers(settings.num_workers, me, group.peers)
-        settings = replace(settings, num_workers=min(group.gather(own)))
+        settings = replace(settings, num_workers=min(group.gather(me.share(settings.num_workers))))
     return replace(bench, settings=settings, instruments=instruments, group=group)
-
-
-def find_uuid(device: Device):
-    """Return an NVIDIA card's UUID: the framework's, or else the driver's if that is the same card, or None."""
-    card = environment.find_card() if device.device == "cuda" and device.uuid is None else None
-    return card.uuid if card and card.name == device.device_name else device.uuid
 
 
 def warn_of_no_gpu(settings: Settings, host: environment.Environment):
@@ -280,7 +263,7 @@ def look_at_rest(bench: Bench):
         return replace(bench, instruments=replace(bench.instruments, counter=None))
     if bench.instruments.why_no_energy and REPEATED not in os.environ:
         log.info("power and energy are not measured: %s", bench.instruments.why_no_energy)
-    others = meters.watch_contention(peers=bench.instruments.peers)
+    others = meters.watch_contention()
     others.start()
     instruments, canary = bench.instruments.with_idle_watts(), None
     if not (bench.settings.sustain or bench.group.ranks.are_many):  # long enough to show heat itself; out of step
@@ -399,8 +382,6 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
         "idle_watts": bench.instruments.idle_watts,
         "note": session.note,
     }
-    if bench.instruments.unlike:
-        columns["flags"] = cells.join_flags([*columns["flags"].split(), "unlike_ranks"])
     if columns.get("status") != "interrupted":
         session.check_last_step()
     return columns
@@ -423,7 +404,7 @@ def refuse_too_large(workload, device):
 def prove_equal_weights(session, group):
     """Raise MeasurementError unless all ranks have the same weights after training."""
     if group.ranks.are_many:
-        first, *others = group.gather(session.model.hash_weights())
+        first, *others = group.gather(session.checksum())
         unlike = ", ".join(str(rank) for rank, weights in enumerate(others, 1) if weights != first)
         if unlike:
             raise measure.MeasurementError(
@@ -482,16 +463,12 @@ def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
 def describe_failure(error, bench: Bench):
     """Return the status and the note of a failed measurement.
 
-    An unexpected failure also prints its traceback. On several ranks, which all fail when one does, the note has the
-    place instead.
+    An unexpected failure also prints its traceback, except on several ranks, which all fail when one does.
     """
     if isinstance(error, measure.MeasurementError):
         status, reason = error.status, str(error)
     else:
         status, reason = frameworks.describe_failure(error)
-    if status == "failed" and bench.group.ranks.are_many:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason += f" ({os.path.basename(place.filename)}, line {place.lineno})"
-    elif status == "failed" and not isinstance(error, OSError):  # a full disk and the like say enough
+    if status == "failed" and not (bench.group.ranks.are_many or isinstance(error, OSError)):  # such as a full disk
         traceback.print_exception(error)
     return {"status": status, "note": reason}

@@ -31,14 +31,13 @@ class Device:
     device_name: str | None  # None: the system knows the name better
     framework_version: str
     num_threads: int  # CPU threads
-    uuid: str | None = None  # of an NVIDIA card as NVML writes it ("GPU-..."); None if the framework cannot tell
     has_own_memory: bool = False  # a card's; else its arrays take the system's
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     world_size: int = 1  # ranks that do the same work in step, each on such a device
     nodes: int = 1  # machines that they run on
 
     def cells(self):
-        """Return its cells of a row; no row has the UUID, because it tells one owner's card from all others."""
+        """Return its cells of a row."""
         names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
         return {name: getattr(self, name) for name in names}
 

@@ -48,7 +48,6 @@ def find_device(settings):
         num_threads=torch.get_num_threads(),
         world_size=ranks.world_size,
         nodes=ranks.nodes,
-        uuid=find_uuid(kind),
         # Where CUDA shares the system's memory, too large an array hangs the machine.
         has_own_memory=kind == "cuda" and not torch.cuda.get_device_properties().is_integrated,
         count=0 if kind == "cpu" else torch.accelerator.device_count(),
@@ -60,7 +59,7 @@ def choose_index(ranks, count):
 
     Slurm may show each rank a single GPU, its own.
     """
-    if count == 1 and not ranks.launched:
+    if count == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         return 0
     if ranks.local_world_size > count:
         raise SettingError(
@@ -229,7 +228,6 @@ OPERATORS = {
     "copy": lambda x, out: out.copy_(x),
     "add": lambda x, y, out: torch.add(x, y, out=out),
     "triad": lambda x, y, out: torch.add(y, x, alpha=2.0, out=out),
-    "all-reduce": on_torch_ranks.AllReduce,
 }
 
 
@@ -263,15 +261,6 @@ def name_device(device):
     if device == "mps":
         return torch.backends.mps.get_name() if hasattr(torch.backends.mps, "get_name") else None
     return None if device == "cpu" else torch.get_device_module(device).get_device_name()
-
-
-def find_uuid(device):
-    """Return the card's UUID as NVML writes it; None if the device is not an NVIDIA card."""
-    if device != "cuda" or torch.version.hip:
-        return None
-    card = torch.cuda.get_device_properties()
-    bare = str(card.uuid).removeprefix("GPU-").removeprefix("MIG-")
-    return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{bare}"
 
 
 class DeviceContext(base.DeviceContext):
@@ -545,8 +534,8 @@ class Model(base.Model):
     def check_frozen(self):
         check.require(self._frozen == self._sum_frozen(), "training changed a frozen weight")
 
-    def hash_weights(self):
-        return on_torch_ranks.hash_weights(self.uncompiled)
+    def trained_weights(self):
+        return [weight for weight in self.uncompiled.parameters() if weight.requires_grad]
 
     def prove_compiled(self, *inputs):
         modules = [self.module, self.uncompiled, self.uncompiled][: 3 if self.is_trained else 2]

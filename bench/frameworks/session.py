@@ -126,6 +126,9 @@ class BaseSession:
     def updates(self):
         """Return how many steps the optimizer itself has counted; None without one, or if it may skip some."""
 
+    def checksum(self):
+        """Return a tuple with a number for each trained array; None outside training."""
+
     def check_last_step(self):
         """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it."""
 
@@ -233,6 +236,9 @@ class Training(ModelSession):
 
     def updates(self):
         return self.model.updates()
+
+    def checksum(self):
+        return tuple(map(self.context.read, self.model.trained_weights()))
 
     def check_last_step(self):
         self.model.check_frozen()
