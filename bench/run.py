@@ -109,7 +109,9 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
         logging.getLogger("bench").setLevel(logging.ERROR)
     with framework.join_ranks(me, device.device) if me.are_many else nullcontext(ranks.ALONE) as group:
         # The energy and heat of one card would be those of one rank only.
-        instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.device, device.device_name)
+        instruments = (
+            meters.Instruments() if me.are_many else meters.open_instruments(device.device, device.device_name)
+        )
         write = (lambda line: emit(device.cells() | line)) if me.rank == 0 else (lambda line: None)
         return measure_work(Bench(settings, task, framework, device, instruments, group, write), describe_workload)
 
