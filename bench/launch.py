@@ -5,6 +5,7 @@ results differ between them (RUNS). A child only writes lines (bench/run.py); no
 results/. It imports no framework.
 """
 
+import atexit
 import json
 import logging
 import os
@@ -67,9 +68,13 @@ def main(script, describe_workload, measure_work=run.measure_workload, describe=
 
     def start():
         if task := run.read_task():
-            if not ranks.read_ranks().are_many or ranks.read_ranks().launched:
-                processes.end_with_parent()
-            return run.run_child(script, describe_workload, measure_work, task)
+            processes.end_with_parent()
+            status = run.run_child(script, describe_workload, measure_work, task)
+            if ranks.read_ranks().are_many:
+                # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, 179291).
+                atexit._run_exitfuncs()
+                os._exit(status)
+            return status
         host = environment.describe_host(read_settings(script).machine)
         launcher = Launcher(script, describe_workload, sys.argv, host)
         if ranks.read_ranks().are_many:
@@ -362,7 +367,8 @@ def choose_batch_size(launcher: Launcher, change):
         log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
         best_before = max([rate for each, rate in rates.items() if each < size / 2], default=0.0)
         gains = max(rates.values()) > MIN_GAIN * best_before
-        free = None if environment.has_own_memory(row["device"]) else resources.available_bytes()
+        own_memory = row["device"] == "cuda" and find_device(settings).has_own_memory  # integrated ones share it
+        free = None if own_memory else resources.available_bytes()
         taken = row.get("peak_memory_bytes") or 0
         if not gains or 2 * row["step_seconds_median"] > settings.max_seconds or (free and 2 * taken > free):
             break
@@ -385,7 +391,7 @@ def describe_death(settings, describe_workload, status):
         note = "the process was ended by its time limit"
     elif (settings.num_devices or 1) > 1:
         note = "a rank failed, see above"
-    settings = settings.on("cpu" if settings.use_gpu is False or not environment.find_cards() else "gpu")
+    settings = settings.on("cpu" if settings.use_gpu is False or not environment.find_card() else "gpu")
     row = cells.of_work(settings, describe_workload(settings), settings.phase, "device")
     if isinstance(settings.precision, tuple):  # make tflops: any of its precisions and sizes
         row |= {"precision": None, "matrix_size": None}

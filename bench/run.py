@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import statistics
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
@@ -95,6 +96,12 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
     me, settings = ranks.read_ranks(), read_settings(script)
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
+    if device.device == "cpu" and settings.use_gpu is not False and task.is_first:
+        why = environment.explain_missing_gpu(settings.framework)
+        if settings.use_gpu:
+            why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
+        if why:
+            log.warning("WARNING: %s; measuring the CPU", why)
     settings = settings.on(device.device)
     if settings.num_workers is None and settings.scope:
         settings = replace(settings, num_workers=me.share(min(cpus.usable_cores(), MOST_WORKERS * me.local_world_size)))
@@ -102,7 +109,7 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
         logging.getLogger("bench").setLevel(logging.ERROR)
     with framework.join_ranks(me, device.device) if me.are_many else nullcontext(ranks.ALONE) as group:
         # The energy and heat of one card would be those of one rank only.
-        instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.device)
+        instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.device, device.device_name)
         write = (lambda line: emit(device.cells() | line)) if me.rank == 0 else (lambda line: None)
         return measure_work(Bench(settings, task, framework, device, instruments, group, write), describe_workload)
 
@@ -134,6 +141,9 @@ def measure_workload(bench: Bench, describe_workload):
             columns = describe_failure(error)
             bench.emit(about | columns)
             status = columns["status"]
+            if bench.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
+                print(f"rank {bench.group.ranks.rank}: {status}: {columns['note']}", file=sys.stderr)
+                raise SystemExit(1) from None
         if status != "ok":
             break
     return EXIT_STATUS.get(status, 1)
