@@ -12,7 +12,6 @@ IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks cont
 WINOGRAD = 36 / 16
 CONVOLUTIONS = ("image", "convolution")  # workloads
 FRAMEWORKS_DIFFER = 1.1
-POWER_LIMITED = 1.03  # times as fast on zeros as on random data
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
@@ -126,16 +125,6 @@ def fraction_of_bandwidth(row, best):
     """
     measured = best.get((row["machine"], row["device"]))
     return float(row["bandwidth"]) / measured if measured and row.get("bandwidth") else None
-
-
-def describe_power(rows):
-    """Return a sentence about the power probe of the latest peaks, as text or numbers; "" if none has one."""
-    latest = {row["precision"]: float(row.get("power_probe") or "nan") for row in rows if row["model"] == "matmul-peak"}
-    ratio, precision = max(((ratio, name) for name, ratio in latest.items() if ratio > 0), default=(None, ""))
-    if ratio is None:
-        return ""
-    is_limited = "power limits this chip" if ratio > POWER_LIMITED else "power does not limit this chip"
-    return f"{is_limited}: {precision} matmuls of zeros run at {ratio:.3f} times the rate of random data"
 
 
 def compare_frameworks(rows, device):
