@@ -104,14 +104,18 @@ class Search:
 
     def gain(self, i, value):
         """Return the speedup of one change of the default: as measured, else as guessed; 0 if it failed."""
-        single, dimension = change_one(self.default, i, value), self.dimensions[i]
-        changed = (each for each in self.trials if each[i] != self.default[i])
-        first = next(changed, None) if dimension.fails_as_one and value != self.default[i] else None
-        if first and not self.rate(first):
+        single = change_one(self.default, i, value)
+        if value != self.default[i] and self.has_failed(i):
             return 0.0
         if single != self.default and single in self.trials and self.rate(self.default):
             return self.rate(single) / self.rate(self.default)
-        return dimension.gains.get(value, 1.0)
+        return self.dimensions[i].gains.get(value, 1.0)
+
+    def has_failed(self, i):
+        """Return whether a dimension fails as one, and the first trial of another value than the default failed."""
+        changed = (each for each in self.trials if each[i] != self.default[i])
+        first = next(changed, None) if self.dimensions[i].fails_as_one else None
+        return first is not None and not self.rate(first)
 
     def neighbours(self, candidate):
         """Return the untried candidates with another batch size, then those with a late value."""
