@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from bench import cli
 from bench.host import environment
 from bench.launch import Launcher
-from bench.records import report, results
+from bench.records import results
+from bench.records.columns import describe_work, format_number
 from bench.records.combine import combine
-from bench.records.columns import format_number
 from bench.settings import MAKE_VARIABLES, ROOT, SettingError, known_names, list_runs, read_settings, refuse_misspelt
 from bench.tune import answer, candidates
 from bench.tune.search import Dimension, Search
@@ -92,7 +92,8 @@ class Runs:
 
     def run(self, change, seconds, limit, compares=True):
         change = self.held | change | {"MAX_SECONDS": f"{min(seconds, self.longest):g}"}
-        return self.launcher.run_child(change, round(limit), compares, brief=True)[0]
+        allocator = {"allocator": environment.find_allocator(os.environ | change)}
+        return self.launcher.run_child(change, round(limit), compares, brief=True)[-1] | allocator
 
     def keep(self, candidate, row, is_full=False):
         (self.full if is_full else self.trials).setdefault(candidate, []).append(row)
@@ -139,7 +140,7 @@ def main():
         status = cli.INTERRUPTED
     fastest, rows = search.fastest(), runs.combine_path(search)
     minutes, count = (time.monotonic() - begun) / 60, sum(map(len, [*runs.trials.values(), *runs.full.values()]))
-    print(report.describe_task(first))
+    print(f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}")
     print("\n".join(answer.describe(search, runs.trials, rows, runs.notes)))
     print(f"the search took {minutes:.1f} minutes, with {count} processes")
     if fastest:

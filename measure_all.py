@@ -47,7 +47,9 @@ def plan_work(settings, device, formats):
             continue
         for numbers in ["float32"] if settings.quick else ["float32", *formats]:
             change = work.change(numbers) | {"MAKEFLAGS": ""}
-            change |= standard_set.QUICK | ({"SCOPE": "device"} if work.script == "image" else {}) if settings.quick else {}
+            change |= (
+                standard_set.QUICK | ({"SCOPE": "device"} if work.script == "image" else {}) if settings.quick else {}
+            )
             try:
                 read_settings(work.script, os.environ | change)
             except SettingError:  # this framework does not have it

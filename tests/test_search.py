@@ -169,7 +169,9 @@ def test_the_path_makes_one_change_at_a_time_the_largest_gain_first_in_alternate
     gains = {"bfloat16": 2, "1": 1.2, "channels_last": 1.5}
     machine = FakeMachine(lambda candidate: math.prod(gains.get(value, 1) for value in candidate), noise=0, minutes=40)
     search = machine.search()
-    changed = [[i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in itertools.pairwise(search.path)]
+    changed = [
+        [i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in itertools.pairwise(search.path)
+    ]
     assert changed == [[0], [2], [1]]
     assert search.fastest() == search.path[-1]
     first, last, *middle = search.path[0], search.path[-1], *search.path[1:-1]

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from bench.records import peaks
 from bench.records.columns import COLUMNS, RETIRED_FLAGS, SCHEMA, WORK, of_kind
+from bench.records.flags import FLAGS
 from bench.settings import FRAMEWORKS, MIXED, MODELS
-from bench.timing.measure import FLAGS, METHOD_VERSION, MIN_WINDOW_SECONDS
+from bench.timing.measure import METHOD_VERSION, MIN_WINDOW_SECONDS
 from bench.workloads.workload import BYTES
 
 ROUNDING = 2e-5

@@ -8,9 +8,10 @@ import platform
 
 import psutil
 
+from bench.host.cpus import usable_cores
 from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS, find_allocator
 from bench.records.columns import describe_change
-from bench.settings import SettingError, read_settings, usable_cores
+from bench.settings import SettingError, read_settings
 from bench.tune.search import Dimension
 
 ALLOCATOR = "ALLOCATOR"  # a dimension that is not a setting: it stands for variables of the environment
@@ -78,7 +79,9 @@ def list_dimensions(script, environ, changes, row):
         others = {library: 1.2 for name in PRELOADED if (library := ctypes.util.find_library(name))}
         found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3} | others))
     if device == "cpu" and row["num_threads"] and "NUM_THREADS" not in environ:
-        counts = [text for text in list_threads() if text != str(row["num_threads"]) and is_allowed("NUM_THREADS", text)]
+        counts = [
+            text for text in list_threads() if text != str(row["num_threads"]) and is_allowed("NUM_THREADS", text)
+        ]
         found.append(Dimension("NUM_THREADS", {"": 1.0} | dict.fromkeys(counts, 1.0)))  # "": the framework's own number
     if "BATCH_SIZE" in environ:
         found.append(Dimension("BATCH_SIZE", list_given("BATCH_SIZE")))
@@ -109,5 +112,7 @@ def describe(dimensions, candidate, before=None):
     """Return the difference between a candidate and another one, by default the default, in words."""
     default = tuple(dimension.values[0] for dimension in dimensions)
     changes = [change_of(dimensions, each) for each in (before or default, candidate)]
-    cells = [{n.lower(): text for n, text in change.items()} | {"allocator": find_allocator(change)} for change in changes]
+    cells = [
+        {n.lower(): text for n, text in change.items()} | {"allocator": find_allocator(change)} for change in changes
+    ]
     return describe_change(*cells) or "the default"

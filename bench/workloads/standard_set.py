@@ -39,7 +39,9 @@ class Work:
         """Return the environment of a run in a format of numbers."""
         about = {"MODEL": self.model, "PHASE": self.phase, "BATCH_SIZE": str(self.batch_size)}
         data = {"DATA": "synthetic"} if self.script == "mlp" else {}
-        scope = {"SCOPE": "device"} if self.script == "image" and (numbers != "float32" or not self.has_pipeline) else {}
+        scope = (
+            {"SCOPE": "device"} if self.script == "image" and (numbers != "float32" or not self.has_pipeline) else {}
+        )
         return about | data | scope | dict(self.settings) | {"PRECISION": self.precision(numbers)}
 
 
