@@ -84,8 +84,6 @@ class Runs:
         change, compares = candidates.change_of(self.dimensions, candidate), candidate not in rows
         try:
             row = self.run(change, seconds, limit, compares)
-            if "contended" in (row["flags"] or "").split() and not is_full:  # other programs used the machine
-                row = self.run(change, seconds, limit, compares)
         except SettingError as error:
             row = {"status": "failed", "note": str(error), "precision": ""}
         return self.keep(candidate, row, is_full)

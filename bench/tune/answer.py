@@ -27,8 +27,9 @@ def describe(search: Search, trials, path, notes):
         return candidates.describe(search.dimensions, candidate, before)
 
     for candidate, rate in rates.items():
-        low, high = map(format_number, (rate.low, rate.high))
-        measured = f"{format_number(rate.throughput)} {path[candidate]['unit']} ({low} to {high})"
+        low, high, count = format_number(rate.low), format_number(rate.high), len(search.full[candidate])
+        ends = f"({low} to {high}, {count} process{'es' * (count > 1)})"
+        measured = f"{format_number(rate.throughput)} {path[candidate]['unit']} {ends}"
         gain = f", {describe_gain(rate, rates[before])}" if before else ""
         lines.append(f"  {'+ ' * bool(before) + words(candidate, before):<28} {measured}{gain}")
         before = candidate

@@ -111,8 +111,8 @@ def change_of(dimensions, candidate):
 def describe(dimensions, candidate, before=None):
     """Return the difference between a candidate and another one, by default the default, in words."""
     default = tuple(dimension.values[0] for dimension in dimensions)
-    changes = [change_of(dimensions, each) for each in (before or default, candidate)]
-    cells = [
-        {n.lower(): text for n, text in change.items()} | {"allocator": find_allocator(change)} for change in changes
-    ]
+    cells = []
+    for each in (before or default, candidate):
+        change = change_of(dimensions, each)
+        cells.append({name.lower(): text for name, text in change.items()} | {"allocator": find_allocator(change)})
     return describe_change(*cells) or "the default"
