@@ -34,9 +34,9 @@ def of_work(settings, workload, phase, scope):
 
 
 def of_host(host, run_id):
-    """Return the cells that all rows of a run share: the machine, the commit, the time."""
+    """Return a row with every column, filled with the cells that all rows of a run share: machine, commit, time."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return asdict(host) | {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
+    return dict.fromkeys(COLUMNS) | asdict(host) | {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
 
 
 def of_measurement(measured, watches):
@@ -52,8 +52,3 @@ def of_energy(instruments, watts, joules_per_item):
         return {}
     scope = instruments.counter.power_scope
     return {"power_watts": watts, "joules_per_item": joules_per_item, "power_scope": scope}
-
-
-def complete(row):
-    """Return the row with every column, None if it is unknown."""
-    return dict.fromkeys(COLUMNS) | row
