@@ -61,20 +61,6 @@ class Bench:
         """Whether this process is the one that shows and stores what was measured."""
         return self.group.ranks.rank == 0
 
-    def end_failed_rank(self, row):
-        """Print a rank's failure, and end it if it is not rank 0, which stores a row.
-
-        Most ranks only report that they lost another one. torchrun or Slurm names the one that failed first.
-        """
-        me = self.group.ranks
-        if not me.are_many or row["status"] in EXIT_STATUS:
-            return
-        print(f"rank {me.rank} of {me.world_size}: {row['status']}: {row['note']}", file=sys.stderr)
-        if me.rank:
-            sys.exit(1)
-        if row["status"] == "failed":
-            row["note"] = "a rank failed, see above"
-
 
 def run_child(script, describe_workload, measure=None):
     """Measure what the environment's settings ask for, in this process; returns the exit status.
@@ -188,13 +174,18 @@ class Output:
             done = {each["scope"]: each for each in self.rows if each["phase"] == row["phase"]}
             row |= cells.of_bottleneck(row, done | {"end_to_end": row})
         self.rows.append(row)
-        self.bench.end_failed_rank(row)
-        if not self.bench.reports:
-            return
-        try:
-            results.append(self.path, row)
-        finally:  # print the row even if it cannot be stored
-            self.show(row)
+        me = self.bench.group.ranks
+        is_failed_rank = me.are_many and row["status"] not in EXIT_STATUS
+        if is_failed_rank:  # most ranks only report that they lost another one; torchrun names the one that failed
+            print(f"rank {me.rank} of {me.world_size}: {row['status']}: {row['note']}", file=sys.stderr, flush=True)
+            row["note"] = "a rank failed, see above" if row["status"] == "failed" else row["note"]
+        if self.bench.reports:
+            try:
+                results.append(self.path, row)
+            finally:  # print the row even if it cannot be stored
+                self.show(row)
+        if is_failed_rank:
+            sys.exit(1)
 
     def show(self, row):
         """Print a row; of the later ones of several processes only failures, because bench/launch.py sums them up."""
