@@ -94,6 +94,8 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
     """
     environment.refuse_rosetta()
     me, settings = ranks.read_ranks(), read_settings(script)
+    if me.are_many and os.environ.get("OMP_NUM_THREADS") == "1":
+        del os.environ["OMP_NUM_THREADS"]  # torchrun's default, not the user's: each rank gets its share of the cores
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
     if device.device == "cpu" and settings.use_gpu is not False and task.is_first:
