@@ -13,22 +13,20 @@ import sys
 import mlx.core as mx
 import numpy as np
 from mlx import nn, optimizers
-from mlx.utils import tree_flatten, tree_map
 
 from bench.frameworks import Device, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
-from bench.frameworks.on_mlx_networks import calibrate, convolve, count_parameters, leaves
-from bench.frameworks.on_mlx_networks import refuse_unknown_model as refuse_unknown_model
-from bench.timing import check
-from bench.timing.measure import MeasurementError
+from bench.frameworks.on_mlx_networks import calibrate, count_parameters, leaves
+from bench.settings import SettingError
+from bench.timing import MeasurementError, check
+from bench.workloads.networks import RESNETS
 from bench.workloads.workload import LEARNING_RATES
 
-BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.Trainable}
+BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.build_trainable}
 OPTIMIZERS = {
     "sgd": optimizers.SGD,
     "adam": functools.partial(optimizers.Adam, bias_correction=True),
     "adamw": functools.partial(optimizers.AdamW, bias_correction=True),
 }
-TF32_VARIABLE = "MLX_ENABLE_TF32"
 
 
 def find_device(settings):
@@ -40,19 +38,32 @@ def find_device(settings):
 
 
 def choose_device(use_gpu):
-    """Return the name of the device, "cpu", "cuda" or "mps", and make it the default of all operators."""
-    found = "mps" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else "cpu"
-    kind = "cpu" if use_gpu is False else found
+    """Return the name of the device, "cpu", "cuda" or "mps", and make it the default of all operators.
+
+    mx.cuda.is_available() only says how MLX was built.
+    """
+    kind = "mps" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else "cpu"
+    if kind == "cuda" and use_gpu and not mx.device_count(mx.gpu):
+        raise SettingError(
+            "USE_GPU='1': MLX finds no NVIDIA card: install or update the NVIDIA driver, or set USE_GPU=0"
+        )
+    if use_gpu is False or not mx.device_count(mx.gpu):
+        kind = "cpu"
     mx.set_default_device(mx.cpu if kind == "cpu" else mx.gpu)
     return kind
 
 
-def open_session(workload, settings, phase, scope):
+def refuse_unknown_model(name):
+    """Raise SettingError, with the nearest names, for an image model that is not here."""
+    session.refuse_unknown_model(name, [*RESNETS, "mobilenet_v2"], "the MLX models of this program")
+
+
+def open_session(workload, settings, phase, scope, compares=True):
     """Return the session of a workload; raises SettingError or MeasurementError."""
     session.refuse_unknown_workload("mlx", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
-    return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
+    return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
 def evaluated(function):
@@ -84,17 +95,12 @@ def cross_entropy(outputs, target):
     """
     if mx.default_device() == mx.gpu:
         return mx.fast.cross_entropy(outputs, target).mean()
-    return nn.losses.cross_entropy(widen(outputs), target, reduction="mean")
+    return nn.losses.cross_entropy(outputs.astype(mx.float32), target, reduction="mean")
 
 
 def mean_squared_error(outputs, target):
-    """Return the mean over all numbers, in float32 or float64: 16 bits would lose small squares."""
-    outputs = widen(outputs)
-    return nn.losses.mse_loss(outputs, target.astype(outputs.dtype))
-
-
-def widen(outputs):
-    return outputs if outputs.dtype == mx.float64 else outputs.astype(mx.float32)
+    """Return the mean over all numbers, in float32: 16 bits would lose small squares."""
+    return nn.losses.mse_loss(outputs.astype(mx.float32), target.astype(mx.float32))
 
 
 LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
@@ -110,24 +116,27 @@ def as_mlx(array, dtype):
 
 def as_numpy(array):
     """Return an MLX array in NumPy, which has no bfloat16."""
-    return np.array(widen(array))
+    return np.array(array.astype(mx.float32))
 
 
 class DeviceContext(base.DeviceContext):
     """Where and how MLX computes."""
 
-    def __init__(self, settings):
-        super().__init__(choose_device(settings.use_gpu), settings)
+    def __init__(self, settings, compares):
+        super().__init__(choose_device(settings.use_gpu), settings, compares)
         if self.device == "cpu" and sys.platform == "linux":
             self.notes.append("MLX's build for Linux CPUs is for tests: it reaches a few GFLOP/s")
-        enable_tf32(self.device, self.precision)
+        choose_tf32(self.device, self.precision)
         mx.random.seed(self.seed)
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
         self.traces = 0
         mx.clear_cache()
         self.used_before = mx.get_active_memory()
-        self.measured_precision = measure_precision(self.device, self.precision)
-        self.require_tf32()
+
+    def probe(self, name, left, right):
+        work = {"matmul": mx.matmul, "convolution": mx.conv2d}[name]
+        output = work(*self.put(left, right))
+        return as_numpy(output if name == "matmul" else output.transpose(0, 3, 1, 2)), output.dtype == mx.float16
 
     def compiled(self, function, *state):
         """Return the function, compiled with COMPILE=1.
@@ -145,55 +154,40 @@ class DeviceContext(base.DeviceContext):
         return mx.compile(counted, inputs=list(state), outputs=list(state))
 
     def build(self, workload, is_trained):
-        module = BUILDERS[workload.name](workload.part or workload)
-        mx.eval(module.parameters())
         loss_of = LOSSES[workload.loss] if is_trained else None
-        self.prove(module, workload.part or workload, is_trained)
-        if workload.part:
-            self.check_tokens(module, loss_of, workload.part)
-            on_mlx_llm.raise_wired_limit(self)
-            module = on_mlx_llm.Trainable(workload, self.dtype)
-            check.check_parameters(count_parameters(module), workload.parameters)
-            mx.eval(module.parameters())
-            self.check_tokens(module, loss_of, workload.part)
-        return Model(self, module, loss_of)
+        module = BUILDERS[workload.name](workload)
+        check.check_parameters(count_parameters(module), workload.parameters)
+        batches = workload.make_batches(2, self.seed)
+        inputs = [np.concatenate(each) for each in zip(*map(workload.inputs_of, batches), strict=True)]
+        calibrate(module, self.put_as(mx.float32, *inputs))
+        module.set_dtype(self.dtype)
+        mx.eval(module.parameters())
+        weights, expected = module.eval().parameters(), None
 
-    def evaluate(self, module, loss_of, ids, target):
-        logits = module(ids)
-        return as_numpy(logits), loss_of(logits, target).item()
+        def evaluate(dtype):
+            batch = self.put_as(dtype, *batches[0])
+            if not is_trained:
+                return [as_numpy(module(*workload.inputs_of(batch)))]
+
+            def loss_and_output(*batch):
+                output = module(*batch[:-1])
+                return loss_of(output, batch[-1]), output
+
+            (_, output), gradients = nn.value_and_grad(module, loss_and_output)(*batch)
+            return [as_numpy(output), as_numpy(last_matrix(gradients))]
+
+        if self.compares_with_cpu:
+            with mx.stream(mx.cpu):
+                module.set_dtype(mx.float32)
+                expected = evaluate(mx.float32)
+            module.update(weights)
+        self.check_model(lambda: evaluate(self.dtype), expected)
+        module.update(weights)
+        mx.clear_cache()
+        return Model(self, module, loss_of)
 
     def build_cached(self, workload):
         return on_mlx_llm.CachedModel(self, workload)
-
-    def prove(self, module, workload, is_trained):
-        """Raise MeasurementError unless this is the right model, and computes the right output and gradients.
-
-        The module is in evaluation mode, and afterwards in this precision. With COMPILE=1 the compiled output and
-        gradients are compared.
-        """
-        check.check_parameters(count_parameters(module), workload.parameters)
-        pairs = workload.make_batches(2, self.seed)
-        size = sum(each.size for each in leaves(module.parameters()))
-        # Weights, gradients and their copies in float64.
-        with_gradients = is_trained and self.has_memory_for_gradients(32 * size)
-        exact = rounded = None
-        with mx.stream(mx.cpu):
-            both = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
-            calibrate(module, self.put_as(mx.float32, *both))
-            module.eval()
-            weights = module.parameters()
-            if with_gradients or self.compares_with_cpu:
-                rounded, exact = (
-                    evaluate(cast(module, weights, dtype), workload, self.put_as(dtype, *pairs[0]), with_gradients)
-                    for dtype in (mx.float32, mx.float64)
-                )
-        cast(module, weights, self.dtype)
-        pair = self.put(*pairs[0])
-        got, again = (evaluate(module, workload, pair, with_gradients, self.compiled) for _ in range(2))
-        self.compare(got, again, exact, rounded)
-        if self.compares_compiled:
-            check.check_compiled(got[0], as_numpy(module(*workload.inputs_of(pair))))
-        mx.clear_cache()
 
     def open_stream(self, workload, settings, phase):
         return jpeg_stream.open_stream(workload, settings, phase)
@@ -222,7 +216,7 @@ class DeviceContext(base.DeviceContext):
         return as_numpy(output[tuple(map(mx.array, indices))]).astype(np.float64)
 
     def as_array(self, values):
-        return np.array(values.astype(mx.float32))
+        return as_numpy(values)
 
     def read(self, values):
         return mx.linalg.norm(values.astype(mx.float32)).item()
@@ -241,56 +235,25 @@ class DeviceContext(base.DeviceContext):
         mx.clear_cache()
 
 
-def enable_tf32(device, precision):
-    """Switch TF32 on or off; raises MeasurementError if this process has already computed with the other choice."""
-    wanted = str(int(precision == "tf32"))
-    is_late = _chosen_tf32.setdefault(TF32_VARIABLE, wanted) != wanted
-    if is_late and device != "cpu" and precision in ("float32", "tf32"):
-        raise MeasurementError(
-            "unsupported", f"MLX reads {TF32_VARIABLE} once in a process: measure PRECISION={precision} by itself"
-        )
-    os.environ[TF32_VARIABLE] = wanted
+def choose_tf32(device, precision):
+    """Switch TF32 on or off; raises MeasurementError if this process has already computed with the other choice.
 
-
-_chosen_tf32 = {}
-
-
-@functools.cache
-def measure_precision(device, precision):
-    """Return the precision in which a device really computes, as check.name_precision() names it."""
-    dtype, errors = getattr(mx, "float32" if precision == "tf32" else precision), []
-    (a, b), (x, w) = check.probe_inputs()
-    convolution = mx.conv2d, convolve, x.transpose(0, 2, 3, 1), w.transpose(0, 2, 3, 1)
-    for work, exact_work, *pair in (mx.matmul, mx.matmul, a, b), convolution:
-        got = work(*(as_mlx(each, dtype) for each in pair))
-        with mx.stream(mx.cpu):
-            expected = as_numpy(exact_work(*(as_mlx(each, mx.float64) for each in pair)))
-        errors.append(check.relative_error(as_numpy(got), expected))
-    return check.name_precision(*errors, is_float16=precision == "float16")
-
-
-def cast(module, weights, dtype):
-    """Return the module with these weights in this type."""
-    module.update(tree_map(lambda each: each.astype(dtype), weights))
-    mx.eval(module.parameters())
-    return module
-
-
-def evaluate(module, workload, batch, with_gradients, compiled=lambda function, *state: function):
-    """Return [output, *gradients of the mean loss] of a batch as NumPy arrays, or only the output.
-
-    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16.
+    `make tflops` measures several precisions in one process, and MLX reads the variable once.
     """
+    wanted = str(int(precision == "tf32"))
+    if device != "cpu" and precision in ("float32", "tf32") and _tf32.get("chosen", wanted) != wanted:
+        raise MeasurementError(
+            "unsupported", f"MLX chooses TF32 once in a process: measure PRECISION={precision} alone"
+        )
+    os.environ["MLX_ENABLE_TF32"] = _tf32.setdefault("chosen", wanted)
 
-    def scaled_loss(*batch):
-        outputs = module(*workload.inputs_of(batch))
-        return base.LOSS_SCALE * LOSSES[workload.loss](outputs, batch[-1]), outputs
 
-    if not with_gradients:
-        return [as_numpy(compiled(module, module)(*workload.inputs_of(batch)))]
-    (_, outputs), gradients = compiled(nn.value_and_grad(module, scaled_loss), module)(*batch)
-    mx.eval(outputs, gradients, module.parameters())
-    return [as_numpy(each) for each in (outputs, *leaves(gradients))]
+_tf32 = {}
+
+
+def last_matrix(tree):
+    """Return the last weight, or its gradient; a matrix, because in 16 bits norms stay at 1 in training."""
+    return [each for each in leaves(tree) if each.ndim > 1][-1]
 
 
 class Model(base.Model):
@@ -300,8 +263,6 @@ class Model(base.Model):
         self.context, self.module = context, module.train(bool(loss_of))
         self.parameters, self.traces_before = count_parameters(module), context.traces
         self._infer = context.compiled(module, module)
-        self.is_llm = isinstance(module, on_mlx_llm.Trainable)
-        self._frozen = self._sum_frozen()
         if loss_of:
             self._open_optimizer(loss_of)
 
@@ -351,19 +312,18 @@ class Model(base.Model):
         self._update(self.gradients)
         mx.async_eval(self.state)
 
-    def _last(self, tree):
-        """Return the last weight or gradient; of a language model a matrix: in 16 bits its norms stay at 1."""
-        return [each for each in leaves(tree) if each.ndim > 1 or not self.is_llm][-1]
-
     @property
     def last_weight(self):
-        return self._last(self.module.trainable_parameters())
+        return last_matrix(self.module.trainable_parameters())
 
     @property
     def last_gradient(self):
         # No counter proves that a part ran, so its read waits for all gradients: microseconds if they are done.
         mx.eval(self.gradients)
-        return self._last(self.gradients)
+        return last_matrix(self.gradients)
+
+    def trained_weights(self):
+        return leaves(self.module.trainable_parameters())
 
     def updates(self):
         graph = io.StringIO()
@@ -376,18 +336,6 @@ class Model(base.Model):
         outputs = as_numpy(self.module.eval()(*inputs))
         self.module.train()
         return outputs
-
-    def _sum_frozen(self):
-        """Return the sum of the bits of each frozen weight, as integers: any change of one number changes its sum."""
-        if not self.is_llm:  # BatchNorm's statistics are frozen in MLX's words, and training changes them
-            return []
-        trained = dict(tree_flatten(self.module.trainable_parameters()))
-        weights = [each for name, each in tree_flatten(self.module.parameters()) if name not in trained]
-        integers = {2: mx.uint16, 4: mx.uint32}
-        return [each.view(integers[each.dtype.size]).sum().item() for each in weights]
-
-    def check_frozen(self):
-        check.require(self._frozen == self._sum_frozen(), "training changed a frozen weight")
 
     def trace_count(self):
         return self.context.traces - self.traces_before
