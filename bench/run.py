@@ -237,11 +237,11 @@ def open_bench(settings: Settings, host: environment.Environment):
     environment.refuse_rosetta()
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
-    device = replace(device, device_name=device.device_name or host.cpu_name, uuid=find_uuid(device))
+    device = replace(device, device_name=device.device_name or host.cpu_name)
     if device.device == "cpu" and REPEATED not in os.environ:
         warn_of_no_gpu(settings, host)
     me = ranks.read_ranks()
-    instruments = meters.open_instruments(device.device, device.device_name, device.uuid)
+    instruments = meters.open_instruments(device.device, device.device_name, find_uuid(device))
     bench = Bench(settings.on(device.device), host, framework, device, instruments)
     return join_ranks(bench, me) if me.are_many else bench
 
@@ -260,9 +260,9 @@ def join_ranks(bench: Bench, me):
 
 
 def find_uuid(device: Device):
-    """Return an NVIDIA card's UUID: the framework's, or else the driver's if that is the same card, or None."""
-    card = environment.find_card() if device.device == "cuda" and device.uuid is None else None
-    return card.uuid if card and card.name == device.device_name else device.uuid
+    """Return an NVIDIA card's UUID if the driver's first card is the one that runs, or None."""
+    card = environment.find_card() if device.device == "cuda" else None
+    return card.uuid if card and card.name == device.device_name else None
 
 
 def warn_of_no_gpu(settings: Settings, host: environment.Environment):
@@ -423,7 +423,7 @@ def refuse_too_large(workload, device):
 def prove_equal_weights(session, group):
     """Raise MeasurementError unless all ranks have the same weights after training."""
     if group.ranks.are_many:
-        first, *others = group.gather(session.model.hash_weights())
+        first, *others = group.gather(session.checksum())
         unlike = ", ".join(str(rank) for rank, weights in enumerate(others, 1) if weights != first)
         if unlike:
             raise measure.MeasurementError(

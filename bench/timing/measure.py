@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from bench.timing import MeasurementError
 from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
 
 METHOD_VERSION = 2  # raised when a change here moves the numbers; 2: windows end with a read, every step is proved
@@ -69,14 +70,6 @@ FLAGS = {
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
     "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",
 }
-
-
-class MeasurementError(Exception):
-    """A measurement that has no valid result; becomes the row's status and its reason."""
-
-    def __init__(self, status, reason):
-        super().__init__(reason)
-        self.status = status
 
 
 @dataclass(frozen=True)
