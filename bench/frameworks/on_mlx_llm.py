@@ -3,7 +3,6 @@
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_map
 
 from bench.frameworks import base
@@ -64,10 +63,10 @@ class CachedModel(base.CachedModel):
     def __init__(self, context, workload):
         from mlx_lm.models.cache import make_prompt_cache
 
-        self.context, self.module, self.make_cache = context, build_llm(workload), make_prompt_cache
+        self.module, self.make_cache = build_llm(workload), make_prompt_cache
         self.parameters = count_parameters(self.module)
-        mx.eval(fill(self.module, context.dtype).parameters())
-        raise_wired_limit(context)
+        self.module.set_dtype(context.dtype)
+        mx.eval(self.module.parameters())
 
     def open_cache(self, sequences, tokens):
         self.cache = self.make_cache(self.module)
@@ -77,18 +76,14 @@ class CachedModel(base.CachedModel):
             layer.trim(layer.offset - length)
 
     def extend(self, tokens):
-        logits = self._logits(tokens, self.cache)
+        logits = self.logits(tokens, self.cache)
         mx.async_eval(logits, [layer.state for layer in self.cache])
         return logits
 
     def extend_uncompiled(self, tokens):
         return self.extend(tokens)
 
-    def _logits(self, tokens, cache):
+    def logits(self, tokens, cache=None):
         """Return the last token's logits; mlx-lm's own call would compute those of all tokens of a prompt."""
         last, body = self.module.model(tokens, cache)[:, -1], self.module.model
         return body.embed_tokens.as_linear(last) if self.module.args.tie_word_embeddings else self.module.lm_head(last)
-
-    def predict_on_cpu(self, tokens):
-        with mx.stream(mx.cpu):
-            return np.array(self._logits(tokens, None).astype(mx.float32))
