@@ -1,4 +1,4 @@
-"""MLX: devices, models, losses, checks. Its networks and language models are in on_mlx_*.py.
+"""MLX: devices, models, losses. Its networks and language models are in on_mlx_*.py.
 
 MLX is lazy: an operator only adds to a graph, and mx.synchronize() waits for what was evaluated but evaluates nothing.
 So every step here ends in mx.async_eval() of everything that it produced, and Model.updates() refuses a step of
@@ -43,13 +43,10 @@ def choose_device(use_gpu):
 
     mx.cuda.is_available() only says how MLX was built.
     """
-    kind = "mps" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else "cpu"
-    if kind == "cuda" and use_gpu and not mx.device_count(mx.gpu):
-        raise SettingError(
-            "USE_GPU='1': MLX finds no NVIDIA card: install or update the NVIDIA driver, or set USE_GPU=0"
-        )
-    if use_gpu is False or not mx.device_count(mx.gpu):
-        kind = "cpu"
+    has_gpu = mx.device_count(mx.gpu) > 0
+    if use_gpu and not has_gpu and mx.cuda.is_available():
+        raise SettingError("USE_GPU='1', but MLX finds no card: install or update the NVIDIA driver, or set USE_GPU=0")
+    kind = "cpu" if use_gpu is False or not has_gpu else "mps" if mx.metal.is_available() else "cuda"
     mx.set_default_device(mx.cpu if kind == "cpu" else mx.gpu)
     return kind
 
