@@ -337,10 +337,9 @@ def describe(sweep: Sweep, stored):
         of_peak = f", {100 * share:.3g} % of the measured peak" if share else ""
         rate = f"{row['precision']} {describe_rate(row['tflops'])}{of_peak}"
         lines.append(f"causal attention, {row['sequence_length']} tokens: {rate}")
-    lines += filter(None, [peaks.describe_power(ok)])
     flags = {flag for row in ok for flag in row["flags"].split()}
     lines += [report.explain(flags)] if flags else []
-    return "\n".join(lines + peaks.compare_frameworks(stored, device.device))
+    return "\n".join(lines)
 
 
 def describe_rate(tflops):

@@ -29,7 +29,6 @@ STANDARD_LIBRARY_ONLY = (
     "bench.settings",
     "bench.host.environment",
     "bench.records.peaks",
-    "bench.records.physics",
     "bench.records.submission",
     "bench.timing.measure",
     "bench.timing.intervals",

@@ -13,7 +13,7 @@ from bench.settings import COMPILE_MODES
 
 # Flags in older rows that are statistics: their values are columns, and no reason for doubt.
 RETIRED_FLAGS = ("ci_not_met", "few_windows", "outliers", "mean_differs", "not_steady")
-SCHEMA = 1  # raised if the meaning of a column changes, but not for a new column
+SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ COLUMNS = {
     "device_name": Column("identity", "its name as the system reports it"),
     "gpu_cores": Column("identity", "Apple GPU cores"),
     "cpu_name": Column("identity", "processor"),
+    "cpu_id": Column("identity", "its vendor, family, model and stepping; blank except on Linux"),
     "cpu_count": Column("identity", "logical CPUs"),
     "memory_gb": Column("identity", "installed memory, units of 2**30 bytes"),
     "os": Column("version", "operating system"),
@@ -160,6 +161,7 @@ COLUMNS = {
     ),
     "throughput_low": Column("result", "lower end of its interval", "positive"),
     "throughput_high": Column("result", "upper end of its interval", "positive"),
+    "process_rates": Column("result", "throughput of each process, in their order, separated by spaces"),
     "step_seconds_median": Column("result", "median window / its steps", "positive"),
     "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
     "step_seconds_min": Column("result", "fastest window / its steps", "positive"),
