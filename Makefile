@@ -6,8 +6,8 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings all image mlp transformer llm tflops best plot page compare table noise doctor test selfcheck \
-        resolve-mac clean
+.PHONY: help settings all image mlp transformer llm tflops best plot compare submit check-results noise doctor test \
+        selfcheck resolve-mac clean packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
@@ -24,27 +24,30 @@ VENV := $(call venv_of,$(NAME))
 ifeq ($(PYTHON),)
 RUN := $(VENV)/bin/python
 READY := $(VENV)/installed
+# Without an environment of a framework, these commands install one without frameworks.
+READER_VENV := $(patsubst %/installed,%,$(firstword $(wildcard $(VENV)/installed .venv-plot/installed) .venv-plot/installed))
+READ := $(READER_VENV)/bin/python
+READER := $(READER_VENV)/installed
 else
 RUN := "$(PYTHON)"
-READY :=
+READY := packages
+READ := $(RUN)
+READER :=
 endif
 
 # Runs a module that needs no packages.
-any_python = for python in $(VENV)/bin/python "$(PYTHON)" python3; do \
+any_python = for python in "$(PYTHON)" $(VENV)/bin/python python3; do \
     "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" -m $(1); \
     done; echo "no Python 3.11 or newer was found: \`make image\` installs one, or set PYTHON=..." >&2; exit 1
-
-# Any Python 3.9 or newer can list the settings.
-LIST := "$(or $(PYTHON),$(wildcard $(VENV)/bin/python),python3)" bench/settings.py
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'Settings go before or after make, as in BATCH_SIZE=1,8 make image; `make settings` explains them:'
-	@$(LIST) names 2>/dev/null || echo '  docs/settings.md lists them (here: install Python 3.9 or newer)'
+	@awk -F ' *[|] *' '/^[|] [A-Z]/ { printf " %s", $$2 } END { print "" }' docs/settings.md | fold -s -w 110 | sed 's/^ */  /'
 
 settings: ## every setting, with its meaning and its default
-	@$(LIST) 2>/dev/null || cat docs/settings.md
+	@cat docs/settings.md
 
 all: $(READY) ## the standard set and a results card (20 to 30 minutes on two CPU cores; QUICK=1: three)
 	@$(RUN) measure_all.py
@@ -67,19 +70,12 @@ tflops: $(READY) ## the machine's peaks: matmuls, convolutions, memory bandwidth
 best: $(READY) ## the fastest settings of a workload on this machine, and the gain of each change
 	@$(RUN) best_settings.py
 
-plot: $(READY) ## draw all plots, and write the tables and the results page
-	@$(RUN) plot_results.py
+plot: $(READER) ## draw all plots, and write the tables and the results page
+	@$(READ) plot_results.py
 
-page: $(READY) ## write only the results page, results/index.html
-	@$(RUN) plot_results.py page
+compare: $(READER) ## compare two machines or results files, A=... B=...; FAIL_ON_SLOWER=1: exit 1 if B is slower
+	@$(READ) compare_results.py
 
-compare: $(READY) ## compare two machines or results files, A=... B=...; FAIL_ON_SLOWER=1: exit 1 if B is slower
-	@$(RUN) compare_results.py
-
-table: $(READY) ## this machine's latest results; `make table > table.md` writes Markdown
-	@$(RUN) -m bench.records.tables
-
-.PHONY: submit check-results
 submit: ## check this machine's rows and print how to send them; sends nothing
 	@$(call any_python,bench.records.submission submit)
 
@@ -92,13 +88,15 @@ noise: $(READY) ## A/A tests: how much identical measurements differ on this mac
 doctor: ## what can run here, what cannot, and how to fix it
 	@$(call any_python,bench.doctor)
 
-# The tests of another framework compare it with PyTorch. The tests of one file share their models, so they share a process.
+# The tests of another framework compare it with PyTorch. The tests of one file share their models, so they share a
+# process.
+TESTED := $(if $(filter all,$(ASKED)),torch $(OTHERS),$(NAME))
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-test: $(if $(READY),$(sort .venv/installed $(READY) $(if $(FRAMEWORK),,$(APART:%=.venv-%/installed)))) ## test the program in all frameworks (installs 15 GB), or in FRAMEWORK
+test: $(if $(PYTHON),packages,$(sort .venv/tested $(foreach name,$(TESTED),$(call venv_of,$(name))/tested))) ## test the program with PyTorch, or in FRAMEWORK; all: in every framework (15 GB)
 ifneq ($(PYTHON),)
 	@$(RUN) -m pytest
 else
-	@set -e; $(foreach name,$(if $(FRAMEWORK),$(NAME),torch $(OTHERS)),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
+	@set -e; $(foreach name,$(TESTED),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
 endif
 
 selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten minutes)
@@ -106,19 +104,30 @@ selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten m
 
 resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## check that requirements-mac.txt resolves for Apple silicon
 
-resolve-mac-%: $(READY)
-	@MACOSX_DEPLOYMENT_TARGET=14.0 $(RUN) -m uv pip compile --quiet --only-binary :all: \
+resolve-mac-%: .venv/tested
+	@MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip compile --quiet --only-binary :all: \
 	    --python-platform aarch64-apple-darwin --python-version $* requirements-mac.txt >/dev/null
 	@echo "Python $* on Apple silicon: resolved"
 
 clean: ## remove the virtual environments and uv (.venv*, .uv)
 	rm -rf .venv .venv-* .uv
 
+packages:
+	@"$(PYTHON)" bench/packages.py $(NAME)
+
 .venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt) requirements-common.txt bench/install.sh
+	@sh bench/install.sh $< $(@D)
+	@touch $@
+
+.venv-plot/installed: requirements-common.txt bench/install.sh
 	@sh bench/install.sh $< $(@D)
 	@touch $@
 
 .SECONDEXPANSION:
 .venv-%/installed: requirements-cuda-%.txt $$(wildcard requirements-cpu-$$*.txt) requirements-common.txt bench/install.sh
+	@sh bench/install.sh $< $(@D)
+	@touch $@
+
+%/tested: requirements-test.txt %/installed
 	@sh bench/install.sh $< $(@D)
 	@touch $@

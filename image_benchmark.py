@@ -22,14 +22,7 @@ from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import Workload, flops_of_phase
 
 COUNTS = ROOT / "bench/workloads/flops.csv"  # written by tests/frameworks/count_flops.py
-# Inputs are 224 pixels a side, as most models take them, but for these.
-IMAGE_SIZE = {
-    "inception_v3": 299,
-    "keras-inceptionv3": 299,
-    "keras-xception": 299,
-    "keras-inceptionresnetv2": 299,
-    "keras-nasnetlarge": 331,
-}
+IMAGE_SIZE = {"inception_v3": 299}  # other models take 224 pixels a side
 
 
 @dataclass(frozen=True)

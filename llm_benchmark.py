@@ -23,8 +23,6 @@ from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, flops_of_phase
 
-PART_LAYERS, PART_TOKENS = 2, 64  # of the part of a model whose gradients are compared with float64
-
 
 @dataclass(frozen=True)
 class Decoder:
@@ -116,7 +114,7 @@ def training_workload(settings, decoder, tokens):
     """Describe the work of training, or of a part of it, on sequences of `tokens` tokens."""
     decoder = replace(decoder, lora_rank=settings.lora_rank, checkpointing=settings.checkpointing)
     forward, backward = training_flops(decoder, tokens)
-    whole = Workload(
+    return Workload(
         name="llm",
         model=settings.model,
         unit="tokens",
@@ -130,10 +128,6 @@ def training_workload(settings, decoder, tokens):
         resident_bytes=weight_bytes(decoder, settings.precision) + state_bytes(decoder, settings),
         columns={"data": "synthetic", "sequence_length": tokens, "prompt_tokens": None},
     )
-    # One table: a target that is not shifted is then likelier than others, which the first loss shows.
-    few = replace(decoder, num_layers=min(PART_LAYERS, decoder.num_layers), tie_word_embeddings=True)
-    batches = functools.partial(shifted_batches, few, PART_TOKENS)
-    return replace(whole, part=replace(whole, sizes=few, parameters=count_trainable(few), make_batches=batches))
 
 
 def find_decoder(settings):

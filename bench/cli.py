@@ -11,8 +11,7 @@ import sys
 import traceback
 from contextlib import contextmanager
 
-from bench import missing_package
-from bench.settings import RUN, SettingError
+from bench.settings import SettingError
 
 MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
 
@@ -31,15 +30,13 @@ def run_script(main):
         return status
     except (SettingError, ModuleNotFoundError) as error:
         return report(explain(error), MISTAKE)
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does; the rows are stored
-        return discard_output(1)
     except KeyboardInterrupt:
-        if RUN in os.environ:  # the parent process reports it
-            return INTERRUPTED
-        return report("interrupted: incomplete windows are discarded", INTERRUPTED)
-    except OSError as error:
-        report(f"{error.filename or 'output'}: {error.strerror}: check permissions and disk space", MISTAKE)
-        return discard_output(MISTAKE)
+        return report("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does: only this process prints
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
+        return 1
+    except OSError as error:  # a full disk, a folder that cannot be read
+        return report(f"{type(error).__name__}: {error}", MISTAKE)
     except Exception:
         traceback.print_exc()
         return report("unexpected error: please report it, with the lines above and `make doctor`", UNEXPECTED)
@@ -47,7 +44,9 @@ def run_script(main):
 
 def explain(error):
     """Return the line for a SettingError or a ModuleNotFoundError."""
-    return missing_package(error) if isinstance(error, ModuleNotFoundError) else str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package {error.name} is missing in {sys.executable}: install it there, or start with make"
+    return str(error)
 
 
 def handle(handler, *numbers):
@@ -76,12 +75,6 @@ def interrupts_held():
 def report(message, status):
     """Print a message on stderr; returns the exit status."""
     print(message, file=sys.stderr)
-    return status
-
-
-def discard_output(status):
-    """Redirect stdout to /dev/null, because Python flushes it at exit and would fail again; returns the status."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 

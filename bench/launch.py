@@ -1,10 +1,11 @@
-"""The parent process: plans the runs, starts a child process for each, and combines what they measured.
+"""The parent process: plans the runs, starts child processes, combines, prints and stores what they measured.
 
 A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
-results differ between them (RUNS). A child stores each row as soon as it is measured, so nothing is lost if it dies;
-this process then adds the row of the failure. It imports no framework.
+results differ between them (RUNS). A child only writes lines (bench/run.py); nobody but this process writes into
+results/. It imports no framework.
 """
 
+import atexit
 import json
 import logging
 import os
@@ -12,23 +13,24 @@ import signal
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench import cli, frameworks, processes, run
+from bench import cli, processes, run
+from bench.frameworks import Device
 from bench.host import environment, ranks, resources
-from bench.records import report, results
-from bench.records.cells import begin_row, new_run_id, utc_now
+from bench.records import cells, peaks, report, results
+from bench.records.combine import combine
+from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import (
     ALL,
     AUTO,
+    FRAMEWORKS,
     MODELS,
-    REPEATED,
     ROOT,
-    RUN,
-    SEARCH,
-    SEARCH_STEP,
+    SCOPES,
     SettingError,
     list_runs,
     read_settings,
@@ -37,37 +39,47 @@ from bench.workloads import TRAIN_IMAGES
 
 log = logging.getLogger("bench")
 
-REPORTED = (0, 1, cli.MISTAKE, cli.INTERRUPTED)  # exit statuses of a child that stored or printed what became of it
-TORCHRUN = ROOT / "bench" / "frameworks" / "on_torch_run.py"
-# BATCH_SIZE=auto: short runs, without the settings that would make them long.
-TRIAL = {"MAX_SECONDS": "0.5", "TARGET_CI": "5", "SCOPE": "device"}
-TRIAL |= dict.fromkeys(("SUSTAIN", "EPOCHS", "NUM_IMAGES"))
 DEFAULT_RUNS, LONG_RUNS = 5, 3  # processes of each combination; LONG_RUNS if the second takes longer than LONG_SECONDS
 LONG_SECONDS = 60
 SCOPE_SECONDS = 30  # if the first process takes longer, the others measure only the model, unless SCOPE is set
 MIN_GAIN = 1.02  # of a doubled batch size; two in a row below it end the doubling
 
 
-def main(script, describe_workload, measure=None):
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a child process or between two; `rows` is what was complete."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+
+def main(script, describe_workload, measure_work=run.measure_workload, describe=report.describe):
     """Run one benchmark from the environment's settings: the main function of every benchmark script.
 
     Args:
         script: its name in the settings' declarations ("image").
         describe_workload: Settings -> Workload.
-        measure: what a child does, as in run.run_child().
+        measure_work: what a child does, as in run.measure_settings().
+        describe: (rows of one combination, stored rows) -> the text to print.
 
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/cli.py.
     """
 
     def start():
-        is_rank, is_child = ranks.read_ranks().are_many, RUN in os.environ
-        if is_child:
+        if task := run.read_task():
             processes.end_with_parent()
-        if is_child or is_rank:  # under the user's torchrun or Slurm each rank measures at once
-            return run.run_child(script, describe_workload, measure)
+            status = run.run_child(script, describe_workload, measure_work, task)
+            if ranks.read_ranks().are_many:
+                # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, 179291).
+                atexit._run_exitfuncs()
+                os._exit(status)
+            return status
         host = environment.describe_host(read_settings(script).machine)
-        return run_all(Launcher(script, describe_workload, sys.argv, host))
+        launcher = Launcher(script, describe_workload, sys.argv, host)
+        if ranks.read_ranks().are_many:
+            return measure_as_rank(launcher, measure_work, describe)
+        return run_all(launcher, describe)
 
     return cli.run_script(start)
 
@@ -87,145 +99,192 @@ class Launcher:
     command: list[str]
     host: environment.Environment
 
-    def locate(self, settings):
+    def path(self, settings):
         """Return the path of the results file."""
         return settings.results_dir / f"{self.host.machine}.csv"
 
-    def launch(self, change, limit=None, captures=False):
+    def run_child(self, change, limit=None, compares=True, brief=False, quiet=True, on_row=lambda row: None):
         """Run one child process to its end, or one for each of NUM_DEVICES under torchrun.
 
         Args:
-            change: of the environment: {variable: text, or None to unset it}. RUN chooses the run_id of the rows.
+            change: of the environment: {variable: text, or None to unset it}.
             limit: seconds after which the child is killed; None means no limit.
-            captures: print nothing.
+            compares: the model is compared with the CPU, and the parts of training are measured.
+            brief: only the rate is measured.
+            quiet: the child prints nothing.
+            on_row: called with each row as soon as it is measured.
 
         Returns:
-            (exit status, rows that the child stored, as dicts of text); status 0 measured, 1 failed, 130 interrupted,
-            2 a mistake, which the child has printed; any other is that of a child that died, whose row is stored.
+            The rows, at least one: typed cells, with status and note if the child failed or died. Nothing is stored.
 
         Raises:
-            SettingError: a mistake in the settings that no child has printed.
+            SettingError: a mistake in the settings.
+            Interrupted: after Ctrl-C, with the rows so far.
         """
-        run_id = change.get(RUN) or new_run_id()
-        environ = os.environ | {"RUNS": "1"} | change | {RUN: run_id}
-        environ = {name: text for name, text in environ.items() if text is not None}
+        environ = {name: text for name, text in (os.environ | change).items() if text is not None}
         settings = read_settings(self.script, environ)
-        path = self.locate(settings)
+        about, rows, mistakes = cells.of_host(self.host, uuid.uuid4().hex[:12]), [], []
         devices = settings.num_devices or 1
         with tempfile.TemporaryDirectory() as folder:
-            failures = Path(folder) / "failures.json"
-            command = [sys.executable, *self.command]
-            if devices > 1:
-                # 127.0.0.1, because a laptop's own name often has no address.
-                torchrun = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={devices}"]
-                command = [sys.executable, "-P", str(TORCHRUN), str(failures), *torchrun, *self.command]
-            ended = processes.run_process(command, environ, limit, captures)
-            rank, status, said = 0, ended.status, {}
-            if ended.status == 1 and failures.exists():  # torchrun itself ended because a rank failed
-                rank, status, said = ranks.find_first_failure(json.loads(failures.read_text()))
-        if status == cli.MISTAKE and (devices > 1 or captures):
-            reason = said.get("message") or ended.err.strip().rpartition("\n")[2]
-            raise SettingError(reason or "a child process ended without a message: run the benchmark by itself")
-        if said.get("row") or status not in REPORTED:
-            row = said.get("row") or describe_death(settings, self.host, self.describe_workload, status, rank)
-            row |= {"run_id": run_id, "search": change.get(SEARCH), "search_step": change.get(SEARCH_STEP)}
-            results.append(path, row)
-            if not captures:
-                print(f"{report.describe_task(row)}\n{report.describe_result(row)}", flush=True)
-        return status, [row for row in results.read(path) if row["run_id"] == run_id]
+            task = run.Task(str(Path(folder, "lines")), compares, brief)
+            Path(task.lines).touch()
+            with open(task.lines) as file:
+                rest = ""
 
-    def launch_silently(self, change, limit=None):
-        """Run one child process without any output of it; returns its rows, one at least.
+                def read_lines():
+                    nonlocal rest
+                    *complete, rest = (rest + file.read()).split("\n")
+                    for line in map(json.loads, complete):
+                        if "mistake" in line:
+                            mistakes.append(line["mistake"])
+                            continue
+                        row = about | cells.of_host(self.host, about["run_id"]) | line
+                        row["device_name"] = row["device_name"] or self.host.cpu_name
+                        rows.append(peaks.flag_implausible(row))
+                        on_row(rows[-1])
 
-        Raises:
-            SettingError: it stored no row.
-            KeyboardInterrupt: Ctrl-C ended it.
-        """
-        status, rows = self.launch(change, limit, captures=True)
+                command = [sys.executable, *torchrun(devices), *self.command]
+                environ[run.TASK] = json.dumps(asdict(task))
+                # The first card is then the same one for CUDA and for nvidia-smi.
+                environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+                status = processes.run_process(command, environ, limit, quiet, read_lines).status
+                read_lines()
         if status == cli.INTERRUPTED:
-            raise KeyboardInterrupt
-        if not rows:
-            raise SettingError(
-                f"a process ended with status {status} and stored no row: run the benchmark by itself with the same "
-                "settings to see why"
-            )
+            raise Interrupted(rows)
+        if mistakes:
+            raise SettingError(mistakes[0])
+        if status not in (0, 1) or not rows or (status == 1 and rows[-1]["status"] == "ok"):
+            rows.append(about | describe_death(settings, self.describe_workload, status))
+            on_row(rows[-1])
         return rows
 
+    def measure(self, change, runs=None, limit=None, quiet=True):
+        """Measure one combination in several fresh processes, and combine them.
 
-def run_all(launcher: Launcher):
-    """Run every combination of the environment's settings, each RUNS times.
+        RUNS is their number. Without it there are five, or one for work that takes a given time or does not vary
+        (SUSTAIN, EPOCHS, `make tflops`). If the first one takes over half a minute, the others measure only the model,
+        without the input pipeline, unless SCOPE asks for it. If the second one takes over a minute, three are enough.
+
+        Returns:
+            The combined rows, one for each quantity. After a failure there is no further process.
+
+        Raises:
+            SettingError, and Interrupted with the combined rows of the complete processes, or else of the first one.
+        """
+        settings = read_settings(self.script, os.environ | {k: v for k, v in change.items() if v is not None})
+        is_single = self.script not in MODELS or settings.sustain or settings.epochs
+        asked = runs or settings.runs
+        runs, complete = asked or (1 if is_single else DEFAULT_RUNS), []
+
+        def show(row):
+            if not quiet:
+                log.info("process %d of %d: %s", len(complete) + 1, runs, report.describe_rate(row))
+
+        while len(complete) < runs:
+            began = time.monotonic()
+            try:
+                complete.append(self.run_child(change, limit, not complete, quiet=quiet, on_row=show))
+            except Interrupted as error:
+                raise Interrupted(describe_limits(combine(complete or [error.rows]))) from None
+            if complete[-1][-1]["status"] != "ok":
+                break
+            seconds = time.monotonic() - began
+            if len(complete) == 2 and asked is None and seconds > LONG_SECONDS:
+                runs = min(runs, LONG_RUNS)
+            if len(complete) == 1 < runs and seconds > SCOPE_SECONDS and settings.scope and "SCOPE" not in os.environ:
+                change = change | {"SCOPE": "device"}
+                log.info("processes take long: the others measure only `device`, unless SCOPE is set")
+        return describe_limits(combine(complete))
+
+
+def describe_limits(rows):
+    """Return the rows, the one of the end-to-end rate with the part that limits it."""
+    by_scope = {
+        row["scope"]: row for row in rows if row["status"] == "ok" and row["phase"] in ("inference", "training")
+    }
+    if set(SCOPES) <= set(by_scope):
+        row = by_scope["end_to_end"]
+        rates = (Rate.of_row(by_scope[scope]) for scope in SCOPES)
+        row["bottleneck"], why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
+        row["note"] = "; ".join(filter(None, [why, row["note"]]))
+        if row["bottleneck"] == "device":  # the queue was full at the end too: being full at the start added nothing
+            row["flags"] = " ".join(flag for flag in row["flags"].split() if flag != "short")
+    return rows
+
+
+def run_all(launcher: Launcher, describe):
+    """Measure every combination of the environment's settings; print and store each as soon as it is measured.
 
     Returns:
-        The exit status: 0 if at least one run was measured; 2 or 130, and no further run, after a mistake in the
-        settings or an interruption.
+        The exit status: 0 if at least one row has a result; 130 after Ctrl-C, which ends everything.
     """
     script = launcher.script
     changes, settings = list_runs(script), read_settings(script)
-    path = launcher.locate(settings)
+    path = launcher.path(settings)
     results.prepare(path)
     changes = [count_all(script, change) for change in changes]
-    check_all(script, changes, launcher.describe_workload)
+    for change in changes:
+        check(script, change, launcher.describe_workload)
     changes = [choose_batch_size(launcher, change) for change in changes]
-    rows, statuses = [], []
+    found, status = [], 1
     for number, change in enumerate(changes, 1):
         if len(changes) > 1:
             wanted = ", ".join(f"{name}={text}" for name, text in change.items())
             log.info("combination %d of %d: %s", number, len(changes), wanted)
-        new, ended = run_processes(launcher, change)
-        rows += new
-        statuses += ended
-        if ended[-1] in (cli.MISTAKE, cli.INTERRUPTED):
+        try:
+            rows = launcher.measure(change, quiet=False)
+        except Interrupted as error:
+            rows, status = error.rows, cli.INTERRUPTED
+            log.info("interrupted: what was complete is stored")
+        store(path, rows, describe)
+        found += rows
+        if status == cli.INTERRUPTED:
             break
-    if table := report.describe_scaling(rows):
+    if table := report.describe_scaling(found):
         print(table)
-    if said := report.describe_slowdown(rows, results.read(path)):
-        print(said)
-    if rows:
+    if status != cli.INTERRUPTED and any(row["status"] == "ok" for row in found):
+        status = 0
+    if found:
         print(f"added to {cli.display_path(path)}", flush=True)
-    if statuses[-1] in (cli.MISTAKE, cli.INTERRUPTED):
-        return statuses[-1]
-    return 0 if 0 in statuses else 1
+    return status
 
 
-def run_processes(launcher: Launcher, change):
-    """Measure one combination in several fresh processes, and print their common result.
+def store(path, rows, describe):
+    """Print the rows of one combination and add them to the results file."""
+    if not rows:
+        return
+    stored = results.read(path)
+    try:
+        results.append(path, *rows)
+    finally:  # print the rows even if they cannot be stored
+        print(describe(rows, stored), flush=True)
 
-    RUNS is their number. Without it there are five, or one for work that takes a given time or does not vary (SUSTAIN,
-    EPOCHS, `make tflops`). If the first one takes over half a minute, the others measure only the model, without the
-    input pipeline, unless SCOPE asks for it. If the second one takes over a minute, three are enough.
 
-    Returns:
-        (rows, exit statuses): if the first process measures nothing, or one is interrupted, there is no further one.
-    """
-    settings = read_settings(launcher.script, os.environ | change)
-    is_single = launcher.script not in MODELS or settings.sustain or settings.epochs
-    runs = settings.runs or (1 if is_single else DEFAULT_RUNS)
-    rows, statuses = [], []
-    while len(statuses) < runs:
-        began = time.monotonic()
-        status, new = launcher.launch(change | ({REPEATED: "1"} if statuses else {}))
-        rows += new
-        statuses.append(status)
-        if status == cli.INTERRUPTED and not any(row["status"] == "interrupted" for row in new):
-            if not rows:
-                raise KeyboardInterrupt  # nobody has told the user yet
-            log.info("interrupted: incomplete windows are discarded")
-        if status in (cli.MISTAKE, cli.INTERRUPTED) or not any(row["status"] == "ok" for row in rows):
-            break
-        seconds = time.monotonic() - began
-        if len(statuses) == 2 and settings.runs is None and seconds > LONG_SECONDS:
-            runs = min(runs, LONG_RUNS)
-        is_first = len(statuses) == 1
-        if is_first and seconds > SCOPE_SECONDS and runs > 1 and settings.scope and "SCOPE" not in os.environ:
-            change = change | {"SCOPE": "device"}
-            log.info(
-                "processes take long, so the others measure only `device`: set SCOPE=device,input,end_to_end for all"
-            )
-        if runs > 1 and launcher.script in MODELS:
-            log.info("process %d of %d: %s", len(statuses), runs, report.list_rates(new))
-    if launcher.script in MODELS and (said := report.describe_processes(rows)):
-        print(said, flush=True)
-    return rows, statuses
+def measure_as_rank(launcher: Launcher, measure_work, describe):
+    """Measure one combination as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores the rows."""
+    me, settings = ranks.read_ranks(), read_settings(launcher.script)
+    if (
+        len(list_runs(launcher.script)) > 1
+        or (settings.runs or 1) > 1
+        or settings.batch_size == AUTO
+        or settings.epochs
+    ):
+        raise SettingError(
+            f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of each setting "
+            "(mainly MODEL, BATCH_SIZE and RUNS), or set NUM_DEVICES instead of using torchrun"
+        )
+    if not FRAMEWORKS[settings.framework].runs_on_many:
+        raise SettingError(f"FRAMEWORK={settings.framework!r} runs on one device here: start it without torchrun")
+    os.environ["NUM_DEVICES"] = str(me.world_size)
+    lines, about = [], cells.of_host(launcher.host, uuid.uuid4().hex[:12])
+    script, describe_workload = launcher.script, launcher.describe_workload
+    status = run.measure_settings(script, describe_workload, measure_work, run.Task(), lines.append)
+    if me.rank == 0 and lines:
+        rows = [about | line | {"device_name": line["device_name"] or launcher.host.cpu_name} for line in lines]
+        path = launcher.path(settings)
+        store(path, describe_limits(combine([rows])), describe)
+        print(f"added to {cli.display_path(path)}", flush=True)
+    return status
 
 
 def count_all(script, change):
@@ -233,54 +292,56 @@ def count_all(script, change):
     settings = read_settings(script, os.environ | change)
     if settings.num_devices != ALL:
         return change
-    count = find_device(settings).count
+    count = 0 if settings.use_gpu is False else find_device(settings).count
     if count == 0:
         raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of CPU processes")
     return change | {"NUM_DEVICES": str(count)}
 
 
-def check_all(script, changes, describe_workload):
-    """Raise SettingError for a combination that cannot run, before anything is measured.
+def check(script, change, describe_workload):
+    """Raise SettingError for a combination that cannot run, before anything is measured."""
+    settings = read_settings(script, os.environ | change)
+    try:
+        describe_workload(settings.on("cpu"))
+    except SettingError:
+        if settings.use_gpu is False or settings.on("cpu") == settings.on("gpu"):
+            raise
+        describe_workload(settings.on("gpu"))  # a GPU's defaults may suit; the child knows the device
 
-    Describing the work also downloads, once and with its progress in sight, what all runs need.
-    """
-    uncounted = {}
-    for change in changes:
-        settings = read_settings(script, os.environ | change)
-        try:
-            workload = describe_workload(settings.on("cpu"))
-        except SettingError:
-            if settings.use_gpu is False or settings.on("cpu") == settings.on("gpu"):
-                raise
-            workload = describe_workload(settings.on("gpu"))  # a GPU's defaults may suit; the child knows the device
-        if workload.parameters is None and workload.model:
-            uncounted.setdefault(settings.framework, set()).add(workload.model)
-    if len(changes) > 1:  # a single run finds out by itself
-        for framework, models in uncounted.items():  # only the framework knows those
-            ask("frameworks.check_models(*sys.argv[1:])", framework, *sorted(models))
+
+def torchrun(devices):
+    """Return the interpreter's arguments that start a script once for each device."""
+    if devices == 1:
+        return []
+    # 127.0.0.1, because a laptop's own name often has no address.
+    return [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={devices}",
+    ]
+
+
+FIND_DEVICE = """
+import dataclasses, json
+from bench import frameworks, settings
+found = settings.read_settings("doctor")
+print(json.dumps(dataclasses.asdict(frameworks.load(found.framework).find_device(found))))
+"""
 
 
 def find_device(settings):
-    """Return the Device that the settings' framework finds."""
-    use_gpu = json.dumps(settings.use_gpu)
-    *_, found = ask("frameworks.print_device(*sys.argv[1:])", settings.framework, use_gpu).splitlines()
-    return frameworks.Device(**json.loads(found))
-
-
-def ask(expression, *arguments):
-    """Return what a Python expression about bench.frameworks prints in a process of its own.
-
-    Raises:
-        SettingError: the last line that it printed on stderr.
-    """
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from bench import frameworks; {expression}"
-    ended = processes.run_process([sys.executable, "-c", program, *arguments], dict(os.environ), captures=True)
+    """Return the Device that the settings' framework finds, in a process of its own."""
+    environ = os.environ | {"FRAMEWORK": settings.framework, "PYTHONPATH": str(ROOT)}
+    environ.pop("MAKEFLAGS", None)
+    ended = processes.run_process([sys.executable, "-c", FIND_DEVICE], environ, captures=True)
     if ended.status == cli.INTERRUPTED:
         raise KeyboardInterrupt
     if ended.status:
         reason = ended.err.strip().rpartition("\n")[2].removeprefix("bench.settings.SettingError: ")
-        raise SettingError(reason or f"{arguments[0]} cannot be queried: its process ended with status {ended.status}")
-    return ended.out.strip()
+        raise SettingError(reason or f"FRAMEWORK={settings.framework!r} ended with status {ended.status} at once")
+    return Device(**json.loads(ended.out.strip().rpartition("\n")[2]))
 
 
 def choose_batch_size(launcher: Launcher, change):
@@ -294,49 +355,44 @@ def choose_batch_size(launcher: Launcher, change):
     if settings.batch_size != AUTO:
         return change
     log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
-    rates, size, own_memory = {}, 1, False
-    with tempfile.TemporaryDirectory() as folder:  # these rows are not results
-        while not (settings.epochs and size > TRAIN_IMAGES):
-            trial = change | TRIAL | {"BATCH_SIZE": str(size), "RESULTS_DIR": folder, SEARCH: "auto", "MAKEFLAGS": None}
-            row = launcher.launch_silently(trial)[-1]
-            if row["status"] != "ok":
-                log.info("BATCH_SIZE=%d: %s: %s", size, row["status"], row["note"])
-                break
-            if size == 1 and row["device"] == "cuda":  # integrated devices share the system's memory
-                own_memory = find_device(settings).has_own_memory
-            rates[size] = float(row["throughput"])
-            log.info("BATCH_SIZE=%d: %.4g %s", size, rates[size], row["unit"])
-            best_before = max([rate for each, rate in rates.items() if each < size / 2], default=0.0)
-            gains = max(rates.values()) > MIN_GAIN * best_before
-            taken = float(row["peak_memory_bytes"] or 0)
-            free = None if own_memory else resources.available_bytes()
-            if not gains or 2 * float(row["step_seconds_median"]) > settings.max_seconds or (free and 2 * taken > free):
-                break
-            size *= 2
+    rates, size = {}, 1
+    brief = {"MAX_SECONDS": "0.5", "TARGET_CI": "5", "SCOPE": "device", "MAKEFLAGS": None}
+    brief |= dict.fromkeys(("SUSTAIN", "EPOCHS", "NUM_IMAGES"))
+    while not (settings.epochs and size > TRAIN_IMAGES):
+        row = launcher.run_child(change | brief | {"BATCH_SIZE": str(size)}, brief=True)[-1]
+        if row["status"] != "ok":
+            log.info("BATCH_SIZE=%d: %s: %s", size, row["status"], row["note"])
+            break
+        rates[size] = row["throughput"]
+        log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
+        best_before = max([rate for each, rate in rates.items() if each < size / 2], default=0.0)
+        gains = max(rates.values()) > MIN_GAIN * best_before
+        own_memory = row["device"] == "cuda" and find_device(settings).has_own_memory  # integrated ones share it
+        free = None if own_memory else resources.available_bytes()
+        taken = row.get("peak_memory_bytes") or 0
+        if not gains or 2 * row["step_seconds_median"] > settings.max_seconds or (free and 2 * taken > free):
+            break
+        size *= 2
     fastest = max(rates, key=rates.__getitem__, default=1)  # if 1 fails, measuring it says why
     return change | {"BATCH_SIZE": str(fastest)}
 
 
-def describe_death(settings, host, describe_workload, status, rank=0):
-    """Return the row of a child process, or of one of its ranks, that ended without reporting a result.
+def describe_death(settings, describe_workload, status):
+    """Return the cells of a child process that ended without a line that says why.
 
     Args:
         status: its exit status; negative: the signal that ended it.
     """
-    reason = f"signal {-status}" if status < 0 else f"exit status {status}"
-    if status == -signal.SIGALRM:
-        reason = "its time limit"
-    if status == -signal.SIGKILL:
-        smaller = "SIZES" if settings.batch_size is None else "BATCH_SIZE"
-        reason += f", probably because memory ran out: choose a smaller {smaller}"
-    devices = settings.num_devices or 1
-    who = f"rank {rank} of {devices}" if devices > 1 and status != -signal.SIGALRM else "the process"
-    without_gpu = settings.use_gpu is False or (environment.find_card() is None and host.gpu_cores is None)
-    settings = settings.on("cpu" if without_gpu else "gpu")
-    scopes = settings.scope or ("device",)
-    scope = scopes[0] if len(scopes) == 1 else None  # any of several
-    row = begin_row(settings, host, {}, describe_workload(settings), settings.phase, scope, "")
+    is_killed = status == -signal.SIGKILL
+    note = f"the process was ended by {f'signal {-status}' if status < 0 else f'exit status {status}'}"
+    if is_killed:
+        note += ", probably because memory ran out: choose a smaller BATCH_SIZE, MODEL or SIZES"
+    elif status == -signal.SIGALRM:
+        note = "the process was ended by its time limit"
+    elif (settings.num_devices or 1) > 1:
+        note = "a rank failed, see above"
+    settings = settings.on("cpu" if settings.use_gpu is False or not environment.find_card() else "gpu")
+    row = cells.of_work(settings, describe_workload(settings), settings.phase, "device")
     if isinstance(settings.precision, tuple):  # make tflops: any of its precisions and sizes
         row |= {"precision": None, "matrix_size": None}
-    status = "out_of_memory" if status == -signal.SIGKILL else "crashed"
-    return row | {"status": status, "note": f"{who} was ended by {reason}", "timestamp": utc_now()}
+    return row | {"status": "out_of_memory" if is_killed else "crashed", "note": note}

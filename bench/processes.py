@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from bench import cli
 
 GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
+POLL_SECONDS = 0.2
 
 
 class Ended(NamedTuple):
@@ -28,16 +30,17 @@ class Ended(NamedTuple):
     err: str = ""
 
 
-def run_process(command, environ, limit=None, captures=False):
+def run_process(command, environ, limit=None, captures=False, on_poll=lambda: None):
     """Run a command to its end.
 
     Ctrl-C, SIGTERM and SIGHUP are forwarded as SIGTERM (a background job ignores SIGINT), and the child may finish what
-    it stores; a second one kills it.
+    it writes; a second one kills it.
 
     Args:
         environ: its whole environment.
         limit: seconds after which it is killed; None means no limit.
         captures: keep its output; otherwise it goes where this process's goes.
+        on_poll: called several times a second while it runs.
 
     Returns:
         An Ended, with status 130 after Ctrl-C.
@@ -50,7 +53,7 @@ def run_process(command, environ, limit=None, captures=False):
         tempfile.TemporaryFile("w+", errors="replace") as out,
         tempfile.TemporaryFile("w+", errors="replace") as err,
     ):
-        child = None
+        child, began = None, time.monotonic()
         try:
             with cli.interrupts_held():
                 child = subprocess.Popen(
@@ -63,9 +66,11 @@ def run_process(command, environ, limit=None, captures=False):
                 )
                 with suppress(OSError):  # Linux then kills this process first if memory runs out
                     Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
-            status = child.wait(limit)
-        except subprocess.TimeoutExpired:
-            status = -signal.SIGALRM
+            while (status := wait(child, POLL_SECONDS)) is None:
+                on_poll()
+                if limit and time.monotonic() - began > limit:
+                    status = -signal.SIGALRM
+                    break
         except KeyboardInterrupt:
             if child is None:
                 raise
@@ -80,11 +85,17 @@ def run_process(command, environ, limit=None, captures=False):
         return Ended(status, out.read(), err.read())
 
 
+def wait(child, seconds):
+    """Wait for a child; return its exit status, or None if it still runs."""
+    with suppress(subprocess.TimeoutExpired):
+        return child.wait(seconds)
+    return None
+
+
 def end(child):
     """Close a child's standard input and wait until it has ended; then kill what is left of its process group."""
     child.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(GRACE_SECONDS)
+    wait(child, GRACE_SECONDS)
     with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

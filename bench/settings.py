@@ -1,20 +1,12 @@
 """Every setting and every framework, each declared once, and the reading of settings from the environment.
 
-    make settings                        prints the table in the terminal
-    python bench/settings.py markdown    prints docs/settings.md
-
-Standard library only, and it runs under Python 3.9, which a bare Mac has: `make help` and `make settings` answer before
-anything is installed.
+`python -m bench.settings` prints docs/settings.md, which `make settings` shows. Standard library only.
 """
-
-from __future__ import annotations
 
 import difflib
 import os
 import re
-import shutil
 import sys
-import textwrap
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
@@ -32,14 +24,9 @@ MAKE_VARIABLES = {
     "B": "second machine or results file to compare",
     "FAIL_ON_SLOWER": "1: the exit status is 1 if B is slower in anything, or if nothing can be compared",
 }
-# `make best` sets these for the runs that it starts: the id that their rows share, and the place among its final runs.
-SEARCH, SEARCH_STEP = "BENCH_SEARCH", "BENCH_SEARCH_STEP"
-MOST_WORKERS = 16  # by default, for each device; each worker needs open files and shared memory
+MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 MOST_POSITIONS = 131_072  # tokens in a sequence, of the language model that allows the most
-# Ordinary variables whose names are one letter away from a setting.
-NOT_MISSPELT = ("COMPILER", "TARGET_CC")
-# What bench/launch.py tells each child process: the run_id of its rows, and that an earlier child printed the details.
-RUN, REPEATED = "BENCH_RUN", "BENCH_REPEATED"
+NOT_MISSPELT = ("COMPILER", "TARGET_CC")  # ordinary variables one letter away from a setting
 
 
 class SettingError(Exception):
@@ -90,12 +77,6 @@ def environment_of(framework):
 # Kinds: each parses the text of a setting, or raises ValueError with the words that complete "must be ...".
 
 
-def zero_or_one(text):
-    if text not in ("0", "1"):
-        raise ValueError("1 or 0")
-    return text == "1"
-
-
 def whole(minimum, maximum=10**9, **words):
     """Parse a whole number, or one of the words in any case: whole(1, auto=AUTO)."""
 
@@ -107,6 +88,24 @@ def whole(minimum, maximum=10**9, **words):
         return int(text)
 
     return parse
+
+
+def one_of(*names, **synonyms):
+    """Parse one of the names, or a synonym of one, in any case."""
+
+    def parse(text):
+        value = synonyms.get(text.lower(), text.lower())
+        if value not in names:
+            raise ValueError("one of: " + ", ".join(names))
+        return value
+
+    return parse
+
+
+def zero_or_one(text):
+    if text not in ("0", "1"):
+        raise ValueError("1 or 0")
+    return text == "1"
 
 
 def above_zero(text):
@@ -128,20 +127,6 @@ def matrix_size(text):
     return m, n, k
 
 
-def one_of(*names, **synonyms):
-    def parse(text):
-        value = synonyms.get(text.lower(), text.lower())
-        if value not in names:
-            raise ValueError("one of: " + ", ".join(names))
-        return value
-
-    return parse
-
-
-def framework_name(text):
-    return one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS)(text)
-
-
 def slug(text):
     """Parse a name that is safe as a file name: lower case, digits and single hyphens."""
     name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
@@ -151,33 +136,7 @@ def slug(text):
 
 
 def folder(text):
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise ValueError("a folder: the user after ~ does not exist") from None
-
-
-def usable_cpus(pid=0):
-    """Return the numbers of the CPUs that a process, by default this one, may run on; a cluster may bind it to some."""
-    return os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-
-def usable_cores():
-    """Return the number of cores that this process may use, which a cluster or a container may limit."""
-    cores = len(usable_cpus())
-    return max(1, min(cores, int(cpu_quota() or cores)))
-
-
-def cpu_quota(path="/sys/fs/cgroup/cpu.max"):
-    """Return the CPUs that a container's quota allows, or None if there is no quota.
-
-    https://docs.kernel.org/admin-guide/cgroup-v2.html
-    """
-    try:
-        quota, period = Path(path).read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
+    return Path(os.path.expanduser(text))
 
 
 # What a comma list means: a run for each entry, or one run that uses all entries, whose value is a tuple.
@@ -202,7 +161,7 @@ def setting(kind, default, meaning, *, shown=None, lists=None, phases=()) -> Any
 MODELS = ("image", "mlp", "transformer", "llm")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 MIXED = ("mixed_float16", "mixed_bfloat16")
-OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention", "power")
+OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
 TRAINING = ("training", "forward", "backward", "optimizer")  # phases of rows
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 
@@ -220,12 +179,14 @@ class Settings:
     )
     num_devices: int = setting(
         whole(1, all=ALL),
-        dict.fromkeys((*MODELS, "tflops"), 1),
+        dict.fromkeys(MODELS, 1),
         "number of GPUs, or of CPU processes, that share the work (PyTorch only); all: every GPU; BATCH_SIZE applies "
         "to each of them",
         lists=EACH,
     )
-    framework: str = setting(framework_name, "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf")
+    framework: str = setting(
+        one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf"
+    )
     model: str = setting(
         str,
         {
@@ -234,9 +195,9 @@ class Settings:
             "transformer": ("distilbert", "bert-large"),
             "llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m"),
         },
-        "image: any classification model of torchvision, or Keras's own as keras-resnet50 ...; mlp: mlp-DEPTHxWIDTH or "
-        "mlp-WIDTH-WIDTH-...; transformer: distilbert, bert-base, bert-large; llm: smollm2-135m, qwen3-0.6b, "
-        "llama-3.2-1b, llama-3.2-3b, qwen3-4b, llama-3.1-8b; random weights; IMAGE_MODEL is a synonym",
+        "image: any classification model of torchvision; mlp: mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-...; transformer: "
+        "distilbert, bert-base, bert-large; llm: smollm2-135m, qwen3-0.6b, llama-3.2-1b, llama-3.2-3b, qwen3-4b, "
+        "llama-3.1-8b; random weights; IMAGE_MODEL is a synonym",
         lists=EACH,
     )
     phase: str = setting(
@@ -350,16 +311,13 @@ class Settings:
     ops: tuple[str, ...] = setting(
         one_of(*OPS),
         {"tflops": OPS},
-        "operators: matmul (all SIZES, and the peak); convolution (3x3) and power (power probe), which need matmul; "
-        "bandwidth; int8 and float8 (matmuls, compared with bfloat16); gemv (M = 1, as in decode); attention",
+        "operators: matmul (all SIZES, and the peak); convolution (3x3), which needs matmul; bandwidth; int8 and "
+        "float8 (matmuls, compared with bfloat16); gemv (M = 1, as in decode); attention",
         shown="all",
         lists=TOGETHER,
     )
     scope: tuple[str, ...] = setting(
-        one_of(*SCOPES),
-        {"image": SCOPES},
-        "which of the three throughputs to measure",
-        lists=TOGETHER,
+        one_of(*SCOPES), {"image": SCOPES}, "which of the three throughputs to measure", lists=TOGETHER
     )
     num_workers: int = setting(
         whole(0, 1024),
@@ -378,7 +336,7 @@ class Settings:
     runs: int | None = setting(
         whole(1, 1000),
         None,
-        "fresh processes that measure the same work; the result is their median, with an interval",
+        "fresh processes that measure the same work; the result is that of their median, with the range of all",
         shown="5; 3 if a process takes over a minute, and in `make all`; 1 in tflops, and with SUSTAIN or EPOCHS",
     )
     machine: str | None = setting(
@@ -405,9 +363,12 @@ class Settings:
         return replace(self, **{name: v.cpu if device == "cpu" else v.gpu for name, v in by_device.items()})
 
 
+DECLARED = {declared.name: declared.metadata for declared in fields(Settings)}
+
+
 def known_names():
     """Return every variable that has a meaning here: settings, their synonyms, and those of the Makefile."""
-    return [*(f.name.upper() for f in fields(Settings)), *SYNONYMS, *MAKE_VARIABLES]
+    return [*map(str.upper, DECLARED), *SYNONYMS, *MAKE_VARIABLES]
 
 
 def read_settings(script, environ=os.environ):
@@ -420,18 +381,14 @@ def read_settings(script, environ=os.environ):
     """
     refuse_misspelt((script,), environ)
     values = {}
-    for declared in fields(Settings):
-        entries = _read_entries(declared, script, environ)
-        is_tuple = _is_used(declared, script) and _in_script(declared, "lists", script) == TOGETHER
-        values[declared.name] = entries if is_tuple else entries[0]
+    for name in DECLARED:
+        entries = read_entries(name, script, environ)
+        values[name] = entries if is_used(name, script) and of(name, "lists", script) == TOGETHER else entries[0]
+    framework = FRAMEWORKS[values["framework"]]
     if values["memory_format"] == "":
-        values["memory_format"] = FRAMEWORKS[values["framework"]].memory_formats[0]
-    if values["compile"] == "0" and FRAMEWORKS[values["framework"]].always_compiles:
+        values["memory_format"] = framework.memory_formats[0]
+    if values["compile"] == "0" and framework.always_compiles:
         values["compile"] = "1"
-    if script == "image" and values["num_workers"] is None:
-        local = environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun, whose ranks share the workers too
-        ranks = max(values["num_devices"] or 1, int(local) if local.isdecimal() else 1)
-        values["num_workers"] = min(usable_cores(), MOST_WORKERS * ranks)
     settings = Settings(**values)
     refuse_contradictions(settings, environ)
     return settings
@@ -442,151 +399,117 @@ def list_runs(script, environ=os.environ):
 
     Runs that differ only in settings which their phase does not use count once.
     """
-    refuse_misspelt((script,), environ)
     choices = []
-    for declared in fields(Settings):
-        entries = _read_entries(declared, script, environ)
-        if len(entries) > 1 and _in_script(declared, "lists", script) == EACH:
-            given = _find_given(declared, environ)
+    for name in DECLARED:
+        entries = read_entries(name, script, environ)
+        if len(entries) > 1 and of(name, "lists", script) == EACH:
+            given = find_given(name, environ)
             texts = [entry.strip() for entry in next(iter(given.values())).split(",")] if given else entries
-            choices.append([dict.fromkeys(given or [declared.name.upper()], text) for text in texts])
+            choices.append([dict.fromkeys(given or [name.upper()], text) for text in texts])
     runs = {}
     for changes in product(*choices):
         run = {name: text for change in changes for name, text in change.items()}
         phase = read_settings(script, {**environ, **run}).phase
-        runs.setdefault(frozenset(item for item in run.items() if is_used_in(item[0].lower(), phase)), run)
+        used = ((name, text) for name, text in run.items() if is_used_in(SYNONYMS.get(name, name).lower(), phase))
+        runs.setdefault(frozenset(used), run)
     return list(runs.values())
 
 
 def is_used_in(name, phase):
     """Return whether a phase uses the setting of this name ("depth")."""
-    phases = next((f.metadata["phases"] for f in fields(Settings) if f.name == name), ())
-    return not phases or phase in phases
+    return not DECLARED[name]["phases"] or phase in DECLARED[name]["phases"]
 
 
 def list_unused(script, environ=os.environ):
     """Return the variables of the environment that are settings, but not of this script."""
-    return [name for f in fields(Settings) if not _is_used(f, script) for name in _find_given(f, environ)]
+    return [variable for name in DECLARED if not is_used(name, script) for variable in find_given(name, environ)]
 
 
-def _in_script(declared, key, script):
-    """Return what a declaration says about a script."""
-    value = declared.metadata[key]
+def of(name, key, script):
+    """Return what a setting's declaration says about a script."""
+    value = DECLARED[name][key]
     return value.get(script) if isinstance(value, dict) else value
 
 
-def _is_used(declared, script):
-    default = declared.metadata["default"]
+def is_used(name, script):
+    default = DECLARED[name]["default"]
     return not isinstance(default, dict) or script in default
 
 
-def _find_given(declared, environ):
+def find_given(name, environ):
     """Return {variable: text} of a setting in the environment, under its name and its synonyms."""
-    names = [declared.name.upper(), *(synonym for synonym, name in SYNONYMS.items() if name == declared.name.upper())]
-    given = {name: environ[name].strip() for name in names if name in environ}
+    names = [name.upper(), *(synonym for synonym, meant in SYNONYMS.items() if meant == name.upper())]
+    given = {variable: environ[variable].strip() for variable in names if variable in environ}
     if len(set(given.values())) > 1:
         raise SettingError(" and ".join(f"{n}={t!r}" for n, t in given.items()) + " must agree: set only one of them")
     return given
 
 
-def _read_entries(declared, script, environ):
+def read_entries(name, script, environ):
     """Return the values of a setting as a tuple: one, or one for each entry of a list."""
-    if not _is_used(declared, script):
+    if not is_used(name, script):
         return (None,)
-    given = _find_given(declared, environ)
+    given = find_given(name, environ)
     if not given:
-        default = _in_script(declared, "default", script)
+        default = of(name, "default", script)
         return default if isinstance(default, tuple) else (default,)
-    name, text = next(iter(given.items()))
+    variable, text = next(iter(given.items()))
     if not text:
-        raise SettingError(f"{name}='' is empty: give it a value, or unset it for the default")
-    entries = [entry.strip() for entry in text.split(",")] if _in_script(declared, "lists", script) else [text]
+        raise SettingError(f"{variable}='' is empty: give it a value, or unset it for the default")
+    entries = [entry.strip() for entry in text.split(",")] if of(name, "lists", script) else [text]
     if not all(entries):
-        raise SettingError(f"{name}={text!r} has an empty entry: remove the extra comma")
+        raise SettingError(f"{variable}={text!r} has an empty entry: remove the extra comma")
     try:
-        values = tuple(map(_in_script(declared, "kind", script), entries))
+        values = tuple(map(of(name, "kind", script), entries))
     except ValueError as error:
         every = ", in every entry" if len(entries) > 1 else ""
-        raise SettingError(f"{name}={text!r} must be {error}{every}") from None
-    for entry, value in zip(entries, values):
-        if values.count(value) > 1:
-            raise SettingError(f"{name}={text!r} has {entry} more than once: name it once")
+        raise SettingError(f"{variable}={text!r} must be {error}{every}") from None
+    if len(set(values)) < len(values):
+        raise SettingError(f"{variable}={text!r} has an entry more than once: name it once")
     return values
 
 
 def refuse_contradictions(settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
-    if settings.prompt_tokens and not FRAMEWORKS[settings.framework].runs_language_models:
-        able = " and ".join(known.title for known in FRAMEWORKS.values() if known.runs_language_models)
-        raise SettingError(f"FRAMEWORK={settings.framework!r}: only {able} run language models here: set one of them")
-    if settings.framework != "torch" and settings.compile in COMPILE_MODES:
-        raise SettingError(f"COMPILE={settings.compile!r} is a mode of torch: set 1 or 0")
-    refuse_lacking(settings)
-    for name in ("SCOPE", "NUM_IMAGES", "EPOCHS"):
-        if settings.sustain and name in environ and getattr(settings, name.lower()):
-            raise SettingError(f"SUSTAIN='{settings.sustain}' cannot be combined with {name}: unset one of them")
-    if settings.ops and "matmul" not in settings.ops and {"convolution", "power"} & {*settings.ops}:
-        raise SettingError(f"OPS={','.join(settings.ops)!r}: convolution and power need matmul: add it")
-    if settings.precision in MIXED and settings.phase in ("prefill", "decode"):
-        raise SettingError(
-            f"PRECISION={settings.precision!r} needs PHASE=training, but PHASE={settings.phase!r}: set "
-            f"PRECISION={settings.precision.removeprefix('mixed_')} or PHASE=training"
-        )
-    refuse_many(settings, settings.num_devices, "NUM_DEVICES")
-    if settings.epochs and settings.phase == "inference":
-        raise SettingError(f"EPOCHS='{settings.epochs}' needs PHASE=training: set it, or unset EPOCHS")
-
-
-def refuse_lacking(settings):
-    """Raise SettingError for a setting of something that the framework does not have."""
-    title, lacks = FRAMEWORKS[settings.framework].title, FRAMEWORKS[settings.framework].lacks
-    precisions = settings.precision if isinstance(settings.precision, tuple) else (settings.precision,)
-    if "mixed" in lacks and settings.precision in MIXED:
-        raise SettingError(f"PRECISION={settings.precision!r}: {title} has no autocast: set float16 or bfloat16")
-    if "float64" in lacks and "float64" in precisions:
-        raise SettingError(f"PRECISION='float64': {title} computes parts of it in float32: set float32")
-    if settings.memory_format and settings.memory_format not in FRAMEWORKS[settings.framework].memory_formats:
-        raise SettingError(
-            f"MEMORY_FORMAT={settings.memory_format!r}: {title} supports only channels_last here: unset it"
-        )
-    if settings.framework == "mlx" and settings.compile == "1" and settings.phase in ("prefill", "decode"):
-        raise SettingError(
-            "COMPILE='1': MLX cannot compile prefill and decode (mlx-lm's cache counts its tokens in Python): unset it"
-        )
-    if "threads" in lacks and settings.num_threads:
-        raise SettingError(
-            f"NUM_THREADS='{settings.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS"
-        )
-
-
-def refuse_many(settings, count, name):
-    """Raise SettingError if `name` asks for several devices and the other settings need a single one."""
-    if count in (None, 1):
-        return
-    asked = f"{name}='{count or 'all'}'"
-    if not FRAMEWORKS[settings.framework].runs_on_many:
-        raise SettingError(f"{asked}: {FRAMEWORKS[settings.framework].title} runs on one device here: unset {name}")
-    if settings.batch_size == AUTO:
-        raise SettingError(f"BATCH_SIZE='auto' works only on one device, but {asked}: set a number")
-    if settings.epochs:
-        raise SettingError(f"EPOCHS='{settings.epochs}' works only on one device: unset EPOCHS or {name}")
-
-
-def read_search(environ=os.environ):
-    """Read the settings of `make best`.
-
-    Returns:
-        (settings of the search, settings of its workload, runs of the workload's lists as list_runs() returns them).
-    """
-    plain = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
-    own = read_settings("best", plain)
-    refuse_misspelt((own.workload, "best"), environ)
-    settings, changes = read_settings(own.workload, plain), list_runs(own.workload, plain)
-    if "NUM_DEVICES" in environ and environ["NUM_DEVICES"].strip() != "1":
-        raise SettingError(f"NUM_DEVICES={environ['NUM_DEVICES']!r}: `make best` searches on one device: unset it")
-    if "auto" in environ.get("BATCH_SIZE", "").lower():
-        raise SettingError(f"BATCH_SIZE={environ['BATCH_SIZE']!r}: `make best` finds the batch size itself: unset it")
-    return own, settings, changes
+    s, framework = settings, FRAMEWORKS[settings.framework]
+    title, is_generation = framework.title, s.phase in ("prefill", "decode")
+    precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
+    able = " and ".join(known.title for known in FRAMEWORKS.values() if known.runs_language_models)
+    given = [name for name in ("SCOPE", "NUM_IMAGES", "EPOCHS") if name in environ and getattr(s, name.lower())]
+    is_mixed, has_many = s.precision in MIXED, s.num_devices not in (None, 1)
+    devices, compiled = f"NUM_DEVICES='{s.num_devices or 'all'}'", f"COMPILE={s.compile!r}"
+    precision, memory_format = f"PRECISION={s.precision!r}", f"MEMORY_FORMAT={s.memory_format!r}"
+    table = [  # (whether they exclude each other, the line)
+        (s.prompt_tokens and not framework.runs_language_models, f"only {able} run language models: set one of them"),
+        (s.framework != "torch" and s.compile in COMPILE_MODES, f"{compiled} is a mode of torch: set 1 or 0"),
+        (
+            s.memory_format and s.memory_format not in framework.memory_formats,
+            f"{memory_format}: {title} supports only channels_last here: unset it",
+        ),
+        (is_mixed and "mixed" in framework.lacks, f"{precision}: {title} has no autocast: set float16 or bfloat16"),
+        ("float64" in precisions and "float64" in framework.lacks, f"{precision}: {title} lacks it: set float32"),
+        (is_mixed and is_generation, f"{precision} needs PHASE=training, but PHASE={s.phase!r}: set one of them"),
+        (
+            s.framework == "mlx" and s.compile == "1" and is_generation,
+            f"{compiled}: mlx-lm's cache counts its tokens in Python, which MLX cannot compile: unset it",
+        ),
+        (
+            s.num_threads and "threads" in framework.lacks,
+            f"NUM_THREADS='{s.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS",
+        ),
+        (s.sustain and given, f"SUSTAIN='{s.sustain}' cannot be combined with {', '.join(given)}: unset one of them"),
+        (
+            s.ops and "convolution" in s.ops and "matmul" not in s.ops,
+            f"OPS={','.join(s.ops or ())!r}: convolution needs matmul: add it",
+        ),
+        (has_many and not framework.runs_on_many, f"{devices}: {title} runs on one device here: unset NUM_DEVICES"),
+        (has_many and s.batch_size == AUTO, f"BATCH_SIZE='auto' works only on one device, but {devices}: set a number"),
+        (has_many and s.epochs, f"EPOCHS='{s.epochs}' works only on one device, but {devices}: unset one of them"),
+        (s.epochs and s.phase == "inference", f"EPOCHS='{s.epochs}' needs PHASE=training: set it, or unset EPOCHS"),
+    ]
+    for excludes, line in table:
+        if excludes:
+            raise SettingError(line if "=" in line.partition(":")[0] else f"FRAMEWORK={s.framework!r}: {line}")
 
 
 def refuse_misspelt(scripts, environ):
@@ -596,9 +519,7 @@ def refuse_misspelt(scripts, environ):
     uses. The environment has many names of other programs: there only near misses of our settings are refused.
     """
     known = known_names()
-    used = {f.name.upper() for f in fields(Settings) if any(_is_used(f, script) for script in scripts)} | {
-        *MAKE_VARIABLES
-    }
+    used = {name.upper() for name in DECLARED if any(is_used(name, script) for script in scripts)} | {*MAKE_VARIABLES}
     words = re.findall(r"(?:[^\\\s]|\\.)+", environ.get("MAKEFLAGS", ""))  # a backslash escapes a space
     for name in [w.split("=", 1)[0].rstrip(":+?") for w in words if re.match(r"[A-Za-z_]\w*[:+?]*=", w)]:
         if name not in known:
@@ -615,57 +536,33 @@ def refuse_misspelt(scripts, environ):
             raise SettingError(f"{name}={environ[name]!r} is not a setting: did you mean {near}?")
 
 
-EVERY_COMMAND = "every command"
-
-
-def table():
-    """Yield a row of strings for each setting: (name, default, used by, meaning)."""
-    for declared in fields(Settings):
-        about, default = declared.metadata, declared.metadata["default"]
-        by_script = default if isinstance(default, dict) else {EVERY_COMMAND: default}
-        values = (value if isinstance(value, tuple) else (value,) for value in by_script.values())
-        texts = [",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in entries) for entries in values]
-        shown = about["shown"] or (texts[0] if len(set(texts)) == 1 else " / ".join(texts))
-        scripts = ", ".join("`make all`" if script == "all" else script for script in by_script)
-        yield declared.name.upper(), shown, scripts, about["meaning"]
-    for name, meaning in MAKE_VARIABLES.items():
-        yield name, "", EVERY_COMMAND if name == "PYTHON" else "compare", meaning
-
-
 PAGE = """# Settings
 
-Generated by `python bench/settings.py markdown`. Settings are environment variables, set before or after `make`, or
-before a script. These accept a comma-separated list: USE_GPU, NUM_DEVICES, MODEL, PHASE, BATCH_SIZE, PRECISION,
-COMPILE, MEMORY_FORMAT, OPTIMIZER, SEQUENCE_LENGTH, PROMPT_TOKENS, LORA_RANK, CHECKPOINTING and DEPTH. Each combination
-runs in its own processes. SCOPE, SIZES, OPS and, in `make tflops`, PRECISION accept a list that one process measures.
-`make best` accepts the settings of its workload: a single value is kept fixed, a list restricts what is tried.
-"""
+Generated by `python -m bench.settings`. Settings are environment variables, set before or after `make`, or before a
+script. These accept a comma-separated list, and each combination runs in its own processes: {each}. One process
+measures the whole list of: {together}. `make best` accepts the settings of its workload: a single value is kept fixed,
+a list restricts what is tried.
+
+| setting | default | used by | meaning |
+|---|---|---|---|"""
 
 
 def as_markdown():
     """Return the page docs/settings.md."""
-    lines = [PAGE, "| setting | default | used by | meaning |", "|---|---|---|---|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in table()])
-
-
-def as_text():
-    """Return the table of `make settings`."""
-    lines = []
-    for name, default, scripts, meaning in table():
-        layout = {"width": min(110, shutil.get_terminal_size().columns), "break_on_hyphens": False}
-        lines += textwrap.wrap(meaning, initial_indent=f"  {name:<17}", subsequent_indent=" " * 19, **layout)
-        users = f"used by: {scripts}" if scripts != EVERY_COMMAND else ""
-        about = "; ".join(filter(None, [f"default: {default}" if default else "", users]))
-        lines += textwrap.wrap(about, initial_indent=" " * 19, subsequent_indent=" " * 28, **layout)
+    lists = {name.upper(): str(about["lists"]) for name, about in DECLARED.items()}
+    each, together = (", ".join(name for name in lists if kind in lists[name]) for kind in (EACH, TOGETHER))
+    together = together.replace("PRECISION", "PRECISION (in `make tflops`)")
+    lines = [PAGE.format(each=each, together=together)]
+    for name, about in DECLARED.items():
+        by_script = about["default"] if isinstance(about["default"], dict) else {"every command": about["default"]}
+        values = (value if isinstance(value, tuple) else (value,) for value in by_script.values())
+        texts = [",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in entries) for entries in values]
+        shown = about["shown"] or (texts[0] if len(set(texts)) == 1 else " / ".join(texts))
+        lines.append(f"| {name.upper()} | {shown} | {', '.join(by_script)} | {about['meaning']} |")
+    for name, meaning in MAKE_VARIABLES.items():
+        lines.append(f"| {name} |  | {'every command' if name == 'PYTHON' else 'compare'} | {meaning} |")
     return "\n".join(lines)
 
 
-def as_names():
-    """Return the names of all settings, wrapped for `make help`."""
-    names, width = " ".join(f.name.upper() for f in fields(Settings)), min(110, shutil.get_terminal_size().columns)
-    return textwrap.fill(names, width, initial_indent="  ", subsequent_indent="  ")
-
-
 if __name__ == "__main__":
-    forms = {"markdown": as_markdown, "names": as_names}
-    print(forms.get(sys.argv[-1], as_text)())
+    print(as_markdown())

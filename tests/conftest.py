@@ -39,9 +39,7 @@ def plain_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(sensors, "read_cpu", dict)
     monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: None)
     monkeypatch.setattr(environment, "find_card", lambda: None)
-    monkeypatch.setattr(environment, "hides_cards", lambda: False)
-    monkeypatch.setattr(environment, "find_driver", lambda: None)
-    monkeypatch.setattr(environment, "find_cuda_version", lambda: None)
+    monkeypatch.setattr(environment, "list_cards", lambda: [])
     monkeypatch.setattr(environment, "find_apple_gpu_cores", lambda: None)  # seconds, on a Mac
     for package in ("pynvml", "zeus_apple_silicon"):
         monkeypatch.setitem(sys.modules, package, None)

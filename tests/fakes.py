@@ -47,6 +47,9 @@ class Device:
     def updates(self):
         return None
 
+    def checksum(self):
+        return None
+
     def trace_count(self):
         return 0
 

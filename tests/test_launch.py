@@ -1,19 +1,18 @@
-"""The parent process: plans, starts children, and writes the row of a child that died."""
+"""The parent process: plans, starts children, combines and stores what they measured, and tells how a child died."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from importlib import metadata
-from types import SimpleNamespace
+from dataclasses import asdict
 
 import psutil
 import pytest
 
 import tflops_sweep
-from bench import frameworks, launch
+from bench import launch
 from bench.frameworks import Device
 from bench.host import environment
 from bench.host.environment import describe_host
@@ -25,64 +24,68 @@ from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
 from transformer_benchmark import transformer_workload
 
-WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
 # A child in place of a benchmark: its MODEL says what becomes of it. The worker shares its process group.
 STAND_IN = """
 import json, os, signal, subprocess, sys, time
 sys.path.insert(0, os.environ["BENCH_ROOT"])
 from bench import processes
-from bench.records import results
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 processes.end_with_parent()
-what, rank = os.environ["MODEL"], os.environ.get("RANK")
-print("asked for", what, *(os.environ.get(name, "") for name in ("RUNS", "BENCH_REPEATED", "SCOPE")), flush=True)
-if rank == "0":
-    what = "slow"
-while rank == "1" and not (os.path.exists(os.environ["PIDS"]) and os.path.getsize(os.environ["PIDS"])):
-    time.sleep(0.01)  # rank 0 is at work when rank 1 fails
-if what in ("slow", "stuck"):
+task, what, rank = json.loads(os.environ["BENCH_TASK"]), os.environ["MODEL"], os.environ.get("RANK")
+with open(os.environ["LOG"], "a") as log:
+    log.write(json.dumps([what, task["is_first"], os.environ.get("SCOPE", "")]) + "\\n")
+number = len(open(os.environ["LOG"]).readlines())
+def emit(**line):
+    row = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image",
+           "model": what, "phase": "inference", "scope": "device", "unit": "images/s", "status": "ok", "flags": "",
+           "note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "precision": "float32"}
+    if rank in (None, "0"):
+        print(json.dumps(row | line), file=open(task["lines"], "a"), flush=True)
+if rank == "1": what = {"rank fails": "killed", "stuck": "stuck"}[what]
+elif rank == "0": what = "stuck"
+if what == "stuck":
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
     with open(os.environ["PIDS"], "a") as pids:
         print(os.getpid(), worker, file=pids)
-if what == "ok":
-    path = os.path.join(os.environ["RESULTS_DIR"], "m.csv")
-    row = {"schema": "1", "run_id": os.environ["BENCH_RUN"], "status": "ok", "scope": "device", "unit": "images/s"}
-    results.append(path, row | {"throughput": 5 + len(results.read(path)), "flags": "contended"})
+while rank == "1" and what == "killed" and not os.path.exists(os.environ["PIDS"]): time.sleep(0.01)
+if what == "ok": emit(throughput=4.0 + number, throughput_low=3.5 + number, throughput_high=4.5 + number)
+if what == "third is interrupted":
+    if number == 3: os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
+    emit(throughput=4.0 + number, throughput_low=None, throughput_high=None)
+if what == "interrupts":
+    emit(throughput=5.0, throughput_low=4.0, throughput_high=6.0, status="interrupted")
+    os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
+if what == "fails": emit(status="unsupported", note="not here"); sys.exit(1)
+if what == "mistake": print(json.dumps({"mistake": "MODEL='mistake' is not known"}), file=open(task["lines"], "a")); sys.exit(2)
 if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
 if what == "aborted": os.kill(os.getpid(), signal.SIGABRT)
-if what == "interrupts": os.kill(os.getppid(), signal.SIGINT)
-if what == "mistake": print("MODEL='mistake' is not known", file=sys.stderr)
-if what == "reports":
-    row = {"schema": "1", "status": "out_of_memory", "note": "rank 1 of 2: 9 TiB", "framework": "torch", "model": "m"}
-    row |= {"cpu_name": "c", "phase": "inference", "scope": "device", "unit": "images/s", "precision": "float32"}
-    message = {"message": "9 TiB", "extraInfo": {"timestamp": "1"}, "row": row, "seconds": 1.0}
-    json.dump({"message": message}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
-    sys.exit(1)
-if what in ("slow", "stuck", "interrupts"):
-    try:
-        time.sleep(100)
-    except KeyboardInterrupt:
-        sys.exit(130)
-sys.exit({"fails": 1, "mistake": 2}.get(what, 0))
+if what == "stuck": time.sleep(100)
 """
 
 
 @pytest.fixture
-def run_all(monkeypatch, tmp_path, capfd):
-    """Run a list of models with the stand-in; returns (status, stdout, stderr, rows)."""
+def stand_in(monkeypatch, tmp_path):
+    """Return a Launcher of the stand-in, whose children note what they were asked for in tmp_path/log."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
-    monkeypatch.setattr(launch, "check_all", lambda *entries: None)  # no framework has the stand-in's models
-    monkeypatch.setenv("RESULTS_DIR", str(tmp_path))
-    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
-    monkeypatch.setenv("BENCH_ROOT", os.getcwd())
+    values = {"RESULTS_DIR": tmp_path, "PIDS": tmp_path / "pids", "LOG": tmp_path / "log", "BENCH_ROOT": os.getcwd()}
+    for name, value in (values | {"USE_GPU": "0"}).items():
+        monkeypatch.setenv(name, str(value))
+    return Launcher("image", image_workload, [str(script)], describe_host("m"))
+
+
+@pytest.fixture
+def run_all(stand_in, monkeypatch, tmp_path, capfd):
+    """Run a list of models with the stand-in; returns (status, stdout, what children were asked for, stored rows)."""
+    monkeypatch.setattr(launch, "check", lambda *arguments: None)  # no framework has the stand-in's models
 
     def call(*models, **environ):
-        for name, value in ({"MODEL": ",".join(models), "USE_GPU": "0", "MACHINE": "m"} | environ).items():
+        for name, value in ({"MODEL": ",".join(models)} | environ).items():
             monkeypatch.setenv(name, value)
-        status = launch.run_all(Launcher("image", image_workload, [str(script)], describe_host("m")))
-        out, err = capfd.readouterr()
-        return status, out, err, results.read(tmp_path / "m.csv") if (tmp_path / "m.csv").exists() else []
+        (tmp_path / "log").unlink(missing_ok=True)
+        status = launch.run_all(stand_in, report.describe)
+        asked = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        return status, capfd.readouterr().out, asked, results.read(tmp_path / "m.csv")
 
     return call
 
@@ -97,7 +100,7 @@ def have_ended(pids, seconds=300):
 
 
 def read_pids(tmp_path, count):
-    """The process ids that stand-ins noted, once there are so many."""
+    """Return the process ids that stand-ins noted, once there are `count` of them."""
     deadline = time.monotonic() + 300
     while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < count:
         assert time.monotonic() < deadline
@@ -105,131 +108,134 @@ def read_pids(tmp_path, count):
     return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
 
-def asked_for(out):
-    return [line.split()[2:] for line in out.splitlines() if line.startswith("asked")]
-
-
-def test_every_combination_runs_in_several_processes_if_it_works(run_all):
-    status, out, _, rows = run_all("a", "ok", RUNS="2")
+def test_five_processes_give_one_row(run_all):
+    status, out, asked, (row,) = run_all("ok")
     assert status == 0
-    assert asked_for(out) == [["a", "1"], ["ok", "1"], ["ok", "1", "1"]]  # the second one prints no details
-    assert len({row["run_id"] for row in rows}) == 2
+    assert asked == [["ok", True, ""], *[["ok", False, ""]] * 4]  # only the first one compares with the CPU
+    assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == ["7", "4.5", "9.5"]
+    assert row["process_rates"] == "5 6 7 8 9"
+    assert (row["machine"], row["device_name"], row["schema"]) == ("m", row["cpu_name"], "2")
+    assert "range of 5 processes" in out
     assert out.count("added to ") == 1
 
 
-def test_five_processes_give_one_result(run_all):
-    _, out, _, rows = run_all("ok")
-    assert len(rows) == len(asked_for(out)) == 5
-    first, second = out.split("  device")[1].splitlines()[:2]
-    assert first.split()[:5] == ["7", "images/s", "5", "to", "9"]
-    assert "94 %" in first
-    assert second.split() == [
-        "5",
-        "contended,",
-        "6",
-        "contended,",
-        "7",
-        "contended,",
-        "8",
-        "contended,",
-        "9",
-        "contended",
-    ]
-    assert out.count("contended: ") == 1
+def test_a_combination_that_fails_runs_once_and_the_others_run(run_all):
+    status, out, asked, rows = run_all("fails", "ok", RUNS="2")
+    assert status == 0
+    assert [what for what, *_ in asked] == ["fails", "ok", "ok"]
+    assert [(row["model"], row["status"]) for row in rows] == [("fails", "unsupported"), ("ok", "ok")]
+    assert "unsupported: not here" in out
+    assert run_all("fails")[0] == 1
 
 
 @pytest.mark.parametrize(
     ("environ", "count"), [({"SUSTAIN": "60"}, 1), ({"RUNS": "1"}, 1), ({"SUSTAIN": "60", "RUNS": "2"}, 2)]
 )
 def test_a_single_process_says_so(run_all, environ, count):
-    _, out, _, _ = run_all("ok", **environ)
-    assert (len(asked_for(out)), "one process only" in out) == (count, count == 1)
+    _, out, asked, _ = run_all("ok", **environ)
+    assert (len(asked), "one process only" in out) == (count, count == 1)
 
 
 def test_after_a_slow_process_the_others_leave_the_pipeline_out(run_all, monkeypatch):
     monkeypatch.setattr(launch, "SCOPE_SECONDS", 0)
-    assert asked_for(run_all("ok", RUNS="2")[1]) == [["ok", "1"], ["ok", "1", "1", "device"]]
-    assert asked_for(run_all("ok", RUNS="2", SCOPE="input")[1]) == [["ok", "1", "input"], ["ok", "1", "1", "input"]]
+    assert [scope for *_, scope in run_all("ok", RUNS="2")[2]] == ["", "device"]
+    assert [scope for *_, scope in run_all("ok", RUNS="2", SCOPE="input")[2]] == ["input", "input"]
 
 
 def test_three_processes_are_enough_if_one_takes_over_a_minute(run_all, monkeypatch):
     monkeypatch.setattr(launch, "LONG_SECONDS", 0)
-    assert len(asked_for(run_all("ok")[1])) == 3
-    assert len(asked_for(run_all("ok", RUNS="4")[1])) == 4
+    assert len(run_all("ok")[2]) == 3
+    assert len(run_all("ok", RUNS="4")[2]) == 4
 
 
 @pytest.mark.parametrize(("model", "status"), [("killed", "out_of_memory"), ("aborted", "crashed")])
 def test_a_child_that_is_killed_leaves_a_row_and_the_others_run(run_all, model, status):
-    code, out, _, (row,) = run_all("a", model, "b")
+    code, out, _, (dead, _) = run_all(model, "ok", RUNS="1")
     assert code == 0
-    assert "asked for b" in out
     assert f"{status}: the process was ended by signal " in out
-    assert (row["status"], row["model"], row["throughput"], row["machine"]) == (status, model, "", "m")
-    assert (row["scope"], row["batch_size"]) == ("", "16")
+    assert (dead["status"], dead["model"], dead["throughput"], dead["machine"]) == (status, model, "", "m")
+    assert (dead["scope"], dead["batch_size"]) == ("device", "16")
 
 
-def test_a_mistake_in_one_entry_ends_all(run_all):
-    code, out, err, rows = run_all("mistake", "b")
-    assert (code, rows) == (2, [])
-    assert "MODEL='mistake'" in err
-    assert "asked for b" not in out
+def test_a_mistake_in_the_settings_ends_all(run_all, tmp_path):
+    with pytest.raises(SettingError, match="MODEL='mistake'"):
+        run_all("mistake", "ok")
+    assert len((tmp_path / "log").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize(("models", "status"), [(("fails", "ok"), 0), (("fails", "reports"), 1), (("killed",), 1)])
-def test_the_exit_status_tells_whether_anything_was_measured(run_all, models, status):
-    code, *_, rows = run_all(*models)
-    assert code == status
-    assert "fails" in models or [row["status"] for row in rows] == ["out_of_memory"]
+def test_ctrl_c_stores_what_was_complete(run_all):
+    status, out, asked, (row,) = run_all("third is interrupted", "ok")
+    assert (status, len(asked)) == (130, 3)  # no other combination is started
+    assert (row["status"], row["process_rates"]) == ("ok", "5 6")
+    status, _, _, rows = run_all("interrupts")
+    assert (status, rows[-1]["status"], rows[-1]["throughput"]) == (130, "interrupted", "5")
 
 
-def test_ctrl_c_reaches_the_child_and_starts_no_other(run_all, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run_all("interrupts", "b")
-    assert not (tmp_path / "m.csv").exists()
+def test_two_devices_run_under_torchrun_and_a_rank_that_fails_is_one_row(stand_in, tmp_path):
+    (row,) = stand_in.run_child({"MODEL": "rank fails", "NUM_DEVICES": "2"})
+    assert (row["status"], row["note"]) == ("crashed", "a rank failed, see above")
+    assert have_ended(read_pids(tmp_path, 2))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_time_limit_ends_all_processes(stand_in, tmp_path, devices):
+    # The limit counts from the start, so it has to be reached after the children have noted their ids.
+    limit = 3 if devices == 1 else 20
+    (row,) = stand_in.run_child({"MODEL": "stuck", "NUM_DEVICES": str(devices)}, limit=limit)
+    assert row["status"] == "crashed"
+    assert "time limit" in row["note"]
+    assert have_ended(read_pids(tmp_path, 2 * devices))
+
+
+PARENT = """
+import sys
+from bench.launch import Launcher
+from bench.host.environment import describe_host
+from image_benchmark import image_workload
+Launcher("image", image_workload, [sys.argv[1]], describe_host("m")).run_child({"MODEL": "stuck"})
+"""
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_a_parent_that_is_killed_leaves_no_process(stand_in, tmp_path, devices):
+    command = [sys.executable, "-c", PARENT, *stand_in.command]
+    parent = subprocess.Popen(command, env=os.environ | {"NUM_DEVICES": devices})
+    pids = read_pids(tmp_path, 2 * int(devices))
+    parent.kill()
+    parent.wait()
+    assert have_ended(pids)
+
+
+# Before anything runs
 
 
 @pytest.mark.parametrize(
-    ("script", "environ", "said"),
+    ("script", "workload", "environ", "said"),
     [
-        ("image", {"MODEL": "resnet18,resnet51"}, "MODEL='resnet51'.*resnet50"),
-        ("mlp", {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "1000 layers"),
-        ("transformer", {"MODEL": "distilbert,bert-huge"}, "MODEL='bert-huge'"),
-        ("llm", {"DEPTH": "0,9000", "PHASE": "decode", "USE_GPU": "0"}, "DEPTH='9000'.*9128"),
-        ("llm", {"MODEL": "smollm2-135m,gpt-5"}, "MODEL='gpt-5'"),
-        ("mlp", {"EPOCHS": "1", "PHASE": "training,inference", "DATA": "synthetic"}, "EPOCHS='1'"),
+        ("mlp", mlp_workload, {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "1000 layers"),
+        ("transformer", transformer_workload, {"MODEL": "distilbert,bert-huge"}, "MODEL='bert-huge'"),
+        ("llm", llm_workload, {"DEPTH": "0,9000", "PHASE": "decode", "USE_GPU": "0"}, "DEPTH='9000'.*9128"),
+        ("llm", llm_workload, {"DEPTH": "131000"}, "DEPTH='131000'"),
     ],
 )
-def test_every_entry_is_checked_before_anything_is_measured(script, environ, said, monkeypatch):
-    def ask(expression, *arguments):  # in this process, which has torch loaded
-        try:
-            return eval(expression, {"frameworks": frameworks, "sys": SimpleNamespace(argv=["", *arguments])})
-        except SystemExit as error:
-            raise SettingError(str(error)) from None
-
-    monkeypatch.setattr(launch, "ask", ask)
+def test_every_entry_of_a_list_is_checked(script, workload, environ, said, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingError, match=said):
-        launch.check_all(script, list_runs(script), WORKLOADS[script])
-
-
-def test_a_question_to_a_framework_is_a_process_of_its_own():
-    found = launch.find_device(read_settings("mlp", {"USE_GPU": "0"}))
-    assert (found.device, found.count) == ("cpu", 0)
-    assert found.framework_version.startswith(metadata.version("torch"))
-    assert launch.ask("print(frameworks.__name__, sys.argv[1:])", "torch") == "bench.frameworks ['torch']"
-    with pytest.raises(SettingError, match=r"^a mistake$"):
-        launch.ask("sys.exit('a warning\\na mistake')")
-    with pytest.raises(SettingError, match=r"torch.* -9"):
-        launch.ask("__import__('os').kill(__import__('os').getpid(), 9)", "torch")
+        for change in list_runs(script):
+            launch.check(script, change, workload)
 
 
 def test_what_only_a_gpus_default_model_can_do_is_left_to_the_child(monkeypatch):
     monkeypatch.setenv("DEPTH", "9000")
-    launch.check_all("llm", list_runs("llm"), WORKLOADS["llm"])
-    monkeypatch.setenv("DEPTH", "131000")
-    with pytest.raises(SettingError, match="DEPTH='131000'"):
-        launch.check_all("llm", list_runs("llm"), WORKLOADS["llm"])
+    for change in list_runs("llm"):
+        launch.check("llm", change, llm_workload)
+
+
+def test_a_framework_is_asked_for_its_device_in_a_process_of_its_own():
+    found = launch.find_device(read_settings("mlp", {"USE_GPU": "0"}))
+    assert (found.device, found.count) == ("cpu", 0)
+    assert set(asdict(found)) == set(asdict(Device("cpu", None, "2.9", 1)))
 
 
 def test_all_is_the_number_of_gpus(monkeypatch):
@@ -241,84 +247,27 @@ def test_all_is_the_number_of_gpus(monkeypatch):
         launch.count_all("mlp", {})
 
 
-# Ends of several ranks, and of their parent: real processes.
-
-
-@pytest.mark.parametrize(
-    ("what", "note"),
-    [("killed", "rank 1 of 2 was ended by signal 9"), ("reports", "rank 1 of 2: 9 TiB"), ("mistake", None)],
-)
-def test_a_rank_that_fails_ends_the_others_with_one_row(run_all, tmp_path, what, note):
-    if note is None:
-        with pytest.raises(SettingError):
-            run_all(what, NUM_DEVICES="2")
-    else:
-        code, _, err, (row,) = run_all(what, NUM_DEVICES="2")
-        assert (code, row["status"], row["note"][: len(note)]) == (1, "out_of_memory", note)
-        assert "Traceback" not in err
-    assert have_ended(read_pids(tmp_path, 2))
-
-
-@pytest.mark.parametrize("devices", ["1", "2"])
-def test_a_time_limit_ends_all_processes(run_all, monkeypatch, tmp_path, devices):
-    def wait(child, timeout=None):  # the limit is reached once all ranks are at work
-        if timeout == 1234:
-            read_pids(tmp_path, 2 * int(devices))
-            raise subprocess.TimeoutExpired(child.args, timeout)
-        return wait_for(child, timeout)
-
-    wait_for = subprocess.Popen.wait
-    run_all("ok")
-    monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    change = {"MODEL": "stuck", "NUM_DEVICES": devices, "BENCH_SEARCH": "s"}
-    launcher = Launcher("image", image_workload, [str(tmp_path / "stand_in.py")], describe_host("m"))
-    status, (row,) = launcher.launch(change, limit=1234, captures=True)
-    assert (status, row["status"], row["search"]) == (-signal.SIGALRM, "crashed", "s")
-    assert "time limit" in row["note"]
-    assert have_ended(read_pids(tmp_path, 2 * int(devices)))
-
-
-PARENT = """
-import sys
-from bench.launch import Launcher
-from bench.host.environment import describe_host
-from image_benchmark import image_workload
-Launcher("image", image_workload, [sys.argv[1]], describe_host("m")).launch({"MODEL": "stuck"})
-"""
-
-
-@pytest.mark.parametrize("devices", ["1", "2"])
-def test_a_parent_that_is_killed_leaves_no_process(tmp_path, devices):
-    (tmp_path / "stand_in.py").write_text(STAND_IN)
-    environ = {"PIDS": str(tmp_path / "pids"), "NUM_DEVICES": devices, "RESULTS_DIR": str(tmp_path), "USE_GPU": "0"}
-    command = [sys.executable, "-c", PARENT, str(tmp_path / "stand_in.py")]
-    parent = subprocess.Popen(command, env=os.environ | environ | {"BENCH_ROOT": os.getcwd()})
-    pids = read_pids(tmp_path, 2 * int(devices))
-    parent.kill()
-    parent.wait()
-    assert have_ended(pids)
-
-
 # BATCH_SIZE=auto, with trials from a table.
 
 
 @pytest.fixture
 def choose(monkeypatch):
-    """Chooses a batch size; `rows` are {batch size: cells of its trial}, and a size without a row has run out."""
+    """Choose a batch size; `rows` are {batch size: cells of its trial}, and a size without a row has run out."""
 
     def call(rows, device="cpu", free=10**12, **environ):
         tried = []
 
-        def trial(launcher, change, limit, captures):
+        def trial(launcher, change, brief):
+            assert brief
             assert change["SUSTAIN"] is None
             tried.append(int(change["BATCH_SIZE"]))
-            row = {"status": "ok", "unit": "images/s", "device": device, "peak_memory_bytes": "0"}
-            row |= {"step_seconds_median": "0.001"} | rows.get(tried[-1], {"status": "out_of_memory", "note": "full"})
-            return 0, [row]
+            row = {"status": "ok", "unit": "images/s", "scope": "device", "phase": "training", "device": device}
+            row |= {"step_seconds_median": 0.001, "note": ""}
+            return [row | rows.get(tried[-1], {"status": "out_of_memory", "note": "full"})]
 
         for name, value in ({"BATCH_SIZE": "auto"} | environ).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(Launcher, "launch", trial)
+        monkeypatch.setattr(Launcher, "run_child", trial)
         monkeypatch.setattr(launch.resources, "available_bytes", lambda: free)
         change = launch.choose_batch_size(Launcher("mlp", mlp_workload, [], describe_host("m")), {"MODEL": "mlp-8"})
         return change.get("BATCH_SIZE"), tried
@@ -327,10 +276,10 @@ def choose(monkeypatch):
 
 
 def rates(*values):
-    return {2**i: {"throughput": str(value)} for i, value in enumerate(values)}
+    return {2**i: {"throughput": float(value)} for i, value in enumerate(values)}
 
 
-SLOW = {1: {"throughput": "10"}, 2: {"throughput": "20", "step_seconds_median": "6"}, 4: {"throughput": "40"}}
+SLOW = {1: {"throughput": 10.0}, 2: {"throughput": 20.0, "step_seconds_median": 6.0}, 4: {"throughput": 40.0}}
 
 
 @pytest.mark.parametrize(
@@ -353,29 +302,21 @@ def test_auto_takes_the_fastest_size_that_fits(choose, rows, environ, fastest, t
 )
 def test_auto_ends_before_the_systems_memory_is_used_up(choose, monkeypatch, device, own, sizes):
     monkeypatch.setattr(launch, "find_device", lambda settings: Device(device, None, "2.9", 1, has_own_memory=own))
-    used = {size: {"throughput": str(size), "peak_memory_bytes": "600"} for size in (1, 2)}
+    used = {size: {"throughput": float(size), "peak_memory_bytes": 600} for size in (1, 2)}
     assert choose(used, device=device, free=1000)[1] == sizes
 
 
 # The row of a child that died.
 
 
-def death(script, describe_workload, **environ):
-    return launch.describe_death(read_settings(script, environ), describe_host("m"), describe_workload, -9)
-
-
 def test_a_killed_sweep_is_a_row_that_names_no_size():
-    row = death("tflops", tflops_sweep.first_size)
+    row = launch.describe_death(read_settings("tflops", {}), tflops_sweep.first_size, -signal.SIGKILL)
     assert (row["status"], row["workload"]) == ("out_of_memory", "matmul")
     assert row["precision"] is row["matrix_size"] is None
-    assert "SIZES" in row["note"]
-    assert "out_of_memory" in report.describe_result(row)
-    assert report.describe_task(row).startswith("matmul, torch")
 
 
-@pytest.mark.parametrize(("card", "batch_size"), [(environment.Card("NVIDIA H200", "GPU-1"), 64), (None, 16)])
+@pytest.mark.parametrize(("card", "batch_size"), [(environment.Card("NVIDIA H200"), 64), (None, 16)])
 def test_a_killed_run_names_the_batch_size_of_its_device(monkeypatch, card, batch_size):
-    monkeypatch.setattr(environment, "find_card", lambda: card)  # None: there is a driver, and all cards are hidden
-    host = replace(describe_host("m"), driver="580.1", gpu_cores=None)
-    row = launch.describe_death(read_settings("image", {}), host, image_workload, -6)
+    monkeypatch.setattr(environment, "find_card", lambda: card)
+    row = launch.describe_death(read_settings("image", {}), image_workload, -6)
     assert (row["batch_size"], row["status"]) == (batch_size, "crashed")

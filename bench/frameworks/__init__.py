@@ -3,8 +3,8 @@
     find_device(settings) -> Device
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error
         with its `count` of GPUs if FRAMEWORKS says runs_on_many
-    open_session(workload, settings, phase, scope) -> BaseSession of session.py
-        raises SettingError or MeasurementError
+    open_session(workload, settings, phase, scope, compares=True) -> BaseSession of session.py
+        compares: whether the model is compared with the CPU; raises SettingError or MeasurementError
     refuse_unknown_model(name)            raises SettingError for an image model that the framework does not have
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, if FRAMEWORKS says runs_on_many
 
@@ -31,28 +31,30 @@ class Device:
     device_name: str | None  # None: the system knows the name better
     framework_version: str
     num_threads: int  # CPU threads
-    uuid: str | None = None  # of an NVIDIA card as NVML writes it ("GPU-..."); None if the framework cannot tell
     has_own_memory: bool = False  # a card's; else its arrays take the system's
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     world_size: int = 1  # ranks that do the same work in step, each on such a device
     nodes: int = 1  # machines that they run on
 
     def cells(self):
-        """Return its cells of a row; no row has the UUID, because it tells one owner's card from all others."""
+        """Return its cells of a row."""
         names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
         return {name: getattr(self, name) for name in names}
 
 
 def load(name):
-    """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing."""
+    """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing.
+
+    A missing shared library is an ImportError or, in torch, an OSError.
+    """
     if name == "torch":
         refuse_old("torch", "2.9")  # torch.backends.cudnn.conv.fp32_precision
     try:
         return importlib.import_module(f"{__name__}.on_{name}")
     except ModuleNotFoundError:
         raise
-    except ImportError as error:
-        raise SettingError(f"FRAMEWORK={name!r} {error}") from None
+    except (ImportError, OSError) as error:
+        raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {' '.join(str(error).split())}") from None
 
 
 def refuse_old(package, oldest):

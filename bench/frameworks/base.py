@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 
 from bench.host import resources
-from bench.timing import check
-from bench.timing.measure import MeasurementError
+from bench.timing import MeasurementError, check
 
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
+HOST_BYTES = 6  # of each parameter while a model is in float32 on the CPU: its weights, and one of them converted
+CHECKED_TOKENS = 64  # of a language model's sequences in check_model()
+# Of the inputs of a probe: their numbers and sums overflow in float16, and in no format with float32's exponents.
+PROBE_SCALE = 2.0**16
+
+_probed = {}  # precisions by context, device, setting and operator: a CPU may need seconds for one in float16
 
 
 @dataclass(frozen=True)
@@ -34,16 +39,18 @@ class Model(ABC):
 
     parameters: int  # trainable
     loss: Any  # mean of the last batch, without its graph
-    last_weight: Any
+    last_weight: Any  # a small one that each step of training changes
     last_gradient: Any  # of last_weight
 
     @abstractmethod
     def infer(self, *inputs):
         """Return the model's output, without gradients; its first axis is that of the items."""
 
-    @abstractmethod
     def train(self, *batch):
-        """Run one step of training: forward, backward and update."""
+        """Run one step of training."""
+        self.forward(*batch)
+        self.backward()
+        self.update()
 
     @abstractmethod
     def forward(self, *batch):
@@ -61,12 +68,13 @@ class Model(ABC):
     def updates(self):
         """Return how many steps the optimizer has counted, in PyTorch its calls; None if it may skip some."""
 
+    @abstractmethod
+    def trained_weights(self):
+        """Return the arrays that training changes, in a fixed order."""
+
     def predict(self, *inputs):
         """Return the output between two steps of training, as NumPy."""
         return np.asarray(self.infer(*inputs))
-
-    def check_frozen(self):
-        """Raise MeasurementError if training changed a weight that it must not change."""
 
     def prove_compiled(self, *inputs):
         """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
@@ -97,10 +105,6 @@ class CachedModel(ABC):
     def extend_uncompiled(self, tokens):
         """Do the same without the compiler."""
 
-    @abstractmethod
-    def predict_on_cpu(self, tokens):
-        """Return the same logits from the CPU, in the same precision and without a cache, as NumPy."""
-
     def trace_count(self):
         """Return how often the framework has compiled a function of this model."""
         return 0
@@ -109,19 +113,20 @@ class CachedModel(ABC):
 class DeviceContext(ABC):
     """Where and how a framework computes: device, precision, compilation, memory."""
 
-    measured_precision: str
-    output_error: float | None = None  # of a pair of items in this precision, against float64 on the CPU
-    magnification = 1  # of rounding errors on the CPU over those of float32, in compare()
-    output_limit = check.MAX_RELATIVE_ERROR  # of a model's output, as check.output_limit() computes it
+    measured_precision: str  # as check.name_precision() names it
+    output_error: float | None = None  # of a pair of items, against float32 on the CPU
+    output_limit: float  # of that error
 
-    def __init__(self, device, settings):
+    def __init__(self, device, settings, compares=True):
+        """Store the settings. compares: whether models are compared with the CPU."""
         self.device, self.precision = device, settings.precision
         self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
         self.seed, self.optimizer = settings.seed, settings.optimizer
         self.notes = []  # what a reader of its rows has to know
-        self.compares_with_cpu = device != "cpu" or self.precision not in ("float32", "float64")
+        has_short_numbers = self.precision not in ("float32", "float64")
+        self.compares_with_cpu = compares and (device != "cpu" or has_short_numbers)
         # In 16 bits rounding order alone can change outputs by 10 %.
-        self.compares_compiled = self.compile and self.precision in ("float32", "float64")
+        self.compares_compiled = self.compile and not has_short_numbers
 
     @property
     def note(self):
@@ -130,10 +135,17 @@ class DeviceContext(ABC):
 
     @abstractmethod
     def build(self, workload, is_trained):
-        """Build a Model and check its parameters, outputs and gradients."""
+        """Return a Model that check.check_parameters() and check_model() have accepted."""
 
-    def build_cached(self, workload) -> CachedModel:
-        """Return a CachedModel; raises MeasurementError in a framework without language models."""
+    def build_cached(self, workload, ids):
+        """Build a language model for prefill and decode.
+
+        Args:
+            ids: tokens of some sequences, as NumPy.
+
+        Returns:
+            (CachedModel, the logits after these tokens in float32 on the CPU as NumPy, or None without comparison).
+        """
         raise MeasurementError("unsupported", f"this framework has no model for {workload.name}")
 
     @abstractmethod
@@ -192,50 +204,82 @@ class DeviceContext(ABC):
     def release(self):
         """Free what a closed session leaves behind."""
 
-    def compare(self, got, again, exact, rounded):
-        """Raise MeasurementError unless a model is right for a pair of items; stores the error of its output.
+    @abstractmethod
+    def probe(self, name, left, right):
+        """Compute an operator in this precision, for measure_precision().
 
-        Each argument is [output, *gradients], in inference without gradients, as NumPy arrays: from the device, from
-        the device again, in float64 on the CPU, and in lower precision on the CPU. The last two differ by rounding;
-        both are None if nothing is compared.
+        Args:
+            name: "matmul", or "convolution" of images (items, channels, height, width) and kernels (outputs, inputs,
+                height, width), without padding.
+            left, right: float32 arrays of NumPy.
+
+        Returns:
+            (the result in NumPy with channels first, float32 or float64; whether the device's own was of type float16).
         """
-        expected, rounding = None, 0
-        if exact:
-            rounding = check.relative_error(rounded[0], exact[0]) / self.magnification
-            expected = exact[0] if self.compares_with_cpu else None
-        self.output_limit = check.output_limit(self.measured_precision, rounding)
-        check.check_output(got[0], expected, self.output_limit)
-        check.check_equal(again[0], got[0], self.output_limit, "equal inputs give outputs that differ")
-        self.output_error = None if expected is None else check.relative_error(got[0], expected)
-        if exact:
-            roundings = [error / self.magnification for error in check.gradient_errors(rounded[1:], exact[1:])]
-            check.check_gradients(got[1:], exact[1:], roundings, self.measured_precision)
 
-    def evaluate(self, module, loss_of, ids, target):
-        """Return (the logits of all tokens in NumPy, their mean loss) of a language model's batch on the device."""
-        raise NotImplementedError
+    def measure_precision(self, has_convolutions):
+        """Set measured_precision, what this device really computes in, and the limit of a model's error.
 
-    def check_tokens(self, module, loss_of, workload):
-        """Raise MeasurementError unless the first loss is that of random weights, and no token uses a later one."""
-        ids, target = workload.make_batches(2, self.seed)[0]
-        half = ids.shape[1] // 2
-        changed = np.concatenate([ids[:, :half], ids[:, half:][:, ::-1]], 1)
-        (logits, loss), (others, _) = (
-            self.evaluate(module, loss_of, *self.put(each, target)) for each in (ids, changed)
-        )
-        check.check_first_loss(loss, logits)
-        words = "later tokens change the logits of earlier ones"
-        check.check_equal(others[:, :half], logits[:, :half], self.output_limit, words)
-
-    def has_memory_for_gradients(self, needed):
-        """Whether the host has `needed` bytes, which comparing gradients with float64 takes; notes it if not."""
-        free = resources.available_bytes()
-        has_memory = free is None or needed < free
-        if not has_memory:
-            self.notes.append("gradients were not compared with float64: too little memory")
-        return has_memory
-
-    def require_tf32(self):
-        """Raise MeasurementError if TF32 is asked for and the device does not compute in it."""
+        Raises:
+            MeasurementError: `wrong_output` for float16 under another name, `unsupported` for TF32 that is not there.
+        """
+        names = ["matmul", "convolution"] if has_convolutions else ["matmul"]
+        if self.precision in check.EIGHT_BITS:  # compared with exact products instead
+            found = {"matmul": self.precision}
+        else:
+            found = {name: self._probe_once(name) for name in names}
+        if len(set(found.values())) > 1:
+            self.measured_precision = ", ".join(f"{name} {precision}" for name, precision in found.items())
+        else:
+            self.measured_precision = found["matmul"]
         if self.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
+        self.output_limit = check.output_limit(self.measured_precision)
+
+    def _probe_once(self, name):
+        key = type(self), self.device, self.precision, name
+        if key not in _probed:
+            left, right, exact = check.probe_inputs(name)
+            scale = 1 if self.precision in ("float16", "mixed_float16") else np.float32(PROBE_SCALE)
+            got, is_float16 = self.probe(name, left * scale, right * scale)
+            said = f"a {name} of large {self.precision} numbers overflows, as in float16"
+            check.require(np.isfinite(got).all() and got.any(), said)
+            error = check.relative_error(got.astype(np.float64) / float(scale) ** 2, exact)
+            _probed[key] = check.name_precision(error, is_float16)
+        return _probed[key]
+
+    def pairs(self, workload):
+        """Return the batches of two items, as NumPy, with which a model is prepared and checked; sequences are cut."""
+        length = CHECKED_TOKENS if workload.name == "llm" else None
+        return [tuple(each[:, :length] if length else each for each in p) for p in workload.make_batches(2, self.seed)]
+
+    def can_compare(self, parameters):
+        """Whether a model is compared with the CPU, which needs memory for it in float32; notes a lack of that."""
+        free = resources.available_bytes()
+        has_memory = free is None or HOST_BYTES * parameters < free
+        if self.compares_with_cpu and not has_memory:
+            self.notes.append("not compared with the CPU, which has too little memory for this model in float32")
+        return self.compares_with_cpu and has_memory
+
+    def check_model(self, evaluate, expected):
+        """Raise MeasurementError unless a model is right for a pair of items; stores the error of its output.
+
+        Args:
+            evaluate: () -> [output, gradient of the last layer's weight], in inference [output], as NumPy arrays from
+                the device for a pair of items: uncompiled, without dropout, BatchNorm with its running statistics.
+            expected: the same from the same weights in float32 on the CPU; None if nothing is compared.
+        """
+        got, again = evaluate(), evaluate()
+        names = ("output", "gradient of the last layer")[: len(got)]
+        for name, first, second in zip(names, got, again, strict=True):
+            check.require(np.isfinite(first).all(), f"the {name} has infinities or NaN")
+            check.require(np.any(first), f"the {name} is all zero")
+            check.check_equal(second, first, self.output_limit, f"equal inputs give a different {name}")
+        check.require(not np.array_equal(*got[0]), "two different items give the same output")
+        if expected is None:
+            return
+        errors = [check.relative_error(*both) for both in zip(got, expected, strict=True)]
+        for name, error in zip(names, errors, strict=True):
+            said = f"the {name} differs from the CPU's in float32 by {error:.1e} (relative L2)"
+            check.require(error <= self.output_limit, f"{said}, limit {self.output_limit:.0e}")
+        self.output_error = errors[0]

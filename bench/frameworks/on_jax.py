@@ -21,7 +21,7 @@ from bench.frameworks.keras_networks import (
     count_parameters,
     refuse_unknown_model,
 )
-from bench.settings import usable_cores
+from bench.host.cpus import usable_cores
 from bench.timing import check
 from bench.timing.measure import MeasurementError
 

@@ -20,8 +20,7 @@ from bench.frameworks import NO_ENGINE, Device, base, on_torch_llm, on_torch_ran
 from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
 from bench.host.ranks import read_ranks
 from bench.settings import SettingError
-from bench.timing import check
-from bench.timing.measure import MeasurementError
+from bench.timing import MeasurementError, check
 from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
@@ -36,38 +35,24 @@ LAYOUT_VARIABLE = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # https://github.com/pyto
 def find_device(settings):
     """Return the Device to run on; raises SettingError if operators would move to the CPU silently."""
     ranks, kind = read_ranks(), choose_device(settings.use_gpu)
-    if ranks.are_many and kind != "cpu":
-        torch.accelerator.set_device_index(choose_index(ranks, torch.accelerator.device_count()))
-    refuse_old_card(kind)
+    count = 0 if kind == "cpu" else torch.accelerator.device_count()
+    if ranks.are_many and count > 1:  # Slurm may show each rank only its own
+        torch.accelerator.set_device_index(ranks.local_rank)
+    if kind == "cuda" and not torch.version.hip:
+        refuse_old_card()
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(torch.get_num_threads()))
     return Device(
         device=kind,
-        device_name=name_device(kind),
+        device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
         framework_version=torch.__version__,
         num_threads=torch.get_num_threads(),
         world_size=ranks.world_size,
         nodes=ranks.nodes,
-        uuid=find_uuid(kind),
         # Where CUDA shares the system's memory, too large an array hangs the machine.
         has_own_memory=kind == "cuda" and not torch.cuda.get_device_properties().is_integrated,
-        count=0 if kind == "cpu" else torch.accelerator.device_count(),
+        count=count,
     )
-
-
-def choose_index(ranks, count):
-    """Return the number of a rank's GPU among `count`; raises SettingError if there are more ranks than GPUs here.
-
-    Slurm may show each rank a single GPU, its own.
-    """
-    if count == 1 and not ranks.launched:
-        return 0
-    if ranks.local_world_size > count:
-        raise SettingError(
-            f"NUM_DEVICES='{ranks.local_world_size}' on this machine is more than its GPUs ({count}): choose at most "
-            f"{count}, or USE_GPU=0"
-        )
-    return ranks.local_rank
 
 
 def choose_device(use_gpu):
@@ -81,27 +66,23 @@ def choose_device(use_gpu):
     return found.type
 
 
-def refuse_old_card(device):
+def refuse_old_card():
     """Raise SettingError for a card of NVIDIA's that is too old for this torch: each step would fail."""
-    if device != "cuda" or torch.version.hip:
-        return
     major, minor = torch.cuda.get_device_capability()
-    built = [int(re.sub(r"\D", "", name)) for name in torch.cuda.get_arch_list()]  # sm_75, sm_90a, compute_120
-    oldest = min(built, default=0)
+    oldest = min((int(re.sub(r"\D", "", name)) for name in torch.cuda.get_arch_list()), default=0)  # "sm_75", "sm_90a"
     if 10 * major + minor < oldest:
         raise SettingError(
-            f"torch {torch.__version__} has no kernels for the {name_device(device)} (compute capability "
-            f"{major}.{minor}, it has {oldest / 10} and newer): USE_GPU=0 measures the CPU, "
-            "PYTHON=... takes an environment with an older torch"
+            f"USE_GPU: torch {torch.__version__} has no kernels for compute capability {major}.{minor} (it has "
+            f"{oldest / 10} and newer): USE_GPU=0 measures the CPU, PYTHON=... takes one with an older torch"
         )
 
 
-def open_session(workload, settings, phase, scope):
+def open_session(workload, settings, phase, scope, compares=True):
     """Return the session of a workload; raises SettingError or MeasurementError."""
     session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
-    return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
+    return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
 def set_float32(precision):
@@ -129,8 +110,6 @@ def import_images():
 
 def refuse_unknown_model(name):
     """Raise SettingError, with the nearest names, for a model that is not here."""
-    if name.startswith("keras-"):
-        raise SettingError(f"MODEL={name!r} is Keras's: FRAMEWORK=tensorflow measures it")
     session.refuse_unknown_model(name, import_images().list_models(), "torchvision")
 
 
@@ -178,7 +157,7 @@ class Logits(torch.nn.Module):
         return self.model(input_ids=ids).logits
 
 
-BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer, "llm": on_torch_llm.Trainable}
+BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer, "llm": on_torch_llm.Decoder}
 
 
 def cross_entropy(outputs, target):
@@ -229,7 +208,6 @@ OPERATORS = {
     "copy": lambda x, out: out.copy_(x),
     "add": lambda x, y, out: torch.add(x, y, out=out),
     "triad": lambda x, y, out: torch.add(y, x, alpha=2.0, out=out),
-    "all-reduce": on_torch_ranks.AllReduce,
 }
 
 
@@ -238,47 +216,31 @@ def count_parameters(model):
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def as_doubles(tensors):
-    """Return floats in float64, and integers as they are."""
-    return [each.double() if each.is_floating_point() else each for each in tensors]
+def last_matrix(module):
+    """Return the weight whose gradient is compared."""
+    matrices = [weight for weight in module.parameters() if weight.requires_grad and weight.ndim > 1]
+    return getattr(module, "probe", matrices[-1])
 
 
-def evaluate(module, workload, batch, with_gradients, precision=None):
-    """Return [output, *gradients of the mean loss] of a batch as NumPy arrays, or only the output.
+def evaluate(module, workload, batch, with_gradient, precision=None):
+    """Return [output, gradient of the mean loss by last_matrix()] of a batch in NumPy, or only the output.
 
-    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `precision` is a context, autocast().
+    The gradient is scaled by LOSS_SCALE: small ones would be zero in float16. `precision` is a context, autocast().
     """
-    with precision or nullcontext(), torch.set_grad_enabled(with_gradients):
+    with precision or nullcontext(), torch.set_grad_enabled(with_gradient):
         outputs = module(*workload.inputs_of(batch))
-        loss = LOSSES[workload.loss](outputs, batch[-1]) if with_gradients else None
-    arrays = [outputs.detach()]
-    if with_gradients:
-        weights = [weight for weight in module.parameters() if weight.requires_grad]
-        arrays += torch.autograd.grad(base.LOSS_SCALE * loss, weights)
-    return [(each.float() if each.element_size() < 4 else each).cpu().numpy() for each in arrays]
-
-
-def name_device(device):
-    """Return the device's name as torch reports it; None for the CPU, whose name the system knows better."""
-    if device == "mps":
-        return torch.backends.mps.get_name() if hasattr(torch.backends.mps, "get_name") else None
-    return None if device == "cpu" else torch.get_device_module(device).get_device_name()
-
-
-def find_uuid(device):
-    """Return the card's UUID as NVML writes it; None if the device is not an NVIDIA card."""
-    if device != "cuda" or torch.version.hip:
-        return None
-    card = torch.cuda.get_device_properties()
-    bare = str(card.uuid).removeprefix("GPU-").removeprefix("MIG-")
-    return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{bare}"
+        loss = LOSSES[workload.loss](outputs, batch[-1]) if with_gradient else None
+    found = [outputs.detach()]
+    if with_gradient:
+        found += torch.autograd.grad(base.LOSS_SCALE * loss, last_matrix(module))
+    return [each.cpu().float().numpy() for each in found]
 
 
 class DeviceContext(base.DeviceContext):
     """Where and how PyTorch computes."""
 
-    def __init__(self, settings):
-        super().__init__(choose_device(settings.use_gpu), settings)
+    def __init__(self, settings, compares=True):
+        super().__init__(choose_device(settings.use_gpu), settings, compares)
         set_float32("tf32" if self.precision == "tf32" else "ieee")
         torch.manual_seed(self.seed)
         self.dtype = (WHOLE_MODEL | EIGHT_BITS).get(self.precision, torch.float32)
@@ -287,61 +249,59 @@ class DeviceContext(base.DeviceContext):
         self.memory("reset_peak_memory_stats")
         self.used_before = self.memory("memory_allocated") or 0
         self.reserved_before = self.memory("memory_reserved") or 0
-        self.measured_precision = measure_precision(self.device, self.precision)
-        self.require_tf32()
         if self.compile:  # importing it takes a second
             torch._dynamo.utils.counters.clear()
 
+    @torch.no_grad()
+    def probe(self, name, left, right):
+        left, right = (torch.from_numpy(each).to(self.device, self.dtype) for each in (left, right))
+        try:
+            with self.autocast():
+                got = torch.matmul(left, right) if name == "matmul" else functional.conv2d(left, right)
+        except RuntimeError as error:
+            if NO_ENGINE not in str(error).lower():
+                raise
+            raise MeasurementError("unsupported", f"cuDNN has no {name} in {self.precision} on this card") from None
+        return got.cpu().double().numpy(), got.dtype == torch.float16
+
     def build(self, workload, is_trained):
-        loss_of = LOSSES[workload.loss] if is_trained else None
-        module = self.prove(BUILDERS[workload.name](workload.part or workload), workload.part or workload, is_trained)
-        if workload.part:
-            self.check_tokens(module, loss_of, workload.part)
-            module = on_torch_llm.Trainable(workload, self.device, self.dtype)
-            check.check_parameters(count_parameters(module), workload.parameters)
-            self.check_tokens(module, loss_of, workload.part)
+        """Return a Model.
+
+        It is compared in evaluation mode: dropout would make two passes differ, and BatchNorm of two items would
+        magnify their rounding errors. The host holds one copy of it, which then moves to the device.
+        """
+        module = BUILDERS[workload.name](workload)
+        check.check_parameters(count_parameters(module), workload.parameters)
+        compares = self.allocate(module)
+        pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.pairs(workload)]
+        # With random weights and the initial statistics, activations explode or vanish with depth. More than two items,
+        # because BatchNorm would magnify their rounding errors; models with BatchNorm have one input.
+        update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
+        module.eval()
+        expected = evaluate(module, workload, pairs[0], is_trained) if compares else None
+        module = module.to(self.device, self.dtype, memory_format=self.format)
+        pair = self.put(*pairs[0])
+        self.check_model(lambda: evaluate(module, workload, pair, is_trained, self.autocast()), expected)
         is_slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
         if is_slow and any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
             self.notes.append(
                 f"compiled training of convolutions may be several times slower on MPS: set {LAYOUT_VARIABLE}=0"
             )
-        return Model(self, module, loss_of)
+        return Model(self, module, LOSSES[workload.loss] if is_trained else None)
 
-    @torch.no_grad()
-    def evaluate(self, module, loss_of, ids, target):
-        with self.autocast():
-            logits = module(ids)
-            return self.as_array(logits), loss_of(logits, target).item()
+    def build_cached(self, workload, ids):
+        module, expected = on_torch_llm.Decoder(workload), None
+        if self.allocate(module):
+            with torch.inference_mode():
+                expected = module(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()
+        return on_torch_llm.CachedModel(self, module.to(self.device, self.dtype)), expected
 
-    def build_cached(self, workload):
-        return on_torch_llm.CachedModel(self, workload)
-
-    def prove(self, module, workload, is_trained):
-        """Return the module on its device, proved to be the right one and to compute the right values.
-
-        A pair of items gives its output and, for training, the gradients of its loss. The module is in evaluation mode:
-        dropout would make two passes differ, and BatchNorm of two items would magnify their rounding errors.
-        """
-        check.check_parameters(count_parameters(module), workload.parameters)
-        pairs = [tuple(map(torch.from_numpy, pair)) for pair in workload.make_batches(2, self.seed)]
-        # With random weights and the initial statistics, activations explode or vanish with depth. More than two items,
-        # because BatchNorm would magnify their rounding errors; models with BatchNorm have one input.
-        update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
-        module.eval()
-        numbers = sum(weight.numel() for weight in module.parameters())
-        # Weights in float32, and gradients in float64 and three times in float32.
-        with_gradients = is_trained and self.has_memory_for_gradients((4 + 8 + 3 * 4) * numbers)
-        exact = rounded = None
-        if with_gradients or self.compares_with_cpu:
-            rounded = evaluate(module, workload, pairs[0], with_gradients)
-            exact = evaluate(module.double(), workload, as_doubles(pairs[0]), with_gradients)
-            module.float()  # exactly the former values, which float64 holds without rounding
-        module = module.to(self.device, self.dtype, memory_format=self.format)
-        pair = self.put(*pairs[0])
-        got, again = (evaluate(module, workload, pair, with_gradients, self.autocast()) for _ in range(2))
-        self.compare(got, again, exact, rounded)
-        self.memory("reset_peak_memory_stats")
-        return module
+    def allocate(self, module):
+        """Give a decoder its weights, on the CPU if they are compared there; returns whether a model is compared."""
+        compares = self.can_compare(sum(weight.numel() for weight in module.parameters()))
+        if isinstance(module, on_torch_llm.Decoder):
+            module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))
+        return compares
 
     def open_stream(self, workload, settings, phase):
         return import_images().open_stream(workload, settings, phase, pins_memory=self.device == "cuda")
@@ -371,8 +331,7 @@ class DeviceContext(base.DeviceContext):
         return step
 
     def operator(self, name):
-        found = OPERATORS[name]
-        return torch.inference_mode()(found() if isinstance(found, type) else found)  # a class counts its calls
+        return torch.inference_mode()(OPERATORS[name])
 
     def put(self, *arrays):
         # CUDA copies in the background; on MPS that is not known to be safe.
@@ -442,29 +401,6 @@ def autocast(device, precision):
     return torch.autocast(device, kind) if kind else nullcontext()
 
 
-@functools.cache  # a CPU may need seconds for it in float16
-@torch.no_grad()
-def measure_precision(device, precision):
-    """Return the precision in which a device really computes, as check.name_precision() names it.
-
-    Operators of 8 bits are compared with exact products instead.
-    """
-    if precision in EIGHT_BITS:
-        return precision
-    dtype, errors = WHOLE_MODEL.get(precision, torch.float32), []
-    for work, pair in zip((torch.matmul, functional.conv2d), check.probe_inputs(), strict=True):
-        left, right = map(torch.from_numpy, pair)
-        try:
-            with autocast(device, precision):
-                got = work(left.to(device, dtype), right.to(device, dtype))
-        except RuntimeError as error:
-            if NO_ENGINE not in str(error).lower():
-                raise
-            raise MeasurementError("unsupported", f"cuDNN has no convolution in {precision} on this card") from None
-        errors.append(check.relative_error(got.cpu().double(), work(left.double(), right.double())))
-    return check.name_precision(*errors, is_float16=got.dtype == torch.float16)
-
-
 class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
@@ -476,24 +412,23 @@ class Model(base.Model):
         self.loss_of = loss_of
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
-        trained = [weight for weight in self.uncompiled.parameters() if weight.requires_grad]
-        self.parameters, self.last_weight = count_parameters(module), getattr(self.uncompiled, "probe", trained[-1])
-        self._frozen = self._sum_frozen()
+        self.parameters = count_parameters(module)
+        self.last_weight = getattr(self.uncompiled, "probe", self.trained_weights()[-1])
         if is_trained:
             self._open_optimizer()
 
     def _open_optimizer(self):
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
         # the gradient scaler reads a scalar back in every step.
-        device, uses_scaler = self.context.device, self.context.precision == "mixed_float16"
-        # On MPS older ones ignore the scaler: https://github.com/pytorch/pytorch/pull/186360
-        fused = not (uses_scaler and device == "mps" and torch.__version__ < "2.15")  # compares versions, not texts
-        rate = LEARNING_RATES[self.context.optimizer]
-        self.optimizer = OPTIMIZERS[self.context.optimizer](self.uncompiled.parameters(), lr=rate, fused=fused)
+        name, uses_scaler = self.context.optimizer, self.context.precision == "mixed_float16"
+        self.optimizer = OPTIMIZERS[name](self.uncompiled.parameters(), lr=LEARNING_RATES[name], fused=True)
         # The hook must not refer to this object: such a cycle would keep its memory after close().
         calls = self._calls = Counter()
         self.optimizer.register_step_post_hook(lambda *_: calls.update(["step"]))
-        self.scaler = torch.amp.GradScaler(device, init_scale=base.LOSS_SCALE, enabled=uses_scaler)
+        self.scaler = torch.amp.GradScaler(self.context.device, init_scale=base.LOSS_SCALE, enabled=uses_scaler)
+
+    def trained_weights(self):
+        return [weight for weight in self.uncompiled.parameters() if weight.requires_grad]
 
     def updates(self):
         return None if self.scaler.is_enabled() else self._calls.total()
@@ -502,11 +437,6 @@ class Model(base.Model):
     def infer(self, *inputs):
         with self.context.autocast():
             return self.module(*inputs)
-
-    def train(self, *batch):
-        self.forward(*batch)
-        self.backward()
-        self.update()
 
     def forward(self, *batch):
         *inputs, target = batch
@@ -535,18 +465,6 @@ class Model(base.Model):
         outputs = self.infer(*inputs).float().cpu().numpy()
         self.uncompiled.train()
         return outputs
-
-    def _sum_frozen(self):
-        """Return the sum of the bits of each frozen weight, as integers: any change of one number changes its sum."""
-        frozen = [weight for weight in self.uncompiled.parameters() if not weight.requires_grad]
-        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-        return [weight.view(integers[weight.element_size()]).sum(dtype=torch.int64).item() for weight in frozen]
-
-    def check_frozen(self):
-        check.require(self._frozen == self._sum_frozen(), "training changed a frozen weight")
-
-    def hash_weights(self):
-        return on_torch_ranks.hash_weights(self.uncompiled)
 
     def prove_compiled(self, *inputs):
         modules = [self.module, self.uncompiled, self.uncompiled][: 3 if self.is_trained else 2]

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from bench import cli
 from bench.frameworks import base
 from bench.host import resources
-from bench.timing.measure import MeasurementError
+from bench.timing import MeasurementError
 from bench.workloads import data
 
 PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default

@@ -1,10 +1,6 @@
 """The ranks of PyTorch: torch.distributed, with NCCL between CUDA devices and gloo between processes on CPUs."""
 
-import hashlib
-import os
 import signal
-import socket
-import sys
 import time
 from datetime import timedelta
 
@@ -16,18 +12,16 @@ from bench import cli
 from bench.host import ranks
 from bench.settings import SettingError
 
-JOIN_SECONDS = 300
-QUIET_SECONDS = 3.0  # of waiting for other ranks, before a line says so
-# A rank that ends closes its connections, and the others notice at once. The limit is for one that hangs, and must be
-# longer than the ranks may differ in their first step, which compiles.
-HANG_SECONDS = 900
+# A rank that ends closes its connections, and the others notice at once. The limit is for one that hangs or never
+# starts, and must be longer than the ranks may differ in their first step, which compiles.
+HANG_LIMIT = timedelta(minutes=15)
 
 
 def join_ranks(me, device):
     """Return the Group of these ranks on a device ("cpu", "cuda" ...) once all of them have joined.
 
     Raises:
-        SettingError: several ranks on MPS, or open_store() fails.
+        SettingError: several ranks on MPS, or the ranks cannot meet.
     """
     if device == "mps" and me.world_size > 1:
         raise SettingError(
@@ -37,86 +31,10 @@ def join_ranks(me, device):
     return Group(me, device)
 
 
-def open_store(me):
-    """Open the store of torchrun's agent, or else of rank 0, and wait until all ranks have done so.
-
-    torch.distributed would wait in C++ and not hear Ctrl-C; this waits in Python.
-
-    Raises:
-        SettingError: the port is taken, nobody answers, or some ranks do not come.
-    """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    place = f"MASTER_ADDR='{address}' MASTER_PORT='{port}'"
-    keeps_it = me.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if not keeps_it:
-        wait_until(lambda: answers(address, port), f"rank {me.rank} waits for rank 0 at {place}: start rank 0", place)
-    try:
-        patience = timedelta(seconds=JOIN_SECONDS)
-        store = dist.TCPStore(address, port, is_master=keeps_it, wait_for_workers=False, timeout=patience)
-        store = dist.PrefixStore(f"bench-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-        store.add("came", 1)
-    except dist.DistError as error:
-        fix = "choose a free MASTER_PORT" if keeps_it else "start rank 0 there"
-        raise SettingError(f"{place} cannot be used ({str(error).strip().partition(chr(10))[0]}): {fix}") from None
-    size = f"WORLD_SIZE='{me.world_size}'"
-    wait_until(
-        lambda: store.add("came", 0) >= me.world_size, f"rank {me.rank} waits for all ranks of {size}: start them", size
-    )
-    return store
-
-
-def wait_until(is_done, message, setting):
-    """Wait until is_done(), and print the message if that takes long; raises SettingError after JOIN_SECONDS."""
-    began, is_quiet = time.monotonic(), True
-    while not is_done():
-        waited = time.monotonic() - began
-        if is_quiet and waited > QUIET_SECONDS:
-            is_quiet = False
-            print(message, file=sys.stderr, flush=True)
-        if waited > JOIN_SECONDS:
-            raise SettingError(f"{setting}: not all ranks came within {JOIN_SECONDS} s: start them all")
-        time.sleep(0.05)
-
-
-def answers(address, port):
-    """Whether a program accepts connections there."""
-    try:
-        socket.create_connection((address, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 def replicate(module):
     """Return the module for training: its gradients are averaged over all ranks, if there are others."""
     has_others = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return DistributedDataParallel(module, gradient_as_bucket_view=True) if has_others else module
-
-
-def hash_weights(module):
-    """Return a hash of the bits of all trainable weights."""
-    found = hashlib.sha256()
-    for weight in filter(lambda each: each.requires_grad, module.parameters()):
-        found.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
-    return found.hexdigest()
-
-
-class AllReduce:
-    """Sum values over all ranks, in place, as nccl-tests do.
-
-    Each call makes the values world-size times larger. Before they overflow they are scaled back.
-    """
-
-    def __init__(self):
-        self.size, self.calls = dist.get_world_size(), 0
-        self.every = 60 // max(1, self.size.bit_length())
-
-    def __call__(self, values):
-        dist.all_reduce(values)
-        self.calls += 1
-        if self.calls % self.every == 0:
-            values.mul_(float(self.size) ** -self.every)
-        return values
 
 
 class Group(ranks.Group):
@@ -126,33 +44,26 @@ class Group(ranks.Group):
     """
 
     def __init__(self, me, device):
-        self.ranks, self._stop = me, False
-        own = dist.get_default_backend_for_device(device)
-        dist.init_process_group(
-            own if own == "gloo" else f"cpu:gloo,{device}:{own}",  # gloo has no MPS, which one rank does not need
-            store=open_store(me),
-            rank=me.rank,
-            world_size=me.world_size,
-            timeout=timedelta(seconds=HANG_SECONDS),
-        )
+        self.ranks, self._nothing, self._is_stopped = me, torch.zeros(1), False
+        own = dist.get_default_backend_for_device(device)  # for MPS gloo, which one rank does not need
+        backend = own if own == "gloo" else f"cpu:gloo,{device}:{own}"
+        try:
+            dist.init_process_group(backend, init_method="env://", timeout=HANG_LIMIT)
+        except dist.DistError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise SettingError(f"WORLD_SIZE='{me.world_size}': not all ranks came ({reason}): start them all") from None
         cli.handle(self._note_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self._nothing = torch.zeros(1)
-        here = socket.gethostname(), os.getpid()
-        self.peers = tuple(pid for host, pid in self.gather(here) if host == here[0] and pid != here[1])
 
     def _note_signal(self, number, frame):
         """Let rank 0's clock stop all ranks at the same step; a second signal ends this process at once."""
-        if self._stop:
+        if self._is_stopped:
             raise KeyboardInterrupt
-        self._stop = True
+        self._is_stopped = True
 
     def clock(self):
-        stops = float(self._stop and self.ranks.rank == 0)
-        reading = torch.tensor([time.perf_counter(), stops], dtype=torch.float64)
-        dist.broadcast(reading, 0)
-        seconds, stops = reading.tolist()
+        seconds, stops = self.share(time.perf_counter(), self._is_stopped)
         if stops:
-            self._stop = False
+            self._is_stopped = False
             self.barrier()  # raises RuntimeError if the signal came because a rank has ended
             raise KeyboardInterrupt
         return seconds
@@ -168,11 +79,11 @@ class Group(ranks.Group):
         dist.all_gather_object(found, value)
         return found
 
-    def share(self, number):
-        """Return rank 0's number on all ranks."""
-        shared = torch.tensor([number], dtype=torch.float64)
+    def share(self, *numbers):
+        """Return rank 0's numbers on all ranks."""
+        shared = torch.tensor(numbers, dtype=torch.float64)
         dist.broadcast(shared, 0)
-        return shared.item()
+        return shared.tolist()
 
     def __exit__(self, kind, error, trace):
         if kind is None:
@@ -194,4 +105,5 @@ class SharedSession:
         self._group.barrier()
 
     def read(self):
-        return self._group.share(self._session.read())
+        (value,) = self._group.share(self._session.read())
+        return value

@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.frameworks import describe_failure
 from bench.frameworks.base import Stream
-from bench.host import meters, resources
-from bench.settings import SettingError
-from bench.timing import check
-from bench.timing.measure import MeasurementError
+from bench.settings import TRAINING, SettingError
+from bench.timing import MeasurementError, check
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
 KEPT_NUMBERS = 10**6  # of the largest output of which several are kept: little, compared with the model
@@ -43,16 +40,16 @@ def refuse_unknown_model(name, known, library):
 
 def open_session(context, workload, settings, phase, scope):
     """Return the session of a workload in a phase and scope; raises SettingError or MeasurementError."""
+    if scope == "input":
+        return InputSession(context, context.open_stream(workload, settings, phase))
+    if phase in TRAINING and not workload.loss:
+        raise SettingError(f"PHASE={settings.phase!r} needs a loss, which {workload.name} does not have")
+    context.measure_precision(has_convolutions=workload.name in ("image", "convolution"))
     if workload.samples is not None:
         return OperatorSession(context, workload)
     if phase in ("prefill", "decode"):
         return Generation(context, workload, settings, phase)
-    if scope == "input":
-        return InputSession(context, context.open_stream(workload, settings, phase))
-    is_trained = phase != "inference"
-    if is_trained and not workload.loss:
-        raise SettingError(f"PHASE={settings.phase!r} needs a loss, which {workload.name} does not have")
-    model = build_model(context, workload, settings, is_trained)
+    model = context.build(workload, is_trained=phase in TRAINING)
     if scope == "epoch":
         return EpochSession(context, model, workload)
     if scope == "end_to_end":
@@ -60,21 +57,9 @@ def open_session(context, workload, settings, phase, scope):
     else:  # they stay on the device and take turns, without end
         batches = workload.make_batches(settings.batch_size, context.seed)
         batches = itertools.cycle([context.put(*batch) for batch in batches])
-    return SESSIONS[phase](context, model, batches, workload)
-
-
-def build_model(context, workload, settings, is_trained):
-    """Return the Model; an IMAGE_SIZE that the model cannot take becomes a SettingError."""
-    try:
-        return context.build(workload, is_trained)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        status, _ = describe_failure(error)
-        if settings.image_size is None or status != "failed":
-            raise
-        raise SettingError(
-            f"IMAGE_SIZE={str(settings.image_size)!r} does not suit {workload.model} ({' '.join(str(error).split())}): "
-            "leave it out for the model's own size"
-        ) from None
+    if phase == "inference":
+        return Inference(context, model, batches, workload)
+    return Training(context, model, batches, workload, phase)
 
 
 class BaseSession:
@@ -126,6 +111,9 @@ class BaseSession:
     def updates(self):
         """Return how many steps the optimizer itself has counted; None without one, or if it may skip some."""
 
+    def checksum(self):
+        """Return a tuple of numbers that changes with any trained weight; None if a step changes none."""
+
     def check_last_step(self):
         """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it."""
 
@@ -157,11 +145,10 @@ class OperatorSession(BaseSession):
         samples = [workload.samples(operands) for operands in sets]
         on_device = [context.put_operands(operands) for operands in sets]
         super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
-        self.adds_in_place = workload.model == "all-reduce"  # its operands are gone after a step
         self.measured_precision, self.note = context.measured_precision, context.note
         self.work = context.operator(workload.model)
         self.step()
-        self._check_samples()
+        self.check_last_step()
 
     def step(self):
         self.output = None  # the CPU's allocator can then reuse its memory, and needs no new pages
@@ -173,13 +160,9 @@ class OperatorSession(BaseSession):
         return self.context.last_row(self.output)
 
     def check_last_step(self):
-        if not self.adds_in_place:
-            self._check_samples()
-
-    def _check_samples(self):
         """Compare the last output at sampled places with float64."""
         indices, expected = self.samples
-        check.check_samples(self.context.sample(self.output, indices), expected, self.context.measured_precision)
+        check.check_samples(self.context.sample(self.output, indices), expected, self.measured_precision)
 
 
 class ModelSession(BaseSession):
@@ -197,14 +180,13 @@ class ModelSession(BaseSession):
     def after_first_step(self):
         if self.context.compile and self.trace_count() == 0:
             raise MeasurementError("unsupported", "the compiler skipped this model: it would run uncompiled")
-        self.prove_compiled()
-        meters.reset_process_peak()  # what was proved needs more memory than the work
+        if self.context.compares_compiled:
+            self.prove_compiled()
         super().after_first_step()
 
     def prove_compiled(self):
         """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
-        if self.context.compares_compiled:
-            self.model.prove_compiled(*self.inputs_of(next(self.batches)))
+        self.model.prove_compiled(*self.inputs_of(next(self.batches)))
 
     def trace_count(self):
         return self.model.trace_count()
@@ -226,96 +208,69 @@ class Inference(ModelSession):
 
 
 class Training(ModelSession):
-    """A step is forward, backward and the optimizer."""
+    """A step is a whole step of training, or one part of it; prepare() then runs the parts that come before."""
 
-    def step(self):
-        self.model.train(*next(self.batches))
-
-    def updates(self):
-        return self.model.updates()
-
-    def check_last_step(self):
-        self.model.check_frozen()
-
-    @property
-    def last_result(self):
-        return self.model.last_weight
-
-
-class Forward(ModelSession):
-    """A step is the forward pass of training, and keeps what the backward pass needs."""
-
-    def step(self):
-        self.model.forward(*next(self.batches))
-
-    @property
-    def last_result(self):
-        return self.model.loss
-
-
-class Backward(ModelSession):
-    """A step is only the backward pass."""
+    def __init__(self, context, model, batches, workload, phase="training"):
+        super().__init__(context, model, batches, workload)
+        self.phase = phase
+        if phase in ("training", "forward"):
+            self.prepare = None
 
     def prepare(self):
         self.model.forward(*next(self.batches))
         self.context.read(self.model.loss)
+        if self.phase == "optimizer":
+            self.model.backward()
+            self.context.read(self.model.last_gradient)
 
     def step(self):
-        self.model.backward()
+        if self.phase == "training":
+            self.model.train(*next(self.batches))
+        elif self.phase == "forward":
+            self.model.forward(*next(self.batches))
+        elif self.phase == "backward":
+            self.model.backward()
+        else:
+            self.model.update()
 
     @property
     def last_result(self):
-        return self.model.last_gradient
+        if self.phase == "forward":
+            return self.model.loss
+        return self.model.last_gradient if self.phase == "backward" else self.model.last_weight
+
+    def updates(self):
+        return self.model.updates() if self.phase in ("training", "optimizer") else None
+
+    def checksum(self):
+        if self.phase in ("training", "optimizer"):
+            return tuple(self.context.read(weights) for weights in self.model.trained_weights())
+        return None
 
 
-class Optimizer(Training):
-    """A step is only the update of the weights."""
-
-    def prepare(self):
-        self.model.forward(*next(self.batches))
-        self.model.backward()
-        self.context.read(self.model.last_gradient)
-
-    def step(self):
-        self.model.update()
-
-
-SESSIONS = {
-    "inference": Inference,
-    "training": Training,
-    "forward": Forward,
-    "backward": Backward,
-    "optimizer": Optimizer,
-}
-
-
-def prove_logits(context, model, tokens, needed):
-    """Return the last logits of tokens in an empty cache; raises MeasurementError if a GPU's differ from the CPU's.
-
-    On the CPU the model has the same precision, and takes as many bytes as `needed` says: where the host lacks them,
-    nothing is compared.
-    """
-    logits = context.as_array(model.extend_uncompiled(tokens))
-    compares = context.device != "cpu" and needed < (resources.available_bytes() or 0)
-    context.output_limit = check.output_limit(context.measured_precision, rounding=0)
-    check.check_output(logits, model.predict_on_cpu(tokens) if compares else None, context.output_limit)
-    return logits
-
-
-def prove_cache(context, model, vocabulary, needed):
-    """Raise MeasurementError unless tokens one by one give the last logits of all at once.
+def build_cached(context, workload):
+    """Return a CachedModel; raises MeasurementError unless tokens one by one give the last logits of all at once.
 
     The first round starts with an empty cache, the second with one that holds a prompt.
     """
-    ids = np.random.default_rng(context.seed).integers(1, vocabulary, size=(2, PROVED_TOKENS))
+    ids = np.random.default_rng(context.seed).integers(1, workload.sizes.vocab_size, size=(2, PROVED_TOKENS))
+    model, expected = context.build_cached(workload, ids)
+    check.check_parameters(model.parameters, workload.parameters)
     (tokens,) = context.put(ids)
     model.open_cache(*ids.shape)
-    expected = prove_logits(context, model, tokens, needed)
-    for start in (0, PROVED_TOKENS // 2):
+
+    def logits(start, length):
+        """Compute the last logits of tokens in an empty cache: the first `start` at once, then `length` at a time."""
         model.seek(0)
-        parts = [tokens[:, :start]] * bool(start) + [tokens[:, i : i + 1] for i in range(start, PROVED_TOKENS)]
-        *_, got = (context.as_array(model.extend_uncompiled(part)) for part in parts)
-        check.check_cache(got, expected, context.precision)
+        parts = [tokens[:, :start]] * bool(start)
+        parts += [tokens[:, at : at + length] for at in range(start, PROVED_TOKENS, length)]
+        *_, last = (np.array(context.as_array(model.extend_uncompiled(part))) for part in parts)
+        return last
+
+    context.check_model(lambda: [logits(0, PROVED_TOKENS)], None if expected is None else [expected])
+    for start in (0, PROVED_TOKENS // 2):
+        check.check_cache(logits(start, 1), logits(0, PROVED_TOKENS), context.precision)
+    return model
 
 
 class Generation(Inference):
@@ -325,9 +280,7 @@ class Generation(Inference):
     """
 
     def __init__(self, context, workload, settings, phase):
-        model = context.build_cached(workload)
-        check.check_parameters(model.parameters, workload.parameters)
-        prove_cache(context, model, workload.sizes.vocab_size, workload.resident_bytes)
+        model = build_cached(context, workload)
         batches = [ids for (ids,) in workload.make_batches(settings.batch_size, context.seed)]
         model.open_cache(*batches[0].shape)
         self.start = 0
@@ -346,9 +299,8 @@ class Generation(Inference):
         self.last_result = self.model.extend(self.tokens)
 
     def prove_compiled(self):
-        if self.context.compares_compiled:
-            self.place, self.tokens = next(self.batches)
-            check.check_compiled(self._again(self.model.extend), self._again(self.model.extend_uncompiled))
+        self.place, self.tokens = next(self.batches)
+        check.check_compiled(self._again(self.model.extend), self._again(self.model.extend_uncompiled))
 
     def check_last_step(self):
         last = np.array(self.context.as_array(self.last_result))

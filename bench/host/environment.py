@@ -7,9 +7,8 @@ Standard library only. A value that the system does not report is None, never a 
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import json
-import math
 import os
 import platform
 import re
@@ -17,15 +16,11 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from uuid import UUID
 
-from bench.settings import ROOT, SettingError, environment_of, slug
+from bench.settings import ROOT, SettingError, slug
 
 GIB = 2**30
-NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, in cuda.h
-# The torch of requirements-cuda.txt is built for CUDA 13, which needs this driver. See
-# https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/index.html#cuda-toolkit-major-component-versions
-NEEDED_CUDA, NEEDED_DRIVER = 13, 580
+PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 KEPT = "1000000000000"  # bytes: glibc then keeps freed memory and does not map large blocks separately
 GLIBC_KEEPS = {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": KEPT}
 # They change results on a CPU by up to a factor of two.
@@ -50,12 +45,13 @@ SETUP_VARIABLES = (
 
 @dataclass(frozen=True)
 class Card:
-    """An NVIDIA card, or a MIG slice of one."""
+    """An NVIDIA card, as nvidia-smi describes it."""
 
     name: str
-    uuid: str  # as `nvidia-smi -L` prints it: GPU-... or MIG-...
-    multiprocessors: float = math.inf
-    capability: float = math.inf  # compute capability, such as 8.6
+    index: str = "0"  # by slot, as with CUDA_DEVICE_ORDER=PCI_BUS_ID
+    uuid: str = ""  # GPU-...
+    driver: str = ""  # version
+    capability: float = 0.0  # compute capability, such as 8.6
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,7 @@ class Environment:
     machine: str  # in every row, and the name of the CSV file
     gpu_cores: int | None  # Apple silicon only: one chip is sold with several core counts
     cpu_name: str | None
+    cpu_id: str | None  # Linux on x86: tells chips of one name apart
     cpu_count: int  # logical CPUs
     memory_gb: float | None  # installed, in units of 2**30 bytes
     os: str
@@ -78,16 +75,16 @@ class Environment:
 
 def describe_host(machine=None):
     """Return the Environment of this host; `machine` overrides its name."""
-    cpu_name, cpu_count, gpu_cores = find_cpu_name(), os.cpu_count() or 1, find_apple_gpu_cores()
-    card = None if is_driver_too_old() else find_card()  # an unusable card does not name the machine
+    cpu_name, cpu_count, gpu_cores, card = find_cpu_name(), os.cpu_count() or 1, find_apple_gpu_cores(), find_card()
     return Environment(
         machine=machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores),
         gpu_cores=gpu_cores,
         cpu_name=cpu_name,
+        cpu_id=find_cpu_id(),
         cpu_count=cpu_count,
         memory_gb=find_memory_gb(),
         os=find_os(),
-        driver=find_driver(),
+        driver=next((each.driver for each in list_cards()), None),
         power_source=find_power_source(),
         low_power_mode=find_low_power_mode(),
         allocator=find_allocator(os.environ),
@@ -99,7 +96,7 @@ def describe_host(machine=None):
 def refuse_rosetta():
     """Raise SettingError for an x86-64 Python on an arm64 Mac: frameworks crash with an illegal instruction."""
     is_x86 = platform.system() == "Darwin" and platform.machine() == "x86_64"
-    if is_x86 and _output("sysctl", "-n", "hw.optional.arm64") == "1":
+    if is_x86 and output_of("sysctl", "-n", "hw.optional.arm64") == "1":
         raise SettingError(
             f"PYTHON={sys.executable!r} is an x86-64 program on an arm64 Mac: install an arm64 Python "
             "(`arch -arm64 brew install python@3.12`), then `make clean`"
@@ -116,109 +113,82 @@ def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
 
 def find_cpu_name():
     if platform.system() == "Darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string")
+        return output_of("sysctl", "-n", "machdep.cpu.brand_string")
     found = re.search(r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo"), re.M)
     return found[1].strip() if found else platform.processor() or platform.machine() or None
 
 
-def find_card(library="libcuda.so.1"):
-    """Return the Card that CUDA calls the first one; None without a card, or if all cards are hidden.
+def find_cpu_id(path="/proc/cpuinfo"):
+    """Return "AuthenticAMD family 25 model 17 stepping 1"; None if the system does not report all four."""
+    found = dict(re.findall(r"^(vendor_id|cpu family|model|stepping)\s*:\s*(\S+)", read_text(path), re.M))
+    words = "{vendor_id} family {cpu family} model {model} stepping {stepping}"
+    return words.format(**found) if len(found) == 4 else None
 
-    Asks CUDA's driver, because CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and, by default, the cards' speed decide which
-    card is first; see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__DEVICE.html. NVML, which orders cards
-    by slot, cannot tell. Nothing is allocated on the card.
+
+@functools.cache
+def list_cards():
+    """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""
+    query = "--query-gpu=name,index,uuid,driver_version,compute_cap"
+    lines = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
+    found = re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+), ([\d.]+)$", lines, re.MULTILINE)
+    return [Card(*texts, capability=float(capability)) for *texts, capability in found]
+
+
+def find_card():
+    """Return the first card of CUDA_VISIBLE_DEVICES; None if there is none.
+
+    CUDA counts the cards in the same order because bench/launch.py sets CUDA_DEVICE_ORDER.
     """
-    cuda, status = _start_cuda(library)
-    card, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)()
-    if status != 0 or cuda.cuDeviceGet(ctypes.byref(card), 0) or cuda.cuDeviceGetName(name, len(name), card):
-        return None
-    # For a MIG slice, the first version of this function returns the UUID of the whole card.
-    if getattr(cuda, "cuDeviceGetUuid_v2", cuda.cuDeviceGetUuid)(uuid, card):
-        return None
-    value, numbers = ctypes.c_int(), []
-    for attribute in (16, 75, 76):  # multiprocessor count, compute capability major and minor, in cuda.h
-        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, card)
-        numbers.append(value.value)
-    found, (count, major, minor) = name.value.decode(), numbers
-    kind = "MIG" if " MIG " in found else "GPU"
-    return Card(found, f"{kind}-{UUID(bytes=bytes(uuid))}", count, major + minor / 10)
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    is_first = lambda card: card.index == first or (first and card.uuid.startswith(first))  # noqa: E731
+    return next(filter(is_first, list_cards()), None)
 
 
-def hides_cards(library="libcuda.so.1"):
-    """Return whether CUDA_VISIBLE_DEVICES hides every card: it is empty, or its first entry ("-1") is not a card."""
-    return "CUDA_VISIBLE_DEVICES" in os.environ and _start_cuda(library)[1] == NO_DEVICE
+def list_gpu_vendors(folder="/sys/bus/pci/devices"):
+    """Return the known vendors of this machine's display adapters; an empty list if it is not Linux."""
+    adapters = [path for path in Path(folder).glob("*") if read_text(path / "class").startswith("0x03")]
+    vendors = [PCI_VENDORS.get(read_text(path / "vendor").strip()) for path in adapters]
+    return sorted(filter(None, vendors), reverse=True)  # NVIDIA first: its cards are faster than a processor's own GPU
 
 
-def _start_cuda(library):
-    """Return (CUDA's driver library, the status of its start); (None, None) without a driver."""
-    try:
-        cuda = ctypes.CDLL(library)
-        return cuda, cuda.cuInit(0)
-    except (OSError, AttributeError):
-        return None, None
-
-
-def find_driver():
-    """Return the version of NVIDIA's driver, which also reports hidden cards; None without a driver."""
-    version = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return version and version.partition("\n")[0].strip()
-
-
-def find_cuda_version(library="libcuda.so.1"):
-    """Return the newest major version of CUDA that NVIDIA's driver supports; None without a driver."""
-    cuda, version = _start_cuda(library)[0], ctypes.c_int()
-    return version.value // 1000 if cuda and cuda.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
-
-
-def is_driver_too_old():
-    """Return whether the driver cannot run the torch that this program installs; False in a user's own environment."""
-    cuda = find_cuda_version()
-    return bool(cuda and cuda < NEEDED_CUDA and Path(sys.prefix).resolve() == environment_of("torch").resolve())
-
-
-def explain_missing_gpu(framework, driver):
-    """Explain why a framework that runs on the CPU does not use this machine's GPU, with the fix.
-
-    Returns:
-        One clause; "" on a machine without an NVIDIA driver that is not an Apple silicon Mac.
-    """
+def explain_missing_gpu(framework):
+    """Return one clause that explains why a framework on the CPU does not use this machine's GPU; "" without a GPU."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         if framework == "jax":
             return "jax itself does not support the GPU of a Mac: docs/mac.md describes a plug-in"
         return f"{framework} does not find the GPU: `make clean`, then make again, with macOS 14 or newer"
-    if driver is None:
-        return ""
-    if hides_cards():
-        return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides all GPUs: unset it"
-    if is_driver_too_old():
+    if cards := list_cards():
         return (
-            f"NVIDIA's driver {driver} is too old for the installed torch, which needs {NEEDED_DRIVER} or newer: "
-            "update the driver, or set PYTHON=... to an environment whose torch is built for CUDA 12"
+            f"{framework} does not find a GPU, although NVIDIA's driver {cards[0].driver} is installed: unset "
+            f"CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
         )
-    return (
-        f"{framework} does not find a GPU, although NVIDIA's driver {driver} is installed: {framework} may be built "
-        "for CPUs or for a newer driver (PYTHON=... names another environment)"
-    )
+    vendor = next(iter(list_gpu_vendors()), None)
+    if vendor == "NVIDIA":
+        return "this machine has an NVIDIA card without a driver: install it (in Docker: `docker run --gpus all`)"
+    return f"{framework} as installed does not support this machine's {vendor} GPU" if vendor else ""
 
 
 def find_apple_gpu_cores():
     if platform.system() != "Darwin":
         return None
     try:
-        displays = json.loads(_output("system_profiler", "SPDisplaysDataType", "-json") or "")["SPDisplaysDataType"]
+        displays = json.loads(output_of("system_profiler", "SPDisplaysDataType", "-json") or "")["SPDisplaysDataType"]
         return next(int(d["sppci_cores"]) for d in displays if "sppci_cores" in d)
     except (KeyError, StopIteration, TypeError, ValueError):
         return None
 
 
 def is_virtual():
-    """Return whether this is a virtual machine, as the CPU reports it on Linux; elsewhere False."""
-    return bool(re.search(r"^flags\b.*\bhypervisor\b", read_text("/proc/cpuinfo"), re.MULTILINE))
+    """Return whether this is a virtual machine, as far as the system reports it."""
+    if platform.system() == "Darwin":
+        return output_of("sysctl", "-n", "kern.hv_vmm_present") == "1"
+    has_hypervisor = re.search(r"^flags\b.*\bhypervisor\b", read_text("/proc/cpuinfo"), re.MULTILINE)
+    return bool(has_hypervisor or output_of("systemd-detect-virt", "--vm"))  # Arm's cpuinfo has no such flag
 
 
 def find_memory_gb():
     if platform.system() == "Darwin":
-        size = int(_output("sysctl", "-n", "hw.memsize") or 0)
+        size = int(output_of("sysctl", "-n", "hw.memsize") or 0)
     else:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return round(size / GIB, 1) or None
@@ -237,7 +207,7 @@ def find_os():
 def find_power_source():
     """Return "ac", "battery", or None (most desktops and servers do not report it)."""
     if platform.system() == "Darwin":
-        source = re.search("drawing from '(AC|Battery)", _output("pmset", "-g", "batt") or "")
+        source = re.search("drawing from '(AC|Battery)", output_of("pmset", "-g", "batt") or "")
         return {"AC": "ac", "Battery": "battery"}[source[1]] if source else None
     supplies = Path("/sys/class/power_supply").glob("*")
     supplies = [s for s in supplies if read_text(s / "scope").strip() != "Device"]  # a mouse has a battery of its own
@@ -250,7 +220,7 @@ def find_low_power_mode():
     """Return 1 or 0, from a Mac's low-power mode or a PC's platform profile; None without either."""
     if platform.system() == "Darwin":
         # Macs that also have a high-power mode call the setting powermode; 2 is high power.
-        mode = re.search(r"\b(?:low)?powermode\s+([0-2])", _output("pmset", "-g") or "")
+        mode = re.search(r"\b(?:low)?powermode\s+([0-2])", output_of("pmset", "-g") or "")
         return int(mode[1] == "1") if mode else None
     profile = read_text("/sys/firmware/acpi/platform_profile").strip()
     return int(profile in ("low-power", "quiet")) if profile else None
@@ -262,12 +232,12 @@ def find_allocator(environ):
 
 
 def find_commit():
-    """Return the short commit of this repository. New rows in results/ do not make it dirty."""
-    if _output("git", "-C", str(ROOT), "rev-parse", "--show-prefix"):  # a copy inside another repository
+    """Return the short commit of this repository; new rows in results/ and untracked files do not make it dirty."""
+    if output_of("git", "-C", str(ROOT), "rev-parse", "--show-prefix"):  # a copy inside another repository
         return None
-    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
-    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
-    return f"{commit}-dirty" if commit and changed else commit
+    commit = output_of("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+    status = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+    return f"{commit}-dirty" if commit and output_of("git", "-C", str(ROOT), *status) else commit
 
 
 def run_git(folder, *command):
@@ -279,7 +249,7 @@ def run_git(folder, *command):
         return None
 
 
-def _output(*command):
+def output_of(*command):
     """Return what a command prints, stripped; None if it is missing, fails, hangs or prints nothing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

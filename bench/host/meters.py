@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+import re
 import resource
 import sys
 import time
@@ -11,21 +12,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import cli
 from bench.host import sensors
-from bench.settings import cpu_quota, usable_cores, usable_cpus
+from bench.host.cpus import cpu_quota, usable_cores, usable_cpus
+from bench.host.environment import read_text
+from bench.host.ranks import read_ranks
 
 log = logging.getLogger("bench")
 
 CONTENDED_SHARE = 0.10  # of the usable cores' time
+SHARED_PERCENT = 5.0  # of a card's time, before the run
 IDLE_SECONDS = 5.0
-# NVML's other reasons for a lower clock are normal: the power limit under full load, and clocks that the user set.
-SLOWED_BY = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 
 
 def process_peak_bytes():
     """Return the peak resident memory of this process, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux, bytes on macOS: getrusage(2)
+    # Linux's getrusage() also reports the peak of the parent process before fork and exec.
+    if found := re.search(r"^VmHWM:\s*(\d+) kB", read_text("/proc/self/status"), re.MULTILINE):
+        return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS: getrusage(2)
 
 
 def reset_process_peak():
@@ -43,32 +48,31 @@ def swapped_bytes():
     return swap.used if sys.platform == "darwin" else swap.sout
 
 
-def others_cpu_seconds(*peers):
+def others_cpu_seconds():
     """Return the CPU seconds of all other processes since boot, including time stolen by other virtual machines.
 
-    Only the CPUs count that this process and its peers may use: in a container, other containers may have the others.
-
-    Args:
-        peers: process ids that count as our own, with their children.
+    Only the CPUs count that this process may use: in a container, other containers may have the others.
     """
-    usable, every = set().union(*map(usable_cpus, (0, *peers))), sensors.psutil.cpu_times(percpu=True)
-    busy = 0.0
+    every, usable, busy = sensors.psutil.cpu_times(percpu=True), usable_cpus(), 0.0
     for times in every if len(usable) == len(every) else [every[cpu] for cpu in usable]:
         idle = times.idle + getattr(times, "iowait", 0.0)
         # Linux counts guest time twice: as guest time and as user time.
         twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
         busy += sum(times) - idle - twice
-    return busy - sum(own_cpu_seconds(*peers))
+    return busy - own_cpu_seconds()
 
 
-def own_cpu_seconds(*peers):
-    """Yield the CPU seconds of this process, of the peers, and of each of their children."""
-    parents = [sensors.psutil.Process(pid) for pid in (None, *peers)]
-    for process in parents + [child for parent in parents for child in parent.children(recursive=True)]:
+def own_cpu_seconds():
+    """Return the CPU seconds of this process and its children, and of the other ranks of this machine."""
+    root, seconds = sensors.psutil.Process(), 0.0
+    if read_ranks().local_world_size > 1:  # torchrun, or Slurm's step, is the parent of all of them
+        root = root.parent()
+    for process in [root, *root.children(recursive=True)]:
         try:
-            yield sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's
+            seconds += sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's
         except sensors.psutil.Error:  # it has just ended, so its parent's times include it
             continue
+    return seconds
 
 
 def read_or(otherwise, problem, read):
@@ -121,7 +125,7 @@ class HeatWatch:
     def flags(self):
         self.columns = read_or({}, f"the flag {self.flag} cannot be raised", self._read)
         reasons, pressure = self.columns.get("throttle_reasons", ""), self.columns.get("thermal_pressure")
-        is_slowed = pressure not in (None, "nominal") or not SLOWED_BY.isdisjoint(reasons.split())
+        is_slowed = pressure not in (None, "nominal") or not sensors.SLOWED_BY.keys().isdisjoint(reasons.split())
         return [self.flag] if is_slowed else []
 
 
@@ -133,56 +137,34 @@ def sees_others():
     return sensors.psutil is not None and (cpu_quota() or math.inf) >= len(usable_cpus())
 
 
-def watch_contention(at_rest=0.0, peers=()):
+def watch_contention(at_rest=0.0, card_is_shared=False):
     """Return a watch that flags other processes if they use over 10 % of the usable cores more than before the run.
 
     Args:
         at_rest: cores that they used before the run; at most 10 % of the usable cores are allowed for.
-        peers: process ids that count as our own.
+        card_is_shared: another program used the card before the run, so the flag is raised in any case.
     """
     limit = CONTENDED_SHARE * usable_cores()
-    counter = functools.partial(others_cpu_seconds, *peers) if sees_others() else float
-    return CounterWatch("contended", counter, limit + min(at_rest, limit))
-
-
-class SumOfRanks:
-    """Adds the energy counters of all ranks, which must read it together. On a CPU the ranks share one counter."""
-
-    def __init__(self, own, group, device):
-        self._own, self._group = own, group
-        self._counts = device != "cpu" or group.ranks.local_rank == 0
-        self.power_scope = own.counter.power_scope
-
-    def joules(self):
-        return sum(self._group.gather(self._own.joules() if self._counts else 0.0))
+    limit = -math.inf if card_is_shared else limit + min(at_rest, limit)
+    return CounterWatch("contended", others_cpu_seconds if sees_others() else float, limit)
 
 
 @dataclass(frozen=True)
 class Instruments:
     """The sensors of one device."""
 
-    counter: Any = None  # one of sensors.py, or a SumOfRanks
+    counter: Any = None  # one of sensors.py
     read: Callable[[], dict] = dict  # () -> columns of temperature and clock
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
     others_at_rest: float = 0.0  # cores that other programs used before the run
-    peers: tuple[int, ...] = ()  # process ids of the other ranks on this machine
-    unlike: bool = False  # whether the ranks' devices or versions differ
+    card_is_shared: bool = False  # another program used the card before the run
 
     def watches(self):
         """Return new watches for measure()."""
-        watches = [HeatWatch(self.read)]  # first, because a GPU's clock changes as soon as the work ends
-        if sensors.psutil:
-            watches += [watch_contention(self.others_at_rest, self.peers), CounterWatch("swapping", swapped_bytes)]
-        return tuple(watches)
-
-    def of_all(self, group, device, likeness):
-        """Return the Instruments of all ranks, with a counter if each rank has one."""
-        found = group.gather((self.counter is not None, likeness))
-        counter = SumOfRanks(self, group, device) if all(has for has, _ in found) else None
-        why = self.why_no_energy or ("" if counter else "another rank has no energy counter")
-        unlike = any(each != likeness for _, each in found)
-        return replace(self, counter=counter, why_no_energy=why, peers=group.peers, unlike=unlike)
+        contention = watch_contention(self.others_at_rest, self.card_is_shared)
+        # Heat comes first, because a GPU's clock changes as soon as the work ends.
+        return HeatWatch(self.read), contention, CounterWatch("swapping", swapped_bytes)
 
     def joules(self):
         """Return the energy counter's reading; NaN if it is missing or fails."""
@@ -195,26 +177,25 @@ class Instruments:
         start, before = clock(), self.joules()
         sleep(IDLE_SECONDS)
         watts = (self.joules() - before) / (clock() - start)
-        return replace(self, idle_watts=None if math.isnan(watts) else watts)
+        busy = read_or(0, "use of the card is unknown", getattr(self.counter, "busy_percent", int))
+        return replace(self, idle_watts=None if math.isnan(watts) else watts, card_is_shared=busy > SHARED_PERCENT)
 
 
-def open_instruments(device, device_name, uuid):
+def open_instruments(device, device_name):
     """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
     read, counter, why = sensors.read_cpu if device == "cpu" else dict, None, ""
     try:
         if device == "cuda":
-            found = sensors.NvidiaCard(device_name, uuid)
+            found = sensors.NvidiaCard(device_name)
             read = found.read  # a card without an energy counter still has a temperature
         elif device in ("cpu", "mps") and sys.platform == "darwin":
             found = sensors.AppleChip(device_name)
         elif device == "cpu":
             found = sensors.Rapl()
         else:
-            raise sensors.Unavailable(f"no energy counter is known for {device_name or device}")
+            raise OSError(f"no energy counter is known for {device_name or device}")
         found.joules()
         counter = found
-    except sensors.Unavailable as error:
-        why = str(error)
     except Exception as error:  # drivers and kernels fail in many ways
-        why = f"the energy counter cannot be read: {type(error).__name__}: {error}"
+        why = cli.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
     return Instruments(counter, read, why)

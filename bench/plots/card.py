@@ -13,9 +13,10 @@ from bench.plots import draw, select
 from bench.plots.draw import COLOURS
 from bench.records import columns, layout, peaks, tables
 from bench.records.columns import format_number
+from bench.records.flags import FLAGS
 from bench.settings import FRAMEWORKS, is_used_in, read_settings
 from bench.timing.intervals import coverage
-from bench.timing.measure import FLAGS, METHOD_VERSION
+from bench.timing.measure import METHOD_VERSION
 from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card

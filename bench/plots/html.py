@@ -19,8 +19,8 @@ from bench.plots import select
 from bench.plots.card import path_of
 from bench.records import columns, peaks, results, tables
 from bench.records.columns import format_number
+from bench.records.flags import FLAGS
 from bench.settings import FRAMEWORKS
-from bench.timing.measure import FLAGS
 from bench.workloads.workload import BYTES
 
 HERE = Path(__file__).parent

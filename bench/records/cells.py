@@ -1,51 +1,28 @@
-"""Fill the cells of a row: what is known before the run, and what a measurement adds."""
+"""Fill the cells of a row: what the settings and the work say, and what a measurement adds."""
 
-import os
-import uuid
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 from bench.records.columns import COLUMNS, SCHEMA
-from bench.records.verdict import Rate, name_bottleneck
-from bench.settings import AUTO, RUN, SCOPES, SEARCH, SEARCH_STEP, is_used_in
-from bench.timing.measure import FLAGS, METHOD_VERSION
+from bench.settings import AUTO, is_used_in
+from bench.timing.measure import METHOD_VERSION
+
+# Settings that fill the column of the same name.
+ASKED = (
+    *("framework", "precision", "compile", "memory_format", "batch_size", "image_size", "sequence_length", "data"),
+    *("prompt_tokens", "new_tokens", "depth", "lora_rank", "checkpointing", "optimizer", "num_workers", "seed"),
+)
 
 
-def new_run_id():
-    """Return the id that the parent process chose for this run, else a new one."""
-    return os.environ.get(RUN) or uuid.uuid4().hex[:12]
-
-
-def utc_now():
-    """Return the time as text, in UTC, for the column `timestamp`."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def begin_row(settings, host, device, workload, phase, scope, run_id):
-    """Return the cells that are known before anything runs.
-
-    A setting with the name of a column fills it, unless the host, the device or the workload knows the value better.
-
-    Args:
-        device: a Device's cells(); empty if they are unknown.
-    """
-    asked = {name: getattr(settings, name) for name in COLUMNS if hasattr(settings, name)}
+def of_work(settings, workload, phase, scope):
+    """Return the cells that describe the work: the settings that its phase uses, and what the workload knows better."""
     streams = scope in ("input", "end_to_end")
     used = {"num_workers": streams, "batch_size": settings.batch_size != AUTO}
+    asked = {name: getattr(settings, name) for name in ASKED if used.get(name, is_used_in(name, phase))}
     return {
         **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
-        **{name: None for name in asked if not used.get(name, is_used_in(name, phase))},
-        **asdict(host),
-        "world_size": settings.num_devices or 1,
-        "nodes": 1,
-        **device,
-        "schema": SCHEMA,
         "method_version": METHOD_VERSION,
-        "run_id": run_id,
-        "search": os.environ.get(SEARCH),
-        "search_step": os.environ.get(SEARCH_STEP),
-        "status": "ok",
-        "note": "",
+        "world_size": settings.num_devices or 1,
         "workload": workload.name,
         "model": workload.model,
         "phase": phase,
@@ -56,11 +33,17 @@ def begin_row(settings, host, device, workload, phase, scope, run_id):
     }
 
 
+def of_host(host, run_id):
+    """Return a row with every column, filled with the cells that all rows of a run share: machine, commit, time."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return dict.fromkeys(COLUMNS) | asdict(host) | {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
+
+
 def of_measurement(measured, watches):
     """Return the cells of a Measurement and of what the watches read in the meantime."""
-    interrupted = {"status": "interrupted"} if measured.stop_reason == "interrupted" else {}
     read = {name: value for watch in watches for name, value in watch.columns.items()}
-    return asdict(measured) | read | {"flags": join_flags(measured.flags)} | interrupted
+    status = "interrupted" if measured.stop_reason == "interrupted" else "ok"
+    return asdict(measured) | read | {"flags": " ".join(dict.fromkeys(measured.flags)), "status": status}
 
 
 def of_energy(instruments, watts, joules_per_item):
@@ -69,23 +52,3 @@ def of_energy(instruments, watts, joules_per_item):
         return {}
     scope = instruments.counter.power_scope
     return {"power_watts": watts, "joules_per_item": joules_per_item, "power_scope": scope}
-
-
-def of_bottleneck(row, done):
-    """Return the cells that name what limits the machine; {} until all three scopes are in `done`, {scope: row}."""
-    if not set(SCOPES) <= set(done):
-        return {}
-    device, pipeline, both = (Rate.of_row(done[scope]) for scope in SCOPES)
-    bottleneck, why = name_bottleneck(device, pipeline, both, shares_cores=row["device"] == "cpu")
-    columns = {"bottleneck": bottleneck, "note": "; ".join(filter(None, [why, row["note"]]))}
-    if bottleneck == "device":  # the queue was full at the end too, so the full queue at the start added nothing
-        columns["flags"] = join_flags(flag for flag in row["flags"].split() if flag != "short")
-    return columns
-
-
-def join_flags(flags):
-    """Join flags to a cell, each once; raises KeyError for a flag without words."""
-    found = dict.fromkeys(flags)
-    if unknown := found.keys() - FLAGS.keys():
-        raise KeyError(f"flags without words: {unknown}")
-    return " ".join(found)

@@ -8,12 +8,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.host.environment import GLIBC_KEEPS, find_allocator
 from bench.settings import COMPILE_MODES
 
-# Flags in older rows that are statistics: their values are columns, and no reason for doubt.
-RETIRED_FLAGS = ("ci_not_met", "few_windows", "outliers", "mean_differs", "not_steady")
-SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column
+SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column; 2: a row combines all processes
 
 
 @dataclass(frozen=True)
@@ -45,25 +42,20 @@ class Column:
 
 
 def say_allocator(text):
-    """Describe the allocator's variables, in few words if they are those that `make best` tries."""
-    if preloaded := re.fullmatch(r"LD_PRELOAD=(?:\S*/)?(\S+)", text):
-        return preloaded[1]
-    return "allocator keeps memory" if text == find_allocator(GLIBC_KEEPS) else text
+    """Describe the allocator's variables in few words."""
+    preloaded = re.fullmatch(r"LD_PRELOAD=(?:\S*/)?(\S+)", text)
+    return preloaded[1] if preloaded else "allocator keeps memory" if text.startswith("MALLOC_") else text
 
 
 COLUMNS = {
     # which
     "schema": Column("identity", "version of the meaning of these columns"),
     "method_version": Column("version", "version of the method in bench/timing/measure.py"),
-    "run_id": Column("identity", "the same for all rows of one run: a combination of settings, in one process"),
+    "run_id": Column("identity", "the same for all rows of one run: a combination of settings"),
     "timestamp": Column("identity", "UTC, when the row was written"),
-    "search": Column("identity", "the same for all rows of one `make best`"),
-    "search_step": Column(
-        "identity",
-        "step of its final runs: 0 is the default, each next one has one more change; float32: the best in float32",
-    ),
+    "search": Column("identity", "the same for all rows of one `make best`: its path, from the default to the fastest"),
     "status": Column("result", "ok, or why there is no full result: out_of_memory, work_skipped, interrupted ..."),
-    "flags": Column("result", "warnings about the result, separated by spaces (bench/timing/measure.py explains them)"),
+    "flags": Column("result", "warnings about the result, separated by spaces (bench/records/flags.py explains them)"),
     "source": Column("identity", "of a published figure; blank for a measurement by this program"),
     "note": Column("result", "the reason of a status, or what limits the machine"),
     # machine
@@ -74,7 +66,7 @@ COLUMNS = {
     "device_name": Column("identity", "its name as the system reports it"),
     "gpu_cores": Column("identity", "Apple GPU cores"),
     "cpu_name": Column("identity", "processor"),
-    "cpu_id": Column("identity", "its vendor, family, model and stepping; blank except on Linux"),
+    "cpu_id": Column("identity", "vendor, family, model and stepping of an x86 processor"),
     "cpu_count": Column("identity", "logical CPUs"),
     "memory_gb": Column("identity", "installed memory, units of 2**30 bytes"),
     "os": Column("version", "operating system"),
@@ -93,7 +85,7 @@ COLUMNS = {
     "framework_version": Column("version", "with its build"),
     # workload
     "workload": Column(
-        "work", "image, mlp, transformer, llm, matmul, convolution, gemv, attention, bandwidth or all-reduce", words=""
+        "work", "image, mlp, transformer, llm, matmul, convolution, gemv, attention or bandwidth", words=""
     ),
     "model": Column(
         "work",
@@ -117,7 +109,7 @@ COLUMNS = {
     "measured_precision": Column("result", "found by a comparison with float64"),
     "output_error": Column(
         "result",
-        "of the output for a pair of items against float64 on the CPU, relative L2; blank in float32 on a CPU",
+        "of the output for a pair of items against float32 on the CPU, relative L2; blank in float32 on a CPU",
         "number",
     ),
     "compile": Column(
@@ -147,7 +139,6 @@ COLUMNS = {
         words="{} devices",
     ),
     "nodes": Column("work", "number of machines with these devices", blank="1", words="{} nodes"),
-    "message_bytes": Column("work", "size of an all-reduce on each device", words="{} bytes"),
     "num_workers": Column("setup", "input processes of each device, or threads of tf.data", words="{} workers"),
     "num_threads": Column("setup", "CPU threads of the framework, for each device", words="{} threads"),
     "seed": Column("identity", "of data and weights"),
@@ -155,13 +146,13 @@ COLUMNS = {
     "unit": Column("result", "of throughput"),
     "throughput": Column(
         "result",
-        "items per second of all devices in the median window; with a pipeline or NUM_IMAGES all items over all "
-        "seconds; the algorithm bandwidth of an all-reduce, message_bytes over seconds",
+        "items per second of all devices, in the process with the median rate; there the median window, or with a "
+        "pipeline or NUM_IMAGES all items over all seconds",
         "positive",
     ),
-    "throughput_low": Column("result", "lower end of its interval", "positive"),
-    "throughput_high": Column("result", "upper end of its interval", "positive"),
-    "process_rates": Column("result", "throughput of each process, in their order, separated by spaces"),
+    "throughput_low": Column("result", "lowest end of the processes' intervals", "positive"),
+    "throughput_high": Column("result", "highest end of the processes' intervals", "positive"),
+    "process_rates": Column("result", "throughput of each process, in order, separated by spaces"),
     "step_seconds_median": Column("result", "median window / its steps", "positive"),
     "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
     "step_seconds_min": Column("result", "fastest window / its steps", "positive"),
@@ -195,12 +186,6 @@ COLUMNS = {
         "positive",
     ),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
-    "power_probe": Column(
-        "result",
-        "of a matmul-peak: the rate of a large matmul on zeros over its rate on random data; above 1.03 power limits "
-        "the chip",
-        "positive",
-    ),
     "peak_memory_bytes": Column(
         "result", "allocated on the (first) device; of the process if the device is the cpu", "meter"
     ),

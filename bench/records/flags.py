@@ -10,8 +10,8 @@ FLAGS = {
     "short": "fewer than 10 queue lengths were measured, so batches prepared in advance may inflate the rate: set a "
     "larger MAX_SECONDS",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
-    "slowed": "a small matmul took more than 10 % longer after the measurement than at the start (heat, a power limit, "
-    "a busy host): let the machine cool down and repeat the measurement",
+    "slowed": "a small matmul took more than 10 % longer after the measurement than at the start (heat, a power "
+    "limit): let the machine cool down and repeat the measurement",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use identical ones",
     "not_finite": "the output contains inf or NaN: choose another PRECISION",

@@ -5,12 +5,11 @@ The order of a measurement:
     first step -> warm-up -> check that every step runs and the output varies -> windows -> check the number of steps
 
 A window is: read the clock, submit k steps, synchronise, read a number that depends on the last step, read the clock.
-Nothing else happens inside, and no window is dropped. Anything that makes a result unreliable raises a flag (FLAGS).
+Nothing else happens inside, and no window is dropped. Anything that makes a result unreliable raises a flag.
 Statistics, such as the width of the interval, are columns and not flags.
 
-There are three modes (MODES): whole steps on resident batches, one part of a training step, and a stream of batches
-from an input pipeline. A pipeline prepares batches ahead, so its windows have no gaps: each begins when the last one
-ended. Batches that were waiting at the start are thrown away first.
+A pipeline prepares batches ahead, so its windows have no gaps: each begins when the last one ended. Batches that were
+waiting at the start are thrown away first.
 """
 
 import gc
@@ -19,9 +18,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from bench.timing import MeasurementError
 from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
 
 METHOD_VERSION = 2  # raised when a change here moves the numbers; 2: windows end with a read, every step is proved
@@ -51,32 +51,7 @@ MAX_READ_RATIO = 1.5  # of steps whose outputs are all read; if every second ste
 KEPT_OUTPUTS = 8
 SINGLE_TOLERANCE = 2e-5  # seconds a step
 SKIP_TRIES = 5
-
-# A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
-FLAGS = {
-    "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
-    "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
-    "contended": "other programs used more than 10 % of the CPU time (20 % if they used 10 % before the run): close "
-    "them",
-    "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
-    "short": "fewer than 10 queue lengths were measured, so batches prepared in advance may inflate the rate: set a "
-    "larger MAX_SECONDS",
-    "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
-    "slowed": "a small matmul took more than 10 % longer after the measurement than at the start (heat, a power limit, "
-    "a busy host): let the machine cool down and repeat the measurement",
-    "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
-    "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use identical ones",
-    "not_finite": "the output contains inf or NaN: choose another PRECISION",
-    "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",
-}
-
-
-class MeasurementError(Exception):
-    """A measurement that has no valid result; becomes the row's status and its reason."""
-
-    def __init__(self, status, reason):
-        super().__init__(reason)
-        self.status = status
+MOST_GROUPS = 8  # of KEPT_OUTPUTS steps in one try
 
 
 @dataclass(frozen=True)
@@ -95,7 +70,7 @@ class Job:
 
     @property
     def mode(self):
-        """Return a key of MODES."""
+        """Return "step" (whole steps on resident batches), "part" (of a training step) or "stream" (a pipeline)."""
         if self.session.queue_steps is not None:
             return "stream"
         return "part" if self.session.prepare else "step"
@@ -130,17 +105,10 @@ class Series:
     """Windows of equally many steps, in seconds, and the steps left over for a shorter piece at the end."""
 
     steps: int
-    windows: list[float]
+    windows: list[float] = field(default_factory=list)
     stop_reason: str = ""
     tail_steps: int = 0
     tail_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    step_seconds: float
-    seconds: float
-    varies: bool = False  # the last two blocks ended with different outputs
 
 
 @dataclass(frozen=True)
@@ -148,8 +116,9 @@ class Ready:
     """Hold what is known of a session after warm-up and after the check that every step runs."""
 
     first_step_seconds: float
-    first_value: float  # what was read after the first step
-    warmup: WarmUp
+    weights: tuple | None  # the session's checksum() after the first step
+    warmup_seconds: float
+    step_seconds: float
     steps: int  # in a window
 
 
@@ -182,9 +151,7 @@ def collector_at_rest():
 
 
 def measure_epoch(job: Job, order):
-    """Return (seconds, flags) of one pass over the training data.
-
-    The session has run both sizes of its batches before. The pass ends like a window, with a barrier and a read.
+    """Return (seconds, flags) of one pass over the training data, which ends like a window.
 
     Args:
         order: the items in the order in which they are trained on.
@@ -192,16 +159,14 @@ def measure_epoch(job: Job, order):
     session = job.session
     traces, updates = session.trace_count(), session.updates()
     with collector_at_rest():
-        for watch in job.watches:
-            watch.start()
+        start_watches(job)
         start = job.clock()
         steps = session.train_epoch(order)
         session.synchronize()
         session.read()
         seconds = job.clock() - start
     require_updates(session, updates, steps)
-    flags = [flag for watch in job.watches for flag in watch.flags()]
-    return seconds, flags + ([] if session.trace_count() == traces else ["recompiled"])
+    return seconds, raised_flags(job, traces)
 
 
 def sustain(job: Job, seconds, joules=None):
@@ -213,27 +178,27 @@ def sustain(job: Job, seconds, joules=None):
     Yields:
         (seconds since the first window began, Measurement of the last ten of them, mean watts in them or None).
     """
-    enough = lambda windows, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS)  # noqa: E731
+
+    def run_part(job, steps):
+        return collect(job, steps, lambda _, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS))
+
     with collector_at_rest():  # over all of it: a pause to collect would be a pause to cool down
         ready = get_ready(job)
-        began, measured = job.clock(), None
-        while job.clock() - began < seconds and (measured is None or measured.stop_reason != "interrupted"):
+        began, stop_reason = job.clock(), ""
+        while job.clock() - began < seconds and stop_reason != "interrupted":
             start, before = job.clock(), joules() if joules else None
-            measured = measure_ready(job, ready, lambda job, steps: collect(job, Series(steps, []), enough))
-            # After Ctrl-C the counter would include the energy of an incomplete window.
-            known = joules and measured.stop_reason != "interrupted"
-            watts = (joules() - before) / (job.clock() - start) if known else None
+            measured = measure_ready(job, ready, run_part)
+            watts = (joules() - before) / (job.clock() - start) if joules else None
+            stop_reason = measured.stop_reason
             yield job.clock() - began, measured, watts
 
 
 def measure_energy(job: Job, steps, joules):
     """Return (watts, joules per item) of at least ENERGY_SECONDS of the steps that have just been measured.
 
-    The counter is read on an idle device both times, so it covers exactly the work between the two readings.
-
     Args:
         steps: between two readings of the clock.
-        joules: reads a counter of energy.
+        joules: reads a counter of energy; called on an idle device.
     """
     with collector_at_rest():
         job.session.synchronize()
@@ -247,46 +212,30 @@ def measure_energy(job: Job, steps, joules):
 
 
 def get_ready(job: Job):
-    """Run the first step and warm up; returns a Ready, raises MeasurementError."""
-    first_step_seconds = timed(job.session, job.clock, 1)
-    first_value = job.session.read()
-    job.session.after_first_step()
-    warmup, steps = MODES[job.mode](job)
-    return Ready(first_step_seconds, first_value, warmup, steps)
-
-
-def get_step_ready(job: Job):
-    """Return (WarmUp, steps in a window) of whole steps on resident batches."""
-    warmup = warm_up(job.session, job.clock, MAX_WARMUPS * job.max_seconds)
-    steps = choose_steps(warmup.step_seconds, idle_barrier_seconds(job))
-    prove_every_step_runs(job, steps)
-    if not warmup.varies:
-        prove_output_varies(job.session)
-    return warmup, steps
-
-
-def get_part_ready(job: Job):
-    """Return (WarmUp, 1) of a part of a training step: every timed step has a window of its own.
-
-    The full step ran before it in this process, so a few steps warm it up.
-    """
-    start = job.clock()
-    step_seconds = timed(job.session, job.clock, PART_WARMUP_STEPS) / PART_WARMUP_STEPS
-    prove_output_varies(job.session)
-    return WarmUp(step_seconds, job.clock() - start), 1
-
-
-def get_stream_ready(job: Job):
-    """Return (WarmUp, steps in a window) of batches from an input pipeline, its queue drained."""
-    warmup = drain_queue(job)
-    steps = choose_stream_steps(warmup.step_seconds, job.session.num_workers, job.max_seconds)
-    if steps > 1:
+    """Run the first step, warm up, and prove that the steps run; returns a Ready, raises MeasurementError."""
+    session, clock, steps, varies = job.session, job.clock, 1, False
+    first_step_seconds = timed(session, clock, 1)
+    weights = session.checksum()
+    session.after_first_step()
+    start = clock()
+    if job.mode == "step":
+        step_seconds, varies = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
+    elif job.mode == "part":  # the full step ran before it in this process; each timed step has a window of its own
+        step_seconds = timed(session, clock, PART_WARMUP_STEPS) / PART_WARMUP_STEPS
+    else:
+        step_seconds = drain_queue(job)
+    warmup_seconds = clock() - start
+    if job.mode == "step":
+        steps = choose_steps(step_seconds, idle_barrier_seconds(job))
         prove_every_step_runs(job, steps)
-        warmup = drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    return warmup, steps
-
-
-MODES = {"step": get_step_ready, "part": get_part_ready, "stream": get_stream_ready}
+    elif job.mode == "stream":
+        steps = choose_stream_steps(step_seconds, session.num_workers, job.max_seconds)
+        if steps > 1:
+            prove_every_step_runs(job, steps)
+            drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
+    if job.mode != "stream" and not varies:
+        prove_output_varies(session)
+    return Ready(first_step_seconds, weights, warmup_seconds, step_seconds, steps)
 
 
 def measure_ready(job: Job, ready, run):
@@ -295,24 +244,33 @@ def measure_ready(job: Job, ready, run):
     Raises:
         MeasurementError: `work_skipped` if the optimizer's step count differs from ours, or no weight changed.
     """
-    session, warmup = job.session, ready.warmup
+    session = job.session
     traces, updates = session.trace_count(), session.updates()
     series = run(job, ready.steps)
-    flags = [flag for watch in job.watches for flag in watch.flags()]
-    flags += [] if session.trace_count() == traces else ["recompiled"]
+    flags = raised_flags(job, traces)
     if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
-        value = session.read()
-        require_updates(session, updates, ready.steps * len(series.windows) + series.tail_steps)
-        if updates is not None and value == ready.first_value:
+        flags += [] if math.isfinite(session.read()) else ["not_finite"]
+        require_updates(session, updates, series.steps * len(series.windows) + series.tail_steps)
+        if ready.weights is not None and session.checksum() == ready.weights:
             raise MeasurementError("work_skipped", "the weights have not changed since the first step")
-        flags += [] if math.isfinite(value) else ["not_finite"]
-        if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * warmup.step_seconds:
+        if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * ready.step_seconds:
             flags += ["barrier_shows"]
     # A pipeline's queue, full or empty at the start, may still show in the total.
     if session.queue_steps and len(series.windows) * series.steps < ENOUGH_QUEUES * session.queue_steps:
         flags += ["short"]
     flags += ["drift"] if has_drift(series.windows) else []
     return summarize(job, ready, series, flags)
+
+
+def start_watches(job: Job):
+    for watch in job.watches:
+        watch.start()
+
+
+def raised_flags(job: Job, traces):
+    """Return the flags of the watches, and `recompiled` if the step was compiled more than `traces` times."""
+    flags = [flag for watch in job.watches for flag in watch.flags()]
+    return flags + ([] if job.session.trace_count() == traces else ["recompiled"])
 
 
 def require_updates(session, before, steps):
@@ -327,14 +285,18 @@ def timed(session, clock, steps):
     Because of the read, the result does not rely on the barrier. If a step needs another part before it (backward
     needs forward), each step is timed separately.
     """
-    if session.prepare:
-        return sum(timed_apart(session, clock) for _ in range(steps))
-    start = clock()
-    for _ in range(steps):
-        session.step()
-    session.synchronize()
-    session.read()
-    return clock() - start
+    total, together = 0.0, 1 if session.prepare else steps
+    for _ in range(steps // together):
+        if session.prepare:
+            session.prepare()
+            session.synchronize()
+        start = clock()
+        for _ in range(together):
+            session.step()
+        session.synchronize()
+        session.read()
+        total += clock() - start
+    return total
 
 
 def timed_with_all_outputs(session, clock):
@@ -349,29 +311,11 @@ def timed_with_all_outputs(session, clock):
     return (clock() - start) / KEPT_OUTPUTS
 
 
-def timed_apart(session, clock):
-    """Return the seconds of one step by itself, after what has to come before it."""
-    session.prepare()
-    session.synchronize()
-    start = clock()
-    session.step()
-    session.synchronize()
-    session.read()
-    return clock() - start
-
-
 def prove_every_step_runs(job: Job, steps):
     """Raise MeasurementError (`work_skipped`) if steps in a window take less time than steps that are all read.
 
-    A lazy framework that evaluates only what is read would run one step of each window. Let W be the seconds per step
-    of a window, A those of KEPT_OUTPUTS steps whose outputs are all read at the end, F the shortest of some single
-    steps, each with barrier and read, and P an idle barrier and read.
-
-    - An honest device has A - P = W. If one step in n waits until its output is read, A - P is W n / (n - 1). In
-      training, where a step changes what the last one left, A is not measured: the optimizer counts the steps.
-    - A device that works through a queue in order has F - P <= 2 W: submitting plus running, of which a window shows
-      the longer. If only the last step of a window of n runs, F - P is about n W.
-
+    A lazy framework that evaluates only what is read would run one step of each window. docs/method-details.md derives
+    the limits: W is in_window here, A all_read (only of outputs that training does not change), F single and P idle.
     Other programs can only lengthen a step. So in several tries the longest W, and the shortest A and F, are compared.
 
     SINGLE_TOLERANCE is for steps of microseconds, whose single runs meet cold caches, and P once more for devices that
@@ -387,8 +331,8 @@ def prove_every_step_runs(job: Job, steps):
     for _ in range(SKIP_TRIES):
         in_window = max(in_window, timed(session, clock, compared) / compared)
         if all_read:  # before the single steps, between which a GPU may lower its clock
-            parts = compared // KEPT_OUTPUTS
-            all_read = min(all_read, *(timed_with_all_outputs(session, clock) for _ in range(parts)))
+            groups = min(MOST_GROUPS, compared // KEPT_OUTPUTS)
+            all_read = min(all_read, *(timed_with_all_outputs(session, clock) for _ in range(groups)))
         idle = idle_barrier_seconds(job)
         single = min(single, *(timed(session, clock, 1) for _ in range(SINGLE_STEPS)))
         allowed = SINGLE_TOLERANCE + 2 * idle
@@ -417,7 +361,11 @@ def prove_output_varies(session):
 
 
 def warm_up(session, clock, max_seconds):
-    """Run blocks of steps until their pace is steady, or until max_seconds (two steps at least)."""
+    """Run blocks of steps until their pace is steady, or until max_seconds (two steps at least).
+
+    Returns:
+        (seconds per step of the last block, whether the last two blocks ended with different outputs).
+    """
     start = clock()
     steps, block, paces, value = 0, 1, [], None
     while True:
@@ -432,7 +380,7 @@ def warm_up(session, clock, max_seconds):
             paces.append(pace)
         is_ready = elapsed >= MIN_WARMUP_SECONDS and is_steady(paces)
         if steps >= MIN_WARMUP_STEPS and (is_ready or elapsed >= max_seconds):
-            return WarmUp(pace, elapsed, varies=before is not None and value != before)
+            return pace, before is not None and value != before
 
 
 def is_steady(paces):
@@ -474,7 +422,7 @@ def drain_queue(job: Job):
         steps += block
         elapsed = job.clock() - start
         if steps >= max(2 * session.queue_steps, MIN_WARMUP_STEPS) or elapsed >= job.max_seconds:
-            return WarmUp(seconds / block, elapsed)
+            return seconds / block
 
 
 def choose_stream_steps(step_seconds, num_workers, max_seconds):
@@ -498,12 +446,14 @@ def run_until_sure(job: Job, steps):
         # Looking after every window would cost time between them and invite a lucky stop: look every 10 %.
         if job.mode != "stream" and len(windows) >= next_look:
             next_look = math.ceil(next_look * 1.1)
-            if sum(windows) >= MIN_MEASURED_SECONDS and half_width_percent(windows) <= job.target_ci:
+            low, high = interval(windows)
+            is_narrow = 50 * (high - low) / statistics.median(windows) <= job.target_ci  # half of it, in percent
+            if is_narrow and sum(windows) >= MIN_MEASURED_SECONDS:
                 return "target_ci"
         late = elapsed >= job.max_seconds
         return "max_seconds" if (late and len(windows) >= LEAST_WINDOWS) or elapsed >= 3 * job.max_seconds else ""
 
-    return collect(job, Series(steps, []), stop)
+    return collect(job, steps, stop)
 
 
 def run_exactly(job: Job, steps):
@@ -511,31 +461,26 @@ def run_exactly(job: Job, steps):
     total = math.ceil(job.num_items / job.items_per_step)
     steps = max(1, min(steps, total // MIN_SAMPLES))
     count, left = divmod(total, steps)
-    series = collect(job, Series(steps, []), lambda windows, _: "num_images" * (len(windows) == count))
-    if left and series.stop_reason == "num_images":
-        try:
-            series.tail_seconds = timed(job.session, job.clock, left)
-            series.tail_steps = left
-        except KeyboardInterrupt:
-            series.stop_reason = "interrupted"
-    return series
+    return collect(job, steps, lambda windows, _: "num_images" * (len(windows) == count), left)
 
 
-def collect(job: Job, series, stop):
-    """Add windows to the series until stop(windows, elapsed seconds) gives a reason, or until Ctrl-C; returns it."""
-    clock, streams = job.clock, job.mode == "stream"
-    for watch in job.watches:
-        watch.start()
+def collect(job: Job, steps, stop, tail_steps=0):
+    """Measure windows until stop(their seconds, elapsed seconds) gives a reason, or until Ctrl-C; returns a Series."""
+    clock, streams, series = job.clock, job.mode == "stream", Series(steps)
+    start_watches(job)
     began = last = clock()
     try:
         while not series.stop_reason:
-            seconds = timed(job.session, clock, series.steps)
+            seconds = timed(job.session, clock, steps)
             now = clock()
             series.windows.append(now - last if streams else seconds)
             last = now
             series.stop_reason = stop(series.windows, now - began)
             if job.on_window and not streams:
-                job.on_window(series.windows, series.steps)
+                job.on_window(series.windows, steps)
+        if tail_steps:
+            series.tail_seconds = timed(job.session, clock, tail_steps)
+            series.tail_steps = tail_steps
     except KeyboardInterrupt:
         if not series.windows:
             raise
@@ -566,7 +511,7 @@ def summarize(job: Job, ready, series, flags):
         items=items,
         seconds=seconds,
         first_step_seconds=ready.first_step_seconds,
-        warmup_seconds=ready.warmup.seconds,
+        warmup_seconds=ready.warmup_seconds,
         stop_reason=series.stop_reason,
         flags=tuple(flags),
     )
@@ -577,8 +522,3 @@ def interval(windows):
     if len(windows) >= ENOUGH_WINDOWS:
         return median_interval(windows)
     return (min(windows), max(windows)) if len(windows) > 1 else (None, None)
-
-
-def half_width_percent(windows):
-    low, high = interval(windows)
-    return math.inf if low is None else 50 * (high - low) / statistics.median(windows)

@@ -35,7 +35,6 @@ GUESSES = {
     "MEMORY_FORMAT": {"channels_last": {"cpu": 1.4, "cuda": 1.2, "mps": 1.0}},
 }
 LATE = ("max-autotune", "max-autotune-no-cudagraphs")  # minutes of compilation: only for the fastest candidates
-AUTOTUNE_MULTIPROCESSORS = 68  # below, torch.compile tunes no Triton templates (torch._inductor.utils.is_big_gpu)
 BFLOAT16_CAPABILITY = 8.0  # below, torch.compile runs bfloat16 eagerly, or emulates it
 # Weights in 16 bits lose small updates: such a training is fast and does not learn.
 NOT_IN_TRAINING = ("bfloat16", "float16")
@@ -95,8 +94,6 @@ def list_dimensions(settings, environ, changes, row, card=None):
 def is_sensible(settings, name, value, row, card):
     """Return whether a value may be faster for this framework, phase and card, and is right at all."""
     if settings.phase == "training" and value in NOT_IN_TRAINING:
-        return False
-    if value in LATE and card and card.multiprocessors < AUTOTUNE_MULTIPROCESSORS:
         return False
     # XLA, which TensorFlow's Metal plug-in does not have.
     if settings.framework == "tensorflow" and row["device"] == "mps" and (name, value) == ("COMPILE", "1"):

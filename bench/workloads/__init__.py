@@ -2,7 +2,7 @@
 
 from bench.settings import ROOT
 
-# Not in cifar10.py, because the doctor and the plots need them even if NumPy or certifi is not installed.
+# Not in cifar10.py, because the doctor and the plots need them even if NumPy or pooch is not installed.
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_FOLDER = ROOT / "data"
 CIFAR_SIDE, CIFAR_CLASSES = 32, 10

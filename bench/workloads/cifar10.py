@@ -5,19 +5,12 @@ Each image is one byte of label and 3 x 32 x 32 bytes of red, green and blue.
 """
 
 import functools
-import hashlib
-import http.client
 import logging
-import os
-import shutil
-import ssl
+import sys
 import tarfile
-import urllib.request
-from pathlib import Path
 
-import certifi
 import numpy as np
-from tqdm import tqdm
+import pooch
 
 from bench.settings import SettingError
 from bench.workloads import CIFAR10_FOLDER, CIFAR10_URL, CIFAR_CLASSES, CIFAR_SIDE, TEST_IMAGES, TRAIN_IMAGES
@@ -25,15 +18,11 @@ from bench.workloads.data import RESIDENT_BATCHES
 
 log = logging.getLogger("bench")
 
-MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-TIMEOUT_SECONDS = 10
+HASH = "md5:c32a1d4ab5d03f1284b67883e8d87530"
+TIMEOUT_SECONDS, CHUNK_BYTES = 10, 2**18
 PIXELS = 3 * CIFAR_SIDE**2  # bytes of one image
 TRAIN = tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6))
 TEST = ("cifar-10-batches-bin/test_batch.bin",)
-
-
-class DataError(Exception):
-    """CIFAR-10 is not available: one line with the reason."""
 
 
 @functools.cache
@@ -48,11 +37,11 @@ def choose(data):
     try:
         load()
         return "cifar10"
-    except DataError as error:
+    except (OSError, ValueError, tarfile.TarError) as error:  # no network, a wrong MD5, a full disk
+        reason = " ".join(str(error).split())
         if data == "cifar10":
-            raise SettingError(f"DATA='cifar10' is not available: {error}; DATA=synthetic needs no network") from None
-        log.warning("WARNING: CIFAR-10 is not available (%s): measuring with synthetic images", error)
-        os.environ["DATA"] = "synthetic"  # for child processes, so that none tries again
+            raise SettingError(f"DATA='cifar10' is not available: {reason}; DATA=synthetic needs no network") from None
+        log.warning("WARNING: CIFAR-10 is not available (%s): measuring with synthetic images", reason)
         return "synthetic"
 
 
@@ -68,8 +57,8 @@ def dataset(data, seed):
     """Return (train images, train labels, test images, test labels): 50,000 and 10,000 images, float32 from 0 to 1."""
     if data == "synthetic":
         images, labels = synthetic_images(TRAIN_IMAGES + TEST_IMAGES, seed)
-        train, train_labels = images[:TRAIN_IMAGES], labels[:TRAIN_IMAGES]
-        test, test_labels = images[TRAIN_IMAGES:], labels[TRAIN_IMAGES:]
+        train, test = np.split(images, [TRAIN_IMAGES])
+        train_labels, test_labels = np.split(labels, [TRAIN_IMAGES])
     else:
         train, train_labels, test, test_labels = load()
     return as_floats(train), train_labels, as_floats(test), test_labels
@@ -93,55 +82,18 @@ def synthetic_images(count, seed):
 
 
 @functools.cache
-def load(folder=CIFAR10_FOLDER, url=CIFAR10_URL, md5=MD5):
+def load(folder=CIFAR10_FOLDER, url=CIFAR10_URL, known_hash=HASH):
     """Return (train images, train labels, test images, test labels), after downloading the archive if it is missing.
 
     Images are uint8 of shape (count, 3072): all red values, then green, then blue. Labels are int64.
 
     Raises:
-        DataError: no network or a wrong MD5. No incomplete file is left behind.
+        OSError: no network. ValueError: a wrong hash. No incomplete file is left behind.
     """
-    path = Path(folder) / url.rpartition("/")[2]
-    if not path.exists():
-        fetch(url, path, md5)
-    try:
-        if md5_of(path) == md5:
-            return read(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): delete it, then run again to download it") from None
-    raise DataError(f"{path} is not the published file (wrong MD5): delete it, then run again to download it")
-
-
-def fetch(url, path, md5):
-    """Download a file; it is renamed to `path` only if it has the right MD5."""
-    log.info("downloading CIFAR-10 (170 MB) to %s", path.parent)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    # On a Mac, Python from python.org does not find the system's certificates.
-    trust = ssl.create_default_context(cafile=certifi.where())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS, context=trust) as reply, part.open("wb") as file:
-            size = int(reply.headers.get("Content-Length") or 0) or None
-            with tqdm.wrapattr(reply, "read", total=size, desc=f"downloading {url}", disable=None) as counted:
-                shutil.copyfileobj(counted, file, 1 << 20)
-        if md5_of(part) != md5:
-            raise DataError(f"{url} did not send the whole published file (wrong MD5): try again")
-        part.replace(path)
-    except (OSError, http.client.HTTPException) as error:
-        raise DataError(f"{url}: {getattr(error, 'reason', None) or error}") from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def md5_of(path):
-    """Return the MD5 of a file as hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
-
-
-def read(path):
-    """Read the archive in memory, without unpacking it to disk; returns what load() returns."""
-    with tarfile.open(path, "r:gz") as archive:
+    shows_bar = sys.stderr.isatty()
+    download = pooch.HTTPDownloader(progressbar=shows_bar, chunk_size=CHUNK_BYTES, timeout=TIMEOUT_SECONDS)
+    path = pooch.retrieve(url, known_hash, url.rpartition("/")[2], folder, downloader=download)
+    with tarfile.open(path, "r:gz") as archive:  # in memory, without unpacking it to disk
         train, test = (b"".join(archive.extractfile(name).read() for name in names) for names in (TRAIN, TEST))
     return *split(train), *split(test)
 

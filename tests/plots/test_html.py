@@ -14,7 +14,7 @@ import pytest
 import compare_results
 from bench.plots import draw, html
 from bench.records import tables, verdict
-from bench.timing.measure import FLAGS
+from bench.records.flags import FLAGS
 from tests.records.examples import BASE, rate, write
 
 SCRIPT = Path("bench/plots/page.js")

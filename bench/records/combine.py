@@ -1,0 +1,44 @@
+"""Combine what several processes measured of the same work: a row is a result."""
+
+from bench.records.columns import WORK
+
+
+def combine(processes):
+    """Return one row for each quantity.
+
+    A row has the cells of the process with the median rate (of two in the middle the slower one), so that they fit each
+    other. Its interval reaches from the lowest to the highest end of the processes' own intervals, because processes
+    that follow each other are alike: the machine's speed changes over minutes. Warnings are those of all processes.
+
+    Args:
+        processes: a list of rows for each process. Rows of the same quantity agree in WORK; a failed row is kept only if
+            no process measured that quantity.
+    """
+    quantities = {}
+    for rows in processes:
+        for row in rows:
+            key = (*(row.get(name) for name in WORK), row.get("elapsed_seconds"))
+            quantities.setdefault(key, []).append(row)
+    return [combine_quantity(rows) for rows in quantities.values()]
+
+
+def combine_quantity(rows):
+    """Return the row of one quantity from the rows of its processes."""
+    ok = [row for row in rows if row["status"] == "ok"] or [row for row in rows if row.get("throughput")]
+    if not ok:
+        return rows[0]
+    middle = sorted(ok, key=lambda row: row["throughput"])[(len(ok) - 1) // 2]
+    return middle | {
+        "throughput_low": reach(ok, "throughput_low", min),
+        "throughput_high": reach(ok, "throughput_high", max),
+        "process_rates": " ".join(f"{row['throughput']:.4g}" for row in ok),
+        "flags": " ".join(dict.fromkeys(flag for row in ok for flag in (row.get("flags") or "").split())),
+    }
+
+
+def reach(rows, end, choose):
+    """Return the end of the interval over all processes; None for one process without an interval of its own."""
+    ends = [row[end] for row in rows if row.get(end) is not None]
+    if len(rows) > 1:
+        ends += [row["throughput"] for row in rows]
+    return choose(ends, default=None)
