@@ -166,11 +166,11 @@ def list_tiles(rows, line, formats):
     chip = line["device_name"], str(line["gpu_cores"] or "")
     found = []
     for numbers in NUMBERS:
-        if numbers in formats and (peak := best.get((line["machine"], line["device"], numbers))):
+        if numbers in formats and (peak := best.get((*peaks.chip_of(line), numbers))):
             rated = peaks.chip_peaks().get((*chip, numbers))
             words = f"{numbers} matmul" + (f" (rated {format_number(rated)})" if rated else "")
             found.append((format_number(peak["tflops"], "{:.3g}"), "TFLOP/s", words))
-    if rate := moved.get((line["machine"], line["device"])):
+    if rate := moved.get(peaks.chip_of(line)):
         rated = peaks.chip_bandwidths().get(chip)
         words = "memory bandwidth" + (f" (rated {format_number(rated)})" if rated else "")
         found.append((format_number(rate, "{:.3g}"), "GB/s", words))

@@ -152,13 +152,13 @@ def list_machines(rows):
     for row in latest.drop_duplicates("machine", keep="last").to_dict("records"):
         about = [row["device_name"], row["cpu_name"], f"{row['memory_gb']} GB" if row["memory_gb"] else ""]
         machines[row["machine"]] = {"about": ", ".join(dict.fromkeys(filter(None, about))), "limits": []}
-    for (machine, device, precision), row in sorted(matmuls.items()):
+    for (machine, device, _, precision), row in sorted(matmuls.items()):
         what = f"best {precision} matmul on {device}, {row['framework']}"
         machines[machine]["limits"].append([what, "measured", f"{format_number(row['tflops'])} TFLOP/s"])
         if row["power_probe"] > 0:
             what = f"{precision} matmul on {device}: zeros over random data"
             machines[machine]["limits"].append([what, "measured", f"{row['power_probe']:.3f}"])
-    for (machine, device), rate in sorted(moved.items()):
+    for (machine, device, _), rate in sorted(moved.items()):
         machines[machine]["limits"].append([f"bandwidth of {device}", "measured", f"{format_number(rate)} GB/s"])
     for (machine, name, cores), _ in rows.groupby(["machine", "device_name", "gpu_cores"]):
         machines[machine]["limits"] += [

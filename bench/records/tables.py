@@ -197,7 +197,8 @@ def add_peak_fraction(summary, rows):
     They are NaN unless both were measured by this program.
     """
     best, moved = measured_limits(rows)
-    lines = summary[["machine", "device", "precision", "tflops", "bandwidth"]].to_dict("records")
+    names = ["machine", "device", "device_name", "cpu_id", "precision", "tflops", "bandwidth"]
+    lines = summary[names].to_dict("records")
     of_peak = pd.Series([peaks.fraction_of_peak(row, best) for row in lines], summary.index, dtype=float)
     of_bandwidth = pd.Series([peaks.fraction_of_bandwidth(row, moved) for row in lines], summary.index, dtype=float)
     own = ~summary["published"]
