@@ -74,6 +74,7 @@ COLUMNS = {
     "device_name": Column("identity", "its name as the system reports it"),
     "gpu_cores": Column("identity", "Apple GPU cores"),
     "cpu_name": Column("identity", "processor"),
+    "cpu_id": Column("identity", "which chip of that name: vendor, family, model and stepping, from /proc/cpuinfo"),
     "cpu_count": Column("identity", "logical CPUs"),
     "memory_gb": Column("identity", "installed memory, units of 2**30 bytes"),
     "os": Column("version", "operating system"),
@@ -160,6 +161,9 @@ COLUMNS = {
     ),
     "throughput_low": Column("result", "lower end of its interval", "positive"),
     "throughput_high": Column("result", "upper end of its interval", "positive"),
+    "process_rates": Column(
+        "result", "the rate of every process, in order; the other cells are those of the process with the median rate"
+    ),
     "step_seconds_median": Column("result", "median window / its steps", "positive"),
     "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
     "step_seconds_min": Column("result", "fastest window / its steps", "positive"),

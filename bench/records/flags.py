@@ -1,0 +1,19 @@
+"""The flags of a row, whoever raises them, and their words."""
+
+# A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
+FLAGS = {
+    "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
+    "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
+    "contended": "other programs used more than 10 % of the CPU time (20 % if they used 10 % before the run): close "
+    "them",
+    "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
+    "short": "fewer than 10 queue lengths were measured, so batches prepared in advance may inflate the rate: set a "
+    "larger MAX_SECONDS",
+    "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
+    "slowed": "a small matmul took more than 10 % longer after the measurement than at the start (heat, a power limit, "
+    "a busy host): let the machine cool down and repeat the measurement",
+    "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
+    "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use identical ones",
+    "not_finite": "the output contains inf or NaN: choose another PRECISION",
+    "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",
+}
