@@ -270,8 +270,8 @@ def measure_as_rank(launcher: Launcher, measure_work, describe):
         or settings.epochs
     ):
         raise SettingError(
-            f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of each setting "
-            "(mainly MODEL, BATCH_SIZE and RUNS), or set NUM_DEVICES instead of using torchrun"
+            f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL, PHASE, "
+            "BATCH_SIZE, RUNS ..., or set NUM_DEVICES instead of using torchrun"
         )
     if not FRAMEWORKS[settings.framework].runs_on_many:
         raise SettingError(f"FRAMEWORK={settings.framework!r} runs on one device here: start it without torchrun")

@@ -123,15 +123,14 @@ def measure_workload(bench: Bench, describe_workload):
 
     The line of a failure or an interruption is the last one: its status says what happened, its note why.
     """
-    bench = measure_at_rest(bench)
-    status = "failed"
+    bench, status = measure_at_rest(bench), ""
     for phase, scope in quantities(bench):
         workload = describe_workload(replace(bench.settings, phase=phase))
         about = cells.of_work(bench.settings, workload, phase, scope)
         log.info("%s %s: building and checking, then measuring", phase, scope)
         try:
             if scope in SCOPES:
-                found = [measure_quantity(bench, workload, phase, scope)]
+                found = iter([measure_quantity(bench, workload, phase, scope)])
             else:
                 found = measure_series(bench, workload, phase, scope)
             for columns in found:
@@ -279,8 +278,8 @@ def refuse_too_large(workload, device):
     free = resources.available_bytes()
     if free and needed > free:
         raise MemoryError(
-            f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL, BATCH_SIZE, "
-            "SIZES or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
+            f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL, BATCH_SIZE "
+            "or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
         )
 
 

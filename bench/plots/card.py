@@ -158,7 +158,10 @@ def describe_limits(runs, lines):
         said.append(f"{title} {whole['phase']} from JPEG files{joined} {whole['note'].partition(';')[0]}.")
     shares = [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]
     reads = [line["of_bandwidth"] for line in lines if line["of_bandwidth"] > 0]
-    for found, words in ((shares, "The models reach {} of the best matmul."), (reads, "Decode reads at {} of the memory bandwidth.")):
+    for found, words in (
+        (shares, "The models reach {} of the best matmul."),
+        (reads, "Decode reads at {} of the memory bandwidth."),
+    ):
         if found:
             ends = dict.fromkeys(f"{100 * share:.0f}" for share in (min(found), max(found)))
             said.append(words.format(" to ".join(ends) + " %"))
