@@ -278,8 +278,8 @@ def refuse_too_large(workload, device):
     free = resources.available_bytes()
     if free and needed > free:
         raise MemoryError(
-            f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL, BATCH_SIZE "
-            "or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
+            f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL or "
+            "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
         )
 
 
