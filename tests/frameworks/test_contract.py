@@ -291,6 +291,7 @@ def test_a_device_that_computes_something_else_is_refused(opener, monkeypatch, n
 # What a device leaves out that drops a layer, by framework.
 RELU = {
     "torch": ("torch.nn.functional.relu", lambda x, inplace=False: x),
+    "mlx": ("mlx.nn.ReLU.__call__", lambda layer, x: x),
 }
 
 
