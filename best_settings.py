@@ -5,7 +5,7 @@
     WORKLOAD=transformer MAX_MINUTES=40 make best
     PRECISION=float32 COMPILE=0,1 make best             one value is held fixed, a list restricts what is tried
 
-Each trial of a combination is an ordinary run in a process of its own. bench/tune/search.py decides what to try next,
+Each trial of a combination is a process of its own. bench/tune/search.py decides what to try next,
 bench/tune/candidates.py lists what can be tried. `make help` lists the settings.
 """
 
@@ -13,18 +13,17 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench import cli
 from bench.host import environment
-from bench.host.ranks import refuse_ranks
 from bench.launch import Launcher
 from bench.records import results
-from bench.records.cells import new_run_id
-from bench.records.columns import format_number
-from bench.settings import ROOT, SEARCH, SEARCH_STEP, ByDevice, SettingError, read_search
+from bench.records.columns import describe_work, format_number
+from bench.records.combine import combine
+from bench.settings import MAKE_VARIABLES, ROOT, SettingError, known_names, list_runs, read_settings, refuse_misspelt
 from bench.tune import answer, candidates
-from bench.tune.search import TRIAL_SECONDS, Search, Trial
+from bench.tune.search import Dimension, Search
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
@@ -33,105 +32,123 @@ from transformer_benchmark import transformer_workload
 log = logging.getLogger("bench")
 
 WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
+TRIAL_SECONDS, FULL_SECONDS = 3.0, 10.0  # MAX_SECONDS of a trial, and of a full run unless it is set
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
-FULL_SECONDS = 10.0  # MAX_SECONDS of a full run, unless it is set
-FULL_LIMIT = 600  # seconds after which a full run is ended, and the first run, which may download what it needs
+FULL_LIMIT = 600  # seconds after which a full run is ended, and the first trial, which may download what it needs
+FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0", "SUSTAIN": None, "NUM_IMAGES": None}
+NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 
-@dataclass(frozen=True)
+def read_search(environ):
+    """Read the settings of `make best`.
+
+    Returns:
+        (settings of the search, settings of its workload, runs of the workload's lists as list_runs() returns them).
+
+    Raises:
+        SettingError: also for what a search cannot hold fixed: other quantities, lists of other settings.
+    """
+    plain = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
+    own = read_settings("best", plain)
+    refuse_misspelt((own.workload, "best"), environ)
+    settings, changes = read_settings(own.workload, plain), list_runs(own.workload, plain)
+    for name, only in FIXED.items():
+        if plain.get(name) not in (None, only):
+            raise SettingError(f"{name}={plain[name]!r} does not suit `make best`, which measures one rate: unset it")
+    if "auto" in plain.get("BATCH_SIZE", "").lower():
+        raise SettingError(f"BATCH_SIZE={plain['BATCH_SIZE']!r}: `make best` finds the batch size itself: unset it")
+    for name in sorted(set().union(*changes) - {*candidates.GUESSES, "BATCH_SIZE"}):
+        if name in plain:
+            raise SettingError(f"{name}={plain[name]!r} must be one value in `make best`: run it once for each")
+    return own, settings, changes
+
+
+@dataclass
 class Runs:
-    """The runs of one search."""
+    """The processes of one search: starts them, and keeps their rows for each candidate."""
 
     launcher: Launcher
-    held: dict[str, str]  # {variable: text} that every run gets
-    search_id: str
+    held: dict[str, str]  # {variable: text} that every process gets
     seconds: float  # of the whole search
+    longest: float  # MAX_SECONDS of a full run
+    dimensions: list[Dimension] = field(default_factory=list)
+    trials: dict[tuple, list[dict]] = field(default_factory=dict)
+    full: dict[tuple, list[dict]] = field(default_factory=dict)
+    notes: dict[tuple, str] = field(default_factory=dict)  # why a candidate failed
 
-    def run(self, change, seconds, step=None, limit=None):
-        """Return the row of one run: a full run if it has a step of the path; it is ended after `limit` seconds.
-
-        Raises:
-            SettingError: the run left no row; the message says why.
-        """
-        limit = limit or (FULL_LIMIT + 2 * seconds if step else max(LEAST_LIMIT, LIMIT_SHARE * self.seconds))
-        change = self.held | change | {"MAX_SECONDS": f"{seconds:g}", SEARCH: self.search_id, SEARCH_STEP: step}
-        return self.launcher.launch_silently(change, round(limit))[-1]
-
-
-def trial_of(row):
-    """Return the Trial that a row holds."""
-    step = row["search_step"] or None
-    if row["status"] != "ok":
-        return Trial(note=f"{row['status']}: {row['note']}", step=step, row=row)
-    low, high = (float(row[name]) if row[name] else None for name in ("throughput_low", "throughput_high"))
-    return Trial(float(row["throughput"]), low, high, "", "contended" in row["flags"].split(), step, row)
-
-
-def hold(settings, changes):
-    """Return the variables that every run gets: the first entry of each list, one phase and one scope."""
-    held = {name: text for name, text in changes[0].items() if name in os.environ or name == "PHASE"}
-    if not {"MODEL", "IMAGE_MODEL"} & set(os.environ) and not isinstance(settings.model, ByDevice):
-        held["MODEL"] = settings.model
-    scope = {} if settings.scope is None else {"SCOPE": "device"}
-    return held | scope | {"MAKEFLAGS": ""}  # make's command line is in the environment too
-
-
-def start_search(runs, settings, changes, begun):
-    """Return the Search, with a first trial of the default, which knows the device."""
-
-    def attempt(candidate, seconds, step):
-        longest = settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
-        seconds = min(seconds or longest, longest)
+    def attempt(self, candidate, is_full):
+        """Run a candidate in a process of its own, print a line, and return its rate, 0 if it failed."""
+        seconds, limit, rows = TRIAL_SECONDS, max(LEAST_LIMIT, LIMIT_SHARE * self.seconds), self.trials
+        if is_full:
+            seconds, limit, rows = FULL_SECONDS, FULL_LIMIT, self.full
+        change, compares = candidates.change_of(self.dimensions, candidate), candidate not in rows
         try:
-            return trial_of(runs.run(candidates.change_of(dimensions, candidate), seconds, step))
+            row = self.run(change, seconds, limit, compares)
         except SettingError as error:
-            return Trial(note=str(error), step=step, row={"flags": ""})
+            row = {"status": "failed", "note": str(error), "precision": ""}
+        return self.keep(candidate, row, is_full)
 
-    def tell(candidate):
-        """Print one line about the last trial, what is left, and the fastest so far."""
-        last, (fastest, _) = search.trials[candidate][-1], search.answers()
-        rate = f"{format_number(last.rate)} {last.row['unit']}" if last.rate else last.note
-        rate += " while other programs ran" * last.is_contended
-        best = f"fastest so far: {candidates.describe(dimensions, fastest)}" if fastest else "nothing has worked yet"
-        stage = "full run" if last.step else f"{len(search.untried())} not tried yet"
-        log.info("%s: %s (%s; %s)", candidates.describe(dimensions, candidate), rate, stage, best)
+    def run(self, change, seconds, limit, compares=True):
+        change = self.held | change | {"MAX_SECONDS": f"{min(seconds, self.longest):g}"}
+        allocator = {"allocator": environment.find_allocator(os.environ | change)}
+        return self.launcher.run_child(change, round(limit), compares, brief=True)[-1] | allocator
 
-    first = runs.run({}, min(TRIAL_SECONDS, settings.max_seconds), limit=max(FULL_LIMIT, runs.seconds))
-    card = environment.find_card() if first["device"] == "cuda" else None
-    dimensions = candidates.list_dimensions(settings, os.environ, changes, first, card)
-    search = Search(
-        dimensions,
-        attempt,
-        lambda: (time.monotonic() - begun) / runs.seconds,
-        lambda candidate: candidates.is_possible(settings.on(first["device"]), dimensions, candidate, card),
-        tell,
-    )
-    search.add(search.default, trial_of(first))
-    return search
+    def keep(self, candidate, row, is_full=False):
+        (self.full if is_full else self.trials).setdefault(candidate, []).append(row)
+        if is_ok := row["status"] == "ok":
+            said = f"{format_number(row['throughput'])} {row['unit']}"
+        else:
+            said = self.notes[candidate] = f"{row['status']}: {row['note']}"
+        words = candidates.describe(self.dimensions, candidate)
+        log.info("%s%s: %s", words, " (full run)" if is_full else "", said)
+        return row["throughput"] if is_ok else 0.0
+
+    def combine_path(self, search):
+        """Return {candidate: the combined row of its full runs}, from the default to the fastest."""
+        steps = [each for each in search.path if all(search.full.get(each, [0]))]
+        fastest = search.fastest()
+        steps = steps[: steps.index(fastest) + 1] if fastest in steps else steps
+        # The order in the file is that of the path, which starts with the default.
+        shared = {"search": self.trials[search.default][0]["run_id"]} if search.default in steps else {}
+        return {each: combine([[row] for row in self.full[each]])[0] | shared for each in steps}
 
 
 def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
-    begun = time.monotonic()
-    refuse_ranks("make best")
-    own, settings, changes = read_search()
-    candidates.refuse_unusable(os.environ, changes)
+    begun, status = time.monotonic(), 0
+    own, settings, changes = read_search(os.environ)
     command, host = [str(ROOT / f"{own.workload}_benchmark.py")], environment.describe_host(settings.machine)
     launcher = Launcher(own.workload, WORKLOADS[own.workload], command, host)
-    path = launcher.locate(settings)
+    path = launcher.path(settings)
     results.prepare(path)
-    runs = Runs(launcher, hold(settings, changes), new_run_id(), 60 * own.max_minutes)
+    # make's command line, in MAKEFLAGS, has settings that no process knows.
+    held = changes[0] | ({"SCOPE": "device"} if settings.scope else {}) | {"MAKEFLAGS": ""}
+    longest = settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
+    runs = Runs(launcher, held, 60 * own.max_minutes, longest)
     log.info("trying the default first; Ctrl-C ends the search and prints the best so far")
-    search, status = start_search(runs, settings, changes, begun), 0
+    first = runs.run({}, TRIAL_SECONDS, max(FULL_LIMIT, runs.seconds))
+    if not first.get("device"):
+        raise SettingError(f"the default failed ({first['note']}): `make {own.workload}` shows more")
+    runs.dimensions = candidates.list_dimensions(own.workload, os.environ | held, changes, first)
+    search = Search(runs.dimensions, runs.attempt, lambda: (time.monotonic() - begun) / runs.seconds)
+    search.trials[search.default] = [runs.keep(search.default, first)]
     try:
         search.run()
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
-    lines, fastest = answer.describe(search, (time.monotonic() - begun) / 60), search.answers()[0]
+    fastest, rows = search.fastest(), runs.combine_path(search)
+    minutes, count = (time.monotonic() - begun) / 60, sum(map(len, [*runs.trials.values(), *runs.full.values()]))
+    print(f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}")
+    print("\n".join(answer.describe(search, runs.trials, rows, runs.notes)))
+    print(f"the search took {minutes:.1f} minutes, with {count} processes")
     if fastest:
-        lines += answer.describe_use(search, fastest, own.workload, runs.held)
-    print("\n".join(lines))
-    print(f"\nadded to {cli.display_path(path)}, search {runs.search_id}")
+        given = {name: os.environ[name] for name in known_names() if name in os.environ} | held
+        given |= candidates.change_of(search.dimensions, fastest)
+        given = {name: text for name, text in given.items() if name not in NOT_REPEATED}
+        print("\n".join(answer.describe_use(settings.framework, first["device"], own.workload, given)))
+    if rows:
+        results.append(path, *rows.values())
+        print(f"\nadded to {cli.display_path(path)}")
     return status or (0 if fastest else 1)
 
 

@@ -65,7 +65,8 @@ def describe(rows, stored):
     if not best and any(row.get("tflops") for row in rows):
         lines.append("  run `make tflops` to compare this with the machine's peak")
     if max(count_processes(row) for row in rows) == 1 and not sustained:
-        lines.append("  one process only: the interval does not include variation between processes")
+        said = "  one process only: the interval does not include variation between processes"
+        lines.append(layout.wrap(said, "    "))
     flags = {flag for row in rows for flag in row["flags"].split()}
     return "\n".join(filter(None, [*lines, explain(flags), describe_slowdown(rows, stored)]))
 

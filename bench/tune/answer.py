@@ -1,110 +1,84 @@
 """What `make best` prints at the end: the path to the fastest settings, how sure they are, and how to use them."""
 
-import os
+import shlex
 
 from bench.records import report
 from bench.records.columns import format_number
 from bench.records.verdict import Rate
-from bench.settings import MAKE_VARIABLES, known_names, read_settings
+from bench.settings import known_names
 from bench.tune import candidates, recipe
-from bench.tune.search import Search, Trial
+from bench.tune.search import Search
 
-NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
-
-
-def describe(search: Search, minutes):
-    """Return the lines of the answer, as far as it was measured."""
-    fastest, float32 = search.answers()
-    if fastest is None:
-        return ["no combination works: the rows say why", *describe_search(search, minutes)]
-    lines, full, before = [report.describe_task(search.trials[search.default][0].row)], {}, None
-    for step, candidate in search.steps.items():
-        if runs := [trial for trial in search.full_runs(candidate) if trial.rate]:
-            full[candidate] = summarize(runs)
-            if step.isdecimal():
-                lines.append(describe_step(search, full, before, candidate, f"{len(runs)} run{'s' * (len(runs) > 1)}"))
-                before = candidate
-    untried = len(search.untried())
-    title = f"fastest of {len(search.trials)} tried" + (f" ({untried} not tried)" if untried else "")
-    lines += describe_fastest(search, full, title, fastest)
-    if float32 and float32 != fastest:
-        lines += describe_fastest(search, full, "fastest in float32", float32)
-    return lines + describe_search(search, minutes)
+COMPILER = "torch.compile needs a C compiler and Python.h: `sudo apt install build-essential python3-dev` on Ubuntu"
 
 
-def summarize(trials):
-    """Combine several Trials into one, as Rate.merge() does; without an interval both ends are the rate."""
-    rate, low, high = Rate.merge([Rate(trial.rate, trial.low, trial.high) for trial in trials])
-    return Trial(rate, low or rate, high or rate)
+def describe(search: Search, trials, path, notes):
+    """Return the lines of the answer, as far as it was measured.
 
+    Args:
+        trials: {candidate: rows of its short trials}.
+        path: {candidate: the combined row of its full runs}, from the default to the fastest.
+        notes: {candidate: why it failed}.
+    """
+    fastest, lines, before = search.fastest(), [], None
+    rates = {candidate: Rate.of_row(row) for candidate, row in path.items()}
 
-def times(faster, slower):
-    """Return the ratio of two Trials in words, with the interval that follows from both."""
-    span = f"{faster.low / slower.high:.3g} to {faster.high / slower.low:.3g}"
-    return f"{faster.rate / slower.rate:.3g} times ({span})"
+    def words(candidate, before=None):
+        return candidates.describe(search.dimensions, candidate, before)
 
-
-def describe_step(search: Search, full, before, candidate, runs):
-    """Return the line of one step of the path: the change, the rate of all its runs, the gain over the step before."""
-    here, words, gain = full[candidate], candidates.describe(search.dimensions, candidate), ""
-    if before:
-        words = "+ " + candidates.describe_difference(search.dimensions, before, candidate)
-        gain = f", {times(here, full[before])}"
-    unit = search.trials[search.default][0].row["unit"]
-    rate, low, high = map(format_number, (here.rate, here.low, here.high))
-    return f"  {words:<28} {rate} {unit} ({low} to {high}, {runs}){gain}"
-
-
-def describe_fastest(search: Search, full, title, candidate):
-    """Return the lines of an answer: its gain over the default, and what its lower precision does to the output."""
-    lines, row = [f"{title}: {candidates.describe(search.dimensions, candidate)}"], search.trials[candidate][-1].row
-    if candidate not in full:
-        rate = f"{format_number(search.rate(candidate))} {row['unit']}"
-        lines.append(f"    {rate} in short trials, without a full run: it may be luck")
-    elif candidate != search.default and search.default in full:
-        lines.append(f"    {times(full[candidate], full[search.default])} the default")
-    if row["output_error"]:
-        percent = f"{100 * float(row['output_error']):.2g}"
-        lines.append(f"    its outputs differ from float32's by {percent} % (relative L2)")
-    elif row["precision"] not in ("float32", "float64"):
-        lines.append("    how far its outputs differ from float32's was not measured")
-    return lines
-
-
-def describe_search(search: Search, minutes):
-    """Return how long the search took, what failed, what was not tried, and the flags of the full runs."""
-    count = sum(map(len, search.trials.values()))
-    lines = [f"the search took {minutes:.1f} minutes: {len(search.trials)} combinations, {count} runs"]
-    fastest, _ = search.answers()
-    rows = [trial.row for trial in search.trials[fastest]] if fastest else []
-    firsts = [float(row["first_step_seconds"]) for row in rows if row["first_step_seconds"] and row["compile"] != "0"]
-    if firsts:
-        lines.append(f"the first step, which compiles, took the fastest {min(firsts):.3g} to {max(firsts):.3g} s")
-    for candidate, trials in search.trials.items():
-        if not search.works(candidate):
-            note = next(trial.note for trial in trials if not trial.rate)
-            lines.append(f"failed: {candidates.describe(search.dimensions, candidate)}: {note}")
+    for candidate, rate in rates.items():
+        low, high, count = format_number(rate.low), format_number(rate.high), len(search.full[candidate])
+        ends = f"({low} to {high}, {count} process{'es' * (count > 1)})"
+        measured = f"{format_number(rate.throughput)} {path[candidate]['unit']} {ends}"
+        gain = f", {describe_gain(rate, rates[before])}" if before else ""
+        lines.append(f"  {'+ ' * bool(before) + words(candidate, before):<28} {measured}{gain}")
+        before = candidate
+    if fastest:
+        row = path.get(fastest) or trials[fastest][0]
+        lines.append(f"fastest of {len(trials)} tried: {words(fastest)}")
+        if fastest not in path:
+            rate = f"{format_number(search.rate(fastest))} {row['unit']}"
+            lines.append(f"    {rate} in short trials, without a full run: it may be luck")
+        elif fastest != search.default and search.default in path:
+            lines.append(f"    {describe_gain(rates[fastest], rates[search.default])} the default")
+        errors = [trial["output_error"] for trial in trials[fastest] if trial["output_error"] is not None]
+        if errors:
+            lines.append(f"    its outputs differ from float32's by {100 * errors[0]:.2g} % (relative L2)")
+        if row["compile"] not in (None, "0"):
+            longest = max(trial["first_step_seconds"] for trial in trials[fastest])
+            lines.append(f"    its first step, which compiles, took {longest:.3g} s")
+        float32 = [each for each in trials if search.rate(each) and trials[each][0]["precision"] == "float32"]
+        if row["precision"] != "float32" and float32:
+            best = max(float32, key=search.rate)
+            rate = f"{format_number(search.rate(best))} {row['unit']} in short trials"
+            lines.append(f"fastest in float32: {words(best)} ({rate}; PRECISION=float32 searches there)")
+        if row["flags"]:
+            lines.append(report.explain(row["flags"].split()))
+    lines += [f"failed: {words(candidate)}: {note}" for candidate, note in notes.items()]
+    if any(search.has_failed(i) for i in range(len(search.dimensions))):
+        lines.append(f"not tried: anything else compiled, because the first compiled trial failed. {COMPILER}")
     if untried := search.untried():
-        words = candidates.describe(search.dimensions, untried[0])
         more = f" and {len(untried) - 1} more" if len(untried) > 1 else ""
-        lines.append(f"not tried: {words}{more} (a larger MAX_MINUTES tries more)")
+        lines.append(f"not tried: {words(untried[0])}{more} (a larger MAX_MINUTES tries more)")
     if fastest and search.batches(fastest):
         lines.append("not tried: another BATCH_SIZE, which may gain more (a larger MAX_MINUTES tries it)")
-    full = [trial.row for candidate in search.trials for trial in search.full_runs(candidate)]
-    flags = {flag for row in full for flag in row["flags"].split()}
-    return lines + ([f"flags of the full runs:\n{report.explain(flags)}"] if report.explain(flags) else [])
+    return lines if fastest else [*lines, "no combination works"]
 
 
-def describe_use(search: Search, candidate, target, held):
-    """Return the lines of make and of code that repeat a candidate; `held` is {variable: text} that every run got."""
-    change, row = candidates.change_of(search.dimensions, candidate), search.trials[search.default][0].row
-    asked = {name: os.environ[name] for name in known_names() if name in os.environ} | held
-    given = {name: text for name, text in asked.items() if name not in NOT_REPEATED}
-    settings = read_settings(target, os.environ | held | change).on(row["device"])
-    # The framework's own number of threads needs no line.
-    threads = (given if change.get("NUM_THREADS") in (None, row["num_threads"]) else change).get("NUM_THREADS")
-    lines = ["", "To repeat it:", *(f"    {line}" for line in recipe.lines_of_make(target, given | change))]
-    if exports := recipe.environment_lines(change):
-        lines += ["", "For your own script, in the shell:", *(f"    {line}" for line in exports)]
-    code = recipe.script_lines(settings, row["device"], threads)
-    return [*lines, "", "In your own script:", *(f"    {line}" for line in code)]
+def describe_gain(faster, slower):
+    """Describe the ratio of two Rates, with the interval that follows from both."""
+    ratio, low, high = faster.ratio(slower)
+    return f"{ratio:.3g} times" + ("" if low is None else f" ({low:.3g} to {high:.3g})")
+
+
+def describe_use(framework, device, workload, settings):
+    """Return the lines of make and of code that repeat a candidate.
+
+    Args:
+        settings: {variable: text} that the user gave or the search chose.
+    """
+    command = " ".join([*(f"{name}={shlex.quote(text)}" for name, text in settings.items()), f"make {workload}"])
+    shell = [f"export {name}={shlex.quote(text)}" for name, text in settings.items() if name not in known_names()]
+    code = recipe.lines_of_code(framework, settings | {"DEVICE": device})
+    lines = ["", "To repeat it:", f"    {command}", "", "For your own script:"]
+    return lines + [f"    {line}" for line in [*shell, *code]] if shell or code else lines[:-2]

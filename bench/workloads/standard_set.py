@@ -13,6 +13,7 @@ PEAKS = {"SIZES": "1024,2048,4096,8192"}
 QUICK_PEAKS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
 QUICK = {"MAX_SECONDS": "1"}
 FORMATS = ("bfloat16", "float16")  # of 16 bits; float16 only on a GPU
+GPUS = ("cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,27 @@ class Work:
     phase: str
     batch_size: int
     is_quick: bool = False  # QUICK=1 measures it too, in float32 only
-    needs_gpu: bool = False
-    has_pipeline: bool = False  # its first process in float32 also measures the input pipeline
+    devices: tuple[str, ...] = ("cpu", *GPUS)  # that measure it
+    numbers: tuple[str, ...] = ("float32", *FORMATS)
+    settings: tuple[tuple[str, str], ...] = ()  # other than the defaults
+    has_pipeline: bool = False  # in float32 the input pipeline is measured too
 
     def precision(self, numbers):
         """Return the PRECISION for a format of numbers: weights in 16 bits would lose the small updates of training."""
         return f"mixed_{numbers}" if self.phase == "training" and numbers in FORMATS else numbers
 
+    def change(self, numbers):
+        """Return the environment of a run in a format of numbers."""
+        about = {"MODEL": self.model, "PHASE": self.phase, "BATCH_SIZE": str(self.batch_size)}
+        data = {"DATA": "synthetic"} if self.script == "mlp" else {}
+        scope = (
+            {"SCOPE": "device"} if self.script == "image" and (numbers != "float32" or not self.has_pipeline) else {}
+        )
+        return about | data | scope | dict(self.settings) | {"PRECISION": self.precision(numbers)}
 
+
+LARGE_BATCH = {"devices": GPUS, "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}
+COMPILED = {"devices": ("cuda",), "numbers": ("bfloat16",), "settings": (("COMPILE", "reduce-overhead"),)}
 STANDARD_SET = (
     Work("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True),
     Work("ResNet-50", "image", "resnet50", "training", 16, is_quick=True),
@@ -42,6 +56,8 @@ STANDARD_SET = (
     Work("DistilBERT", "transformer", "distilbert", "training", 8, is_quick=True),
     Work("SmolLM2-135M", "llm", "smollm2-135m", "prefill", 1, is_quick=True),
     Work("SmolLM2-135M", "llm", "smollm2-135m", "decode", 1, is_quick=True),
-    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, needs_gpu=True),
-    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, needs_gpu=True),
+    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, devices=GPUS),
+    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, devices=GPUS),
+    Work("Llama-3.2-1B, compiled", "llm", "llama-3.2-1b", "decode", 1, **COMPILED),
+    Work("ResNet-50, channels_last", "image", "resnet50", "training", 256, **LARGE_BATCH),
 )

@@ -39,6 +39,7 @@ def test_usual_values_are_not_said():
         (GLIBC_KEEPS, "allocator keeps memory"),
         ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, "libjemalloc.so.2"),
         ({"MALLOC_TRIM_THRESHOLD_": "1"}, "MALLOC_TRIM_THRESHOLD_=1"),
+        ({"MALLOC_ARENA_MAX": "2"}, "MALLOC_ARENA_MAX=2"),
     ],
 )
 def test_allocators_that_are_known_are_said_in_words(variables, words):

@@ -1,4 +1,4 @@
-"""What a run prints: any status with its note, and lines that fit the terminal."""
+"""What a run prints: any status with its note, intervals as what they are, and lines that fit the terminal."""
 
 import pytest
 
@@ -6,56 +6,74 @@ from bench.records import columns, report
 
 ROW = dict.fromkeys(columns.COLUMNS) | {
     **{"status": "ok", "flags": "", "note": "", "workload": "image", "model": "resnet50", "phase": "inference"},
-    **{"scope": "device", "framework": "torch", "framework_version": "2.15.0+cu132", "device": "cpu"},
+    **{"scope": "device", "framework": "torch", "framework_version": "2.15.0+cu132", "device": "cpu", "machine": "m"},
     **{"device_name": "AMD EPYC with a rather long name", "precision": "float32", "batch_size": 16, "num_threads": 2},
     **{"image_size": 224, "memory_format": "channels_first", "unit": "images/s", "first_step_seconds": 1.4},
+    **{"measured_precision": "float32", "cpu_id": "", "python": "3.11"},
 }
-MEASURED = {"throughput": 13.5, "throughput_low": 12.6, "throughput_high": 13.7, "windows": 9}
+MEASURED = {"throughput": 13.5, "throughput_low": 12.6, "throughput_high": 13.7, "windows": 9, "process_rates": "13.5"}
 LIMITED = {"bottleneck": "device", "note": f"limited by the model: {'many words ' * 15}; more"}
 
 
-@pytest.mark.parametrize(("columns", "width"), [(80, 80), (100, 100), (20, 60)])
+@pytest.mark.parametrize(("columns", "width"), [(80, 80), (20, 60)])
 def test_lines_fit_the_terminal_down_to_60_columns(monkeypatch, columns, width):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines = report.describe_task(ROW).splitlines()
-    lines += report.describe_result(ROW | MEASURED | LIMITED | {"flags": "drift throttled"}).splitlines()
-    lines += report.explain({"drift", "contended", "implausible"}).splitlines()
+    lines = report.describe([ROW | MEASURED | LIMITED | {"flags": "drift throttled"}], []).splitlines()
     assert width - 30 < max(map(len, lines)) <= width
-
-
-def test_lines_stay_whole_without_a_terminal():
-    assert len(report.describe_task(ROW).splitlines()) == 1
-    *_, last = report.describe_result(ROW | MEASURED | LIMITED).splitlines()
-    assert last.strip().startswith("limited by the model")
-    assert "more" not in last
 
 
 @pytest.mark.parametrize("measured", [{}, MEASURED])
 def test_any_status_is_shown_with_its_note(measured):
-    text = report.describe_result(ROW | measured | {"status": "work_skipped", "note": "steps are missing"})
+    text = report.describe([ROW | measured | {"status": "work_skipped", "note": "steps are missing"}], [])
     assert "work_skipped: steps are missing" in text
     assert ("13.5 images/s" in text) == bool(measured)
 
 
-def test_an_interrupted_row_holds_complete_windows():
-    assert "interrupted: the row contains" in report.describe_result(ROW | MEASURED | {"status": "interrupted"})
+def test_an_interval_says_what_it_is():
+    assert "12.6 to 13.7 (one process)" in report.describe([ROW | MEASURED], [])
+    text = report.describe([ROW | MEASURED | {"process_rates": "13.5 12.9 13.6"}], [])
+    assert "12.6 to 13.7 (range of 3 processes" in text
+    assert "13.5, 12.9, 13.6" in text
+    assert "%" not in text
 
 
-def canary(seconds, when, **changes):
-    row = {"canary_seconds": str(seconds), "timestamp": when, "run_id": when}
-    return dict.fromkeys(columns.COLUMNS, "") | row | changes
+def test_flags_are_explained_once():
+    text = report.describe([ROW | MEASURED | {"flags": "drift"}, ROW | MEASURED | {"flags": "drift", "phase": "x"}], [])
+    assert text.count("drift: the speed changed") == 1
+
+
+def test_the_share_of_the_measured_peak_is_named():
+    peak = dict.fromkeys(columns.COLUMNS, "") | {"status": "ok", "workload": "matmul", "model": "matmul-peak"}
+    peak |= {
+        "tflops": "0.5",
+        "machine": "m",
+        "device": "cpu",
+        "device_name": ROW["device_name"],
+        "precision": "float32",
+    }
+    text = report.describe([ROW | MEASURED | {"tflops": 0.1}], [peak])
+    assert "20 % of this machine's measured peak" in text
+    assert "make tflops" in report.describe([ROW | MEASURED | {"tflops": 0.1}], [])
+
+
+def canary(seconds, **changes):
+    return dict.fromkeys(columns.COLUMNS, "") | {"canary_seconds": str(seconds), "device": "cpu"} | changes
 
 
 def test_a_machine_that_was_faster_before_is_reported():
-    best = canary(0.001, "2026-11-20T10:00:00", device="cpu", python="3.11.7", framework="torch")
-    now = canary(0.0014, "2026-11-22T10:00:00", device="cpu", python="3.11.7", framework="tensorflow")
-    said = report.describe_slowdown([now], [best, now])
-    assert "1.40" in said
-    assert "2026-11-20 10:00" in said
-    assert report.describe_slowdown([now | {"canary_seconds": "0.00109"}], [best, now]) == ""
-    assert report.describe_slowdown([canary("", "")], [best]) == ""
-    on_gpu = [row | {"device": "cuda"} for row in (best, now)]  # there the canary is the framework's
-    assert report.describe_slowdown(on_gpu[1:], on_gpu) == ""
-    both = [best | {"run_id": "2", "canary_seconds": "0.01", "device": "cuda"}, now]
-    assert "1.40" in report.describe_slowdown(both, [best, *both])  # two devices are not mixed
+    now = ROW | {"canary_seconds": 0.0014, "device_name": "", "python": ""}
+    assert "1.40 times" in report.describe_slowdown([now], [canary(0.001), canary(0.002)])
+    assert report.describe_slowdown([now], [canary(0.00135)]) == ""
+    assert report.describe_slowdown([now], [canary(0.001, cpu_id="another chip")]) == ""
+    assert report.describe_slowdown([ROW], [canary(0.001)]) == ""
+
+
+def scaled(size, rate, low, high):
+    return ROW | {"world_size": size, "throughput": rate, "throughput_low": low, "throughput_high": high}
+
+
+def test_scaling_is_the_rate_per_device_over_that_of_the_fewest():
+    text = report.describe_scaling([scaled(2, 18.0, 17.0, 19.0), scaled(1, 10.0, 9.5, 10.5)])
+    assert "efficiency 0.900 (0.810 to 1.000)" in text
+    assert report.describe_scaling([scaled(1, 10.0, 9.5, 10.5)]) == ""

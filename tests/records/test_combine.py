@@ -1,0 +1,74 @@
+"""A row is a result: what several processes measured of the same work becomes one row."""
+
+import pytest
+
+from bench.launch import describe_limits
+from bench.records.combine import combine
+
+
+def row(rate, low=None, high=None, **changes):
+    about = {
+        "model": "m",
+        "phase": "inference",
+        "scope": "device",
+        "status": "ok",
+        "flags": "",
+        "note": "",
+        "device": "cpu",
+    }
+    return about | {"throughput": rate, "throughput_low": low, "throughput_high": high, "seconds": 1 / rate} | changes
+
+
+def test_the_row_is_that_of_the_process_with_the_median_rate():
+    (found,) = combine([[row(rate, rate - 1, rate + 1)] for rate in (12.0, 10.0, 11.0)])
+    assert (found["throughput"], found["seconds"]) == (11, 1 / 11)
+    assert (found["throughput_low"], found["throughput_high"]) == (9, 13)
+    assert found["process_rates"] == "12 10 11"
+
+
+@pytest.mark.parametrize(("rates", "middle"), [((3.0,), 3), ((4.0, 2.0), 2), ((1.0, 4.0, 3.0, 2.0), 2)])
+def test_of_two_rows_in_the_middle_the_slower_one_counts(rates, middle):
+    assert combine([[row(rate)] for rate in rates])[0]["throughput"] == middle
+
+
+def test_an_interval_is_that_of_one_process_or_the_range_of_several():
+    assert [combine([[row(3.0)]])[0][end] for end in ("throughput_low", "throughput_high")] == [None, None]
+    (found,) = combine([[row(3.0)], [row(5.0)]])
+    assert (found["throughput_low"], found["throughput_high"]) == (3, 5)
+
+
+def test_quantities_stay_apart_and_in_order():
+    first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input")]
+    found = combine([first, [row(11.0)], [row(12.0)]])
+    assert [(each["phase"], each["scope"], each["process_rates"]) for each in found] == [
+        ("inference", "device", "10 11 12"),
+        ("forward", "device", "20"),
+        ("inference", "input", "30"),
+    ]
+
+
+def test_the_rows_of_a_long_run_stay_apart():
+    parts = [row(5.0, scope="sustained", elapsed_seconds=seconds) for seconds in (10.0, 20.0)]
+    assert len(combine([parts])) == 2
+
+
+def test_warnings_of_all_processes_are_kept():
+    (found,) = combine([[row(3.0, flags="drift")], [row(4.0)], [row(5.0, flags="contended drift")]])
+    assert found["flags"] == "drift contended"
+
+
+def test_a_failure_is_kept_only_if_no_process_measured_the_quantity():
+    failed = {"model": "m", "phase": "inference", "scope": "device", "status": "crashed", "note": "x", "flags": ""}
+    assert combine([[failed]]) == [failed]
+    (found,) = combine([[row(3.0)], [failed]])
+    assert (found["status"], found["process_rates"]) == ("ok", "3")
+
+
+@pytest.mark.parametrize(("device", "pipeline", "name"), [(10.0, 90.0, "device"), (90.0, 10.0, "input")])
+def test_the_part_that_limits_the_end_to_end_rate_is_named(device, pipeline, name):
+    rates = {"device": device, "input": pipeline, "end_to_end": 9.0}
+    rows = [row(rate, rate * 0.99, rate * 1.01, scope=scope, flags="short") for scope, rate in rates.items()]
+    found = describe_limits(combine([rows]))
+    assert found[-1]["bottleneck"] == name
+    assert name == "input" or found[-1]["flags"] == ""  # with a full queue at both ends the rate is not inflated
+    assert "bottleneck" not in describe_limits(combine([rows[:2]]))[-1]
