@@ -76,8 +76,8 @@ plot: $(READER) ## draw all plots, and write the tables and the results page
 compare: $(READER) ## compare two machines or results files, A=... B=...; FAIL_ON_SLOWER=1: exit 1 if B is slower
 	@$(READ) compare_results.py
 
-submit: $(READER) ## check this machine's rows and print how to send them; sends nothing
-	@$(READ) -m bench.records.submission submit
+submit: ## check this machine's rows and print how to send them; sends nothing
+	@$(call any_python,bench.records.submission submit)
 
 check-results: ## check the rows added to results/ since BASE (default: origin/main), as CI does
 	@$(call any_python,bench.records.submission check)

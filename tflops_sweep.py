@@ -8,7 +8,6 @@
 `make settings` explains the settings.
 """
 
-import functools
 import math
 import sys
 from dataclasses import replace
@@ -24,7 +23,6 @@ from bench.workloads import operators
 
 TRIAL_SIZE = (512, 512, 512)  # of a matmul that estimates the speed before a large one is tried
 CPU_PEAK_SIDE, GPU_PEAK_SIDE = 1024, 4096  # M = N = K from which a matmul may reach a device's peak
-EIGHT_BITS = {"int8": "int8", "float8": "float8_e4m3"}  # operators and their precisions
 REFUSED = ("wrong_output", "work_skipped", "constant_output")  # of one size; after other failures all would fail
 
 
@@ -74,11 +72,6 @@ class Sweep:
             tqdm.write(f"{precision} {name_workload(workload)} is skipped: {reason}", file=sys.stderr)
         return bool(reason)
 
-    def estimate_speed(self, precision, build=operators.matmul):
-        """Measure a matmul of TRIAL_SIZE and return its FLOP/s, or None if it fails. Its row is not written."""
-        row = self.measure(build(TRIAL_SIZE), precision)
-        return 1e12 * row["tflops"] if row["status"] == "ok" else None
-
 
 def peak_side(device):
     return CPU_PEAK_SIDE if device == "cpu" else GPU_PEAK_SIDE
@@ -112,16 +105,9 @@ def run_sweep(bench: run.Bench, _):
                 conv3x3 = operators.convolution_3x3(bench.device.device)
                 if not sweep.skips(conv3x3, precision, 1e12 * best["tflops"]):
                     sweep.keep(sweep.measure(conv3x3, precision))
-        for model, formula in operators.BANDWIDTHS.items() if "bandwidth" in ops else ():
-            sweep.keep(sweep.measure(operators.bandwidth(model, formula), "float32"))
-        for name, precision in EIGHT_BITS.items():
+        for name, works in operators.list_others(bench.device.device, sweep.peak_side).items():
             if name in ops:
-                measure_eight_bits(sweep, precision)
-        for precision in operators.GEMV_PRECISIONS if "gemv" in ops else ():
-            if not sweep.keep(sweep.measure(operators.gemv(precision), precision)):
-                break
-        if "attention" in ops:
-            measure_attention(sweep)
+                measure_others(sweep, works)
     except KeyboardInterrupt:
         return cli.INTERRUPTED
     finally:
@@ -136,7 +122,8 @@ def sweep_sizes(sweep: Sweep, precision):
         workload = operators.matmul(size)
         # Tiny matmuls are launch-bound: their rate does not predict that of a large one.
         if math.prod(last) < math.prod(TRIAL_SIZE) < math.prod(size):
-            flops_per_second = sweep.estimate_speed(precision)
+            trial = sweep.measure(operators.matmul(TRIAL_SIZE), precision)  # its row is not kept
+            flops_per_second = 1e12 * trial["tflops"] if trial["status"] == "ok" else None
         if sweep.skips(workload, precision, flops_per_second):
             continue
         row = sweep.measure(workload, precision)
@@ -162,34 +149,24 @@ def measure_peak(sweep: Sweep, best):
     sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note})
 
 
-def measure_eight_bits(sweep: Sweep, precision):
-    """Measure a matmul of 8-bit numbers, and the same size in bfloat16 if it was not among SIZES and PRECISION."""
-    size, build = (sweep.peak_side,) * 3, functools.partial(operators.matmul_of_bytes, precision)
-    if sweep.skips(build(size), precision, sweep.estimate_speed(precision, build)):
-        return
-    row = sweep.measure(build(size), precision)
-    if sweep.keep(row) and find_bfloat16(sweep.rows, row) is None:
-        sweep.keep(sweep.measure(operators.matmul(size), "bfloat16"))
-
-
-def find_bfloat16(rows, row):
-    """Return the bfloat16 matmul of the same size as a row, or None."""
-    like = {"model": "matmul", "precision": "bfloat16", "matrix_size": row["matrix_size"], "status": "ok"}
-    return next((each for each in rows if all(each.get(name) == value for name, value in like.items())), None)
-
-
-def measure_attention(sweep: Sweep):
-    """Measure causal attention, short sequences first, until one fails or would take too long."""
-    device, rate = sweep.bench.device.device, None
-    precision = "float32" if device == "cpu" else "bfloat16"  # what `make llm` takes by default
-    for tokens in operators.ATTENTION_TOKENS:
-        workload = operators.attention(tokens, device)
+def measure_others(sweep: Sweep, works):
+    """Measure some operators one after the other, until one fails or would take too long."""
+    rate = None
+    for workload, precision in works:
+        if workload.model == "matmul" and find_matmul(sweep.rows, precision, workload.columns["matrix_size"]):
+            continue  # it was among SIZES and PRECISION
         if sweep.skips(workload, precision, rate):
             return
         row = sweep.measure(workload, precision)
         if not sweep.keep(row):
             return
-        rate = 1e12 * row["tflops"]
+        rate = 1e12 * (row.get("tflops") or 0)
+
+
+def find_matmul(rows, precision, size):
+    """Return the row of the matmul of a precision and size, or None."""
+    like = {"model": "matmul", "precision": precision, "matrix_size": size, "status": "ok"}
+    return next((row for row in rows if all(row.get(name) == value for name, value in like.items())), None)
 
 
 def describe(rows, stored):
@@ -217,20 +194,16 @@ def describe(rows, stored):
         side = peak_side(first.get("device"))
         lines.append(f"  no peak: small matmuls do not reach it; SIZES needs one of {side} or more")
     lines += [f"{row['precision']} {row['model']}: {row['status']}: {row['note']}" for row in rows if row not in ok]
-    moved = [f"{row['model']} {row['throughput']:.4g} GB/s" for row in ok if row["workload"] == "bandwidth"]
-    lines += ["bandwidth, float32: " + ", ".join(moved)] if moved else []
-    for row in (row for row in ok if row["model"] == "matmul-8bit"):
-        half, rate = find_bfloat16(ok, row), describe_rate(row["tflops"]).replace("FLOP", "OP")
-        ratio = f", {row['tflops'] / half['tflops']:.3g} times the rate of bfloat16" if half else ""
-        lines.append(f"{row['precision']} matmul {row['matrix_size']}: {rate}{ratio}")
-    read = [f"{row['precision']} {row['throughput']:.4g} GB/s" for row in ok if row["model"] == "gemv"]
-    lines += ["matmul with M = 1 (decode), weights read: " + ", ".join(read)] if read else []
     measured = peaks.measured_peaks([*stored, *rows])
-    for row in (row for row in ok if row["model"] == "attention"):
-        share = peaks.fraction_of_peak(row, measured)
-        of_peak = f", {100 * share:.3g} % of the measured peak" if share else ""
-        rate = f"{row['precision']} {describe_rate(row['tflops'])}{of_peak}"
-        lines.append(f"causal attention, {row['sequence_length']} tokens: {rate}")
+    for row in (row for row in ok if row["model"] not in ("matmul", *others.values())):
+        size = row.get("matrix_size") or row.get("sequence_length") or ""
+        line = " ".join(filter(None, [row["precision"], row["model"], str(size)]))
+        rate = f"{row['throughput']:.4g} GB/s" if row["unit"] == "GB/s" else describe_rate(row["tflops"])
+        line += f": {rate.replace('FLOP', 'OP') if row['precision'] == 'int8' else rate}"
+        half = find_matmul(ok, "bfloat16", size) if row["model"] == "matmul-8bit" else None
+        line += f", {row['tflops'] / half['tflops']:.3g} times the rate of bfloat16" if half else ""
+        share = peaks.fraction_of_peak(row, measured) if row["model"] == "attention" else None
+        lines.append(line + (f", {100 * share:.3g} % of the measured peak" if share else ""))
     flags = {flag for row in ok for flag in row["flags"].split()}
     return "\n".join([*lines, *([report.explain(flags)] if flags else [])])
 

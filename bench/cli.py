@@ -33,10 +33,10 @@ def run_script(main):
     except KeyboardInterrupt:
         return report("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does: only this process prints
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
-        return 1
+        return discard_output(1)
     except OSError as error:  # a full disk, a folder that cannot be read
-        return report(f"{type(error).__name__}: {error}", MISTAKE)
+        report(f"{type(error).__name__}: {error}", MISTAKE)
+        return discard_output(MISTAKE)
     except Exception:
         traceback.print_exc()
         return report("unexpected error: please report it, with the lines above and `make doctor`", UNEXPECTED)
@@ -75,6 +75,12 @@ def interrupts_held():
 def report(message, status):
     """Print a message on stderr; returns the exit status."""
     print(message, file=sys.stderr)
+    return status
+
+
+def discard_output(status):
+    """Redirect stdout to /dev/null, because Python flushes it at exit and would fail again; returns the status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 

@@ -94,6 +94,8 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
     """
     environment.refuse_rosetta()
     me, settings = ranks.read_ranks(), read_settings(script)
+    if me.are_many and os.environ.get("OMP_NUM_THREADS") == "1":
+        del os.environ["OMP_NUM_THREADS"]  # torchrun's default, not the user's: each rank gets its share of the cores
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
     if device.device == "cpu" and settings.use_gpu is not False and task.is_first:
@@ -109,7 +111,9 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
         logging.getLogger("bench").setLevel(logging.ERROR)
     with framework.join_ranks(me, device.device) if me.are_many else nullcontext(ranks.ALONE) as group:
         # The energy and heat of one card would be those of one rank only.
-        instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.device, device.device_name)
+        instruments = (
+            meters.Instruments() if me.are_many else meters.open_instruments(device.device, device.device_name)
+        )
         write = (lambda line: emit(device.cells() | line)) if me.rank == 0 else (lambda line: None)
         return measure_work(Bench(settings, task, framework, device, instruments, group, write), describe_workload)
 

@@ -195,9 +195,9 @@ class Settings:
             "transformer": ("distilbert", "bert-large"),
             "llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m"),
         },
-        "image: any classification model of torchvision; mlp: mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-...; transformer: "
-        "distilbert, bert-base, bert-large; llm: smollm2-135m, qwen3-0.6b, llama-3.2-1b, llama-3.2-3b, qwen3-4b, "
-        "llama-3.1-8b; random weights; IMAGE_MODEL is a synonym",
+        "image: any classification model of torchvision (TensorFlow and JAX have a few); mlp: mlp-DEPTHxWIDTH or "
+        "mlp-WIDTH-WIDTH-...; transformer: distilbert, bert-base, bert-large; llm: smollm2-135m, qwen3-0.6b, "
+        "llama-3.2-1b, llama-3.2-3b, qwen3-4b, llama-3.1-8b; random weights; IMAGE_MODEL is a synonym",
         lists=EACH,
     )
     phase: str = setting(

@@ -1,8 +1,7 @@
-"""Loops that a careful TensorFlow user would write, and Keras's own, for `make selfcheck FRAMEWORK=tensorflow`."""
+"""Loops that a careful TensorFlow user would write, for `make selfcheck FRAMEWORK=tensorflow`."""
 
 import itertools
 import os
-import time
 
 from bench.frameworks import on_tensorflow  # first: it sets Keras's backend
 from bench.workloads.operators import MAX_SETS
@@ -19,12 +18,7 @@ def checks():
     on_tensorflow.choose_device(None)
     yield check_matmul(matmul)
     yield check_loops("inference", MODEL, {"a hand-written loop": (loop("inference"), is_one)})
-    training = {
-        "a hand-written loop": (loop("training"), is_one),
-        "model.fit without XLA": (fit(jit_compile=False), lambda low, high: high > 1),
-        "model.fit": (fit(jit_compile="auto"), lambda low, high: True),  # XLA, where Keras chooses it: shown only
-    }
-    yield check_loops("training", MODEL, training)
+    yield check_loops("training", MODEL, {"a hand-written loop": (loop("training"), is_one)})
 
 
 def matmul(side):
@@ -60,22 +54,3 @@ def loop(phase):
 
     step = train if phase == "training" else infer
     return block_of(step, lambda result: result.numpy(), len(labels))
-
-
-def fit(jit_compile):
-    """Return the block of what most people run: model.fit on one batch that is in memory."""
-    model, images, labels = build()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=jit_compile)
-
-    def read_clock(steps):
-        batches = tf.data.Dataset.from_tensors((images, labels)).repeat(steps)
-        start = time.perf_counter()
-        model.fit(batches, shuffle=False, verbose=0)
-        return (time.perf_counter() - start) / steps
-
-    def block(readings, steps):
-        read_clock(2)
-        return len(labels) / read_clock(readings * steps)
-
-    return block

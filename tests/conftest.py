@@ -38,8 +38,8 @@ def plain_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(sensors, "POWERCAP", tmp_path)
     monkeypatch.setattr(sensors, "read_cpu", dict)
     monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: None)
-    monkeypatch.setattr(environment, "find_card", lambda: None)
-    monkeypatch.setattr(environment, "list_cards", lambda: [])
+    monkeypatch.setattr(environment, "list_cards", list)
+    monkeypatch.setattr(environment, "list_gpu_vendors", list)
     monkeypatch.setattr(environment, "find_apple_gpu_cores", lambda: None)  # seconds, on a Mac
     for package in ("pynvml", "zeus_apple_silicon"):
         monkeypatch.setitem(sys.modules, package, None)

@@ -170,7 +170,7 @@ def test_whatever_becomes_of_the_canary_the_row_stays(image, instrumented, monke
 
 def test_a_counter_that_fails_leaves_blanks(image, instrumented, monkeypatch):
     def lost(counter):
-        raise meters.sensors.Unavailable("GPU is lost")
+        raise OSError("GPU is lost")
 
     monkeypatch.setattr(Counter, "joules", lost)
     code, _, _, rows = image()
@@ -333,31 +333,8 @@ def test_a_driver_without_a_gpu_is_warned_of(image, caplog, monkeypatch):
     assert "driver 550.1" in caplog.text
     assert "numpy" in caplog.text
     caplog.clear()
-    monkeypatch.setattr(environment, "hides_cards", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    image()
-    assert "CUDA_VISIBLE_DEVICES=''" in caplog.text
-    caplog.clear()
     image(USE_GPU="0")
     assert "WARNING" not in caplog.text
-
-
-CARD = frameworks.Device("cuda", "NVIDIA H200", "2.21.0", 8)
-
-
-@pytest.mark.parametrize(
-    ("device", "card", "uuid"),
-    [
-        (CARD, ("NVIDIA H200", "GPU-1"), "GPU-1"),  # TensorFlow does not say which card it is
-        (CARD, ("NVIDIA GeForce GT 1030", "GPU-1"), None),
-        (CARD, None, None),
-        (replace(CARD, uuid="GPU-2"), ("NVIDIA H200", "GPU-1"), "GPU-2"),
-        (replace(CARD, device="cpu"), ("NVIDIA H200", "GPU-1"), None),
-    ],
-)
-def test_a_card_is_identified_by_the_framework_or_the_driver(monkeypatch, device, card, uuid):
-    monkeypatch.setattr(environment, "find_card", lambda: card and environment.Card(*card))
-    assert run.find_uuid(device) == uuid
 
 
 def test_other_programs_load_before_the_run_is_known_and_costs_no_time(monkeypatch):

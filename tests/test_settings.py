@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import settings as module
 from bench.settings import (
     ALL,
     AUTO,
@@ -12,9 +11,7 @@ from bench.settings import (
     SYNONYMS,
     SettingError,
     as_markdown,
-    cpu_quota,
     list_runs,
-    read_search,
     read_settings,
 )
 from llm_benchmark import DECODERS
@@ -31,7 +28,7 @@ ImageOS IMAGE IMAGES IMAGE_NAME IMAGE_TAG SCOPES PHASES EPOCHREALTIME FRAMEWORK_
 def refusal(script="image", **environ):
     """Return the message of a refusal, which is one line."""
     with pytest.raises(SettingError) as error:
-        read_search(environ) if script == "best" else read_settings(script, environ)
+        read_settings(script, environ)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -122,7 +119,7 @@ def test_an_empty_value_is_refused(name):
         ("image", {"MODEL": "resnet18", "IMAGE_MODEL": "resnet50"}, "IMAGE_MODEL='resnet50'"),
         ("llm", {"FRAMEWORK": "tensorflow"}, "PyTorch"),
         ("llm", {"PHASE": "inference"}, "prefill, decode, training"),
-        ("llm", {"PRECISION": "mixed_float16"}, "set PRECISION=float16"),
+        ("llm", {"PRECISION": "mixed_float16"}, "PHASE=training"),
         ("mlp", {"OPTIMIZER": "adamw"}, "sgd, adam"),
         ("image", {"PRECISION": "mixed_float16", "FRAMEWORK": "mlx"}, "float16 or bfloat16"),
         ("mlp", {"NUM_THREADS": "2", "FRAMEWORK": "mlx"}, "MLX"),
@@ -142,22 +139,6 @@ def test_contradictions_are_refused(script, environ, named):
 def test_more_tokens_than_any_model_allows_are_refused_before_a_framework_is_imported(phase, name):
     assert max(decoder.max_position_embeddings for decoder in DECODERS.values()) == MOST_POSITIONS
     assert refusal("llm", PHASE=phase, **{name: "999999999"}).startswith(f"{name}='999999999' ")
-
-
-@pytest.mark.parametrize(("cores", "devices", "workers"), [(4, "1", 4), (96, "1", 16), (96, "4", 64), (96, "all", 16)])
-def test_the_default_number_of_workers_is_bounded(monkeypatch, cores, devices, workers):
-    monkeypatch.setattr(module, "usable_cores", lambda: cores)
-    assert read_settings("image", {"NUM_DEVICES": devices}).num_workers == workers
-    assert read_settings("image", {"NUM_WORKERS": "96"}).num_workers == 96
-    assert read_settings("image", {"LOCAL_WORLD_SIZE": "8"}).num_workers == min(cores, 128)  # torchrun's ranks share
-
-
-def test_a_containers_quota_limits_the_cores(tmp_path):
-    file = tmp_path / "cpu.max"
-    assert cpu_quota(file) is None
-    for text, quota in (("max 100000", None), ("150000 100000", 1.5)):
-        file.write_text(text)
-        assert cpu_quota(file) == quota
 
 
 # Misspelt names
@@ -194,7 +175,7 @@ def test_ordinary_variables_are_left_alone():
         (" -- MODEL=a MACHINES=b\\ c", "MACHINES", "did you mean MACHINE?"),
         ("XYZZY=1", "XYZZY", "`make help`"),
         ("EPOCHS=1", "EPOCHS", "leave it out"),
-        ("MAX_MINUTES=3", "MAX_MINUTES", ""),  # make best's
+        ("MAX_MINUTES=3", "MAX_MINUTES", "leave it out"),  # make best's
     ],
 )
 def test_an_unknown_name_on_makes_command_line_is_refused(makeflags, name, fix):
@@ -251,26 +232,6 @@ def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
     assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in prefill} == {("8", "0"), ("16", "0"), ("32", "0")}
     decode = [run for run in runs if run["PHASE"] == "decode"]
     assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in decode} == {("8", "0"), ("8", "512")}
-
-
-# make best
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [*(("NUM_DEVICES", value) for value in ("2", "all", "1,2")), ("BATCH_SIZE", "Auto"), ("BATCH_SIZE", "auto,8")],
-)
-def test_make_best_refuses_what_it_does_not_search(name, value):
-    assert refusal("best", **{name: value}).startswith(f"{name}={value!r}")
-
-
-def test_make_best_accepts_its_own_settings_and_those_of_its_workload():
-    environ = {"WORKLOAD": "mlp", "MODEL": "mlp-8", "BATCH_SIZE": "4,8", "NUM_DEVICES": "1", "MAX_MINUTES": "2"}
-    own, settings, changes = read_search(environ | {"MAKEFLAGS": "WORKLOAD=mlp MODEL=mlp-8 MAX_MINUTES=2"})
-    assert (own.workload, own.max_minutes, settings.model) == ("mlp", 2, "mlp-8")
-    assert changes == [{"BATCH_SIZE": "4"}, {"BATCH_SIZE": "8"}]
-    for name in ("SCOPE", "IMAGE_SIZE", "NONSENSE"):
-        assert refusal("best", WORKLOAD="mlp", MAKEFLAGS=f"{name}=64 WORKLOAD=mlp").startswith(f"{name} ")
 
 
 # Help

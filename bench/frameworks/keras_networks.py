@@ -4,51 +4,110 @@ transformers; their optimizers; a part of the DeviceContext.
 Whoever imports this sets KERAS_BACKEND first.
 """
 
-import inspect
 import math
 from abc import abstractmethod
+from contextlib import contextmanager
 
 import keras
 import numpy as np
 from keras import layers, ops
 
 from bench.frameworks import base, session
-from bench.settings import SettingError
 from bench.timing import check
 from bench.workloads.networks import RESNETS
 from bench.workloads.workload import LEARNING_RATES
 
 POLICIES = {"tf32": "float32"}  # the other precisions have the same name in Keras
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
+LAST_KERNEL = -2  # place in the trainable variables; the last one is the bias of the same layer
+
+
+@contextmanager
+def layers_in(policy):
+    """Give new layers this dtype policy inside."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 class KerasContext(base.DeviceContext):
     """The part of a DeviceContext that needs only NumPy and Keras: images and kernels are channels_last."""
 
-    def __init__(self, device, settings):
-        super().__init__(device, settings)
+    def __init__(self, device, settings, compares):
+        super().__init__(device, settings, compares)
         keras.backend.clear_session()  # forgets earlier models
         keras.utils.set_random_seed(self.seed)
         keras.config.set_image_data_format("channels_last")
-        keras.config.set_dtype_policy(POLICIES.get(self.precision, self.precision))
-        policy = keras.config.dtype_policy()
-        self.dtype, self.compute_dtype = policy.variable_dtype, policy.compute_dtype
-        self.magnification = 2 ** check.lost_bits(self.compute_dtype)
+        self.policy = keras.dtype_policies.get(POLICIES.get(self.precision, self.precision))
+        # Compiled work is compared with the same operators one by one on the CPU, also in float32.
+        self.compares_with_cpu = self.compares_with_cpu or (compares and self.compile)
+        self.compares_compiled = False
 
     @abstractmethod
-    def put_array(self, array):
-        """Return one array on the device, floats in this precision."""
+    def on(self, device):
+        """Return a context in which everything is placed on the CPU ("cpu") or on this device (its name)."""
+
+    @abstractmethod
+    def put_array(self, array, dtype):
+        """Return one array on the device of the context, floats in this dtype."""
+
+    @abstractmethod
+    def build_model(self, keras_model, loss_of):
+        """Return the Model of a Keras model, which is trained if there is a loss."""
+
+    @abstractmethod
+    def evaluator(self, keras_model, workload, loss_of, compiled):
+        """Return the function (*batch) -> [output, gradient of the last layer's kernel], without a loss [output].
+
+        Dropout is off. The loss is multiplied by LOSS_SCALE: small gradients would be zero in float16.
+        """
+
+    def build(self, workload, is_trained):
+        loss_of, pairs, expected = self.losses[workload.loss] if is_trained else None, self.pairs(workload), None
+        with layers_in(self.policy), self.on(self.device):
+            model = BUILDERS[workload.name](workload)
+            check.check_parameters(count_parameters(model), workload.parameters)
+            calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
+        if self.can_compare(model.count_params()):
+            with self.on("cpu"):
+                with layers_in("float32"):
+                    same = BUILDERS[workload.name](workload)
+                same.set_weights(self.as_arrays(each.value for each in model.weights))
+                batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
+                expected = self.as_arrays(self.evaluator(same, workload, loss_of, compiled=False)(*batch))
+        # As it will be measured: Metal's wrong results come from operators that a graph fuses.
+        evaluate, batch = self.evaluator(model, workload, loss_of, compiled=True), self.put(*pairs[0])
+        self.check_model(lambda: self.as_arrays(evaluate(*batch)), expected)
+        return self.build_model(model, loss_of)
+
+    def probe(self, name, left, right):
+        is_matmul = name == "matmul"
+        left, right = (left, right) if is_matmul else (channels_last(left), kernel_last(right))
+        with self.on(self.device):
+            operands = [self.put_array(each, self.policy.compute_dtype) for each in (left, right)]
+            output = self.operator("matmul" if is_matmul else "conv3x3")(*operands)
+        array = np.asarray(output).astype(np.float64)
+        # Without the padded border, and with channels first.
+        return array if is_matmul else array[:, 1:-1, 1:-1].transpose(0, 3, 1, 2), output.dtype == "float16"
 
     def put(self, *arrays):
-        return tuple(map(self.put_array, map(channels_last, arrays)))
+        with self.on(self.device):
+            return tuple(self.put_array(channels_last(each), self.policy.variable_dtype) for each in arrays)
 
     def put_operands(self, arrays):
-        if arrays[0].ndim == 4:  # the kernel as height, width, input, output
-            arrays = channels_last(arrays[0]), arrays[1].transpose(2, 3, 1, 0)
-        return [self.put_array(each) for each in arrays]
+        if arrays[0].ndim == 4:
+            arrays = channels_last(arrays[0]), kernel_last(arrays[1])
+        with self.on(self.device):
+            return [self.put_array(each, self.policy.variable_dtype) for each in arrays]
 
     def as_array(self, values):
         return np.asarray(values).astype(np.float32)
+
+    def as_arrays(self, values):
+        return [self.as_array(each) for each in values]
 
     def read(self, values):
         # By NumPy: it takes less time than a few operators.
@@ -65,6 +124,11 @@ class KerasContext(base.DeviceContext):
 def channels_last(array):
     """Return images of NumPy with channels last, and anything else as it is: TensorFlow's pipeline has them so."""
     return array.transpose(0, 2, 3, 1) if isinstance(array, np.ndarray) and array.ndim == 4 else array
+
+
+def kernel_last(kernel):
+    """Return a convolution's kernel as height, width, input, output."""
+    return kernel.transpose(2, 3, 1, 0)
 
 
 def build_optimizer(name, precision, weights):
@@ -88,44 +152,16 @@ def small_normal():
 
 
 def build_image(workload):
-    """Build one of torchvision's models in Keras layers, or a Keras application with random weights; gives logits."""
-    shape, classes, name = (workload.sizes.side, workload.sizes.side, 3), workload.sizes.classes, workload.model
-    if name in RESNETS:
-        return build_resnet(name, shape, classes)
-    if name in VGGS:
-        return build_vgg(name, shape, classes)
-    if name == "mobilenet_v2":
+    """Build one of torchvision's models in Keras layers; it returns logits."""
+    shape, classes = (workload.sizes.side, workload.sizes.side, 3), workload.sizes.classes
+    if workload.model == "mobilenet_v2":
         return build_mobilenet_v2(shape, classes)
-    application = list_applications()[name if name.startswith("keras-") else SAME[name]]
-    options = {"input_shape": shape, "classes": classes, "classifier_activation": None}
-    if "include_preprocessing" in inspect.signature(application).parameters:
-        options["include_preprocessing"] = False
-    return application(weights=None, **options)
-
-
-def list_applications():
-    """Return {"keras-" and the name in lower case: function} of Keras's own image models."""
-    return {f"keras-{n.lower()}": f for n, f in vars(keras.applications).items() if inspect.isfunction(f)}
-
-
-# torchvision's models that Keras has too, with the same trainable parameters and the same dropout.
-SAME = {f"densenet{depth}": f"keras-densenet{depth}" for depth in (121, 169, 201)}
-SAME |= {f"efficientnet_b{i}": f"keras-efficientnetb{i}" for i in range(8)}
-SAME |= {"efficientnet_v2_s": "keras-efficientnetv2s"}
-SAME |= {f"mobilenet_v3_{size}": f"keras-mobilenetv3{size}" for size in ("small", "large")}
-
-
-def list_models():
-    """Return the names of all image models here."""
-    return [*RESNETS, *VGGS, "mobilenet_v2", *SAME, *list_applications()]
+    return build_resnet(workload.model, shape, classes)
 
 
 def refuse_unknown_model(name):
-    """Raise SettingError, with the nearest names, for a model that is not here."""
-    own = "keras-" + name.removeprefix("keras-").replace("_", "").lower()
-    if name not in list_models() and own in list_applications():
-        raise SettingError(f"MODEL={name!r} is another model in Keras: MODEL={own} measures that")
-    session.refuse_unknown_model(name, list_models(), "Keras")
+    """Raise SettingError, with the nearest names, for an image model that is not here."""
+    session.refuse_unknown_model(name, [*RESNETS, "mobilenet_v2"], "Keras")
 
 
 def build_mobilenet_v2(shape, classes):
@@ -168,25 +204,6 @@ def normed_convolution(x, filters, size, stride, name, norm_name):
     padding = "same" if stride == 1 else "valid"
     x = layers.Conv2D(filters, size, stride, padding, use_bias=False, kernel_initializer=he_normal(), name=name)(x)
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=norm_name)(x)
-
-
-# 3 x 3 convolutions in each of the five stages (Simonyan and Zisserman 2014, table 1).
-VGGS = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
-
-
-def build_vgg(name, shape, classes):
-    """Build VGG as in torchvision: for images of any size, and with dropout. Keras's VGG has neither."""
-    x = inputs = keras.Input(shape)
-    for count, filters in zip(VGGS[name], (64, 128, 256, 512, 512), strict=True):
-        for _ in range(count):
-            x = ops.relu(layers.Conv2D(filters, 3, padding="same", kernel_initializer=he_normal())(x))
-        x = layers.MaxPooling2D(2)(x)
-    if x.shape[1:3] != (7, 7):
-        x = layers.AdaptiveAveragePooling2D(7)(x)
-    x = layers.Flatten()(x)
-    for _ in range(2):
-        x = layers.Dropout(0.5)(dense_relu(x, 4096))
-    return keras.Model(inputs, layers.Dense(classes)(x))
 
 
 def dense_relu(x, width):
@@ -271,11 +288,8 @@ def call(model, inputs, training):
     return model(inputs[0] if len(inputs) == 1 else list(inputs), training=training)
 
 
-def calibrate(model, inputs, call=call):
-    """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth.
-
-    `call` must keep what a call with training=True changes.
-    """
+def calibrate(model, inputs):
+    """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth."""
     # _flatten_layers: nothing public lists the layers of nested models.
     norms = [layer for layer in model._flatten_layers() if isinstance(layer, layers.BatchNormalization)]
     momenta = [norm.momentum for norm in norms]

@@ -1,6 +1,5 @@
 """All of JAX is here; its models are in keras_networks.py. Every function is compiled, as JAX's users do."""
 
-import functools
 import os
 import platform
 
@@ -15,15 +14,13 @@ import numpy as np
 from bench.frameworks import Device, base, jpeg_stream, session
 from bench.frameworks.keras_networks import (
     BUILDERS,
+    LAST_KERNEL,
     KerasContext,
     build_optimizer,
-    calibrate,
     count_parameters,
     refuse_unknown_model,
 )
 from bench.host.cpus import usable_cores
-from bench.timing import check
-from bench.timing.measure import MeasurementError
 
 
 def find_device(settings):
@@ -52,12 +49,12 @@ def name_of(device):
     return {"gpu": "cuda"}.get(device.platform, device.platform)
 
 
-def open_session(workload, settings, phase, scope):
+def open_session(workload, settings, phase, scope, compares=True):
     """Return the session of a workload; raises SettingError or MeasurementError."""
     session.refuse_unknown_workload("jax", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
-    return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
+    return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
 @jax.jit
@@ -93,45 +90,41 @@ LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_err
 class DeviceContext(KerasContext):
     """Where and how JAX computes."""
 
-    def __init__(self, settings):
+    losses = LOSSES
+
+    def __init__(self, settings, compares):
         self.place, self.cpu = choose_device(settings.use_gpu), jax.devices("cpu")[0]
-        super().__init__(name_of(self.place), settings)
-        self.compares_with_cpu, self.compares_compiled = True, False  # prove() compares what is compiled with the CPU
+        super().__init__(name_of(self.place), settings, compares)
         jax.config.update("jax_default_device", self.place)
         jax.config.update("jax_enable_x64", self.precision == "float64")
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
         self.used_before, self.peak_before = self._read_memory()
-        self.measured_precision = self._measure_precision()
-        self.require_tf32()
 
-    def build(self, workload, is_trained):
-        keras_model = BUILDERS[workload.name](workload)
-        self.prove(keras_model, workload, is_trained)
-        return Model(self, keras_model, LOSSES[workload.loss] if is_trained else None)
+    def on(self, device):
+        return jax.default_device(self.cpu if device == "cpu" else self.place)
 
-    def prove(self, model, workload, is_trained):
-        """Raise MeasurementError unless this is the right model, and it computes the right things for a pair of items.
+    def build_model(self, keras_model, loss_of):
+        return Model(self, keras_model, loss_of)
 
-        The reference is the model in float64 on the CPU: for inference operator by operator, for training compiled,
-        because that is faster. The rounding error of float32 is computed only if the strictest limits are exceeded.
-        """
-        check.check_parameters(count_parameters(model), workload.parameters)
-        pairs = workload.make_batches(2, self.seed)
-        calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))), call)
-        arguments = values_of(model), *self.put(*pairs[0])
-        evaluate = evaluation(model, workload, is_trained)
-        compiled = jax.jit(evaluate)
-        got, again = (as_arrays(compiled(*arguments)) for _ in range(2))
-        with jax.default_device(self.cpu), jax.enable_x64(True):
-            evaluate_exactly = evaluation(build_exactly(workload), workload, is_trained)
-            run = jax.jit(evaluate_exactly) if is_trained else evaluate_exactly
-            exact = as_arrays(run(*as_float64(arguments)))
-        try:
-            self.compare(got, again, exact, rounded=exact)
-        except MeasurementError:
-            with jax.default_device(self.cpu):
-                rounded = as_arrays(evaluate(*jax.device_put(arguments, self.cpu)))
-            self.compare(got, again, exact, rounded)
+    def evaluator(self, keras_model, workload, loss_of, compiled):
+        weights = values_of(keras_model)
+
+        def infer(trained, others, *batch):
+            inputs = workload.inputs_of(batch)
+            return [call_stateless(keras_model, (trained, others), inputs, training=False)[0]]
+
+        def differentiate(trained, others, *batch):
+            def scaled_loss(kernel):
+                replaced = [*trained[:LAST_KERNEL], kernel, *trained[LAST_KERNEL + 1 :]]
+                (outputs,) = infer(replaced, others, *batch)
+                return base.LOSS_SCALE * mean_loss(loss_of, outputs, batch[-1]), outputs
+
+            gradient, outputs = jax.grad(scaled_loss, has_aux=True)(trained[LAST_KERNEL])
+            return [outputs, gradient]
+
+        run = differentiate if loss_of else infer
+        run = jax.jit(run) if compiled else run
+        return lambda *batch: run(*weights, *batch)
 
     def read(self, values):
         # An array on a GPU keeps the first copy on the host, so that only the first read would take time.
@@ -143,10 +136,10 @@ class DeviceContext(KerasContext):
     def operator(self, name):
         return OPERATORS[name]
 
-    def put_array(self, array):
-        # Without self.place, the default device: arrays that are bound to a device make XLA compile again.
+    def put_array(self, array, dtype):
+        # To the default device: arrays that are bound to a device make XLA compile again.
         array = jax.device_put(array)
-        return array.astype(self.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+        return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
     def gather(self, data, order, batch_size):
         for start in range(0, len(order), batch_size):
@@ -170,38 +163,11 @@ class DeviceContext(KerasContext):
         stats = self.place.memory_stats() or {}
         return stats.get("bytes_in_use", 0), stats.get("peak_bytes_in_use", 0)
 
-    def _measure_precision(self):
-        errors = []
-        for work, operands, exact in probes():
-            got = work(*(jax.device_put(each).astype(self.compute_dtype) for each in operands))
-            errors.append(check.relative_error(got, exact))
-        return check.name_precision(*errors, is_float16=self.compute_dtype == "float16")
-
-
-@functools.cache
-def probes():
-    """Return [(operator, operands, result in float64 on the CPU)] that show the precision."""
-    (a, b), (x, w) = check.probe_inputs()
-    works = (jnp.matmul, a, b), (convolve, x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0))
-    with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
-        return [(work, operands, np.asarray(work(*as_float64(operands)))) for work, *operands in works]
-
 
 @jax.jit
 def take(data, rows):
     """Return these rows of each array, which it must have."""
     return tuple(jnp.take(each, rows, axis=0, mode="clip") for each in data)
-
-
-def build_exactly(workload):
-    """Build a model in float64, without weights: stateless calls bring their own."""
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("float64")
-    try:
-        with keras.StatelessScope(initialize_variables=False):
-            return BUILDERS[workload.name](workload)
-    finally:
-        keras.config.set_dtype_policy(policy)
 
 
 def values_of(model):
@@ -214,53 +180,9 @@ def call_stateless(model, weights, inputs, training):
     return model.stateless_call(*weights, inputs[0] if len(inputs) == 1 else list(inputs), training=training)
 
 
-def call(model, inputs, training):
-    """Call a model, compiled, and assign what that changes."""
-    run = jax.jit(lambda weights, *inputs: call_stateless(model, weights, inputs, training)[1])
-    for variable, value in zip(model.non_trainable_variables, run(values_of(model), *inputs), strict=True):
-        variable.assign(value)
-
-
-def inference(model):
-    """Return the function (weights, *inputs) -> output."""
-    return lambda weights, *inputs: call_stateless(model, weights, inputs, training=False)[0]
-
-
 def mean_loss(loss_of, outputs, target):
     """Return the mean loss, in float32 or float64."""
     return loss_of(outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32)), target)
-
-
-def evaluation(model, workload, is_trained):
-    """Return the function (weights, *batch) -> [output, *gradients of the mean loss], without dropout.
-
-    The gradients are scaled by LOSS_SCALE, because small ones would be zero in float16. Inference has none.
-    """
-    infer = inference(model)
-
-    def scaled_loss(trained, others, *batch):
-        outputs = infer((trained, others), *workload.inputs_of(batch))
-        return base.LOSS_SCALE * mean_loss(LOSSES[workload.loss], outputs, batch[-1]), outputs
-
-    def differentiate(weights, *batch):
-        gradients, outputs = jax.grad(scaled_loss, has_aux=True)(*weights, *batch)
-        return [outputs, *gradients]
-
-    return differentiate if is_trained else lambda weights, *batch: [infer(weights, *workload.inputs_of(batch))]
-
-
-def as_float64(tree):
-    """Return copies on the default device: floats in float64, and integers as they are."""
-
-    def convert(each):
-        return jnp.asarray(np.asarray(each), jnp.float64 if jnp.issubdtype(each.dtype, jnp.floating) else None)
-
-    return jax.tree.map(convert, tree)
-
-
-def as_arrays(tree):
-    """Return copies in float64 as NumPy arrays."""
-    return jax.tree.map(lambda each: np.asarray(each).astype(np.float64), tree)
 
 
 class Model(base.Model):
@@ -278,8 +200,9 @@ class Model(base.Model):
         if loss_of:
             self.optimizer = build_optimizer(context.optimizer, context.precision, keras_model.trainable_variables)
         self.read_variables()
-        infer = inference(keras_model)
-        self._infer = self._jit(lambda trained, others, *inputs: infer((trained, others), *inputs))
+        self._infer = self._jit(
+            lambda trained, others, *inputs: call_stateless(keras_model, (trained, others), inputs, training=False)[0]
+        )
         if loss_of:
             self._compile_training(loss_of)
 
@@ -344,6 +267,9 @@ class Model(base.Model):
 
     def update(self):
         self.trained, self.slots = self._update(self.slots, self.gradients, self.trained)
+
+    def trained_weights(self):
+        return self.trained
 
     @property
     def last_weight(self):

@@ -4,19 +4,13 @@ Weights have the names of PyTorch's in image models and perceptrons, apart from 
 """
 
 import math
-from itertools import pairwise, product
+from itertools import pairwise
 
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from bench.frameworks import session
 from bench.workloads.networks import MOBILENET_STAGES, RESNETS
-
-
-def refuse_unknown_model(name):
-    """Raise SettingError, with the nearest names, for an image model that is not here."""
-    session.refuse_unknown_model(name, [*RESNETS, "mobilenet_v2"], "the MLX models of this program")
 
 
 def build_image(workload):
@@ -27,29 +21,9 @@ def build_image(workload):
 
 def convolution(inputs, outputs, size, stride=1, groups=1):
     """Build a convolution that keeps the image size but for its stride, without a bias, He-normal by its outputs."""
-    layer = Convolution(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
+    layer = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
     layer.weight = math.sqrt(2 / (outputs * size * size)) * mx.random.normal(layer.weight.shape)
     return layer
-
-
-class Convolution(nn.Conv2d):
-    """A convolution that is right in float64 too, for the reference; MLX's own then computes in float32."""
-
-    def __call__(self, x):
-        return (
-            convolve(x, self.weight, self.stride[0], self.padding[0]) if x.dtype == mx.float64 else super().__call__(x)
-        )
-
-
-def convolve(x, weight, stride=1, padding=0):
-    """Convolve with one matmul for each place in the kernel; with one input to each output it is depthwise."""
-    x = mx.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    rows, columns = (x.shape[axis] - weight.shape[axis] for axis in (1, 2))
-    total = 0
-    for dy, dx in product(range(weight.shape[1]), range(weight.shape[2])):
-        part, weights = x[:, dy : dy + rows + 1 : stride, dx : dx + columns + 1 : stride], weight[:, dy, dx]
-        total = total + (part * weights[:, 0] if weights.shape[1] < x.shape[3] else part @ weights.T)
-    return total
 
 
 class ResNet(nn.Module):
@@ -228,12 +202,12 @@ def calibrate(module, inputs):
     """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth."""
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm)]
     for norm in norms:
-        norm.momentum, usual = 1.0, norm.momentum
+        norm.momentum = 1.0
     if norms:
         module.train()(*inputs)
         mx.eval(module.parameters())
     for norm in norms:
-        norm.momentum = usual
+        norm.momentum = 0.1  # as in PyTorch
 
 
 BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer}

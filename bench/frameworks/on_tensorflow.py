@@ -3,7 +3,6 @@
 import math
 import os
 import platform
-import sys
 from contextlib import contextmanager
 
 
@@ -26,36 +25,26 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 try:
     with quiet():
         import tensorflow as tf
-except ModuleNotFoundError as error:
-    if platform.system() == "Darwin" and sys.version_info >= (3, 13):
-        raise ImportError(
-            "has no Metal plug-in for Python 3.13 or newer: `make clean` and `make image FRAMEWORK=tensorflow` with "
-            "Python 3.11 or 3.12, or PYTHON=python3.12"
-        ) from error
+except ModuleNotFoundError:
     raise
-except Exception as error:  # a plug-in linked with another TensorFlow raises a NotFoundError
-    fix = "install it again, as requirements-cuda-tensorflow.txt says"
-    if platform.system() == "Darwin":
-        fix = "tensorflow-metal 1.2.0 needs TensorFlow 2.16 to 2.19, `pip install -r requirements-mac.txt` pairs them"
-    raise ImportError(f"cannot be loaded (... {' '.join(str(error).split())[-200:]}): {fix}") from error
+except Exception as error:  # a Metal plug-in that was built for another TensorFlow raises a NotFoundError
+    raise ImportError(f"{error} (install it again with the requirements of this repository)") from error
 
-import keras
 import numpy as np
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
 from bench.frameworks import Device, base, session
 from bench.frameworks.keras_networks import (
     BUILDERS,
+    LAST_KERNEL,
     KerasContext,
     build_optimizer,
-    calibrate,
     call,
     count_parameters,
     refuse_unknown_model,
 )
 from bench.host.cpus import usable_cores
-from bench.timing import check
-from bench.timing.measure import MeasurementError
+from bench.timing import MeasurementError
 from bench.workloads import data
 
 # Operators that make up a step's time, by the start of their names. Metal lacks kernels for much of the integer
@@ -90,14 +79,14 @@ def choose_device(use_gpu):
     return "mps" if platform.system() == "Darwin" else "cuda"
 
 
-def open_session(workload, settings, phase, scope):
+def open_session(workload, settings, phase, scope, compares=True):
     """Return the session of a workload; raises SettingError or MeasurementError."""
     session.refuse_unknown_workload("tensorflow", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
     if settings.compile == "1" and choose_device(settings.use_gpu) == "mps":
         raise MeasurementError("unsupported", "COMPILE=1 is XLA, which the Metal plug-in does not have")
-    return session.open_session(DeviceContext(settings), workload, settings, phase, scope)
+    return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
 def convolve(images, kernels):
@@ -133,65 +122,43 @@ LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_err
 class DeviceContext(KerasContext):
     """Where and how TensorFlow computes."""
 
-    def __init__(self, settings):
-        super().__init__(choose_device(settings.use_gpu), settings)
+    losses = LOSSES
+
+    def __init__(self, settings, compares):
+        super().__init__(choose_device(settings.use_gpu), settings, compares)
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
         self.reset_peak_memory()
         self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
-        self.measured_precision = self._measure_precision()
-        self.require_tf32()
 
-    def scope(self):
-        return tf.device("CPU:0" if self.device == "cpu" else "GPU:0")
+    def on(self, device):
+        return tf.device("CPU:0" if device == "cpu" else "GPU:0")
 
     def function(self, python_function):
         """Return a graph of a function on this device; compiled by XLA with COMPILE=1."""
 
         def placed(*arguments):
-            with self.scope():  # a graph ignores the scope that it is called in
+            with self.on(self.device):  # a graph ignores the scope that it is called in
                 return python_function(*arguments)
 
         return tf.function(placed, jit_compile=self.compile)
 
     def build(self, workload, is_trained):
-        with self.scope():
-            keras_model = BUILDERS[workload.name](workload)
-            self.prove(keras_model, workload, is_trained)
-            return Model(self, keras_model, LOSSES[workload.loss] if is_trained else None)
+        model = super().build(workload, is_trained)
+        if self.device != "cpu":
+            weights = model.trained_weights() if is_trained else None
+            run = self.function(lambda *batch: evaluate(model.keras_model, workload, batch, weights, is_trained))
+            with expensive_work_stays_on(self.device):
+                run(*self.put(*self.pairs(workload)[0]))
+        return model
 
-    def prove(self, model, workload, is_trained):
-        """Raise MeasurementError unless this is the right model, and it computes a pair of items right."""
-        check.check_parameters(count_parameters(model), workload.parameters)
-        pairs = workload.make_batches(2, self.seed)
-        calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
-        pair = self.put(*pairs[0])
-        # In a graph, as it will be measured: Metal's wrong results come from operators that a graph fuses.
-        with expensive_work_stays_on(self.device):
-            run = self.function(lambda *batch: evaluate(model, workload, batch, is_trained))
-            got, again = as_arrays(run(*pair)), as_arrays(run(*pair)[:1])
-        exact = rounded = None
-        if is_trained or self.compares_with_cpu:
-            exact_model = self.build_exactly(model, workload)
-            with tf.device("CPU:0"):
-                exact = as_arrays(evaluate(exact_model, workload, as_float64(pair), is_trained))
-                rounded = as_arrays(evaluate(model, workload, copied(pair), is_trained))
-        self.compare(got, again, exact, rounded)
-        if self.compares_compiled:  # here, and not in Model.prove_compiled()
-            check.check_compiled(got[0], call(model, workload.inputs_of(pair), training=False).numpy())
-        if is_trained and self.device != "cpu":
-            with expensive_work_stays_on(self.device):  # at the end, because it moves the statistics of BatchNorm
-                self.function(lambda *batch: evaluate(model, workload, batch, is_trained, training=True))(*pair)
-        self.reset_peak_memory()
+    def build_model(self, keras_model, loss_of):
+        with self.on(self.device):
+            return Model(self, keras_model, loss_of)
 
-    def build_exactly(self, model, workload):
-        """Build the same model, with the same weights, in float64 on the CPU."""
-        policy = keras.config.dtype_policy()
-        with tf.device("CPU:0"):
-            keras.config.set_dtype_policy("float64")
-            exact_model = BUILDERS[workload.name](workload)
-            keras.config.set_dtype_policy(policy)
-            exact_model.set_weights(model.get_weights())
-        return exact_model
+    def evaluator(self, keras_model, workload, loss_of, compiled):
+        weights = [keras_model.trainable_variables[LAST_KERNEL].value] if loss_of else None
+        run = lambda *batch: evaluate(keras_model, workload, batch, weights, training=False)  # noqa: E731
+        return self.function(run) if compiled else run
 
     def open_stream(self, workload, settings, phase):
         """Return the Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
@@ -218,13 +185,12 @@ class DeviceContext(KerasContext):
     def operator(self, name):
         return OPERATORS[name]
 
-    def put_array(self, array):
-        with self.scope():
-            array = tf.identity(array)
-            return tf.cast(array, self.dtype) if array.dtype.is_floating else array
+    def put_array(self, array, dtype):
+        array = tf.identity(array)
+        return tf.cast(array, dtype) if array.dtype.is_floating else array
 
     def gather(self, data, order, batch_size):
-        with self.scope():
+        with self.on(self.device):
             order = tf.identity(order)
         for start in range(0, len(order), batch_size):
             yield tuple(tf.gather(each, order[start : start + batch_size]) for each in data)
@@ -248,18 +214,6 @@ class DeviceContext(KerasContext):
             return None
         return tf.config.experimental.get_memory_info("GPU:0")["peak"] - self.used_before
 
-    def _measure_precision(self):
-        (a, b), (x, w) = check.probe_inputs()
-        errors = []
-        probes: tuple = (tf.matmul, a, b), (convolve, x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0))
-        for work, *pair in probes:
-            with self.scope():
-                got = work(*(tf.cast(tf.identity(each), self.compute_dtype) for each in pair))
-            with tf.device("CPU:0"):
-                expected = work(*(tf.constant(each, tf.float64) for each in pair))
-            errors.append(check.relative_error(tf.cast(got, tf.float64).numpy(), expected.numpy()))
-        return check.name_precision(*errors, is_float16=self.compute_dtype == "float16")
-
 
 @contextmanager
 def expensive_work_stays_on(device):
@@ -268,9 +222,6 @@ def expensive_work_stays_on(device):
     TensorFlow does that if a device lacks a kernel. set_soft_device_placement(False) forbids it, but then no Keras
     model runs on Metal: https://developer.apple.com/forums/thread/759438
     """
-    if device == "cpu":
-        yield
-        return
     with eager.collect_graphs() as graphs:
         yield
     moved = [node for graph in graphs for node in graph.node if "CPU" in node.device and node.op.startswith(EXPENSIVE)]
@@ -289,32 +240,14 @@ def mean_loss(loss_of, outputs, target):
     return loss_of(outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32), target)
 
 
-def evaluate(model, workload, batch, is_trained, training=False):
-    """Return [output, *gradients of the mean loss] of a batch; inference has no gradients.
-
-    The gradients are scaled by LOSS_SCALE, because small ones would be zero in float16.
-    """
-    if not is_trained:
+def evaluate(model, workload, batch, weights, training):
+    """Return [output, *gradients of these weights for the mean loss times LOSS_SCALE]; without weights [output]."""
+    if not weights:
         return [call(model, workload.inputs_of(batch), training)]
     with tf.GradientTape() as tape:
         outputs = call(model, workload.inputs_of(batch), training)
         loss = base.LOSS_SCALE * mean_loss(LOSSES[workload.loss], outputs, batch[-1])
-    return [outputs, *tape.gradient(loss, [weight.value for weight in model.trainable_variables])]
-
-
-def copied(tensors):
-    """Return copies on the device of the scope."""
-    return [tf.identity(each) for each in tensors]
-
-
-def as_float64(tensors):
-    """Return copies on the device of the scope: floats in float64, and integers as they are."""
-    return [tf.cast(each, tf.float64) if each.dtype.is_floating else each for each in copied(tensors)]
-
-
-def as_arrays(tensors):
-    """Return tensors in float64 as NumPy arrays; the gradients of an embedding become dense."""
-    return [tf.cast(tf.convert_to_tensor(each), tf.float64).numpy() for each in tensors]
+    return [outputs, *tape.gradient(loss, weights)]
 
 
 def resize_and_cut(image, size):
@@ -372,12 +305,8 @@ class Model(base.Model):
     def _train(self, *batch):
         with tf.GradientTape() as tape:
             loss, scaled = self._losses_of(*batch)
-        self.optimizer.apply(tape.gradient(scaled, self._weight_values), self.weights)
+        self.optimizer.apply(tape.gradient(scaled, self.trained_weights()), self.weights)
         return loss
-
-    @property
-    def _weight_values(self):
-        return [weight.value for weight in self.weights]
 
     def infer(self, *inputs):
         return self._infer(*inputs)
@@ -394,10 +323,13 @@ class Model(base.Model):
             self.loss, self.scaled = self.losses_of(*batch)
 
     def backward(self):
-        self.gradients = self.tape.gradient(self.scaled, self._weight_values)
+        self.gradients = self.tape.gradient(self.scaled, self.trained_weights())
 
     def update(self):
         self.apply(self.gradients)
+
+    def trained_weights(self):
+        return [weight.value for weight in self.weights]
 
     @property
     def last_weight(self):

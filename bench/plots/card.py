@@ -5,8 +5,7 @@
 
 import functools
 import textwrap
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from bench import cli
 from bench.plots import draw, select
@@ -15,7 +14,6 @@ from bench.records import columns, layout, peaks, tables
 from bench.records.columns import format_number
 from bench.records.flags import FLAGS
 from bench.settings import FRAMEWORKS, is_used_in, read_settings
-from bench.timing.intervals import coverage
 from bench.timing.measure import METHOD_VERSION
 from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
@@ -31,67 +29,49 @@ NAME, BAR, BAR_END, VALUE, NOTE, SHARE = 1.72, 3.4, 4.68, 5.93, 6.03, WIDE - MAR
 OWN = dict(zip(NUMBERS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
 LINE = 115  # letters
 PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
-
-
 FOOTER = (
-    "Filled: measured by this program; dark lines: {}. Hollow: published by others.",
+    "Filled: measured by this program; dark lines: the range of {} processes and their intervals. Hollow: published.",
     "The bars of a workload share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
 )
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """What the card of a machine shows, apart from its layout."""
 
     name: str
     about: str
     tiles: list[tuple[str, str, str]]  # (figure, unit, what it is)
-    blocks: dict[object, list[dict]]  # {work of the set: lines of tables.summarize(), own ones first, with `numbers`}
-    intervals: str
+    blocks: dict[object, list[dict]]  # {work of the set: its lines, own ones first, with `numbers`}
+    processes: str
     limits: list[str]
     doubts: list[str]
 
 
 def make_card(stored, machine, framework):
     """Build the Card of a machine and framework from select.load(); None if it has too little of the set."""
-    stored = select.arrange(choose_commit(stored.rows, machine, framework))
-    found: Any = select.resident(stored.believed)
+    found, believed = select.resident(stored.believed), stored.believed
     mine = found[~found["published"] & (found["machine"] == machine) & (found["framework"] == framework)]
-    mine = mine[mine["kind"] == ("gpu" if (mine["kind"] == "gpu").any() else "cpu")].sort_values("timestamp")
-    mine = tables.add_peak_fraction(mine, stored.rows)
-    own = {work: find_own(mine, work) for work in STANDARD_SET}
-    own = {work: lines for work, lines in own.items() if lines}
+    mine = mine[mine["kind"] == ("gpu" if (mine["kind"] == "gpu").any() else "cpu")]
+    own = {work: lines for work in STANDARD_SET if (lines := find_own(mine, work))}
     if len(own) < LEAST:
         return None
     others = choose_published(found[found["published"]], own)
     lines = [line for found in own.values() for line in found]
     last = max(lines, key=lambda line: line["timestamp"])
-    least = min(line["rows"] for line in lines)
-    of_processes = f"{100 * coverage(least):.0f} % intervals, from {least} or more processes"
+    counts = sorted({line["processes"] for line in lines})
+    software = f"{FRAMEWORKS[framework].title} {last['framework_version']}"
+    memory = f"{last['memory_gb']} GiB" if last["memory_gb"] else ""
+    about = [machine, memory, last["os"].partition(",")[0], software, last["timestamp"][:10]]
+    is_same = (believed[["framework", "machine", "kind"]] == (framework, machine, last["kind"])).all(axis=1)
     return Card(
         name=name_chip(last),
-        about=describe_machine(last),
-        tiles=list_tiles(stored.rows, last, {line["numbers"] for line in lines}),
+        about="   ".join(filter(None, about)),
+        tiles=list_tiles(believed, last, {line["numbers"] for line in lines}),
         blocks={work: lines + others.get(work, []) for work, lines in own.items()},
-        intervals="intervals, some within a single process" if least == 1 else of_processes,
-        limits=describe_limits(stored, last, lines),
+        processes=" to ".join(dict.fromkeys(map(str, (counts[0], counts[-1])))),
+        limits=describe_limits(select.scopes(believed[is_same]), lines),
         doubts=list_doubts(own, lines),
     )
-
-
-def choose_commit(rows, machine, framework):
-    """Return the rows without those of a machine that are not of its latest commit with enough of the set.
-
-    That commit measured the peaks too. Those of another day may be another chip's: many servers call theirs just
-    AMD EPYC. If there is no such commit, all rows count.
-    """
-    own = rows[(rows["machine"] == machine) & (rows["source"] == "")].sort_values("timestamp")
-    done = own[(own["framework"] == framework) & (own["status"] == "ok")]
-    for commit in reversed(done["commit"].drop_duplicates(keep="last").tolist()):
-        of = done[done["commit"] == commit]
-        if (of["model"] == "matmul-peak").any() and sum(is_work(of, work).any() for work in STANDARD_SET) >= LEAST:
-            return rows.drop(own.index[own["commit"] != commit])
-    return rows
 
 
 def find_own(mine, work):
@@ -138,9 +118,8 @@ def choose_published(published, own):
         name = max(gains, key=gains.__getitem__, default=None)
         if name is None or (covered and not gains[name][0]):
             break
-        found = offers.pop(name)
-        covered |= {work for work, _ in found}
-        for (work, _), line in found.items():
+        for (work, _), line in offers.pop(name).items():
+            covered.add(work)
             chosen.setdefault(work, []).append(line)
     return chosen
 
@@ -152,56 +131,44 @@ def name_chip(line):
     return line["device_name"] + (f", {line['gpu_cores']} GPU cores" if line["gpu_cores"] else "")
 
 
-def describe_machine(line):
-    """Describe a machine in one line, from one of its lines."""
-    memory = f"{line['memory_gb']} GiB" if line["memory_gb"] else ""
-    software = f"{FRAMEWORKS[line['framework']].title} {line['framework_version']}"
-    about = [line["machine"], memory, line["os"].partition(",")[0], software, line["timestamp"][:10]]
-    return "   ".join(filter(None, about))
-
-
-def list_tiles(rows, line, formats):
+def list_tiles(lines, last, formats):
     """List the best matmul in each of the formats and the memory bandwidth: [(figure, unit, what it is)]."""
-    best, moved = tables.measured_limits(rows)
-    chip = line["device_name"], str(line["gpu_cores"] or "")
-    found = []
-    for numbers in NUMBERS:
-        if numbers in formats and (peak := best.get((line["machine"], line["device"], numbers))):
-            rated = peaks.chip_peaks().get((*chip, numbers))
-            words = f"{numbers} matmul" + (f" (rated {format_number(rated)})" if rated else "")
-            found.append((format_number(peak["tflops"], "{:.3g}"), "TFLOP/s", words))
-    if rate := moved.get((line["machine"], line["device"])):
-        rated = peaks.chip_bandwidths().get(chip)
-        words = "memory bandwidth" + (f" (rated {format_number(rated)})" if rated else "")
-        found.append((format_number(rate, "{:.3g}"), "GB/s", words))
-    return found
+    own = lines[~lines["published"] & (lines[tables.CHIP] == [last[name] for name in tables.CHIP]).all(axis=1)]
+    chip, matmuls = (last["device_name"], last["gpu_cores"]), own[own["model"] == "matmul-peak"]
+    best = matmuls.groupby("precision")["tflops"].max()
+    found = [
+        (best[numbers], "TFLOP/s", f"{numbers} matmul", peaks.chip_peaks().get((*chip, numbers)))
+        for numbers in NUMBERS
+        if numbers in formats and numbers in best
+    ]
+    if (rate := own.loc[own["workload"] == "bandwidth", "value"].max()) > 0:
+        found.append((rate, "GB/s", "memory bandwidth", peaks.chip_bandwidths().get(chip)))
+    return [
+        (format_number(rate, "{:.3g}"), unit, what + (f" (rated {format_number(rated)})" if rated else ""))
+        for rate, unit, what, rated in found
+    ]
 
 
-def describe_limits(stored, last, lines):
+def describe_limits(runs, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     said = []
-    same = {name: last[name] for name in ("machine", "framework", "kind")}
-    runs = select.scopes(select.having(stored.pipelines, precision="float32", **same))
-    for run in runs.sort_values("timestamp").tail(1).to_dict("records"):
-        title = next((work.title for work in STANDARD_SET if work.model == run["model"]), run["model"])
-        joined = ":" if run["bottleneck"] == "undecided" else " is"
-        said.append(f"{title} {run['phase']} from JPEG files{joined} {run['note'].partition(';')[0]}.")
-    if shares := [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]:
-        said.append(f"The models reach {name_range(shares)} of the best matmul.")
-    if shares := [line["of_bandwidth"] for line in lines if line["of_bandwidth"] > 0]:
-        said.append(f"Decode reads at {name_range(shares)} of the memory bandwidth.")
+    for whole in [run.iloc[-1] for run in runs if run.iloc[-1]["precision"] == "float32"][-1:]:
+        title = next((work.title for work in STANDARD_SET if work.model == whole["model"]), whole["model"])
+        joined = ":" if whole["bottleneck"] == "undecided" else " is"
+        said.append(f"{title} {whole['phase']} from JPEG files{joined} {whole['note'].partition(';')[0]}.")
+    shares = [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]
+    reads = [line["of_bandwidth"] for line in lines if line["of_bandwidth"] > 0]
+    for found, words in ((shares, "The models reach {} of the best matmul."), (reads, "Decode reads at {} of the memory bandwidth.")):
+        if found:
+            ends = dict.fromkeys(f"{100 * share:.0f}" for share in (min(found), max(found)))
+            said.append(words.format(" to ".join(ends) + " %"))
     return said
-
-
-def name_range(shares):
-    """Format the least and the most of some fractions: "5 to 27 %"."""
-    return " to ".join(dict.fromkeys(f"{100 * share:.0f}" for share in (min(shares), max(shares)))) + " %"
 
 
 def list_doubts(own, lines):
     """List the reasons to doubt the figures: few processes, flags in words, changed programs, mixed versions."""
     said = []
-    if few := sum(line["rows"] < RUNS for line in lines):
+    if few := sum(line["processes"] < RUNS for line in lines):
         said.append(f"{few} of {len(lines)} intervals may be too narrow: they are of fewer than {RUNS} processes.")
     named = {}
     for work, found in own.items():
@@ -217,19 +184,13 @@ def list_doubts(own, lines):
     return said
 
 
-def describe_share(line):
-    """Return the part of a peak that a line reaches: of the best matmul, or of the bandwidth in decode."""
+def describe(line):
+    """Describe a line: (name, interval or what a source states, share of the best matmul, or of bandwidth in decode)."""
     if line["published"]:
-        return ""
+        return line["device_name"], ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]]), ""
     share = line["of_bandwidth"] if line["phase"] == "decode" else line["of_peak"]
-    return f"{100 * share:.0f} %" if share > 0 else ""
-
-
-def describe_note(line):
-    """Describe the interval of an own line, and the settings of a published one that differ or matter."""
-    if not line["published"]:
-        return f"{format_number(line['low'])} to {format_number(line['high'])}" if line["low"] > 0 else "no interval"
-    return ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]])
+    share = f"{100 * share:.0f} %" if share > 0 else ""
+    return line["precision"], tables.interval(line) or "no interval", share
 
 
 def as_text(card):
@@ -240,10 +201,10 @@ def as_text(card):
     for work, bars in card.blocks.items():
         lines.append(f"  {work.title}, {work.phase}, batch {work.batch_size}, {bars[0]['per']}")
         for line in bars:
-            name = line["device_name"] if line["published"] else line["precision"]
-            share = describe_share(line) and f"  {describe_share(line)} of the peak"
-            words = f"    {name:<26} {format_number(line['value']):>9}  {describe_note(line)}{share}"
-            lines.append(words.rstrip() + "  (published)" * line["published"])
+            name, note, share = describe(line)
+            share = f"  {share} of the peak" if share else ""
+            words = f"    {name:<26} {format_number(line['value']):>9}  {note}{share}"
+            lines.append(words + "  (published)" * line["published"])
     for title, said in (("limits", card.limits), ("doubts", card.doubts or ["none"])):
         lines += [layout.wrap(f"  {title}: {words}", "    ") for words in said]
     return lines
@@ -276,7 +237,7 @@ def draw_card(card):
             write(line, MARGIN, top + 0.14, WIDE - 2 * MARGIN, size=8.2)
         top += 0.3
     for words in FOOTER:
-        write(words.format(card.intervals), MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
+        write(words.format(card.processes), MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
         top += 0.15
     figure.set_figheight(top + 0.2)
     axes.set_ylim(top + 0.2, 0)
@@ -293,8 +254,7 @@ def draw_block(axes, work, bars, top):
     scale = (BAR_END - BAR) / max(max(line["value"], line["high"] if line["high"] > 0 else 0) for line in bars)
     for i, line in enumerate(bars):
         y, value, published = top + 0.14 + i * ROW, line["value"], line["published"]
-        colour = PUBLISHED if published else OWN[line["numbers"]]
-        name = line["device_name"] if published else line["precision"]
+        colour, (name, note, share) = PUBLISHED if published else OWN[line["numbers"]], describe(line)
         write(name, NAME, y, BAR - NAME - 0.08, size=8.5, color=PUBLISHED if published else "black")
         inside = "white" if published else colour
         axes.barh(y, max(value * scale, 0.015), 0.12, left=BAR, color=inside, edgecolor=colour, linewidth=0.9)
@@ -302,25 +262,20 @@ def draw_block(axes, work, bars, top):
             axes.plot([BAR + line["low"] * scale, BAR + line["high"] * scale], [y, y], color="#222222", linewidth=1.1)
         weight, rate = "normal" if published else "bold", f"{format_number(value)} {line['per']}"
         write(rate, VALUE, y, VALUE - BAR_END - 0.05, size=8.5, ha="right", weight=weight)
-        share = describe_share(line)
-        write(describe_note(line), NOTE, y, SHARE - NOTE - 0.45 * bool(share), size=7.4, color=GREY)
+        write(note, NOTE, y, SHARE - NOTE - 0.45 * bool(share), size=7.4, color=GREY)
         write(share, SHARE, y, 0.4, size=8.2, ha="right")
     return top + max(2, len(bars)) * ROW + 0.13
 
 
-def path_of(folder, machine, framework):
-    """Return the path of a card in the folder of the results."""
-    return folder / "cards" / f"{machine}-{framework}.png"
+def save_card(card, folder, machine, framework):
+    return draw.save(draw_card(card), folder / "cards" / f"{machine}-{framework}.png", dpi=draw.SHEET_DPI)
 
 
 def draw_all(stored, folder):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
-    own, paths = stored.believed[~stored.believed["published"]], []
-    for machine, framework in own[["machine", "framework"]].drop_duplicates().itertuples(index=False):
-        if card := make_card(stored, machine, framework):
-            path = path_of(folder, machine, framework)
-            paths.append(draw.save(draw_card(card), path, dpi=draw.SHEET_DPI))
-    return paths
+    own = stored.believed.loc[~stored.believed["published"], ["machine", "framework"]].drop_duplicates()
+    cards = [(make_card(stored, *of), *of) for of in own.itertuples(index=False)]
+    return [save_card(card, folder, *of) for card, *of in cards if card]
 
 
 def finish(folder, machine, framework):
@@ -329,5 +284,5 @@ def finish(folder, machine, framework):
     card = make_card(select.load(folder, warnings.append), machine, framework)
     if card is None:
         return [*warnings, "too few workloads were measured for a card"]
-    path = draw.save(draw_card(card), path_of(folder, machine, framework), dpi=draw.SHEET_DPI)
+    path = save_card(card, folder, machine, framework)
     return [*warnings, "", *as_text(card), f"card: {cli.display_path(path)}"]

@@ -1,6 +1,6 @@
 """Draw bars and lines with matplotlib, without a screen. No other file imports matplotlib."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import matplotlib
 
@@ -35,8 +35,7 @@ AXIS_NAME = 0.5  # below the lowest panel
 COLUMN_NAMES = 0.95  # between panels of lines side by side
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """Colours of some bars, and their entry in the legend."""
 
     label: str
@@ -48,8 +47,7 @@ class Key:
         return "white" if self.is_hollow else self.colour
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One line. `frame` has `x`, a column for each panel, and that column's _low and _high if they are known."""
 
     name: str
@@ -67,6 +65,8 @@ def save(figure, path, **options):
 
 def bars(panels, unit, keys):
     """Draw a panel of horizontal bars for each (title, frame), one above the other; return the figure.
+
+    Bars begin at zero; on a logarithmic axis they are points.
 
     Args:
         panels: a frame has a row for each bar, and its index is the position, from 0 at the top: `value`, `low`,
@@ -94,8 +94,14 @@ def bars(panels, unit, keys):
         each.set_ylim(frame.index[-1] + 0.6, -0.6)
         each.grid(alpha=0.3)
         each.set_axisbelow(True)
-        for key, part in frame.groupby("key"):
-            mark(each, part, keys[key], is_log)
+        for name, part in frame.groupby("key"):
+            value, key, ends = part["value"], keys[name], distances(part["value"], part["low"], part["high"])
+            if is_log:  # points, because there is no zero to start from
+                options = {"fmt": "o", "markersize": 5, "markerfacecolor": key.face, "elinewidth": 2}
+                each.errorbar(value, part.index, xerr=ends, color=key.colour, **options)
+            else:
+                options = {"color": key.face, "edgecolor": key.colour, "ecolor": "#444444"}
+                each.barh(part.index, value, 0.7, xerr=ends, **options)
         ends = frame[["value", "high"]].max(axis=1)
         for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
             each.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
@@ -107,16 +113,6 @@ def bars(panels, unit, keys):
     handles = [Line2D([], [], color=k.colour, markerfacecolor=k.face, label=k.label, **options) for k in shown]
     add_legend(figure, handles, columns=len(handles))
     return figure
-
-
-def mark(axes, frame, key, is_log):
-    """Draw bars from zero with their intervals; points on a logarithmic axis, which has no zero to start from."""
-    options = {"xerr": distances(frame["value"], frame["low"], frame["high"])}
-    if is_log:
-        options |= {"fmt": "o", "markersize": 5, "markerfacecolor": key.face, "elinewidth": 2}
-        axes.errorbar(frame["value"], frame.index, color=key.colour, **options)
-    else:
-        axes.barh(frame.index, frame["value"], 0.7, color=key.face, edgecolor=key.colour, ecolor="#444444", **options)
 
 
 def distances(value, low, high):

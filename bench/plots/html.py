@@ -1,10 +1,8 @@
-"""Write results/index.html: all results in one file, to choose, sort and compare in a browser without a network.
+"""Write results/index.html: all results in one file, to choose, sort and filter in a browser without a network.
 
-    make page
-
-Joins page.html, page.css and page.js of this folder with the merged rows. The page makes text of every cell: the data
-contain no "<", and page.js creates only text nodes from them. Its policy (Content-Security-Policy) allows no other
-script or style and no request.
+Joins page.html, page.css and page.js of this folder with the lines of tables.latest(). The page makes text of every
+cell: the data contain no "<", and page.js creates only text nodes from them. Its policy (Content-Security-Policy)
+allows no other script or style and no request.
 """
 
 import base64
@@ -15,45 +13,31 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.plots import select
-from bench.plots.card import path_of
-from bench.records import columns, peaks, results, tables
-from bench.records.columns import format_number
+from bench.records import columns, results, tables
 from bench.records.flags import FLAGS
-from bench.settings import FRAMEWORKS
 from bench.workloads.workload import BYTES
 
 HERE = Path(__file__).parent
 # Words for a status that is not ok.
 STATUSES = {
-    "interrupted": "the run was interrupted: the windows until then",
     "cpu_time": "the source timed the CPU's seconds instead of wall seconds: not a valid timing",
     "unsynchronised": "the source stopped its clock before the device had finished: not a valid timing",
 }
 # What makes an item larger: rates of different sizes are never in one plot.
-SIZE = (
-    *("image_size", "sequence_length", "prompt_tokens", "depth", "lora_rank"),
-    *("epoch", "world_size", "nodes"),
-    "message_bytes",
-)
-CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size", *SIZE)
+SIZE = ("image_size", "sequence_length", "prompt_tokens", "depth", "lora_rank", "epoch", "world_size", "nodes")
 USUAL = {"image": ("image_size", "224"), "transformer": ("sequence_length", "128")}  # also if a source states none
-SETTINGS = [name for name in columns.WORK if name not in CHOSEN]
+CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
+SETTINGS = [name for name in columns.WORK if name not in (*CHOSEN, *SIZE)]
 VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": "method", "commit": "commit"}
-TEXTS = (*CHOSEN[:7], *("kind", "machine", "device_name", "per", "flags", "status", "source", "note", "method_version"))
-RATES = 9  # significant digits: enough for the verdicts of `make compare`
-MEASURES = [*("tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item")]
-MEASURES += ["step_seconds_median", "step_seconds_p95", "first_step_seconds"]
+TEXTS = [*CHOSEN, "kind", "machine", "shown", "per", "flags", "source", "note"]
+MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
+MEASURES += [*tables.RATE, "step_seconds_median", "step_seconds_p95", "first_step_seconds", "processes"]
 
 
-def write_page(rows, path):
-    """Write the page of these rows, from tables.read_rows(), and return its path."""
-    data, drawn = collect(rows), {picture.name for picture in path.parent.glob("cards/*.png")}
-    for name, machine in data["machines"].items():  # its cards, if `make all` or `make plot` has drawn some
-        files = {framework: path_of(path.parent, name, framework).name for framework in FRAMEWORKS}
-        machine["cards"] = {framework: f"cards/{file}" for framework, file in files.items() if file in drawn}
+def write_page(lines, path):
+    """Write the page of these lines and return its path."""
     with results.replace_file(path) as file:
-        file.write_text(render(data), encoding="utf-8")
+        file.write_text(render(collect(lines)), encoding="utf-8")
     return path
 
 
@@ -72,29 +56,13 @@ def hash_of(text):
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def collect(rows):
-    """Build the page's data: `lines` (a dict of encoded columns), `machines`, and the words of `flags`."""
-    wrong = tables.summarize(rows[rows["source"] != ""], select.WRONG_CLOCKS)
-    merged = pd.concat([tables.summarize(rows), wrong], ignore_index=True)
-    lines = describe(tables.add_peak_fraction(merged, rows))
-    found = {name: encode(lines[name]) for name in lines if lines[name].dtype in (object, "str")}
-    found |= {name: encode(map(number, lines[name])) for name in lines if name not in found}
-    return {
-        "count": len(lines),
-        "lines": found,
-        "machines": list_machines(rows[rows["machine"].isin(lines["machine"])]),
-        "flags": FLAGS | STATUSES,
-    }
+def collect(lines):
+    """Build the page's data: how many lines, their columns, and the words of `flags`.
 
-
-def describe(lines):
-    """Build the page's columns from lines of tables.summarize(): text, and numbers rounded to what is shown.
-
-    `size`, `settings`, `all_setup` and `versions` are in words. Lines with `compared` are those that `make compare`
-    uses, the latest of their machine and work; `work` is the same number for equal work of two machines.
+    A column is a list of different values (`of`) and their places (`at`), or of all values.
     """
     rows = lines.to_dict("records")
-    text = lines[list(TEXTS)].assign(
+    text = lines[TEXTS].assign(
         model=lines["model"].mask(lines["published"] & (lines["workload"] == "matmul"), "matmul-peak"),
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
@@ -104,22 +72,16 @@ def describe(lines):
         versions=[say_versions(row) for row in rows],
         stated=["" if row["value"] > 0 else tables.describe_rate(row) for row in rows],
     )
-    is_known = lines["low"].notna() & lines["high"].notna()
-    rates = lines[tables.RATE].map(lambda value: float(f"{value:.{RATES}g}"))
-    rates[["low", "high"]] = rates[["low", "high"]].where(is_known)
-    shown = lines[MEASURES].map(lambda value: float(f"{value:.4g}"))
-    spread = tables.unseen_spread(lines).map(lambda value: float(f"{value:.{RATES}g}"))
-    return text.join(rates).join(shown).assign(rows=lines["rows"], spread=spread, **find_compared(lines))
+    found = {name: round_numbers(lines[name]) for name in MEASURES}
+    for name in text:
+        at, of = pd.factorize(text[name])
+        found[name] = {"of": of.tolist(), "at": at.tolist()}
+    return {"count": len(lines), "lines": found, "flags": FLAGS | STATUSES}
 
 
-def find_compared(lines):
-    """Return the columns `work` and `compared` of describe(), by the rules of compare_results.read_side()."""
-    of = lines[["machine", *tables.WORK]].copy()
-    of.loc[of["model"] == "matmul-peak", ["matrix_size", "memory_format", "batch_size"]] = ""
-    done = lines["status"].isin(tables.DONE)
-    is_latest = done & ~of.assign(done=done).duplicated(keep="last")
-    work = of.groupby(list(tables.WORK), sort=False).ngroup()
-    return {"work": work, "compared": (is_latest & (lines["value"] > 0)).astype(int)}
+def round_numbers(column):
+    """Round to what is shown; None if it is unknown."""
+    return [None if pd.isna(value) else float(f"{value:.4g}") for value in column]
 
 
 def say_size(row):
@@ -143,46 +105,3 @@ def say_versions(row):
     """Describe the versions of a line."""
     known = [f"{words} {row[name]}".strip() for name, words in VERSIONS.items() if row[name]]
     return ", ".join([f"{row['framework']} {row['framework_version']}".strip(), *known])
-
-
-def list_machines(rows):
-    """Describe each machine: {name: {"about": ..., "limits": [[what, how known, figure with unit], ...]}}."""
-    machines, (matmuls, moved) = {}, tables.measured_limits(rows)
-    latest = rows.assign(published=rows["source"] != "").sort_values(["published", "machine"], kind="stable")
-    for row in latest.drop_duplicates("machine", keep="last").to_dict("records"):
-        about = [row["device_name"], row["cpu_name"], f"{row['memory_gb']} GB" if row["memory_gb"] else ""]
-        machines[row["machine"]] = {"about": ", ".join(dict.fromkeys(filter(None, about))), "limits": []}
-    for (machine, device, precision), row in sorted(matmuls.items()):
-        what = f"best {precision} matmul on {device}, {row['framework']}"
-        machines[machine]["limits"].append([what, "measured", f"{format_number(row['tflops'])} TFLOP/s"])
-        if row["power_probe"] > 0:
-            what = f"{precision} matmul on {device}: zeros over random data"
-            machines[machine]["limits"].append([what, "measured", f"{row['power_probe']:.3f}"])
-    for (machine, device), rate in sorted(moved.items()):
-        machines[machine]["limits"].append([f"bandwidth of {device}", "measured", f"{format_number(rate)} GB/s"])
-    for (machine, name, cores), _ in rows.groupby(["machine", "device_name", "gpu_cores"]):
-        machines[machine]["limits"] += [
-            [f"{name}, {precision}", "by specification", f"{format_number(peak)} TFLOP/s"]
-            for (*chip, precision), peak in sorted(peaks.chip_peaks().items())
-            if chip == [name, cores]
-        ]
-        if bandwidth := peaks.chip_bandwidths().get((name, cores)):
-            limit = [f"{name}, memory", "by specification", f"{format_number(bandwidth)} GB/s"]
-            machines[machine]["limits"].append(limit)
-    return machines
-
-
-def number(value):
-    """Return a number for JSON, whole ones without a fraction; None if it is unknown."""
-    if pd.isna(value):
-        return None
-    return int(value) if float(value).is_integer() else float(value)
-
-
-def encode(values):
-    """Encode a column in the shorter form: `each` value, or the places (`at`) of values in a list (`of`)."""
-    values = list(values)
-    places = {}
-    at = [places.setdefault(value, len(places)) for value in values]
-    forms = {"each": values}, {"of": list(places)} | ({"at": at} if len(places) > 1 else {})
-    return min(forms, key=lambda form: len(json.dumps(form, separators=(",", ":"))))

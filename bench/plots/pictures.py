@@ -14,7 +14,6 @@ from bench.records.columns import format_number
 
 MAX_BARS = 20  # in a panel
 MAX_PANELS = 6
-MAX_RUNS = 12  # in the plot of scopes
 MAX_CURVES = 20
 # In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.
 TITLED = ("model", "scope", "image_size", "sequence_length", "data", "matrix_size")
@@ -53,6 +52,16 @@ def transformers(stored):
     return fastest(stored, "transformer", models, "{}", "sequences/s of 128 tokens")
 
 
+def fastest(stored, workload, models, title, unit):
+    found = select.best(select.resident(stored.believed), "workload", "model", "phase")
+    panels = [
+        (title.format(model), select.having(found, workload=workload, model=model, phase=phase))
+        for model in models
+        for phase in ("inference", "training")
+    ]
+    return bars(panels, f"{unit}, the fastest settings of each")
+
+
 def llm(stored):
     found = select.generation(stored.believed)
     panels = [(model, of) for (model, _), of in found.groupby(["model", "phase"], sort=False)]
@@ -65,71 +74,12 @@ def llm_training(stored):
     return bars(panels, "tokens/s of training, random weights")
 
 
-def depth(stored):
-    """Draw tokens/s of decode over depth, a line for each machine, model, precision and batch size."""
-    curves = curves_of(select.cache_depths(stored.believed), "tokens", select.DECODE)
-    words = "Decode: single tokens after a prompt"
-    return draw.lines(curves, {"value": "tokens/s"}, words, "tokens in the cache before it begins")
-
-
-def fastest(stored, workload, models, title, unit):
-    found = select.best(select.resident(stored.believed), "workload", "model", "phase")
-    panels = [
-        (title.format(model), select.having(found, workload=workload, model=model, phase=phase))
-        for model in models
-        for phase in ("inference", "training")
-    ]
-    return bars(panels, f"{unit}, the fastest settings of each")
-
-
-def bandwidth(stored):
-    found = select.bandwidths(stored.believed)
-    return bars(list(found.groupby("model", sort=False)), "GB/s, bytes read and written")
-
-
 def peaks(stored):
-    found = select.matmul_peaks(stored.believed)
-    precisions = ("float32", "tf32", "float16", "bfloat16", "float64")
-    return bars([("best matmul", found[found["precision"] == each]) for each in precisions], "TFLOP/s")
-
-
-def eight_bits(stored):
-    found = select.eight_bits(stored.believed)
-    return bars([(f"{name} matmul", of) for name, of in found.groupby("precision")], "times the rate of bfloat16")
-
-
-def attention(stored):
-    curves = curves_of(select.attention(stored.believed), "tokens", ["precision"])
-    return draw.lines(curves, {"value": "TFLOP/s"}, "Causal attention", "tokens", is_log2=True)
-
-
-def joules(stored):
-    panels = [(model, found) for (model, _), found in select.per_joule(stored.believed).groupby(["model", "phase"])]
-    return bars(panels, "images, sequences or tokens per joule, of the power that each one's meter covers")
-
-
-def speedup(stored):
-    found = select.speedups(stored.believed)
-    found = found[found["phase"] != "optimizer"]
-    return bars([(f"{model}, GPU over CPU", of) for model, of in found.groupby("model")], "times as fast")
-
-
-def scopes(stored):
-    """Draw the three throughputs of each image run; the limiting one is marked."""
-    found = select.scopes(stored.pipelines)
-    kept = tables.limit_rows(found, MAX_RUNS).to_dict("records")
-    if not kept:
-        return None
-    common, particular = settings_in_words(kept)
-    frames = []
-    for i, (row, words) in enumerate(zip(kept, particular, strict=True)):
-        name = f"{name_device(row)}\n{', '.join(filter(None, [row['model'], words]))}"
-        for j, scope in enumerate(PARTS):
-            rate = {column: row[f"{column}_{scope}"] for column in tables.RATE}
-            text = format_number(rate["value"]) + (" limits" if row["bottleneck"] == scope else "")
-            bar = {"key": scope, "name": name if j == 1 else "", "text": text, "note": ""}
-            frames.append(pd.DataFrame(rate | bar, index=[3.6 * i + j]))
-    return draw.bars([(title("What limits it", common, kept, found), pd.concat(frames))], "images/s", PARTS)
+    found, moved = select.matmul_peaks(stored.believed), select.bandwidths(stored.believed)
+    moved = moved.assign(**moved[tables.RATE] / 1000)
+    panels = [("best matmul", found[found["precision"] == each]) for each in ("float32", "tf32", "float16", "bfloat16")]
+    panels.append(("best matmul in 8 bits", found[found["model"] == "matmul-8bit"]))
+    return bars([*panels, ("memory bandwidth, TB/s", moved)], "TFLOP/s (memory bandwidth: TB/s)")
 
 
 def mlp(stored):
@@ -142,7 +92,12 @@ def mlp(stored):
 
 def tflops(stored):
     """Draw TFLOP/s over the size of matmuls; a ring marks the best size of each line."""
-    curves = curves_of(select.sizes(stored.believed), "side", ["precision"], name_best_size)
+
+    def name(top):
+        best = " (published)" if top["published"] else f": best at M = {top['side']:.0f}"
+        return f"{name_device(top)}, {top['precision']}{best}"
+
+    curves = curves_of(select.sizes(stored.believed), "side", ["precision"], name)
     words = "Matmuls; a ring marks the best size of each"
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
     figure = draw.lines(curves, {"value": "TFLOP/s"}, words, x_name, is_log2=True)
@@ -150,9 +105,22 @@ def tflops(stored):
     return figure
 
 
+def scaling(stored):
+    """Draw the rate over the number of devices; a dotted line shows a rate that grows with them."""
+
+    def name(top):
+        return f"{name_device(top)}: {columns.describe_work(top | {'world_size': '1', 'nodes': '1'})}"
+
+    curves = curves_of(select.scaling(stored.many), "devices", select.SCALED, name)
+    words = "The same work on more devices, each with its own batch; dotted: a rate that grows with them"
+    figure = draw.lines(curves, {"value": "items/s of all devices"}, words, "devices", is_log2=True)
+    draw.ideal(figure, curves, "value")
+    return figure
+
+
 def sustained(stored):
     """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
-    runs = stored.runs[-MAX_CURVES:]
+    runs = select.sustained_runs(stored.rows)[-MAX_CURVES:]
     panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
     panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
     curves = []
@@ -162,17 +130,33 @@ def sustained(stored):
         share = f": {100 * kept / burst:.0f} % of the first 30 s kept" if burst and kept else ""
         name = f"{name_device(first)}, {first['model']} {first['phase']}, {first['precision']}{share}"
         curves.append(Curve(name, run.assign(x=(run["elapsed_seconds"] - run["seconds"] / 2) / 60)))
-    words = "The same work without a pause"
-    return draw.lines(curves, panels, words, "minutes", rows=len(panels))
+    return draw.lines(curves, panels, "The same work without a pause", "minutes", rows=len(panels))
+
+
+def scopes(stored):
+    """Draw the three throughputs of the latest work with a pipeline; the part that limits is marked."""
+    panels = []
+    for part in select.scopes(stored.believed)[-MAX_PANELS:]:
+        rows = part.to_dict("records")
+        whole = rows[-1]
+        frame = part[tables.RATE].assign(
+            key=part["scope"],
+            name=[PARTS[row["scope"]].label for row in rows],
+            text=[format_number(row["value"]) + " limits" * (row["scope"] == whole["bottleneck"]) for row in rows],
+            note="",
+        )
+        work = columns.describe_work(whole | {"scope": "", "image_size": "", "data": ""})
+        panels.append((f"{name_device(whole)}: {work}", frame))
+    return draw.bars(panels, "images/s", PARTS) if panels else None
 
 
 def best(stored):
     """Draw what each change of `make best` gained, from the default down to the fastest settings, with intervals."""
     panels = []
-    for lines in stored.searches[-MAX_PANELS:]:
-        rows = lines.to_dict("records")
+    for path in select.searches(stored.rows)[-MAX_PANELS:]:
+        rows = path.to_dict("records")
         changes = [f"+ {columns.describe_change(before, after)}" for before, after in pairwise(rows)]
-        frame = lines[tables.RATE].assign(
+        frame = path.reset_index()[tables.RATE].assign(
             name=["the default", *changes],
             text=[f"{format_number(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows],
             note="",
@@ -180,30 +164,10 @@ def best(stored):
         )
         panels.append((", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame))
     keys = {0: Key("the default", COLOURS[7]), 1: Key("with one more change in each line", COLOURS[0])}
-    unit = "items/s, with the interval of the repetitions" + count_left_out(stored.searches)
-    return draw.bars(panels, unit, keys) if panels else None
+    return draw.bars(panels, "items/s, with the interval of the processes", keys) if panels else None
 
 
-def scaling(stored):
-    """Draw the rate over the number of devices; a dotted line shows a rate that grows with them."""
-    curves = curves_of(select.scaling(stored.many), "devices", select.SCALED, name_work)
-    words = "The same work on more devices, each with its own batch; dotted: a rate that grows with them"
-    figure = draw.lines(curves, {"value": "items/s of all devices"}, words, "devices", is_log2=True)
-    draw.ideal(figure, curves, "value")
-    return figure
-
-
-def all_reduce(stored):
-    """Draw the bus bandwidth of all-reduce over the size of the message."""
-    curves = curves_of(select.messages(stored.many), "kib", ["world_size", "nodes"])
-    words = "All-reduce, bus bandwidth as nccl-tests define it"
-    return draw.lines(curves, {"value": "GB/s"}, words, "KiB on each device", is_log2=True)
-
-
-PICTURES = (
-    *(images, transformers, llm, llm_training, depth, mlp, tflops, peaks, eight_bits, attention),
-    *(bandwidth, scopes, speedup, joules, sustained, best, scaling, all_reduce),
-)
+PICTURES = (images, mlp, transformers, llm, llm_training, tflops, peaks, scopes, best, scaling, sustained)
 
 
 def bars(panels, unit):
@@ -211,11 +175,11 @@ def bars(panels, unit):
     panels = [(title, found) for title, found in panels if len(found)]
     if all(found["published"].all() for _, found in panels):
         return None
-    unit += count_left_out(panels)
     if len(panels) > MAX_PANELS:  # those with own lines first, then the fullest
+        unit += f" ({len(panels) - MAX_PANELS} more panels not shown)"
         panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))[:MAX_PANELS]
     drawn = []
-    for words, found in panels:
+    for title, found in panels:
         kept = tables.limit_rows(found.reset_index(drop=True), MAX_BARS).reset_index(drop=True)
         rows = kept.to_dict("records")
         common, particular = settings_in_words(rows)
@@ -225,18 +189,9 @@ def bars(panels, unit):
             text=[format_number(row["value"]) for row in rows],
             note=particular,
         )
-        drawn.append((title(words, common, rows, found), frame))
+        count = f" ({len(kept)} of {len(found)})" if len(found) > len(kept) else ""
+        drawn.append((", ".join([title, *common]) + count, frame))
     return draw.bars(drawn, unit, WHOSE)
-
-
-def count_left_out(panels):
-    """Count the panels that a plot has no room for; "" if it shows all."""
-    more = len(panels) - MAX_PANELS
-    return f" ({more} more panel{'s' * (more > 1)} not shown)" if more > 0 else ""
-
-
-def title(words, common, kept, found):
-    return ", ".join([words, *common]) + (f" ({len(kept)} of {len(found)})" if len(found) > len(kept) else "")
 
 
 def settings_in_words(rows):
@@ -249,10 +204,9 @@ def settings_in_words(rows):
 
 
 def name_device(row):
-    """Name the machine, or the device as a source names it, and the framework."""
-    device = row["device_name"] if row["published"] else row["machine"]
+    """Name the device and the framework."""
     on_cpu = "" if row["kind"] == "gpu" or row["published"] else " (CPU)"
-    return f"{device}{on_cpu}, {row['framework']}"
+    return f"{row['shown']}{on_cpu}, {row['framework']}"
 
 
 def curves_of(found, x, apart, name=None):
@@ -261,7 +215,7 @@ def curves_of(found, x, apart, name=None):
     The highest comes first. [] if none of them is our own.
 
     Args:
-        name: function that names a curve after its highest line; by default the device and the values.
+        name: function that names a curve after its highest line; by default the device.
     """
     if found["published"].all():
         return []
@@ -271,18 +225,6 @@ def curves_of(found, x, apart, name=None):
     parts = dict(list(found.groupby(by)))
     curves = []
     for top in tables.limit_rows(tops, MAX_CURVES).to_dict("records"):
-        device = name_device(top) + (" (published)" if top["published"] else "")
-        words = name(top) if name else ", ".join([device, *columns.words_of(top, apart).values()])
+        words = name(top) if name else name_device(top) + (" (published)" if top["published"] else "")
         curves.append(Curve(words, parts[tuple(top[column] for column in by)], top["published"]))
     return curves
-
-
-def name_best_size(row):
-    """Name a curve after its highest point."""
-    best = " (published)" if row["published"] else f": best at M = {row['side']:.0f}"
-    return f"{name_device(row)}, {row['precision']}{best}"
-
-
-def name_work(row):
-    """Name a curve over devices: the machine, and the work on each device."""
-    return f"{name_device(row)}: {columns.describe_work(row | {'world_size': '1', 'nodes': '1'})}"

@@ -1,69 +1,114 @@
-"""Select the rows that plots and tables show, as frames."""
+"""Select the lines that plots and tables show, as frames of tables.latest()."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from bench.records import columns, tables, verdict
-from bench.settings import TRAINING
+from bench.records import columns, tables
+from bench.settings import SCOPES, TRAINING
 from bench.workloads import TRAIN_IMAGES
 from bench.workloads.workload import BYTES
 
-WRONG_CLOCKS = ("cpu_time", "unsynchronised")  # statuses of published figures
 WHO = ["published", "machine", "kind", "framework"]
+WHOLE = ("", "inference", "training", "prefill", "decode")  # phases that are not parts of a training step
 # With WHO, the work that is compared over numbers of devices.
 SCALED = ["method_version", *(name for name in columns.WORK if name not in ("framework", "world_size", "nodes"))]
-WHOLE = ("inference", "training", "prefill", "decode")  # phases that are not parts of a training step
-SQUARE = r"^matmul(?:-\d+)?$"  # models with a curve over sizes
-DECODE = ("model", "precision", "compile", "batch_size")  # of a curve over the depth of the cache
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Hold the rows of results/. The frames but `rows` are those of tables.summarize()."""
+    """Hold the rows of results/, and the frames that are drawn."""
 
     rows: pd.DataFrame  # as tables.read_rows() returns them
-    many: pd.DataFrame  # of any number of devices; implausible lines are left out, as in all other frames
-    believed: pd.DataFrame  # of one device
-    pipelines: pd.DataFrame  # from runs that measured the model and its input together
-    runs: list[pd.DataFrame]  # sustained runs, the rows of one each
-    searches: list[pd.DataFrame]  # each `make best`, a line for each step
+    lines: pd.DataFrame  # tables.latest() of them
+    many: pd.DataFrame  # those with a rate, of any number of devices, without implausible ones and wrong clocks
+    believed: pd.DataFrame  # those of one device
 
 
 def load(folder, warn):
     """Read the CSV files of a folder; warn() gets a line for each file that cannot be read."""
-    return arrange(tables.read_rows(sorted(Path(folder).glob("*.csv")), warn))
+    rows = tables.read_rows(sorted(Path(folder).glob("*.csv")), warn)
+    lines = tables.latest(rows)
+    many = believe(lines)
+    return Stored(rows, lines, many, many[many["world_size"] == "1"])
 
 
-def arrange(rows):
-    """Merge rows into everything that is drawn."""
-    many = believe(tables.summarize(rows))
-    # A later run of only the model is not part of a pipeline's run.
-    of_pipelines = rows[rows["run_id"].isin(rows.loc[rows["scope"] == "end_to_end", "run_id"])]
-    pipelines = believe(tables.summarize(of_pipelines))
-    return Stored(
-        rows=rows,
-        many=many,
-        believed=many[many["world_size"] == "1"],
-        pipelines=pipelines[pipelines["world_size"] == "1"],
-        runs=tables.sustained_runs(believe(rows)),
-        searches=tables.searches(believe(rows)),
-    )
+def believe(lines):
+    return lines[(lines["status"] == "ok") & ~lines["flags"].str.contains("implausible")]
 
 
-def believe(summary):
-    return summary[~summary["flags"].str.contains("implausible")]
-
-
-def having(summary, **cells):
+def having(lines, **cells):
     """Select the lines that have a rate and these cells."""
-    return summary[(summary[list(cells)] == pd.Series(cells)).all(axis=1) & summary["value"].notna()]
+    return lines[(lines[list(cells)] == pd.Series(cells)).all(axis=1) & lines["value"].notna()]
 
 
 def best(found, *apart):
     """Select the highest line of each machine, kind of device, framework and these columns; the highest comes first."""
     return found.sort_values("value", ascending=False).drop_duplicates([*WHO, *apart])
+
+
+def resident(lines):
+    """Select rates of resident batches, of images and sequences of the usual size."""
+    usual = lines["image_size"].isin(["", "224"]) | (lines["workload"] != "image")
+    usual &= lines["sequence_length"].isin(["", "128"])
+    return lines[usual & (lines["scope"] == "device") & lines["value"].notna()]
+
+
+def generation(lines):
+    """Select tokens/s of one sequence in prefill and decode: the fastest of WHO, model, phase, prompt and depth.
+
+    Only precisions that this program measures: quantised weights are other work.
+    """
+    found = having(lines, workload="llm", batch_size="1", scope="device")
+    found = found[found["precision"].isin(BYTES) & ~found["phase"].isin(TRAINING)]
+    return best(found, "model", "phase", "prompt_tokens", "depth")
+
+
+def training_of_llm(lines):
+    """Select training of language models: the fastest of WHO, model, sequence length and rank of LoRA."""
+    found = having(lines, workload="llm", phase="training", scope="device")
+    return best(found, "model", "sequence_length", "lora_rank")
+
+
+def depths(lines):
+    """Select training of mlp-<depth>x1024 with the settings of its first benchmark: the fastest of WHO and depth.
+
+    Adds `depth`, and `seconds_an_epoch` with its _low and _high.
+    """
+    found = lines.assign(value=lines["value"].fillna(lines["items"] / lines["seconds"]))
+    found = having(found, workload="mlp", phase="training", batch_size="32", precision="float32", scope="device")
+    found = found[found["compile"].isin(["", "0"]) & found["optimizer"].isin(["", "sgd"])]
+    found = found.assign(
+        depth=pd.to_numeric(found["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
+        seconds_an_epoch=TRAIN_IMAGES / found["value"],
+        seconds_an_epoch_low=TRAIN_IMAGES / found["high"],
+        seconds_an_epoch_high=TRAIN_IMAGES / found["low"],
+    )
+    found = found.sort_values(["data", "value"], ascending=[True, False])  # CIFAR-10, else synthetic
+    return found[found["depth"].notna()].drop_duplicates([*WHO, "depth"]).sort_values("depth")
+
+
+def sizes(lines):
+    """Select TFLOP/s over the size of matmuls: `side` is the cube root of M N K."""
+    found = lines[lines["model"].str.match(r"^matmul(?:-\d+)?$") & lines["value"].notna()]
+    sides = found["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
+    found = found.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3))
+    return best(found[found["side"].notna()], "precision", "model", "matrix_size").sort_values("side")
+
+
+def matmul_peaks(lines):
+    """Select the best matmul of WHO and precision: own peaks, the best of 8 bits, and all published matmuls."""
+    matmuls = lines["model"].isin(["matmul-peak", "matmul-8bit"])
+    matmuls |= lines["published"] & (lines["workload"] == "matmul")
+    found = best(lines[matmuls & lines["value"].notna()], "precision")
+    how = found["memory_format"].where(found["memory_format"] == "", "as a 1x1 convolution")
+    return found.assign(memory_format=how, batch_size="")
+
+
+def bandwidths(lines):
+    """Select the highest GB/s of each machine, kind and framework, whatever the operator."""
+    return best(having(lines, workload="bandwidth"))
 
 
 def scaling(many):
@@ -75,147 +120,28 @@ def scaling(many):
     return found[several].sort_values("devices")
 
 
-def messages(many):
-    """Compute the bus bandwidth of all-reduce in GB/s, with its interval, over its size in `kib`."""
-    found = having(many, workload="all-reduce")
-    ranks = found["world_size"].astype(float)
-    found = found.assign(**{name: verdict.bus_bandwidth(found[name], ranks) for name in tables.RATE})
-    found = found.assign(kib=found["message_bytes"].astype(float) / 1024)
-    return best(found, "world_size", "nodes", "kib").sort_values("kib")
+def scopes(lines):
+    """List the work of images that was measured in all three scopes, the latest last: frames of three lines."""
+    work = ["machine", *(name for name in tables.WORK if name not in ("scope", "data"))]
+    found = lines[(lines["workload"] == "image") & lines["scope"].isin(SCOPES) & ~lines["published"]]
+    parts = [part.drop_duplicates("scope", keep="last").set_index("scope") for _, part in found.groupby(work)]
+    whole = [part.loc[list(SCOPES)].reset_index() for part in parts if len(part) == len(SCOPES)]
+    return sorted(whole, key=lambda part: part["timestamp"].max())
 
 
-def resident(summary):
-    """Select rates of resident batches, of images and sequences of the usual size."""
-    usual = summary["image_size"].isin(["", "224"]) | (summary["workload"] != "image")
-    usual &= summary["sequence_length"].isin(["", "128"])
-    return summary[usual & (summary["scope"] == "device") & summary["value"].notna()]
+def searches(rows):
+    """List the latest `make best` of each machine, workload, model, phase and framework: its path, the default first."""
+    found = believe(rows[(rows["search"] != "") & rows["throughput"].notna()])
+    of = ["machine", "kind", "framework", "workload", "model", "phase"]
+    found = found[found["search"] == found.groupby(of, sort=False)["search"].transform("last")]
+    names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high", "device_name": "shown"}
+    found = found.rename(columns=names).assign(published=False)
+    return [path for _, path in found.groupby("search", sort=False)]
 
 
-def depths(summary):
-    """Select training of mlp-<depth>x1024 with the settings of its first benchmark: the fastest of WHO and depth.
-
-    Adds `depth`, and `seconds_an_epoch` with its _low and _high.
-    """
-    found = summary.assign(value=summary["value"].fillna(summary["items"] / summary["seconds"]))
-    found = having(found, workload="mlp", phase="training", batch_size="32", precision="float32", scope="device")
-    found = found[found["compile"].isin(["", "0"]) & found["optimizer"].isin(["", "sgd"])]
-    found = found.assign(
-        depth=pd.to_numeric(found["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
-        seconds_an_epoch=TRAIN_IMAGES / found["value"],
-        seconds_an_epoch_low=TRAIN_IMAGES / found["high"],
-        seconds_an_epoch_high=TRAIN_IMAGES / found["low"],
-    )
-    found = found[found["depth"].notna()]
-    found = found.sort_values(["data", "value"], ascending=[True, False])  # CIFAR-10, else synthetic
-    return found.drop_duplicates([*WHO, "depth"]).sort_values("depth")
-
-
-def generation(summary):
-    """Select tokens/s of one sequence in prefill and decode: the fastest of WHO, model, phase, prompt and depth.
-
-    Only precisions that this program measures: quantised weights are other work.
-    """
-    found = having(summary, workload="llm", batch_size="1", scope="device")
-    found = found[found["precision"].isin(BYTES) & ~found["phase"].isin(TRAINING)]
-    return best(found, "model", "phase", "prompt_tokens", "depth")
-
-
-def training_of_llm(summary):
-    """Select training of language models: the fastest of WHO, model, sequence length and rank of LoRA."""
-    found = having(summary, workload="llm", phase="training", scope="device")
-    return best(found, "model", "sequence_length", "lora_rank")
-
-
-def cache_depths(summary):
-    """Select decode of machines that have several depths, the `tokens` in the cache; no quantised weights."""
-    found = having(summary, workload="llm", phase="decode", scope="device")
-    found = found.assign(tokens=pd.to_numeric(found["depth"], errors="coerce"))
-    found = best(found[found["tokens"].notna() & found["precision"].isin(BYTES)], *DECODE, "tokens")
-    return found[found.groupby([*WHO, *DECODE])["tokens"].transform("size") > 1].sort_values("tokens")
-
-
-def sizes(summary):
-    """Select TFLOP/s over the size of matmuls: `side` is the cube root of M N K."""
-    found = summary[summary["model"].str.match(SQUARE) & summary["value"].notna()]
-    sides = found["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
-    found = found.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3))
-    return best(found[found["side"].notna()], "precision", "model", "matrix_size").sort_values("side")
-
-
-def matmul_peaks(summary):
-    """Select the best matmul of each machine, kind, framework and precision: own peaks, and all published matmuls."""
-    matmuls = summary["model"].eq("matmul-peak") | (summary["published"] & (summary["workload"] == "matmul"))
-    found = best(summary[matmuls & summary["value"].notna()], "precision")
-    how = found["memory_format"].where(found["memory_format"] == "", "as a 1x1 convolution")
-    return found.assign(memory_format=how, batch_size="")
-
-
-def eight_bits(summary):
-    """Divide the rates of 8-bit matmuls by bfloat16's of the same machine and size, the highest first."""
-    same = [*WHO, "matrix_size"]
-    eight = best(having(summary, model="matmul-8bit"), "precision", "matrix_size")
-    half = best(having(summary, model="matmul", precision="bfloat16"), "matrix_size")
-    both = eight.merge(half[[*same, *tables.RATE]], on=same, suffixes=("", "_half"))
-    return both.assign(**tables.divide_rates(both, "_half")).sort_values("value", ascending=False)
-
-
-def attention(summary):
-    """Select TFLOP/s of attention over its `tokens`."""
-    found = best(having(summary, workload="attention"), "precision", "sequence_length")
-    return found.assign(tokens=found["sequence_length"].astype(float)).sort_values("tokens")
-
-
-def bandwidths(summary):
-    """Select GB/s of each machine, kind, framework and operator."""
-    return best(having(summary, workload="bandwidth"), "model")
-
-
-def speedups(found):
-    """Divide GPU by CPU rates of the same machine, work and method: the ratio as `value`, with its `low` and `high`.
-
-    The machine of a published figure is its source and its chip, the device's name before a parenthesis. If it has no
-    rate, its speedup is that of its seconds.
-    """
-    found = found[(found["scope"] == "device") & ~found["workload"].isin(tables.SINGLE)]
-    chip = found["source"] + found["device_name"].where(found["published"], "").str.replace(r" \(.*", "", regex=True)
-    found = found.assign(place=chip.where(found["published"], found["machine"]), is_rate=found["value"].notna())
-    work = ["place", *(column for column in tables.WORK if column != "kind")]
-    gpu, cpu = (found[found["kind"] == kind] for kind in ("gpu", "cpu"))
-    both = gpu.merge(cpu, on=[*work, "is_rate", "method_version"], suffixes=("", "_cpu"))
-    ratios = tables.divide_rates(both, "_cpu")
-    for seconds in ("seconds", "step_seconds_median"):
-        ratios["value"] = ratios["value"].fillna(both[f"{seconds}_cpu"] / both[seconds])
-    # Of several setups equal ones, else the fastest.
-    is_equal = (both["num_threads"] == both["num_threads_cpu"]) & (both["setup"] == both["setup_cpu"])
-    batch = pd.to_numeric(both["batch_size"], errors="coerce")
-    both = both.assign(**ratios, batch=batch, is_equal=is_equal)
-    both = both[both["value"].notna()].sort_values(["is_equal", "value_cpu"], na_position="first", kind="stable")
-    # Apple sells one chip, and so one CPU, with several numbers of GPU cores.
-    both = both.drop_duplicates([*work, "gpu_cores"], keep="last")
-    order = ["published", "model", "phase", "batch", "value"]
-    return both.sort_values(order, ascending=[True] * 4 + [False], ignore_index=True)
-
-
-def per_joule(summary):
-    """Compute items per joule if power is known, the best of each machine, framework, model and phase."""
-    found = resident(summary)
-    found = found[found["power_watts"].notna() & ~found["workload"].isin(tables.SINGLE)]
-    rates = {column: found[column] / found["power_watts"] for column in tables.RATE}
-    return best(found.assign(**rates), "model", "phase")
-
-
-def scopes(pipelines):
-    """Select runs that measured all three scopes, a line each: `value_device`, `low_device`, `high_device`, and so on.
-
-    `bottleneck` is what limited that run.
-    """
-    work = ["machine", "run_id", *(column for column in tables.WORK if column not in ("scope", "data"))]
-    found = pipelines[(pipelines["workload"] == "image") & pipelines["value"].notna() & ~pipelines["published"]]
-    parts = {}
-    for scope in ("end_to_end", "device", "input"):
-        lines = found[found["scope"] == scope].drop_duplicates(work, keep="last")
-        parts[scope] = lines.rename(columns={column: f"{column}_{scope}" for column in tables.RATE})
-    wide = parts.pop("end_to_end")
-    for scope, lines in parts.items():
-        wide = wide.merge(lines[[*work, *(f"{column}_{scope}" for column in tables.RATE)]], on=work)
-    return wide.sort_values("value_end_to_end", ascending=False)
+def sustained_runs(rows):
+    """List the latest sustained run of each machine and work, a frame with a row for every ten seconds."""
+    found = believe(rows[(rows["scope"] == "sustained") & rows["throughput"].notna()])
+    found = found[found["run_id"] == found.groupby(["machine", *tables.WORK], sort=False)["run_id"].transform("last")]
+    found = found.assign(rate=found["items"] / found["seconds"], shown=found["device_name"], published=False)
+    return [run.sort_values("elapsed_seconds") for _, run in found.groupby("run_id", sort=False)]

@@ -36,7 +36,11 @@ def of_work(settings, workload, phase, scope):
 def of_host(host, run_id):
     """Return a row with every column, filled with the cells that all rows of a run share: machine, commit, time."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return dict.fromkeys(COLUMNS) | asdict(host) | {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
+    return (
+        dict.fromkeys(COLUMNS)
+        | asdict(host)
+        | {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
+    )
 
 
 def of_measurement(measured, watches):

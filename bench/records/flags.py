@@ -13,7 +13,6 @@ FLAGS = {
     "slowed": "a small matmul took more than 10 % longer after the measurement than at the start (heat, a power "
     "limit): let the machine cool down and repeat the measurement",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
-    "unlike_ranks": "the ranks have different devices or versions, and the slowest sets the pace: use identical ones",
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
     "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",
 }

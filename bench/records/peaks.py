@@ -7,12 +7,12 @@ from pathlib import Path
 
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
-# Winograd's F(2x2, 3x3) needs 16 multiplications where a direct 3 x 3 convolution needs 36; see section 4.1 of
-# https://arxiv.org/abs/1509.09308. The FLOPs of a row are those of the direct one.
-WINOGRAD = 36 / 16
+# A row's FLOPs are those of the direct convolution. For 36 of its multiplications Winograd's F(2x2, 3x3) needs 16
+# (section 4.1 of https://arxiv.org/abs/1509.09308); MLX on Metal has F(6x6, 3x3), which needs 64 for 324.
+WINOGRAD, WINOGRAD_MLX = 36 / 16, 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
-FRAMEWORKS_DIFFER = 1.1
-POWER_LIMITED = 1.03  # times as fast on zeros as on random data
+# No logical CPU is faster: two AVX-512 units at 5 GHz in float32, AMX in shorter precisions.
+CPU_TFLOPS, CPU_SHORT_TFLOPS, CPU_GB_PER_SECOND = 0.5, 10.0, 200.0
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
@@ -31,38 +31,37 @@ def chip_peaks(column="peak_tflops"):
 
 
 @functools.cache
-def chip_bandwidths(column="bandwidth_gb_s"):
-    """Return {(device, GPU cores): GB/s, or another column}, with keys as in chip_peaks()."""
-    return {key[:2]: value for key, value in chip_peaks(column).items()}
+def chip_bandwidths():
+    """Return {(device, GPU cores): GB/s}, with keys as in chip_peaks()."""
+    return {key[:2]: value for key, value in chip_peaks("bandwidth_gb_s").items()}
 
 
-def fastest_chip(precision):
-    """Return the highest (TFLOP/s, GB/s) of any chip; twice that of 16 bits in a precision that none has."""
-    precision = SIXTEEN_BITS.get(precision, precision)
-    rates = [rate for (*_, name), rate in chip_peaks().items() if name == precision]
-    return max(rates or [2 * max(chip_peaks().values())]), max(chip_bandwidths().values())
+def limits_of(row):
+    """Return the (TFLOP/s, GB/s) that a row's devices cannot exceed, nor any CPU of their number.
 
-
-def limits_of(row, unknown=(math.inf, math.inf)):
-    """Return 1.3 times the peak (TFLOP/s, GB/s) of a row's GPUs; inf for a CPU.
-
-    Convolutions in float32 may exceed the peak by Winograd's factor as well.
-
-    Args:
-        unknown: the peaks of a GPU that is not in the file.
+    A GPU that is not in the file has the limits of the fastest one. float32 that was measured as TF32 has TF32's.
+    Networks with convolutions may be faster by Winograd's factor.
     """
+    asked, is_mlx = row["precision"], row["device"] == "mps" and row.get("framework") == "mlx"
     if row["device"] == "cpu":
-        return math.inf, math.inf
-    device, precision = (row["device_name"], str(row["gpu_cores"] or "")), row["precision"]
-    most = IMPLAUSIBLE * int(row.get("world_size") or 1)  # the rates are those of all devices
-    peak = chip_peaks().get((*device, SIXTEEN_BITS.get(precision, precision)), unknown[0])
-    if precision == "float32" and row.get("workload") in CONVOLUTIONS:
-        peak *= WINOGRAD
-    return most * peak, most * chip_bandwidths().get(device, unknown[1])
+        cpus = float(row.get("cpu_count") or math.inf) * int(row.get("nodes") or 1)
+        tflops, bandwidth = CPU_TFLOPS if asked in ("float32", "float64") else CPU_SHORT_TFLOPS, CPU_GB_PER_SECOND
+        limits = [cpus * tflops, cpus * bandwidth]
+    else:
+        devices = IMPLAUSIBLE * int(row.get("world_size") or 1)  # the rates are those of all devices
+        is_tf32 = asked == "float32" and "tf32" in str(row.get("measured_precision"))
+        precision = "tf32" if is_tf32 else SIXTEEN_BITS.get(asked, asked)
+        rates = [rate for (*_, name), rate in chip_peaks().items() if name == precision]
+        chip = row["device_name"], str(row["gpu_cores"] or "")
+        tflops = chip_peaks().get((*chip, precision)) or max(rates or [2 * max(chip_peaks().values())])  # 8 bits
+        limits = [devices * tflops, devices * (chip_bandwidths().get(chip) or max(chip_bandwidths().values()))]
+    if row.get("workload") in CONVOLUTIONS and (asked == "float32" or is_mlx or row["device"] == "cpu"):
+        limits[0] *= WINOGRAD_MLX if is_mlx else WINOGRAD
+    return tuple(limits)
 
 
 def is_implausible(row):
-    """Return whether a row exceeds limits_of() its GPUs."""
+    """Return whether a row, a dict of numbers, exceeds limits_of() its devices."""
     tflops, bandwidth = limits_of(row)
     moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
     return (row.get("tflops") or 0) > tflops or (moved or 0) > bandwidth
@@ -73,83 +72,46 @@ def flag_implausible(row):
     return row | {"flags": f"{row['flags']} implausible".strip()} if is_implausible(row) else row
 
 
-def measured_peaks(rows):
-    """Return {(machine, device, precision): row} of the best measured peaks, of any framework.
-
-    Args:
-        rows: dicts of text, from results.read().
-    """
-    best = {}
-    for row in rows:
-        if is_peak(row) and "implausible" not in row["flags"]:
-            key = row["machine"], row["device"], row["precision"]
-            if key not in best or float(row["tflops"]) > float(best[key]["tflops"]):
-                best[key] = row
-    return best
+def chip_of(row):
+    """Return (machine, device, chip): rows of one machine may come from CPUs that differ only in their cpu_id."""
+    return row["machine"], row["device"], (row["device"] == "cpu" and row.get("cpu_id")) or row["device_name"]
 
 
 def is_peak(row):
-    """Return whether a row, as text, is a measured peak with a figure."""
-    if row["model"] != "matmul-peak" or row["status"] != "ok":
-        return False
-    try:
-        return float(row["tflops"]) > 0
-    except ValueError:  # blank
-        return False
+    """Return whether a row is a measured peak with a figure."""
+    return row["model"] == "matmul-peak" and row["status"] == "ok" and float(row["tflops"] or 0) > 0
+
+
+def measured_peaks(rows):
+    """Return {(*chip_of(row), precision): row} of the best measured peaks, of any framework.
+
+    Args:
+        rows: dicts of text, from results.read(), or of numbers.
+    """
+    ranked = sorted(filter(is_peak, rows), key=lambda row: float(row["tflops"]))
+    return {(*chip_of(row), row["precision"]): row for row in ranked if "implausible" not in row["flags"]}
 
 
 def fraction_of_peak(row, best):
-    """Return a row's TFLOP/s over its machine's measured peak in the same precision; None if either is unknown.
+    """Return a row's TFLOP/s over its chip's measured peak in the same precision; None if either is unknown.
 
     It may exceed 1, because convolutions can be faster than the best matmul.
     """
-    precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
-    peak = best.get((row["machine"], row["device"], precision))
+    peak = best.get((*chip_of(row), SIXTEEN_BITS.get(row["precision"], row["precision"])))
     return float(row["tflops"]) / float(peak["tflops"]) if peak and row.get("tflops") else None
 
 
 def measured_bandwidths(rows):
-    """Return {(machine, device): GB/s} of the fastest bandwidth operator, from rows of text."""
-    best = {}
-    for row in rows:
-        is_right = row["status"] == "ok" and "implausible" not in row["flags"]
-        if row["workload"] == "bandwidth" and is_right and row["throughput"]:
-            key = row["machine"], row["device"]
-            best[key] = max(best.get(key, 0.0), float(row["throughput"]))
-    return best
+    """Return {chip_of(row): GB/s} of the fastest bandwidth operator, from rows of text or numbers."""
+    moved = [row for row in rows if row["workload"] == "bandwidth" and row["status"] == "ok" and row["throughput"]]
+    rates = sorted((float(row["throughput"]), chip_of(row)) for row in moved if "implausible" not in row["flags"])
+    return {chip: rate for rate, chip in rates}
 
 
 def fraction_of_bandwidth(row, best):
-    """Return a row's GB/s over its machine's measured bandwidth; None if either is unknown.
+    """Return a row's GB/s over its chip's measured bandwidth; None if either is unknown.
 
     It may exceed 1, because decode only reads, which some machines do faster than they copy.
     """
-    measured = best.get((row["machine"], row["device"]))
+    measured = best.get(chip_of(row))
     return float(row["bandwidth"]) / measured if measured and row.get("bandwidth") else None
-
-
-def describe_power(rows):
-    """Return a sentence about the power probe of the latest peaks, as text or numbers; "" if none has one."""
-    latest = {row["precision"]: float(row.get("power_probe") or "nan") for row in rows if row["model"] == "matmul-peak"}
-    ratio, precision = max(((ratio, name) for name, ratio in latest.items() if ratio > 0), default=(None, ""))
-    if ratio is None:
-        return ""
-    is_limited = "power limits this chip" if ratio > POWER_LIMITED else "power does not limit this chip"
-    return f"{is_limited}: {precision} matmuls of zeros run at {ratio:.3f} times the rate of random data"
-
-
-def compare_frameworks(rows, device):
-    """Return a sentence for each precision in which two frameworks' latest peaks on a device differ by over 10 %."""
-    latest = {}
-    for row in rows:
-        if is_peak(row) and row["device"] == device:
-            latest.setdefault(row["precision"], {})[row["framework"]] = float(row["tflops"])
-    said = []
-    for precision, by_framework in latest.items():
-        ranked = sorted(by_framework.items(), key=lambda item: -item[1])
-        (fast, high), (slow, low) = ranked[0], ranked[-1]
-        if high > FRAMEWORKS_DIFFER * low:
-            said.append(
-                f"{precision}: {slow} reaches {low:.4g} TFLOP/s of the {high:.4g} that {fast} reaches on this machine"
-            )
-    return said

@@ -1,14 +1,14 @@
 """Check the rows that a machine adds to results/, before they are sent and when they arrive.
 
     make submit           checks this machine's rows and prints how to send them; it sends nothing
-    make check-results    checks what was added since BASE (default: the merge base with origin/main, or main)
+    make check-results    checks what was added since BASE (default: the merge base with main or origin/main)
 
 BASE and HEAD name commits. Without HEAD, the files in the folder count, committed or not. CI runs the checker of the
 base branch on the rows of a pull request, which are only read:
 
     BASE=origin/main HEAD=pull python3 -m bench.records.submission check
 
-Exit status: 0 no problems, 1 problems, one line each. Standard library only, except for the table of `make submit`.
+Exit status: 0 no problems, 1 problems, one line each. Standard library only.
 """
 
 import csv
@@ -18,22 +18,118 @@ import os
 import platform
 import re
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from statistics import median_high, median_low
+from types import SimpleNamespace
 
 from bench import cli
 from bench.host import environment
-from bench.records import physics
-from bench.records.columns import COLUMNS
-from bench.records.physics import Problem
-from bench.settings import ROOT, SettingError, read_settings
+from bench.records import peaks
+from bench.records.columns import COLUMNS, SCHEMA
+from bench.records.flags import FLAGS
+from bench.settings import MODELS, ROOT, SettingError, read_settings
 
-GENERATED = re.compile(r"results/(README\.md|index\.html|(?:plots|cards)/[\w.-]+\.png)")
-OWN = ("run_id", "machine", "workload", "model", "throughput")  # columns of every file of this program
-MOST_CHARACTERS = 65_536  # of an issue on GitHub
-MOST_PRINTED = 20
-PARTS = ("forward", "backward", "optimizer")  # phases that are not headlines
+GENERATED = r"results/(README\.md|index\.html|(?:plots|cards)/[\w.-]+\.png)"
+MACHINE_FILE = r"results/(?!published\.csv)[a-z0-9]+(-[a-z0-9]+)*\.csv"
+NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?"
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
+HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\|~/"
+COUNTS = ("batch_size", "world_size", "nodes", "cpu_count", "prompt_tokens", "sequence_length")  # text, but numbers
+ALWAYS = ("run_id", "status", "framework", "workload", "model")
+WITH_A_RATE = ("device", "device_name", "cpu_count", "precision", "unit", "throughput", "items", "seconds")
+SHOWN = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "framework_version", "workload", "commit")
 COMMON_NAMES = ("root", "user", "admin", "runner", "localhost")  # tell nothing
+ROUNDING = 2e-5  # cells have six digits, and a product has three of them
+FAR = 5.0  # on a busy machine a few long windows make the mean much slower than the median
+AGAIN = "remove the row, and measure it again"
+IF_RIGHT = "remove the row; if it is right, add the chip to bench/records/peaks.csv or open an issue"
+
+
+def find_faults(row, machine, names=()):
+    """Yield (column, reason, fix) for what is wrong with a row; the first one counts, and later checks rely on it.
+
+    Args:
+        row: a dict of text with all COLUMNS.
+        machine: the name of its file, without the ending.
+        names: of this computer and its user, which no cell may have.
+    """
+    told = " ".join(row[name] for name in ("cpu_name", "device_name", "os", "framework", "model")).lower()
+    own = "|".join(re.escape(name.lower()) for name in names if name.lower() not in told) or "(?!)"
+    needed = (*ALWAYS, *(WITH_A_RATE if row["status"] == "ok" else ()))
+    if row["schema"] != str(SCHEMA):
+        yield "schema", f"must be {SCHEMA}", "measure again with the current version of this repository"
+    if row["machine"] != machine:
+        yield "machine", f"must be the name of the file, {machine}", "send one file for each machine"
+    for name, column in COLUMNS.items():
+        text, is_count = row[name], name in COUNTS
+        if not text.isprintable() or "\ufffd" in text:
+            yield name, "must have printable characters in UTF-8", "remove the others"
+        if text and (is_count or column.kind != "text") and not re.fullmatch(NUMBER, text):
+            yield name, "must be a number", AGAIN
+        if text and (is_count or column.kind == "positive") and not float(text):
+            yield name, "must be above 0", AGAIN
+        if not text and name in needed:
+            yield name, "must not be blank", AGAIN
+        if re.search(HOME, text):
+            yield name, "has the path of a home folder", "remove it from the cell"
+        if re.search(rf"(?<![a-z0-9])({own})(?![a-z0-9])", text.lower()):
+            yield name, "has the name of this computer or of its user", "remove it, or measure with another MACHINE"
+    if not re.fullmatch(TIME, row["timestamp"]) or row["timestamp"] > datetime.now(UTC).isoformat():
+        yield "timestamp", "must be a time in the past, in UTC", "set the clock, then measure again"
+    if unknown := set(row["flags"].split()) - FLAGS.keys():
+        yield "flags", f"has {min(unknown)}, which bench/records/flags.py does not list", AGAIN
+    if row["source"]:
+        yield "source", "must be blank", "leave the figures of others to results/published.csv"
+    if row["status"] == "ok":
+        yield from find_wrong_numbers(row)
+
+
+def find_wrong_numbers(row):
+    """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0."""
+    declared = COLUMNS.items()
+    n = SimpleNamespace(**{name: float(row[name] or 0) for name, column in declared if column.kind != "text"})
+    low, high = n.throughput_low or n.throughput, n.throughput_high or n.throughput
+    if not low * (1 - ROUNDING) <= n.throughput <= high * (1 + ROUNDING):
+        yield "throughput", f"must be within its interval, {low:g} to {high:g}", AGAIN
+    if not re.fullmatch(f"({NUMBER}( |$))*", row["process_rates"]):
+        yield "process_rates", "must be numbers with a space between them", AGAIN
+    rates = [float(text) for text in row["process_rates"].split()] or [n.throughput]
+    if not any(is_equal(n.throughput, median(rates), 1e-3) for median in (median_low, median_high)):
+        yield "process_rates", f"must have the median {n.throughput:g}, which is the throughput", AGAIN
+    # NUM_IMAGES leaves some steps over after the last window, and a whole epoch has no windows.
+    steps, has_tail = n.windows * n.steps_per_window * (n.step_seconds_median > 0), row["stop_reason"] == "num_images"
+    if row["workload"] in MODELS and row["batch_size"]:
+        tokens = row["unit"] == "tokens/s" and (row["prompt_tokens"] or row["sequence_length"])
+        per_step = float(row["batch_size"]) * float(row["world_size"] or 1) * float(tokens or 1)
+    else:
+        per_step = n.items / (steps or 1)
+    items, mean = steps * per_step, n.items / n.seconds
+    if steps and not (is_equal(n.items, items) or (has_tail and n.items > items)):
+        yield "items", f"must be windows x steps_per_window x items of a step = {items:.6g}", AGAIN
+    if not steps or has_tail or row["scope"] in ("input", "end_to_end"):
+        expected, how = mean, "items / seconds"
+    else:
+        expected, how = per_step / n.step_seconds_median, "items of a step / step_seconds_median"
+    if not is_equal(n.throughput, expected):
+        yield "throughput", f"must be {how} = {expected:.6g}", AGAIN
+    is_far = n.throughput > FAR * mean and "contended" not in row["flags"]
+    is_too_fast = steps and not has_tail and mean * n.step_seconds_min > per_step * (1 + ROUNDING)
+    if is_far or is_too_fast or n.step_seconds_min > n.step_seconds_median * (1 + ROUNDING):
+        yield "seconds", f"must fit the steps' seconds and throughput, but items / seconds = {mean:.6g}", AGAIN
+    if not is_equal(n.tflops, tflops := n.throughput * n.flops_per_item / 1e12):
+        yield "tflops", f"must be throughput x flops_per_item / 10**12 = {tflops:.6g}", AGAIN
+    if steps and not is_equal(n.bandwidth, bandwidth := n.throughput / per_step * n.bytes_per_step / 1e9):
+        yield "bandwidth", f"must be bytes_per_step / seconds of a step / 10**9 = {bandwidth:.6g}", AGAIN
+    of_memory = "throughput" if row["workload"] == "bandwidth" else "bandwidth"
+    for name, most in zip(("tflops", of_memory), peaks.limits_of(row), strict=True):
+        if getattr(n, name) > most:
+            yield name, f"must be at most {most:.4g}, which no such chip exceeds", IF_RIGHT
+
+
+def is_equal(value, expected, rounding=ROUNDING):
+    return abs(value - expected) <= rounding * expected
 
 
 class Repository:
@@ -43,12 +139,8 @@ class Repository:
         self.root, self.head = Path(root), head
         self.tip, self.base = "HEAD", None  # of the main branch, and where the head left it
         for tip in [base] if base else ["main", "origin/main"]:
-            if text := self.git("merge-base", tip, head or "HEAD"):
-                self.tip, self.base = tip, text.strip()
-        if base and not self.base:
-            raise SettingError(
-                f"BASE={base!r} has no common commit with {head or 'HEAD'}: fetch it, or name another one"
-            )
+            if commit := self.git("merge-base", tip, head or "HEAD"):
+                self.tip, self.base = tip, commit.strip()
 
     def git(self, *command):
         """Return what a git command prints; None if it fails."""
@@ -56,181 +148,124 @@ class Repository:
 
     def changes(self):
         """Return {path below results/: "A", "M", "D" ...} since the base."""
-        text = self.git(
-            "diff", "--name-status", "--no-renames", "-z", self.base, *filter(None, [self.head]), "--", "results"
-        )
-        cells = (text or "").split("\0")[:-1]
+        command = "diff", "--name-status", "--no-renames", "-z", self.base, *filter(None, [self.head])
+        cells = (self.git(*command, "--", "results") or "").split("\0")[:-1]
         new = "" if self.head else self.git("ls-files", "--others", "--exclude-standard", "-z", "--", "results") or ""
         return dict(zip(cells[1::2], cells[::2], strict=True)) | dict.fromkeys(new.split("\0")[:-1], "A")
 
     def read(self, path, commit=None):
-        """Return the text of a file in a commit, by default the head; "" if it has none."""
+        """Return the [(line, row)] of a CSV file in a commit, by default the head; raises ValueError."""
         if commit or self.head:
-            return self.git("show", f"{commit or self.head}:{path}") or ""
-        file = self.root / path
-        return file.read_bytes().decode(errors="replace") if file.is_file() else ""
+            text = self.git("show", f"{commit or self.head}:{path}") or ""
+        else:
+            text = (self.root / path).read_bytes().decode(errors="replace")
+        reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="", restval=None), []
+        try:
+            for row in reader:
+                if row.keys() - COLUMNS.keys() or None in row.values():
+                    raise csv.Error("it does not have a cell for each column of this program")
+                rows.append((reader.line_num, dict.fromkeys(COLUMNS, "") | row))
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num}: {error}: restore or remove this line") from None
+        return rows
 
     def find_fault(self, commit):
-        """Explain what is wrong with the commit of a row; "" if its programs are those of a commit of the base."""
+        """Return (column, reason, fix) unless a row's commit has the programs of a commit of the main branch."""
         if not commit:
-            return "is empty: clone the repository with git instead of downloading its files, then measure again"
+            return "commit", "must not be blank", "clone the repository with git, then measure again"
         if not re.fullmatch("[0-9a-f]{12,40}", commit):
-            return "must be a commit without changes: commit or stash them, then measure again"
-        shared = self.git("merge-base", self.tip, commit)
-        if not shared:
-            return "is not in this repository: measure with a commit of its main branch"
-        if self.git("diff", "--quiet", shared.strip(), commit, "--", ".", ":!results") is None:
-            return "changes programs and is not in the main branch: measure with a commit of that branch"
-        return ""
-
-
-def parse(text):
-    """Read the rows of a CSV file, each with its line; returns (rows, Problems)."""
-    if "\ufffd" in text:
-        return [], [Problem(1, "schema", "", "the file is not UTF-8", "save it as UTF-8")]
-    rows, reader = [], csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        header = next(reader, [])
-        faults = [name for name in header if name not in COLUMNS or header.count(name) > 1]
-        faults += [name for name in OWN if name not in header]
-        if faults:
-            return [], [Problem(1, "header", faults[0], "must be a known column, once", "update this repository")]
-        for cells in reader:
-            if len(cells) != len(header):
-                counts = f"the row has {len(cells)} cells, the header {len(header)}"
-                return rows, [Problem(reader.line_num, header[-1], "", counts, "remove the row")]
-            rows.append((reader.line_num, dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=True))))
-    except csv.Error as error:
-        return rows, [Problem(reader.line_num, "schema", "", f"the line is not CSV ({error})", "remove the row")]
-    return rows, []
+            return "commit", "must be a commit without changes", "commit or stash them, then measure again"
+        shared = self.git("merge-base", self.tip, commit)  # a later commit may have added rows
+        if not shared or self.git("diff", "--quiet", shared.strip(), commit, "--", ".", ":!results") is None:
+            return "commit", "must be in the main branch", "measure again with a commit of that branch"
+        return None
 
 
 def check_file(repository, path, names=()):
-    """Check the rows that a file of results/ adds to the base; returns (those rows, Problems)."""
-    rows, problems = parse(repository.read(path))
-    before = parse(repository.read(path, repository.base))[0] if repository.base else []
-    for (line, row), (_, old) in zip(rows, before):  # noqa: B905
-        if row != old:
-            column = next(name for name in COLUMNS if row[name] != old[name])
-            restore = f"restore {old[column]!r}, and add rows only at the end"
-            return [], [Problem(line, column, row[column], "changes a row that is already published", restore)]
-    if len(rows) < len(before) and not problems:
-        lost = before[len(rows)]
-        return [], [Problem(lost[0], "run_id", lost[1]["run_id"], "is missing", "restore this row")]
-    added = rows[len(before) :]
-    if not added and not problems:
-        problems = [Problem(1, "schema", "", "the file adds no row", "measure something, or leave the file as it was")]
-    known = [row for _, row in before]
-    commit = repository.base or "HEAD"
-    for other in (repository.git("ls-tree", "--name-only", commit, "results/") or "").splitlines():
-        if other.endswith(".csv") and other not in (path, "results/published.csv"):
-            known += [row for _, row in parse(repository.read(other, commit))[0]]
-    found = physics.check_rows(added, PurePosixPath(path).stem, datetime.now(UTC), known, names)
-    return added, [*check_commits(repository, added), *found, *problems]
-
-
-def check_commits(repository, rows):
-    """Check that each row is of a known commit, and was not measured before it; a Problem for the first row of each."""
-    first = {}
-    for line, row in rows:
-        first.setdefault(row["commit"], (line, row))
-    for commit, (line, row) in first.items():
-        if fault := repository.find_fault(commit):
-            yield Problem(line, "commit", commit, *fault.split(": "))
-            continue
-        made = int(repository.git("show", "-s", "--format=%ct", f"{commit}^{{commit}}") or 0)  # seconds since 1970
-        if row["timestamp"][:19] < datetime.fromtimestamp(made - 3600, UTC).isoformat()[:19]:
-            yield Problem(line, "timestamp", row["timestamp"], f"is before the commit {commit}", "set the clock")
+    """Check the rows that a machine's file adds to the base; returns (those rows, problems as lines)."""
+    before = []
+    with suppress(ValueError):  # of an earlier schema
+        before = repository.read(path, repository.base) if repository.base else []
+    try:
+        rows = repository.read(path)
+    except ValueError as error:
+        return [], [str(error)]
+    found, faults = {}, {commit: repository.find_fault(commit) for commit in {row["commit"] for _, row in rows}}
+    for index, (line, row) in enumerate(rows):
+        if index >= len(before):
+            fault = next(find_faults(row, PurePosixPath(path).stem, names), faults[row["commit"]])
+        elif changed := [name for name in COLUMNS if row[name] != before[index][1][name]]:
+            was = before[index][1][changed[0]]
+            fault = changed[0], f"was {was!r} when it was published", "restore it, and add rows only at the end"
+        else:
+            fault = None
+        if fault:
+            column, reason, fix = fault
+            found.setdefault(f"{column}={row[column][:80]!r} {reason}: {fix}", []).append(line)
+    problems = [
+        f"{path}, line {lines[0]}: {words}" + f" (and {len(lines) - 1} more)" * (len(lines) > 1)
+        for words, lines in found.items()
+    ]
+    if len(rows) < len(before):
+        problems.append(f"{path}, line {before[len(rows)][0]}: rows are missing that were published: restore them")
+    return rows[len(before) :], problems
 
 
 def check_results(repository):
-    """Check everything that changed below results/; returns the lines to print, and whether there are problems."""
+    """Check everything that changed below results/; returns (number of added rows, problems as lines)."""
     if not repository.base:
-        raise SettingError("BASE='' and there is no branch main: name the commit that the rows are added to")
-    said, machines, generated, count = [], [], [], 0
+        raise SettingError(
+            "BASE has no common commit with the rows: fetch it, or name the commit that they are added to"
+        )
+    count, problems = 0, []
     for path, change in repository.changes().items():
-        name = path.removeprefix("results/").removesuffix(".csv")
-        if GENERATED.fullmatch(path):
-            generated.append(path)
-        elif change not in ("A", "M"):
-            said.append(f"{path!r} must not be removed or replaced: restore it")
-        elif path != f"results/{name}.csv" or not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name) or name == "published":
-            said.append(f"{path!r} is not a machine's file of rows: leave it out")
-        else:
-            machines.append(path)
-    if len(machines) > 1:
-        said.append(f"{', '.join(sorted(machines))}: send each machine's file by itself")
-    for path in machines:
-        rows, problems = check_file(repository, path)
-        count += len(rows)
-        said += [problem.describe(path) for problem in problems]
-    if said:
-        more = [f"... and {len(said) - MOST_PRINTED} more problems"] * (len(said) > MOST_PRINTED)
-        return said[:MOST_PRINTED] + more, True
-    said = [f"{', '.join(machines) or 'results/'}: {count} new rows, no problems"]
-    said += [f"not checked, make them again with `make plot`: {', '.join(generated)}"] * bool(generated)
-    return said, False
-
-
-def submit(settings, repository):
-    """Check this machine's rows and print how to send them; returns the exit status."""
-    host = environment.describe_host(settings.machine)
-    file = settings.results_dir / f"{host.machine}.csv"
-    if not file.is_file():
-        raise SettingError(f"MACHINE={host.machine!r} has no file {cli.display_path(file)}: run `make image` first")
-    path = os.path.relpath(file.resolve(), repository.root.resolve())
-    added, problems = check_file(repository, path, own_names())
-    if problems:
-        for problem in problems[:MOST_PRINTED]:
-            print(problem.describe(path), file=sys.stderr)
-        print(f"{len(problems)} problems in {path}: fix them, then run `make submit` again", file=sys.stderr)
-        return 1
-    print(describe(file, added) + "\n")
-    print(f"{path}: {len(added)} new rows, no problems. Nothing has been sent. To send them:")
-    branch = f"rows-{host.machine}"
-    print(f"1. git switch {branch} || git switch -c {branch}; git add {path} && git commit -m 'Rows of {host.machine}'")
-    print("2. push that branch to your fork and open a pull request with the text above")
-    size = len(file.read_text(encoding="utf-8"))
-    paste = "or paste its text" if size < MOST_CHARACTERS * 0.9 else f"which is too long to paste ({size:,} characters)"
-    print(f"3. or, without git: open the issue form 'Add my machine' on GitHub and attach {path}, {paste}")
-    return 0
+        if re.fullmatch(MACHINE_FILE, path) and change in ("A", "M"):
+            added, found = check_file(repository, path)
+            count, problems = count + len(added), problems + found
+        elif not re.fullmatch(GENERATED, path):
+            problems.append(f"{path!r} is removed, or is not a machine's file of rows: restore it, or leave it out")
+    return count, problems
 
 
 def own_names():
     """Return the names of this computer and its user, which must not be sent."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = ""
-    return tuple({user, platform.node().partition(".")[0]} - {"", *COMMON_NAMES})
+    names = {platform.node().partition(".")[0]}
+    with suppress(KeyError, OSError):  # a container's user without a name
+        names.add(getpass.getuser())
+    return [name for name in names if len(name) > 2 and name not in COMMON_NAMES]
 
 
-def describe(file, added):
-    """Return the title and text of the pull request: the machine, what was measured, and the figures."""
-    from bench.records import layout, tables  # pandas, which CI does without
-
-    runs = {row["run_id"] for _, row in added}
-    every = tables.read_rows([file])
-    lines = tables.summarize(every[every["run_id"].isin(runs)])
-    is_headline = (lines["model"] != "matmul") & ~lines["phase"].isin(PARTS)
-    figures = tables.add_peak_fraction(lines[is_headline], every).to_dict("records")
-    names = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "commit", "workload")
-    values = (", ".join(dict.fromkeys(row[name] for _, row in added if row[name])) for name in names)
-    device, cpu, count, memory, system, commit, workloads = values
-    facts = [
-        f"{device} ({cpu}, {count} logical CPUs, {memory} GB, {system})",
-        f"{len(added)} rows of {len(runs)} runs, commit {commit}; `make submit` found no problems.",
-    ]
-    return "\n\n".join([f"Rows of {file.stem}: {workloads}", "\n".join(facts), layout.markdown(tables.CELLS, figures)])
+def submit(settings, repository):
+    """Check this machine's rows and print how to send them; returns the problems as lines."""
+    machine = environment.describe_host(settings.machine).machine
+    file = settings.results_dir / f"{machine}.csv"
+    if not file.is_file():
+        raise SettingError(f"MACHINE={machine!r} has no file {cli.display_path(file)}: run `make image` first")
+    path = os.path.relpath(file.resolve(), repository.root.resolve())
+    added, problems = check_file(repository, path, own_names())
+    if problems or not added:
+        return problems or [f"{path} adds no row to the main branch: measure something first"]
+    print(f"Rows of {machine}\n")
+    for name in SHOWN:
+        print(f"{name}: {', '.join(dict.fromkeys(row[name] for _, row in added if row[name]))}")
+    branch = f"rows-{machine}"
+    print(f"\n{path}: {len(added)} new rows, no problems. Nothing has been sent. To send them:")
+    print(f"1. git switch {branch} || git switch -c {branch}; git add {path} && git commit -m 'Rows of {machine}'")
+    print("2. push that branch to your fork and open a pull request with the text above")
+    print(f"3. or, without git: open the issue form 'Add my machine' on GitHub and attach {path}")
+    return []
 
 
 def main():
     """Run `check` or `submit`, as the command line says; returns the exit status."""
     if sys.argv[1:] == ["submit"]:
-        return submit(read_settings("submit"), Repository())
-    lines, has_failed = check_results(Repository(ROOT, os.environ.get("BASE"), os.environ.get("HEAD")))
-    print("\n".join(lines), file=sys.stderr if has_failed else sys.stdout)
-    return int(has_failed)
+        problems = submit(read_settings("submit"), Repository())
+    else:
+        count, problems = check_results(Repository(ROOT, os.environ.get("BASE"), os.environ.get("HEAD")))
+        print(f"{count} new rows, {len(problems) or 'no'} problems")
+    for line in problems:
+        print(line, file=sys.stderr)
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

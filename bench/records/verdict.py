@@ -1,11 +1,9 @@
-"""Rates, and what they show: repetitions, ratios, bottlenecks, the effect of heat."""
+"""Rates, and what they show: ratios, bottlenecks, a slower machine, the effect of heat."""
 
 import math
-import statistics
 from typing import NamedTuple
 
 from bench.records.columns import format_number
-from bench.timing.intervals import median_interval
 
 OVERLAP = 0.95  # of the slower part's rate, which the end-to-end rate reaches if the two parts work at the same time
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
@@ -31,21 +29,6 @@ class Rate(NamedTuple):
         """Build the Rate of a row with a throughput, a dict of numbers or text."""
         return cls.parse(row["throughput"], row["throughput_low"], row["throughput_high"])
 
-    @staticmethod
-    def merge(rates):
-        """Combine processes that did the same work: the median of their rates, and its interval.
-
-        The range of up to eight independent processes covers the median of all with the probability coverage(),
-        whatever the distribution; of more processes the extremes are left out. Processes that follow each other are
-        alike, because the machine's speed changes over minutes, so the interval reaches from the lowest to the highest
-        end of their own intervals. `make noise` measures how well that holds. A single Rate is returned as it is.
-        """
-        if len(rates) == 1:
-            return rates[0]
-        low, _ = median_interval([rate.throughput if rate.low is None else rate.low for rate in rates])
-        _, high = median_interval([rate.throughput if rate.high is None else rate.high for rate in rates])
-        return Rate(statistics.median(rate.throughput for rate in rates), low, high)
-
     def overlaps(self, other):
         """Return whether the two cannot be told apart; without intervals they cannot."""
         if None in (self.low, other.low):
@@ -69,15 +52,10 @@ class Comparison(NamedTuple):
     verdict: str  # "faster", "slower", "same" or "cannot tell"
 
 
-def compare_rates(rate, base, speed=1.0):
-    """Compare a Rate with another one of the same work.
-
-    Args:
-        speed: how much faster the machine itself was, by its canary. The interval also covers the ratio that remains
-            after dividing by it: a change that the machine explains is not one of the work.
-    """
+def compare_rates(rate, base):
+    """Compare a Rate with another one of the same work."""
     ratio, *ends = rate.ratio(base)
-    low, high = (math.nan, math.nan) if None in ends else (ends[0] / max(speed, 1), ends[1] / min(speed, 1))
+    low, high = (math.nan, math.nan) if None in ends else ends
     return Comparison(ratio, low, high, judge(low, high))
 
 
@@ -117,37 +95,26 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
 
 
 def find_slowdown(rows, stored):
-    """Compare the machine's speed in some rows with its best in the stored ones, by the canary.
+    """Compare the machine's speed in some rows with its best in the stored ones, by the canary, a small matmul.
 
     Args:
-        rows, stored: rows as text. On a CPU the canary is NumPy's, else the framework's own in the run's precision.
+        rows: of one combination of settings.
+        stored: all rows of the machine; only those that had the same canary count.
 
     Returns:
-        (times slower, when it was at its best), or None if the rows have no canary, or no other rows have the same.
+        (times slower, when it was at its best), or None if none of them had the same canary.
     """
-    known = [row for row in rows if row["canary_seconds"]]
-    if not known:
+    same = ("device", "device_name", "cpu_id", "framework", "framework_version", "python", "precision")
+    others = [
+        (float(row["canary_seconds"]), row["timestamp"])
+        for row in stored
+        if row["canary_seconds"] and all(row[name] == rows[0][name] for name in same)
+    ]
+    now = [float(row["canary_seconds"]) for row in rows if row["canary_seconds"]]
+    if not (now and others):
         return None
-    gpu = ("device_name", "framework", "framework_version", "precision")
-    equal = ("device", *(("python",) if known[-1]["device"] == "cpu" else gpu))
-    own = {row["run_id"] for row in rows}
-    now, others = (
-        [row for row in some if row["canary_seconds"] and all(row[name] == known[-1][name] for name in equal)]
-        for some in (rows, [row for row in stored if row["run_id"] not in own])
-    )
-    if not others:
-        return None
-    best = min(others, key=lambda row: float(row["canary_seconds"]))
-    seconds = statistics.median(float(row["canary_seconds"]) for row in now)
-    return seconds / float(best["canary_seconds"]), best["timestamp"]
-
-
-def bus_bandwidth(algorithm_bandwidth, ranks):
-    """Convert the algorithm bandwidth of an all-reduce to the traffic on each rank's link: x 2 (n - 1) / n.
-
-    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-    """
-    return algorithm_bandwidth * 2 * (ranks - 1) / ranks
+    best, when = min(others)
+    return min(now) / best, when
 
 
 def burst_and_sustained(rows):

@@ -285,18 +285,17 @@ def timed(session, clock, steps):
     Because of the read, the result does not rely on the barrier. If a step needs another part before it (backward
     needs forward), each step is timed separately.
     """
-    total, together = 0.0, 1 if session.prepare else steps
-    for _ in range(steps // together):
-        if session.prepare:
-            session.prepare()
-            session.synchronize()
-        start = clock()
-        for _ in range(together):
-            session.step()
+    if session.prepare and steps > 1:
+        return sum(timed(session, clock, 1) for _ in range(steps))
+    if session.prepare:
+        session.prepare()
         session.synchronize()
-        session.read()
-        total += clock() - start
-    return total
+    start = clock()
+    for _ in range(steps):
+        session.step()
+    session.synchronize()
+    session.read()
+    return clock() - start
 
 
 def timed_with_all_outputs(session, clock):

@@ -35,12 +35,6 @@ def float8_pool(seed):
     return np.round(pool / step) * step
 
 
-@functools.cache
-def zero_pool(_):
-    # operand_sets() copies it, so the operands are written: memory that is only reserved would stay in the cache.
-    return np.zeros(POOL_NUMBERS, np.float32)
-
-
 def operand_sets(shapes, sets, seed, pools=(normal_pool,)):
     """Make the operands of an operator: `sets` tuples of arrays with these shapes, from pools of numbers in turn.
 

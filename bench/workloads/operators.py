@@ -1,4 +1,4 @@
-"""Single operators as workloads: matmuls, convolutions, attention, memory bandwidth, all-reduce. Needs NumPy only."""
+"""Single operators as workloads: matmuls, convolutions, attention, memory bandwidth. Needs NumPy only."""
 
 import math
 
@@ -35,24 +35,28 @@ def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools
     """
     bytes_per_set = smallest * sum(map(math.prod, shapes))
     sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / bytes_per_set)))
-    usual = {"name": model, "unit": "matmuls", "items_per_step": 1}
-    usual["make_batches"] = lambda _, seed: data.operand_sets(shapes, sets, seed, pools)
-    return Workload(model=model, samples=samples, columns={"data": "synthetic"} | columns, **(usual | fields))
+    return Workload(
+        model=model,
+        samples=samples,
+        columns={"data": "synthetic"} | columns,
+        make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pools),
+        **({"name": model, "unit": "matmuls", "items_per_step": 1} | fields),
+    )
 
 
-def matmul(size, pools=(data.normal_pool,)):
+def matmul(size):
     """Build an M x K by K x N matmul: 2 M N K FLOPs."""
     m, n, k = size
-    columns, flops = {"matrix_size": name_size(size)}, 2 * m * n * k
-    return operator("matmul", ((m, k), (k, n)), sample_matmul, columns, pools=pools, flops_per_item=flops)
+    columns = {"matrix_size": name_size(size)}
+    return operator("matmul", ((m, k), (k, n)), sample_matmul, columns, flops_per_item=2 * m * n * k)
 
 
 def matmul_of_bytes(precision, size):
     """Build an M x K by K x N matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
     m, n, k = size
-    shapes, pools, columns = ((m, k), (n, k)), (EIGHT_BITS[precision],), {"matrix_size": name_size(size)}
-    fields = {"name": "matmul", "flops_per_item": 2 * m * n * k, "pools": pools}
-    return operator("matmul-8bit", shapes, lambda pair: sample_matmul((pair[0], pair[1].T)), columns, **fields)
+    columns, fields = {"matrix_size": name_size(size)}, {"name": "matmul", "pools": (EIGHT_BITS[precision],)}
+    sample = lambda operands: sample_matmul((operands[0], operands[1].T))  # noqa: E731
+    return operator("matmul-8bit", ((m, k), (n, k)), sample, columns, flops_per_item=2 * m * n * k, **fields)
 
 
 def gemv(precision):
@@ -113,23 +117,19 @@ def bandwidth(model, formula):
     return operator(model, ((COPY_NUMBERS,),) * arrays, samples, {}, **fields)
 
 
-def all_reduce(size, rank, ranks):
-    """Build the sum of `size` bytes of float32 over all ranks; its GB/s are nccl-tests' algorithm bandwidth.
+def list_others(device, side):
+    """Return what a sweep measures besides matmuls and convolutions, as {name in OPS: [(Workload, precision)]}.
 
-    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    Each list is measured up to its first failure. Matmuls of 8 bits are compared with bfloat16 of the same size.
     """
-    numbers = size // 4
-    total = ranks * (ranks + 1) / 2  # rank r holds the same numbers times r + 1
-
-    def make_batches(_, seed):
-        return [(data.operand_sets(((numbers,),), 1, 0)[0][0] * np.float32(rank + 1),)]
-
-    def samples(operands):
-        (indices,) = random_indices((numbers,))
-        return (indices,), operands[0][indices].astype(np.float64) / (rank + 1) * total
-
-    fields = {"unit": "GB", "items_per_step": size / 1e9, "make_batches": make_batches}
-    return operator("all-reduce", ((numbers,),), samples, {"message_bytes": size}, **fields)
+    size, usual = (side,) * 3, "float32" if device == "cpu" else "bfloat16"  # what `make llm` takes by default
+    return {
+        "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
+        "int8": [(matmul_of_bytes("int8", size), "int8"), (matmul(size), "bfloat16")],
+        "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16")],
+        "gemv": [(gemv(precision), precision) for precision in GEMV_PRECISIONS],
+        "attention": [(attention(tokens, device), usual) for tokens in ATTENTION_TOKENS],
+    }
 
 
 # Expected values, in float64 or int64, at random indices of the output, which are checked before anything is timed.

@@ -31,9 +31,6 @@ class Workload:
     flops_per_item: int | None = None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
     item_bytes: int = 0  # of one item's inputs; 0: small
     resident_bytes: int = 0  # of a language model's weights, and its cache or gradients and optimizer
-    # A smaller Workload with the same operators, whose output and gradients are compared with float64 instead of its
-    # own, which would take minutes and the host's memory; None: its own are compared.
-    part: "Workload | None" = None
     bytes_per_step: int | None = None  # that a step must read from memory; None: memory is not the limit
     columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
     # () -> (train inputs, train labels, test inputs, test labels) of a classifier; None: it cannot train epochs

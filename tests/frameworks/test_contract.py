@@ -394,7 +394,6 @@ def test_operators_are_right_and_can_be_measured(real, monkeypatch, precision):
     [
         (lambda: operators.matmul_of_bytes("int8", (32, 48, 64)), "int8"),
         (lambda: operators.matmul_of_bytes("float8_e4m3", (32, 48, 64)), "float8_e4m3"),
-        (lambda: operators.matmul((32, 48, 64), [data.zero_pool]), "float32"),
         *[(lambda name=name: operators.gemv(name), name) for name in operators.GEMV_PRECISIONS],
         (lambda: operators.attention(32, "cpu"), "float32"),
         (lambda: operators.attention(32, "cpu"), "bfloat16"),

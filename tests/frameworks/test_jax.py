@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from bench.frameworks import on_jax
+from bench.frameworks import keras_networks, on_jax
 from bench.settings import SettingError, read_settings
-from bench.timing import measure
+from bench.timing import MeasurementError
 from tests.frameworks.sessions import FLOPS_CASES, Opener
 
 open_session = Opener("jax")
@@ -26,19 +26,18 @@ def test_a_row_says_that_it_is_compiled():
 
 
 class WrongCompiler:
-    """JAX whose compiled functions are wrong by 1 %."""
+    """JAX whose compiled functions are wrong by 2 %."""
 
     def __getattr__(self, name):
         return getattr(jax, name)
 
     def jit(self, work, **options):
-        return jax.jit(lambda *batch: jax.tree.map(lambda each: each * 1.01, work(*batch)), **options)
+        return jax.jit(lambda *batch: jax.tree.map(lambda each: each * 1.02, work(*batch)), **options)
 
 
 def test_a_wrong_compiled_model_is_refused(monkeypatch):
     monkeypatch.setattr(on_jax, "jax", WrongCompiler())
-    monkeypatch.setattr(on_jax, "call", lambda model, inputs, training: None)
-    with pytest.raises(measure.MeasurementError, match="the output differs from the CPU's by") as caught:
+    with pytest.raises(MeasurementError, match="differs from the CPU's") as caught:
         open_session("mlp", "inference")
     assert caught.value.status == "wrong_output"
 
@@ -65,13 +64,9 @@ def test_steps_in_a_row_give_what_single_ones_give():
     assert all(np.array_equal(queued, single) for queued, single in zip(*weights, strict=True))
 
 
-def test_the_reference_in_float64_leaves_no_trace():
-    session = open_session("mlp", "training")
-    assert not jax.config.jax_enable_x64
-    assert {str(each.dtype) for each in session.model.trained} == {"float32"}
+def test_float64_is_turned_on_only_for_its_sessions():
     assert open_session("mlp", "training", PRECISION="float64").model.trained[0].dtype == np.float64
-    assert jax.config.jax_enable_x64
-    assert open_session("mlp").measured_precision == "float32"
+    assert open_session("mlp", "training").model.trained[0].dtype == np.float32
 
 
 def count_flops(jaxpr):
@@ -100,7 +95,9 @@ def count_flops(jaxpr):
 
 @pytest.mark.parametrize(("script", "model", "phase"), [case for case in FLOPS_CASES if "resnet50" not in case])
 def test_a_step_takes_the_flops_that_the_row_says(script, model, phase, monkeypatch):
-    monkeypatch.setattr(on_jax.DeviceContext, "prove", lambda *_: None)  # only the step is looked at
+    monkeypatch.setattr(on_jax.DeviceContext, "check_model", lambda *_: None)  # only the step is looked at
+    monkeypatch.setattr(on_jax.DeviceContext, "can_compare", lambda *_: False)
+    monkeypatch.setattr(keras_networks, "calibrate", lambda *_: None)
     environ = {"MODEL": model, "IMAGE_SIZE": "224"}
     workload, model = open_session.workload(script, phase, **environ), open_session(script, phase, **environ).model
     inputs, labels = model.context.put(*workload.make_batches(workload.items_per_step, 0)[0])

@@ -10,8 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-from bench.settings import read_settings
-from bench.timing import check, measure
+from bench.frameworks import keras_networks
+from bench.settings import SettingError, read_settings
+from bench.timing import check
 from bench.tune import recipe
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import Opener
@@ -59,12 +60,25 @@ def test_mixed_float16_scales_the_loss_and_takes_it_out_again():
     np.testing.assert_allclose(*changes, rtol=0.02, atol=1e-7)
 
 
-def test_the_probe_tells_batches_apart_in_sixteen_bits():
-    for precision in ("bfloat16", "float16"):
-        session = open_session("mlp", "inference", PRECISION=precision, BATCH_SIZE="1024", MODEL="mlp-5x256")
-        assert measure.prove_output_varies(session) is None
-        session.last_result = keras.ops.full((1000, 1000), 60_000, precision)
-        assert np.isfinite(session.read())
+def test_an_error_while_a_model_is_built_leaves_no_dtype_policy(monkeypatch):
+    build, policies, before = keras_networks.BUILDERS["mlp"], [], keras.config.dtype_policy().name
+
+    def build_once(workload):
+        policies.append(keras.config.dtype_policy().name)
+        if len(policies) == 2:
+            raise RuntimeError("no memory")
+        return build(workload)
+
+    monkeypatch.setitem(keras_networks.BUILDERS, "mlp", build_once)
+    with pytest.raises(RuntimeError, match="no memory"):
+        open_session("mlp", "inference", PRECISION="bfloat16")
+    assert policies == ["bfloat16", "float32"]  # the model, and the same on the CPU
+    assert keras.config.dtype_policy().name == before
+
+
+def test_an_image_model_that_is_not_here_is_refused():
+    with pytest.raises(SettingError, match="did you mean resnet50, "):
+        open_session("image", MODEL="resnet5O")
 
 
 # The same numbers as PyTorch
@@ -145,8 +159,11 @@ def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(refer
     ours.forward(inputs, labels)
     ours.backward()
     got = [keras.ops.convert_to_numpy(each) for each in ours.gradients]
+    # Some gradients, such as those of the key biases in attention, are zero except for rounding.
+    smallest = 0.01 * np.linalg.norm([np.linalg.norm(each) for each in expected])
+    errors = [np.linalg.norm(a - b) / max(np.linalg.norm(b), smallest) for a, b in zip(got, expected, strict=True)]
     # ReLUs flip in ResNet-50, and two images magnify that: 1 % here.
-    assert max(check.gradient_errors(got, expected)) < (0.05 if model == "resnet50" else 2e-3)
+    assert max(errors) < (0.05 if model == "resnet50" else 2e-3)
     losses = []
     for _ in range(steps):
         ours.train(inputs, labels)

@@ -8,10 +8,9 @@ import pytest
 import tensorflow as tf
 
 from bench.frameworks import keras_networks, on_tensorflow
-from bench.settings import SettingError, read_settings
-from bench.timing import measure
+from bench.settings import read_settings
+from bench.timing import MeasurementError
 from bench.workloads import operators
-from image_benchmark import IMAGE_SIZE, image_workload
 from tests.frameworks.sessions import FLOPS_CASES, SCRIPTS, Opener
 
 open_session = Opener("tensorflow")
@@ -34,59 +33,16 @@ def test_xla_compiles_the_step(script, phase):
     assert not any(function._jit_compile for function in open_session(script, phase).model.functions)
 
 
-# Models
-
-
 @pytest.mark.parametrize(
-    ("script", "model", "size"),
-    [
-        *(("image", model, "224") for model in ("resnet50", "mobilenet_v2", "densenet121", "efficientnet_b0")),
-        *(("image", model, "224") for model in ("efficientnet_v2_s", "mobilenet_v3_small", "vgg16")),
-        *(("image", model, "32") for model in ("vgg11", "vgg19")),  # as many, for images of any size
-        *(("transformer", model, None) for model in ("distilbert", "bert-large")),
-    ],
+    ("script", "model"),
+    [("image", "resnet50"), ("image", "mobilenet_v2"), ("transformer", "distilbert"), ("transformer", "bert-large")],
 )
-def test_models_of_the_same_name_have_the_same_parameters(script, model, size):
-    environ = {"FRAMEWORK": "tensorflow", "MODEL": model, "BATCH_SIZE": "1"} | ({"IMAGE_SIZE": size} if size else {})
+def test_models_of_the_same_name_have_the_same_parameters(script, model):
+    environ = {"FRAMEWORK": "tensorflow", "MODEL": model, "BATCH_SIZE": "1"}
     workload = SCRIPTS[script](read_settings(script, environ))
     with keras.StatelessScope():  # shapes alone: no weight is drawn
         model = keras_networks.BUILDERS[script](workload)
     assert keras_networks.count_parameters(model) == workload.parameters
-
-
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [
-        ("inception_v3", "MODEL=keras-inceptionv3 "),
-        ("keras-inception_v3", "MODEL=keras-inceptionv3 "),
-        ("xception", "MODEL=keras-xception "),
-        ("convnext_tiny", "MODEL=keras-convnexttiny "),
-        ("alexnet", "is not in Keras"),
-        ("resnet5O", "did you mean resnet50, "),
-    ],
-)
-def test_a_model_that_is_not_the_same_is_refused(model, named):
-    with pytest.raises(SettingError, match=named):
-        open_session("image", MODEL=model)
-
-
-def test_models_of_keras_have_their_own_size():
-    def side(model):
-        return image_workload(read_settings("image", {"MODEL": model, "BATCH_SIZE": "1"})).sizes.side
-
-    assert [side(model) for model in ("keras-inceptionv3", "keras-xception", "keras-nasnetlarge")] == [299, 299, 331]
-    assert {name for name in IMAGE_SIZE if name.startswith("keras-")} <= set(keras_networks.list_applications())
-
-
-def test_a_model_of_keras_runs_under_its_own_name():
-    session = open_session("image", MODEL="keras-mobilenet")
-    session.step()
-    assert session.parameters == 4_231_976  # not torchvision's model: its FLOPs are not known
-
-
-def test_a_size_that_does_not_suit_the_model_is_a_mistake():
-    with pytest.raises(SettingError, match="does not suit keras-inceptionv3"):
-        open_session("image", MODEL="keras-inceptionv3", IMAGE_SIZE="32")
 
 
 FLOPS = {
@@ -119,9 +75,6 @@ def test_the_graph_takes_the_flops_that_the_row_says(script, model, phase):
     assert count_flops(*step) == workload.flops_per_item * workload.items_per_step
 
 
-# The device
-
-
 def test_a_gpu_is_set_up(monkeypatch):
     calls = []
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["one"])
@@ -135,33 +88,29 @@ def test_a_gpu_is_set_up(monkeypatch):
 
 @needs_no_gpu
 @pytest.mark.parametrize(
-    ("script", "operators", "phase"),
-    [
-        *(("image", "Conv2D", phase) for phase in ("inference", "training")),
-        *((script, "MatMul", "training") for script in ("mlp", "transformer")),
-    ],
+    ("script", "operator", "phase"),
+    [("image", "Conv2D", "inference"), ("image", "Conv2DBackprop", "training"), ("mlp", "MatMul", "training")],
 )
-def test_a_gpu_that_leaves_its_work_to_the_cpu_is_refused(monkeypatch, script, operators, phase):
-    # What is placed on a GPU runs on the CPU, as TensorFlow does where a kernel is missing.
+def test_a_gpu_that_leaves_its_work_to_the_cpu_is_refused(monkeypatch, script, operator, phase):
+    # What is placed on a GPU runs on the CPU, as TensorFlow does if a kernel is missing.
     monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
-    with pytest.raises(measure.MeasurementError, match=f"no kernel on this mps for .*{operators}") as caught:
+    with pytest.raises(MeasurementError, match=f"no kernel on this mps for .*{operator}") as caught:
         open_session(script, phase)
     assert caught.value.status == "unsupported"
-    assert ("Grad" in str(caught.value) or "Backprop" in str(caught.value)) == (phase == "training")
 
 
 @needs_no_gpu
 def test_an_operator_that_runs_on_the_cpu_is_no_result_of_a_gpu(monkeypatch):
     monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
-    with pytest.raises(measure.MeasurementError, match="TensorFlow runs this operator on the CPU"):
+    with pytest.raises(MeasurementError, match="TensorFlow runs this operator on the CPU"):
         open_session.operator(operators.matmul((32, 32, 32)))
 
 
 @needs_xla
 def test_a_wrong_compiled_model_is_refused(monkeypatch):
     function = on_tensorflow.DeviceContext.function
-    wrong = lambda context, work: function(context, lambda *batch: [1.01 * each for each in work(*batch)])  # noqa: E731
+    wrong = lambda context, work: function(context, lambda *batch: [1.02 * each for each in work(*batch)])  # noqa: E731
     monkeypatch.setattr(on_tensorflow.DeviceContext, "function", wrong)
-    with pytest.raises(measure.MeasurementError, match="compiled, the output differs by") as caught:
+    with pytest.raises(MeasurementError, match="differs from the CPU's") as caught:
         open_session("mlp", "inference", COMPILE="1")
     assert caught.value.status == "wrong_output"

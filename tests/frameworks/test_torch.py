@@ -6,7 +6,6 @@ import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from bench import frameworks, run
 from bench.frameworks import on_torch, on_torch_images
 from bench.host import environment, meters, resources
 from bench.records import results
-from bench.records.columns import COLUMNS
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
 from bench.workloads import data
@@ -264,24 +262,3 @@ def test_a_single_item_that_batchnorm_refuses_is_unsupported():
     with pytest.raises(ValueError, match="Expected more than 1 value") as error:
         session.step()
     assert frameworks.describe_failure(error.value)[0] == "unsupported"
-
-
-UUID = "ccbe0a46-5d1f-4f5c-b3bb-3a1b5f3f1c4e"
-
-
-@pytest.mark.parametrize(
-    ("name", "uuid", "found"),
-    [
-        ("NVIDIA H200", UUID, f"GPU-{UUID}"),
-        ("NVIDIA H200", f"GPU-{UUID}", f"GPU-{UUID}"),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", UUID, f"MIG-{UUID}"),
-    ],
-)
-def test_the_card_that_runs_is_known_by_its_uuid_and_no_row_has_it(monkeypatch, name, uuid, found):
-    card = SimpleNamespace(name=name, uuid=uuid)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
-    assert on_torch.find_uuid("cuda") == found
-    assert on_torch.find_uuid("cpu") is on_torch.find_uuid("mps") is None
-    device = frameworks.Device("cuda", name, torch.__version__, 1, found)
-    assert set(device.cells()) <= set(COLUMNS)
-    assert found not in device.cells().values()

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.host import environment
-from bench.host.environment import find_apple_gpu_cores, find_driver
-from bench.settings import SettingError, environment_of
-from tests.host import driver
+from bench.host.environment import Card, find_apple_gpu_cores, list_cards, list_gpu_vendors
+from bench.settings import SettingError
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ def test_this_host_is_described():
 
 
 def answers(monkeypatch, **outputs):
-    monkeypatch.setattr(environment, "_output", lambda *command: outputs.get(command[0].replace("-", "_")))
+    monkeypatch.setattr(environment, "output_of", lambda *command: outputs.get(command[0].replace("-", "_")))
 
 
 def on_a_mac(monkeypatch, machine="arm64"):
@@ -45,40 +44,75 @@ def on_a_mac(monkeypatch, machine="arm64"):
     monkeypatch.setattr(platform, "machine", lambda: machine)
 
 
-def test_the_version_of_nvidias_driver(monkeypatch):
-    answers(monkeypatch, nvidia_smi="580.159.04\n580.159.04")
-    assert find_driver() == "580.159.04"
-    answers(monkeypatch)
-    assert find_driver() is None
+SMI = """NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 6.1
+NVIDIA GeForce RTX 4090, 1, GPU-2222, 580.159.04, 8.9"""
 
 
 @pytest.mark.parametrize(
-    ("cuda", "own_environment", "named_after_card"),
-    [(12, True, False), (13, True, True), (None, True, True), (12, False, True)],  # PYTHON=... may have another torch
+    ("visible", "index"),
+    [(None, "0"), ("1,0", "1"), ("GPU-22", "1"), ("", None), ("-1", None), ("MIG-3333", None), ("7", None)],
 )
-def test_a_driver_that_is_too_old_for_the_installed_torch(monkeypatch, cuda, own_environment, named_after_card):
-    monkeypatch.setattr(environment, "find_card", lambda: environment.Card(*driver.FAST))
-    monkeypatch.setattr(environment, "find_cuda_version", lambda: cuda)
-    monkeypatch.setattr(environment.sys, "prefix", str(environment_of("torch")) if own_environment else "/my/venv")
-    monkeypatch.setattr(environment, "find_driver", lambda: "550.54")
-    host = environment.describe_host()
-    assert (host.machine == "nvidia-geforce-rtx-4090") == named_after_card
-    why = environment.explain_missing_gpu("torch", host.driver)
-    assert "550.54" in why
-    assert "PYTHON=..." in why
-    assert ("580" in why) != named_after_card
+def test_the_first_visible_card_is_what_nvidia_smi_says_of_it(monkeypatch, visible, index):
+    answers(monkeypatch, nvidia_smi=SMI)
+    list_cards.cache_clear()
+    cards = list_cards()
+    list_cards.cache_clear()
+    assert cards[1] == Card("NVIDIA GeForce RTX 4090", "1", "GPU-2222", "580.159.04", 8.9)
+    monkeypatch.setattr(environment, "list_cards", lambda: cards)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = environment.find_card()
+    assert (found and found.index) == index
 
 
-def test_why_a_gpu_is_not_used(monkeypatch):
-    assert environment.explain_missing_gpu("torch", None) == ""
-    monkeypatch.setattr(environment, "hides_cards", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert "CUDA_VISIBLE_DEVICES='-1'" in environment.explain_missing_gpu("torch", "580.1")
+@pytest.mark.parametrize("printed", [None, "No devices were found", "NVIDIA GB10, 0, GPU-1, 580.1, [N/A]"])
+def test_without_a_known_card_there_is_none(monkeypatch, printed):
+    answers(monkeypatch, nvidia_smi=printed)
+    list_cards.cache_clear()
+    assert list_cards() == []
+    list_cards.cache_clear()
+
+
+def test_why_a_gpu_is_not_used(monkeypatch, tmp_path):
+    for number, (kind, vendor) in enumerate([("0x030000", "0x8086"), ("0x030200", "0x10de"), ("0x020000", "0x1002")]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "class").write_text(f"{kind}\n")
+        (tmp_path / str(number) / "vendor").write_text(f"{vendor}\n")
+    assert list_gpu_vendors(tmp_path) == ["NVIDIA", "Intel"]  # the last one is not a display adapter
+    for vendors, driver, said in [
+        ([], None, ""),
+        (["NVIDIA", "Intel"], None, "without a driver"),
+        (["NVIDIA"], "580.1", "580.1"),
+        (["AMD"], None, "AMD"),
+    ]:
+        monkeypatch.setattr(environment, "list_gpu_vendors", lambda vendors=vendors: vendors)
+        why = environment.explain_missing_gpu("torch", driver)
+        assert said in why
+        assert bool(why) == bool(said)
     on_a_mac(monkeypatch)
     assert "macOS 14" in environment.explain_missing_gpu("tensorflow", None)
     assert "docs/mac.md" in environment.explain_missing_gpu("jax", None)
-    on_a_mac(monkeypatch, "x86_64")
-    assert environment.explain_missing_gpu("torch", None) == ""
+
+
+def test_a_cpu_is_identified_by_its_family_model_and_stepping(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    lines = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
+    cpuinfo.write_text(lines * 2)
+    assert environment.find_cpu_id(cpuinfo) == "AuthenticAMD family 25 model 17 stepping 1"
+    cpuinfo.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")  # Arm
+    assert environment.find_cpu_id(cpuinfo) is None
+
+
+def test_virtual_machines_on_arm_are_known_too(monkeypatch):
+    monkeypatch.setattr(environment, "read_text", lambda path: "")
+    for printed, virtual in ((None, False), ("kvm", True)):
+        answers(monkeypatch, systemd_detect_virt=printed)
+        assert environment.is_virtual() == virtual
+    on_a_mac(monkeypatch)
+    for printed, virtual in (("0", False), ("1", True)):
+        answers(monkeypatch, sysctl=printed)
+        assert environment.is_virtual() == virtual
 
 
 def test_variables_that_change_the_speed_are_part_of_the_setup():
@@ -87,27 +121,14 @@ def test_variables_that_change_the_speed_are_part_of_the_setup():
         assert environment.find_allocator({name: "0", "HOME": "/"}) == f"{name}=0"
 
 
-@pytest.mark.parametrize(
-    ("outputs", "cores", "memory", "source"),
-    [
-        (
-            {"sysctl": "68719476736", "system_profiler": [{"sppci_cores": "32"}, {"_name": "a monitor"}]},
-            32,
-            64,
-            "battery",
-        ),
-        ({"system_profiler": [{}]}, None, None, "battery"),
-        ({}, None, None, None),
-    ],
-)
-def test_apple_silicon(monkeypatch, outputs, cores, memory, source):
+@pytest.mark.parametrize(("displays", "cores"), [([{"sppci_cores": "32"}, {"_name": "a monitor"}], 32), ([{}], None)])
+def test_apple_silicon(monkeypatch, displays, cores):
     on_a_mac(monkeypatch)
-    if "system_profiler" in outputs:
-        profile = json.dumps({"SPDisplaysDataType": outputs["system_profiler"]})
-        outputs = outputs | {"system_profiler": profile, "pmset": "Now drawing from 'Battery Power'\n 85%"}
-    answers(monkeypatch, **outputs)
-    assert (find_apple_gpu_cores(), environment.find_memory_gb()) == (cores, memory)
-    assert environment.find_power_source() == source
+    profile = json.dumps({"SPDisplaysDataType": displays})
+    answers(monkeypatch, system_profiler=profile, pmset="Now drawing from 'Battery Power'\n 85%")
+    assert (find_apple_gpu_cores(), environment.find_power_source()) == (cores, "battery")
+    answers(monkeypatch)
+    assert (find_apple_gpu_cores(), environment.find_power_source()) == (None, None)
 
 
 def test_an_x86_python_on_an_arm_mac_is_refused(monkeypatch):
@@ -143,7 +164,7 @@ def test_power_source_of_a_linux_laptop(monkeypatch, tmp_path, files, source):
 def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(monkeypatch, tmp_path):
     def git(*arguments):
         identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-        return environment._output("git", "-C", str(tmp_path), *identity, *arguments)
+        return environment.output_of("git", "-C", str(tmp_path), *identity, *arguments)
 
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     assert environment.find_commit() is None
@@ -155,6 +176,7 @@ def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(monkeypatch,
     assert len(commit) == 12
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "m.csv").write_text("row")
+    (tmp_path / "table.md").write_text("untracked, as .DS_Store is")
     assert environment.find_commit() == commit
     (tmp_path / "program.py").write_text("2")
     assert environment.find_commit() == f"{commit}-dirty"

@@ -7,7 +7,7 @@ SESSION, TORCH, RUN = "bench/frameworks/session.py", "bench/frameworks/on_torch.
 BASE = "bench/frameworks/base.py"
 TIMING = ("tests/timing/test_measure.py",)
 CHECKS = ("tests/timing/test_check.py",)
-OPERATORS = ("tests/test_tflops.py",)
+OPERATORS = ("tests/workloads/test_operators.py",)
 STEPS = ("tests/frameworks/test_steps.py",)
 LOSS = ("tests/frameworks/test_contract.py::test_its_loss_is_the_one_of_the_record",)
 VERDICT, RATES = "bench/records/verdict.py", ("tests/records/test_rates.py",)
@@ -45,7 +45,9 @@ BUGS = {
     # Several processes
     "intervals_that_shrink": Bug(VERDICT, "is None else rate.low for", "is None else rate.throughput for", RATES),
     "the_fastest_process": Bug(VERDICT, "statistics.median(rate.throughput for", "max(rate.throughput for", RATES),
-    "a_constant_output_varies": Bug(MEASURE, "varies=before is not None and value != before", "varies=True", TIMING),
+    "a_constant_output_varies": Bug(
+        MEASURE, "return pace, before is not None and value != before", "return pace, True", TIMING
+    ),
     # A window
     "skip_a_step": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
     "run_a_step_too_many": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(steps + 1)"), TIMING),
@@ -84,8 +86,8 @@ BUGS = {
     ),
     "time_what_comes_before_a_part": Bug(
         MEASURE,
-        "    session.prepare()\n    session.synchronize()\n    start = clock()\n",
-        "    start = clock()\n    session.prepare()\n    session.synchronize()\n",
+        "    if session.prepare:\n        session.prepare()\n        session.synchronize()\n    start = clock()\n",
+        "    start = clock()\n    if session.prepare:\n        session.prepare()\n        session.synchronize()\n",
         TIMING,
     ),
     "garbage_collector_on": Bug(MEASURE, "    gc.disable()\n", "", TIMING),
@@ -143,12 +145,12 @@ BUGS = {
         MEASURE, "    if before is not None and (done", "    if False and (done", TIMING
     ),
     "accept_weights_that_do_not_move": Bug(
-        MEASURE, "updates is not None and value == ready.first_value", "False", TIMING
+        MEASURE, "ready.weights is not None and session.checksum() == ready.weights", "False", TIMING
     ),
     "ignore_recompiling": Bug(
         MEASURE,
-        'traces else ["recompiled"]\n    if series.stop_reason',
-        "traces else []\n    if series.stop_reason",
+        'return flags + ([] if job.session.trace_count() == traces else ["recompiled"])',
+        "return flags",
         TIMING,
     ),
     "tf32_as_float32": Bug(CHECK, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
@@ -169,10 +171,6 @@ BUGS = {
         "bench/workloads/operators.py", "3, 2 * heads * tokens**2", "3, 4 * heads * tokens**2", OPERATORS
     ),
     "weights_that_stay_in_the_cache": Bug("bench/workloads/operators.py", "smallest=number", "smallest=4", OPERATORS),
-    "probe_in_one_turn": Bug("tflops_sweep.py", "range(PROBE_ROUNDS)", "range(1)", OPERATORS),
-    "zeros_over_random_upside_down": Bug(
-        "tflops_sweep.py", "median(random / zeros", "median(zeros / random", OPERATORS
-    ),
     "accept_another_model": Bug(CHECK, "if expected is not None and counted != expected", "if False", CHECKS),
     # A step
     "reuse_the_first_output": Bug(SESSION, INFER, f"        if not hasattr(self, 'last_result'):\n    {INFER}", STEPS),

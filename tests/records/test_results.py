@@ -25,7 +25,9 @@ def test_a_row_comes_back_as_it_was_written(tmp_path):
     assert results.read(path) == []
     path.touch()
     assert results.read(path) == []
-    results.append(path, ROW | {"run_id": "a", "throughput": 12.3456789, "parameters": 25557032, "note": "two\nlines, 1"})
+    results.append(
+        path, ROW | {"run_id": "a", "throughput": 12.3456789, "parameters": 25557032, "note": "two\nlines, 1"}
+    )
     results.append(path, ROW | {"run_id": "b", "throughput": None})
     first, second = results.read(path)
     assert (first["throughput"], first["parameters"], first["note"]) == ("12.3457", "25557032", "two lines, 1")

@@ -85,8 +85,6 @@ def test_training_predicts_the_next_token_at_every_place():
         assert (ids[:, 1:] == target[:, :-1]).all()
     assert training.columns["sequence_length"] == 5
     assert training.resident_bytes == 4 * 4 * 134_515_008  # weights, gradients, two moments
-    part = training.part
-    assert (part.sizes.num_layers, part.sizes.hidden_size) == (2, 576)
 
 
 def test_lora_trains_as_many_parameters_as_published():

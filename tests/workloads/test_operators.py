@@ -1,0 +1,126 @@
+"""Operators: what they count, their operands, and that a wrong result is refused."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from bench.frameworks import on_torch
+from bench.settings import read_settings
+from bench.timing import MeasurementError
+from bench.workloads import data, operators
+
+
+def test_a_triple_has_its_flops():
+    assert operators.matmul((8, 16, 32)).flops_per_item == 2 * 8 * 16 * 32
+    assert read_settings("tflops", {}).sizes[-1] == (8192, 8192, 8192)
+
+
+def test_operands_are_bounded_and_rotate(monkeypatch):
+    sets = operators.matmul((64, 32, 16)).make_batches(1, 0)
+    assert len(sets) == operators.MAX_SETS
+    assert [array.shape for array in sets[0]] == [(64, 16), (16, 32)]
+    assert not np.array_equal(sets[0][0], sets[1][0])
+    assert 0.9 < np.std(sets[0][0]) < 1.1
+    monkeypatch.setattr(operators, "CACHE_BYTES", 2**22)
+    large = operators.matmul((512, 512, 512)).make_batches(1, 0)
+    assert sum(array.astype(np.float16).nbytes for arrays in large for array in arrays) == 2**22
+
+
+def open_session(workload, precision="float32"):
+    settings = replace(read_settings("tflops", {"USE_GPU": "0"}), precision=precision)
+    return on_torch.open_session(workload, settings, None, "device")
+
+
+def off_by_one(a, b):
+    return torch._int_mm(a, b.t()) + 1
+
+
+def of_everything(*operands):
+    return functional.scaled_dot_product_attention(*operands)
+
+
+# Other precisions, and what is measured, are in tests/frameworks/test_contract.py.
+@pytest.mark.parametrize(
+    ("build", "precision", "wrong"),
+    [
+        (lambda: operators.matmul((32, 48, 40)), "float32", None),
+        (lambda: operators.convolution_1x1((32, 48, 40)), "float32", None),
+        (lambda: operators.convolution_3x3("cpu"), "float32", None),
+        *((functools.partial(operators.bandwidth, *item), "float32", None) for item in operators.BANDWIDTHS.items()),
+        (lambda: operators.matmul_of_bytes("int8", (32, 48, 40)), "int8", off_by_one),
+        (
+            lambda: operators.matmul_of_bytes("float8_e4m3", (32, 48, 64)),
+            "float8_e4m3",
+            lambda a, b: 1.03 * (a.float() @ b.float().t()),
+        ),
+        (lambda: operators.gemv("float32"), "float32", lambda x, w: functional.linear(x, w.flip(1))),
+        (lambda: operators.gemv("int8"), "int8", lambda x, w, scales: functional.linear(x, w.to(x.dtype))),
+        (lambda: operators.attention(48, "cpu"), "float32", of_everything),
+        (lambda: operators.attention(48, "cpu"), "bfloat16", of_everything),
+    ],
+)
+def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision, wrong):
+    for name, value in (("GEMV_SIDE", 64), ("COPY_NUMBERS", 2**16), ("CACHE_BYTES", 1)):  # few and small operands
+        monkeypatch.setattr(operators, name, value)
+    workload = build()
+    session = open_session(workload, precision)
+    session.step()
+    assert np.isfinite(session.read())
+    session.check_last_step()
+    right = on_torch.OPERATORS[workload.model]
+    monkeypatch.setitem(on_torch.OPERATORS, workload.model, wrong or (lambda *operands: right(*operands) * 1.01))
+    with pytest.raises(MeasurementError, match="the output differs") as error:
+        open_session(workload, precision)
+    assert error.value.status == "wrong_output"
+    assert wrong or "float64's by 1.0e-02" in str(error.value)
+
+
+def test_an_operator_that_a_framework_lacks_is_unsupported(monkeypatch):
+    monkeypatch.delitem(on_torch.OPERATORS, "attention")
+    with pytest.raises(MeasurementError, match="no attention") as error:
+        open_session(operators.attention(8, "cpu"))
+    assert error.value.status == "unsupported"
+
+
+def test_the_numbers_of_8_bits_need_no_rounding():
+    floats = torch.from_numpy(data.float8_pool(0)[: 2**20])
+    assert torch.equal(floats.to(torch.float8_e4m3fn).float(), floats)
+    assert np.abs(data.float8_pool(0) - data.normal_pool(0)).max() < 0.3
+    assert (data.int8_pool(0).min(), data.int8_pool(0).max()) == (-127, 127)
+
+
+@pytest.mark.parametrize(("precision", "number"), [("float32", 4), ("bfloat16", 2), ("int8", 1)])
+def test_the_weights_of_decode_are_counted_and_do_not_fit_into_a_cache(monkeypatch, precision, number):
+    assert operators.gemv(precision).bytes_per_step == number * 8192**2
+    monkeypatch.setattr(operators, "GEMV_SIDE", 64)
+    monkeypatch.setattr(operators, "CACHE_BYTES", 2**16)
+    batches = operators.gemv(precision).make_batches(1, 0)
+    assert sum(number * weights.size for _, weights, *_ in batches) >= 2**16
+    assert not np.array_equal(batches[0][1], batches[-1][1])
+
+
+def test_causal_attention_counts_the_pairs_that_it_computes():
+    heads, numbers, tokens = 1, 64, 1024
+    pairs = sum(range(1, tokens + 1))  # of a query and a key that it sees
+    assert operators.attention(tokens, "cpu").flops_per_item == pytest.approx(4 * heads * numbers * pairs, rel=2e-3)
+
+
+def test_a_bandwidth_counts_the_bytes_of_all_its_arrays():
+    works = [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
+    gigabytes = 4 * operators.COPY_NUMBERS / 1e9
+    counts = {work.model: work.items_per_step / gigabytes for work in works}
+    assert counts == pytest.approx({"copy": 2, "add": 3, "triad": 3})
+
+
+def test_what_a_sweep_measures_besides_matmuls_has_one_size_and_its_precision():
+    found = operators.list_others("cpu", 64)
+    works = {name: [(work.model, precision) for work, precision in works] for name, works in found.items()}
+    assert works["bandwidth"] == [("copy", "float32"), ("add", "float32"), ("triad", "float32")]
+    assert works["int8"] == [("matmul-8bit", "int8"), ("matmul", "bfloat16")]
+    assert {work.columns["matrix_size"] for work, _ in found["int8"] + found["float8"]} == {"64x64x64"}
+    assert {precision for _, precision in works["attention"]} == {"float32"}
+    assert {precision for _, precision in operators.list_others("cuda", 64)["attention"]} == {"bfloat16"}
