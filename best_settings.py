@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from bench import cli
 from bench.host import environment
+from bench.host.ranks import refuse_ranks
 from bench.launch import Launcher
 from bench.records import results
 from bench.records.columns import describe_work, format_number
@@ -115,6 +116,7 @@ class Runs:
 
 def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
+    refuse_ranks("make best")
     begun, status = time.monotonic(), 0
     own, settings, changes = read_search(os.environ)
     command, host = [str(ROOT / f"{own.workload}_benchmark.py")], environment.describe_host(settings.machine)

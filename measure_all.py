@@ -106,16 +106,16 @@ def find_fast(best, formats):
 def describe(rows):
     """Describe in lines what the combined rows of one work give; of the matmuls only the peaks."""
     for row in rows:
-        if row["model"] == "matmul":
-            continue
         words = columns.describe_work(row)
         if row["status"] != "ok":
             yield f"{words}: {row['status']}: {row['note']}"
-        else:
+        elif row["model"] == "matmul-peak":
+            yield f"{words}: {format_number(row['tflops'], '{:.3g}')} TFLOP/s"
+        elif row["model"] != "matmul":
             low, high = format_number(row["throughput_low"]), format_number(row["throughput_high"])
-            count = len(str(row["process_rates"]).split())
-            rate = f"{format_number(row['throughput'])} {row['unit']}, {low} to {high}"
-            yield f"{words}: {rate} ({count} process{'es' * (count > 1)})"
+            count = len(row["process_rates"].split())
+            rate = f"{format_number(row['throughput'])} {row['unit']}"
+            yield f"{words}: {rate}, {low} to {high} ({count} process{'es' * (count > 1)})"
 
 
 @contextmanager

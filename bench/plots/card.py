@@ -79,7 +79,7 @@ def find_own(mine, work):
     mine = mine[is_work(mine, work) & (mine["batch_size"] == str(work.batch_size))]
     if mine.empty:
         return []
-    environ = {"FRAMEWORK": mine["framework"].iloc[0], "MODEL": work.model, "PHASE": work.phase}
+    environ = {"FRAMEWORK": mine["framework"].iloc[0], "MODEL": work.model, "PHASE": work.phase} | dict(work.settings)
     settings, lines = read_settings(work.script, environ), []
     for name in DEFAULTS:
         if is_used_in(name, work.phase):

@@ -20,19 +20,15 @@ from tests.frameworks.sessions import Opener
 open_session = Opener(NAME)
 
 
-@pytest.mark.parametrize("phase", ["inference", "training"])
-def test_the_lines_of_make_best_for_ones_own_script_run(phase):
-    settings = read_settings("mlp", {"FRAMEWORK": NAME, "PHASE": phase, "PRECISION": "mixed_bfloat16"})
-    lines = recipe.script_lines(settings, "cpu", None)
-    names = {"loss_function": "mse", "optimizer": "sgd"}
-    before = keras.config.dtype_policy()
+def test_the_lines_of_make_best_for_ones_own_script_run():
+    settings = {"PRECISION": "mixed_bfloat16", "COMPILE": "1", "DEVICE": "cpu"}
+    policy, compiled = recipe.lines_of_code(NAME, settings)
+    model, before = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), keras.config.dtype_policy()
+    exec(compiled, {"model": model})
+    assert model.jit_compile
     try:
-        exec("\n".join(lines[:-1]), names)
-        names["model"] = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        exec(lines[-1], names)
-        assert names["model"].layers[0].compute_dtype == "bfloat16"
-        inputs, targets = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
-        names["model"].fit(inputs, targets, verbose=0) if phase == "training" else names["model"].predict(inputs)
+        exec(policy, {"keras": keras})
+        assert keras.layers.Dense(2).compute_dtype == "bfloat16"
     finally:
         keras.config.set_dtype_policy(before)
 
