@@ -64,8 +64,8 @@ class Sweep:
         """Return whether to skip a workload because it cannot fit or a step takes too long; print why."""
         seconds = workload.items_per_step * (workload.flops_per_item or 0) / (flops_per_second or math.inf)
         reason, free = "", resources.available_bytes()
-        if free and workload.batch_bytes > free / 2:
-            reason = f"it needs {workload.batch_bytes / 1e9:.3g} GB of {free / 1e9:.3g} that are free"
+        if free and workload.resident_bytes > free / 2:
+            reason = f"it needs {workload.resident_bytes / 1e9:.3g} GB of {free / 1e9:.3g} that are free"
         elif seconds > self.settings.max_seconds / 2:  # a result needs a dozen steps or more
             reason = f"one step would take about {seconds:.2g} s: a longer MAX_SECONDS includes it"
         if reason:

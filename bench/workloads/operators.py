@@ -40,6 +40,7 @@ def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools
         samples=samples,
         columns={"data": "synthetic"} | columns,
         make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pools),
+        resident_bytes=4 * sets * sum(map(math.prod, shapes)),  # at most: normal numbers are float32
         **({"name": model, "unit": "matmuls", "items_per_step": 1} | fields),
     )
 

@@ -30,7 +30,7 @@ class Workload:
     parameters: int | None = None  # number of trainable parameters; None: unknown
     flops_per_item: int | None = None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
     item_bytes: int = 0  # of one item's inputs; 0: small
-    resident_bytes: int = 0  # of a language model's weights, and its cache or gradients and optimizer
+    resident_bytes: int = 0  # of operands, or of a language model's weights, and its cache or gradients and optimizer
     bytes_per_step: int | None = None  # that a step must read from memory; None: memory is not the limit
     columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
     # () -> (train inputs, train labels, test inputs, test labels) of a classifier; None: it cannot train epochs
