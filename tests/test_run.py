@@ -50,7 +50,8 @@ def child(monkeypatch):
         lines = []
         with monkeypatch.context() as changed:
             for name, value in (values | environ).items():
-                changed.setenv(name, value)
+                if value is not None:
+                    changed.setenv(name, value)
             status = run.measure_settings(script, workload, run.measure_workload, task or run.Task(), lines.append)
         assert {name for line in lines for name in line} <= set(COLUMNS)
         return status, lines
@@ -207,9 +208,12 @@ def test_lines_are_json_and_a_mistake_is_a_line(child, monkeypatch, tmp_path):
     assert "MODEL='unknown'" in mistake["mistake"]
 
 
-@pytest.mark.parametrize(("use_gpu", "driver", "warns"), [("1", "", True), ("0", "550.1", False)])
-def test_a_gpu_that_is_asked_for_and_missing_is_warned_of(child, caplog, monkeypatch, use_gpu, driver, warns):
-    monkeypatch.setattr(environment, "find_card", lambda: environment.Card("NVIDIA H200", driver) if driver else None)
+@pytest.mark.parametrize(
+    ("use_gpu", "cards", "warns"), [("1", 0, True), (None, 1, True), (None, 0, False), ("0", 1, False)]
+)
+def test_a_gpu_that_is_missing_is_warned_of(child, caplog, monkeypatch, use_gpu, cards, warns):
+    card = environment.Card("NVIDIA H200", driver="550.1")
+    monkeypatch.setattr(environment, "list_cards", lambda: [card] * cards)
     _, (line,) = child(USE_GPU=use_gpu)
     assert (line["device"], "WARNING" in caplog.text) == ("cpu", warns)
 
