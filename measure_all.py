@@ -111,11 +111,11 @@ def describe(rows):
             yield f"{words}: {row['status']}: {row['note']}"
         elif row["model"] == "matmul-peak":
             yield f"{words}: {format_number(row['tflops'], '{:.3g}')} TFLOP/s"
-        elif row["model"] != "matmul":
-            low, high = format_number(row["throughput_low"]), format_number(row["throughput_high"])
-            count = len(row["process_rates"].split())
+        elif row["model"] != "matmul" and row["phase"] not in ("forward", "backward", "optimizer"):
+            ends, count = [row["throughput_low"], row["throughput_high"]], len(row["process_rates"].split())
+            interval = "" if None in ends else f", {' to '.join(map(format_number, ends))}"
             rate = f"{format_number(row['throughput'])} {row['unit']}"
-            yield f"{words}: {rate}, {low} to {high} ({count} process{'es' * (count > 1)})"
+            yield f"{words}: {rate}{interval} ({count} process{'es' * (count > 1)})"
 
 
 @contextmanager
