@@ -31,7 +31,10 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 TASK = "BENCH_TASK"  # the one variable from the parent process: a Task in JSON
-EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of the last line; 1 if the measurement failed
+EXIT_STATUS: dict[str | None, int] = {
+    "ok": 0,
+    "interrupted": cli.INTERRUPTED,
+}  # by the status of the last line; 1 if the measurement failed
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench.frameworks import keras_networks
-from bench.settings import SettingError, read_settings
+from bench.settings import SettingError
 from bench.timing import check
 from bench.tune import recipe
 from tests.frameworks import torch_reference
