@@ -261,17 +261,13 @@ def store(path, rows, describe):
 
 
 def measure_as_rank(launcher: Launcher, measure_work, describe):
-    """Measure one combination as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores the rows."""
+    """Measure one combination as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
     me, settings = ranks.read_ranks(), read_settings(launcher.script)
-    if (
-        len(list_runs(launcher.script)) > 1
-        or (settings.runs or 1) > 1
-        or settings.batch_size == AUTO
-        or settings.epochs
-    ):
+    is_single = len(list_runs(launcher.script)) == 1 and settings.runs in (None, 1) and settings.batch_size != AUTO
+    if not is_single or settings.epochs:
         raise SettingError(
-            f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of each setting "
-            "(mainly MODEL, BATCH_SIZE and RUNS), or set NUM_DEVICES instead of using torchrun"
+            f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
+            "of every other setting, RUNS=1 and no EPOCHS, or set NUM_DEVICES instead of using torchrun"
         )
     if not FRAMEWORKS[settings.framework].runs_on_many:
         raise SettingError(f"FRAMEWORK={settings.framework!r} runs on one device here: start it without torchrun")

@@ -20,7 +20,7 @@ PACKAGES = {"PIL": "pillow", "mlx_lm": "mlx-lm"}  # names of packages that diffe
 
 def main(framework):
     """Return the exit status, 2 if a package is missing; torchvision and transformers only serve some workloads."""
-    needed = [*COMMON, *OWN.get(framework, ())]
+    needed: list[str] = [*COMMON, *OWN.get(framework, ())]
     missing = [PACKAGES.get(name, name) for name in needed if find_spec(name) is None]
     if not missing:
         return 0

@@ -31,7 +31,10 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 TASK = "BENCH_TASK"  # the one variable from the parent process: a Task in JSON
-EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of the last line; 1 if the measurement failed
+EXIT_STATUS: dict[str | None, int] = {
+    "ok": 0,
+    "interrupted": cli.INTERRUPTED,
+}  # by the status of the last line; 1 if the measurement failed
 
 
 @dataclass(frozen=True)
@@ -123,15 +126,14 @@ def measure_workload(bench: Bench, describe_workload):
 
     The line of a failure or an interruption is the last one: its status says what happened, its note why.
     """
-    bench = measure_at_rest(bench)
-    status = "failed"
+    bench, status = measure_at_rest(bench), ""
     for phase, scope in quantities(bench):
         workload = describe_workload(replace(bench.settings, phase=phase))
         about = cells.of_work(bench.settings, workload, phase, scope)
         log.info("%s %s: building and checking, then measuring", phase, scope)
         try:
             if scope in SCOPES:
-                found = [measure_quantity(bench, workload, phase, scope)]
+                found = iter([measure_quantity(bench, workload, phase, scope)])
             else:
                 found = measure_series(bench, workload, phase, scope)
             for columns in found:
@@ -279,8 +281,8 @@ def refuse_too_large(workload, device):
     free = resources.available_bytes()
     if free and needed > free:
         raise MemoryError(
-            f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL, BATCH_SIZE, "
-            "SIZES or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
+            f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL or "
+            "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
         )
 
 

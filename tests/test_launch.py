@@ -56,7 +56,9 @@ if what == "interrupts":
     emit(throughput=5.0, throughput_low=4.0, throughput_high=6.0, status="interrupted")
     os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
 if what == "fails": emit(status="unsupported", note="not here"); sys.exit(1)
-if what == "mistake": print(json.dumps({"mistake": "MODEL='mistake' is not known"}), file=open(task["lines"], "a")); sys.exit(2)
+if what == "mistake":
+    print(json.dumps({"mistake": "MODEL='mistake' is not known"}), file=open(task["lines"], "a"))
+    sys.exit(2)
 if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
 if what == "aborted": os.kill(os.getpid(), signal.SIGABRT)
 if what == "stuck": time.sleep(100)
@@ -164,7 +166,7 @@ def test_a_mistake_in_the_settings_ends_all(run_all, tmp_path):
 
 
 def test_ctrl_c_stores_what_was_complete(run_all):
-    status, out, asked, (row,) = run_all("third is interrupted", "ok")
+    status, _, asked, (row,) = run_all("third is interrupted", "ok")
     assert (status, len(asked)) == (130, 3)  # no other combination is started
     assert (row["status"], row["process_rates"]) == ("ok", "5 6")
     status, _, _, rows = run_all("interrupts")
@@ -222,8 +224,7 @@ def test_every_entry_of_a_list_is_checked(script, workload, environ, said, monke
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingError, match=said):
-        for change in list_runs(script):
-            launch.check(script, change, workload)
+        [launch.check(script, change, workload) for change in list_runs(script)]
 
 
 def test_what_only_a_gpus_default_model_can_do_is_left_to_the_child(monkeypatch):

@@ -227,17 +227,15 @@ class DeviceContext(base.DeviceContext):
 
 
 def choose_tf32(device, precision):
-    """Switch TF32 on or off; raises MeasurementError if this process has already computed with the other choice.
+    """Switch TF32 on or off; raises MeasurementError if the other choice holds for this process.
 
     `make tflops` measures several precisions in one process, and MLX reads the variable once.
     """
     wanted = str(int(precision == "tf32"))
-    if device != "cpu" and precision in ("float32", "tf32") and _tf32.get("chosen", wanted) != wanted:
-        raise MeasurementError("unsupported", f"MLX chooses TF32 once in a process: measure only PRECISION={precision}")
-    os.environ["MLX_ENABLE_TF32"] = _tf32.setdefault("chosen", wanted)
-
-
-_tf32 = {}
+    chosen = os.environ.setdefault("MLX_ENABLE_TF32", wanted)
+    if chosen != wanted and device != "cpu" and precision in ("float32", "tf32"):
+        said = f"MLX_ENABLE_TF32={chosen} holds for the whole process: measure PRECISION={precision} by itself"
+        raise MeasurementError("unsupported", said)
 
 
 @contextmanager

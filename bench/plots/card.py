@@ -49,77 +49,79 @@ class Card(NamedTuple):
 
 def make_card(stored, machine, framework):
     """Build the Card of a machine and framework from select.load(); None if it has too little of the set."""
-    found, believed = select.resident(stored.believed), stored.believed
-    mine = found[~found["published"] & (found["machine"] == machine) & (found["framework"] == framework)]
-    mine = mine[mine["kind"] == ("gpu" if (mine["kind"] == "gpu").any() else "cpu")]
-    own = {work: lines for work in STANDARD_SET if (lines := find_own(mine, work))}
+    lines = stored.believed[stored.believed["machine"].eq(machine) | stored.believed["published"]]
+    resident = select.resident(lines).to_dict("records")
+    mine = [line for line in resident if not line["published"] and line["framework"] == framework]
+    kind = "gpu" if any(line["kind"] == "gpu" for line in mine) else "cpu"
+    own = {work: find_own([line for line in mine if line["kind"] == kind], work) for work in STANDARD_SET}
+    own = {work: found for work, found in own.items() if found}
     if len(own) < LEAST:
         return None
-    others = choose_published(found[found["published"]], own)
-    lines = [line for found in own.values() for line in found]
-    last = max(lines, key=lambda line: line["timestamp"])
-    counts = sorted({line["processes"] for line in lines})
+    others = choose_published([line for line in resident if line["published"]], own, kind)
+    shown = [line for found in own.values() for line in found]
+    last = max(shown, key=lambda line: line["timestamp"])
+    counts = sorted({line["processes"] for line in shown})
     software = f"{FRAMEWORKS[framework].title} {last['framework_version']}"
     memory = f"{last['memory_gb']} GiB" if last["memory_gb"] else ""
     about = [machine, memory, last["os"].partition(",")[0], software, last["timestamp"][:10]]
-    is_same = (believed[["framework", "machine", "kind"]] == (framework, machine, last["kind"])).all(axis=1)
+    is_same = (lines["framework"] == framework) & (lines["kind"] == kind) & (lines["precision"] == "float32")
     return Card(
         name=name_chip(last),
         about="   ".join(filter(None, about)),
-        tiles=list_tiles(believed, last, {line["numbers"] for line in lines}),
-        blocks={work: lines + others.get(work, []) for work, lines in own.items()},
+        tiles=list_tiles(lines, last, {line["numbers"] for line in shown}),
+        blocks={work: found + others.get(work, []) for work, found in own.items()},
         processes=" to ".join(dict.fromkeys(map(str, (counts[0], counts[-1])))),
-        limits=describe_limits(select.scopes(believed[is_same]), lines),
-        doubts=list_doubts(own, lines),
+        limits=describe_limits(select.scopes(lines[is_same]), shown),
+        doubts=list_doubts(own, shown),
     )
 
 
 def find_own(mine, work):
-    """Return the latest line of a work in each precision, as dicts with `numbers`, if its settings are the set's."""
-    mine = mine[is_work(mine, work) & (mine["batch_size"] == str(work.batch_size))]
-    if mine.empty:
+    """Return the latest line of a work in each precision, with `numbers`, if its settings are the set's."""
+    mine = [line for line in mine if is_work(line, work) and line["batch_size"] == str(work.batch_size)]
+    if not mine:
         return []
-    environ = {"FRAMEWORK": mine["framework"].iloc[0], "MODEL": work.model, "PHASE": work.phase} | dict(work.settings)
-    settings, lines = read_settings(work.script, environ), []
-    for name in DEFAULTS:
-        if is_used_in(name, work.phase):
-            mine = mine[mine[name].isin(["", str(getattr(settings, name))])]
-    for numbers in NUMBERS:
-        of = mine[mine["precision"] == work.precision(numbers)]
-        lines += [line | {"numbers": numbers} for line in of.tail(1).to_dict("records")]
-    return lines
+    environ = {"FRAMEWORK": mine[0]["framework"], "MODEL": work.model, "PHASE": work.phase} | dict(work.settings)
+    settings = read_settings(work.script, environ)
+    usual = {name: ("", str(getattr(settings, name))) for name in DEFAULTS if is_used_in(name, work.phase)}
+    mine = [line for line in mine if all(line[name] in values for name, values in usual.items())]
+    found = {numbers: [line for line in mine if line["precision"] == work.precision(numbers)] for numbers in NUMBERS}
+    return [lines[-1] | {"numbers": numbers} for numbers, lines in found.items() if lines]
 
 
-def is_work(lines, work):
-    return (lines["workload"] == work.script) & (lines["model"] == work.model) & (lines["phase"] == work.phase)
+def is_work(line, work):
+    return (line["workload"], line["model"], line["phase"]) == (work.script, work.model, work.phase)
 
 
-def choose_published(published, own):
+def choose_published(published, own, kind):
     """Choose published lines next to a machine's own: {work: lines}, of the devices that compare with most of them.
 
     A line is comparable if it has the same model, phase and format of numbers, was not compiled, and is a rate of
     resident batches of the usual size, as in the other plots. Its batch size may differ, and is shown.
     """
-    offers, kind = {}, next(iter(own.values()))[0]["kind"]
-    formats = published["precision"].replace(peaks.SIXTEEN_BITS)
+    offers = {}  # {device: {(work, numbers): line}}
     for work, lines in own.items():
         for line in lines:
-            same = published[is_work(published, work) & (formats == line["numbers"])]
-            same = same[same["compile"].isin(["", "0"]) & same["prompt_tokens"].isin(["", line["prompt_tokens"]])]
-            for other in same.sort_values("value").to_dict("records"):  # of several the fastest
-                device = offers.setdefault(other["device_name"], {})
-                device[work, line["numbers"]] = other | {"numbers": line["numbers"]}
-    chosen, covered = {}, set()
+            for other in sorted(published, key=lambda other: other["value"]):  # of several the fastest
+                is_same = peaks.SIXTEEN_BITS.get(other["precision"], other["precision"]) == line["numbers"]
+                is_same &= other["compile"] in ("", "0") and other["prompt_tokens"] in ("", line["prompt_tokens"])
+                if is_same and is_work(other, work):
+                    found = offers.setdefault(other["device_name"], {})
+                    found[work, line["numbers"]] = other | {"numbers": line["numbers"]}
+    chosen = {}
     for _ in range(MOST_PUBLISHED):
         gains = {
-            name: (len({work for work, _ in found} - covered), len(found), next(iter(found.values()))["kind"] == kind)
+            name: (
+                len({work for work, _ in found} - chosen.keys()),
+                len(found),
+                next(iter(found.values()))["kind"] == kind,
+            )
             for name, found in offers.items()
         }
         name = max(gains, key=gains.__getitem__, default=None)
-        if name is None or (covered and not gains[name][0]):
+        if name is None or (chosen and not gains[name][0]):
             break
         for (work, _), line in offers.pop(name).items():
-            covered.add(work)
             chosen.setdefault(work, []).append(line)
     return chosen
 
@@ -152,13 +154,17 @@ def list_tiles(lines, last, formats):
 def describe_limits(runs, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     said = []
-    for whole in [run.iloc[-1] for run in runs if run.iloc[-1]["precision"] == "float32"][-1:]:
+    for parts in runs[-1:]:
+        whole = parts["end_to_end"]
         title = next((work.title for work in STANDARD_SET if work.model == whole["model"]), whole["model"])
         joined = ":" if whole["bottleneck"] == "undecided" else " is"
         said.append(f"{title} {whole['phase']} from JPEG files{joined} {whole['note'].partition(';')[0]}.")
     shares = [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]
     reads = [line["of_bandwidth"] for line in lines if line["of_bandwidth"] > 0]
-    for found, words in ((shares, "The models reach {} of the best matmul."), (reads, "Decode reads at {} of the memory bandwidth.")):
+    for found, words in (
+        (shares, "The models reach {} of the best matmul."),
+        (reads, "Decode reads at {} of the memory bandwidth."),
+    ):
         if found:
             ends = dict.fromkeys(f"{100 * share:.0f}" for share in (min(found), max(found)))
             said.append(words.format(" to ".join(ends) + " %"))
@@ -185,7 +191,7 @@ def list_doubts(own, lines):
 
 
 def describe(line):
-    """Describe a line: (name, interval or what a source states, share of the best matmul, or of bandwidth in decode)."""
+    """Describe a line: (name, interval or what a source states, share of the peak, in decode of the bandwidth)."""
     if line["published"]:
         return line["device_name"], ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]]), ""
     share = line["of_bandwidth"] if line["phase"] == "decode" else line["of_peak"]

@@ -136,11 +136,10 @@ def sustained(stored):
 def scopes(stored):
     """Draw the three throughputs of the latest work with a pipeline; the part that limits is marked."""
     panels = []
-    for part in select.scopes(stored.believed)[-MAX_PANELS:]:
-        rows = part.to_dict("records")
-        whole = rows[-1]
-        frame = part[tables.RATE].assign(
-            key=part["scope"],
+    for parts in select.scopes(stored.believed)[-MAX_PANELS:]:
+        whole, rows = parts["end_to_end"], [parts[scope] for scope in PARTS]
+        frame = pd.DataFrame(rows)[tables.RATE].assign(
+            key=list(PARTS),
             name=[PARTS[row["scope"]].label for row in rows],
             text=[format_number(row["value"]) + " limits" * (row["scope"] == whole["bottleneck"]) for row in rows],
             note="",

@@ -121,16 +121,17 @@ def scaling(many):
 
 
 def scopes(lines):
-    """List the work of images that was measured in all three scopes, the latest last: frames of three lines."""
-    work = ["machine", *(name for name in tables.WORK if name not in ("scope", "data"))]
-    found = lines[(lines["workload"] == "image") & lines["scope"].isin(SCOPES) & ~lines["published"]]
-    parts = [part.drop_duplicates("scope", keep="last").set_index("scope") for _, part in found.groupby(work)]
-    whole = [part.loc[list(SCOPES)].reset_index() for part in parts if len(part) == len(SCOPES)]
-    return sorted(whole, key=lambda part: part["timestamp"].max())
+    """List the work of images that was measured in all three scopes, the latest last: {scope: line as a dict}."""
+    same = ["machine", *(name for name in tables.WORK if name not in ("scope", "data"))]
+    found = {}
+    for line in lines[(lines["workload"] == "image") & ~lines["published"]].to_dict("records"):
+        found.setdefault(tuple(line[name] for name in same), {})[line["scope"]] = line
+    whole = [parts for parts in found.values() if set(SCOPES) <= parts.keys()]
+    return sorted(whole, key=lambda parts: parts["end_to_end"]["timestamp"])
 
 
 def searches(rows):
-    """List the latest `make best` of each machine, workload, model, phase and framework: its path, the default first."""
+    """List the path of the latest `make best` of each machine, framework, model and phase, the default first."""
     found = believe(rows[(rows["search"] != "") & rows["throughput"].notna()])
     of = ["machine", "kind", "framework", "workload", "model", "phase"]
     found = found[found["search"] == found.groupby(of, sort=False)["search"].transform("last")]

@@ -11,8 +11,8 @@ def combine(processes):
     that follow each other are alike: the machine's speed changes over minutes. Warnings are those of all processes.
 
     Args:
-        processes: a list of rows for each process. Rows of the same quantity agree in WORK; a failed row is kept only if
-            no process measured that quantity.
+        processes: a list of rows for each process. Those of the same quantity agree in WORK. A failed row is kept only
+            if no process measured the quantity.
     """
     quantities = {}
     for rows in processes:

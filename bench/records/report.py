@@ -50,8 +50,8 @@ def describe(rows, stored):
         stored: the rows of the machine's file, as text.
     """
     first = rows[0]
-    who = f"{first['framework']} {first.get('framework_version') or ''} on {first.get('device_name') or first['cpu_name']}"
-    where = ", ".join(filter(None, [first.get("device") or "ended early", describe_setup(first)]))
+    who = f"{first['framework']} {first['framework_version'] or ''} on {first['device_name'] or first['cpu_name']}"
+    where = ", ".join(filter(None, [first["device"] or "ended early", describe_setup(first)]))
     lines = [layout.wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     best, moved = peaks.measured_peaks(stored), peaks.measured_bandwidths(stored)
     sustained = [row for row in rows if row.get("elapsed_seconds")]
@@ -188,7 +188,8 @@ def describe_scaling(rows):
             rate = Rate.of_row(row)
             efficiency, low, high = (end if end is None else end * fewest / size for end in rate.ratio(base))
             span = f" ({low:.3f} to {high:.3f})" if low is not None and size != fewest else ""
-            rates = f"{format_number(rate.throughput):>9} {row['unit']} {format_number(rate.throughput / size):>9} per device"
+            each = f"{format_number(rate.throughput / size):>9} per device"
+            rates = f"{format_number(rate.throughput):>9} {row['unit']} {each}"
             lines.append(
                 f"  {size:>4} {'device' if size == 1 else 'devices':<7} {rates}   efficiency {efficiency:.3f}{span}"
             )

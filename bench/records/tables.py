@@ -6,12 +6,12 @@ import pandas as pd
 from bench.records import columns, results
 from bench.records.columns import format_number
 from bench.records.peaks import SIXTEEN_BITS
+from bench.records.verdict import OPERATORS
 
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
 WORK = (*columns.WORK, "kind")
 NUMBERS = columns.of_kind("number", "positive", "meter")
 RATE = ["value", "low", "high"]
-OPERATORS = ("matmul", "convolution", "attention")
 SINGLE = (*OPERATORS, "gemv", "bandwidth")  # one operator instead of a model
 CHIP = ["machine", "device", "cpu_id"]  # many servers call different chips by the same name
 

@@ -5,7 +5,6 @@ import statistics
 from itertools import pairwise
 
 MIN_SAMPLES = 6  # the fewest whose range is a 95 % interval of the median: 1 - 2 / 2**6 = 0.969
-MOST_IN_RANGE = 8  # samples, whose 95 % interval is still their whole range
 MAX_DRIFT = 0.1  # between the first and the last third of the windows
 
 

@@ -136,8 +136,7 @@ def test_the_device_is_one_that_can_be_used(monkeypatch, metal, cards, use_gpu, 
 
 
 def test_tf32_and_float32_need_a_process_each(monkeypatch):
-    monkeypatch.setattr(on_mlx, "_tf32", {})
-    monkeypatch.setenv("MLX_ENABLE_TF32", "")
+    monkeypatch.setattr(os, "environ", {})
     for precision in ("float32", "bfloat16", "float32"):
         on_mlx.choose_tf32("mps", precision)
         assert os.environ["MLX_ENABLE_TF32"] == "0"

@@ -340,6 +340,8 @@ def test_noise_that_never_narrows_stops_at_the_time_limit():
     assert result.stop_reason == "max_seconds"
     assert result.seconds == pytest.approx(10, rel=0.02)
     assert result.flags == ()  # a wide interval says it itself
+    assert 1 / 0.14 < result.throughput_low < result.throughput < result.throughput_high < 1 / 0.06
+    assert result.throughput == pytest.approx(1 / result.step_seconds_median)
 
 
 @pytest.mark.parametrize(("seconds", "limit", "windows"), [(8.0, 10, 2), (3.0, 10, 4), (40.0, 10, 1)])
@@ -347,12 +349,6 @@ def test_two_windows_at_least_unless_they_take_three_times_the_limit(seconds, li
     result = run(steps_of(seconds), max_seconds=limit)
     assert result.windows == windows
     assert (result.throughput_low is None) == (result.throughput_high is None) == (windows == 1)  # no interval
-
-
-def test_the_interval_of_throughput_is_the_reciprocal_of_that_of_time():
-    result = run(noisy(0.1, 0.1), items=10, max_seconds=5, target_ci=0.01)
-    assert 10 / 0.11 < result.throughput_low < result.throughput < result.throughput_high < 10 / 0.09
-    assert result.throughput == pytest.approx(10 / result.step_seconds_median)
 
 
 def slow_barrier(fake, seconds):
@@ -373,6 +369,7 @@ def test_windows_outlast_the_clock_and_the_barrier():
     result = run(slow_barrier(steps_of(0.010), 0.002))
     assert result.steps_per_window >= 17  # 200 ms at 12 ms a step, as the warm-up sees it
     assert result.step_seconds_median == pytest.approx(0.010, rel=0.02)
+    assert result.step_seconds_p95 is None  # several steps share a window
 
 
 def test_rare_slow_steps_show_in_p95_and_not_in_the_median():
@@ -382,12 +379,6 @@ def test_rare_slow_steps_show_in_p95_and_not_in_the_median():
     assert result.step_seconds_median == pytest.approx(0.03, rel=0.01)
     assert result.step_seconds_p95 == pytest.approx(0.3, rel=0.01)
     assert result.items / result.seconds < 0.9 * result.throughput
-
-
-def test_p95_is_blank_when_a_window_holds_several_steps():
-    result = run(noisy(0.005, 0.1), max_seconds=5, target_ci=0.001)
-    assert result.windows > 59
-    assert result.step_seconds_p95 is None
 
 
 def test_a_change_of_speed_is_flagged():
@@ -562,18 +553,6 @@ def test_a_sustained_run_is_cut_into_tens_of_seconds():
     assert {part.stop_reason for _, part, _ in parts} == {"interval"}
     assert sum(part.items for _, part, _ in parts) <= 2 * fake.steps
     assert [watts for *_, watts in parts] == pytest.approx([110] * 6, rel=0.01)
-
-
-def test_what_lies_between_the_parts_is_not_counted_as_work():
-    fake = Device(Clock())
-
-    def wait():
-        fake.clock.now += 1
-        return []
-
-    parts = list(sustained(30, fake, [SimpleNamespace(start=wait, flags=wait)]))
-    # Ten seconds at 110 W and two at the 10 W of a device that waits.
-    assert [watts for *_, watts in parts] == pytest.approx([(1100 + 20) / 12] * len(parts), rel=0.01)
 
 
 def test_a_machine_that_grows_hot_is_slower_in_the_last_third():
