@@ -6,7 +6,7 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings all image mlp transformer llm tflops best plot page compare table noise doctor test selfcheck \
+.PHONY: help settings all image mlp transformer llm tflops best plot compare noise doctor test selfcheck \
         resolve-mac clean
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
@@ -67,17 +67,11 @@ tflops: $(READY) ## the machine's peaks: matmuls, convolutions, memory bandwidth
 best: $(READY) ## the fastest settings of a workload on this machine, and the gain of each change
 	@$(RUN) best_settings.py
 
-plot: $(READY) ## draw all plots, and write the tables and the results page
+plot: $(READY) ## draw all plots and cards, and write the results page
 	@$(RUN) plot_results.py
-
-page: $(READY) ## write only the results page, results/index.html
-	@$(RUN) plot_results.py page
 
 compare: $(READY) ## compare two machines or results files, A=... B=...; FAIL_ON_SLOWER=1: exit 1 if B is slower
 	@$(RUN) compare_results.py
-
-table: $(READY) ## this machine's latest results; `make table > table.md` writes Markdown
-	@$(RUN) -m bench.records.tables
 
 .PHONY: submit check-results
 submit: $(READY) ## check this machine's rows and print how to send them; sends nothing

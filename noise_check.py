@@ -69,7 +69,7 @@ def describe_noise(work, rows):
         for rates in (processes, [rate for rate, _ in found])
     ]
     pairs = list(itertools.combinations(found, 2))
-    verdicts = [compare_rates(b, a, was / now).verdict for (a, was), (b, now) in pairs]
+    verdicts = [compare_rates(b, a).verdict for (a, _), (b, _) in pairs]
     wrong = sum(verdict in ("faster", "slower") for verdict in verdicts)
     width = statistics.median(rate.high / rate.low for rate, _ in found)
     return {

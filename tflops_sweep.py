@@ -26,7 +26,6 @@ from bench.host.environment import GIB
 from bench.launch import main
 from bench.records import cells, peaks, report, results
 from bench.records.columns import format_number
-from bench.records.verdict import bus_bandwidth
 from bench.timing.measure import timed
 from bench.workloads import data, operators
 

@@ -211,9 +211,10 @@ def describe(file, added):
 
     runs = {row["run_id"] for _, row in added}
     every = tables.read_rows([file])
-    lines = tables.summarize(every[every["run_id"].isin(runs)])
+    lines = tables.latest(every)
+    lines = lines[lines["run_id"].isin(runs)]
     is_headline = (lines["model"] != "matmul") & ~lines["phase"].isin(PARTS)
-    figures = tables.add_peak_fraction(lines[is_headline], every).to_dict("records")
+    figures = lines[is_headline].to_dict("records")
     names = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "commit", "workload")
     values = (", ".join(dict.fromkeys(row[name] for _, row in added if row[name])) for name in names)
     device, cpu, count, memory, system, commit, workloads = values
