@@ -291,7 +291,7 @@ def describe_messages(sweep: Sweep):
         if row["status"] != "ok":
             lines.append(f"{row['message_bytes']:>14,}  {row['status']}: {row['note']}")
             continue
-        rate, bus = row["throughput"], bus_bandwidth(row["throughput"], ranks)
+        rate, bus = row["throughput"], row["throughput"] * 2 * (ranks - 1) / ranks
         lines.append(f"{row['message_bytes']:>14,}{row['step_seconds_median']:>12.4g}{rate:>16.4g}{bus:>12.4g}")
     flags = {flag for row in sweep.rows for flag in row.get("flags", "").split()}
     return "\n".join([*lines, report.explain(flags)]).rstrip()

@@ -26,7 +26,7 @@ MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
 @pytest.mark.parametrize(
     ("rows", "cells"),
     [
-        ([{}], {"value": 100, "low": 99, "high": 101, "per": "images/s", "processes": 1, "shown": "a"}),
+        ([{}], {"value": 100, "low": 99, "high": 101, "per": "images/s", "processes": 1}),
         ([rate(90), rate(110) | {"process_rates": "1 2 3"}], {"value": 110, "processes": 3}),
         ([rate(90) | {"timestamp": "2026"}, rate(110) | {"timestamp": "2025"}], {"value": 90}),
         ([rate(90), rate(110) | {"status": "interrupted"}], {"value": 90}),
