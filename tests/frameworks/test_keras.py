@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-from bench.frameworks import keras_networks
+from bench.frameworks import base, keras_networks
 from bench.settings import SettingError, read_settings
-from bench.timing import check
+from bench.timing import MeasurementError, check
 from bench.tune import recipe
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import Opener
@@ -78,6 +78,44 @@ def test_an_error_while_a_model_is_built_leaves_no_dtype_policy(monkeypatch):
         open_session("mlp", "inference", PRECISION="bfloat16")
     assert policies == ["bfloat16", "float32"]  # the model, and the same on the CPU
     assert keras.config.dtype_policy().name == before
+
+
+@pytest.mark.parametrize("wrong", ["permuted", "same for all items", "zero gradient", "dropped layer", "float16"])
+def test_a_device_that_computes_something_else_is_refused(monkeypatch, wrong):
+    evaluator = open_session.framework.DeviceContext.evaluator
+
+    def wrong_on_device(*arguments, compiled):
+        run = evaluator(*arguments, compiled=compiled)
+
+        def changed(*batch):
+            output, gradient = map(np.array, run(*batch))
+            if compiled and wrong == "permuted":
+                output = output[:, ::-1]
+            if compiled and wrong == "same for all items":
+                output = output[[0, 0]]
+            return output, gradient * (0 if compiled and wrong == "zero gradient" else 1)
+
+        return changed
+
+    built = []
+
+    def without_relu_on_device(x, width):
+        built.append(x)
+        x = keras.layers.Dense(width)(x)
+        return x if len(built) == 1 else keras.ops.maximum(x, 0.0)
+
+    matmul = open_session.framework.OPERATORS["matmul"]
+    if wrong == "dropped layer":
+        monkeypatch.setattr(keras_networks, "dense_relu", without_relu_on_device)
+    elif wrong == "float16":
+        monkeypatch.setattr(base, "_probed", {})
+        in_float16 = lambda *pair: keras.ops.cast(matmul(*(keras.ops.cast(x, "float16") for x in pair)), "bfloat16")  # noqa: E731
+        monkeypatch.setitem(open_session.framework.OPERATORS, "matmul", in_float16)
+    else:
+        monkeypatch.setattr(open_session.framework.DeviceContext, "evaluator", wrong_on_device)
+    with pytest.raises(MeasurementError) as caught:
+        open_session("mlp", "training", PRECISION="bfloat16")
+    assert caught.value.status == "wrong_output"
 
 
 def test_an_image_model_that_is_not_here_is_refused():
