@@ -76,7 +76,7 @@ class Allocator:
         }
 
 
-CARD = SimpleNamespace(name="NVIDIA Alias", uuid="0-1", is_integrated=0)
+CARD = SimpleNamespace(name="NVIDIA Alias", is_integrated=0)
 
 
 def pretend(monkeypatch, name, card=CARD, capability=(9, 0)):
@@ -91,7 +91,6 @@ def pretend(monkeypatch, name, card=CARD, capability=(9, 0)):
         monkeypatch.setattr(torch.accelerator, function, answer)
     module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: card.name)
     monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
-    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple Alias", raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"])

@@ -39,7 +39,7 @@ def find_device(settings):
     return Device("cpu", None, np.__version__, 1)
 
 
-def open_session(workload, settings, phase, scope):
+def open_session(workload, settings, phase, scope, compares=True):
     session.refuse_unknown_workload("numpy", workload, BUILDERS, (), LOSSES)
     if workload.model == "unknown":
         raise SettingError(f"MODEL={workload.model!r} is not in NumPy: did you mean linear?")
@@ -47,15 +47,34 @@ def open_session(workload, settings, phase, scope):
         raise MemoryError("unable to allocate 9 TiB")
     if workload.model == "unsupported":
         raise NotImplementedError("NumPy has\nno such operator")
-    return session.open_session(DeviceContext("cpu", settings), workload, settings, phase, scope)
+    return session.open_session(DeviceContext("cpu", settings, compares), workload, settings, phase, scope)
+
+
+FAILING = ("crashes", "is_interrupted", "is_constant", "is_stale")
 
 
 class DeviceContext(base.DeviceContext):
-    measured_precision = "float32"
-
     def build(self, workload, is_trained):
-        self.require_tf32()
-        return Model(workload, self.seed)
+        model = Model(workload, self.seed)
+        if workload.model not in FAILING:
+            batch, *_ = self.pairs(workload)
+
+            def evaluate():
+                if not is_trained:
+                    return [model.infer(*workload.inputs_of(batch))]
+                outputs = model.forward(*batch)
+                model.backward()
+                return [outputs, model.gradient]
+
+            self.check_model(evaluate, evaluate() if self.compares_with_cpu else None)
+            model.steps = 0
+        return model
+
+    def probe(self, name, left, right):
+        if name == "matmul":
+            return left @ right, False
+        windows = np.lib.stride_tricks.sliding_window_view(left, right.shape[2:], (2, 3))
+        return np.einsum("bihwyx,oiyx->bohw", windows, right, optimize=True), False
 
     def open_stream(self, workload, settings, phase):
         batches = itertools.cycle(workload.make_batches(settings.batch_size, self.seed))
@@ -104,15 +123,12 @@ class Model(base.Model):
             self.stale, outputs = outputs, getattr(self, "stale", outputs)
         return outputs
 
-    def train(self, *batch):
-        self.forward(*batch)
-        self.backward()
-        self.update()
-
     def forward(self, *batch):
         *inputs, target = batch
         self.inputs = flatten(inputs)
-        self.loss, self.error = self.loss_of(self.infer(*inputs), target)
+        outputs = self.infer(*inputs)
+        self.loss, self.error = self.loss_of(outputs, target)
+        return outputs
 
     def backward(self):
         self.gradient = self.inputs.T @ self.error
@@ -123,6 +139,9 @@ class Model(base.Model):
 
     def updates(self):
         return self.updated
+
+    def trained_weights(self):
+        return [self.weights]
 
     @property
     def last_weight(self):  # one row is read in no time, on a busy machine too

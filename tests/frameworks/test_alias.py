@@ -1,13 +1,12 @@
 """Our branches for cuda and mps, walked on the CPU: see alias_device.py. A real GPU runs test_torch.py itself."""
 
-import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bench import doctor
-from bench.frameworks import on_torch, on_torch_ranks
+from bench.frameworks import base, on_torch, on_torch_ranks
 from bench.host.ranks import Ranks
 from bench.settings import SettingError, read_settings
 from bench.timing import check, measure
@@ -25,11 +24,9 @@ def gpu(request, monkeypatch):
 
 
 @pytest.fixture
-def fresh_probes():
+def fresh_probes(monkeypatch):
     """Probe the device's precision anew, and forget it after the test."""
-    on_torch.measure_precision.cache_clear()
-    yield
-    on_torch.measure_precision.cache_clear()
+    monkeypatch.setattr(base, "_probed", {})
 
 
 def step(session):
@@ -42,8 +39,8 @@ def test_the_device_is_described(gpu):
     found = on_torch.find_device(read_settings("mlp", {}))
     assert found == on_torch.find_device(read_settings("mlp", {"USE_GPU": "1"}))
     on_cuda = found.device == "cuda"
-    assert found.device_name == ("NVIDIA Alias" if on_cuda else "Apple Alias")
-    assert (found.uuid, found.has_own_memory) == (("GPU-0-1", True) if on_cuda else (None, False))
+    assert found.device_name == ("NVIDIA Alias" if on_cuda else None)
+    assert found.has_own_memory == on_cuda
     assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).device == "cpu"
 
 
@@ -90,15 +87,6 @@ def test_the_watch_sees_what_it_is_there_for():
             wrong(torch.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("device", "version", "is_fused"), [("mps", "2.15.0", True), ("mps", "2.14.1", False), ("cuda", "2.9.0", True)]
-)
-def test_a_fused_optimizer_that_ignores_the_scaler_is_not_taken(monkeypatch, device, version, is_fused):
-    alias_device.pretend(monkeypatch, device)
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
-    assert open_session("mlp", PRECISION="mixed_float16").model.optimizer.defaults["fused"] == is_fused
-
-
 def test_streams_epochs_and_operators_run(gpu, monkeypatch):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     stream = open_session("image", scope="end_to_end", NUM_WORKERS="0")
@@ -129,9 +117,9 @@ def corrupt(monkeypatch, factor):
 @pytest.mark.parametrize(
     ("device", "script", "factor", "environ"),
     [
-        ("cuda", "image", 1.01, {}),
-        ("mps", "mlp", 1.01, {}),
-        ("mps", "transformer", 1.01, {}),
+        ("cuda", "image", 1.05, {}),
+        ("mps", "mlp", 1.05, {}),
+        ("mps", "transformer", 1.05, {}),
         ("cuda", "mlp", 2, {"PRECISION": "mixed_bfloat16"}),
         ("mps", "mlp", 2, {"PRECISION": "float16"}),
         ("mps", "mlp", 2, {"PRECISION": "mixed_bfloat16", "USE_GPU": "0"}),
@@ -141,23 +129,8 @@ def test_a_device_that_corrupts_a_weight_gives_a_wrong_output(monkeypatch, devic
     alias_device.pretend(monkeypatch, device)
     open_session(script, **environ)
     corrupt(monkeypatch, factor)
-    with pytest.raises(measure.MeasurementError, match="the output differs from the CPU's by") as caught:
+    with pytest.raises(measure.MeasurementError, match="differs from the CPU's") as caught:
         open_session(script, **environ)
-    assert caught.value.status == "wrong_output"
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_equal_inputs_that_give_unequal_outputs_are_refused(monkeypatch, precision):
-    factors, build = itertools.cycle([1.06, 1]), on_torch.BUILDERS["mlp"]
-
-    def build_unsteady(workload):
-        module = build(workload)
-        module.register_forward_hook(lambda module, inputs, outputs: outputs * next(factors))
-        return module
-
-    monkeypatch.setitem(on_torch.BUILDERS, "mlp", build_unsteady)
-    with pytest.raises(measure.MeasurementError, match="equal inputs give outputs that differ by") as caught:
-        open_session("mlp", "inference", PRECISION=precision, USE_GPU="0")
     assert caught.value.status == "wrong_output"
 
 
@@ -165,15 +138,6 @@ def test_small_pictures_are_no_wrong_output(monkeypatch):
     alias_device.pretend(monkeypatch, "cuda")
     # With BatchNorm's statistics of two images, float32's own rounding was 8e-3 here.
     assert open_session("image", "inference", MODEL="mobilenet_v2").output_error < check.MAX_RELATIVE_ERROR
-
-
-def test_the_limit_follows_what_rounding_explains():
-    assert check.output_limit("float32", 1e-6) == check.output_limit("float64", 0) == check.MAX_RELATIVE_ERROR
-    assert check.output_limit("float32", 8e-3) == pytest.approx(8e-2)
-    for measured in ("tf32", "float16", "bfloat16", "lower", "matmul float32, convolution tf32"):
-        assert check.output_limit(measured, 1e-6) >= check.MAX_ROUGH_ERROR
-    assert check.output_limit("bfloat16", 3e-5) == pytest.approx(2**16 * 3e-5)
-    assert check.output_limit("float16", 3e-5) == check.MAX_ROUGH_ERROR
 
 
 def in_11_bits(work):
@@ -194,8 +158,23 @@ def test_a_gpu_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch, fre
     probe, linear = torch.matmul, torch.nn.functional.linear
     monkeypatch.setattr(torch, "matmul", in_11_bits(probe))
     monkeypatch.setattr(torch.nn.functional, "linear", in_11_bits(linear))
-    session = open_session("mlp", "inference")
-    assert session.measured_precision == "matmul tf32, convolution float32"
+    assert open_session("mlp", "inference").measured_precision == "tf32"
+    assert open_session("image", "inference").measured_precision == "matmul tf32, convolution float32"
+
+
+def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch, fresh_probes):
+    """MPS computes some convolutions in bfloat16 with an error of 6 %, which is no known precision."""
+    alias_device.pretend(monkeypatch, "mps")
+    convolve = torch.nn.functional.conv2d
+    rough = lambda *x, **how: convolve(*x, **how) * 1.06  # noqa: E731
+    with monkeypatch.context() as probed:
+        probed.setattr(torch.nn.functional, "conv2d", rough)
+        session = open_session("image", "inference", PRECISION="bfloat16")
+    assert session.measured_precision == "matmul bfloat16, convolution lower"
+    assert open_session("mlp", "inference", PRECISION="bfloat16").measured_precision == "bfloat16"
+    corrupt(monkeypatch, 2)
+    with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):
+        open_session("image", "inference", PRECISION="bfloat16")
 
 
 def test_a_data_type_that_cudnn_lacks_is_unsupported_and_no_lack_of_memory(monkeypatch, fresh_probes):
@@ -265,14 +244,14 @@ def test_a_card_that_torch_has_no_kernels_for_is_one_line(monkeypatch, capsys, c
     with pytest.raises(SettingError) as caught:
         on_torch.find_device(settings)
     said = str(caught.value)
-    assert f"no kernels for the NVIDIA Alias (compute capability {capability[0]}.{capability[1]}, it has 7.5" in said
+    assert f"compute capability {capability[0]}.{capability[1]} (it has 7.5" in said
     assert "USE_GPU=0" in said
     assert doctor.report_framework("torch") == 1
     assert said in capsys.readouterr().out
 
 
 def test_a_card_without_memory_of_its_own_is_known(monkeypatch):
-    alias_device.pretend(monkeypatch, "cuda", SimpleNamespace(name="NVIDIA GB10", uuid="0-1", is_integrated=1))
+    alias_device.pretend(monkeypatch, "cuda", SimpleNamespace(name="NVIDIA GB10", is_integrated=1))
     assert not on_torch.find_device(read_settings("mlp", {})).has_own_memory
 
 

@@ -16,9 +16,10 @@ import pytest
 from PIL import Image
 
 from bench import frameworks
+from bench.frameworks import base
 from bench.records import results
 from bench.settings import FRAMEWORKS, Framework, SettingError, read_settings
-from bench.timing import measure
+from bench.timing import MeasurementError, measure
 from bench.workloads import cifar10, data, operators
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
@@ -220,19 +221,6 @@ def test_its_loss_is_the_one_of_the_record(opener, monkeypatch):
     assert float(session.model.loss) == pytest.approx(expected, rel=1e-5)
 
 
-def test_its_gradients_are_compared_with_float64(real, monkeypatch):
-    right = real.framework.LOSSES["mean_squared_error"]
-
-    def wrong_in_float32(outputs, target):
-        return right(outputs, target) * (2 if "float32" in str(outputs.dtype) else 1)
-
-    monkeypatch.setitem(real.framework.LOSSES, "mean_squared_error", wrong_in_float32)
-    open_denoiser(real, monkeypatch, "inference")
-    with pytest.raises(measure.MeasurementError, match="gradient") as error:
-        open_denoiser(real, monkeypatch, "training")
-    assert error.value.status == "wrong_output"
-
-
 def test_a_workload_without_a_loss_has_no_target_and_is_not_trained(opener, monkeypatch):
     def only_inputs(batch_size, seed):
         return [inputs for *inputs, _ in denoiser.make_batches(batch_size, seed)]
@@ -254,6 +242,117 @@ def test_the_cross_entropy_of_tokens_is_their_mean(real):
     put, loss = real("mlp").context.put, real.framework.LOSSES["cross_entropy"]
     assert float(loss(*put(logits, labels))) == pytest.approx(expected.mean(), rel=1e-5)
     assert float(loss(*put(logits[0], labels[0]))) == pytest.approx(expected[0].mean(), rel=1e-5)
+
+
+# Wrong devices
+
+
+def compute_wrongly(monkeypatch, wrong):
+    """Let the device, and not the CPU that it is compared with, return wrong([output, gradient])."""
+    right, init = base.DeviceContext.check_model, base.DeviceContext.__init__
+
+    def compare_always(self, *arguments, **options):
+        init(self, *arguments, **options)
+        self.compares_with_cpu = True
+
+    monkeypatch.setattr(base.DeviceContext, "__init__", compare_always)
+    monkeypatch.setattr(
+        base.DeviceContext,
+        "check_model",
+        lambda self, evaluate, expected: right(self, lambda: wrong(evaluate()), expected),
+    )
+
+
+WRONG = {
+    "permuted_classes": lambda output, *rest: [output[:, ::-1], *rest],
+    "permuted_items": lambda output, *rest: [output[::-1], *rest],
+    "ignored_input": lambda output, *rest: [np.repeat(output[:1], 2, 0), *rest],
+    "scaled": lambda output, *rest: [1.4 * output, *rest],
+    "zero": lambda output, *rest: [0 * output, *rest],
+    "not_a_number": lambda output, *rest: [np.full_like(output, np.nan), *rest],
+    "no_gradient": lambda output, gradient: [output, 0 * gradient],
+    "twice_the_gradient": lambda output, gradient: [output, 2 * gradient],
+    "unsteady": lambda output, *rest: [output * np.random.default_rng().uniform(1, 1.5), *rest],
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_device_that_computes_something_else_is_refused(opener, monkeypatch, name, precision):
+    needs(opener, precision)
+    compute_wrongly(monkeypatch, lambda right: right)
+    assert 0 <= opener("mlp", PRECISION=precision).output_error < 0.05
+    compute_wrongly(monkeypatch, lambda right: WRONG[name](*right))
+    with pytest.raises(MeasurementError) as error:
+        opener("mlp", PRECISION=precision)
+    assert error.value.status == "wrong_output"
+
+
+# What a device leaves out that drops a layer, by framework.
+RELU = {
+    "torch": ("torch.nn.functional.relu", lambda x, inplace=False: x),
+}
+
+
+def test_a_device_that_drops_a_layer_is_refused(opener, monkeypatch):
+    if opener.name not in RELU:
+        pytest.skip("its layers cannot be dropped here")
+    compute_wrongly(monkeypatch, lambda right: right)
+    right = base.DeviceContext.check_model
+
+    def drop(self, evaluate, expected):
+        with monkeypatch.context() as device:
+            device.setattr(*RELU[opener.name])
+            right(self, evaluate, expected)
+
+    monkeypatch.setattr(base.DeviceContext, "check_model", drop)
+    with pytest.raises(MeasurementError) as error:
+        opener("mlp", "inference")
+    assert error.value.status == "wrong_output"
+
+
+@pytest.mark.parametrize("place", ["inputs", "output"])
+def test_float16_under_the_name_of_float32_is_refused(opener, monkeypatch, place):
+    monkeypatch.setattr(base, "_probed", {})
+    context, short = opener.framework.DeviceContext, lambda x: x.astype(np.float16).astype(np.float32)
+    right = context.probe
+
+    def probe(self, name, left, right_hand):
+        if place == "inputs":
+            return right(self, name, short(left), short(right_hand))
+        result, is_float16 = right(self, name, left, right_hand)
+        return short(result), is_float16
+
+    monkeypatch.setattr(context, "probe", probe)
+    with pytest.raises(MeasurementError, match="float16") as error, np.errstate(all="ignore"):
+        opener("mlp", "inference")
+    assert error.value.status == "wrong_output"
+
+
+def test_later_processes_compare_nothing(opener):
+    workload, settings = opener.workload("mlp", "training"), opener.settings("mlp")
+    session = opener.framework.open_session(workload, settings, "training", "device", compares=False)
+    assert session.output_error is None
+    assert not session.context.compares_with_cpu
+
+
+@pytest.mark.parametrize("error", [ImportError("no symbol"), OSError("libcudart.so.13: cannot open\nshared object")])
+def test_a_framework_that_cannot_be_imported_is_one_line(monkeypatch, error):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(frameworks.importlib, "import_module", fail)
+    with pytest.raises(SettingError, match=rf"FRAMEWORK='jax'.*{str(error).split()[0]}"):
+        frameworks.load("jax")
+
+
+def test_another_error_with_a_size_of_images_is_not_the_sizes_fault(opener, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr(opener.framework.DeviceContext, "build", fail)
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        opener("image")
 
 
 # Streams
@@ -369,7 +468,7 @@ def test_lower_precisions_are_what_they_say_and_train(real, monkeypatch, precisi
 def test_tf32_is_not_promised_where_there_is_none(opener):
     if opener.framework.find_device(opener.settings("mlp")).device == "cuda":
         pytest.skip("this device may have TF32")
-    with pytest.raises(measure.MeasurementError, match="no TF32: it computes in float32") as error:
+    with pytest.raises(MeasurementError, match="no TF32: it computes in float32") as error:
         opener(PRECISION="tf32")
     assert error.value.status == "unsupported"
 
@@ -442,5 +541,5 @@ def test_make_runs_it(tmp_path):
 def test_a_wrong_operator_is_refused(real, monkeypatch):
     right = real.framework.OPERATORS["matmul"]
     monkeypatch.setitem(real.framework.OPERATORS, "matmul", lambda a, b: right(a, b) * 1.01)
-    with pytest.raises(measure.MeasurementError, match="the output differs from float64"):
+    with pytest.raises(MeasurementError, match="the output differs from float64"):
         real.operator(operators.matmul((32, 32, 32)))

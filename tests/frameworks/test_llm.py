@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import llm_benchmark
 from bench import frameworks
 from bench.timing import check, measure
 from tests.conftest import TESTED
@@ -32,8 +31,10 @@ def copy_weights(session):
     return {name: np.array(session.context.as_array(each)) for name, each in weights.items()}
 
 
-def assert_last_result_is_that_of(session, tokens):
-    expected = session.model.predict_on_cpu(*session.context.put(tokens))
+def assert_last_result_is_that_of(session, other, tokens):
+    """Compare with the logits of all tokens at once, in an empty cache of another session with equal weights."""
+    other.model.open_cache(*tokens.shape)
+    expected = other.context.as_array(other.model.extend_uncompiled(*other.context.put(tokens)))
     assert check.relative_error(session.context.as_array(session.last_result), expected) < 1e-4
 
 
@@ -41,25 +42,25 @@ def assert_last_result_is_that_of(session, tokens):
 @pytest.mark.parametrize(("depth", "tokens"), [(3, 4), (0, 1)])
 def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model, depth, tokens):
     environ = {"MODEL": model, "DEPTH": str(depth), "NEW_TOKENS": str(tokens)}
-    session = open_llm("decode", **environ)
+    session, other = open_llm("decode", **environ), open_llm("decode", **environ)
     batches = [ids for (ids,) in describe_llm("decode", **environ).make_batches(2, 0)]
     for turn in range(9):  # two rounds over all batches, and one more
         # The prompt in the cache is the first batch's.
         read = np.concatenate([batches[0][:, :depth], batches[turn % 4][:, depth:]], 1)
         for place in range(depth, depth + tokens):
             session.step()
-            assert_last_result_is_that_of(session, read[:, : place + 1])
+            assert_last_result_is_that_of(session, other, read[:, : place + 1])
 
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
 def test_a_step_of_prefill_is_the_model_itself(model):
-    session = open_llm("prefill", MODEL=model)
+    session, other = open_llm("prefill", MODEL=model), open_llm("prefill", MODEL=model)
     batches = [ids for (ids,) in describe_llm("prefill", MODEL=model).make_batches(2, 0)]
     assert batches[0].shape == (2, 6)
     for turn in range(6):
         session.step()
         assert session.last_result.shape == (2, 500)
-        assert_last_result_is_that_of(session, batches[turn % 4])
+        assert_last_result_is_that_of(session, other, batches[turn % 4])
 
 
 @pytest.mark.parametrize(("phase", "precision"), [("prefill", "float32"), ("decode", "bfloat16")])
@@ -105,26 +106,38 @@ def test_a_step_trains_all_weights_or_only_the_adapters_of_attention(model, rank
     changed = {name for name, weight in copy_weights(session).items() if not np.array_equal(weight, before[name])}
     assert changed == {name for name in before if not rank or name.rpartition(".")[2] in ("a", "b")}
     assert session.parameters == workload.parameters == sum(before[name].size for name in changed)
+    assert len(session.checksum()) == len(changed)
     if rank:
         decoder = TINY_DECODERS[model]
         heads, head = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
         assert workload.parameters == 2 * rank * ((64 + heads) + 2 * (64 + head) + (heads + 64))
 
 
-def test_a_frozen_weight_that_changes_is_wrong_output():
-    session = train(**LORA)
-    session.model.module.decoder.model.norm.weight[3] += 1e-6
-    with pytest.raises(measure.MeasurementError, match="frozen") as error:
-        session.check_last_step()
-    assert error.value.status == "wrong_output"
+@pytest.mark.parametrize("environ", [{}, LORA], ids=["full", "lora"])
+def test_a_token_sees_no_later_one_and_the_loss_is_that_of_the_next(environ):
+    session = train(**environ)
+    ((ids, target), *_) = describe_llm("training", MODEL="tiny-qwen", **environ).make_batches(2, 0)
+    changed = ids.copy()
+    changed[:, 3:] = ids[:, :2:-1]
+    logits, others = (
+        np.array(session.context.as_array(session.model.infer(*session.context.put(each)))) for each in (ids, changed)
+    )
+    assert check.relative_error(others[:, :3], logits[:, :3]) < 1e-5
+    assert check.relative_error(others[:, 3:], logits[:, 3:]) > 0.1
+    assert np.array_equal(target[:, :-1], ids[:, 1:])
+    session.model.forward(*session.context.put(ids, target))
+    likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(likelihoods, target[..., None], -1)).mean()
+    assert float(session.model.loss) == pytest.approx(expected, rel=1e-3)
 
 
 def test_checkpointing_computes_each_layer_twice_with_the_same_gradients(monkeypatch):
     found = []
     for checkpointing in "01":
         session, calls = train(CHECKPOINTING=checkpointing), []
-        layer = session.model.module.decoder.model.layers[0]
-        kind = type(getattr(layer, "layer", layer))
+        attention = session.model.module.decoder.model.layers[0]
+        attention = getattr(attention, "layer", attention).self_attn
+        kind = type(attention)
         call = kind.__call__
         with monkeypatch.context() as counted:
             counted.setattr(
@@ -137,54 +150,3 @@ def test_checkpointing_computes_each_layer_twice_with_the_same_gradients(monkeyp
     (once, plain), (twice, again) = found
     assert (once, twice) == (2, 4)
     assert check.relative_error(again, plain) < 1e-4
-
-
-def leaky_attention(monkeypatch):
-    if TESTED == "torch":
-        from torch.nn import functional as library
-
-        change = {"is_causal": False, "attn_mask": None}
-    else:
-        from mlx.core import fast as library
-
-        change = {"mask": None}
-    right = library.scaled_dot_product_attention
-    monkeypatch.setattr(library, "scaled_dot_product_attention", lambda *x, **how: right(*x, **(how | change)))
-
-
-def targets_not_shifted(monkeypatch):
-    def same(decoder, length, batch_size, seed):
-        return [(ids, ids) for (ids,) in llm_benchmark.token_batches(decoder, length, batch_size, seed)]
-
-    monkeypatch.setattr(llm_benchmark, "shifted_batches", same)
-
-
-def loss_of_a_sum(monkeypatch):
-    right = FRAMEWORK.LOSSES["cross_entropy"]
-    monkeypatch.setitem(FRAMEWORK.LOSSES, "cross_entropy", lambda outputs, target: 2 * right(outputs, target))
-
-
-def wrong_gradient(monkeypatch):
-    right = FRAMEWORK.LOSSES["cross_entropy"]
-
-    def loss(outputs, target):
-        return right(outputs, target) * (2 if "float32" in str(outputs.dtype) else 1)
-
-    monkeypatch.setitem(FRAMEWORK.LOSSES, "cross_entropy", loss)
-
-
-@pytest.mark.parametrize("environ", [{}, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize(
-    ("sabotage", "said"),
-    [
-        (leaky_attention, "later tokens"),
-        (targets_not_shifted, "first loss"),
-        (loss_of_a_sum, "first loss"),
-        (wrong_gradient, "gradient"),
-    ],
-)
-def test_a_wrong_training_is_wrong_output(monkeypatch, sabotage, said, environ):
-    sabotage(monkeypatch)
-    with pytest.raises(measure.MeasurementError, match=said) as error:
-        train(**environ)
-    assert error.value.status == "wrong_output"

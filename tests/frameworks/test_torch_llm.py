@@ -39,14 +39,14 @@ def test_weights_and_cache_have_the_precision_asked_for(precision):
 
 
 def cache_not_used(model, tokens):
-    return model.uncompiled(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[:, -1]
+    return model.uncompiled(tokens, logits_to_keep=1)[:, -1]
 
 
 def rotary_off_by_one(model, tokens):
     places = torch.arange(tokens.shape[1], device=tokens.device)[None] + model.cache.get_seq_length()
     places += tokens.shape[1] == 1
     cache = {"past_key_values": model.cache, "position_ids": places}
-    return model.uncompiled(input_ids=tokens, logits_to_keep=1, **cache).logits[:, -1]
+    return model.uncompiled(tokens, logits_to_keep=1, **cache)[:, -1]
 
 
 def slot_off_by_one(model, tokens):
@@ -62,7 +62,7 @@ def mask_left_out(model, tokens):
         return model._run(model.uncompiled, tokens)
     seen = torch.ones(2, 1, 1, session.PROVED_TOKENS, dtype=torch.bool, device=tokens.device)
     cache = {"past_key_values": model.cache, "attention_mask": seen}
-    return model.uncompiled(input_ids=tokens, logits_to_keep=1, **cache).logits[:, -1]
+    return model.uncompiled(tokens, logits_to_keep=1, **cache)[:, -1]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -84,8 +84,8 @@ def test_another_number_of_parameters_is_refused(monkeypatch):
 def test_a_gpus_logits_are_compared_with_the_cpus(monkeypatch, precision):
     alias_device.pretend(monkeypatch, "cuda")
     open_llm(USE_GPU="1", PRECISION=precision).close()
-    right = on_torch_llm.CachedModel.predict_on_cpu
-    monkeypatch.setattr(on_torch_llm.CachedModel, "predict_on_cpu", lambda model, tokens: right(model, tokens.flip(1)))
+    right = on_torch_llm.CachedModel.extend_uncompiled
+    monkeypatch.setattr(on_torch_llm.CachedModel, "extend_uncompiled", lambda *x: right(*x).flip(1))
     with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):
         open_llm(USE_GPU="1", PRECISION=precision)
 
@@ -96,9 +96,8 @@ def test_a_wrong_compiled_step_is_refused(monkeypatch, phase):
         def __init__(self, module, dynamic):
             self.module = module
 
-        def __call__(self, **inputs):
-            output = self.module(**inputs)
-            return SimpleNamespace(logits=output.logits * self.factor)
+        def __call__(self, tokens, **cache):
+            return self.module(tokens, **cache) * self.factor
 
     monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
 
@@ -167,15 +166,15 @@ def test_training_moves_weights_in_16_bits_and_positions_stay_in_float32(precisi
 @pytest.mark.parametrize("model", [name for name in DECODERS if not name.startswith("tiny")])
 def test_the_librarys_models_have_the_published_parameters(model):
     workload = describe_llm(MODEL=model)
-    module = on_torch_llm.build_llm(workload)
+    module = on_torch_llm.Decoder(workload)
     assert on_torch.count_parameters(module) == workload.parameters
     assert {p.device.type for p in module.parameters()} == {"meta"}
-    assert module.config._attn_implementation == "sdpa"
+    assert module.decoder.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
 def test_tied_tables_stay_tied_positions_are_the_librarys_and_weights_keep_their_variance(model):
-    module = open_llm(MODEL=model, PRECISION="bfloat16").model.uncompiled
+    module = open_llm(MODEL=model, PRECISION="bfloat16").model.uncompiled.decoder
     assert (module.lm_head.weight is module.model.embed_tokens.weight) == TINY_DECODERS[model].tie_word_embeddings
     fresh = type(module)(module.config).model.rotary_emb.inv_freq
     assert module.model.rotary_emb.inv_freq.dtype == torch.float32
