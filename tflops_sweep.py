@@ -78,7 +78,6 @@ class Sweep:
     def keep(self, row):
         """Store a row, with a flag if it exceeds the vendor's figure; returns whether it was measured."""
         row = peaks.flag_implausible(row) | {"timestamp": cells.utc_now()}
-        self.bench.end_failed_rank(row)
         if self.bench.reports:
             results.append(self.path, row)
         self.rows.append(row)

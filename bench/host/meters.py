@@ -197,5 +197,5 @@ def open_instruments(device, device_name):
         found.joules()
         counter = found
     except Exception as error:  # drivers and kernels fail in many ways
-        why = missing_package(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
+        why = missing_package(error) if isinstance(error, ModuleNotFoundError) else str(error) or type(error).__name__
     return Instruments(counter, read, why)
