@@ -278,7 +278,7 @@ def measure_as_rank(launcher: Launcher, measure_work, describe):
     if me.rank == 0 and lines:
         rows = [about | line | {"device_name": line["device_name"] or launcher.host.cpu_name} for line in lines]
         path = launcher.path(settings)
-        store(path, describe_limits(combine([rows])), describe)
+        store(path, describe_limits(combine([list(map(peaks.flag_implausible, rows))])), describe)
         print(f"added to {cli.display_path(path)}", flush=True)
     return status
 

@@ -206,7 +206,10 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, shows_bar=T
         columns = describe_work(bench, workload, scope, job.session, columns)
     # After the session is closed: a pipeline's workers would slow the canary as heat does.
     if bench.canary and columns["status"] == "ok":
-        ratio, flags = bench.canary.compare()
+        try:
+            ratio, flags = bench.canary.compare()
+        except KeyboardInterrupt:  # the throughput is known by now
+            return columns | {"status": "interrupted"}
         flags = " ".join([*columns["flags"].split(), *flags])
         columns |= {"canary_ratio": ratio, "canary_seconds": bench.canary.seconds, "flags": flags}
     return columns
