@@ -147,6 +147,7 @@ class Launcher:
                 environ[run.TASK] = json.dumps(asdict(task))
                 # The first card is then the same one for CUDA and for nvidia-smi.
                 environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+                environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
                 status = processes.run_process(command, environ, limit, quiet, read_lines).status
                 read_lines()
         if status == cli.INTERRUPTED:

@@ -113,6 +113,8 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
     if me.rank:  # only rank 0 logs and writes lines
         logging.getLogger("bench").setLevel(logging.ERROR)
     with framework.join_ranks(me, device.device) if me.are_many else nullcontext(ranks.ALONE) as group:
+        if settings.num_workers:  # equal on all ranks, because the number of steps in a window depends on it
+            settings = replace(settings, num_workers=min(group.gather(settings.num_workers)))
         # The energy and heat of one card would be those of one rank only.
         instruments = (
             meters.Instruments() if me.are_many else meters.open_instruments(device.device, device.device_name)
