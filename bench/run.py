@@ -31,7 +31,7 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 TASK = "BENCH_TASK"  # the one variable from the parent process: a Task in JSON
-EXIT_STATUS: dict[str | None, int] = {
+EXIT_STATUS = {
     "ok": 0,
     "interrupted": cli.INTERRUPTED,
 }  # by the status of the last line; 1 if the measurement failed
@@ -140,7 +140,7 @@ def measure_workload(bench: Bench, describe_workload):
                 found = measure_series(bench, workload, phase, scope)
             for columns in found:
                 bench.emit(about | columns)
-                status = columns["status"]
+                status = str(columns["status"])
         except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
             raise
         except KeyboardInterrupt:
