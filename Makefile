@@ -70,7 +70,7 @@ tflops: $(READY) ## the machine's peaks: matmuls, convolutions, memory bandwidth
 best: $(READY) ## the fastest settings of a workload on this machine, and the gain of each change
 	@$(RUN) best_settings.py
 
-plot: $(READER) ## draw all plots, and write the tables and the results page
+plot: $(READER) ## draw all plots and cards, and write the results page
 	@$(READ) plot_results.py
 
 compare: $(READER) ## compare two machines or results files, A=... B=...; FAIL_ON_SLOWER=1: exit 1 if B is slower

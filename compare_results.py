@@ -54,12 +54,12 @@ def work_of(row):
 def compare(a, b):
     """List the work that both sides have: dicts of the two rows, the ratio with its interval, and the verdict."""
     lines = []
-    for work in a.keys() & b.keys():
+    for work in (work for work in b if work in a):
         pair = {"a": a[work], "b": b[work]}
         comparison = compare_rates(rate_of(b[work]), rate_of(a[work]))
         has_processes = all(len(row["process_rates"].split()) > 1 for row in pair.values())
         lines.append(pair | comparison._asdict() | ({} if has_processes else {"verdict": "", "low": math.nan}))
-    return sorted(lines, key=lambda line: line["b"]["timestamp"])
+    return lines
 
 
 def rate_of(row):

@@ -111,11 +111,11 @@ def describe(rows):
             yield f"{words}: {row['status']}: {row['note']}"
         elif row["model"] == "matmul-peak":
             yield f"{words}: {format_number(row['tflops'], '{:.3g}')} TFLOP/s"
-        elif row["model"] != "matmul":
-            low, high = format_number(row["throughput_low"]), format_number(row["throughput_high"])
-            count = len(row["process_rates"].split())
+        elif row["model"] != "matmul" and row["phase"] not in ("forward", "backward", "optimizer"):
+            ends, count = [row["throughput_low"], row["throughput_high"]], len(row["process_rates"].split())
+            interval = "" if None in ends else f", {' to '.join(map(format_number, ends))}"
             rate = f"{format_number(row['throughput'])} {row['unit']}"
-            yield f"{words}: {rate}, {low} to {high} ({count} process{'es' * (count > 1)})"
+            yield f"{words}: {rate}{interval} ({count} process{'es' * (count > 1)})"
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def measure_set(settings, host, found, path):
 
     def list_missing(formats):
         works = plan_work(settings, found.device, formats)
-        return [work for work in works if not is_done(stored, *work, runs)]
+        return [(script, change) for script, change in works if not is_done(stored, script, change, runs)]
 
     with progress(PEAKS_WEIGHT + runs * len(list_missing(formats))) as bar:
         sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
@@ -190,8 +190,8 @@ def measure_set(settings, host, found, path):
             say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
         bar.total = PEAKS_WEIGHT + runs * len(missing)
         bar.update(PEAKS_WEIGHT)
-        for work in missing:
-            has_result |= any(row["status"] == "ok" for row in measure(*work, runs))
+        for script, change in missing:
+            has_result |= any(row["status"] == "ok" for row in measure(script, change, runs))
             bar.update(runs)
     return has_result
 

@@ -13,7 +13,6 @@ import sys
 
 from bench import cli
 from bench.plots import card, html, pictures, readme, select
-from bench.records.results import replace_file
 from bench.settings import SettingError, read_settings
 
 
@@ -21,8 +20,7 @@ def plot(folder, say):
     """Draw all plots and write both pages; return the paths. say() gets a line for each file that is left out."""
     stored = select.load(folder, say)
     paths = [*pictures.draw_all(stored, folder / "plots", say), *card.draw_all(stored, folder)]
-    with replace_file(folder / "README.md") as file:
-        file.write_text(readme.write(stored, paths), encoding="utf-8")
+    (folder / "README.md").write_text(readme.write(stored, paths), encoding="utf-8")
     return [*paths, folder / "README.md", html.write_page(stored.lines, folder / "index.html")]
 
 

@@ -34,5 +34,10 @@ else
 fi
 
 "$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads
-say "installing $requirements into $venv (a few GB the first time)"
+say "installing $requirements into $venv (up to a few GB the first time)"
+# uv chooses PyTorch's build for this machine (CPU only, CUDA 12 or 13 by the driver, ROCm, XPU) if PyTorch's own index
+# can be reached and has the pinned version.
+if [ "$requirements" = requirements-cuda.txt ] && has uv && $install --torch-backend=auto -r "$requirements" 2>/dev/null; then
+    exit
+fi
 $install -r "$requirements" >&2

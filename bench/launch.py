@@ -147,6 +147,7 @@ class Launcher:
                 environ[run.TASK] = json.dumps(asdict(task))
                 # The first card is then the same one for CUDA and for nvidia-smi.
                 environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+                environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
                 status = processes.run_process(command, environ, limit, quiet, read_lines).status
                 read_lines()
         if status == cli.INTERRUPTED:
@@ -223,8 +224,7 @@ def run_all(launcher: Launcher, describe):
     path = launcher.path(settings)
     results.prepare(path)
     changes = [count_all(script, change) for change in changes]
-    for change in changes:
-        check(script, change, launcher.describe_workload)
+    changes = [check(script, change, launcher.describe_workload) for change in changes]
     changes = [choose_batch_size(launcher, change) for change in changes]
     found, status = [], 1
     for number, change in enumerate(changes, 1):
@@ -295,14 +295,19 @@ def count_all(script, change):
 
 
 def check(script, change, describe_workload):
-    """Raise SettingError for a combination that cannot run, before anything is measured."""
+    """Raise SettingError for a combination that cannot run, before anything is measured.
+
+    Returns:
+        The change, with the data that were downloaded, or could not be: no child tries that again.
+    """
     settings = read_settings(script, os.environ | change)
     try:
-        describe_workload(settings.on("cpu"))
+        workload = describe_workload(settings.on("cpu"))
     except SettingError:
         if settings.use_gpu is False or settings.on("cpu") == settings.on("gpu"):
             raise
-        describe_workload(settings.on("gpu"))  # a GPU's defaults may suit; the child knows the device
+        workload = describe_workload(settings.on("gpu"))  # a GPU's defaults may suit; the child knows the device
+    return change | ({"DATA": workload.columns["data"]} if script == "mlp" else {})
 
 
 def torchrun(devices):

@@ -31,7 +31,10 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 TASK = "BENCH_TASK"  # the one variable from the parent process: a Task in JSON
-EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of the last line; 1 if the measurement failed
+EXIT_STATUS = {
+    "ok": 0,
+    "interrupted": cli.INTERRUPTED,
+}  # by the status of the last line; 1 if the measurement failed
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
     if me.rank:  # only rank 0 logs and writes lines
         logging.getLogger("bench").setLevel(logging.ERROR)
     with framework.join_ranks(me, device.device) if me.are_many else nullcontext(ranks.ALONE) as group:
+        if settings.num_workers:  # equal on all ranks, because the number of steps in a window depends on it
+            settings = replace(settings, num_workers=min(group.gather(settings.num_workers)))
         # The energy and heat of one card would be those of one rank only.
         instruments = (
             meters.Instruments() if me.are_many else meters.open_instruments(device.device, device.device_name)
@@ -135,7 +140,7 @@ def measure_workload(bench: Bench, describe_workload):
                 found = measure_series(bench, workload, phase, scope)
             for columns in found:
                 bench.emit(about | columns)
-                status = columns["status"]
+                status = str(columns["status"])
         except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
             raise
         except KeyboardInterrupt:

@@ -102,6 +102,10 @@ def one_of(*names, **synonyms):
     return parse
 
 
+def framework_name(text):
+    return one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS)(text)
+
+
 def zero_or_one(text):
     if text not in ("0", "1"):
         raise ValueError("1 or 0")
@@ -184,9 +188,7 @@ class Settings:
         "to each of them",
         lists=EACH,
     )
-    framework: str = setting(
-        one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf"
-    )
+    framework: str = setting(framework_name, "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf")
     model: str = setting(
         str,
         {

@@ -79,7 +79,9 @@ def stand_in(monkeypatch, tmp_path):
 @pytest.fixture
 def run_all(stand_in, monkeypatch, tmp_path, capfd):
     """Run a list of models with the stand-in; returns (status, stdout, what children were asked for, stored rows)."""
-    monkeypatch.setattr(launch, "check", lambda *arguments: None)  # no framework has the stand-in's models
+    monkeypatch.setattr(
+        launch, "check", lambda script, change, workload: change
+    )  # no framework has the stand-in's models
 
     def call(*models, **environ):
         for name, value in ({"MODEL": ",".join(models)} | environ).items():

@@ -84,24 +84,22 @@ class KerasContext(base.DeviceContext):
         return self.build_model(model, loss_of)
 
     def probe(self, name, left, right):
-        is_matmul = name == "matmul"
-        left, right = (left, right) if is_matmul else (channels_last(left), kernel_last(right))
-        with self.on(self.device):
-            operands = [self.put_array(each, self.policy.compute_dtype) for each in (left, right)]
-            output = self.operator("matmul" if is_matmul else "conv3x3")(*operands)
+        operator = self.operator({"matmul": "matmul", "convolution": "conv3x3"}[name])
+        output = operator(*self.put_operands([left, right], self.policy.compute_dtype))
         array = np.asarray(output).astype(np.float64)
-        # Without the padded border, and with channels first.
-        return array if is_matmul else array[:, 1:-1, 1:-1].transpose(0, 3, 1, 2), output.dtype == "float16"
+        if name == "convolution":  # without the padded border
+            array = array[:, 1:-1, 1:-1].transpose(0, 3, 1, 2)
+        return array, output.dtype == "float16"
 
     def put(self, *arrays):
         with self.on(self.device):
             return tuple(self.put_array(channels_last(each), self.policy.variable_dtype) for each in arrays)
 
-    def put_operands(self, arrays):
-        if arrays[0].ndim == 4:
-            arrays = channels_last(arrays[0]), kernel_last(arrays[1])
+    def put_operands(self, arrays, dtype=None):
+        if arrays[0].ndim == 4:  # the kernel as height, width, input, output
+            arrays = channels_last(arrays[0]), arrays[1].transpose(2, 3, 1, 0)
         with self.on(self.device):
-            return [self.put_array(each, self.policy.variable_dtype) for each in arrays]
+            return [self.put_array(each, dtype or self.policy.variable_dtype) for each in arrays]
 
     def as_array(self, values):
         return np.asarray(values).astype(np.float32)
@@ -124,11 +122,6 @@ class KerasContext(base.DeviceContext):
 def channels_last(array):
     """Return images of NumPy with channels last, and anything else as it is: TensorFlow's pipeline has them so."""
     return array.transpose(0, 2, 3, 1) if isinstance(array, np.ndarray) and array.ndim == 4 else array
-
-
-def kernel_last(kernel):
-    """Return a convolution's kernel as height, width, input, output."""
-    return kernel.transpose(2, 3, 1, 0)
 
 
 def build_optimizer(name, precision, weights):

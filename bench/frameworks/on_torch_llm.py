@@ -49,7 +49,7 @@ class Decoder(torch.nn.Module):
                 for name in LORA_PROJECTIONS:
                     setattr(layer.self_attn, name, Adapted(getattr(layer.self_attn, name), sizes.lora_rank))
         if sizes.checkpointing:
-            self.decoder.gradient_checkpointing_enable({"use_reentrant": False})
+            self.decoder.activation_checkpointing_enable({"use_reentrant": False})
 
     @property
     def probe(self):

@@ -140,8 +140,7 @@ def find_card():
     CUDA counts the cards in the same order because bench/launch.py sets CUDA_DEVICE_ORDER.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    is_first = lambda card: card.index == first or (first and card.uuid.startswith(first))  # noqa: E731
-    return next(filter(is_first, list_cards()), None)
+    return next((card for card in list_cards() if card.index == first or (first and card.uuid.startswith(first))), None)
 
 
 def list_gpu_vendors(folder="/sys/bus/pci/devices"):

@@ -7,11 +7,10 @@ exception whose text says why and how to get it.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
-from bench.host.environment import output_of
+from bench.host.environment import find_card, output_of
 
 try:
     import psutil
@@ -35,14 +34,11 @@ class NvidiaCard:
     def __init__(self, device_name):
         import pynvml
 
-        self._nvml = pynvml
+        card = find_card()
+        if card is None or card.name != device_name:  # AMD's card, a MIG slice, or cards in another order
+            raise OSError(f"nvidia-smi does not report {device_name} as the first card")
         pynvml.nvmlInit()
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-        by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-        self._card = by_index(int(first)) if first.isdecimal() else by_uuid(first)
-        name = pynvml.nvmlDeviceGetName(self._card)
-        if name != device_name:  # a MIG slice, or cards in another order
-            raise OSError(f"NVIDIA's management library reports {name} and not {device_name}")
+        self._nvml, self._card = pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
 
     def joules(self):
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card) / 1000  # NVML counts millijoules

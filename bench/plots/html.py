@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.records import columns, results, tables
+from bench.records import columns, tables
 from bench.records.flags import FLAGS
 from bench.workloads.workload import BYTES
 
@@ -36,8 +36,7 @@ MEASURES += [*tables.RATE, "step_seconds_median", "step_seconds_p95", "first_ste
 
 def write_page(lines, path):
     """Write the page of these lines and return its path."""
-    with results.replace_file(path) as file:
-        file.write_text(render(collect(lines)), encoding="utf-8")
+    path.write_text(render(collect(lines)), encoding="utf-8")
     return path
 
 

@@ -39,7 +39,7 @@ def write(stored, paths):
 
 def list_fastest(lines):
     """Lay out a line for each device, kind and framework, a column for each `work`: own devices and work first."""
-    count = lines.groupby("work").agg(other=("published", "all"), n=("work", "size"))
+    count = lines.groupby("work").agg(other=("published", "all"), n=("shown", "nunique"))
     shown = count.sort_values(["other", "n"], ascending=[True, False]).index[:MAX_COLUMNS]
     lines = lines[lines["work"].isin(shown)]
     by = ["published", "shown", "kind", "framework"]

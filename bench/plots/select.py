@@ -45,7 +45,7 @@ def having(lines, **cells):
 
 def best(found, *apart):
     """Select the highest line of each machine, kind of device, framework and these columns; the highest comes first."""
-    return found.sort_values("value", ascending=False).drop_duplicates([*WHO, *apart])
+    return found.sort_values("value", ascending=False, kind="stable").drop_duplicates([*WHO, *apart])
 
 
 def resident(lines):

@@ -29,6 +29,7 @@ def combine_quantity(rows):
         return rows[0]
     middle = sorted(ok, key=lambda row: row["throughput"])[(len(ok) - 1) // 2]
     return middle | {
+        "output_error": next((row["output_error"] for row in ok if row.get("output_error") is not None), None),
         "throughput_low": reach(ok, "throughput_low", min),
         "throughput_high": reach(ok, "throughput_high", max),
         "process_rates": " ".join(f"{row['throughput']:.4g}" for row in ok),

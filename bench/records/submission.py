@@ -159,14 +159,18 @@ class Repository:
             text = self.git("show", f"{commit or self.head}:{path}") or ""
         else:
             text = (self.root / path).read_bytes().decode(errors="replace")
-        reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="", restval=None), []
+        reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="a cell too many"), []
         try:
             for row in reader:
-                if row.keys() - COLUMNS.keys() or None in row.values():
-                    raise csv.Error("it does not have a cell for each column of this program")
+                if unknown := [name for name in row if name not in COLUMNS]:
+                    raise csv.Error(
+                        f"{unknown[0]!r} is not a column of this version: move the file away, measure again"
+                    )
+                if None in row.values():
+                    raise csv.Error("it has fewer cells than the header: restore or remove it")
                 rows.append((reader.line_num, dict.fromkeys(COLUMNS, "") | row))
         except csv.Error as error:
-            raise ValueError(f"{path}, line {reader.line_num}: {error}: restore or remove this line") from None
+            raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
         return rows
 
     def find_fault(self, commit):

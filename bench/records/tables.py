@@ -68,7 +68,7 @@ def latest(rows):
     of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
     value = lines["tflops"].where(is_operator, lines["throughput"])
-    scale = (value / lines["throughput"]).where(is_operator, 1.0)
+    scale = (value / lines["throughput"]).where(is_operator | value.isna(), 1.0)
     lines = lines.assign(
         value=value,
         low=lines["throughput_low"] * scale,

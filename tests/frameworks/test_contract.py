@@ -288,6 +288,18 @@ def test_a_device_that_computes_something_else_is_refused(opener, monkeypatch, n
     assert error.value.status == "wrong_output"
 
 
+@pytest.mark.parametrize("name", ["ignored_input", "zero", "not_a_number", "no_gradient", "unsteady"])
+def test_much_is_refused_without_the_cpu_to_compare_with(opener, monkeypatch, name):
+    right = base.DeviceContext.check_model
+    wrong = lambda evaluate: lambda: WRONG[name](*evaluate())  # noqa: E731
+    monkeypatch.setattr(
+        base.DeviceContext, "check_model", lambda self, evaluate, expected: right(self, wrong(evaluate), None)
+    )
+    with pytest.raises(MeasurementError) as error:
+        opener("mlp")
+    assert error.value.status == "wrong_output"
+
+
 # What a device leaves out that drops a layer, by framework.
 RELU = {
     "torch": ("torch.nn.functional.relu", lambda x, inplace=False: x),

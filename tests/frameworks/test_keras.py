@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-from bench.frameworks import keras_networks
+from bench.frameworks import base, keras_networks
 from bench.settings import SettingError, read_settings
-from bench.timing import check
+from bench.timing import MeasurementError, check
 from bench.tune import recipe
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import Opener
@@ -20,15 +20,19 @@ from tests.frameworks.sessions import Opener
 open_session = Opener(NAME)
 
 
-def test_the_lines_of_make_best_for_ones_own_script_run():
-    settings = {"PRECISION": "mixed_bfloat16", "COMPILE": "1", "DEVICE": "cpu"}
-    policy, compiled = recipe.lines_of_code(NAME, settings)
-    model, before = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), keras.config.dtype_policy()
-    exec(compiled, {"model": model})
-    assert model.jit_compile
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_the_lines_of_make_best_for_ones_own_script_run(phase):
+    settings = read_settings("mlp", {"FRAMEWORK": NAME, "PHASE": phase, "PRECISION": "mixed_bfloat16"})
+    lines = recipe.script_lines(settings, "cpu", None)
+    names = {"loss_function": "mse", "optimizer": "sgd"}
+    before = keras.config.dtype_policy()
     try:
-        exec(policy, {"keras": keras})
-        assert keras.layers.Dense(2).compute_dtype == "bfloat16"
+        exec("\n".join(lines[:-1]), names)
+        names["model"] = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        exec(lines[-1], names)
+        assert names["model"].layers[0].compute_dtype == "bfloat16"
+        inputs, targets = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
+        names["model"].fit(inputs, targets, verbose=0) if phase == "training" else names["model"].predict(inputs)
     finally:
         keras.config.set_dtype_policy(before)
 
@@ -74,6 +78,44 @@ def test_an_error_while_a_model_is_built_leaves_no_dtype_policy(monkeypatch):
         open_session("mlp", "inference", PRECISION="bfloat16")
     assert policies == ["bfloat16", "float32"]  # the model, and the same on the CPU
     assert keras.config.dtype_policy().name == before
+
+
+@pytest.mark.parametrize("wrong", ["permuted", "same for all items", "zero gradient", "dropped layer", "float16"])
+def test_a_device_that_computes_something_else_is_refused(monkeypatch, wrong):
+    evaluator = open_session.framework.DeviceContext.evaluator
+
+    def wrong_on_device(*arguments, compiled):
+        run = evaluator(*arguments, compiled=compiled)
+
+        def changed(*batch):
+            output, gradient = map(np.array, run(*batch))
+            if compiled and wrong == "permuted":
+                output = output[:, ::-1]
+            if compiled and wrong == "same for all items":
+                output = output[[0, 0]]
+            return output, gradient * (0 if compiled and wrong == "zero gradient" else 1)
+
+        return changed
+
+    built = []
+
+    def without_relu_on_device(x, width):
+        built.append(x)
+        x = keras.layers.Dense(width)(x)
+        return x if len(built) == 1 else keras.ops.maximum(x, 0.0)
+
+    matmul = open_session.framework.OPERATORS["matmul"]
+    if wrong == "dropped layer":
+        monkeypatch.setattr(keras_networks, "dense_relu", without_relu_on_device)
+    elif wrong == "float16":
+        monkeypatch.setattr(base, "_probed", {})
+        in_float16 = lambda *pair: keras.ops.cast(matmul(*(keras.ops.cast(x, "float16") for x in pair)), "bfloat16")  # noqa: E731
+        monkeypatch.setitem(open_session.framework.OPERATORS, "matmul", in_float16)
+    else:
+        monkeypatch.setattr(open_session.framework.DeviceContext, "evaluator", wrong_on_device)
+    with pytest.raises(MeasurementError) as caught:
+        open_session("mlp", "training", PRECISION="bfloat16")
+    assert caught.value.status == "wrong_output"
 
 
 def test_an_image_model_that_is_not_here_is_refused():

@@ -104,8 +104,11 @@ def test_a_cpu_is_identified_by_its_family_model_and_stepping(tmp_path):
     assert environment.find_cpu_id(cpuinfo) is None
 
 
-def test_virtual_machines_on_arm_are_known_too(monkeypatch):
-    monkeypatch.setattr(environment, "read_text", lambda path: "")
+def test_virtual_machines_are_known_on_x86_on_arm_and_on_a_mac(monkeypatch):
+    answers(monkeypatch)
+    for flags, virtual in (("fpu avx hypervisor sse", True), ("fpu avx", False)):
+        monkeypatch.setattr(environment, "read_text", lambda path, flags=flags: f"model : x\nflags : {flags}\n")
+        assert environment.is_virtual() == virtual
     for printed, virtual in ((None, False), ("kvm", True)):
         answers(monkeypatch, systemd_detect_virt=printed)
         assert environment.is_virtual() == virtual

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.host import meters, sensors
+from bench.host import environment, meters, sensors
+from bench.host.environment import Card
 from bench.host.sensors import read_cpu, read_thermal_pressure
 
 SLOW, FAST = "NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090"
@@ -16,12 +17,11 @@ def nvml(monkeypatch):
     """The real pynvml with two cards, which are their slots; temperatures, clocks and joules tell them apart."""
     monkeypatch.delitem(sys.modules, "pynvml")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(environment, "list_cards", lambda: [Card(SLOW, "0", "GPU-1"), Card(FAST, "1", "GPU-2")])
     pynvml = pytest.importorskip("pynvml")
     answers = {
         "Init": lambda: None,
         "DeviceGetHandleByIndex": int,
-        "DeviceGetHandleByUUID": ["GPU-1", "GPU-2"].index,
-        "DeviceGetName": [SLOW, FAST].__getitem__,
         "DeviceGetTotalEnergyConsumption": lambda slot: 5_000_123 + slot * 10**12,
         "DeviceGetUtilizationRates": lambda slot: SimpleNamespace(gpu=30 * slot),
         "DeviceGetTemperature": lambda slot, kind: 61 + slot,
@@ -44,9 +44,11 @@ def test_the_first_visible_card_is_read(nvml, monkeypatch, visible, slot):
     assert instruments.read() == {"temperature_c": 61 + slot, "clock_mhz": 1980, "throttle_reasons": why}
 
 
-def test_a_card_with_another_name_is_not_read(nvml):
-    slice_of_it = f"{SLOW} MIG 1g.5gb"
-    assert slice_of_it in meters.open_instruments("cuda", slice_of_it).why_no_energy
+@pytest.mark.parametrize("other", [f"{SLOW} MIG 1g.5gb", FAST, "AMD Instinct MI300X"])
+def test_a_card_that_does_not_run_is_not_read(nvml, other):
+    instruments = meters.open_instruments("cuda", other)
+    assert (instruments.counter, instruments.read()) == (None, {})
+    assert other in instruments.why_no_energy
 
 
 def test_what_a_card_does_not_report_is_blank(nvml, monkeypatch):

@@ -1,7 +1,6 @@
 """A machine's card: which published machines are next to it, what it doubts, and that no words overlap."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -13,13 +12,12 @@ IMAGE = STANDARD_SET[0]
 OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "64", "phase": "inference"}
 
 
-def own_rows(runs=3, **changes):
+def own_rows(**changes):
     """Rows of the whole set in float32."""
     for i, work in enumerate(STANDARD_SET):
         about = {"workload": work.script, "model": work.model, "phase": work.phase, "batch_size": str(work.batch_size)}
-        for run in range(runs):
-            row = rate(100 + i + run) | about | {"method_version": "2", "cpu_name": "a chip", "cpu_count": "2"}
-            yield row | {"image_size": "", "precision": "float32", "run_id": f"{i}-{run}", "commit": "c"} | changes
+        row = rate(100 + i) | about | {"method_version": "2", "cpu_name": "a chip", "cpu_count": "2", "commit": "c"}
+        yield row | {"image_size": "", "precision": "float32", "process_rates": "1 2 3", "run_id": str(i)} | changes
 
 
 def make(folder, machine="a", framework="torch"):
@@ -56,13 +54,11 @@ def test_a_card_has_the_published_machines_that_compare_with_most_of_it(folder):
     assert shown == {"both", "gpu 4", "gpu 5"}
 
 
-def test_lines_and_peaks_are_of_the_commit_that_measured_the_set(folder):
-    peak = {"workload": "matmul", "model": "matmul-peak", "precision": "float32", "phase": "", "batch_size": ""}
-    old, new = {"tflops": "0.5", "commit": "b", "run_id": "b"}, {"tflops": "0.2", "commit": "c", "run_id": "c"}
-    later = next(own_rows()) | rate(999) | {"commit": "d", "run_id": "d", "timestamp": "2030"}  # of one work only
-    write(folder, [*own_rows(tflops="0.1"), *(rate(1) | peak | each for each in (old, new)), later])
+def test_peaks_are_those_of_the_same_chip(folder):
+    peak = rate(1) | {"workload": "matmul", "model": "matmul-peak", "phase": "", "precision": "float32"}
+    here, elsewhere = {"cpu_id": "x", "tflops": "0.2"}, {"cpu_id": "y", "tflops": "0.5", "matrix_size": "8x8x8"}
+    write(folder, [*own_rows(tflops="0.1", cpu_id="x"), peak | here, peak | elsewhere])
     made = make(folder)
-    assert [line["value"] for line in made.blocks[IMAGE]] == [101]
     assert [figure for figure, unit, _ in made.tiles if unit == "TFLOP/s"] == ["0.2"]
     assert {line["of_peak"] for bars in made.blocks.values() for line in bars if line["phase"] != "decode"} == {0.5}
 
@@ -74,8 +70,8 @@ def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):
     write(folder, [rate(999) | about | {name: text} for name, text in others.items()])
     write(folder, [rate(150) | about | {"precision": "bfloat16"}])
     lines = next(iter(make(folder).blocks.values()))
-    shown = [(line["numbers"], line["value"], line["rows"]) for line in lines]
-    assert shown == [("float32", 101, 3), ("bfloat16", 150, 1)]
+    shown = [(line["numbers"], line["value"], line["processes"]) for line in lines]
+    assert shown == [("float32", 100, 3), ("bfloat16", 150, 1)]
     assert make(folder, framework="tensorflow") is None
 
 
@@ -85,7 +81,7 @@ def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):
         ({"commit": "c-dirty"}, "dirty"),
         ({"flags": "contended"}, "other programs"),
         ({"method_version": "1"}, "older method"),
-        ({"runs": 1}, "too narrow"),
+        ({"process_rates": "1"}, "too narrow"),
         ({}, None),
     ],
 )
@@ -103,18 +99,17 @@ def test_long_names_overlap_nothing_and_stay_on_the_card(folder):
     peak = {"workload": "matmul", "model": "matmul-peak", "matrix_size": "1x1x1", "tflops": "0.000123456"}
     write(folder, [peak, {"workload": "bandwidth", "model": "copy", "unit": "GB/s"}])
     found = make(folder)
-    figure = card.draw_card(replace(found, limits=[f"{long}, " * 9]))
+    figure = card.draw_card(found._replace(limits=[f"{long}, " * 9]))
     figure.canvas.draw()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text()]
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
     assert all(min(box.x0, box.y0) > 0 and box.x1 < figure.bbox.x1 and box.y1 < figure.bbox.y1 for box in boxes)
 
 
-def test_cards_are_drawn_from_the_stored_results(folder):
-    stored = select.load("results", pytest.fail)
-    drawn = card.draw_all(stored, folder)
-    assert "amd-epyc-2-cores-torch.png" in [path.name for path in drawn]
-    assert all(path.stat().st_size for path in drawn)
-    words = "\n".join(card.as_text(make("results", "amd-epyc-2-cores")))
+def test_a_card_is_drawn_and_told(folder):
+    write(folder, own_rows(cpu_count="2"))
+    write(folder, [OTHERS | rate(900) | {"device_name": "theirs"}], "published")
+    words = "\n".join(card.finish(folder, "a", "torch"))
+    assert (folder / "cards" / "a-torch.png").stat().st_size
     assert "ResNet-50" in words
     assert "(published)" in words
