@@ -124,6 +124,7 @@ packages:
 	@touch $@
 
 .SECONDEXPANSION:
+.PRECIOUS: .venv-%/installed
 .venv-%/installed: requirements-cuda-%.txt $$(wildcard requirements-cpu-$$*.txt) requirements-common.txt bench/install.sh
 	@sh bench/install.sh $< $(@D)
 	@touch $@
