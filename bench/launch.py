@@ -24,17 +24,7 @@ from bench.host import environment, ranks, resources
 from bench.records import cells, peaks, report, results
 from bench.records.combine import combine
 from bench.records.verdict import Rate, name_bottleneck
-from bench.settings import (
-    ALL,
-    AUTO,
-    FRAMEWORKS,
-    MODELS,
-    ROOT,
-    SCOPES,
-    SettingError,
-    list_runs,
-    read_settings,
-)
+from bench.settings import ALL, AUTO, FRAMEWORKS, MODELS, ROOT, SCOPES, SettingError, list_runs, read_settings
 from bench.workloads import TRAIN_IMAGES
 
 log = logging.getLogger("bench")
@@ -123,39 +113,31 @@ class Launcher:
         """
         environ = {name: text for name, text in (os.environ | change).items() if text is not None}
         settings = read_settings(self.script, environ)
-        about, rows, mistakes = cells.of_host(self.host, uuid.uuid4().hex[:12]), [], []
-        devices = settings.num_devices or 1
+        run_id, rows, texts = uuid.uuid4().hex[:12], [], []
         with tempfile.TemporaryDirectory() as folder:
-            task = run.Task(str(Path(folder, "lines")), compares, brief)
-            Path(task.lines).touch()
-            with open(task.lines) as file:
-                rest = ""
+            file = Path(folder, "lines")
+            file.touch()
 
-                def read_lines():
-                    nonlocal rest
-                    *complete, rest = (rest + file.read()).split("\n")
-                    for line in map(json.loads, complete):
-                        if "mistake" in line:
-                            mistakes.append(line["mistake"])
-                            continue
-                        row = about | cells.of_host(self.host, about["run_id"]) | line
-                        row["device_name"] = row["device_name"] or self.host.cpu_name
-                        rows.append(peaks.flag_implausible(row))
-                        on_row(rows[-1])
+            def read_lines():
+                new = file.read_text().split("\n")[len(texts) : -1]  # what follows the last line end is incomplete
+                texts.extend(new)
+                for line in map(json.loads, new):
+                    if "mistake" in line:
+                        raise SettingError(line["mistake"])
+                    rows.append(complete_row(self.host, run_id, line))
+                    on_row(rows[-1])
 
-                command = [sys.executable, *torchrun(devices), *self.command]
-                environ[run.TASK] = json.dumps(asdict(task))
-                # The first card is then the same one for CUDA and for nvidia-smi.
-                environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-                environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
-                status = processes.run_process(command, environ, limit, quiet, read_lines).status
-                read_lines()
+            environ[run.TASK] = json.dumps(asdict(run.Task(str(file), compares, brief)))
+            # The first card is then the same one for CUDA and for nvidia-smi.
+            environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+            environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
+            command = [sys.executable, *torchrun(settings.num_devices), *self.command]
+            status = processes.run_process(command, environ, limit, quiet, read_lines).status
+            read_lines()
         if status == cli.INTERRUPTED:
             raise Interrupted(rows)
-        if mistakes:
-            raise SettingError(mistakes[0])
         if status not in (0, 1) or not rows or (status == 1 and rows[-1]["status"] == "ok"):
-            rows.append(about | describe_death(settings, self.describe_workload, status))
+            rows.append(cells.of_host(self.host, run_id) | describe_death(settings, self.describe_workload, status))
             on_row(rows[-1])
         return rows
 
@@ -198,6 +180,12 @@ class Launcher:
         return describe_limits(combine(complete))
 
 
+def complete_row(host, run_id, line):
+    """Return the row of a child's line: with the cells of its host, and a flag if it is implausible."""
+    row = cells.of_host(host, run_id) | line
+    return peaks.flag_implausible(row | {"device_name": row["device_name"] or host.cpu_name})
+
+
 def describe_limits(rows):
     """Return the rows, the one of the end-to-end rate with the part that limits it."""
     by_scope = {
@@ -236,7 +224,8 @@ def run_all(launcher: Launcher, describe):
         except Interrupted as error:
             rows, status = error.rows, cli.INTERRUPTED
             log.info("interrupted: what was complete is stored")
-        store(path, rows, describe)
+        if rows:
+            store(path, rows, describe)
         found += rows
         if status == cli.INTERRUPTED:
             break
@@ -251,8 +240,6 @@ def run_all(launcher: Launcher, describe):
 
 def store(path, rows, describe):
     """Print the rows of one combination and add them to the results file."""
-    if not rows:
-        return
     stored = results.read(path)
     try:
         results.append(path, *rows)
@@ -272,13 +259,11 @@ def measure_as_rank(launcher: Launcher, measure_work, describe):
     if not FRAMEWORKS[settings.framework].runs_on_many:
         raise SettingError(f"FRAMEWORK={settings.framework!r} runs on one device here: start it without torchrun")
     os.environ["NUM_DEVICES"] = str(me.world_size)
-    lines, about = [], cells.of_host(launcher.host, uuid.uuid4().hex[:12])
-    script, describe_workload = launcher.script, launcher.describe_workload
-    status = run.measure_settings(script, describe_workload, measure_work, run.Task(), lines.append)
+    lines, run_id = [], uuid.uuid4().hex[:12]
+    status = run.measure_settings(launcher.script, launcher.describe_workload, measure_work, run.Task(), lines.append)
     if me.rank == 0 and lines:
-        rows = [about | line | {"device_name": line["device_name"] or launcher.host.cpu_name} for line in lines]
-        path = launcher.path(settings)
-        store(path, describe_limits(combine([list(map(peaks.flag_implausible, rows))])), describe)
+        path, rows = launcher.path(settings), [complete_row(launcher.host, run_id, line) for line in lines]
+        store(path, describe_limits(combine([rows])), describe)
         print(f"added to {cli.display_path(path)}", flush=True)
     return status
 
@@ -300,28 +285,22 @@ def check(script, change, describe_workload):
     Returns:
         The change, with the data that were downloaded, or could not be: no child tries that again.
     """
-    settings = read_settings(script, os.environ | change)
-    try:
-        workload = describe_workload(settings.on("cpu"))
-    except SettingError:
-        if settings.use_gpu is False or settings.on("cpu") == settings.on("gpu"):
-            raise
-        workload = describe_workload(settings.on("gpu"))  # a GPU's defaults may suit; the child knows the device
+    settings = guess_device(read_settings(script, os.environ | change))
+    workload = describe_workload(settings)
     return change | ({"DATA": workload.columns["data"]} if script == "mlp" else {})
+
+
+def guess_device(settings):
+    """Return the settings with the defaults of a GPU if this machine seems to have one; only a child knows."""
+    has_gpu = environment.find_card() or sys.platform == "darwin"
+    return settings.on("gpu" if has_gpu and settings.use_gpu is not False else "cpu")
 
 
 def torchrun(devices):
     """Return the interpreter's arguments that start a script once for each device."""
-    if devices == 1:
-        return []
     # 127.0.0.1, because a laptop's own name often has no address.
-    return [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        f"--nproc-per-node={devices}",
-    ]
+    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={devices}"]
+    return ["-m", "torch.distributed.run", *options] if devices not in (None, 1) else []
 
 
 FIND_DEVICE = """
@@ -349,8 +328,7 @@ def choose_batch_size(launcher: Launcher, change):
     """Return the change with the fastest batch size that fits instead of BATCH_SIZE=auto.
 
     Batch sizes are doubled from 1, with a short run of each, until one fails or two doublings in a row gain less than
-    2 %. A step that would take longer than MAX_SECONDS, or more memory than is free, is not tried: there the system
-    would swap or hang.
+    2 %. A step that would take longer than MAX_SECONDS, or more of the system's memory than is free, is not tried.
     """
     settings = read_settings(launcher.script, os.environ | change)
     if settings.batch_size != AUTO:
@@ -368,8 +346,7 @@ def choose_batch_size(launcher: Launcher, change):
         log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
         best_before = max([rate for each, rate in rates.items() if each < size / 2], default=0.0)
         gains = max(rates.values()) > MIN_GAIN * best_before
-        own_memory = row["device"] == "cuda" and find_device(settings).has_own_memory  # integrated ones share it
-        free = None if own_memory else resources.available_bytes()
+        free = None if row["device"] == "cuda" else resources.available_bytes()
         taken = row.get("peak_memory_bytes") or 0
         if not gains or 2 * row["step_seconds_median"] > settings.max_seconds or (free and 2 * taken > free):
             break
@@ -384,15 +361,18 @@ def describe_death(settings, describe_workload, status):
     Args:
         status: its exit status; negative: the signal that ended it.
     """
-    is_killed = status == -signal.SIGKILL
-    note = f"the process was ended by {f'signal {-status}' if status < 0 else f'exit status {status}'}"
+    note, is_killed = f"the process was ended by exit status {status}", status == -signal.SIGKILL
     if is_killed:
-        note += ", probably because memory ran out: choose a smaller BATCH_SIZE, MODEL or SIZES"
+        note = (
+            "the process was ended by signal 9, probably because memory ran out: choose a smaller BATCH_SIZE or MODEL"
+        )
     elif status == -signal.SIGALRM:
         note = "the process was ended by its time limit"
-    elif (settings.num_devices or 1) > 1:
+    elif settings.num_devices not in (None, 1):
         note = "a rank failed, see above"
-    settings = settings.on("cpu" if settings.use_gpu is False or not environment.find_card() else "gpu")
+    elif status < 0:
+        note = f"the process was ended by signal {-status}"
+    settings = guess_device(settings)
     row = cells.of_work(settings, describe_workload(settings), settings.phase, "device")
     if isinstance(settings.precision, tuple):  # make tflops: any of its precisions and sizes
         row |= {"precision": None, "matrix_size": None}

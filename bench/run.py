@@ -31,10 +31,7 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 TASK = "BENCH_TASK"  # the one variable from the parent process: a Task in JSON
-EXIT_STATUS = {
-    "ok": 0,
-    "interrupted": cli.INTERRUPTED,
-}  # by the status of the last line; 1 if the measurement failed
+EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of the last line; 1 if it is a failure
 
 
 @dataclass(frozen=True)
@@ -115,10 +112,9 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
     with framework.join_ranks(me, device.device) if me.are_many else nullcontext(ranks.ALONE) as group:
         if settings.num_workers:  # equal on all ranks, because the number of steps in a window depends on it
             settings = replace(settings, num_workers=min(group.gather(settings.num_workers)))
-        # The energy and heat of one card would be those of one rank only.
-        instruments = (
-            meters.Instruments() if me.are_many else meters.open_instruments(device.device, device.device_name)
-        )
+        instruments = meters.Instruments()  # the energy and heat of one card would be those of one rank only
+        if not me.are_many:
+            instruments = meters.open_instruments(device.device, device.device_name)
         write = (lambda line: emit(device.cells() | line)) if me.rank == 0 else (lambda line: None)
         return measure_work(Bench(settings, task, framework, device, instruments, group, write), describe_workload)
 
@@ -204,13 +200,17 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, shows_bar=T
         columns = cells.of_measurement(measured, job.watches)
         # For a part of training the counter would include the parts that run before each step.
         if bench.instruments.counter and job.mode != "part" and scope != "input" and columns["status"] == "ok":
-            columns |= measure_energy(job, bench.instruments, measured.steps_per_window)
+            try:
+                watts = measure.measure_energy(job, measured.steps_per_window, bench.instruments.joules)
+                columns |= cells.of_energy(bench.instruments, *watts)
+            except KeyboardInterrupt:  # the throughput is known by now
+                columns["status"] = "interrupted"
         columns = describe_work(bench, workload, scope, job.session, columns)
     # After the session is closed: a pipeline's workers would slow the canary as heat does.
     if bench.canary and columns["status"] == "ok":
         try:
             ratio, flags = bench.canary.compare()
-        except KeyboardInterrupt:  # the throughput is known by now
+        except KeyboardInterrupt:
             return columns | {"status": "interrupted"}
         flags = " ".join([*columns["flags"].split(), *flags])
         columns |= {"canary_ratio": ratio, "canary_seconds": bench.canary.seconds, "flags": flags}
@@ -296,14 +296,6 @@ def refuse_unequal_weights(checksums):
     unlike = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
     if unlike:
         raise MeasurementError("wrong_output", f"after training, rank 0 has other weights than the ranks {unlike}")
-
-
-def measure_energy(job: measure.Job, instruments, steps):
-    """Run the same work for some seconds more; return the cells of its energy."""
-    try:
-        return cells.of_energy(instruments, *measure.measure_energy(job, steps, instruments.joules))
-    except KeyboardInterrupt:  # the throughput is known by now
-        return {"status": "interrupted"}
 
 
 def measure_sustained(job: measure.Job, instruments, seconds):

@@ -44,12 +44,15 @@ class ByDevice:
         return f"{self.gpu} ({self.cpu} on a CPU)"
 
 
+MEMORY_FORMATS = ("channels_first", "channels_last")
+
+
 @dataclass(frozen=True)
 class Framework:
     """What is known about a framework before it is imported; its code is bench/frameworks/on_<name>.py."""
 
     title: str  # as its makers write it
-    memory_formats: tuple[str, ...] = ("channels_first", "channels_last")  # of image models, the default first
+    memory_formats: tuple[str, ...] = MEMORY_FORMATS  # of image models, the default first
     # On Linux some frameworks need an environment of their own, .venv-<name> from requirements-cuda-<name>.txt, because
     # their CUDA wheels overwrite files of PyTorch's. The Makefile follows the file names.
     has_own_environment: bool = False
@@ -139,26 +142,21 @@ def slug(text):
     return name[:100]
 
 
-def folder(text):
-    return Path(os.path.expanduser(text))
-
-
 # What a comma list means: a run for each entry, or one run that uses all entries, whose value is a tuple.
 EACH, TOGETHER = "each", "together"
 
 
-def setting(kind, default, meaning, *, shown=None, lists=None, phases=()) -> Any:
+def setting(kind, default, meaning, lists=None, shown=None) -> Any:
     """Declare one setting. `kind`, `default` and `lists` may be a dict {script: ...} if scripts differ.
 
     Args:
         kind: text -> value, or ValueError with what the text must be.
         default: the value if the setting is unset; a tuple is a list. Its dict names the scripts that use the setting.
         meaning: one line for the tables.
-        shown: the default in words, if its value says too little.
         lists: what a comma list means: EACH or TOGETHER; None allows one value only.
-        phases: the phases that use it; empty: all.
+        shown: the default in words, if its value says too little.
     """
-    about = {"kind": kind, "default": default, "meaning": meaning, "shown": shown, "lists": lists, "phases": phases}
+    about = {"kind": kind, "default": default, "meaning": meaning, "lists": lists, "shown": shown}
     return field(metadata=about)
 
 
@@ -167,7 +165,12 @@ PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 MIXED = ("mixed_float16", "mixed_bfloat16")
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
 TRAINING = ("training", "forward", "backward", "optimizer")  # phases of rows
+# The phases that use a setting, if only some do.
+PHASES = {"optimizer": TRAINING, "lora_rank": TRAINING, "checkpointing": TRAINING}
+PHASES |= {"prompt_tokens": ("prefill", *TRAINING), "new_tokens": ("decode",), "depth": ("decode",)}
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
+MLPS = ("mlp-5x1024", "mlp-10x1024", "mlp-15x1024", "mlp-20x1024")
+SQUARES = tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
 
 
 @dataclass(frozen=True)
@@ -175,44 +178,32 @@ class Settings:
     """The settings of one run. A setting that the script does not use is None."""
 
     use_gpu: bool | None = setting(
-        zero_or_one,
-        None,
-        "1: use the GPU (if there is none: warn and use the CPU); 0: use the CPU",
-        shown="the GPU if there is one",
-        lists=EACH,
+        zero_or_one, None, "1: use the GPU, or warn and use the CPU; 0: use the CPU", EACH, "the GPU if there is one"
     )
     num_devices: int = setting(
-        whole(1, all=ALL),
-        dict.fromkeys(MODELS, 1),
-        "number of GPUs, or of CPU processes, that share the work (PyTorch only); all: every GPU; BATCH_SIZE applies "
-        "to each of them",
-        lists=EACH,
+        whole(1, all=ALL), dict.fromkeys(MODELS, 1), "GPUs, or processes on a CPU (PyTorch); all: every GPU", EACH
     )
     framework: str = setting(framework_name, "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf")
     model: str = setting(
         str,
-        {
-            "image": "resnet50",
-            "mlp": ("mlp-5x1024", "mlp-10x1024", "mlp-15x1024", "mlp-20x1024"),
-            "transformer": ("distilbert", "bert-large"),
-            "llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m"),
-        },
+        {"image": "resnet50", "mlp": MLPS, "transformer": ("distilbert", "bert-large")}
+        | {"llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m")},
         "image: any classification model of torchvision (TensorFlow and JAX have a few); mlp: mlp-DEPTHxWIDTH or "
         "mlp-WIDTH-WIDTH-...; transformer: distilbert, bert-base, bert-large; llm: smollm2-135m, qwen3-0.6b, "
         "llama-3.2-1b, llama-3.2-3b, qwen3-4b, llama-3.1-8b; random weights; IMAGE_MODEL is a synonym",
-        lists=EACH,
+        EACH,
     )
     phase: str = setting(
         dict.fromkeys(MODELS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode", "training")},
         {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")},
         "inference or training; llm: prefill, decode, training",
-        lists=EACH,
+        EACH,
     )
     batch_size: int = setting(
         whole(1, auto=AUTO),
         {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1},
-        "items per step (llm: sequences per step); auto: the fastest size that fits, found by doubling",
-        lists=EACH,
+        "items per step and device (llm: sequences); auto: the fastest size that fits, found by doubling",
+        EACH,
     )
     num_images: int | None = setting(
         whole(1),
@@ -229,69 +220,38 @@ class Settings:
         | {"tflops": ("float32", "tf32", "float16", "bfloat16"), "llm": ByDevice(gpu="bfloat16", cpu="float32")},
         "float32 (TF32 off), tf32, float16, bfloat16, float64 (not in MLX); mixed_float16, mixed_bfloat16 (autocast; "
         "not in tflops, prefill, decode or MLX)",
-        shown="float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
-        lists=dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
+        dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
+        "float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
     )
     compile: str = setting(
         one_of("0", "1", *COMPILE_MODES),
         dict.fromkeys(MODELS, "0"),
-        "1: torch.compile, XLA in TensorFlow (JAX: always 1), mx.compile in MLX; or one of torch's modes: "
-        + ", ".join(COMPILE_MODES),
-        lists=EACH,
+        f"1: torch.compile, XLA (JAX: always 1), mx.compile; or a mode of torch: {', '.join(COMPILE_MODES)}",
+        EACH,
     )
     memory_format: str = setting(
-        one_of("channels_first", "channels_last"),
-        {"image": ""},
-        "channels_first or channels_last (TensorFlow, JAX and MLX: channels_last only)",
-        shown="channels_first (TensorFlow, JAX and MLX: channels_last)",
-        lists=EACH,
+        one_of(*MEMORY_FORMATS), {"image": ""}, " or ".join(MEMORY_FORMATS), EACH, "channels_first in PyTorch only"
     )
     optimizer: str = setting(
         dict.fromkeys(MODELS, one_of("sgd", "adam")) | {"llm": one_of("sgd", "adam", "adamw")},
         {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw"},
         "optimizer for training: sgd (learning rate 0.01, no momentum), adam (0.00001), llm only: adamw (0.0003)",
-        phases=TRAINING,
-        lists=EACH,
+        EACH,
     )
-    sequence_length: int = setting(
-        whole(1, 512), {"transformer": 128}, "tokens in one sequence, without padding", lists=EACH
-    )
+    sequence_length: int = setting(whole(1, 512), {"transformer": 128}, "tokens in a sequence, without padding", EACH)
     prompt_tokens: int = setting(
-        whole(1, MOST_POSITIONS),
-        {"llm": 512},
-        "tokens of each sequence in a step of prefill or training",
-        phases=("prefill", *TRAINING),
-        lists=EACH,
+        whole(1, MOST_POSITIONS), {"llm": 512}, "tokens of each sequence in prefill and training", EACH
     )
     lora_rank: int = setting(
-        whole(0, 1024),
-        {"llm": 0},
-        "train only LoRA adapters of this rank on the four attention projections; 0: train all weights",
-        phases=TRAINING,
-        lists=EACH,
+        whole(0, 1024), {"llm": 0}, "train only LoRA adapters of this rank on q, k, v and output; 0: all weights", EACH
     )
     checkpointing: bool = setting(
-        zero_or_one,
-        {"llm": False},
-        "1: save memory in training: keep only the input of each layer and recompute the layer in the backward pass",
-        shown="0",
-        phases=TRAINING,
-        lists=EACH,
+        zero_or_one, {"llm": False}, "1: recompute each layer in the backward pass, which saves memory", EACH
     )
-    new_tokens: int = setting(
-        whole(1, MOST_POSITIONS),
-        {"llm": 128},
-        "tokens that decode generates per sequence before it starts over",
-        phases=("decode",),
-    )
-    depth: int = setting(
-        whole(0, MOST_POSITIONS), {"llm": 0}, "tokens in the cache before decode begins", phases=("decode",), lists=EACH
-    )
+    new_tokens: int = setting(whole(1, MOST_POSITIONS), {"llm": 128}, "tokens that decode adds before it starts over")
+    depth: int = setting(whole(0, MOST_POSITIONS), {"llm": 0}, "tokens in the cache before decode begins", EACH)
     data: str | None = setting(
-        one_of("cifar10", "synthetic"),
-        {"mlp": None},
-        "cifar10 (170 MB, downloaded into data/ once) or synthetic, the default without a network",
-        shown="cifar10",
+        one_of("cifar10", "synthetic"), {"mlp": None}, "cifar10 (downloads 170 MB once) or synthetic", shown="cifar10"
     )
     epochs: int = setting(
         whole(0, 1000), {"mlp": 0}, "also train N whole epochs; each reports seconds, loss and test accuracy"
@@ -299,27 +259,22 @@ class Settings:
     sustain: int | None = setting(
         whole(60, 86_400),
         dict.fromkeys(MODELS),
-        "run one workload for N seconds (60 or more) without a pause, with a row every ten seconds, to show the effect "
-        "of heat",
+        "run one workload for N seconds, with a row every ten seconds, to show the effect of heat",
         shown="no",
     )
     sizes: tuple[tuple[int, int, int], ...] = setting(
-        matrix_size,
-        {"tflops": tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))},
-        "matmuls to measure: M for M x M x M, or MxNxK for M x K by K x N",
-        shown="32,64,128 ... 8192",
-        lists=TOGETHER,
+        matrix_size, {"tflops": SQUARES}, "matmuls: M, or MxNxK for M x K by K x N", TOGETHER, "32,64,128 ... 8192"
     )
     ops: tuple[str, ...] = setting(
         one_of(*OPS),
         {"tflops": OPS},
         "operators: matmul (all SIZES, and the peak); convolution (3x3), which needs matmul; bandwidth; int8 and "
         "float8 (matmuls, compared with bfloat16); gemv (M = 1, as in decode); attention",
-        shown="all",
-        lists=TOGETHER,
+        TOGETHER,
+        "all",
     )
     scope: tuple[str, ...] = setting(
-        one_of(*SCOPES), {"image": SCOPES}, "which of the three throughputs to measure", lists=TOGETHER
+        one_of(*SCOPES), {"image": SCOPES}, "which of the three throughputs to measure", TOGETHER
     )
     num_workers: int = setting(
         whole(0, 1024),
@@ -329,10 +284,7 @@ class Settings:
     )
     num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
     max_seconds: float = setting(
-        above_zero,
-        dict.fromkeys(MODELS, 3.0) | {"tflops": 1.0},
-        "time limit of one measurement in each process",
-        shown="3 (tflops: 1)",
+        above_zero, dict.fromkeys(MODELS, 3.0) | {"tflops": 1.0}, "time limit of one measurement", shown="3 (tflops: 1)"
     )
     target_ci: float = setting(above_zero, 1.0, "stop when the 95 % confidence interval is within +- N percent")
     runs: int | None = setting(
@@ -344,18 +296,16 @@ class Settings:
     machine: str | None = setting(
         slug, None, "name of the machine and of its file, results/<MACHINE>.csv", shown="the GPU's name, else the CPU's"
     )
-    results_dir: Path = setting(folder, ROOT / "results", "folder of the results files", shown="results")
+    results_dir: Path = setting(
+        lambda text: Path(os.path.expanduser(text)), ROOT / "results", "folder of the results files", shown="results"
+    )
     seed: int = setting(whole(0), 0, "seed of the data and the random weights")
     workload: str = setting(
         one_of(*MODELS), {"best": "image"}, "workload to find the fastest settings for: " + ", ".join(MODELS)
     )
-    rounds: int = setting(whole(1, 1000), {"noise": 2}, "rounds of A/A tests: three workloads in five processes each")
     max_minutes: float = setting(above_zero, {"best": 20.0}, "approximate time for the search")
     quick: bool = setting(
-        zero_or_one,
-        {"all": False},
-        "1: about three minutes instead of 20 to 30: fewer workloads, one short process each, less certain intervals",
-        shown="0",
+        zero_or_one, {"all": False}, "1: three minutes instead of 20 to 30: fewer workloads, one short process each"
     )
 
     def on(self, device):
@@ -406,11 +356,10 @@ def list_runs(script, environ=os.environ):
         entries = read_entries(name, script, environ)
         if len(entries) > 1 and of(name, "lists", script) == EACH:
             given = find_given(name, environ)
-            texts = [entry.strip() for entry in next(iter(given.values())).split(",")] if given else entries
-            choices.append([dict.fromkeys(given or [name.upper()], text) for text in texts])
+            texts = [text.strip() for text in environ[given].split(",")] if given else entries
+            choices.append([(given or name.upper(), text) for text in texts])
     runs = {}
-    for changes in product(*choices):
-        run = {name: text for change in changes for name, text in change.items()}
+    for run in map(dict, product(*choices)):
         phase = read_settings(script, {**environ, **run}).phase
         used = ((name, text) for name, text in run.items() if is_used_in(SYNONYMS.get(name, name).lower(), phase))
         runs.setdefault(frozenset(used), run)
@@ -419,12 +368,7 @@ def list_runs(script, environ=os.environ):
 
 def is_used_in(name, phase):
     """Return whether a phase uses the setting of this name ("depth")."""
-    return not DECLARED[name]["phases"] or phase in DECLARED[name]["phases"]
-
-
-def list_unused(script, environ=os.environ):
-    """Return the variables of the environment that are settings, but not of this script."""
-    return [variable for name in DECLARED if not is_used(name, script) for variable in find_given(name, environ)]
+    return phase in PHASES.get(name, (phase,))
 
 
 def of(name, key, script):
@@ -439,23 +383,20 @@ def is_used(name, script):
 
 
 def find_given(name, environ):
-    """Return {variable: text} of a setting in the environment, under its name and its synonyms."""
+    """Return the variable of the environment that sets a setting, which may be a synonym; None if it is unset."""
     names = [name.upper(), *(synonym for synonym, meant in SYNONYMS.items() if meant == name.upper())]
-    given = {variable: environ[variable].strip() for variable in names if variable in environ}
-    if len(set(given.values())) > 1:
-        raise SettingError(" and ".join(f"{n}={t!r}" for n, t in given.items()) + " must agree: set only one of them")
-    return given
+    return next((variable for variable in names if variable in environ), None)
 
 
 def read_entries(name, script, environ):
     """Return the values of a setting as a tuple: one, or one for each entry of a list."""
     if not is_used(name, script):
         return (None,)
-    given = find_given(name, environ)
-    if not given:
+    variable = find_given(name, environ)
+    if not variable:
         default = of(name, "default", script)
         return default if isinstance(default, tuple) else (default,)
-    variable, text = next(iter(given.items()))
+    text = environ[variable].strip()
     if not text:
         raise SettingError(f"{variable}='' is empty: give it a value, or unset it for the default")
     entries = [entry.strip() for entry in text.split(",")] if of(name, "lists", script) else [text]
@@ -474,44 +415,33 @@ def read_entries(name, script, environ):
 def refuse_contradictions(settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
     s, framework = settings, FRAMEWORKS[settings.framework]
-    title, is_generation = framework.title, s.phase in ("prefill", "decode")
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
-    able = " and ".join(known.title for known in FRAMEWORKS.values() if known.runs_language_models)
-    given = [name for name in ("SCOPE", "NUM_IMAGES", "EPOCHS") if name in environ and getattr(s, name.lower())]
-    is_mixed, has_many = s.precision in MIXED, s.num_devices not in (None, 1)
-    devices, compiled = f"NUM_DEVICES='{s.num_devices or 'all'}'", f"COMPILE={s.compile!r}"
-    precision, memory_format = f"PRECISION={s.precision!r}", f"MEMORY_FORMAT={s.memory_format!r}"
-    table = [  # (whether they exclude each other, the line)
-        (s.prompt_tokens and not framework.runs_language_models, f"only {able} run language models: set one of them"),
-        (s.framework != "torch" and s.compile in COMPILE_MODES, f"{compiled} is a mode of torch: set 1 or 0"),
-        (
-            s.memory_format and s.memory_format not in framework.memory_formats,
-            f"{memory_format}: {title} supports only channels_last here: unset it",
-        ),
-        (is_mixed and "mixed" in framework.lacks, f"{precision}: {title} has no autocast: set float16 or bfloat16"),
-        ("float64" in precisions and "float64" in framework.lacks, f"{precision}: {title} lacks it: set float32"),
-        (is_mixed and is_generation, f"{precision} needs PHASE=training, but PHASE={s.phase!r}: set one of them"),
-        (
-            s.framework == "mlx" and s.compile == "1" and is_generation,
-            f"{compiled}: mlx-lm's cache counts its tokens in Python, which MLX cannot compile: unset it",
-        ),
-        (
-            s.num_threads and "threads" in framework.lacks,
-            f"NUM_THREADS='{s.num_threads}': {title} cannot set its CPU threads: unset NUM_THREADS",
-        ),
-        (s.sustain and given, f"SUSTAIN='{s.sustain}' cannot be combined with {', '.join(given)}: unset one of them"),
-        (
-            s.ops and "convolution" in s.ops and "matmul" not in s.ops,
-            f"OPS={','.join(s.ops or ())!r}: convolution needs matmul: add it",
-        ),
-        (has_many and not framework.runs_on_many, f"{devices}: {title} runs on one device here: unset NUM_DEVICES"),
-        (has_many and s.batch_size == AUTO, f"BATCH_SIZE='auto' works only on one device, but {devices}: set a number"),
-        (has_many and s.epochs, f"EPOCHS='{s.epochs}' works only on one device, but {devices}: unset one of them"),
-        (s.epochs and s.phase == "inference", f"EPOCHS='{s.epochs}' needs PHASE=training: set it, or unset EPOCHS"),
+    is_mixed, is_generation = s.precision in MIXED, s.phase in ("prefill", "decode")
+    is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
+    has_many = s.num_devices not in (None, 1)
+    able = " and ".join(name for name, known in FRAMEWORKS.items() if known.runs_language_models)
+    table = [  # (whether they exclude each other, their names, the reason or the fix)
+        (s.prompt_tokens and not framework.runs_language_models, "framework", f"{able} run language models"),
+        (s.framework != "torch" and s.compile in COMPILE_MODES, "framework compile", "the mode is torch's: set 1 or 0"),
+        (is_channels_first, "framework memory_format", "it supports only channels_last here"),
+        (is_mixed and "mixed" in framework.lacks, "framework precision", "set float16 or bfloat16 without mixed_"),
+        ("float64" in precisions and "float64" in framework.lacks, "framework precision", "it lacks float64"),
+        (is_mixed and is_generation, "phase precision", "mixed precision needs PHASE=training"),
+        (s.framework == "mlx" and s.compile == "1" and is_generation, "framework compile", "its cache uses Python"),
+        (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting"),
+        (s.ops and "convolution" in s.ops and "matmul" not in s.ops, "ops", "convolution needs matmul: add it"),
+        (has_many and not framework.runs_on_many, "framework num_devices", "it runs on one device here"),
+        (has_many and s.batch_size == AUTO, "num_devices batch_size", "auto works only on one device"),
+        (has_many and s.epochs, "num_devices epochs", "epochs are trained only on one device"),
+        (s.epochs and s.phase == "inference", "phase epochs", "epochs need PHASE=training"),
     ]
-    for excludes, line in table:
+    for name in ("scope", "num_images", "epochs"):
+        table.append((s.sustain and name.upper() in environ and getattr(s, name), f"sustain {name}", "unset one"))
+    for excludes, names, reason in table:
         if excludes:
-            raise SettingError(line if "=" in line.partition(":")[0] else f"FRAMEWORK={s.framework!r}: {line}")
+            given = ((name.upper(), getattr(s, name)) for name in names.split())
+            words = " with ".join(f"{name}={environ.get(name, value)!r}" for name, value in given)
+            raise SettingError(f"{words} cannot run: {reason}")
 
 
 def refuse_misspelt(scripts, environ):
@@ -522,12 +452,11 @@ def refuse_misspelt(scripts, environ):
     """
     known = known_names()
     used = {name.upper() for name in DECLARED if any(is_used(name, script) for script in scripts)} | {*MAKE_VARIABLES}
-    words = re.findall(r"(?:[^\\\s]|\\.)+", environ.get("MAKEFLAGS", ""))  # a backslash escapes a space
-    for name in [w.split("=", 1)[0].rstrip(":+?") for w in words if re.match(r"[A-Za-z_]\w*[:+?]*=", w)]:
+    # A backslash escapes a space within a value.
+    for name in re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", "")):
         if name not in known:
             near = difflib.get_close_matches(name.upper(), known, n=1)
-            advice = f"did you mean {near[0]}?" if near else "see `make help`"
-            raise SettingError(f"{name} is not a setting: {advice}")
+            raise SettingError(f"{name} is not a setting: {f'did you mean {near[0]}?' if near else 'see `make help`'}")
         if SYNONYMS.get(name, name) not in used:
             raise SettingError(f"{name} is not used by this command: leave it out (`make settings` lists what uses it)")
     ours = [name for name in known if name not in MAKE_VARIABLES]
@@ -553,12 +482,11 @@ def as_markdown():
     """Return the page docs/settings.md."""
     lists = {name.upper(): str(about["lists"]) for name, about in DECLARED.items()}
     each, together = (", ".join(name for name in lists if kind in lists[name]) for kind in (EACH, TOGETHER))
-    together = together.replace("PRECISION", "PRECISION (in `make tflops`)")
-    lines = [PAGE.format(each=each, together=together)]
+    lines = [PAGE.format(each=each, together=together.replace("PRECISION", "PRECISION (in `make tflops`)"))]
     for name, about in DECLARED.items():
         by_script = about["default"] if isinstance(about["default"], dict) else {"every command": about["default"]}
         values = (value if isinstance(value, tuple) else (value,) for value in by_script.values())
-        texts = [",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in entries) for entries in values]
+        texts = [",".join(f"{v:g}" if isinstance(v, float | bool) else str(v) for v in entries) for entries in values]
         shown = about["shown"] or (texts[0] if len(set(texts)) == 1 else " / ".join(texts))
         lines.append(f"| {name.upper()} | {shown} | {', '.join(by_script)} | {about['meaning']} |")
     for name, meaning in MAKE_VARIABLES.items():

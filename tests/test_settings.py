@@ -4,16 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.settings import (
-    ALL,
-    AUTO,
-    MOST_POSITIONS,
-    SYNONYMS,
-    SettingError,
-    as_markdown,
-    list_runs,
-    read_settings,
-)
+from bench.settings import ALL, AUTO, MOST_POSITIONS, SYNONYMS, SettingError, as_markdown, list_runs, read_settings
 from llm_benchmark import DECODERS
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
@@ -48,13 +39,10 @@ def test_defaults_depend_on_the_script_and_the_device():
     ("script", "environ", "values"),
     [
         ("image", {"USE_GPU": "1", "BATCH_SIZE": "64", "IMAGE_MODEL": "resnet18"}, (True, 64, "resnet18")),
-        ("image", {"MODEL": "vgg11", "IMAGE_MODEL": "vgg11"}, ("vgg11", "vgg11")),
         ("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "FRAMEWORK": "PyTorch"}, (8, "float32", "torch")),
         ("image", {"BATCH_SIZE": "AUTO", "COMPILE": "Max-Autotune"}, (AUTO, "max-autotune")),
-        ("image", {"NUM_DEVICES": "ALL"}, (ALL,)),
         ("image", {"NUM_DEVICES": "All", "BATCH_SIZE": "4"}, (ALL, 4)),
         ("image", {"SCOPE": "input,device", "MACHINE": "../../tmp/x"}, (("input", "device"), "tmp-x")),
-        ("image", {"MACHINE": "Alice's MacBook"}, ("alice-s-macbook",)),
         ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_last"}, ("tensorflow", "channels_last")),
         ("llm", {"PHASE": "Decode", "NUM_DEVICES": "all"}, ("decode", ALL)),
         ("tflops", {"SIZES": "64, 8X16x32"}, (((64, 64, 64), (8, 16, 32)),)),
@@ -67,70 +55,58 @@ def test_what_users_type_becomes_values(script, environ, values):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "fix"),
+    ("name", "values", "fix"),
     [
-        *(
-            ("BATCH_SIZE", value, "from 1 to 1000000000, or auto")
-            for value in ("0", "-1", "abc", "1.5", "1e9", "1_000", "٣", "99999999999")
-        ),
-        ("USE_GPU", "yes please", "1 or 0"),
-        ("PRECISION", "fp8", "float32, tf32, float16, bfloat16, float64, mixed_float16, mixed_bfloat16"),
-        ("NUM_WORKERS", "-1", "from 0 to 1024"),
-        ("NUM_DEVICES", "0", "from 1 to 1000000000, or all"),
-        ("IMAGE_SIZE", "7", "from 32 to 4096"),
-        ("RUNS", "0", "from 1 to 1000"),
-        ("RUNS", "1,2", "from 1 to 1000"),  # not a list
-        ("COMPILE", "2", "0, 1, reduce-overhead, max-autotune, max-autotune-no-cudagraphs"),
-        ("PHASE", "decode", "inference, training"),
-        ("MAX_SECONDS", "nan", "above 0"),
-        ("MAX_SECONDS", "0", "above 0"),
-        ("TARGET_CI", "inf", "above 0"),
-        ("SEED", "-1", "from 0 to 1000000000"),
-        ("MACHINE", "..", "letters or digits"),
-        ("MACHINE", "published", "not 'published'"),
+        ("BATCH_SIZE", "0 -1 abc 1.5 1e9 1_000 ٣ 99999999999", "from 1 to 1000000000, or auto"),
         ("BATCH_SIZE", "1,,4", "remove the extra comma"),
         ("BATCH_SIZE", "1,4,1", "name it once"),
         ("BATCH_SIZE", "1,x", "or auto, in every entry"),
+        ("USE_GPU", "yes 2", "1 or 0"),
+        ("PRECISION", "fp8", "float32, tf32, float16, bfloat16, float64, mixed_float16, mixed_bfloat16"),
+        ("NUM_DEVICES", "0", "from 1 to 1000000000, or all"),
+        ("RUNS", "0 1,2", "from 1 to 1000"),  # not a list
+        ("PHASE", "decode", "inference, training"),
+        ("MAX_SECONDS", "nan 0 inf", "above 0"),
+        ("MACHINE", ".. published", "letters or digits, and not 'published'"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_fix(name, value, fix):
-    message = refusal(**{name: value})
-    assert message.startswith(f"{name}={value!r} ")
-    assert fix in message
+def test_a_wrong_value_is_named_with_its_fix(name, values, fix):
+    for value in values.split():
+        message = refusal(**{name: value})
+        assert message.startswith(f"{name}={value!r} ")
+        assert fix in message
 
 
-@pytest.mark.parametrize("name", ["BATCH_SIZE", "IMAGE_MODEL", "MODEL", "MACHINE", "RESULTS_DIR"])
+@pytest.mark.parametrize("name", ["BATCH_SIZE", "IMAGE_MODEL", "RESULTS_DIR"])
 def test_an_empty_value_is_refused(name):
     assert refusal(**{name: " "}).startswith(f"{name}='' is empty")
 
 
 @pytest.mark.parametrize(
-    ("script", "environ", "named"),
+    ("script", "environ"),
     [
-        ("image", {"SUSTAIN": "60", "SCOPE": "input"}, "SCOPE"),
-        ("image", {"SUSTAIN": "60", "NUM_IMAGES": "9"}, "NUM_IMAGES"),
-        ("mlp", {"SUSTAIN": "60", "EPOCHS": "1"}, "EPOCHS"),
-        ("mlp", {"PHASE": "inference", "EPOCHS": "1"}, "PHASE=training"),
-        ("image", {"COMPILE": "reduce-overhead", "FRAMEWORK": "tensorflow"}, "COMPILE='reduce-overhead'"),
-        ("image", {"NUM_DEVICES": "2", "FRAMEWORK": "tensorflow"}, "TensorFlow"),
-        ("mlp", {"NUM_DEVICES": "all", "FRAMEWORK": "tf"}, "TensorFlow"),
-        ("image", {"NUM_DEVICES": "2", "BATCH_SIZE": "auto"}, "NUM_DEVICES='2'"),
-        ("mlp", {"NUM_DEVICES": "2", "EPOCHS": "1"}, "EPOCHS='1'"),
-        ("image", {"MODEL": "resnet18", "IMAGE_MODEL": "resnet50"}, "IMAGE_MODEL='resnet50'"),
-        ("llm", {"FRAMEWORK": "tensorflow"}, "PyTorch"),
-        ("llm", {"PHASE": "inference"}, "prefill, decode, training"),
-        ("llm", {"PRECISION": "mixed_float16"}, "PHASE=training"),
-        ("mlp", {"OPTIMIZER": "adamw"}, "sgd, adam"),
-        ("image", {"PRECISION": "mixed_float16", "FRAMEWORK": "mlx"}, "float16 or bfloat16"),
-        ("mlp", {"NUM_THREADS": "2", "FRAMEWORK": "mlx"}, "MLX"),
-        *(("image", {"MEMORY_FORMAT": "channels_first", "FRAMEWORK": name}, "channels_last") for name in ("tf", "jax")),
-        ("llm", {"COMPILE": "1", "FRAMEWORK": "mlx"}, "COMPILE='1'"),
+        ("image", {"SUSTAIN": "60", "SCOPE": "input"}),
+        ("mlp", {"SUSTAIN": "60", "EPOCHS": "1"}),
+        ("mlp", {"PHASE": "inference", "EPOCHS": "1"}),
+        ("image", {"COMPILE": "reduce-overhead", "FRAMEWORK": "tensorflow"}),
+        ("mlp", {"NUM_DEVICES": "all", "FRAMEWORK": "tf"}),
+        ("image", {"NUM_DEVICES": "2", "BATCH_SIZE": "auto"}),
+        ("mlp", {"NUM_DEVICES": "2", "EPOCHS": "1"}),
+        ("llm", {"FRAMEWORK": "tensorflow"}),
+        ("llm", {"PRECISION": "mixed_float16"}),
+        ("llm", {"PHASE": "inference"}),
+        ("mlp", {"OPTIMIZER": "adamw"}),
+        ("image", {"PRECISION": "mixed_float16", "FRAMEWORK": "mlx"}),
+        ("tflops", {"PRECISION": "float32,float64", "FRAMEWORK": "mlx"}),
+        ("mlp", {"NUM_THREADS": "2", "FRAMEWORK": "mlx"}),
+        ("image", {"MEMORY_FORMAT": "channels_first", "FRAMEWORK": "jax"}),
+        ("llm", {"COMPILE": "1", "FRAMEWORK": "mlx"}),
+        ("tflops", {"OPS": "convolution"}),
     ],
 )
-def test_contradictions_are_refused(script, environ, named):
+def test_contradictions_are_refused_with_all_that_was_given(script, environ):
     message = refusal(script, **environ)
-    assert named in message
-    assert next(iter(environ)) in message
+    assert all(f"{name}={text!r}" in message for name, text in environ.items())
 
 
 @pytest.mark.parametrize(
@@ -147,12 +123,10 @@ def test_more_tokens_than_any_model_allows_are_refused_before_a_framework_is_imp
 @pytest.mark.parametrize(
     ("names", "meant"),
     [
-        ("BATCHSIZE batch_size Batch__Size BATCH_SIZES BATCH_SIZ BATCH_SIZA", "BATCH_SIZE"),
-        ("PRECISON PRECISIONS", "PRECISION"),
+        ("BATCHSIZE batch_size Batch__Size BATCH_SIZES BATCH_SIZ", "BATCH_SIZE"),
         ("EPOCH epochs", "EPOCHS"),
         ("model Model", "MODEL"),
         ("OPTIMISER", "OPTIMIZER"),
-        ("USEGPU", "USE_GPU"),
         ("IMAGEMODEL", "IMAGE_MODEL"),
     ],
 )
@@ -170,11 +144,9 @@ def test_ordinary_variables_are_left_alone():
 @pytest.mark.parametrize(
     ("makeflags", "name", "fix"),
     [
-        (" -- BATCHSIZE=64", "BATCHSIZE", "did you mean BATCH_SIZE?"),
-        ("s -- BATCH_SIZES=64", "BATCH_SIZES", "did you mean BATCH_SIZE?"),
+        ("s -- BATCHSIZE=64", "BATCHSIZE", "did you mean BATCH_SIZE?"),
         (" -- MODEL=a MACHINES=b\\ c", "MACHINES", "did you mean MACHINE?"),
         ("XYZZY=1", "XYZZY", "`make help`"),
-        ("EPOCHS=1", "EPOCHS", "leave it out"),
         ("MAX_MINUTES=3", "MAX_MINUTES", "leave it out"),  # make best's
     ],
 )
@@ -192,15 +164,6 @@ def test_known_names_on_makes_command_line_are_accepted():
 # Lists
 
 
-def test_lists_ask_for_every_combination():
-    environ = {"BATCH_SIZE": "1,4,16", "USE_GPU": "0,1", "PHASE": "inference,training", "SEED": "1"}
-    changes = list_runs("image", environ)
-    assert len(changes) == 12
-    assert changes[0] == {"USE_GPU": "0", "PHASE": "inference", "BATCH_SIZE": "1"}
-    runs = [read_settings("image", environ | change) for change in changes]
-    assert len({(run.use_gpu, run.phase, run.batch_size) for run in runs}) == 12
-
-
 @pytest.mark.parametrize(
     ("script", "environ", "changes"),
     [
@@ -211,10 +174,8 @@ def test_lists_ask_for_every_combination():
         ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]),
         ("image", {"BATCH_SIZE": "1,AUTO"}, [{"BATCH_SIZE": "1"}, {"BATCH_SIZE": "AUTO"}]),
         ("transformer", {"SEED": "1"}, [{"MODEL": "distilbert"}, {"MODEL": "bert-large"}]),
-        ("transformer", {"MODEL": "bert-base"}, [{}]),
         ("llm", {}, [{"PHASE": "prefill"}, {"PHASE": "decode"}]),
         ("llm", {"PHASE": " Prefill", "DEPTH": "0,512"}, [{"DEPTH": "0"}]),  # prefill does not use DEPTH
-        ("llm", {"PHASE": "decode", "DEPTH": "0,512"}, [{"DEPTH": "0"}, {"DEPTH": "512"}]),
         ("llm", {"PHASE": "decode", "LORA_RANK": "0,8"}, [{"LORA_RANK": "0"}]),
         ("llm", {"PHASE": "training", "LORA_RANK": "0,8"}, [{"LORA_RANK": "0"}, {"LORA_RANK": "8"}]),
     ],
