@@ -1,8 +1,4 @@
-"""Declare the columns of a results file, each once, with its role, its meaning and how its values are worded.
-
-Tables, plots, comparisons and the report derive what they need from here. A new setting that defines the work is one
-line here, its declaration in bench/settings.py, and the code that uses it.
-"""
+"""Declare the columns of a results file, each once, with its role, its meaning and how its values are worded."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +21,7 @@ class Column:
     # "text"; "number"; "positive": a number that is never 0; "meter": a number that is 0 only if the meter is stuck.
     kind: str = "text"
     blank: str = ""  # the value that an empty cell means
-    # The wording of a value of work or setup: a pattern, words for some values, or a function; "" means none.
+    # How a value of work or setup is worded: a pattern, words for some values, or a function; "" means not at all.
     words: str | dict[str, str] | Callable[[str], str] | None = None
     said_for: tuple[str, ...] = ()  # the workloads that show it; empty: all
 
@@ -42,13 +38,12 @@ class Column:
 
 
 def say_allocator(text):
-    """Describe the allocator's variables in few words."""
-    preloaded = re.fullmatch(r"LD_PRELOAD=(?:\S*/)?(\S+)", text)
-    if preloaded:
-        return preloaded[1]
-    # What `make best` sets: glibc then keeps freed memory and does not map large blocks separately.
-    return "allocator keeps memory" if re.fullmatch(r"(MALLOC_(MMAP|TRIM)_THRESHOLD_=\d{9,} ?){2}", text) else text
+    """Describe the allocator's variables: a preloaded library by its file, what `make best` sets for glibc in words."""
+    keeps = re.fullmatch(r"(MALLOC_(MMAP|TRIM)_THRESHOLD_=\d{9,} ?){2}", text)
+    return "allocator keeps memory" if keeps else re.sub(r"LD_PRELOAD=(\S*/)?", "", text)
 
+
+COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in COMPILE_MODES}
 
 COLUMNS = {
     # which
@@ -62,9 +57,7 @@ COLUMNS = {
     "source": Column("identity", "of a published figure; blank for a measurement by this program"),
     "note": Column("result", "the reason of a status, or what limits the machine"),
     # machine
-    "machine": Column(
-        "identity", "the host, named after its first visible NVIDIA card, else after its chip, whichever of them ran"
-    ),
+    "machine": Column("identity", "the host, named after its first visible NVIDIA card, else after its chip"),
     "device": Column("identity", "what ran: cpu, cuda, mps"),
     "device_name": Column("identity", "its name as the system reports it"),
     "gpu_cores": Column("identity", "Apple GPU cores"),
@@ -76,50 +69,23 @@ COLUMNS = {
     "driver": Column("version", "NVIDIA driver"),
     "power_source": Column("setup", "ac or battery", blank="ac", words={"battery": "on battery"}),
     "low_power_mode": Column("setup", "1 or 0, if the system has one", blank="0", words={"1": "in low-power mode"}),
-    "allocator": Column(
-        "setup",
-        "environment variables of the memory allocator, and others that change the speed, separated by spaces",
-        words=say_allocator,
-    ),
+    "allocator": Column("setup", "environment variables that change the speed", words=say_allocator),
     # software
     "commit": Column("version", "of this repository; -dirty if its programs were changed"),
     "python": Column("version", "version"),
     "framework": Column("work", "torch, tensorflow, jax or mlx", words=""),
     "framework_version": Column("version", "with its build"),
     # workload
-    "workload": Column(
-        "work", "image, mlp, transformer, llm, matmul, convolution, gemv, attention or bandwidth", words=""
-    ),
-    "model": Column(
-        "work",
-        "its name; or matmul, matmul-peak (the best of a sweep, measured again), matmul-8bit, conv3x3, copy ...",
-        words="{}",
-    ),
-    "phase": Column(
-        "work",
-        "inference, training, forward, backward or optimizer; of an llm also prefill or decode, but not inference; "
-        "blank for an operator",
-        words="{}",
-    ),
-    "scope": Column(
-        "work",
-        "device (resident batches), input (only the pipeline), end_to_end, epoch (all training data once), sustained",
-        words={"device": ""},
-    ),
+    "workload": Column("work", "image, mlp, transformer, llm, matmul, convolution, gemv ...", words=""),
+    "model": Column("work", "its name; or matmul, matmul-peak (the best of a sweep, again), copy ...", words="{}"),
+    "phase": Column("work", "inference, training, forward, backward, optimizer, prefill or decode", words="{}"),
+    "scope": Column("work", "device, input, end_to_end, epoch or sustained", words={"device": ""}),
     "epoch": Column("work", "its number, from 1, in the scope epoch", words="epoch {}"),
     "matrix_size": Column("work", "m x n x k", words="{}"),
     "precision": Column("work", "as asked for", words="{}"),
     "measured_precision": Column("result", "found by a comparison with float64"),
-    "output_error": Column(
-        "result",
-        "of the output for a pair of items against float32 on the CPU, relative L2; blank in float32 on a CPU",
-        "number",
-    ),
-    "compile": Column(
-        "work",
-        "1 or 0, or a mode of torch.compile; JAX always compiles: 1",
-        words={"1": "compiled", "0": ""} | {mode: f"compiled ({mode})" for mode in COMPILE_MODES},
-    ),
+    "output_error": Column("result", "of the output against float32 on the CPU, relative L2", "number"),
+    "compile": Column("work", "1 or 0, or a mode of torch.compile; in JAX always 1", words=COMPILE_WORDS),
     "memory_format": Column("work", "channels_first or channels_last", words="{}"),
     "batch_size": Column("work", "items in one step; sequences of an llm", words="batch {}"),
     "image_size": Column("work", "pixels per side", words="{} px", said_for=("image",)),
@@ -127,32 +93,18 @@ COLUMNS = {
     "prompt_tokens": Column("work", "tokens of each sequence in a step of prefill", words="prompt of {}"),
     "new_tokens": Column("work", "tokens that decode adds before it starts again", words="{} new tokens"),
     "depth": Column("work", "tokens in the cache before decode begins", words="depth {}"),
-    "lora_rank": Column(
-        "work", "of LoRA's adapters, the only trained weights; 0: all are trained", blank="0", words="LoRA of rank {}"
-    ),
-    "checkpointing": Column(
-        "work", "1: each layer is computed again in the backward pass", blank="0", words={"1": "checkpointing"}
-    ),
+    "lora_rank": Column("work", "of LoRA's adapters; 0: all weights are trained", blank="0", words="LoRA of rank {}"),
+    "checkpointing": Column("work", "1: backward computes layers again", blank="0", words={"1": "checkpointing"}),
     "data": Column("work", "synthetic, jpeg or cifar10", words="{} images", said_for=("mlp",)),
     "optimizer": Column("work", "sgd, adam or adamw", words="{}"),
-    "world_size": Column(
-        "work",
-        "devices (or CPU processes) that shared the work, each with batch_size items",
-        blank="1",
-        words="{} devices",
-    ),
+    "world_size": Column("work", "devices or CPU processes that shared the work", blank="1", words="{} devices"),
     "nodes": Column("work", "number of machines with these devices", blank="1", words="{} nodes"),
     "num_workers": Column("setup", "input processes of each device, or threads of tf.data", words="{} workers"),
     "num_threads": Column("setup", "CPU threads of the framework, for each device", words="{} threads"),
     "seed": Column("identity", "of data and weights"),
     # result
     "unit": Column("result", "of throughput"),
-    "throughput": Column(
-        "result",
-        "items per second of all devices, in the process with the median rate; there the median window, or with a "
-        "pipeline or NUM_IMAGES all items over all seconds",
-        "positive",
-    ),
+    "throughput": Column("result", "items per second of all devices, in the process with the median rate", "positive"),
     "throughput_low": Column("result", "lowest end of the processes' intervals", "positive"),
     "throughput_high": Column("result", "highest end of the processes' intervals", "positive"),
     "process_rates": Column("result", "throughput of each process, in order, separated by spaces"),
@@ -165,14 +117,8 @@ COLUMNS = {
     "seconds": Column("result", "total of all windows", "positive"),
     "first_step_seconds": Column("result", "of the very first step: allocation, autotuning, compilation", "positive"),
     "warmup_seconds": Column("result", "from the first step until the speed is steady", "number"),
-    "stop_reason": Column(
-        "result", "target_ci, max_seconds, num_images, epoch, interval (of a sustained run) or interrupted"
-    ),
-    "elapsed_seconds": Column(
-        "result",
-        "in the scope sustained: time from the start of the run to the end of this row's ten seconds",
-        "positive",
-    ),
+    "stop_reason": Column("result", "target_ci, max_seconds, num_images, epoch, interval (sustained) or interrupted"),
+    "elapsed_seconds": Column("result", "in the scope sustained: from the run's start to the row's end", "positive"),
     "bottleneck": Column("result", "device, input ..."),
     # learning
     "parameters": Column("result", "trainable", "number"),
@@ -183,41 +129,20 @@ COLUMNS = {
     # physics
     "flops_per_item": Column("result", "FLOPs per item of the phase; 1 multiply-add = 2", "positive"),
     "tflops": Column("result", "throughput x flops_per_item / 10**12; of int8 these are TOP/s", "positive"),
-    "bytes_per_step": Column(
-        "result",
-        "bytes that a step of decode or gemv has to read: the weights once, and a cache at its mean length",
-        "positive",
-    ),
+    "bytes_per_step": Column("result", "that a step of decode or gemv has to read: weights, mean cache", "positive"),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
-    "peak_memory_bytes": Column(
-        "result", "allocated on the (first) device; of the process if the device is the cpu", "meter"
-    ),
+    "peak_memory_bytes": Column("result", "on the (first) device; of the process if the device is the cpu", "meter"),
     "reserved_memory_bytes": Column("result", "the most memory that the framework reserved on the device", "meter"),
-    "power_watts": Column(
-        "result",
-        "mean over at least five seconds of the work; in the scope sustained over the seconds of the row",
-        "meter",
-    ),
+    "power_watts": Column("result", "mean over at least five seconds of the work, or over a sustained row", "meter"),
     "power_scope": Column("result", "what power_watts covers on each device; the watts are the sum of all devices"),
-    "joules_per_item": Column(
-        "result", "joules over items in the seconds of power_watts, which follow the windows", "meter"
-    ),
+    "joules_per_item": Column("result", "joules over items in the seconds of power_watts", "meter"),
     "idle_watts": Column("result", "power_watts before the run starts any work on the device", "meter"),
     "temperature_c": Column("result", "temperature of the device right after the last window", "number"),
     "clock_mhz": Column("result", "clock of the device right after the last window", "meter"),
     "throttle_reasons": Column("result", "NVIDIA driver's reasons for a lower clock right after the last window"),
-    "thermal_pressure": Column(
-        "result", "level that a Mac reports right after the last window: nominal, moderate, heavy ..."
-    ),
-    "canary_ratio": Column(
-        "result", "time of a small matmul after the measurement over its time before the run", "positive"
-    ),
-    "canary_seconds": Column(
-        "result",
-        "time of that matmul before the run: 512 x 512 by NumPy if the device is the cpu, else 2048 x 2048 by the "
-        "framework",
-        "positive",
-    ),
+    "thermal_pressure": Column("result", "that a Mac reports after the last window: nominal, moderate, heavy ..."),
+    "canary_ratio": Column("result", "time of a small matmul after the measurement over canary_seconds", "positive"),
+    "canary_seconds": Column("result", "its time before the run, by NumPy if the device is the cpu", "positive"),
 }
 
 

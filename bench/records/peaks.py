@@ -11,8 +11,6 @@ IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks cont
 # (section 4.1 of https://arxiv.org/abs/1509.09308); MLX on Metal has F(6x6, 3x3), which needs 64 for 324.
 WINOGRAD, WINOGRAD_MLX = 36 / 16, 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
-# No logical CPU is faster: two AVX-512 units at 5 GHz in float32, AMX in shorter precisions.
-CPU_TFLOPS, CPU_SHORT_TFLOPS, CPU_GB_PER_SECOND = 0.5, 10.0, 200.0
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
@@ -36,35 +34,26 @@ def chip_bandwidths():
     return {key[:2]: value for key, value in chip_peaks("bandwidth_gb_s").items()}
 
 
-def limits_of(row):
-    """Return the (TFLOP/s, GB/s) that a row's devices cannot exceed, nor any CPU of their number.
+def is_implausible(row):
+    """Return whether a row, a dict of numbers, is faster than its GPUs can be; of a CPU nothing is known.
 
     A GPU that is not in the file has the limits of the fastest one. float32 that was measured as TF32 has TF32's.
     Networks with convolutions may be faster by Winograd's factor.
     """
-    asked, is_mlx = row["precision"], row["device"] == "mps" and row.get("framework") == "mlx"
     if row["device"] == "cpu":
-        cpus = float(row.get("cpu_count") or math.inf) * int(row.get("nodes") or 1)
-        tflops, bandwidth = CPU_TFLOPS if asked in ("float32", "float64") else CPU_SHORT_TFLOPS, CPU_GB_PER_SECOND
-        limits = [cpus * tflops, cpus * bandwidth]
-    else:
-        devices = IMPLAUSIBLE * int(row.get("world_size") or 1)  # the rates are those of all devices
-        is_tf32 = asked == "float32" and "tf32" in str(row.get("measured_precision"))
-        precision = "tf32" if is_tf32 else SIXTEEN_BITS.get(asked, asked)
-        rates = [rate for (*_, name), rate in chip_peaks().items() if name == precision]
-        chip = row["device_name"], str(row["gpu_cores"] or "")
-        tflops = chip_peaks().get((*chip, precision)) or max(rates or [2 * max(chip_peaks().values())])  # 8 bits
-        limits = [devices * tflops, devices * (chip_bandwidths().get(chip) or max(chip_bandwidths().values()))]
-    if row.get("workload") in CONVOLUTIONS and (asked == "float32" or is_mlx or row["device"] == "cpu"):
-        limits[0] *= WINOGRAD_MLX if is_mlx else WINOGRAD
-    return tuple(limits)
-
-
-def is_implausible(row):
-    """Return whether a row, a dict of numbers, exceeds limits_of() its devices."""
-    tflops, bandwidth = limits_of(row)
+        return False
+    asked, is_mlx = row["precision"], row["device"] == "mps" and row.get("framework") == "mlx"
+    is_tf32 = asked == "float32" and "tf32" in str(row.get("measured_precision"))
+    precision = "tf32" if is_tf32 else SIXTEEN_BITS.get(asked, asked)
+    chip = row["device_name"], str(row["gpu_cores"] or "")
+    fastest = max((rate for (*_, name), rate in chip_peaks().items() if name == precision), default=math.inf)
+    tflops = chip_peaks().get((*chip, precision), fastest)
+    bandwidth = chip_bandwidths().get(chip, max(chip_bandwidths().values()))
+    if row.get("workload") in CONVOLUTIONS and (asked == "float32" or is_mlx):
+        tflops *= WINOGRAD_MLX if is_mlx else WINOGRAD
     moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
-    return (row.get("tflops") or 0) > tflops or (moved or 0) > bandwidth
+    devices = IMPLAUSIBLE * int(row.get("world_size") or 1)  # the rates are those of all devices
+    return (row.get("tflops") or 0) > devices * tflops or (moved or 0) > devices * bandwidth
 
 
 def flag_implausible(row):
@@ -77,18 +66,14 @@ def chip_of(row):
     return row["machine"], row["device"], (row["device"] == "cpu" and row.get("cpu_id")) or row["device_name"]
 
 
-def is_peak(row):
-    """Return whether a row is a measured peak with a figure."""
-    return row["model"] == "matmul-peak" and row["status"] == "ok" and float(row["tflops"] or 0) > 0
-
-
 def measured_peaks(rows):
     """Return {(*chip_of(row), precision): row} of the best measured peaks, of any framework.
 
     Args:
         rows: dicts of text, from results.read(), or of numbers.
     """
-    ranked = sorted(filter(is_peak, rows), key=lambda row: float(row["tflops"]))
+    ok = [row for row in rows if row["model"] == "matmul-peak" and row["status"] == "ok" and row["tflops"]]
+    ranked = sorted(ok, key=lambda row: float(row["tflops"]))
     return {(*chip_of(row), row["precision"]): row for row in ranked if "implausible" not in row["flags"]}
 
 
