@@ -282,7 +282,11 @@ def call(model, inputs, training):
 
 
 def calibrate(model, inputs):
-    """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth."""
+    """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth.
+
+    The mean stays 0 and the variance becomes the mean square. Random weights give all items similar features, and
+    without their common mean, layer after layer, rounding in 16 bits would grow to 30 % of a small image's output.
+    """
     # _flatten_layers: nothing public lists the layers of nested models.
     norms = [layer for layer in model._flatten_layers() if isinstance(layer, layers.BatchNormalization)]
     momenta = [norm.momentum for norm in norms]
@@ -292,6 +296,8 @@ def calibrate(model, inputs):
         call(model, inputs, training=True)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+        norm.moving_variance.assign(norm.moving_variance + norm.moving_mean**2)
+        norm.moving_mean.assign(0 * norm.moving_mean)
 
 
 BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer}
