@@ -24,51 +24,40 @@ def open_stream(workload, settings, phase):
     ahead = READY + math.ceil(workers / workload.items_per_step) if workers else 0
     prepare = cut_at_random if phase == "training" else resize_and_cut
 
-    def load(images, place, number, seed):
-        with Image.open(paths[number]) as image:
-            images[place] = prepare(image.convert("RGB"), size, np.random.default_rng(seed))
+    random = np.random.default_rng(settings.seed)
+    orders = (random.permutation(len(paths)) for _ in itertools.count())
+    items = ((int(number), int(random.integers(2**63))) for order in orders for number in order)  # and a seed for each
 
-    def begin_batch(submit):
-        """Return (images, labels, what to wait for) of a batch whose images may not be there yet."""
-        images = np.empty((workload.items_per_step, size, size, 3), np.float32)
-        chosen = list(itertools.islice(numbers, len(images)))
-        waiting = [submit(load, images, place, *each) for place, each in enumerate(chosen)]
-        return images, np.array([number % classes for number, _ in chosen]), waiting
+    def load(place, item):
+        number, seed = item
+        with Image.open(paths[number]) as image:
+            place[:] = prepare(image.convert("RGB"), size, np.random.default_rng(seed))
 
     def batches():
-        pool = ThreadPoolExecutor(max(1, workers))
-        submit = pool.submit if workers else lambda work, *arguments: work(*arguments)
-        begun = deque()
+        pool, begun = ThreadPoolExecutor(max(1, workers)), deque()
         try:
             while True:
                 while len(begun) < max(1, ahead):
-                    begun.append(begin_batch(submit))
+                    images = np.empty((workload.items_per_step, size, size, 3), np.float32)
+                    chosen = list(itertools.islice(items, len(images)))
+                    waiting = (pool.map if workers else map)(load, images, chosen)
+                    begun.append((images, [number % classes for number, _ in chosen], waiting))
                 images, labels, waiting = begun.popleft()
-                for each in filter(None, waiting):
-                    each.result()  # raises what a worker raised
-                yield images.transpose(0, 3, 1, 2), labels
+                list(waiting)  # raises what a worker raised
+                yield images.transpose(0, 3, 1, 2), np.array(labels)
         finally:
             pool.shutdown(cancel_futures=True)
 
-    numbers = shuffled(len(paths), settings.seed)
     return base.Stream(batches(), workers, ahead)
-
-
-def shuffled(count, seed):
-    """Yield (number, seed of its transforms) of all files in a random order, again and again."""
-    random = np.random.default_rng(seed)
-    while True:
-        yield from ((int(number), int(random.integers(2**63))) for number in random.permutation(count))
 
 
 def resize_and_cut(image, size, random):
     """Prepare an image for inference as usual on ImageNet: short side 256 for 224 pixels, cut the middle, normalise."""
     scale = size * 256 // 224 / min(image.size)
-    width, height = (max(size, round(side * scale)) for side in image.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    return normalise(
-        image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
-    )
+    sides = [max(size, round(side * scale)) for side in image.size]
+    left, top = ((side - size) // 2 for side in sides)
+    image = image.resize(sides, Image.Resampling.BILINEAR)
+    return normalise(image.crop((left, top, left + size, top + size)))
 
 
 def cut_at_random(image, size, random):

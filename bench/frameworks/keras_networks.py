@@ -6,7 +6,6 @@ Whoever imports this sets KERAS_BACKEND first.
 
 import math
 from abc import abstractmethod
-from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -17,31 +16,21 @@ from bench.timing import check
 from bench.workloads.networks import RESNETS
 from bench.workloads.workload import LEARNING_RATES
 
-POLICIES = {"tf32": "float32"}  # the other precisions have the same name in Keras
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
 LAST_KERNEL = -2  # place in the trainable variables; the last one is the bias of the same layer
 
 
-@contextmanager
-def layers_in(policy):
-    """Give new layers this dtype policy inside."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
-
-
 class KerasContext(base.DeviceContext):
     """The part of a DeviceContext that needs only NumPy and Keras: images and kernels are channels_last."""
+
+    model_class: type[base.Model]  # takes a context, a Keras model and, if it is trained, a loss
 
     def __init__(self, device, settings, compares):
         super().__init__(device, settings, compares)
         keras.backend.clear_session()  # forgets earlier models
         keras.utils.set_random_seed(self.seed)
         keras.config.set_image_data_format("channels_last")
-        self.policy = keras.dtype_policies.get(POLICIES.get(self.precision, self.precision))
+        self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
         # Compiled work is compared with the same operators one by one on the CPU, also in float32.
         self.compares_with_cpu = self.compares_with_cpu or (compares and self.compile)
         self.compares_compiled = False
@@ -55,10 +44,6 @@ class KerasContext(base.DeviceContext):
         """Return one array on the device of the context, floats in this dtype."""
 
     @abstractmethod
-    def build_model(self, keras_model, loss_of):
-        """Return the Model of a Keras model, which is trained if there is a loss."""
-
-    @abstractmethod
     def evaluator(self, keras_model, workload, loss_of, compiled):
         """Return the function (*batch) -> [output, gradient of the last layer's kernel], without a loss [output].
 
@@ -66,22 +51,24 @@ class KerasContext(base.DeviceContext):
         """
 
     def build(self, workload, is_trained):
-        loss_of, pairs, expected = self.losses[workload.loss] if is_trained else None, self.pairs(workload), None
-        with layers_in(self.policy), self.on(self.device):
+        loss_of, pairs, expected = LOSSES[workload.loss] if is_trained else None, self.pairs(workload), None
+        keras.config.set_dtype_policy(self.policy)  # of new layers
+        with self.on(self.device):
             model = BUILDERS[workload.name](workload)
             check.check_parameters(count_parameters(model), workload.parameters)
             calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
         if self.can_compare(model.count_params()):
+            keras.config.set_dtype_policy("float32")
             with self.on("cpu"):
-                with layers_in("float32"):
-                    same = BUILDERS[workload.name](workload)
+                same = BUILDERS[workload.name](workload)
                 same.set_weights(self.as_arrays(each.value for each in model.weights))
                 batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
                 expected = self.as_arrays(self.evaluator(same, workload, loss_of, compiled=False)(*batch))
         # As it will be measured: Metal's wrong results come from operators that a graph fuses.
         evaluate, batch = self.evaluator(model, workload, loss_of, compiled=True), self.put(*pairs[0])
         self.check_model(lambda: self.as_arrays(evaluate(*batch)), expected)
-        return self.build_model(model, loss_of)
+        with self.on(self.device):
+            return self.model_class(self, model, loss_of)
 
     def probe(self, name, left, right):
         operator = self.operator({"matmul": "matmul", "convolution": "conv3x3"}[name])
@@ -100,6 +87,11 @@ class KerasContext(base.DeviceContext):
             arrays = channels_last(arrays[0]), arrays[1].transpose(2, 3, 1, 0)
         with self.on(self.device):
             return [self.put_array(each, dtype or self.policy.variable_dtype) for each in arrays]
+
+    def sample(self, output, indices):
+        if len(indices) == 4:
+            indices = indices[0], indices[2], indices[3], indices[1]
+        return np.asarray(output)[tuple(indices)].astype(np.float64)
 
     def as_array(self, values):
         return np.asarray(values).astype(np.float32)
@@ -124,64 +116,68 @@ def channels_last(array):
     return array.transpose(0, 2, 3, 1) if isinstance(array, np.ndarray) and array.ndim == 4 else array
 
 
-def build_optimizer(name, precision, weights):
+def build_optimizer(context, weights):
     """Return the optimizer of these weights; it scales the loss if small gradients would become zero."""
-    optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
-    if precision == "mixed_float16":
+    optimizer = OPTIMIZERS[context.optimizer](LEARNING_RATES[context.optimizer])
+    if context.precision == "mixed_float16":
         optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=base.LOSS_SCALE)
     optimizer.build(weights)
     return optimizer
 
 
-# Each layer gets an initialiser of its own: one of Keras's gives the same numbers at every call.
+def cross_entropy(outputs, target):
+    """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
+    return ops.mean(ops.sparse_categorical_crossentropy(target, at_least_float32(outputs), from_logits=True))
 
 
-def he_normal():
-    return keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
+def mean_squared_error(outputs, target):
+    """Return the mean over all numbers."""
+    return ops.mean(ops.square(at_least_float32(outputs) - at_least_float32(target)))
+
+
+def at_least_float32(values):
+    return ops.cast(values, keras.backend.result_type(values.dtype, "float32"))
+
+
+LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
 
 
 def small_normal():
+    """Return an initialiser for one layer: it gives the same numbers at every call."""
     return keras.initializers.RandomNormal(stddev=0.02)
 
 
 def build_image(workload):
     """Build one of torchvision's models in Keras layers; it returns logits."""
     shape, classes = (workload.sizes.side, workload.sizes.side, 3), workload.sizes.classes
-    if workload.model == "mobilenet_v2":
-        return build_mobilenet_v2(shape, classes)
-    return build_resnet(workload.model, shape, classes)
+    if workload.model != "mobilenet_v2":
+        return build_resnet(*RESNETS[workload.model], shape, classes)
+    body = keras.applications.MobileNetV2(input_shape=shape, weights=None, include_top=False, pooling="avg")
+    # torchvision's dropout before the classifier, which Keras leaves out
+    return keras.Model([body.input], layers.Dense(classes)(layers.Dropout(0.2)(body.output)))
 
 
 def refuse_unknown_model(name):
-    """Raise SettingError, with the nearest names, for an image model that is not here."""
     session.refuse_unknown_model(name, [*RESNETS, "mobilenet_v2"], "Keras")
 
 
-def build_mobilenet_v2(shape, classes):
-    """Return Keras's model with torchvision's dropout before the classifier, which Keras leaves out."""
-    body = keras.applications.MobileNetV2(input_shape=shape, weights=None, include_top=False, pooling="avg")
-    return keras.Model(body.input, layers.Dense(classes)(layers.Dropout(0.2)(body.output)))
-
-
-def build_resnet(name, shape, classes):
+def build_resnet(is_bottleneck, stages, shape, classes):
     """Build ResNet v1.5 with torchvision's names of layers: the stride is in the 3 x 3 convolution. Keras has v1."""
-    bottleneck, stages = RESNETS[name]
     inputs = keras.Input(shape)
     x = ops.relu(normed_convolution(inputs, 64, 7, 2, "conv1", "bn1"))
     x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
             stride = 2 if stage and not block else 1
-            x = residual_block(x, 64 * 2**stage, stride, bottleneck, f"layer{stage + 1}.{block}.")
+            x = residual_block(x, 64 * 2**stage, stride, is_bottleneck, f"layer{stage + 1}.{block}.")
     x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, layers.Dense(classes, name="fc")(x))
+    return keras.Model([inputs], layers.Dense(classes, name="fc")(x))
 
 
-def residual_block(x, filters, stride, bottleneck, name):
-    if bottleneck:
+def residual_block(x, filters, stride, is_bottleneck, name):
+    sizes = ((filters, 3, stride), (filters, 3, 1))
+    if is_bottleneck:
         sizes = ((filters, 1, 1), (filters, 3, stride), (4 * filters, 1, 1))
-    else:
-        sizes = ((filters, 3, stride), (filters, 3, 1))
     short, out = x, sizes[-1][0]
     if stride != 1 or x.shape[-1] != out:
         short = normed_convolution(x, out, 1, stride, name + "downsample.0", name + "downsample.1")
@@ -195,13 +191,9 @@ def normed_convolution(x, filters, size, stride, name, norm_name):
     if size > 1 and stride > 1:  # "same" pads one side only
         x = layers.ZeroPadding2D(size // 2)(x)
     padding = "same" if stride == 1 else "valid"
-    x = layers.Conv2D(filters, size, stride, padding, use_bias=False, kernel_initializer=he_normal(), name=name)(x)
+    initial = keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")  # He-normal
+    x = layers.Conv2D(filters, size, stride, padding, use_bias=False, kernel_initializer=initial, name=name)(x)
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=norm_name)(x)
-
-
-def dense_relu(x, width):
-    # Metal gave wrong results for a fused MatMul, BiasAdd and Relu: maximum() is not fused.
-    return ops.maximum(layers.Dense(width)(x), 0.0)
 
 
 def build_mlp(workload):
@@ -209,8 +201,8 @@ def build_mlp(workload):
     width, *hidden, classes = workload.sizes
     x = inputs = keras.Input((width,))
     for width in hidden:
-        x = dense_relu(x, width)
-    return keras.Model(inputs, layers.Dense(classes)(x))
+        x = ops.maximum(layers.Dense(width)(x), 0.0)  # a relu() that is fused gave wrong results on Metal
+    return keras.Model([inputs], layers.Dense(classes)(x))
 
 
 def build_transformer(workload):
@@ -227,7 +219,7 @@ def build_transformer(workload):
     first = normal_dense(encoder.hidden_size, "pooler")(x[:, 0])
     first = ops.tanh(first) if encoder.is_bert else ops.maximum(first, 0.0)
     first = layers.Dropout(encoder.dropout if encoder.is_bert else 0.2)(first)
-    return keras.Model(inputs, normal_dense(encoder.labels, "classifier")(first))
+    return keras.Model([inputs], normal_dense(encoder.labels, "classifier")(first))
 
 
 def normal_dense(width, name):
@@ -237,12 +229,9 @@ def normal_dense(width, name):
 def encoder_layer(x, encoder, name):
     """Add self-attention and a feed-forward part; each has a residual connection and a normalisation after it."""
     width, dropout = encoder.hidden_size, encoder.dropout
+    heads, initial = encoder.num_heads, small_normal()
     attention = layers.MultiHeadAttention(
-        encoder.num_heads,
-        width // encoder.num_heads,
-        dropout=dropout,
-        kernel_initializer=small_normal(),
-        name=name + "attention",
+        heads, width // heads, dropout=dropout, kernel_initializer=initial, name=name + "attention"
     )
     attended = attention(x, x)
     attended = layers.Dropout(dropout)(attended) if encoder.is_bert else attended
@@ -276,11 +265,6 @@ def count_parameters(model):
     return sum(math.prod(v.shape) for v in model.trainable_variables)
 
 
-def call(model, inputs, training):
-    """Return a model's output for a list of inputs, which Keras takes bare if there is one."""
-    return model(inputs[0] if len(inputs) == 1 else list(inputs), training=training)
-
-
 def calibrate(model, inputs):
     """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth.
 
@@ -289,13 +273,12 @@ def calibrate(model, inputs):
     """
     # _flatten_layers: nothing public lists the layers of nested models.
     norms = [layer for layer in model._flatten_layers() if isinstance(layer, layers.BatchNormalization)]
-    momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
     if norms:
-        call(model, inputs, training=True)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
+        model(list(inputs), training=True)
+    for norm in norms:
+        norm.momentum = 0.9  # as in PyTorch
         norm.moving_variance.assign(norm.moving_variance + norm.moving_mean**2)
         norm.moving_mean.assign(0 * norm.moving_mean)
 

@@ -1,7 +1,6 @@
 """All of JAX is here; its models are in keras_networks.py. Every function is compiled, as JAX's users do."""
 
 import os
-import platform
 
 os.environ["KERAS_BACKEND"] = "jax"  # not what ~/.keras/keras.json says
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes 75 % of a card's memory
@@ -9,17 +8,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX take
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
-from bench.frameworks import Device, base, jpeg_stream, session
-from bench.frameworks.keras_networks import (
-    BUILDERS,
-    LAST_KERNEL,
-    KerasContext,
-    build_optimizer,
-    count_parameters,
-    refuse_unknown_model,
-)
+from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
+from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, LOSSES, KerasContext, refuse_unknown_model
 from bench.host.cpus import usable_cores
 
 
@@ -43,9 +34,7 @@ def choose_device(use_gpu):
 
 
 def name_of(device):
-    """Return "cpu", "cuda" (which JAX calls gpu) or, on a Mac, "mps"."""
-    if device.platform != "cpu" and platform.system() == "Darwin":
-        return "mps"
+    """Return "cpu" or "cuda" (which JAX calls gpu); a plug-in's device keeps its name."""
     return {"gpu": "cuda"}.get(device.platform, device.platform)
 
 
@@ -74,115 +63,9 @@ OPERATORS = {
 }
 
 
-def cross_entropy(outputs, target):
-    """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(outputs), target[..., None], -1))
-
-
-def mean_squared_error(outputs, target):
-    """Return the mean over all numbers."""
-    return jnp.mean(jnp.square(outputs - target.astype(outputs.dtype)))
-
-
-LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}  # of outputs in float32 or float64
-
-
-class DeviceContext(KerasContext):
-    """Where and how JAX computes."""
-
-    losses = LOSSES
-
-    def __init__(self, settings, compares):
-        self.place, self.cpu = choose_device(settings.use_gpu), jax.devices("cpu")[0]
-        super().__init__(name_of(self.place), settings, compares)
-        jax.config.update("jax_default_device", self.place)
-        jax.config.update("jax_enable_x64", self.precision == "float64")
-        jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
-        self.used_before, self.peak_before = self._read_memory()
-
-    def on(self, device):
-        return jax.default_device(self.cpu if device == "cpu" else self.place)
-
-    def build_model(self, keras_model, loss_of):
-        return Model(self, keras_model, loss_of)
-
-    def evaluator(self, keras_model, workload, loss_of, compiled):
-        weights = values_of(keras_model)
-
-        def infer(trained, others, *batch):
-            inputs = workload.inputs_of(batch)
-            return [call_stateless(keras_model, (trained, others), inputs, training=False)[0]]
-
-        def differentiate(trained, others, *batch):
-            def scaled_loss(kernel):
-                replaced = [*trained[:LAST_KERNEL], kernel, *trained[LAST_KERNEL + 1 :]]
-                (outputs,) = infer(replaced, others, *batch)
-                return base.LOSS_SCALE * mean_loss(loss_of, outputs, batch[-1]), outputs
-
-            gradient, outputs = jax.grad(scaled_loss, has_aux=True)(trained[LAST_KERNEL])
-            return [outputs, gradient]
-
-        run = differentiate if loss_of else infer
-        run = jax.jit(run) if compiled else run
-        return lambda *batch: run(*weights, *batch)
-
-    def read(self, values):
-        # An array on a GPU keeps the first copy on the host, so that only the first read would take time.
-        return super().read(values if self.device == "cpu" else jnp.copy(values))
-
-    def open_stream(self, workload, settings, phase):
-        return jpeg_stream.open_stream(workload, settings, phase)
-
-    def operator(self, name):
-        return OPERATORS[name]
-
-    def put_array(self, array, dtype):
-        # To the default device: arrays that are bound to a device make XLA compile again.
-        array = jax.device_put(array)
-        return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
-
-    def gather(self, data, order, batch_size):
-        for start in range(0, len(order), batch_size):
-            yield take(data, order[start : start + batch_size])
-
-    def sample(self, output, indices):
-        if len(indices) == 4:
-            indices = indices[0], indices[2], indices[3], indices[1]
-        return np.asarray(output[tuple(indices)]).astype(np.float64)
-
-    def synchronize(self):
-        jax.block_until_ready(jax.live_arrays())  # a device computes in the order of submission
-
-    def peak_memory_bytes(self):
-        # JAX cannot reset its peak: a session that does not raise it, like a part of training, has an unknown one.
-        _, peak = self._read_memory()
-        return peak - self.used_before if peak > self.peak_before else None
-
-    def _read_memory(self):
-        """Return (bytes in use, the most bytes so far); zeros if the device does not report them, as a CPU."""
-        stats = self.place.memory_stats() or {}
-        return stats.get("bytes_in_use", 0), stats.get("peak_bytes_in_use", 0)
-
-
-@jax.jit
-def take(data, rows):
-    """Return these rows of each array, which it must have."""
-    return tuple(jnp.take(each, rows, axis=0, mode="clip") for each in data)
-
-
 def values_of(model):
-    """Return a model's values: (trainable, all others), as call_stateless() takes them."""
+    """Return a model's values: (trainable, all others), as stateless_call() takes them."""
     return tuple([v.value for v in each] for each in (model.trainable_variables, model.non_trainable_variables))
-
-
-def call_stateless(model, weights, inputs, training):
-    """Return (output, the other variables after the call) of a model that has these weights."""
-    return model.stateless_call(*weights, inputs[0] if len(inputs) == 1 else list(inputs), training=training)
-
-
-def mean_loss(loss_of, outputs, target):
-    """Return the mean loss, in float32 or float64."""
-    return loss_of(outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32)), target)
 
 
 class Model(base.Model):
@@ -194,17 +77,14 @@ class Model(base.Model):
 
     def __init__(self, context, keras_model, loss_of):
         self.context, self.keras_model = context, keras_model
-        self.parameters = count_parameters(keras_model)
+        self.parameters = keras_networks.count_parameters(keras_model)
         self.traced = []  # an entry for each compilation
+        self._infer = self._jit(lambda *state: keras_model.stateless_call(*state, training=False)[0])
         self.optimizer = None
         if loss_of:
-            self.optimizer = build_optimizer(context.optimizer, context.precision, keras_model.trainable_variables)
-        self.read_variables()
-        self._infer = self._jit(
-            lambda trained, others, *inputs: call_stateless(keras_model, (trained, others), inputs, training=False)[0]
-        )
-        if loss_of:
+            self.optimizer = keras_networks.build_optimizer(context, keras_model.trainable_variables)
             self._compile_training(loss_of)
+        self.read_variables()
 
     def read_variables(self):
         """Take the values of the Keras model and of the optimizer."""
@@ -226,8 +106,8 @@ class Model(base.Model):
         def losses(trained, others, slots, *batch):
             """Return (the loss scaled for the optimizer, (loss, the other variables))."""
             *inputs, target = batch
-            outputs, others = call_stateless(model, (trained, others), inputs, training=True)
-            loss = mean_loss(loss_of, outputs, target)
+            outputs, others = model.stateless_call(trained, others, inputs, training=True)
+            loss = loss_of(outputs, target)
             with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, slots, strict=True))):
                 return optimizer.scale_loss(loss), (loss, others)
 
@@ -236,11 +116,8 @@ class Model(base.Model):
             trained, slots = optimizer.stateless_apply(slots, gradients, trained)
             return trained, others, slots, loss
 
-        def forward(trained, others, slots, *batch):
-            scaled, pull_back, (loss, others) = jax.vjp(
-                lambda trained: losses(trained, others, slots, *batch), trained, has_aux=True
-            )
-            return scaled, pull_back, others, loss
+        def forward(trained, *rest):
+            return jax.vjp(lambda trained: losses(trained, *rest), trained, has_aux=True)
 
         self._train = self._jit(train, donate_argnums=(0, 1, 2))
         self._forward = self._jit(forward)
@@ -248,7 +125,7 @@ class Model(base.Model):
         self._update = self._jit(optimizer.stateless_apply, donate_argnums=(0, 2))
 
     def infer(self, *inputs):
-        return self._infer(self.trained, self.others, *inputs)
+        return self._infer(self.trained, self.others, list(inputs))
 
     def train(self, *batch):
         """Run all of it in one compiled function."""
@@ -258,12 +135,12 @@ class Model(base.Model):
 
     def forward(self, *batch):
         self.pull_back = None  # frees what the last step kept
-        self.scaled, self.pull_back, self.others, self.loss = self._forward(
-            self.trained, self.others, self.slots, *batch
-        )
+        state = self.trained, self.others, self.slots
+        self.scaled, self.pull_back, (self.loss, self.others) = self._forward(*state, *batch)
 
     def backward(self):
         self.gradients, self.pull_back = self._backward(self.scaled, self.pull_back), None
+        self.last_gradient = self.gradients[-1]
 
     def update(self):
         self.trained, self.slots = self._update(self.slots, self.gradients, self.trained)
@@ -275,10 +152,6 @@ class Model(base.Model):
     def last_weight(self):
         return self.trained[-1]
 
-    @property
-    def last_gradient(self):
-        return self.gradients[-1]
-
     def updates(self):
         if self.context.precision == "mixed_float16":
             return None
@@ -287,3 +160,74 @@ class Model(base.Model):
 
     def trace_count(self):
         return len(self.traced)
+
+
+class DeviceContext(KerasContext):
+    """Where and how JAX computes."""
+
+    model_class, open_stream = Model, staticmethod(jpeg_stream.open_stream)
+
+    def __init__(self, settings, compares):
+        self.place, self.cpu = choose_device(settings.use_gpu), jax.devices("cpu")[0]
+        super().__init__(name_of(self.place), settings, compares)
+        jax.config.update("jax_default_device", self.place)
+        jax.config.update("jax_enable_x64", self.precision == "float64")
+        jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
+        self.used_before, self.peak_before = self._read_memory()
+
+    def on(self, device):
+        return jax.default_device(self.cpu if device == "cpu" else self.place)
+
+    def evaluator(self, keras_model, workload, loss_of, compiled):
+        weights = values_of(keras_model)
+
+        def infer(trained, others, *batch):
+            return [keras_model.stateless_call(trained, others, list(workload.inputs_of(batch)), training=False)[0]]
+
+        def differentiate(trained, others, *batch):
+            def scaled_loss(kernel):
+                replaced = [*trained[:LAST_KERNEL], kernel, *trained[LAST_KERNEL + 1 :]]
+                (outputs,) = infer(replaced, others, *batch)
+                return base.LOSS_SCALE * loss_of(outputs, batch[-1]), outputs
+
+            gradient, outputs = jax.grad(scaled_loss, has_aux=True)(trained[LAST_KERNEL])
+            return [outputs, gradient]
+
+        run = differentiate if loss_of else infer
+        run = jax.jit(run) if compiled else run
+        return lambda *batch: run(*weights, *batch)
+
+    def read(self, values):
+        # An array on a GPU keeps the first copy on the host, so that only the first read would take time.
+        return super().read(values if self.device == "cpu" else jnp.copy(values))
+
+    def operator(self, name):
+        return OPERATORS[name]
+
+    def put_array(self, array, dtype):
+        # To the default device: arrays that are bound to a device make XLA compile again.
+        array = jax.device_put(array)
+        return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+    def gather(self, data, order, batch_size):
+        for start in range(0, len(order), batch_size):
+            yield take(data, order[start : start + batch_size])
+
+    def synchronize(self):
+        jax.block_until_ready(jax.live_arrays())  # a device computes in the order of submission
+
+    def peak_memory_bytes(self):
+        # JAX cannot reset its peak: a session that does not raise it, like a part of training, has an unknown one.
+        _, peak = self._read_memory()
+        return peak - self.used_before if peak > self.peak_before else None
+
+    def _read_memory(self):
+        """Return (bytes in use, the most bytes so far); zeros if the device does not report them, as a CPU."""
+        stats = self.place.memory_stats() or {}
+        return stats.get("bytes_in_use", 0), stats.get("peak_bytes_in_use", 0)
+
+
+@jax.jit
+def take(data, rows):
+    """Return these rows of each array, which it must have."""
+    return tuple(jnp.take(each, rows, axis=0, mode="clip") for each in data)

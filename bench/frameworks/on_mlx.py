@@ -52,7 +52,6 @@ def choose_device(use_gpu):
 
 
 def refuse_unknown_model(name):
-    """Raise SettingError, with the nearest names, for an image model that is not here."""
     session.refuse_unknown_model(name, [*RESNETS, "mobilenet_v2"], "the MLX models of this program")
 
 
@@ -101,11 +100,15 @@ def as_numpy(array):
 class DeviceContext(base.DeviceContext):
     """Where and how MLX computes."""
 
+    open_stream, as_array = staticmethod(jpeg_stream.open_stream), staticmethod(as_numpy)
+    synchronize, release = staticmethod(mx.synchronize), staticmethod(mx.clear_cache)
+
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)
         if self.device == "cpu" and sys.platform == "linux":
             self.notes.append("MLX's build for Linux CPUs is for tests: it reaches a few GFLOP/s")
-        choose_tf32(self.device, self.precision)
+        # MLX reads it once: in a process with both precisions, the probe refuses a later tf32.
+        os.environ.setdefault("MLX_ENABLE_TF32", str(int(self.precision == "tf32")))
         mx.random.seed(self.seed)
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
         self.traces = 0
@@ -113,16 +116,12 @@ class DeviceContext(base.DeviceContext):
         self.used_before = mx.get_active_memory()
 
     def probe(self, name, left, right):
-        work = {"matmul": mx.matmul, "convolution": mx.conv2d}[name]
-        output = work(*self.put(left, right))
-        return as_numpy(output if name == "matmul" else output.transpose(0, 3, 1, 2)), output.dtype == mx.float16
+        left, right = self.put(left, right)
+        output = left @ right if name == "matmul" else mx.conv2d(left, right).transpose(0, 3, 1, 2)
+        return as_numpy(output), output.dtype == mx.float16
 
     def compiled(self, function, *state):
-        """Return the function, compiled with COMPILE=1.
-
-        Args:
-            state: trees of arrays that the function reads or replaces, beside its arguments.
-        """
+        """Return the function, compiled with COMPILE=1; `state`: trees of arrays that it reads or replaces as well."""
         if not self.compile:
             return function
 
@@ -156,8 +155,7 @@ class DeviceContext(base.DeviceContext):
         if self.can_compare(sum(each.size for each in leaves(module.parameters()))):
             with in_float32_on_cpu(module):
                 expected = evaluate(mx.float32)
-        # On Metal, 3 x 3 convolutions of at least 4,096 output pixels and 256 channels (inputs + outputs) are computed
-        # by Winograd's algorithm with transforms in 16 bits. In bfloat16 one is wrong by 5.7 %, which is no fault.
+        # In bfloat16, Metal's large 3 x 3 convolutions are wrong by up to 5.7 % (Winograd), which is not a fault.
         self.check_model(evaluate, expected)
         if self.compares_compiled:
             for both in zip(evaluate(compiled=self.compiled), evaluate(), strict=True):
@@ -171,9 +169,6 @@ class DeviceContext(base.DeviceContext):
             with in_float32_on_cpu(model.module):
                 expected = as_numpy(model.logits(*self.put(ids)))
         return model, expected
-
-    def open_stream(self, workload, settings, phase):
-        return jpeg_stream.open_stream(workload, settings, phase)
 
     def operator(self, name):
         def call(*operands):
@@ -206,14 +201,8 @@ class DeviceContext(base.DeviceContext):
             indices = indices[0], indices[2], indices[3], indices[1]
         return as_numpy(output[tuple(map(mx.array, indices))]).astype(np.float64)
 
-    def as_array(self, values):
-        return as_numpy(values)
-
     def read(self, values):
         return mx.linalg.norm(values.astype(mx.float32)).item()
-
-    def synchronize(self):
-        mx.synchronize()
 
     def reset_peak_memory(self):
         mx.clear_cache()
@@ -221,21 +210,6 @@ class DeviceContext(base.DeviceContext):
 
     def peak_memory_bytes(self):
         return None if self.device == "cpu" else mx.get_peak_memory() - self.used_before
-
-    def release(self):
-        mx.clear_cache()
-
-
-def choose_tf32(device, precision):
-    """Switch TF32 on or off; raises MeasurementError if the other choice holds for this process.
-
-    `make tflops` measures several precisions in one process, and MLX reads the variable once.
-    """
-    wanted = str(int(precision == "tf32"))
-    chosen = os.environ.setdefault("MLX_ENABLE_TF32", wanted)
-    if chosen != wanted and device != "cpu" and precision in ("float32", "tf32"):
-        said = f"MLX_ENABLE_TF32={chosen} holds for the whole process: measure PRECISION={precision} by itself"
-        raise MeasurementError("unsupported", said)
 
 
 @contextmanager
@@ -258,7 +232,7 @@ class Model(base.Model):
 
     def __init__(self, context, module, loss_of):
         self.context, self.module = context, module.train(bool(loss_of))
-        self.parameters, self.traces_before = count_parameters(module), context.traces
+        self.parameters, context.traces = count_parameters(module), 0
         self._infer = context.compiled(module, module)
         if not loss_of:
             return
@@ -329,4 +303,4 @@ class Model(base.Model):
         return outputs
 
     def trace_count(self):
-        return self.context.traces - self.traces_before
+        return self.context.traces

@@ -35,10 +35,10 @@ class ResNet(nn.Module):
         self.pool = nn.MaxPool2d(3, 2, padding=1)
         channels = 64
         for stage, count in enumerate(stages):
-            blocks = []
+            blocks, filters = [], 64 * 2**stage
             for block in range(count):
-                blocks.append(Block(channels, 64 * 2**stage, 2 if stage and not block else 1, is_bottleneck))
-                channels = 64 * 2**stage * (4 if is_bottleneck else 1)
+                blocks.append(Block(channels, filters, 2 if stage and not block else 1, is_bottleneck))
+                channels = 4 * filters if is_bottleneck else filters
             self[f"layer{stage + 1}"] = nn.Sequential(*blocks)
         self.fc = nn.Linear(channels, classes)
 
@@ -126,11 +126,6 @@ def build_mlp(workload):
     return nn.Sequential(*layers[:-1])
 
 
-def build_transformer(workload):
-    """Build BERT or DistilBERT with a classifier on the first token."""
-    return Classifier(workload.sizes)
-
-
 class Classifier(nn.Module):
     """An encoder of the sizes in `encoder`, with a classifier on the first token."""
 
@@ -144,9 +139,8 @@ class Classifier(nn.Module):
                 self[name].weight = 0.02 * mx.random.normal((count, width))
         self.norm, self.dropout = nn.LayerNorm(width, encoder.norm_epsilon), nn.Dropout(encoder.dropout)
         self.layers = [EncoderLayer(encoder) for _ in range(encoder.num_layers)]
-        self.pooler = normal_dense(width, width)
+        self.pooler, self.classifier = normal_dense(width, width), normal_dense(width, encoder.labels)
         self.last_dropout = nn.Dropout(encoder.dropout if encoder.is_bert else 0.2)
-        self.classifier = normal_dense(width, encoder.labels)
 
     def __call__(self, ids):
         x = self.words(ids) + self.positions(mx.arange(ids.shape[1]))
@@ -172,20 +166,16 @@ class EncoderLayer(nn.Module):
 
     def __call__(self, x):
         batch, length, _ = x.shape
-        heads = (
-            part(x).reshape(batch, length, self.num_heads, -1).swapaxes(1, 2)
-            for part in (self.query, self.key, self.value)
-        )
-        attended = self.output(self.attend(*heads).swapaxes(1, 2).reshape(x.shape))
+        projected = (part(x) for part in (self.query, self.key, self.value))
+        query, key, value = (each.reshape(batch, length, self.num_heads, -1).swapaxes(1, 2) for each in projected)
+        scale = query.shape[-1] ** -0.5
+        if self.training:  # MLX's fused attention has no dropout, which PyTorch's has
+            attended = self.dropout(mx.softmax((scale * query) @ key.swapaxes(2, 3), axis=-1)) @ value
+        else:
+            attended = mx.fast.scaled_dot_product_attention(query, key, value, scale=scale)
+        attended = self.output(attended.swapaxes(1, 2).reshape(x.shape))
         x = self.norm1(x + (self.dropout(attended) if self.is_bert else attended))
         return self.norm2(x + self.dropout(self.lin2(nn.gelu(self.lin1(x)))))
-
-    def attend(self, query, key, value):
-        scale = query.shape[-1] ** -0.5
-        if not self.training:
-            return mx.fast.scaled_dot_product_attention(query, key, value, scale=scale)
-        # MLX's fused attention has no dropout, which PyTorch's has.
-        return self.dropout(mx.softmax((scale * query) @ key.swapaxes(2, 3), axis=-1)) @ value
 
 
 def count_parameters(module):
@@ -210,4 +200,4 @@ def calibrate(module, inputs):
         norm.momentum = 0.1  # as in PyTorch
 
 
-BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer}
+BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": lambda workload: Classifier(workload.sizes)}

@@ -3,55 +3,30 @@
 import math
 import os
 import platform
-from contextlib import contextmanager
-
-
-@contextmanager
-def quiet():
-    """Silence stderr inside: TensorFlow prints twice that it was loaded, whatever the level of its log."""
-    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(nowhere)
-
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # not what ~/.keras/keras.json says
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+os.dup2(nowhere, 2)  # TensorFlow prints twice that it was loaded, whatever the level of its log
 try:
-    with quiet():
-        import tensorflow as tf
-except ModuleNotFoundError:
-    raise
-except Exception as error:  # a Metal plug-in that was built for another TensorFlow raises a NotFoundError
-    raise ImportError(f"{error} (install it again with the requirements of this repository)") from error
+    import tensorflow as tf
+finally:
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    os.close(nowhere)
 
 import numpy as np
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
-from bench.frameworks import Device, base, session
-from bench.frameworks.keras_networks import (
-    BUILDERS,
-    LAST_KERNEL,
-    KerasContext,
-    build_optimizer,
-    call,
-    count_parameters,
-    refuse_unknown_model,
-)
+from bench.frameworks import Device, base, keras_networks, session
+from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, LOSSES, KerasContext, refuse_unknown_model
 from bench.host.cpus import usable_cores
 from bench.timing import MeasurementError
 from bench.workloads import data
 
-# Operators that make up a step's time, by the start of their names. Metal lacks kernels for much of the integer
-# bookkeeping around them (random keys, step counters): TensorFlow runs that on the CPU.
-EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedConv", "Depthwise", "_FusedDepthwise")
-EXPENSIVE += ("FusedBatchNorm", "_FusedBatchNorm", "MaxPool", "AvgPool", "Relu", "BiasAdd", "Softmax", "SparseSoftmax")
-EXPENSIVE += ("Gather", "ResourceGather", "StatelessRandomUniform")
+# The starts of the names of operators that make up a step's time. Metal lacks kernels for small ones around them.
+EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedConv", "Depthwise", "FusedBatchNorm")
 PREFETCH = 2  # batches that tf.data may hold ready
 
 
@@ -98,31 +73,79 @@ OPERATORS = {
     "matmul": tf.linalg.matmul,
     "conv1x1": convolve,
     "conv3x3": convolve,
-    # Metal has no kernel for DeepCopy.
-    "copy": lambda x, out: tf.raw_ops.Snapshot(input=x) if platform.system() == "Darwin" else tf.raw_ops.DeepCopy(x=x),
+    "copy": lambda x, out: tf.raw_ops.Snapshot(input=x),
     "add": lambda x, y, out: x + y,
     # Eager execution runs two operators, which move more bytes than the single one of PyTorch.
     "triad": tf.function(lambda x, y, out: 2.0 * x + y, jit_compile=platform.system() != "Darwin"),
 }
 
 
-def cross_entropy(outputs, target):
-    """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(target, outputs))
+class Model(base.Model):
+    """A Keras model with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
+    def __init__(self, context, keras_model, loss_of):
+        self.context, self.keras_model, self.loss_of = context, keras_model, loss_of
+        self.weights = keras_model.trainable_variables
+        self.last_weight = self.weights[-1]
+        self.parameters = keras_networks.count_parameters(keras_model)
+        self.functions = []
+        self._infer = self._function(lambda *inputs: keras_model(list(inputs), training=False))
+        if loss_of:
+            self.optimizer = keras_networks.build_optimizer(context, self.weights)
+            self.train_step, self.losses_of = self._function(self._train), self._function(self._losses_of)
+            self.apply = self._function(lambda gradients: self.optimizer.apply(gradients, self.weights))
 
-def mean_squared_error(outputs, target):
-    """Return the mean over all numbers."""
-    return tf.reduce_mean(tf.math.squared_difference(outputs, tf.cast(target, outputs.dtype)))
+    def _function(self, python_function):
+        self.functions.append(self.context.function(python_function))
+        return self.functions[-1]
 
+    def _losses_of(self, *batch):
+        """Return (loss, the loss scaled for the optimizer) of a batch."""
+        *inputs, target = batch
+        loss = self.loss_of(self.keras_model(inputs, training=True), target)
+        return loss, self.optimizer.scale_loss(loss)
 
-LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}  # of outputs in float32 or float64
+    def _train(self, *batch):
+        with tf.GradientTape() as tape:
+            loss, scaled = self._losses_of(*batch)
+        self.optimizer.apply(tape.gradient(scaled, self.trained_weights()), self.weights)
+        return loss
+
+    def infer(self, *inputs):
+        return self._infer(*inputs)
+
+    def train(self, *batch):
+        """Run all of it in one graph."""
+        self.loss = self.train_step(*batch)
+
+    # The parts: a graph each, because a tape keeps the values between them.
+
+    def forward(self, *batch):
+        self.loss = self.tape = None  # frees what the last step kept
+        with tf.GradientTape() as self.tape:
+            self.loss, self.scaled = self.losses_of(*batch)
+
+    def backward(self):
+        self.gradients = self.tape.gradient(self.scaled, self.trained_weights())
+        self.last_gradient = self.gradients[-1]
+
+    def update(self):
+        self.apply(self.gradients)
+
+    def trained_weights(self):
+        return [weight.value for weight in self.weights]
+
+    def updates(self):
+        return None if self.context.precision == "mixed_float16" else int(self.optimizer.iterations)
+
+    def trace_count(self):
+        return sum(function.experimental_get_tracing_count() for function in self.functions)
 
 
 class DeviceContext(KerasContext):
     """Where and how TensorFlow computes."""
 
-    losses = LOSSES
+    model_class = Model
 
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)
@@ -142,23 +165,22 @@ class DeviceContext(KerasContext):
 
         return tf.function(placed, jit_compile=self.compile)
 
-    def build(self, workload, is_trained):
-        model = super().build(workload, is_trained)
-        if self.device != "cpu":
-            weights = model.trained_weights() if is_trained else None
-            run = self.function(lambda *batch: evaluate(model.keras_model, workload, batch, weights, is_trained))
-            with expensive_work_stays_on(self.device):
-                run(*self.put(*self.pairs(workload)[0]))
-        return model
-
-    def build_model(self, keras_model, loss_of):
-        with self.on(self.device):
-            return Model(self, keras_model, loss_of)
-
     def evaluator(self, keras_model, workload, loss_of, compiled):
-        weights = [keras_model.trainable_variables[LAST_KERNEL].value] if loss_of else None
-        run = lambda *batch: evaluate(keras_model, workload, batch, weights, training=False)  # noqa: E731
-        return self.function(run) if compiled else run
+        weights = [each.value for each in keras_model.trainable_variables]
+
+        def evaluate(*batch):
+            with tf.GradientTape() as tape:
+                outputs = keras_model(list(workload.inputs_of(batch)), training=False)
+                if not loss_of:
+                    return [outputs]
+                loss = base.LOSS_SCALE * loss_of(outputs, batch[-1])
+            gradients = tape.gradient(loss, weights)
+            return [outputs, gradients[LAST_KERNEL], *gradients]  # all of them, so that a graph computes them
+
+        run = self.function(evaluate) if compiled else evaluate
+        if compiled and self.device != "cpu":
+            run = refuse_cpu_work(run)
+        return lambda *batch: run(*batch)[:2]
 
     def open_stream(self, workload, settings, phase):
         """Return the Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
@@ -190,17 +212,14 @@ class DeviceContext(KerasContext):
         return tf.cast(array, dtype) if array.dtype.is_floating else array
 
     def gather(self, data, order, batch_size):
-        with self.on(self.device):
-            order = tf.identity(order)
+        (order,) = self.put(order)
         for start in range(0, len(order), batch_size):
             yield tuple(tf.gather(each, order[start : start + batch_size]) for each in data)
 
     def sample(self, output, indices):
         if self.device != "cpu" and "CPU" in output.backing_device:
             raise MeasurementError("unsupported", "TensorFlow runs this operator on the CPU, not on the GPU")
-        if len(indices) == 4:
-            indices = indices[0], indices[2], indices[3], indices[1]
-        return tf.cast(tf.gather_nd(output, np.stack(indices, -1)), tf.float64).numpy()
+        return super().sample(output, indices)
 
     def synchronize(self):
         tf.test.experimental.sync_devices()  # does nothing on Metal: there the read after it waits
@@ -215,39 +234,22 @@ class DeviceContext(KerasContext):
         return tf.config.experimental.get_memory_info("GPU:0")["peak"] - self.used_before
 
 
-@contextmanager
-def expensive_work_stays_on(device):
-    """Raise MeasurementError if a graph that runs inside leaves EXPENSIVE operators on floats to the CPU.
+def refuse_cpu_work(function):
+    """Return a tf.function that raises MeasurementError if its graph leaves EXPENSIVE operators to the CPU.
 
     TensorFlow does that if a device lacks a kernel. set_soft_device_placement(False) forbids it, but then no Keras
     model runs on Metal: https://developer.apple.com/forums/thread/759438
     """
-    with eager.collect_graphs() as graphs:
-        yield
-    moved = [node for graph in graphs for node in graph.node if "CPU" in node.device and node.op.startswith(EXPENSIVE)]
-    if names := sorted({node.op for node in moved if has_floats(node)}):
-        reason = f"it has no kernel on this {device} for {', '.join(names)}: TensorFlow would run that on the CPU"
-        raise MeasurementError("unsupported", reason)
 
+    def checked(*batch):
+        with eager.collect_graphs() as graphs:
+            results = function(*batch)
+        on_cpu = {node.op for graph in graphs for node in graph.node if "CPU" in node.device}
+        if moved := sorted(name for name in on_cpu if name.startswith(EXPENSIVE)):
+            raise MeasurementError("unsupported", f"TensorFlow would run {', '.join(moved)} on the CPU, not on the GPU")
+        return results
 
-def has_floats(node):
-    types = (value.type for value in node.attr.values() if value.WhichOneof("value") == "type")
-    return any(tf.as_dtype(each).is_floating for each in types)
-
-
-def mean_loss(loss_of, outputs, target):
-    """Return the mean loss, in float32 or float64."""
-    return loss_of(outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32), target)
-
-
-def evaluate(model, workload, batch, weights, training):
-    """Return [output, *gradients of these weights for the mean loss times LOSS_SCALE]; without weights [output]."""
-    if not weights:
-        return [call(model, workload.inputs_of(batch), training)]
-    with tf.GradientTape() as tape:
-        outputs = call(model, workload.inputs_of(batch), training)
-        loss = base.LOSS_SCALE * mean_loss(LOSSES[workload.loss], outputs, batch[-1])
-    return [outputs, *tape.gradient(loss, weights)]
+    return checked
 
 
 def resize_and_cut(image, size):
@@ -276,71 +278,3 @@ def cut_at_random(image, size):
 
 def normalise(image):
     return (image / 255.0 - data.IMAGENET_MEAN) / data.IMAGENET_STD
-
-
-class Model(base.Model):
-    """A Keras model with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
-
-    def __init__(self, context, keras_model, loss_of):
-        self.context, self.keras_model, self.loss_of = context, keras_model, loss_of
-        self.weights = keras_model.trainable_variables
-        self.parameters = count_parameters(keras_model)
-        self.functions = []
-        self._infer = self._function(lambda *inputs: call(self.keras_model, inputs, training=False))
-        if loss_of:
-            self.optimizer = build_optimizer(context.optimizer, context.precision, self.weights)
-            self.train_step, self.losses_of = self._function(self._train), self._function(self._losses_of)
-            self.apply = self._function(lambda gradients: self.optimizer.apply(gradients, self.weights))
-
-    def _function(self, python_function):
-        self.functions.append(self.context.function(python_function))
-        return self.functions[-1]
-
-    def _losses_of(self, *batch):
-        """Return (loss, the loss scaled for the optimizer) of a batch."""
-        *inputs, target = batch
-        loss = mean_loss(self.loss_of, call(self.keras_model, inputs, training=True), target)
-        return loss, self.optimizer.scale_loss(loss)
-
-    def _train(self, *batch):
-        with tf.GradientTape() as tape:
-            loss, scaled = self._losses_of(*batch)
-        self.optimizer.apply(tape.gradient(scaled, self.trained_weights()), self.weights)
-        return loss
-
-    def infer(self, *inputs):
-        return self._infer(*inputs)
-
-    def train(self, *batch):
-        """Run all of it in one graph."""
-        self.loss = self.train_step(*batch)
-
-    # The parts: a graph each, because a tape keeps the values between them.
-
-    def forward(self, *batch):
-        self.loss = self.tape = None  # frees what the last step kept
-        with tf.GradientTape() as self.tape:
-            self.loss, self.scaled = self.losses_of(*batch)
-
-    def backward(self):
-        self.gradients = self.tape.gradient(self.scaled, self.trained_weights())
-
-    def update(self):
-        self.apply(self.gradients)
-
-    def trained_weights(self):
-        return [weight.value for weight in self.weights]
-
-    @property
-    def last_weight(self):
-        return self.weights[-1]
-
-    @property
-    def last_gradient(self):
-        return self.gradients[-1]
-
-    def updates(self):
-        return None if self.context.precision == "mixed_float16" else int(self.optimizer.iterations)
-
-    def trace_count(self):
-        return sum(function.experimental_get_tracing_count() for function in self.functions)

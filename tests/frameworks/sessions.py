@@ -20,12 +20,6 @@ SMALL = {
 }
 SMALL["llm"] |= {"DEPTH": "3", "NEW_TOKENS": "4"}
 ENCODERS.update(TINY)
-FLOPS_CASES = [  # script, model and phase, whose operators the tests of a framework count
-    *(("mlp", "mlp-3000-1000", phase) for phase in ("inference", "training")),
-    *(("transformer", "tiny-bert", phase) for phase in ("inference", "training")),
-    *(("transformer", "tiny-distilbert", phase) for phase in ("inference", "training")),
-    *(("image", "resnet50", "inference"), ("image", "resnet18", "training")),
-]
 
 
 class Opener:

@@ -10,31 +10,11 @@ import keras
 import numpy as np
 import pytest
 
-from bench.frameworks import base, keras_networks
-from bench.settings import SettingError, read_settings
-from bench.timing import MeasurementError, check
-from bench.tune import recipe
+from bench.timing import check
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import Opener
 
 open_session = Opener(NAME)
-
-
-@pytest.mark.parametrize("phase", ["inference", "training"])
-def test_the_lines_of_make_best_for_ones_own_script_run(phase):
-    settings = read_settings("mlp", {"FRAMEWORK": NAME, "PHASE": phase, "PRECISION": "mixed_bfloat16"})
-    lines = recipe.script_lines(settings, "cpu", None)
-    names = {"loss_function": "mse", "optimizer": "sgd"}
-    before = keras.config.dtype_policy()
-    try:
-        exec("\n".join(lines[:-1]), names)
-        names["model"] = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        exec(lines[-1], names)
-        assert names["model"].layers[0].compute_dtype == "bfloat16"
-        inputs, targets = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
-        names["model"].fit(inputs, targets, verbose=0) if phase == "training" else names["model"].predict(inputs)
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def test_a_step_is_traced_once_for_each_shape():
@@ -62,68 +42,6 @@ def test_mixed_float16_scales_the_loss_and_takes_it_out_again():
         session.step()
         changes.append(np.array(session.model.last_weight) - before)
     np.testing.assert_allclose(*changes, rtol=0.02, atol=1e-7)
-
-
-def test_an_error_while_a_model_is_built_leaves_no_dtype_policy(monkeypatch):
-    build, policies, before = keras_networks.BUILDERS["mlp"], [], keras.config.dtype_policy().name
-
-    def build_once(workload):
-        policies.append(keras.config.dtype_policy().name)
-        if len(policies) == 2:
-            raise RuntimeError("no memory")
-        return build(workload)
-
-    monkeypatch.setitem(keras_networks.BUILDERS, "mlp", build_once)
-    with pytest.raises(RuntimeError, match="no memory"):
-        open_session("mlp", "inference", PRECISION="bfloat16")
-    assert policies == ["bfloat16", "float32"]  # the model, and the same on the CPU
-    assert keras.config.dtype_policy().name == before
-
-
-@pytest.mark.parametrize("wrong", ["permuted", "same for all items", "zero gradient", "dropped layer", "float16"])
-def test_a_device_that_computes_something_else_is_refused(monkeypatch, wrong):
-    evaluator = open_session.framework.DeviceContext.evaluator
-
-    def wrong_on_device(*arguments, compiled):
-        run = evaluator(*arguments, compiled=compiled)
-
-        def changed(*batch):
-            output, gradient = map(np.array, run(*batch))
-            if compiled and wrong == "permuted":
-                output = output[:, ::-1]
-            if compiled and wrong == "same for all items":
-                output = output[[0, 0]]
-            return output, gradient * (0 if compiled and wrong == "zero gradient" else 1)
-
-        return changed
-
-    built = []
-
-    def without_relu_on_device(x, width):
-        built.append(x)
-        x = keras.layers.Dense(width)(x)
-        return x if len(built) == 1 else keras.ops.maximum(x, 0.0)
-
-    matmul = open_session.framework.OPERATORS["matmul"]
-    if wrong == "dropped layer":
-        monkeypatch.setattr(keras_networks, "dense_relu", without_relu_on_device)
-    elif wrong == "float16":
-        monkeypatch.setattr(base, "_probed", {})
-        in_float16 = lambda *pair: keras.ops.cast(matmul(*(keras.ops.cast(x, "float16") for x in pair)), "bfloat16")  # noqa: E731
-        monkeypatch.setitem(open_session.framework.OPERATORS, "matmul", in_float16)
-    else:
-        monkeypatch.setattr(open_session.framework.DeviceContext, "evaluator", wrong_on_device)
-    with pytest.raises(MeasurementError) as caught:
-        open_session("mlp", "training", PRECISION="bfloat16")
-    assert caught.value.status == "wrong_output"
-
-
-def test_an_image_model_that_is_not_here_is_refused():
-    with pytest.raises(SettingError, match="did you mean resnet50, "):
-        open_session("image", MODEL="resnet5O")
-
-
-# The same numbers as PyTorch
 
 
 def copy_image(model, torch):

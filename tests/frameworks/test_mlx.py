@@ -1,7 +1,6 @@
 """What is special to MLX: steps that evaluate everything, its networks, and the same numbers as PyTorch."""
 
 import io
-import os
 import re
 
 import mlx.core as mx
@@ -12,7 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import llama
 
 import llm_benchmark
-from bench.frameworks import on_mlx, on_mlx_llm
+from bench.frameworks import on_mlx
 from bench.settings import SettingError, read_settings
 from bench.timing import MeasurementError, check, measure
 from bench.tune import recipe
@@ -118,37 +117,15 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch):
 # Devices
 
 
-@pytest.mark.parametrize(
-    ("metal", "cards", "use_gpu", "expected"),
-    [(True, 1, None, "mps"), (True, 1, False, "cpu"), (False, 1, True, "cuda"), (False, 0, None, "cpu")],
-)
-def test_the_device_is_one_that_can_be_used(monkeypatch, metal, cards, use_gpu, expected):
-    chosen = []
-    monkeypatch.setattr(mx, "set_default_device", chosen.append)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
-    monkeypatch.setattr(mx.cuda, "is_available", lambda: not metal)  # always, in a build for CUDA
-    monkeypatch.setattr(mx, "device_count", lambda kind: cards)
-    assert on_mlx.choose_device(use_gpu) == expected
-    assert chosen == [mx.cpu if expected == "cpu" else mx.gpu]
-    if not cards:
-        with pytest.raises(SettingError, match="driver"):
-            on_mlx.choose_device(True)
-
-
-def test_tf32_and_float32_need_a_process_each(monkeypatch):
-    monkeypatch.setattr(os, "environ", {})
-    for precision in ("float32", "bfloat16", "float32"):
-        on_mlx.choose_tf32("mps", precision)
-        assert os.environ["MLX_ENABLE_TF32"] == "0"
-    with pytest.raises(MeasurementError) as caught:
-        on_mlx.choose_tf32("mps", "tf32")
-    assert caught.value.status == "unsupported"
-
-
-def test_every_worker_of_a_stream_has_a_batch_to_prepare():
-    session = open_session("image", scope="input", NUM_WORKERS="7", BATCH_SIZE="2")
-    assert session.queue_steps == 2 + 4
-    session.close()
+def test_a_build_for_cuda_without_a_card_uses_the_cpu(monkeypatch):
+    monkeypatch.setattr(mx, "set_default_device", lambda device: None)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    for cards, expected in ((1, "cuda"), (0, "cpu")):
+        monkeypatch.setattr(mx, "device_count", lambda kind, cards=cards: cards)
+        assert on_mlx.choose_device(None) == expected
+    with pytest.raises(SettingError, match="driver"):
+        on_mlx.choose_device(True)
 
 
 def test_the_lines_of_make_best_for_ones_own_script_run():
@@ -272,26 +249,16 @@ def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(refer
     assert losses == sorted(losses, reverse=True)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_an_update_is_that_of_the_definition(optimizer):
-    session = open_session("mlp", "training", OPTIMIZER=optimizer)
+def test_an_update_of_adam_is_that_of_its_definition():
+    session = open_session("mlp", "training", OPTIMIZER="adam")
     model, before = session.model, np.array(session.model.last_weight)
     model.forward(*next(session.batches))
     model.backward()
     gradient = np.array(model.last_gradient)
     model.update()
-    step = 0.01 * gradient if optimizer == "sgd" else 1e-5 * gradient / (np.abs(gradient) + 1e-8)
-    np.testing.assert_allclose(np.array(model.last_weight), before - step, rtol=1e-4, atol=1e-8)
+    expected = before - 1e-5 * gradient / (np.abs(gradient) + 1e-8)
+    np.testing.assert_allclose(np.array(model.last_weight), expected, rtol=1e-4, atol=1e-8)
     assert model.updates() == 1
-
-
-def test_both_matrices_of_an_adapter_get_a_gradient(tiny_decoders):
-    session = open_llm("backward", LORA_RANK="4", CHECKPOINTING="1")
-    session.prepare()
-    session.step()
-    gradients = dict(tree_flatten(session.model.gradients))
-    assert len(gradients) == 2 * 4 * 2  # matrices, projections, layers
-    assert all(np.abs(each).max() > 0 for each in gradients.values())
 
 
 def test_checkpointing_wraps_each_model_once(tiny_decoders, monkeypatch):
@@ -305,9 +272,3 @@ def test_checkpointing_wraps_each_model_once(tiny_decoders, monkeypatch):
         session.step()
         counts.append(len(calls))
     assert counts == [4, 4, 2]
-
-
-def test_a_wrong_cache_is_refused(tiny_decoders, monkeypatch):
-    monkeypatch.setattr(on_mlx_llm.CachedModel, "extend", lambda model, tokens: model.logits(tokens))
-    with pytest.raises(MeasurementError, match="single tokens through the cache differ by"):
-        open_llm()

@@ -11,7 +11,7 @@ from bench.frameworks import keras_networks, on_tensorflow
 from bench.settings import read_settings
 from bench.timing import MeasurementError
 from bench.workloads import operators
-from tests.frameworks.sessions import FLOPS_CASES, SCRIPTS, Opener
+from tests.frameworks.sessions import SCRIPTS, Opener
 
 open_session = Opener("tensorflow")
 DEVICE = on_tensorflow.choose_device(None)
@@ -45,36 +45,6 @@ def test_models_of_the_same_name_have_the_same_parameters(script, model):
     assert keras_networks.count_parameters(model) == workload.parameters
 
 
-FLOPS = {
-    "MatMul": lambda op: 2 * size(op.outputs[0]) * op.inputs[0].shape[0 if op.get_attr("transpose_a") else 1],
-    "BatchMatMulV2": lambda op: 2 * size(op.outputs[0]) * op.inputs[0].shape[-2 if op.get_attr("adj_x") else -1],
-    "Conv2D": lambda op: 2 * size(op.outputs[0]) * size(op.inputs[1]) // op.inputs[1].shape[-1],
-    "Conv2DBackpropInput": lambda op: 2 * size(op.inputs[2]) * size(op.inputs[1]) // op.inputs[1].shape[-1],
-    "Conv2DBackpropFilter": lambda op: 2 * size(op.inputs[2]) * size(op.outputs[0]) // op.inputs[2].shape[-1],
-}
-
-
-def size(tensor):
-    return int(np.prod(tensor.shape))
-
-
-def count_flops(function, *arguments):
-    operations = function.get_concrete_function(*arguments).graph.get_operations()
-    unknown = {op.type for op in operations if "atmul" in op.type.lower() or "conv2d" in op.type.lower()} - set(FLOPS)
-    assert not unknown | ({op.type for op in operations} & {"Einsum"})
-    # What nobody reads is never computed: the images' own gradient.
-    return sum(FLOPS[op.type](op) for op in operations if op.type in FLOPS and op.outputs[0].consumers())
-
-
-@pytest.mark.parametrize(("script", "model", "phase"), FLOPS_CASES)
-def test_the_graph_takes_the_flops_that_the_row_says(script, model, phase):
-    environ = {"MODEL": model, "IMAGE_SIZE": "224"}
-    workload, model = open_session.workload(script, phase, **environ), open_session(script, phase, **environ).model
-    inputs, labels = model.context.put(*workload.make_batches(workload.items_per_step, 0)[0])
-    step = (model._infer, inputs) if phase == "inference" else (model.train_step, inputs, labels)
-    assert count_flops(*step) == workload.flops_per_item * workload.items_per_step
-
-
 def test_a_gpu_is_set_up(monkeypatch):
     calls = []
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["one"])
@@ -94,13 +64,13 @@ def test_a_gpu_is_set_up(monkeypatch):
 def test_a_gpu_that_leaves_its_work_to_the_cpu_is_refused(monkeypatch, script, operator, phase):
     # What is placed on a GPU runs on the CPU, as TensorFlow does if a kernel is missing.
     monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
-    with pytest.raises(MeasurementError, match=f"no kernel on this mps for .*{operator}") as caught:
+    with pytest.raises(MeasurementError, match=operator) as caught:
         open_session(script, phase)
     assert caught.value.status == "unsupported"
 
 
 @needs_no_gpu
-def test_an_operator_that_runs_on_the_cpu_is_no_result_of_a_gpu(monkeypatch):
+def test_an_operator_that_runs_on_the_cpu_is_refused(monkeypatch):
     monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
     with pytest.raises(MeasurementError, match="TensorFlow runs this operator on the CPU"):
         open_session.operator(operators.matmul((32, 32, 32)))
