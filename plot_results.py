@@ -12,15 +12,21 @@ import functools
 import sys
 
 from bench import cli
-from bench.plots import card, html, pictures, readme, select
+from bench.plots import card, html, pictures, select
 from bench.settings import SettingError, read_settings
+
+ABOUT = """# Results
+
+Written by `make plot` from the CSV files in this folder. [index.html](index.html) has all results, own and published
+ones: open it in a browser to choose, sort and filter. `make compare` compares two machines."""
 
 
 def plot(folder, say):
     """Draw all plots and write both pages; return the paths. say() gets a line for each file that is left out."""
     stored = select.load(folder, say)
     paths = [*pictures.draw_all(stored, folder / "plots", say), *card.draw_all(stored, folder)]
-    (folder / "README.md").write_text(readme.write(stored, paths), encoding="utf-8")
+    shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]
+    (folder / "README.md").write_text("\n\n".join([ABOUT, *shown]) + "\n", encoding="utf-8")
     return [*paths, folder / "README.md", html.write_page(stored.lines, folder / "index.html")]
 
 

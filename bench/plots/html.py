@@ -1,12 +1,9 @@
 """Write results/index.html: all results in one file, to choose, sort and filter in a browser without a network.
 
 Joins page.html, page.css and page.js of this folder with the lines of tables.latest(). The page makes text of every
-cell: the data contain no "<", and page.js creates only text nodes from them. Its policy (Content-Security-Policy)
-allows no other script or style and no request.
+cell: the data contain no "<", and page.js creates only text nodes from them.
 """
 
-import base64
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -14,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from bench.records import columns, tables
+from bench.records.columns import format_number
 from bench.records.flags import FLAGS
 from bench.workloads.workload import BYTES
 
@@ -36,30 +34,15 @@ MEASURES += [*tables.RATE, "step_seconds_median", "step_seconds_p95", "first_ste
 
 def write_page(lines, path):
     """Write the page of these lines and return its path."""
-    path.write_text(render(collect(lines)), encoding="utf-8")
+    page, style, script = ((HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    data = json.dumps(collect(lines), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    parts = {"style": style, "script": script, "data": data}
+    path.write_text(re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page), encoding="utf-8")
     return path
 
 
-def render(data):
-    """Join the page's files and its data, a dict for JSON."""
-    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    policy = f"default-src 'none'; img-src data:; script-src {hash_of(script)}; style-src {hash_of(style)}"
-    embedded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    parts = {"policy": policy, "style": style, "script": script, "data": embedded}
-    page = (HERE / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page)
-
-
-def hash_of(text):
-    """Return the source expression that allows an inline script or style with this text."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
 def collect(lines):
-    """Build the page's data: how many lines, their columns, and the words of `flags`.
-
-    A column is a list of different values (`of`) and their places (`at`), or of all values.
-    """
+    """Build the page's data: the names of its `columns`, a list of cells for each line, and the words of `flags`."""
     rows = lines.to_dict("records")
     text = lines[TEXTS].assign(
         model=lines["model"].mask(lines["published"] & (lines["workload"] == "matmul"), "matmul-peak"),
@@ -69,18 +52,19 @@ def collect(lines):
         settings=[say_settings(row) for row in rows],
         all_setup=[columns.describe_setup(row) for row in rows],
         versions=[say_versions(row) for row in rows],
-        stated=["" if row["value"] > 0 else tables.describe_rate(row) for row in rows],
+        stated=["" if row["value"] > 0 else say_seconds(row) for row in rows],
     )
-    found = {name: round_numbers(lines[name]) for name in MEASURES}
-    for name in text:
-        at, of = pd.factorize(text[name])
-        found[name] = {"of": of.tolist(), "at": at.tolist()}
-    return {"count": len(lines), "lines": found, "flags": FLAGS | STATUSES}
+    numbers = lines[MEASURES].map(lambda value: None if pd.isna(value) else float(f"{value:.4g}")).astype(object)
+    cells = text.join(numbers.where(numbers.notna(), None))
+    return {"columns": list(cells), "lines": cells.to_numpy().tolist(), "flags": FLAGS | STATUSES}
 
 
-def round_numbers(column):
-    """Round to what is shown; None if it is unknown."""
-    return [None if pd.isna(value) else float(f"{value:.4g}") for value in column]
+def say_seconds(row):
+    """Describe the seconds of a source that states no rate."""
+    if pd.isna(row["seconds"]):
+        return f"{format_number(row['step_seconds_median'])} s per step"
+    items = f" for {row['items']:,.0f} items" if pd.notna(row["items"]) else ""
+    return f"{format_number(row['seconds'])} s{items}"
 
 
 def say_size(row):

@@ -21,12 +21,10 @@ const say = (text) => Object.hasOwn(WORDS, text) ? WORDS[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
 const place = (workload) => ORDER.includes(workload) ? ORDER.indexOf(workload) : ORDER.length;
 
-function readLines(data) {
-  const readers = Object.entries(data.lines).map(([name, column]) => [
-    name, column.of ? (i) => column.of[column.at[i]] : (i) => column[i],
-  ]);
-  return Array.from({length: data.count}, (_, i) => Object.fromEntries(readers.map(([name, read]) => [name, read(i)])));
-}
+const readLines = (data) => data.lines.map((cells) => ({
+  ...Object.fromEntries(cells.map((cell, i) => [data.columns[i], cell])),
+  text: cells.filter((cell) => typeof cell === "string").join(" ").toLowerCase(), // for the filter
+}));
 
 const isPublished = (line) => line.source !== "";
 const isSound = (line) => line.value > 0 && line.status === "" && !line.flags.includes("implausible");
@@ -39,17 +37,15 @@ function bestOf(lines) {
   return sorted.filter((line) => isNew(`${isPublished(line)} ${line.machine}`));
 }
 
-// The value that most machines have, own ones first.
+// The value that most machines have, of own lines if there are any.
 function usual(lines, name) {
   const found = new Map();
-  for (const line of lines) {
-    if (!found.has(line[name])) found.set(line[name], {own: 0, machines: new Set()});
-    const of = found.get(line[name]);
-    of.own ||= isPublished(line) ? 0 : 1;
-    of.machines.add(line.machine);
+  const own = lines.filter((line) => !isPublished(line));
+  for (const line of own.length ? own : lines) {
+    if (!found.has(line[name])) found.set(line[name], new Set());
+    found.get(line[name]).add(line.machine);
   }
-  const rank = ([, of]) => of.own * 1e6 + of.machines.size;
-  return [...found].sort((a, b) => rank(b) - rank(a))[0]?.[0] ?? "";
+  return [...found].sort(([, a], [, b]) => b.size - a.size)[0]?.[0] ?? "";
 }
 
 // What the address asks for where it exists: {chosen, options, lines}.
@@ -74,7 +70,7 @@ const writeAddress = (address) => "#" + new URLSearchParams(address);
 function figure(value, digits = 4) {
   if (value === null) return "";
   const rounded = Number(value.toPrecision(digits));
-  return rounded >= 1e9 ? rounded.toExponential() : rounded >= 1e4 ? rounded.toLocaleString("en") : String(rounded);
+  return rounded >= 1e4 ? rounded.toLocaleString("en") : String(rounded);
 }
 
 const join = (...parts) => parts.filter(Boolean).join(", ");
@@ -101,9 +97,8 @@ function ticks(least, most, isLog) {
 // --- The page. ---
 
 const SVG = ["svg", "g", "rect", "line", "text", "circle", "title"];
-const STEP = 200; // lines of a table until more are asked for
 const LISTS = {best: "best of each machine", work: "all of this choice", all: "everything"};
-let data, lines, shown;
+let data, lines;
 
 // Make an element; attributes beginning with "on" are handlers, strings become text.
 function element(tag, attributes = {}, ...children) {
@@ -181,7 +176,7 @@ function showTable(found, columns, address) {
       "aria-sort": by !== name ? null : descends ? "descending" : "ascending"},
       element("button", {type: "button", "data-sort": name, onclick: sort}, column.title));
   });
-  const body = element("tbody", {}, ...found.slice(0, shown).map((line) => {
+  const body = element("tbody", {}, ...found.map((line) => {
     const toggle = ({currentTarget: button}) => {
       const isOpen = button.getAttribute("aria-expanded") === "true";
       button.setAttribute("aria-expanded", String(!isOpen));
@@ -197,9 +192,6 @@ function showTable(found, columns, address) {
   head.push(element("th", {scope: "col"}, "More"));
   at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head)), body);
   at("table").querySelector(`[data-sort="${CSS.escape(focused ?? "")}"]`)?.focus();
-  at("more").hidden = found.length <= shown;
-  at("more").textContent = `Show ${STEP} more lines of ${found.length}`;
-  at("more").onclick = () => { shown += STEP; render(); };
 }
 
 // Draw a bar for each line; points on a logarithmic axis, which has no zero to begin at.
@@ -242,7 +234,7 @@ function drawBars(found, chosen) {
 // A labelled choice that changes the address; a select keeps its element, and so the focus.
 function showSelect(name, label, options, value, change) {
   const id = `choice-${name}`;
-  if (!at(id)) at("choices").append(element("label", {}, label, element("select", {id})));
+  if (!at(id)) at("filter").parentNode.before(element("label", {}, label, element("select", {id})));
   at(id).replaceChildren(...options.map(([each, text]) => element("option", {value: each}, text)));
   at(id).value = value;
   at(id).onchange = () => { location.hash = writeAddress(change(at(id).value)); };
@@ -263,19 +255,11 @@ function render() {
   }
   const asked = Object.hasOwn(LISTS, address.rows ?? "") ? address.rows : "best";
   showSelect("rows", "Lines of the table", Object.entries(LISTS), asked, (rows) => ({...address, rows}));
-  if (!at("filter")) {
-    at("choices").append(element("label", {}, "Filter the table", element("input", {id: "filter", type: "search",
-      placeholder: "m1 bfloat16 drift", autocomplete: "off", oninput: () => location.replace(
-        writeAddress({...readAddress(location.hash), q: at("filter").value}))})));
-  }
   if (document.activeElement !== at("filter")) at("filter").value = address.q ?? "";
-  const words = (address.q ?? "").toLowerCase().split(" ").filter(Boolean);
-  const textOf = (line) => Object.values(line).filter((cell) => typeof cell === "string").join(" ").toLowerCase();
+  const words = (address.q ?? "").toLowerCase().split(" ");
   const best = bestOf(found);
-  const listed = {best, work: found, all: lines}[asked].filter((line) => {
-    line.text ??= textOf(line);
-    return words.every((word) => line.text.includes(word));
-  });
+  const listed = {best, work: found, all: lines}[asked].filter((line) =>
+    words.every((word) => line.text.includes(word)));
   const {work, ...others} = COLUMNS;
   drawBars(best, chosen);
   showTable(listed, asked === "all" ? COLUMNS : others, address);
@@ -287,16 +271,13 @@ function render() {
 function start() {
   data = JSON.parse(at("data").textContent);
   lines = readLines(data);
-  shown = STEP;
   for (const [flag, words] of Object.entries(data.flags)) {
     at("flags").append(element("dt", {}, flag), element("dd", {}, words));
   }
-  window.addEventListener("hashchange", () => { shown = STEP; render(); });
-  let width = window.innerWidth; // a phone's browser also sends this event if its bars move
-  window.addEventListener("resize", () => {
-    if (width !== window.innerWidth) render();
-    width = window.innerWidth;
-  });
+  at("filter").oninput = () => location.replace(
+    writeAddress({...readAddress(location.hash), q: at("filter").value}));
+  window.addEventListener("hashchange", render);
+  new ResizeObserver(render).observe(at("bars"));
   render();
 }
 

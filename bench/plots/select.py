@@ -11,7 +11,6 @@ from bench.workloads import TRAIN_IMAGES
 from bench.workloads.workload import BYTES
 
 WHO = ["published", "machine", "kind", "framework"]
-WHOLE = ("", "inference", "training", "prefill", "decode")  # phases that are not parts of a training step
 # With WHO, the work that is compared over numbers of devices.
 SCALED = ["method_version", *(name for name in columns.WORK if name not in ("framework", "world_size", "nodes"))]
 

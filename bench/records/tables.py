@@ -10,9 +10,7 @@ from bench.records.verdict import OPERATORS
 
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
 WORK = (*columns.WORK, "kind")
-NUMBERS = columns.of_kind("number", "positive", "meter")
 RATE = ["value", "low", "high"]
-SINGLE = (*OPERATORS, "gemv", "bandwidth")  # one operator instead of a model
 CHIP = ["machine", "device", "cpu_id"]  # many servers call different chips by the same name
 
 
@@ -34,7 +32,7 @@ def read_rows(paths, warn=print):
 def convert(rows):
     """Convert rows of text to a frame; raise ValueError for a number that cannot be one, as 0 cannot be a rate."""
     frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str)
-    for name in NUMBERS:
+    for name in columns.of_kind("number", "positive", "meter"):
         try:
             found = frame[name].replace("", "nan").astype(float)
         except ValueError as error:
@@ -98,28 +96,6 @@ def limit_rows(frame, limit):
     return frame[frame.index.isin(turns.sort_values(["published", "turn"], kind="stable").index[:limit])]
 
 
-def describe_rate(row):
-    """Format a line's result with its unit: a rate, or the seconds of a source that has no rate."""
-    if pd.notna(row["value"]):
-        return f"{format_number(row['value'])} {row['per']}"
-    if pd.notna(row["seconds"]):
-        items = f" for {row['items']:,.0f} items" if pd.notna(row["items"]) else ""
-        return f"{format_number(row['seconds'])} s{items}"
-    return f"{format_number(row['step_seconds_median'])} s per step"
-
-
 def interval(row):
     """Format a line's interval, blank if there is none."""
     return f"{format_number(row['low'])} to {format_number(row['high'])}" if pd.notna(row["low"] + row["high"]) else ""
-
-
-# The columns of a table of results: {title: function that returns the cell of a line}.
-CELLS = {
-    "work": lambda row: ", ".join(filter(None, [columns.describe_work(row), row["setup"]])),
-    "framework": lambda row: f"{row['framework']} {row['framework_version']}",
-    "result": describe_rate,
-    "interval": interval,
-    "of peak": lambda row: format_number(100 * row["of_peak"], "{:.0f} %"),
-    "of bandwidth": lambda row: format_number(100 * row["of_bandwidth"], "{:.0f} %"),
-    "flags": lambda row: row["flags"],
-}

@@ -54,17 +54,12 @@ class Comparison(NamedTuple):
 
 
 def compare_rates(rate, base):
-    """Compare a Rate with another one of the same work."""
+    """Compare a Rate with another one of the same work: "same" is within 1 %, and without intervals is "cannot tell"."""
     ratio, *ends = rate.ratio(base)
     low, high = (math.nan, math.nan) if None in ends else ends
-    return Comparison(ratio, low, high, judge(low, high))
-
-
-def judge(low, high):
-    """Judge a ratio by its interval: "same" within 1 %, "faster", "slower", or "cannot tell", as if an end is NaN."""
     if low >= 1 - SAME and high <= 1 + SAME:
-        return "same"
-    return "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
+        return Comparison(ratio, low, high, "same")
+    return Comparison(ratio, low, high, "faster" if low > 1 else "slower" if high < 1 else "cannot tell")
 
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):
@@ -93,29 +88,6 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     if e < OVERLAP * min(d, p):
         return "overlap", f"limited by poor overlap: {parts}, and both together reach only {format_number(e)}"
     return slower, f"{words[slower]}: {parts}"
-
-
-def find_slowdown(rows, stored):
-    """Compare the machine's speed in some rows with its best in the stored ones, by the canary, a small matmul.
-
-    Args:
-        rows: of one combination of settings.
-        stored: all rows of the machine; only those that had the same canary count.
-
-    Returns:
-        (times slower, when it was at its best), or None if none of them had the same canary.
-    """
-    same = ("device", "device_name", "cpu_id", "framework", "framework_version", "python", "precision")
-    others = [
-        (float(row["canary_seconds"]), row["timestamp"])
-        for row in stored
-        if row["canary_seconds"] and all(row[name] == rows[0][name] for name in same)
-    ]
-    now = [float(row["canary_seconds"]) for row in rows if row["canary_seconds"]]
-    if not (now and others):
-        return None
-    best, when = min(others)
-    return min(now) / best, when
 
 
 def burst_and_sustained(rows):
