@@ -192,7 +192,6 @@ def test_a_default_that_fails_has_no_path(search):
     status, out, rows, _ = search(fails=[("float32", "0")])
     assert (status, [row["search"] for row in rows]) == (0, [""])
     assert f": {KEEPS}\n" in out
-    assert "failed: the default: wrong_output: NaN" in out
 
 
 def test_nothing_works(search):
@@ -229,7 +228,6 @@ def test_what_can_be_pasted_means_the_same(search, monkeypatch):
         {"PRECISION": "bfloat16", "MEMORY_FORMAT": "channels_last", "COMPILE": "1"},
         {"PRECISION": "mixed_bfloat16", "NUM_THREADS": "2", "COMPILE": "0"},
         {"PRECISION": "mixed_float16", "COMPILE": "max-autotune"},
-        {"PRECISION": "float32", "MODEL": "resnet50"},
     ],
 )
 def test_the_lines_for_ones_own_script_run(settings, monkeypatch):
