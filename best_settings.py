@@ -82,9 +82,9 @@ class Runs:
         seconds, limit, rows = TRIAL_SECONDS, max(LEAST_LIMIT, LIMIT_SHARE * self.seconds), self.trials
         if is_full:
             seconds, limit, rows = FULL_SECONDS, FULL_LIMIT, self.full
-        change, compares = candidates.change_of(self.dimensions, candidate), candidate not in rows
         try:
-            row = self.run(change, seconds, limit, compares)
+            change = candidates.change_of(self.dimensions, candidate)
+            row = self.run(change, seconds, limit, compares=candidate not in rows)
         except SettingError as error:
             row = {"status": "failed", "note": str(error), "precision": ""}
         return self.keep(candidate, row, is_full)

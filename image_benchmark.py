@@ -5,8 +5,7 @@
     MODEL=mobilenet_v2 PHASE=training .venv/bin/python image_benchmark.py
 
 One step is one batch of colour images, sorted into ImageNet's 1,000 classes. The model is torchvision's, with random
-weights; other frameworks build the same layers (build_image() in bench/frameworks/on_torch_images.py, keras_networks.py
-and on_mlx_networks.py). `make help` lists the settings.
+weights; other frameworks build the same layers (build_image() in bench/frameworks/). `make help` lists the settings.
 """
 
 import csv

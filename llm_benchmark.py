@@ -67,22 +67,14 @@ class Decoder:
         return {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0} | lengths
 
 
-# config.json of each repository on huggingface.co.
+# config.json on huggingface.co: HuggingFaceTB/SmolLM2-135M, Qwen/Qwen3-*, meta-llama/Llama-3.*
 DECODERS = {
-    # HuggingFaceTB/SmolLM2-135M
     "smollm2-135m": Decoder(30, 576, 9, 3, 64, 1536, 49_152, 8192, 1e5),
-    # Qwen/Qwen3-0.6B
     "qwen3-0.6b": Decoder(28, 1024, 16, 8, 128, 3072, 151_936, 40_960, 1e6, is_qwen=True, norm_epsilon=1e-6),
-    # meta-llama/Llama-3.2-1B
     "llama-3.2-1b": Decoder(16, 2048, 32, 8, 64, 8192, 128_256, 131_072, 5e5, rope_factor=32),
-    # meta-llama/Llama-3.2-3B
     "llama-3.2-3b": Decoder(28, 3072, 24, 8, 128, 8192, 128_256, 131_072, 5e5, rope_factor=32),
-    # Qwen/Qwen3-4B
     "qwen3-4b": Decoder(36, 2560, 32, 8, 128, 9728, 151_936, 40_960, 1e6, is_qwen=True, norm_epsilon=1e-6),
-    # meta-llama/Llama-3.1-8B
-    "llama-3.1-8b": Decoder(
-        32, 4096, 32, 8, 128, 14_336, 128_256, 131_072, 5e5, rope_factor=8, tie_word_embeddings=False
-    ),
+    "llama-3.1-8b": Decoder(32, 4096, 32, 8, 128, 14_336, 128_256, 131_072, 5e5, 8, tie_word_embeddings=False),
 }
 
 
@@ -90,7 +82,7 @@ def llm_workload(settings):
     """Describe the work of a phase; prefill and decode have no loss, because nothing is trained."""
     decoder = find_decoder(settings)
     if settings.phase not in ("prefill", "decode"):
-        return training_workload(settings, decoder, settings.prompt_tokens)
+        return training_workload(settings, decoder)
     is_prefill, size = settings.phase == "prefill", settings.batch_size
     before, new = (0, settings.prompt_tokens) if is_prefill else (settings.depth, settings.new_tokens)
     cache = size * cache_bytes(decoder, before + new, settings.precision)
@@ -104,14 +96,15 @@ def llm_workload(settings):
         parameters=count_parameters(decoder),
         flops_per_item=prefill_flops(decoder, new) // new if is_prefill else decode_flops(decoder, before, new),
         item_bytes=8 if is_prefill else 8 * (before + new),  # int64
-        resident_bytes=weight_bytes(decoder, settings.precision) + cache,
+        resident_bytes=count_parameters(decoder) * BYTES[settings.precision] + cache,
         bytes_per_step=None if is_prefill else decode_bytes(decoder, size, before, new, settings.precision),
         columns={"data": "synthetic"},
     )
 
 
-def training_workload(settings, decoder, tokens):
-    """Describe the work of training, or of a part of it, on sequences of `tokens` tokens."""
+def training_workload(settings, decoder):
+    """Describe the work of training, or of a part of it."""
+    tokens = settings.prompt_tokens
     decoder = replace(decoder, lora_rank=settings.lora_rank, checkpointing=settings.checkpointing)
     forward, backward = training_flops(decoder, tokens)
     return Workload(
@@ -125,7 +118,7 @@ def training_workload(settings, decoder, tokens):
         parameters=count_trainable(decoder),
         flops_per_item=flops_of_phase(settings.phase, forward // tokens, (2 * forward - backward) // tokens),
         item_bytes=16,  # int64: a token and its target
-        resident_bytes=weight_bytes(decoder, settings.precision) + state_bytes(decoder, settings),
+        resident_bytes=training_bytes(decoder, settings),
         columns={"data": "synthetic", "sequence_length": tokens, "prompt_tokens": None},
     )
 
@@ -135,13 +128,11 @@ def find_decoder(settings):
     if settings.model not in DECODERS:
         raise SettingError(f"MODEL={settings.model!r} must be one of: {', '.join(DECODERS)}")
     decoder = DECODERS[settings.model]
-    if settings.phase != "decode":
-        tokens, asked = settings.prompt_tokens, f"PROMPT_TOKENS='{settings.prompt_tokens}'"
-    else:
+    tokens, asked = settings.prompt_tokens, f"PROMPT_TOKENS='{settings.prompt_tokens}'"
+    if settings.phase == "decode":
         tokens = settings.depth + settings.new_tokens
         asked = f"DEPTH='{settings.depth}' and NEW_TOKENS='{settings.new_tokens}'"
-    if tokens > decoder.max_position_embeddings:
-        most = decoder.max_position_embeddings
+    if tokens > (most := decoder.max_position_embeddings):
         raise SettingError(f"{asked} need {tokens} positions, and {settings.model} has {most}: set fewer")
     return decoder
 
@@ -229,15 +220,10 @@ def cache_bytes(decoder, tokens, precision):
     return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * tokens * BYTES[precision]
 
 
-def weight_bytes(decoder, precision):
-    """Return the size of all weights in bytes."""
-    return count_parameters(decoder) * BYTES[precision]
-
-
-def state_bytes(decoder, settings):
-    """Return the size in bytes of the gradients, of the optimizer's state, and of LoRA's adapters."""
+def training_bytes(decoder, settings):
+    """Return the size in bytes of the weights, of their gradients, of the optimizer's state, and of LoRA's adapters."""
     tensors = 1 + (0 if settings.optimizer == "sgd" else 2) + (decoder.lora_rank > 0)
-    return tensors * count_trainable(decoder) * BYTES[settings.precision]
+    return (count_parameters(decoder) + tensors * count_trainable(decoder)) * BYTES[settings.precision]
 
 
 def decode_bytes(decoder, batch_size, depth, new_tokens, precision):
@@ -245,8 +231,8 @@ def decode_bytes(decoder, batch_size, depth, new_tokens, precision):
 
     A table that is only an embedding is left out, because a step reads a few of its rows; a tied one is the output too.
     """
-    only_embeds = 0 if decoder.tie_word_embeddings else decoder.vocab_size * decoder.hidden_size * BYTES[precision]
-    weights = weight_bytes(decoder, precision) - only_embeds
+    only_embeds = 0 if decoder.tie_word_embeddings else decoder.vocab_size * decoder.hidden_size
+    weights = (count_parameters(decoder) - only_embeds) * BYTES[precision]
     return weights + batch_size * cache_bytes(decoder, 2 * depth + new_tokens + 1, precision) // 2
 
 

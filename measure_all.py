@@ -11,8 +11,6 @@ versions is skipped.
 
 import os
 import sys
-import threading
-from contextlib import contextmanager
 
 from tqdm import tqdm
 
@@ -23,7 +21,7 @@ from bench.launch import Launcher, find_device
 from bench.plots import card
 from bench.records import columns, results
 from bench.records.columns import format_number
-from bench.settings import FRAMEWORKS, ROOT, SettingError, list_runs, list_unused, read_settings
+from bench.settings import DECLARED, FRAMEWORKS, ROOT, SettingError, find_given, is_used, list_runs, read_settings
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 from best_settings import WORKLOADS
@@ -32,6 +30,7 @@ from tflops_sweep import first_size
 LIMIT = 600  # seconds after which a process is ended
 PEAKS_WEIGHT = 3  # the peaks take as long as this number of other processes
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
+BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
 UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
 
 
@@ -47,9 +46,8 @@ def plan_work(settings, device, formats):
             continue
         for numbers in ["float32"] if settings.quick else ["float32", *formats]:
             change = work.change(numbers) | {"MAKEFLAGS": ""}
-            change |= (
-                standard_set.QUICK | ({"SCOPE": "device"} if work.script == "image" else {}) if settings.quick else {}
-            )
+            if settings.quick:
+                change |= standard_set.QUICK | ({"SCOPE": "device"} if work.script == "image" else {})
             try:
                 read_settings(work.script, os.environ | change)
             except SettingError:  # this framework does not have it
@@ -86,21 +84,15 @@ def find_peaks(rows):
     return {row["precision"]: float(row["tflops"]) for row in peaks}
 
 
-def find_fast(best, formats):
-    """Return the formats of 16 bits in which the best matmul is as fast as in float32 or faster, and why not others.
+def list_fast(peaks, formats):
+    """List the formats of 16 bits that are as fast as float32 in the best matmul; say which are left out.
 
     A device without an arithmetic unit for a format emulates it, which is slower than float32.
     """
-    fast, left_out = [], []
-    for name in formats:
-        if name not in best:
-            left_out.append(f"{name} is skipped because no matmul in it was measured")
-        elif best[name] >= FAST * best.get("float32", 0):
-            fast.append(name)
-        else:
-            rates = f"best matmul: {best[name]:.3g} TFLOP/s, float32: {best['float32']:.3g}"
-            left_out.append(f"{name} is skipped because it is slow on this device ({rates})")
-    return fast, left_out
+    fast = [name for name in formats if name in peaks and peaks[name] >= FAST * peaks.get("float32", 0)]
+    for name in [each for each in formats if each not in fast]:
+        say(f"{name} is skipped: its best matmul failed or is slower than that of float32")
+    return fast
 
 
 def describe(rows):
@@ -112,31 +104,8 @@ def describe(rows):
         elif row["model"] == "matmul-peak":
             yield f"{words}: {format_number(row['tflops'], '{:.3g}')} TFLOP/s"
         elif row["model"] != "matmul" and row["phase"] not in ("forward", "backward", "optimizer"):
-            ends, count = [row["throughput_low"], row["throughput_high"]], len(row["process_rates"].split())
-            interval = "" if None in ends else f", {' to '.join(map(format_number, ends))}"
-            rate = f"{format_number(row['throughput'])} {row['unit']}"
-            yield f"{words}: {rate}{interval} ({count} process{'es' * (count > 1)})"
-
-
-@contextmanager
-def progress(total):
-    """Show a bar on stderr with the time left, and redraw it every second; yields the bar."""
-    words = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
-    bar = tqdm(total=total, bar_format=words, smoothing=0, disable=None, leave=False, file=sys.stderr)
-    ended = threading.Event()
-
-    def redraw():
-        while not ended.wait(1):
-            bar.refresh()
-
-    thread = threading.Thread(target=redraw, daemon=True)
-    thread.start()
-    try:
-        yield bar
-    finally:
-        ended.set()
-        thread.join()
-        bar.close()
+            low, high = map(format_number, (row["throughput_low"], row["throughput_high"]))
+            yield f"{words}: {format_number(row['throughput'])} {row['unit']}" + (f", {low} to {high}" if low else "")
 
 
 def say(words):
@@ -176,15 +145,14 @@ def measure_set(settings, host, found, path):
         works = plan_work(settings, found.device, formats)
         return [(script, change) for script, change in works if not is_done(stored, script, change, runs)]
 
-    with progress(PEAKS_WEIGHT + runs * len(list_missing(formats))) as bar:
+    total = PEAKS_WEIGHT + runs * len(list_missing(formats))
+    with tqdm(total=total, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
         sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
         second, peaks = "x".join([sizes["SIZES"].split(",")[1]] * 3), find_peaks(stored)
         if "float32" not in peaks or not any(row["matrix_size"] == second for row in stored):
             precisions = {"PRECISION": ",".join(["float32", *formats])}
             peaks = find_peaks(measure("tflops", sizes | precisions | {"MAKEFLAGS": ""}, 1))
-        formats, left_out = find_fast(peaks, formats)
-        for words in left_out * (not settings.quick):
-            say(words)
+        formats = list_fast(peaks, formats)
         missing, planned = list_missing(formats), plan_work(settings, found.device, formats)
         if len(missing) < len(planned):
             say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
@@ -200,8 +168,9 @@ def main():
     """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
     refuse_ranks("make all")
     settings = read_settings("all")
-    for name in list_unused("all"):  # the set is the same on every machine
-        raise SettingError(f"{name}={os.environ[name]!r} would change the set that `make all` measures: unset {name}")
+    for given in (find_given(name, os.environ) for name in DECLARED if not is_used(name, "all")):
+        if given:  # the set is the same on every machine
+            raise SettingError(f"{given}={os.environ[given]!r} would change the set of `make all`: unset {given}")
     if len(list_runs("all")) > 1:
         raise SettingError(f"USE_GPU={os.environ['USE_GPU']!r}: `make all` measures one device: set a single value")
     if not settings.quick and doctor.examine(settings.results_dir, (settings.framework,)):

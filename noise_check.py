@@ -1,9 +1,8 @@
 """Measure how much equal measurements differ on this machine: A/A tests of three workloads.
 
-    make noise                  two rounds, about ten minutes on a CPU
-    ROUNDS=12 make noise        for a figure to publish
+    make noise                  about ten minutes on a CPU
 
-A round measures each workload in five processes, as its default run does. Nothing changes between two rounds, so every
+Each of ROUNDS measures each workload in five processes, as its default run does. Nothing changes between them, so every
 verdict other than "same" or "cannot tell" is false, and intervals should cover the median of all processes. Nothing is
 stored.
 """
@@ -25,7 +24,7 @@ from best_settings import WORKLOADS
 
 log = logging.getLogger("bench")
 
-RUNS = 5
+ROUNDS, RUNS = 2, 5  # a figure to publish needs twelve rounds
 CHANGES = {
     "image": {"SCOPE": "device"},
     "mlp": {"MODEL": "mlp-5x1024", "DATA": "synthetic"},
@@ -53,9 +52,9 @@ def main():
     settings = read_settings("noise")
     host, rows = environment.describe_host(settings.machine), {}
     scripts = [each for each in CHANGES if each != "llm" or FRAMEWORKS[settings.framework].runs_language_models]
-    for number in range(settings.rounds):
+    for number in range(ROUNDS):
         for script in scripts:
-            log.info("round %d of %d: %s", number + 1, settings.rounds, script)
+            log.info("round %d of %d: %s", number + 1, ROUNDS, script)
             launcher = Launcher(script, WORKLOADS[script], [str(ROOT / f"{script}_benchmark.py")], host)
             row = launcher.measure(CHANGES[script] | {"MAKEFLAGS": ""}, RUNS)[0]
             if row["status"] != "ok":

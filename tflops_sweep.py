@@ -1,11 +1,9 @@
 """Measure the machine's peaks: matmuls by size and precision, convolutions, 8 bits, attention, memory bandwidth.
 
-    make tflops
-    OPS=int8,float8,gemv,attention make tflops
-    SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
-    FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
-
-`make settings` explains the settings.
+make tflops
+OPS=int8,float8,gemv,attention make tflops
+SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
+FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
 """
 
 import math
@@ -88,10 +86,6 @@ def find_best(rows, precision):
     return max(found, key=lambda row: row["tflops"], default=None)
 
 
-def size_of(row):
-    return tuple(map(int, row["matrix_size"].split("x")))
-
-
 def run_sweep(bench: run.Bench, _):
     """Measure everything that the settings ask for, in the child process; returns the exit status."""
     sweep, ops = Sweep(bench), bench.settings.ops
@@ -138,7 +132,7 @@ def measure_peak(sweep: Sweep, best):
 
     A CPU's BLAS may leave half of the chip idle in matmuls, but not in convolutions.
     """
-    size, precision = size_of(best), best["precision"]
+    size, precision = tuple(map(int, best["matrix_size"].split("x"))), best["precision"]
     peak, note = sweep.measure(operators.matmul(size), precision, seed=1), "the best size, measured again"
     rival = sweep.measure(operators.convolution_1x1(size), precision, seed=1)
     sweep.keep(rival)

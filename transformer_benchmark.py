@@ -5,8 +5,7 @@
     FRAMEWORK=tensorflow PHASE=inference .venv-tensorflow/bin/python transformer_benchmark.py
 
 One step is one batch of sequences of random tokens, sorted into eight classes. The model is that of the transformers
-library, with random weights; other frameworks build the same layers (build_transformer() in
-bench/frameworks/on_torch.py, keras_networks.py and on_mlx_networks.py). `make help` lists the settings.
+library, with random weights; other frameworks build the same layers (build_transformer() in bench/frameworks/).
 """
 
 import functools

@@ -46,16 +46,13 @@ def show(subject, state, words):
 
 def try_framework(name):
     """Print the lines of a framework's own process, or why it has none; return whether the framework can run."""
-    interpreter = os.environ.get("PYTHON") or str(environment_of(name) / "bin" / "python")
-    if not os.environ.get("PYTHON") and not os.path.exists(interpreter):
+    own = os.environ.get("PYTHON")
+    interpreter = own or str(environment_of(name) / "bin" / "python")
+    if not own and not os.path.exists(interpreter):
         show(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it")
         return False
     print(f"trying {name} ...", file=sys.stderr, flush=True)
-    fix = (
-        "set PYTHON to another interpreter"
-        if os.environ.get("PYTHON")
-        else f"`make clean`, `make image FRAMEWORK={name}`"
-    )
+    fix = "set PYTHON to another interpreter" if own else f"`make clean`, `make image FRAMEWORK={name}`"
     try:
         command = [interpreter, "-m", "bench.doctor", name]
         status, out, err = processes.run_process(command, dict(os.environ), TRY_SECONDS, captures=True)
@@ -105,11 +102,10 @@ def report_framework(name):
     known = f"of the {instruments.counter.power_scope}" if instruments.counter else "stays blank: "
     show("  energy", "ok" if instruments.counter else "--", known + instruments.why_no_energy)
     pressure = sensors.read_thermal_pressure()
-    heat = ", ".join(f"{column} {value}" for column, value in instruments.read().items() if value)
-    if pressure:
-        show("  heat", "no" if pressure != "nominal" else "ok", f"thermal pressure is {pressure}")
-    else:
-        show("  heat", "ok" if heat else "--", heat or "no sensor reports temperature or clock")
+    heat = {"thermal pressure": pressure} if pressure else instruments.read()
+    words = ", ".join(f"{name} {value}" for name, value in heat.items() if value)
+    state = "no" if pressure not in (None, "nominal") else "ok" if words else "--"
+    show("  heat", state, words or "no sensor reports temperature or clock")
     return 0
 
 
@@ -123,17 +119,14 @@ def check_variables():
 
 def check_power():
     source = environment.find_power_source()
-    if environment.find_low_power_mode():
-        return "power", "no", "low-power mode slows everything: turn it off in the system's settings"
-    if source == "battery":
-        return "power", "no", "on battery, which may slow everything: plug it in"
+    if environment.find_low_power_mode() or source == "battery":
+        return "power", "no", "battery or low-power mode slow everything: plug it in, turn low-power mode off"
     return "power", "ok", source or "the system does not report its power source"
 
 
 def check_memory():
     memory, free = environment.find_memory_gb(), resources.available_bytes()
-    words = f"{memory:g} GiB" if memory else "the system does not report it"
-    words += f", {free / 2**30:.1f} GiB available to this process" if free else ""
+    words = f"{memory or 0:g} GiB" + (f", {free / 2**30:.1f} GiB available to this process" if free else "")
     words += f"; this container may use {cpu_quota():g} of {os.cpu_count()} CPUs" if cpu_quota() else ""
     return "memory", "ok" if memory else "--", words
 
@@ -151,11 +144,7 @@ def check_results(folder):
 def check_commit():
     commit = environment.find_commit()
     if commit is None:
-        return (
-            "commit",
-            "no",
-            "git reports no commit, so results cannot be sent: install git, `git clone` the repository",
-        )
+        return "commit", "no", "none, so results cannot be sent: install git, `git clone` the repository"
     if commit.endswith("-dirty"):
         return "commit", "no", "the code was changed, so its results cannot be sent: `git stash` the changes"
     return "commit", "ok", commit

@@ -49,20 +49,13 @@ def run_process(command, environ, limit=None, captures=False, on_poll=lambda: No
         OSError: the command cannot be started.
     """
     # Files, because a grandchild that holds a pipe open would block the reader.
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as out,
-        tempfile.TemporaryFile("w+", errors="replace") as err,
-    ):
+    with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         child, began = None, time.monotonic()
+        stdout, stderr = (out, err) if captures else (None, None)
         try:
             with cli.interrupts_held():
                 child = subprocess.Popen(
-                    command,
-                    env=environ,
-                    stdin=subprocess.PIPE,
-                    stdout=out if captures else None,
-                    stderr=err if captures else None,
-                    start_new_session=True,
+                    command, env=environ, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, start_new_session=True
                 )
                 with suppress(OSError):  # Linux then kills this process first if memory runs out
                     Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")

@@ -37,12 +37,8 @@ class Children:
         workload = launcher.describe_workload(settings)
         row = cells.of_host(launcher.host, "") | {"framework_version": self.device.framework_version, "status": "ok"}
         row |= cells.of_work(settings, workload, settings.phase, "device") | {"device": self.device.device}
-        row |= {
-            "throughput": 1.0,
-            "throughput_low": 1.0,
-            "throughput_high": 1.0,
-            "process_rates": " ".join(runs * ["1"]),
-        }
+        row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0)
+        row |= {"process_rates": " ".join(runs * ["1"])}
         row |= {"framework": read_settings("all").framework, "num_threads": read_settings("all").num_threads or 2}
         if launcher.script == "tflops":
             sizes = [{"matrix_size": f"{m}x{n}x{k}", "precision": "float32"} for m, n, k in settings.sizes]
@@ -92,7 +88,7 @@ def test_the_set_is_valid_in_every_framework(framework, quick, monkeypatch):
     assert ("smollm2-135m" in models) == FRAMEWORKS[framework].runs_language_models
 
 
-@pytest.mark.parametrize("ends_after", [0, 1, 2, 6, 12])
+@pytest.mark.parametrize("ends_after", [0, 1, 6])
 def test_an_interruption_doubles_and_loses_nothing(make_all, ends_after):
     make_all.children.ends_after = ends_after
     with pytest.raises(KeyboardInterrupt):
@@ -104,20 +100,15 @@ def test_an_interruption_doubles_and_loses_nothing(make_all, ends_after):
     assert make_all()[1] == 0  # and nothing is left
 
 
-def test_more_processes_are_measured_anew(make_all):
-    make_all(RUNS="1")
-    assert make_all(RUNS="2")[1] == 2 * ON_CPU
-    assert make_all(RUNS="1")[1] == 0
-
-
 def test_quick_runs_one_process_in_float32_which_is_not_enough_for_the_whole_set(make_all):
     _, count, rows = make_all(QUICK="1")
     assert count == 1 + sum(work.is_quick for work in STANDARD_SET)
     assert {row["precision"] for row in rows if row["model"] != "matmul-peak"} == {"float32"}
     assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU
+    assert make_all(RUNS="4")[1] == 2 * ON_CPU
 
 
-@pytest.mark.parametrize("change", [{"FRAMEWORK": "tensorflow"}, {"MALLOC_ARENA_MAX": "1"}, {"NUM_THREADS": "1"}])
+@pytest.mark.parametrize("change", [{"FRAMEWORK": "tensorflow"}, {"MALLOC_ARENA_MAX": "1"}])
 def test_other_settings_are_measured_anew(make_all, change):
     make_all(QUICK="1")
     assert make_all(**change)[1] > 1
@@ -135,9 +126,7 @@ def test_another_version_commit_or_device_is_measured_anew(make_all, monkeypatch
     assert make_all()[1] == count
 
 
-@pytest.mark.parametrize(
-    "cell", [{"compile": "1"}, {"image_size": "64"}, {"scope": "end_to_end"}, {"num_threads": "9"}]
-)
+@pytest.mark.parametrize("cell", [{"image_size": "64"}, {"num_threads": "9"}])
 def test_a_row_of_other_work_does_not_count(make_all, cell):
     make_all(RUNS="1", NUM_THREADS="2")
     path = read_settings("all").results_dir / "m.csv"

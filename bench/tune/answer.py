@@ -9,8 +9,6 @@ from bench.settings import known_names
 from bench.tune import candidates, recipe
 from bench.tune.search import Search
 
-COMPILER = "torch.compile needs a C compiler and Python.h: `sudo apt install build-essential python3-dev` on Ubuntu"
-
 
 def describe(search: Search, trials, path, notes):
     """Return the lines of the answer, as far as it was measured.
@@ -44,9 +42,6 @@ def describe(search: Search, trials, path, notes):
         errors = [trial["output_error"] for trial in trials[fastest] if trial["output_error"] is not None]
         if errors:
             lines.append(f"    its outputs differ from float32's by {100 * errors[0]:.2g} % (relative L2)")
-        if row["compile"] not in (None, "0"):
-            longest = max(trial["first_step_seconds"] for trial in trials[fastest])
-            lines.append(f"    its first step, which compiles, took {longest:.3g} s")
         float32 = [each for each in trials if search.rate(each) and trials[each][0]["precision"] == "float32"]
         if row["precision"] != "float32" and float32:
             best = max(float32, key=search.rate)
@@ -55,13 +50,9 @@ def describe(search: Search, trials, path, notes):
         if row["flags"]:
             lines.append(report.explain(row["flags"].split()))
     lines += [f"failed: {words(candidate)}: {note}" for candidate, note in notes.items()]
-    if any(search.has_failed(i) for i in range(len(search.dimensions))):
-        lines.append(f"not tried: anything else compiled, because the first compiled trial failed. {COMPILER}")
     if untried := search.untried():
         more = f" and {len(untried) - 1} more" if len(untried) > 1 else ""
         lines.append(f"not tried: {words(untried[0])}{more} (a larger MAX_MINUTES tries more)")
-    if fastest and search.batches(fastest):
-        lines.append("not tried: another BATCH_SIZE, which may gain more (a larger MAX_MINUTES tries it)")
     return lines if fastest else [*lines, "no combination works"]
 
 

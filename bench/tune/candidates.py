@@ -3,7 +3,6 @@
 Settings that the user gave are kept fixed; a comma-separated list restricts the values.
 """
 
-import ctypes.util
 import platform
 
 import psutil
@@ -36,7 +35,6 @@ GUESSES = {
 LATE = ("max-autotune", "max-autotune-no-cudagraphs")  # minutes of compilation: only for the fastest candidates
 # Weights in 16 bits lose small updates: such a training is fast and does not learn.
 NOT_IN_TRAINING = ("bfloat16", "float16")
-PRELOADED = ("jemalloc", "tcmalloc", "mimalloc")
 
 
 def list_dimensions(script, environ, changes, row):
@@ -72,17 +70,14 @@ def list_dimensions(script, environ, changes, row):
             gains = {default: 1.0} | {value: gain for value, gain in faster.items() if is_allowed(name, value)}
         else:  # the workload does not have this setting
             continue
-        late = () if name in environ else LATE
-        found.append(Dimension(name, gains, late, fails_as_one=name == "COMPILE"))
+        found.append(Dimension(name, gains, () if name in environ else LATE))
     is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
     if device == "cpu" and platform.libc_ver()[0] == "glibc" and not is_fixed:
-        others = {library: 1.2 for name in PRELOADED if (library := ctypes.util.find_library(name))}
-        found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3} | others))
+        found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3}))
     if device == "cpu" and row["num_threads"] and "NUM_THREADS" not in environ:
-        counts = [
-            text for text in list_threads() if text != str(row["num_threads"]) and is_allowed("NUM_THREADS", text)
-        ]
-        found.append(Dimension("NUM_THREADS", {"": 1.0} | dict.fromkeys(counts, 1.0)))  # "": the framework's own number
+        counts = [count for count in list_threads() if count != str(row["num_threads"])]
+        counts = dict.fromkeys((count for count in counts if is_allowed("NUM_THREADS", count)), 1.0)
+        found.append(Dimension("NUM_THREADS", {"": 1.0} | counts))  # "": the framework's own number
     if "BATCH_SIZE" in environ:
         found.append(Dimension("BATCH_SIZE", list_given("BATCH_SIZE")))
     elif settings.phase not in ("prefill", "decode"):  # there a larger batch is another task: more sequences at once
@@ -102,7 +97,7 @@ def change_of(dimensions, candidate):
     change = {}
     for dimension, value in zip(dimensions, candidate, strict=True):
         if dimension.name == ALLOCATOR:
-            change |= {"": {}, "keep": GLIBC_KEEPS}.get(value, {"LD_PRELOAD": value})
+            change |= GLIBC_KEEPS if value else {}
         elif value:
             change[dimension.name] = value
     return change

@@ -31,14 +31,12 @@ class Dimension:
         gains: {value: guessed speedup over the default}, which only decides the order of the trials.
         late: values that are tried only as neighbours of a leader, because a trial is expensive.
         doubles: the values are numbers, and twice a leader's value is tried too.
-        fails_as_one: if the first trial of another value than the default fails, no further value is tried.
     """
 
     name: str
     gains: dict[str, float]
     late: tuple[str, ...] = ()
     doubles: bool = False
-    fails_as_one: bool = False
 
     @property
     def values(self):
@@ -105,17 +103,9 @@ class Search:
     def gain(self, i, value):
         """Return the speedup of one change of the default: as measured, else as guessed; 0 if it failed."""
         single = change_one(self.default, i, value)
-        if value != self.default[i] and self.has_failed(i):
-            return 0.0
         if single != self.default and single in self.trials and self.rate(self.default):
             return self.rate(single) / self.rate(self.default)
         return self.dimensions[i].gains.get(value, 1.0)
-
-    def has_failed(self, i):
-        """Return whether a dimension fails as one, and the first trial of another value than the default failed."""
-        changed = (each for each in self.trials if each[i] != self.default[i])
-        first = next(changed, None) if self.dimensions[i].fails_as_one else None
-        return first is not None and not self.rate(first)
 
     def neighbours(self, candidate):
         """Return the untried candidates with another batch size, then those with a late value."""
