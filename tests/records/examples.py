@@ -3,7 +3,7 @@
 from bench.records import results
 
 BASE = {
-    **{"schema": "1", "run_id": "", "status": "ok", "machine": "a", "device": "cpu", "framework": "torch"},
+    **{"schema": "2", "run_id": "", "status": "ok", "machine": "a", "device": "cpu", "framework": "torch"},
     **{"framework_version": "2.15", "workload": "image", "model": "resnet50", "phase": "training", "scope": "device"},
     **{"precision": "float32", "compile": "0", "batch_size": "16", "image_size": "224", "unit": "images/s"},
     **{"throughput": "100", "throughput_low": "99", "throughput_high": "101", "tflops": "2.4"},
