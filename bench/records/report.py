@@ -54,7 +54,9 @@ def describe(rows, stored):
     lines = [layout.wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     best, moved = peaks.measured_peaks(stored), peaks.measured_bandwidths(stored)
     sustained = [row for row in rows if row.get("elapsed_seconds")]
-    lines += [describe_result(row, best, moved) for row in rows if row not in sustained or row["status"] != "ok"]
+    lines += [
+        describe_result(row, best, moved) for row in rows if not row.get("elapsed_seconds") or row["status"] != "ok"
+    ]
     said = [describe_sustained(sustained), describe_slowdown(rows, stored)]
     if not best and any(row.get("tflops") for row in rows):
         said.append("run `make tflops` to compare this with the machine's peak")
@@ -186,21 +188,13 @@ def describe_scaling(rows):
 
 def describe_slowdown(rows, stored):
     """Say if the machine's small matmul, the canary, is over 10 % slower than at its best in its file; "" if not."""
-    now = [row for row in rows if row.get("canary_seconds")]
-    same = [row for row in stored if row["canary_seconds"] and now and is_same_canary(row, now[0])]
-    if not same:
+    now = [row["canary_seconds"] for row in rows if row.get("canary_seconds")]
+    same = {name: rows[0][name] or "" for name in ("device", "device_name", "cpu_id", "framework", "python")}
+    before = [float(row["canary_seconds"]) for row in stored if row["canary_seconds"] and same.items() <= row.items()]
+    if not (now and before) or (times := statistics.median(now) / min(before)) < MACHINE_CHANGED:
         return ""
-    best = min(float(row["canary_seconds"]) for row in same)
-    times = statistics.median(row["canary_seconds"] for row in now) / best
     said = f"a small matmul (the canary) takes {times:.2f} times as long as at its best on this machine"
-    return f"{said}: expect lower rates" if times > MACHINE_CHANGED else ""
-
-
-def is_same_canary(row, other):
-    """Return whether the canaries of two rows are the same program on the same chip."""
-    on_cpu = other["device"] == "cpu"  # there the canary is NumPy's
-    names = ("device", "device_name", "cpu_id", "python") if on_cpu else ("device_name", "framework")
-    return all((row[name] or "") == (other.get(name) or "") for name in names)
+    return f"{said}: expect lower rates"
 
 
 def explain(flags):

@@ -150,13 +150,10 @@ class Repository:
 
     def find_fault(self, commit):
         """Return (column, reason, fix) unless a row's commit has the programs of a commit of the main branch."""
-        if not commit:
-            return "commit", "must not be blank", "clone the repository with git, then measure again"
-        if not re.fullmatch("[0-9a-f]{12,40}", commit):
-            return "commit", "must be a commit without changes", "commit or stash them, then measure again"
-        shared = self.git("merge-base", self.tip, commit)  # a later commit may have added rows
+        shared = re.fullmatch("[0-9a-f]{12,40}", commit) and self.git("merge-base", self.tip, commit)
+        # A later commit may have added rows.
         if not shared or self.git("diff", "--quiet", shared.strip(), commit, "--", ".", ":!results") is None:
-            return "commit", "must be in the main branch", "measure again with a commit of that branch"
+            return "commit", "must be in the main branch, without changes", "measure again in a clone of that branch"
         return None
 
 
