@@ -4,11 +4,10 @@ from bench.records.columns import WORK
 
 
 def combine(processes):
-    """Return one row for each quantity.
+    """Return one row for each quantity, with the warnings of all processes.
 
-    A row has the cells of the process with the median rate (of two in the middle the slower one), so that they fit each
-    other. Its interval reaches from the lowest to the highest end of the processes' own intervals, because processes
-    that follow each other are alike: the machine's speed changes over minutes. Warnings are those of all processes.
+    Its cells are those of the process with the median rate (of two in the middle the slower one), so that they fit each
+    other. Its interval reaches from the lowest to the highest end of the processes' own intervals.
 
     Args:
         processes: a list of rows for each process. Those of the same quantity agree in WORK. A failed row is kept only

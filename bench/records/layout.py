@@ -25,14 +25,15 @@ def table(cells, rows):
     Args:
         cells: {title: function that returns the cell of a row}, the first one is a block's heading.
     """
-    return markdown(cells, rows) if terminal_width() is None else "\n".join(_block(cells, row) for row in rows)
-
-
-def _block(cells, row):
-    heading, *found = ((title, str(cell(row))) for title, cell in cells.items())
-    # A line breaks between two cells, not within one.
-    facts = "; ".join(f"{title}: {text}".replace(" ", "\xa0") for title, text in found if text)
-    return wrap(heading[1], "  ") + "\n" + wrap(f"    {facts}", "    ").replace("\xa0", " ")
+    if terminal_width() is None:
+        return markdown(cells, rows)
+    lines = []
+    for row in rows:
+        heading, *found = ((title, str(cell(row))) for title, cell in cells.items())
+        # A line breaks between two cells, not within one.
+        facts = "; ".join(f"{title}: {text}".replace(" ", "\xa0") for title, text in found if text)
+        lines += [wrap(heading[1], "  "), wrap(f"    {facts}", "    ").replace("\xa0", " ")]
+    return "\n".join(lines)
 
 
 def markdown(cells, rows):

@@ -52,7 +52,7 @@ def is_implausible(row):
     if row.get("workload") in CONVOLUTIONS and (asked == "float32" or is_mlx):
         tflops *= WINOGRAD_MLX if is_mlx else WINOGRAD
     moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
-    devices = IMPLAUSIBLE * int(row.get("world_size") or 1)  # the rates are those of all devices
+    devices = IMPLAUSIBLE * float(row.get("world_size") or 1)  # the rates are those of all devices
     return (row.get("tflops") or 0) > devices * tflops or (moved or 0) > devices * bandwidth
 
 

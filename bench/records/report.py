@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from bench.records import layout, peaks
-from bench.records.columns import WORK, describe_setup, describe_work, format_number
+from bench.records.columns import describe_setup, describe_work, format_number
 from bench.records.flags import FLAGS
-from bench.records.verdict import Rate, burst_and_sustained
+from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained
 
 REFRESH_SECONDS = 0.25
-MACHINE_CHANGED = 1.1  # times slower by the canary, so that a report says so
 
 
 @contextmanager
@@ -55,20 +54,16 @@ def describe(rows, stored):
     lines = [layout.wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     best, moved = peaks.measured_peaks(stored), peaks.measured_bandwidths(stored)
     sustained = [row for row in rows if row.get("elapsed_seconds")]
-    for row in rows:
-        if not row.get("elapsed_seconds") or row["status"] != "ok":
-            lines.append(
-                describe_result(row, peaks.fraction_of_peak(row, best), peaks.fraction_of_bandwidth(row, moved))
-            )
-    if sustained:
-        lines.append(describe_sustained(sustained))
+    lines += [
+        describe_result(row, best, moved) for row in rows if not row.get("elapsed_seconds") or row["status"] != "ok"
+    ]
+    said = [describe_sustained(sustained), describe_slowdown(rows, stored)]
     if not best and any(row.get("tflops") for row in rows):
-        lines.append("  run `make tflops` to compare this with the machine's peak")
+        said.append("run `make tflops` to compare this with the machine's peak")
     if max(count_processes(row) for row in rows) == 1 and not sustained:
-        said = "  one process only: the interval does not include variation between processes"
-        lines.append(layout.wrap(said, "    "))
-    flags = {flag for row in rows for flag in row["flags"].split()}
-    return "\n".join(filter(None, [*lines, explain(flags), describe_slowdown(rows, stored)]))
+        said.append("one process only: the interval does not include variation between processes")
+    lines += [layout.wrap(f"  {text}", "    ") for text in said if text]
+    return "\n".join(filter(None, [*lines, explain({flag for row in rows for flag in row["flags"].split()})]))
 
 
 def count_processes(row):
@@ -86,11 +81,11 @@ def describe_rate(row):
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
-def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
+def describe_result(row, best, moved):
     """Describe one row in lines: its result, its interval, its details and its warnings.
 
     Args:
-        peak_fraction, bandwidth_fraction: of what `make tflops` measured on this machine; None if that is unknown.
+        best, moved: the peaks and bandwidths that `make tflops` measured on this machine.
     """
     lines = []
     if row.get("epoch"):
@@ -101,7 +96,7 @@ def describe_result(row, peak_fraction=None, bandwidth_fraction=None):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if count_processes(row) > 1:
             lines.append(row["process_rates"].replace(" ", ", "))
-        lines.append(describe_details(row, peak_fraction, bandwidth_fraction))
+        lines.append(describe_details(row, best, moved))
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
         lines.append(f"{row['status']}: {row['note'] or ('of the complete windows' if is_partial else '')}")
@@ -118,14 +113,12 @@ def describe_interval(row):
     """Describe the interval of a row's throughput, and what it is made of."""
     if row.get("throughput_low") is None:
         return f"no interval (windows: {row['windows']})"
-    ends, count = (
-        f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])}",
-        count_processes(row),
-    )
-    return f"{ends} ({f'range of {count} processes and their intervals' if count > 1 else 'one process'})"
+    count = count_processes(row)
+    made_of = f"range of {count} processes and their intervals" if count > 1 else "one process"
+    return f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])} ({made_of})"
 
 
-def describe_details(row, peak_fraction, bandwidth_fraction):
+def describe_details(row, best, moved):
     """Describe in one line what a row has besides its rate: first step, memory, TFLOP/s, GB/s, sensors."""
     details = [f"first step {row['first_step_seconds']:.3g} s"]
     if row["phase"] == "prefill":
@@ -134,12 +127,13 @@ def describe_details(row, peak_fraction, bandwidth_fraction):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row.get("tflops"):
-        share = f" ({100 * peak_fraction:.3g} % of this machine's measured peak)" if peak_fraction is not None else ""
+        fraction = peaks.fraction_of_peak(row, best)
+        share = f" ({100 * fraction:.3g} % of this machine's measured peak)" if fraction else ""
         rate = format_number(row["tflops"], "{:.3g}")
         details.append(f"{rate} TFLOP/s{share}, {row['measured_precision']} as measured")
     if row.get("bandwidth"):
-        known = bandwidth_fraction is not None
-        share = f" ({100 * bandwidth_fraction:.3g} % of the bandwidth that `make tflops` measured)" if known else ""
+        fraction = peaks.fraction_of_bandwidth(row, moved)
+        share = f" ({100 * fraction:.3g} % of the bandwidth that `make tflops` measured)" if fraction else ""
         details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     return ", ".join(details + describe_physics(row))
 
@@ -157,14 +151,13 @@ def describe_physics(row):
 
 
 def describe_sustained(rows):
-    """Describe what heat did to the speed in a sustained run, in one line; "" if it was too short to tell."""
+    """Describe what heat did to the speed in a sustained run; "" if there is none, or it was too short to tell."""
     parts = [[row[name] for name in ("elapsed_seconds", "seconds", "items")] for row in rows if row.get("throughput")]
     burst, sustained = burst_and_sustained(parts) if parts else (None, None)
     if burst is None or sustained is None:
         return ""
     rates = f"burst {format_number(burst)} (first 30 s), sustained {format_number(sustained)}"
-    said = f"  {rates} {rows[0]['unit']} (last third): sustained is {sustained / burst:.3f} of burst"
-    return layout.wrap(said, "    ")
+    return f"{rates} {rows[0]['unit']} (last third): sustained is {sustained / burst:.3f} of burst"
 
 
 def describe_scaling(rows):
@@ -172,48 +165,36 @@ def describe_scaling(rows):
 
     The efficiency is the rate per device over that of the fewest devices.
     """
-    same = [name for name in WORK if name not in ("world_size", "nodes")]
     groups, lines = {}, []
     for row in rows:
         if row["status"] == "ok" and row["scope"] not in ("sustained", "epoch"):
-            by_size = groups.setdefault(tuple(row.get(name) for name in same), {})
-            by_size[row["world_size"]] = row
-    for by_size in groups.values():
-        fewest, *more = sorted(by_size)
-        if not more:
+            work = describe_work(row | {"world_size": 1, "nodes": 1})
+            groups.setdefault(work, {})[int(row["world_size"])] = row
+    for work, by_size in groups.items():
+        if len(by_size) == 1:
             continue
-        base = Rate.of_row(by_size[fewest])
-        lines.append(f"scaling: {describe_work(by_size[fewest] | {'world_size': '1'})}")
+        fewest = min(by_size)
+        lines.append(f"scaling: {work}")
         for size, row in sorted(by_size.items()):
-            rate = Rate.of_row(row)
-            efficiency, low, high = (end if end is None else end * fewest / size for end in rate.ratio(base))
-            span = f" ({low:.3f} to {high:.3f})" if low is not None and size != fewest else ""
-            each = f"{format_number(rate.throughput / size):>9} per device"
-            rates = f"{format_number(rate.throughput):>9} {row['unit']} {each}"
-            lines.append(
-                f"  {size:>4} {'device' if size == 1 else 'devices':<7} {rates}   efficiency {efficiency:.3f}{span}"
-            )
+            ends = Rate.of_row(row).ratio(Rate.of_row(by_size[fewest]))
+            efficiency, low, high = (end and end * fewest / size for end in ends)
+            span = f" ({low:.3f} to {high:.3f})" if low and size != fewest else ""
+            rate, each = (format_number(float(row["throughput"]) / count) for count in (1, size))
+            name = "device" if size == 1 else "devices"
+            rates = f"{rate:>9} {row['unit']} {each:>9} per device"
+            lines.append(f"  {size:>4} {name:<7} {rates}   efficiency {efficiency:.3f}{span}")
     return "\n".join(lines)
 
 
 def describe_slowdown(rows, stored):
     """Say if the machine's small matmul, the canary, is over 10 % slower than at its best in its file; "" if not."""
-    known = [row for row in rows if row.get("canary_seconds")]
-    if not known:
+    now = [row["canary_seconds"] for row in rows if row.get("canary_seconds")]
+    same = {name: rows[0][name] or "" for name in ("device", "device_name", "cpu_id", "framework", "python")}
+    before = [float(row["canary_seconds"]) for row in stored if row["canary_seconds"] and same.items() <= row.items()]
+    if not (now and before) or (times := statistics.median(now) / min(before)) < MACHINE_CHANGED:
         return ""
-    same = (
-        ("device", "device_name", "cpu_id", "python") if known[0]["device"] == "cpu" else ("device_name", "framework")
-    )
-    before = [
-        float(row["canary_seconds"])
-        for row in stored
-        if row["canary_seconds"] and all(row[name] == (known[0].get(name) or "") for name in same)
-    ]
-    times = statistics.median(row["canary_seconds"] for row in known) / min(before, default=float("inf"))
-    if times < MACHINE_CHANGED:
-        return ""
-    said = f"  a small matmul (the canary) takes {times:.2f} times as long as at its best on this machine: "
-    return layout.wrap(said + "expect lower rates", "    ")
+    said = f"a small matmul (the canary) takes {times:.2f} times as long as at its best on this machine"
+    return f"{said}: expect lower rates"
 
 
 def explain(flags):

@@ -8,10 +8,9 @@ import csv
 import errno
 import io
 import os
-from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from bench.records.columns import COLUMNS, SCHEMA
 from bench.settings import SettingError
@@ -26,7 +25,7 @@ class ResultsError(SettingError):
 def prepare(path):
     """Raise ResultsError unless rows can be appended to this file.
 
-    Called before anything is measured, so that no result is lost to a file that cannot be written.
+    Called before anything is measured, so that no result is lost.
     """
     try:
         read(path)
@@ -35,7 +34,7 @@ def prepare(path):
             pass
     except OSError as error:
         raise ResultsError(
-            f"RESULTS_DIR={str(path.parent)!r} cannot be written to ({error.strerror}): "
+            f"RESULTS_DIR={str(path.parent)!r} cannot be written to ({error.strerror or error}): "
             "name a writable folder, or change its permissions"
         ) from None
 
@@ -60,9 +59,8 @@ def append(path, *rows):
             lines = "".join(_to_line(row.get(column) for column in COLUMNS) for row in rows)
             _write_at_once(path, lines if stored else _to_line(COLUMNS) + lines, keeps=bool(stored))
     except OSError as error:
-        raise ResultsError(
-            f"{path} cannot be written to ({error.strerror}): the row is lost; free space or change the permissions"
-        ) from None
+        reason = error.strerror or error
+        raise ResultsError(f"{path} cannot be written to ({reason}): free space or change the permissions") from None
 
 
 def read(path):
@@ -119,10 +117,5 @@ def _write_at_once(path, text, keeps):
         os.close(file)
 
 
-@contextmanager
 def _locked(path):
-    try:
-        with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):
-            yield
-    except Timeout:
-        raise ResultsError(f"{path}.lock has been held for {LOCK_SECONDS} s: end the program that holds it") from None
+    return FileLock(f"{path}.lock", timeout=LOCK_SECONDS)  # its Timeout is an OSError

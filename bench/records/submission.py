@@ -3,12 +3,8 @@
     make submit           checks this machine's rows and prints how to send them; it sends nothing
     make check-results    checks what was added since BASE (default: the merge base with main or origin/main)
 
-BASE and HEAD name commits. Without HEAD, the files in the folder count, committed or not. CI runs the checker of the
-base branch on the rows of a pull request, which are only read:
-
-    BASE=origin/main HEAD=pull python3 -m bench.records.submission check
-
-Exit status: 0 no problems, 1 problems, one line each. Standard library only.
+The files in the folder count, committed or not. Exit status: 0 no problems, 1 problems, one line each. Standard library
+only.
 """
 
 import csv
@@ -29,22 +25,19 @@ from bench.host import environment
 from bench.records import peaks
 from bench.records.columns import COLUMNS, SCHEMA
 from bench.records.flags import FLAGS
-from bench.settings import MODELS, ROOT, SettingError, read_settings
+from bench.settings import ROOT, SettingError, read_settings
 
 GENERATED = r"results/(README\.md|index\.html|(?:plots|cards)/[\w.-]+\.png)"
 MACHINE_FILE = r"results/(?!published\.csv)[a-z0-9]+(-[a-z0-9]+)*\.csv"
 NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
 HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\|~/"
-COUNTS = ("batch_size", "world_size", "nodes", "cpu_count", "prompt_tokens", "sequence_length")  # text, but numbers
 ALWAYS = ("run_id", "status", "framework", "workload", "model")
-WITH_A_RATE = ("device", "device_name", "cpu_count", "precision", "unit", "throughput", "items", "seconds")
+WITH_A_RATE = ("device", "device_name", "precision", "unit", "throughput", "items", "seconds")
 SHOWN = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "framework_version", "workload", "commit")
-COMMON_NAMES = ("root", "user", "admin", "runner", "localhost")  # tell nothing
+FREE_TEXT = ("note", "allocator")  # may quote the system
 ROUNDING = 2e-5  # cells have six digits, and a product has three of them
-FAR = 5.0  # on a busy machine a few long windows make the mean much slower than the median
 AGAIN = "remove the row, and measure it again"
-IF_RIGHT = "remove the row; if it is right, add the chip to bench/records/peaks.csv or open an issue"
 
 
 def find_faults(row, machine, names=()):
@@ -53,29 +46,27 @@ def find_faults(row, machine, names=()):
     Args:
         row: a dict of text with all COLUMNS.
         machine: the name of its file, without the ending.
-        names: of this computer and its user, which no cell may have.
+        names: of this computer and its user, which must not be sent.
     """
-    told = " ".join(row[name] for name in ("cpu_name", "device_name", "os", "framework", "model")).lower()
-    own = "|".join(re.escape(name.lower()) for name in names if name.lower() not in told) or "(?!)"
     needed = (*ALWAYS, *(WITH_A_RATE if row["status"] == "ok" else ()))
     if row["schema"] != str(SCHEMA):
         yield "schema", f"must be {SCHEMA}", "measure again with the current version of this repository"
     if row["machine"] != machine:
         yield "machine", f"must be the name of the file, {machine}", "send one file for each machine"
     for name, column in COLUMNS.items():
-        text, is_count = row[name], name in COUNTS
+        text = row[name]
         if not text.isprintable() or "\ufffd" in text:
             yield name, "must have printable characters in UTF-8", "remove the others"
-        if text and (is_count or column.kind != "text") and not re.fullmatch(NUMBER, text):
+        if text and (column.kind != "text" or name == "world_size") and not re.fullmatch(NUMBER, text):
             yield name, "must be a number", AGAIN
-        if text and (is_count or column.kind == "positive") and not float(text):
+        if text and column.kind == "positive" and not float(text):
             yield name, "must be above 0", AGAIN
         if not text and name in needed:
             yield name, "must not be blank", AGAIN
         if re.search(HOME, text):
             yield name, "has the path of a home folder", "remove it from the cell"
-        if re.search(rf"(?<![a-z0-9])({own})(?![a-z0-9])", text.lower()):
-            yield name, "has the name of this computer or of its user", "remove it, or measure with another MACHINE"
+        if name in FREE_TEXT and any(re.search(rf"\b{re.escape(own)}\b", text, re.I) for own in names):
+            yield name, "has the name of this computer or of its user", "remove it from the cell"
     if not re.fullmatch(TIME, row["timestamp"]) or row["timestamp"] > datetime.now(UTC).isoformat():
         yield "timestamp", "must be a time in the past, in UTC", "set the clock, then measure again"
     if unknown := set(row["flags"].split()) - FLAGS.keys():
@@ -88,8 +79,8 @@ def find_faults(row, machine, names=()):
 
 def find_wrong_numbers(row):
     """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0."""
-    declared = COLUMNS.items()
-    n = SimpleNamespace(**{name: float(row[name] or 0) for name, column in declared if column.kind != "text"})
+    numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.kind != "text"}
+    n = SimpleNamespace(**numbers)
     low, high = n.throughput_low or n.throughput, n.throughput_high or n.throughput
     if not low * (1 - ROUNDING) <= n.throughput <= high * (1 + ROUNDING):
         yield "throughput", f"must be within its interval, {low:g} to {high:g}", AGAIN
@@ -100,32 +91,19 @@ def find_wrong_numbers(row):
         yield "process_rates", f"must have the median {n.throughput:g}, which is the throughput", AGAIN
     # NUM_IMAGES leaves some steps over after the last window, and a whole epoch has no windows.
     steps, has_tail = n.windows * n.steps_per_window * (n.step_seconds_median > 0), row["stop_reason"] == "num_images"
-    if row["workload"] in MODELS and row["batch_size"]:
-        tokens = row["unit"] == "tokens/s" and (row["prompt_tokens"] or row["sequence_length"])
-        per_step = float(row["batch_size"]) * float(row["world_size"] or 1) * float(tokens or 1)
-    else:
-        per_step = n.items / (steps or 1)
-    items, mean = steps * per_step, n.items / n.seconds
-    if steps and not (is_equal(n.items, items) or (has_tail and n.items > items)):
-        yield "items", f"must be windows x steps_per_window x items of a step = {items:.6g}", AGAIN
     if not steps or has_tail or row["scope"] in ("input", "end_to_end"):
-        expected, how = mean, "items / seconds"
+        expected, how = n.items / n.seconds, "items / seconds"
     else:
-        expected, how = per_step / n.step_seconds_median, "items of a step / step_seconds_median"
+        expected, how = n.items / steps / n.step_seconds_median, "items of a step / step_seconds_median"
     if not is_equal(n.throughput, expected):
         yield "throughput", f"must be {how} = {expected:.6g}", AGAIN
-    is_far = n.throughput > FAR * mean and "contended" not in row["flags"]
-    is_too_fast = steps and not has_tail and mean * n.step_seconds_min > per_step * (1 + ROUNDING)
-    if is_far or is_too_fast or n.step_seconds_min > n.step_seconds_median * (1 + ROUNDING):
-        yield "seconds", f"must fit the steps' seconds and throughput, but items / seconds = {mean:.6g}", AGAIN
     if not is_equal(n.tflops, tflops := n.throughput * n.flops_per_item / 1e12):
         yield "tflops", f"must be throughput x flops_per_item / 10**12 = {tflops:.6g}", AGAIN
-    if steps and not is_equal(n.bandwidth, bandwidth := n.throughput / per_step * n.bytes_per_step / 1e9):
+    if steps and not is_equal(n.bandwidth, bandwidth := n.throughput * steps / n.items * n.bytes_per_step / 1e9):
         yield "bandwidth", f"must be bytes_per_step / seconds of a step / 10**9 = {bandwidth:.6g}", AGAIN
-    of_memory = "throughput" if row["workload"] == "bandwidth" else "bandwidth"
-    for name, most in zip(("tflops", of_memory), peaks.limits_of(row), strict=True):
-        if getattr(n, name) > most:
-            yield name, f"must be at most {most:.4g}, which no such chip exceeds", IF_RIGHT
+    if peaks.is_implausible(row | numbers):
+        fix = "remove the row; if it is right, add the chip to bench/records/peaks.csv or open an issue"
+        yield "throughput", "is more than such a chip can do", fix
 
 
 def is_equal(value, expected, rounding=ROUNDING):
@@ -135,11 +113,11 @@ def is_equal(value, expected, rounding=ROUNDING):
 class Repository:
     """The git repository of a folder, read only."""
 
-    def __init__(self, root=ROOT, base=None, head=None):
-        self.root, self.head = Path(root), head
-        self.tip, self.base = "HEAD", None  # of the main branch, and where the head left it
+    def __init__(self, root=ROOT, base=None):
+        self.root = Path(root)
+        self.tip, self.base = "HEAD", None  # of the main branch, and where the folder's branch left it
         for tip in [base] if base else ["main", "origin/main"]:
-            if commit := self.git("merge-base", tip, head or "HEAD"):
+            if commit := self.git("merge-base", tip, "HEAD"):
                 self.tip, self.base = tip, commit.strip()
 
     def git(self, *command):
@@ -148,24 +126,21 @@ class Repository:
 
     def changes(self):
         """Return {path below results/: "A", "M", "D" ...} since the base."""
-        command = "diff", "--name-status", "--no-renames", "-z", self.base, *filter(None, [self.head])
-        cells = (self.git(*command, "--", "results") or "").split("\0")[:-1]
-        new = "" if self.head else self.git("ls-files", "--others", "--exclude-standard", "-z", "--", "results") or ""
-        return dict(zip(cells[1::2], cells[::2], strict=True)) | dict.fromkeys(new.split("\0")[:-1], "A")
+        cells = (self.git("diff", "--name-status", "--no-renames", "-z", self.base, "--", "results") or "").split("\0")
+        new = self.git("ls-files", "--others", "--exclude-standard", "-z", "--", "results") or ""
+        return dict(zip(cells[1::2], cells[:-1:2], strict=True)) | dict.fromkeys(new.split("\0")[:-1], "A")
 
     def read(self, path, commit=None):
-        """Return the [(line, row)] of a CSV file in a commit, by default the head; raises ValueError."""
-        if commit or self.head:
-            text = self.git("show", f"{commit or self.head}:{path}") or ""
+        """Return the [(line, row)] of a CSV file in a commit, by default in the folder; raises ValueError."""
+        if commit:
+            text = self.git("show", f"{commit}:{path}") or ""
         else:
             text = (self.root / path).read_bytes().decode(errors="replace")
         reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="a cell too many"), []
         try:
             for row in reader:
-                if unknown := [name for name in row if name not in COLUMNS]:
-                    raise csv.Error(
-                        f"{unknown[0]!r} is not a column of this version: move the file away, measure again"
-                    )
+                if unknown := row.keys() - COLUMNS.keys():
+                    raise csv.Error(f"{min(unknown)!r} is not a column of this version: move the file away")
                 if None in row.values():
                     raise csv.Error("it has fewer cells than the header: restore or remove it")
                 rows.append((reader.line_num, dict.fromkeys(COLUMNS, "") | row))
@@ -175,13 +150,10 @@ class Repository:
 
     def find_fault(self, commit):
         """Return (column, reason, fix) unless a row's commit has the programs of a commit of the main branch."""
-        if not commit:
-            return "commit", "must not be blank", "clone the repository with git, then measure again"
-        if not re.fullmatch("[0-9a-f]{12,40}", commit):
-            return "commit", "must be a commit without changes", "commit or stash them, then measure again"
-        shared = self.git("merge-base", self.tip, commit)  # a later commit may have added rows
+        shared = re.fullmatch("[0-9a-f]{12,40}", commit) and self.git("merge-base", self.tip, commit)
+        # A later commit may have added rows.
         if not shared or self.git("diff", "--quiet", shared.strip(), commit, "--", ".", ":!results") is None:
-            return "commit", "must be in the main branch", "measure again with a commit of that branch"
+            return "commit", "must be in the main branch, without changes", "measure again in a clone of that branch"
         return None
 
 
@@ -218,9 +190,7 @@ def check_file(repository, path, names=()):
 def check_results(repository):
     """Check everything that changed below results/; returns (number of added rows, problems as lines)."""
     if not repository.base:
-        raise SettingError(
-            "BASE has no common commit with the rows: fetch it, or name the commit that they are added to"
-        )
+        raise SettingError("BASE has no common commit with this branch: fetch it, or name another one")
     count, problems = 0, []
     for path, change in repository.changes().items():
         if re.fullmatch(MACHINE_FILE, path) and change in ("A", "M"):
@@ -232,11 +202,11 @@ def check_results(repository):
 
 
 def own_names():
-    """Return the names of this computer and its user, which must not be sent."""
+    """Return the names of this computer and its user, except those that are everybody's."""
     names = {platform.node().partition(".")[0]}
     with suppress(KeyError, OSError):  # a container's user without a name
         names.add(getpass.getuser())
-    return [name for name in names if len(name) > 2 and name not in COMMON_NAMES]
+    return names - {"", "root", "user", "localhost"}
 
 
 def submit(settings, repository):
@@ -265,7 +235,7 @@ def main():
     if sys.argv[1:] == ["submit"]:
         problems = submit(read_settings("submit"), Repository())
     else:
-        count, problems = check_results(Repository(ROOT, os.environ.get("BASE"), os.environ.get("HEAD")))
+        count, problems = check_results(Repository(ROOT, os.environ.get("BASE")))
         print(f"{count} new rows, {len(problems) or 'no'} problems")
     for line in problems:
         print(line, file=sys.stderr)

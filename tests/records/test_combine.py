@@ -7,28 +7,19 @@ from bench.records.combine import combine
 
 
 def row(rate, low=None, high=None, **changes):
-    about = {
-        "model": "m",
-        "phase": "inference",
-        "scope": "device",
-        "status": "ok",
-        "flags": "",
-        "note": "",
-        "device": "cpu",
-    }
-    return about | {"throughput": rate, "throughput_low": low, "throughput_high": high, "seconds": 1 / rate} | changes
+    about = {"model": "m", "phase": "inference", "scope": "device", "status": "ok", "device": "cpu"}
+    cells = {"throughput": rate, "throughput_low": low, "throughput_high": high, "flags": "", "note": ""}
+    return about | cells | {"seconds": 1 / rate} | changes
 
 
-def test_the_row_is_that_of_the_process_with_the_median_rate():
-    (found,) = combine([[row(rate, rate - 1, rate + 1)] for rate in (12.0, 10.0, 11.0)])
-    assert (found["throughput"], found["seconds"]) == (11, 1 / 11)
-    assert (found["throughput_low"], found["throughput_high"]) == (9, 13)
-    assert found["process_rates"] == "12 10 11"
-
-
-@pytest.mark.parametrize(("rates", "middle"), [((3.0,), 3), ((4.0, 2.0), 2), ((1.0, 4.0, 3.0, 2.0), 2)])
-def test_of_two_rows_in_the_middle_the_slower_one_counts(rates, middle):
-    assert combine([[row(rate)] for rate in rates])[0]["throughput"] == middle
+@pytest.mark.parametrize(
+    ("rates", "middle"), [((3.0,), 3), ((12.0, 10.0, 11.0), 11), ((4.0, 2.0), 2), ((1.0, 4.0, 3.0, 2.0), 2)]
+)
+def test_the_row_is_that_of_the_median_process_or_the_slower_of_two(rates, middle):
+    (found,) = combine([[row(rate, rate - 1, rate + 1)] for rate in rates])
+    assert (found["throughput"], found["seconds"]) == (middle, 1 / middle)
+    assert (found["throughput_low"], found["throughput_high"]) == (min(rates) - 1, max(rates) + 1)
+    assert found["process_rates"] == " ".join(f"{rate:g}" for rate in rates)
 
 
 def test_an_interval_is_that_of_one_process_or_the_range_of_several():
@@ -38,18 +29,14 @@ def test_an_interval_is_that_of_one_process_or_the_range_of_several():
 
 
 def test_quantities_stay_apart_and_in_order():
-    first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input")]
+    first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input"), row(30.0, elapsed_seconds=10.0)]
     found = combine([first, [row(11.0)], [row(12.0)]])
     assert [(each["phase"], each["scope"], each["process_rates"]) for each in found] == [
         ("inference", "device", "10 11 12"),
         ("forward", "device", "20"),
         ("inference", "input", "30"),
+        ("inference", "device", "30"),
     ]
-
-
-def test_the_rows_of_a_long_run_stay_apart():
-    parts = [row(5.0, scope="sustained", elapsed_seconds=seconds) for seconds in (10.0, 20.0)]
-    assert len(combine([parts])) == 2
 
 
 def test_warnings_of_all_processes_are_kept():

@@ -35,11 +35,6 @@ def test_a_row_comes_back_as_it_was_written(tmp_path):
     assert len(lines_of(path)) == 3
 
 
-def test_a_key_that_is_not_a_column_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="speed"):
-        results.append(tmp_path / "m.csv", {"speed": 1})
-
-
 def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
     path = tmp_path / "m.csv"
     path.write_text(",".join(OLD) + '\n2,m,x,"a, b"\n')
@@ -55,16 +50,14 @@ def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
     [
         *((",".join(OLD) + f"\n2,m,x,y\n{line}\n", "its line 3") for line in ("2,m,x", "2,m,x,y,z")),
         ("device,fps\nm1,3\n", "fps"),
-        (",".join([*OLD, "joy"]) + "\n2,m,x,y,z\n", "joy"),
         (",".join(OLD) + "\n2,m,x,y", "last line"),
         (",".join(OLD) + "\n1,m,x,y\n", "schema 1"),
-        (",".join(OLD) + "\n3,m,x,y\n", "schema 3"),
-        (b"\xff", "UTF-8"),
+        ("\udcff", "UTF-8"),
     ],
 )
 def test_a_file_that_must_not_be_written_to_is_left_as_it_is(tmp_path, text, said):
     path = tmp_path / "m.csv"
-    data = text if isinstance(text, bytes) else text.encode()
+    data = text.encode(errors="surrogateescape")
     path.write_bytes(data)
     for use in (results.prepare, results.read, lambda path: results.append(path, ROW)):
         with pytest.raises(ResultsError) as error:
@@ -76,17 +69,8 @@ def test_a_file_that_must_not_be_written_to_is_left_as_it_is(tmp_path, text, sai
 
 def test_a_place_that_cannot_be_written_to_is_named_before_anything_is_measured(tmp_path):
     (tmp_path / "file").write_text("")
-    (tmp_path / "m.csv.lock").mkdir()  # a lock that cannot be had
-    for path in (tmp_path / "file" / "m.csv", tmp_path / "m.csv"):
-        with pytest.raises(ResultsError, match="cannot be written to"):
-            results.prepare(path)
-
-
-def test_a_lock_that_stays_held_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "LOCK_SECONDS", 0.05)
-    path = tmp_path / "m.csv"
-    with results.FileLock(f"{path}.lock"), pytest.raises(ResultsError, match="end the program that holds it"):
-        results.append(path, ROW)
+    with pytest.raises(ResultsError, match="cannot be written to"):
+        results.prepare(tmp_path / "file" / "m.csv")
 
 
 def appending(path, name, rows):

@@ -23,13 +23,12 @@ IMAGE = {
     **{"process_rates": "31.5 32 33", "step_seconds_median": 0.5, "step_seconds_min": 0.49, "windows": 20},
     **{"steps_per_window": 2, "items": 640, "seconds": 20.2, "flops_per_item": 8e9, "tflops": 0.256},
 }
-DECODE = {"workload": "llm", "model": "smollm2-135m", "phase": "decode", "unit": "tokens/s", "prompt_tokens": ""}
+DECODE = {"workload": "llm", "model": "smollm2-135m", "phase": "decode", "unit": "tokens/s"}
 DECODE |= {"bytes_per_step": 5e8, "bandwidth": 1, "flops_per_item": "", "tflops": ""}
 PIPELINE = {"scope": "end_to_end", "throughput": 31.6832, "process_rates": "31.6832", "tflops": 0.253465}
 EPOCH = {"scope": "epoch", "windows": "", "steps_per_window": "", "step_seconds_median": "", "step_seconds_min": ""}
 MATMUL = {"workload": "matmul", "model": "matmul", "batch_size": "", "items": 40, "throughput": 2, "unit": "matmuls/s"}
 MATMUL |= {"process_rates": "2", "throughput_low": "", "throughput_high": "", "flops_per_item": 2e11, "tflops": 0.4}
-COPY = MATMUL | {"workload": "bandwidth", "model": "copy", "flops_per_item": "", "tflops": ""}
 H200 = {"machine": "nvidia-h200", "device": "cuda", "device_name": "NVIDIA H200"}
 FAILED = {"status": "out_of_memory", "note": "CUDA out of memory", "workload": "image", "model": "resnet50"}
 
@@ -48,22 +47,16 @@ def fault_of(row, names=()):
 
 GOOD = {
     "a model": [IMAGE],
-    "a GPU": [IMAGE, H200, {"flops_per_item": 6e12, "tflops": 192}],  # above 1.3 x 67, by Winograd's factor
-    "eight of them": [IMAGE, H200, {"world_size": 8, "items": 5120, "step_seconds_median": 4, "step_seconds_min": 4,
-                                    "seconds": 160}],
-    "of an even number of processes": [IMAGE, {"process_rates": "32 33"}],
+    "eight GPUs": [IMAGE, H200, {"world_size": 8, "flops_per_item": 4.5e13, "tflops": 1440}],
+    "an even number of processes": [IMAGE, {"process_rates": "32 33"}],
     "decode": [IMAGE, MATMUL, DECODE, {"batch_size": 1}],
-    "prefill": [IMAGE, DECODE, {"phase": "prefill", "prompt_tokens": 16, "batch_size": 1, "bandwidth": 1}],
     "a pipeline": [IMAGE, PIPELINE],
     "NUM_IMAGES": [IMAGE, PIPELINE, {"scope": "device", "stop_reason": "num_images", "items": 656, "seconds": 20.7053}],
     "an epoch": [IMAGE, PIPELINE, EPOCH],
     "a matmul": [IMAGE, MATMUL],
-    "a copy": [IMAGE, COPY],
     "a failure": [FAILED],
     "a library of the system": [IMAGE, {"allocator": "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"}],
-    "TF32 on a Mac": [IMAGE, {"device": "mps", "measured_precision": "tf32", "device_name": "Apple M4", "gpu_cores": 10,
-                              "flops_per_item": 5e11, "tflops": 16}],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("cells", GOOD.values(), ids=GOOD)
@@ -79,43 +72,27 @@ BAD = [
     ([IMAGE], {"source": "https://example.org"}),
     ([IMAGE], {"run_id": ""}),
     ([IMAGE], {"throughput": ""}),
-    ([IMAGE], {"device_name": ""}),
-    ([FAILED], {"status": ""}),
     ([IMAGE], {"throughput": "nan"}),
-    ([IMAGE], {"batch_size": "sixteen"}),
-    ([IMAGE], {"loss_first": "-"}),
+    ([IMAGE], {"world_size": "two"}),
     ([IMAGE], {"seconds": "1e999"}),
     ([IMAGE], {"seconds": 0}),
     ([IMAGE], {"timestamp": FUTURE}),
-    ([IMAGE], {"timestamp": "yesterday"}),
     ([IMAGE], {"flags": "drift great"}),
     ([IMAGE], {"note": "\x1b[31mred"}),
     ([IMAGE], {"allocator": "LD_PRELOAD=/home/alice/lib.so"}),
     ([IMAGE], {"note": "cannot read ~/.cache"}),
     ([FAILED], {"note": "of Alice's disk"}),
     ([IMAGE], {"throughput": 320, "throughput_high": 340, "tflops": 2.56, "process_rates": 320}),
-    ([IMAGE], {"seconds": 20.2, "throughput": 320, "throughput_high": 340, "process_rates": 320, "tflops": 2.56,
-               "step_seconds_median": 0.05, "step_seconds_min": 0.05}),
     ([IMAGE], {"throughput": 32, "throughput_low": 33}),
     ([IMAGE], {"process_rates": "31 33 34"}),
     ([IMAGE], {"process_rates": "32, 32"}),
-    ([IMAGE], {"items": 650}),
-    ([IMAGE], {"items": 640, "batch_size": 32}),
-    ([IMAGE], {"seconds": 2}),
-    ([IMAGE], {"seconds": 200}),
-    ([IMAGE], {"seconds": 20.2, "step_seconds_min": 0.51}),
     ([IMAGE, PIPELINE], {"throughput": 32, "process_rates": 32}),
     ([IMAGE, PIPELINE, EPOCH], {"throughput": 32, "process_rates": 32}),
     ([IMAGE], {"tflops": 0.2}),
     ([IMAGE], {"tflops": ""}),
     ([IMAGE, DECODE], {"bandwidth": 2}),
-    ([IMAGE], {"tflops": 3.2, "flops_per_item": 1e11}),  # 2 CPUs x 0.5 x 2.25
-    ([IMAGE, H200], {"tflops": 320, "flops_per_item": 1e13}),  # 67 x 1.3 x 2.25
-    ([IMAGE, MATMUL, H200, {"device_name": "NVIDIA New"}], {"tflops": 11920, "flops_per_item": 5.96e15}),
-    ([IMAGE, DECODE, H200, {"batch_size": 16}], {"bandwidth": 7000, "bytes_per_step": 3.5e12}),
-    ([IMAGE, COPY], {"throughput": 500, "process_rates": 500, "step_seconds_median": 0.002, "step_seconds_min": 0.002,
-                     "seconds": 0.08}),
-]  # fmt: skip
+    ([IMAGE, H200], {"throughput": 32, "tflops": 320, "flops_per_item": 1e13}),  # more than 67 x 1.3 x 2.25
+]
 
 
 @pytest.mark.parametrize(("cells", "change"), BAD, ids=[str(change) for _, change in BAD])
@@ -154,17 +131,16 @@ def write(repository, *changes, machine=CHIP):
         table.writerows(text(IMAGE, same, change) for change in changes)
 
 
-def check(repository, head=None):
-    return submission.check_results(submission.Repository(repository.folder.parent, "main", head))
+def check(repository):
+    return submission.check_results(submission.Repository(repository.folder.parent, "main"))
 
 
-def test_added_rows_pass_in_the_folder_and_in_a_commit(repository):
+def test_added_rows_pass_committed_or_not(repository):
     write(repository, {}, {"seed": 1}, {"seed": 2})
     (repository.folder / "index.html").write_text("")
     assert check(repository) == (2, [])
     repository("add", "."), repository("commit", "-q", "-m", "3")
-    write(repository)  # only the commit counts
-    assert check(repository, "HEAD") == (2, [])
+    assert check(repository) == (2, [])
     # The commit of the rows differs from main in results/ only, so rows measured with it are known as well.
     repository.commit = repository("rev-parse", "HEAD").stdout.strip()
     write(repository, {}, {})
@@ -177,11 +153,8 @@ CHANGES = {
     "a row before the old ones": (lambda r: write(r, {"seed": 3}, {}), "line 2: "),
     "a removed file": (lambda r: (r.folder / f"{CHIP}.csv").unlink(), f"{CHIP}.csv"),
     "another file": (lambda r: (r.folder / "run.sh").write_text("true"), "results/run.sh"),
-    "published figures": (lambda r: write(r, {}, machine="published"), "results/published.csv"),
     "a wrong cell": (lambda r: write(r, {}, {"tflops": 9}), "line 3: tflops='9'"),
-    "many of them": (lambda r: write(r, {}, {"schema": 1}, {"schema": 1}), "line 3: schema='1'"),
     "an unknown commit": (lambda r: write(r, {}, {"commit": "0123456789ab"}), "line 3: commit="),
-    "changed programs": (lambda r: write(r, {}, {"commit": f"{r.commit}-dirty"}), "line 3: commit="),
     "no commit": (lambda r: write(r, {}, {"commit": ""}), "line 3: commit="),
     "a foreign header": (lambda r: (r.folder / "a.csv").write_text('"a\n::b",c\n1,2\n'), "a.csv, line 3: "),
     "half a row": (lambda r: (r.folder / f"{CHIP}.csv").open("a").write("1,2\n"), "line 3: "),
