@@ -195,7 +195,6 @@ def test_a_data_type_that_cudnn_lacks_is_unsupported_and_no_lack_of_memory(monke
 @pytest.mark.parametrize(("name", "asked"), [("cpu", "gloo"), ("mps", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
 def test_one_rank_needs_no_collectives_of_its_device(monkeypatch, name, asked):
     found = []
-    monkeypatch.setattr(on_torch_ranks, "open_store", lambda me: None)
     monkeypatch.setattr(on_torch_ranks.cli, "handle", lambda *_: None)
     monkeypatch.setattr(on_torch_ranks.Group, "gather", lambda group, value: [value])
     monkeypatch.setattr(on_torch_ranks.dist, "init_process_group", lambda backends, **_: found.append(backends))
