@@ -2,9 +2,9 @@
 
     make noise                  about ten minutes on a CPU
 
-Each of ROUNDS (2) measures each workload in five processes, as its default run does. Nothing changes between them, so every
-verdict other than "same" or "cannot tell" is false, and intervals should cover the median of all processes. Nothing is
-stored.
+Each of two ROUNDS measures each workload in five processes, as its default run does. Nothing changes between them, so
+every verdict other than "same" or "cannot tell" is false, and intervals should cover the median of all processes.
+Nothing is stored.
 """
 
 import itertools
