@@ -6,6 +6,7 @@ Whoever imports this sets KERAS_BACKEND first.
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ LAST_KERNEL = -2  # place in the trainable variables; the last one is the bias o
 class KerasContext(base.DeviceContext):
     """The part of a DeviceContext that needs only NumPy and Keras: images and kernels are channels_last."""
 
-    model_class: type[base.Model]  # takes a context, a Keras model and, if it is trained, a loss
+    model_class: Any  # a Model that takes a context, a Keras model and, if it is trained, a loss
 
     def __init__(self, device, settings, compares):
         super().__init__(device, settings, compares)
