@@ -42,8 +42,6 @@ def open_session(context, workload, settings, phase, scope):
     """Return the session of a workload in a phase and scope; raises SettingError or MeasurementError."""
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
-    if phase in TRAINING and not workload.loss:
-        raise SettingError(f"PHASE={settings.phase!r} needs a loss, which {workload.name} does not have")
     context.measure_precision(has_convolutions=workload.name in ("image", "convolution"))
     if workload.samples is not None:
         return OperatorSession(context, workload)
@@ -77,7 +75,6 @@ class BaseSession:
     output_error: float | None = None
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands
-    note = ""  # what a reader of the row has to know
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
 
     def __init__(self, context, batches):
@@ -85,6 +82,11 @@ class BaseSession:
         if isinstance(batches, Stream):
             self.num_workers, self.queue_steps = batches.num_workers, batches.queue_steps
             self.batches = itertools.starmap(context.put, batches.batches)
+
+    @property
+    def note(self):
+        """Return what a reader of the row has to know."""
+        return self.context.note
 
     def synchronize(self):
         """Return when all submitted work is complete."""
@@ -145,7 +147,7 @@ class OperatorSession(BaseSession):
         samples = [workload.samples(operands) for operands in sets]
         on_device = [context.put_operands(operands) for operands in sets]
         super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
-        self.measured_precision, self.note = context.measured_precision, context.note
+        self.measured_precision = context.measured_precision
         self.work = context.operator(workload.model)
         self.step()
         self.check_last_step()
@@ -172,10 +174,6 @@ class ModelSession(BaseSession):
         super().__init__(context, batches)
         self.model, self.parameters, self.inputs_of = model, model.parameters, workload.inputs_of
         self.measured_precision, self.output_error = context.measured_precision, context.output_error
-
-    @property
-    def note(self):
-        return self.context.note
 
     def after_first_step(self):
         if self.context.compile and self.trace_count() == 0:
@@ -208,15 +206,14 @@ class Inference(ModelSession):
 
 
 class Training(ModelSession):
-    """A step is a whole step of training, or one part of it; prepare() then runs the parts that come before."""
+    """A step is a whole step of training, or one part of it; prepare() then runs the parts before it."""
 
     def __init__(self, context, model, batches, workload, phase="training"):
         super().__init__(context, model, batches, workload)
         self.phase = phase
-        if phase in ("training", "forward"):
-            self.prepare = None
+        self.prepare = self.run_earlier_parts if phase in ("backward", "optimizer") else None
 
-    def prepare(self):
+    def run_earlier_parts(self):
         self.model.forward(*next(self.batches))
         self.context.read(self.model.loss)
         if self.phase == "optimizer":
