@@ -354,10 +354,7 @@ def prove_every_step_runs(job: Job, steps):
 
 
 def prove_output_varies(session):
-    """Raise MeasurementError (`constant_output`) if steps on different batches all give the same value.
-
-    Equal values mean that the result comes from a cache, or that the step ignores its input.
-    """
+    """Raise MeasurementError (`constant_output`) if steps on different batches, cached or ignored, give one value."""
     values = []
     for _ in range(4):
         if session.prepare:
@@ -414,7 +411,7 @@ def idle_barrier_seconds(job: Job):
 
 
 def drain_queue(job: Job):
-    """Discard twice as many batches as the queue may hold, or those of MAX_SECONDS; returns the last seconds per step."""
+    """Discard twice as many batches as the queue holds, or those of MAX_SECONDS; returns the last seconds per step."""
     session, start, steps = job.session, job.clock(), 0
     block = max(1, session.num_workers)
     while True:
@@ -435,15 +432,13 @@ def choose_stream_steps(step_seconds, num_workers, max_seconds):
 
 
 def run_until_sure(job: Job, steps):
-    """Measure windows until the interval is narrow enough or the time is over; returns a Series.
-
-    A pipeline always runs for the whole time, because it would work ahead while statistics are computed.
-    """
+    """Measure windows until the interval is narrow enough or the time is over; returns a Series."""
     next_look = ENOUGH_WINDOWS
 
     def stop(windows, elapsed):
         nonlocal next_look
-        # Looking after every window would cost time between them and invite a lucky stop: look every 10 %.
+        # Looking after every window would cost time between them and invite a lucky stop: look every 10 %. A pipeline
+        # runs for the whole time, because it would work ahead while statistics are computed.
         if job.mode != "stream" and len(windows) >= next_look:
             next_look = math.ceil(next_look * 1.1)
             low, high = interval(windows)
