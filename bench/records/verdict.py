@@ -54,7 +54,7 @@ class Comparison(NamedTuple):
 
 
 def compare_rates(rate, base):
-    """Compare a Rate with another one of the same work: "same" is within 1 %, and without intervals is "cannot tell"."""
+    """Compare a Rate with another one of the same work: "same" is within 1 %, without intervals "cannot tell"."""
     ratio, *ends = rate.ratio(base)
     low, high = (math.nan, math.nan) if None in ends else ends
     if low >= 1 - SAME and high <= 1 + SAME:
