@@ -146,7 +146,7 @@ def describe_limits(runs, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     said = []
     for whole in (parts["end_to_end"] for parts in runs[-1:]):
-        said.append(f"{whole['model']} {whole['phase']} from JPEG files: {whole['note'].partition(';')[0]}.")
+        said.append(f"{whole['model']} {whole['phase']} from JPEG files, {whole['note'].partition(';')[0]}.")
     shares = [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]
     reads = [line["of_bandwidth"] for line in lines if line["of_bandwidth"] > 0]
     for found, words in (
