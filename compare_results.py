@@ -13,6 +13,7 @@ import math
 import os
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 
 from bench import cli
@@ -92,11 +93,11 @@ def list_remarks(a, b, lines):
     ]
     if times and not 1 / MACHINE_CHANGED < (ratio := statistics.median(times)) < MACHINE_CHANGED:
         said.append(f"warning: the machine changed: the canary, a small matmul, took {ratio:.2f} times as long in B")
-    unsure = {"": "no verdict ({}): A or B has a single process; measure with RUNS=5"}
-    unsure["cannot tell"] = "cannot tell ({}): the intervals of A and B overlap or are unknown"
-    for verdict, words in unsure.items():
-        if count := sum(line["verdict"] == verdict for line in lines):
-            said.append(words.format(f"{count} of {len(lines)}"))
+    count = Counter(line["verdict"] for line in lines)
+    if count[""]:
+        said.append(f"no verdict ({count['']} of {len(lines)}): A or B has a single process; measure with RUNS=5")
+    if count["cannot tell"]:
+        said.append(f"cannot tell ({count['cannot tell']} of {len(lines)}): the intervals overlap or are unknown")
     for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):
         in_a, in_b = (", ".join(sorted({line[side][name] for line in lines} - {""})) or "unknown" for side in "ab")
         if in_a != in_b:

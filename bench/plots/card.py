@@ -146,14 +146,13 @@ def describe_limits(runs, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     said = []
     for whole in (parts["end_to_end"] for parts in runs[-1:]):
-        said.append(f"{whole['model']} {whole['phase']} from JPEG files: {whole['note'].partition(';')[0]}.")
-    shares = [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]
-    reads = [line["of_bandwidth"] for line in lines if line["of_bandwidth"] > 0]
-    for found, words in (
-        (shares, "The models reach {} of the best matmul."),
-        (reads, "Decode reads at {} of the memory bandwidth."),
-    ):
-        if found:
+        said.append(f"{whole['model']} {whole['phase']} from JPEG files, {whole['note'].partition(';')[0]}.")
+    shares = {
+        "The models reach {} of the best matmul.": [line["of_peak"] for line in lines if line["phase"] != "decode"],
+        "Decode reads at {} of the memory bandwidth.": [line["of_bandwidth"] for line in lines],
+    }
+    for words, of_lines in shares.items():
+        if found := [share for share in of_lines if share > 0]:
             ends = dict.fromkeys(f"{100 * share:.0f}" for share in (min(found), max(found)))
             said.append(words.format(" to ".join(ends) + " %"))
     return said

@@ -107,9 +107,7 @@ def distances(value, low, high):
 def lines(curves, panels, title, x_name, rows=1, is_log2=False):
     """Draw all curves in a panel for each {column: title}, in `rows` rows; return the figure, None without curves.
 
-    Args:
-        curves: Curves; the published ones are thin and hollow.
-        is_log2: the x axis has powers of two.
+    Published curves are thin and hollow. If is_log2, the x axis has powers of two.
     """
     if not curves:
         return None

@@ -75,7 +75,8 @@ def llm_training(stored):
 
 
 def peaks(stored):
-    found, moved = select.matmul_peaks(stored.believed), select.bandwidths(stored.believed)
+    found = select.matmul_peaks(stored.believed)
+    moved = select.best(select.having(stored.believed, workload="bandwidth"))
     moved = moved.assign(**moved[tables.RATE] / 1000)
     panels = [("best matmul", found[found["precision"] == each]) for each in ("float32", "tf32", "float16", "bfloat16")]
     panels.append(("best matmul in 8 bits", found[found["model"] == "matmul-8bit"]))
@@ -206,12 +207,9 @@ def name_device(row):
 
 
 def curves_of(found, x, apart, name=None):
-    """Build a Curve over the column `x` for each of WHO and values of the columns `apart`, at most MAX_CURVES.
+    """Build at most MAX_CURVES Curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
-    The highest comes first. [] if none of them is our own.
-
-    Args:
-        name: function that names a curve after its highest line; by default the device.
+    The highest comes first, and `name` names a curve after its highest line. [] if none of them is our own.
     """
     if found["published"].all():
         return []
