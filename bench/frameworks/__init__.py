@@ -39,17 +39,14 @@ class Device:
 
 
 def load(name):
-    """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing.
-
-    A missing shared library is an ImportError or, in torch, an OSError.
-    """
+    """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing."""
     if name == "torch":
         refuse_old("torch", "2.9")  # torch.backends.cudnn.conv.fp32_precision
     try:
         return importlib.import_module(f"{__name__}.on_{name}")
     except ModuleNotFoundError:
         raise
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError) as error:  # OSError: torch, if a shared library is missing
         raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {' '.join(str(error).split())}") from None
 
 

@@ -126,15 +126,13 @@ def build_transformer(workload):
     import transformers  # takes ten seconds, so only if needed
 
     encoder = workload.sizes
+    name = "Bert" if encoder.is_bert else "DistilBert"
     sizes = {"vocab_size": encoder.vocab_size, "max_position_embeddings": encoder.max_position_embeddings}
-    sizes |= {"num_labels": encoder.labels, "attn_implementation": "sdpa"}
-    if encoder.is_bert:
-        sizes |= {"num_hidden_layers": encoder.num_layers, "hidden_size": encoder.hidden_size}
-        sizes |= {"num_attention_heads": encoder.num_heads, "intermediate_size": encoder.intermediate_size}
-        return Logits(transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)))
-    sizes |= {"n_layers": encoder.num_layers, "n_heads": encoder.num_heads}
-    sizes |= {"dim": encoder.hidden_size, "hidden_dim": encoder.intermediate_size}
-    return Logits(transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**sizes)))
+    sizes |= {"num_hidden_layers": encoder.num_layers, "hidden_size": encoder.hidden_size}
+    sizes |= {"num_attention_heads": encoder.num_heads, "num_labels": encoder.labels}
+    sizes |= {"intermediate_size" if encoder.is_bert else "hidden_dim": encoder.intermediate_size}
+    config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation="sdpa")
+    return Logits(getattr(transformers, f"{name}ForSequenceClassification")(config))
 
 
 class Logits(torch.nn.Module):

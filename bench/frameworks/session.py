@@ -17,7 +17,7 @@ from bench.settings import TRAINING, SettingError
 from bench.timing import MeasurementError, check
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
-KEPT_NUMBERS = 10**6  # of the largest output of which several are kept: little, compared with the model
+KEPT_NUMBERS = 10**6  # of the largest output of which several are kept
 PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
@@ -63,10 +63,7 @@ def open_session(context, workload, settings, phase, scope):
 class BaseSession:
     """One workload on one device, checked and ready to be timed; phase and scope decide what a step is.
 
-    A subclass has step(), which submits one step on the next batch and may return before it is done. In the scope
-    "epoch" it also has train_epoch(order), which submits a step for each batch of the training data in this order and
-    returns how many; losses() of those steps, as floats; and evaluate(), the share of the test data that is classified
-    correctly.
+    A subclass has step(), which submits one step on the next batch and may return before it is done.
     """
 
     prepare: Callable[[], None] | None = None  # must run before each step, is complete when it returns, is not timed
@@ -101,12 +98,9 @@ class BaseSession:
         return False
 
     def after_first_step(self):
-        """Prove what the first step compiled, and reset the peak memory; called once, and not timed.
+        """Raise MeasurementError if the first step was not compiled, or wrongly; reset the peak memory. Not timed.
 
         A first step that tries several algorithms needs memory that the work itself does not need.
-
-        Raises:
-            MeasurementError: `unsupported`, nothing was compiled; `wrong_output`, it was compiled wrongly.
         """
         self.context.reset_peak_memory()
 
@@ -183,7 +177,6 @@ class ModelSession(BaseSession):
         super().after_first_step()
 
     def prove_compiled(self):
-        """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
         self.model.prove_compiled(*self.inputs_of(next(self.batches)))
 
     def trace_count(self):
@@ -322,6 +315,7 @@ class EpochSession(Training):
         self.train_epoch(np.arange(min(count, self.batch_size + (count % self.batch_size or self.batch_size))))
 
     def train_epoch(self, order):
+        """Submit a step for each batch of the training data in this order; return how many."""
         self._losses = []
         for batch in self.context.gather(self.train_data, order, self.batch_size):
             self.model.train(*batch)
@@ -329,9 +323,11 @@ class EpochSession(Training):
         return len(self._losses)
 
     def losses(self):
+        """Return the losses of the epoch's steps, as floats."""
         return [float(loss) for loss in self._losses]
 
     def evaluate(self):
+        """Return the share of the test data that is classified correctly."""
         starts = range(0, len(self.test_labels), EVALUATED_ITEMS)
         outputs = [self.model.predict(self.test_inputs[start : start + EVALUATED_ITEMS]) for start in starts]
         return float(np.mean(np.concatenate(outputs).argmax(1) == self.test_labels))

@@ -161,14 +161,12 @@ def named(name, words):
         (MemoryError("no more"), "out_of_memory"),
         (RuntimeError("CUDA out of memory. Tried"), "out_of_memory"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "out_of_memory"),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "out_of_memory"),
         (NotImplementedError("no such operator"), "unsupported"),
         # PyTorch's
         (named("OutOfMemoryError", "no more"), "out_of_memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
         (RuntimeError("FIND was unable to find an engine to execute this computation"), "out_of_memory"),
         (RuntimeError("the MPS framework doesn't support float64."), "unsupported"),
-        (RuntimeError("MPS: _linalg_svd is not supported at the MPS device"), "unsupported"),
         # TensorFlow's
         (named("ResourceExhaustedError", "no more"), "out_of_memory"),
         (RuntimeError("failed to allocate memory [Op:AddV2]"), "out_of_memory"),
