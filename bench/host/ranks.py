@@ -52,11 +52,7 @@ class Group:
     ranks = Ranks()
 
     def clock(self):
-        """Return rank 0's wall seconds on all ranks, so that all of them take the same decisions.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C or SIGTERM reached rank 0; on all ranks at the same reading.
-        """
+        """Return rank 0's wall seconds on all ranks, so that all decide alike; Ctrl-C on rank 0 interrupts all here."""
         return time.perf_counter()
 
     def watch_over(self, session):

@@ -41,11 +41,7 @@ def cgroup_free_bytes(groups="/proc/self/cgroup", root="/sys/fs/cgroup"):
 
 
 def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm"):
-    """Explain why input workers cannot share their batches with this process on Linux, with the fix; "" if they can.
-
-    Args:
-        queued: batches that each worker may have ready or in its hands.
-    """
+    """Explain why workers with `queued` batches each cannot share them with this process on Linux; "" if they can."""
     if sys.platform != "linux":
         return ""
     needed = read_ranks().local_world_size * workers * queued * batch_bytes

@@ -102,7 +102,7 @@ class Measurement:
 
 @dataclass
 class Series:
-    """Windows of equally many steps, in seconds, and the steps left over for a shorter piece at the end."""
+    """Windows of equally many steps, in seconds, and a shorter piece at the end."""
 
     steps: int
     windows: list[float] = field(default_factory=list)
@@ -151,11 +151,7 @@ def collector_at_rest():
 
 
 def measure_epoch(job: Job, order):
-    """Return (seconds, flags) of one pass over the training data, which ends like a window.
-
-    Args:
-        order: the items in the order in which they are trained on.
-    """
+    """Return (seconds, flags) of one pass over the training data in this order of items; it ends like a window."""
     session = job.session
     traces, updates = session.trace_count(), session.updates()
     with collector_at_rest():
@@ -172,9 +168,6 @@ def measure_epoch(job: Job, order):
 
 def sustain(job: Job, seconds, joules=None):
     """Measure the same work for a number of seconds, without a pause.
-
-    Args:
-        joules: reads a counter of energy; called between windows.
 
     Yields:
         (seconds since the first window began, Measurement of the last ten of them, mean watts in them or None).
@@ -195,9 +188,7 @@ def sustain(job: Job, seconds, joules=None):
 def measure_energy(job: Job, steps, joules):
     """Return (watts, joules per item) of at least ENERGY_SECONDS of the steps that have just been measured.
 
-    Args:
-        steps: between two readings of the clock.
-        joules: reads a counter of energy; called on an idle device.
+    The counter, joules(), is read on an idle device; the clock after every `steps` steps.
     """
     with collector_at_rest():
         job.session.synchronize()
@@ -299,11 +290,7 @@ def require_updates(session, before, steps):
 
 
 def timed(session, clock, steps):
-    """Return the seconds from submitting the first step to reading a value of the last one.
-
-    Because of the read, the result does not rely on the barrier. If a step needs another part before it (backward
-    needs forward), each step is timed separately.
-    """
+    """Return the seconds from submitting the first step to reading a value of the last one; parts are timed singly."""
     if session.prepare and steps > 1:
         return sum(timed(session, clock, 1) for _ in range(steps))
     if session.prepare:
@@ -370,8 +357,7 @@ def prove_output_varies(session):
 def warm_up(session, clock, max_seconds):
     """Run blocks of steps until their pace is steady, or until max_seconds (two steps at least).
 
-    Returns:
-        (seconds per step of the last block, whether the last two blocks ended with different outputs).
+    Returns (seconds per step of the last block, whether the last two blocks ended with different outputs).
     """
     start = clock()
     steps, block, paces, value = 0, 1, [], None

@@ -84,12 +84,9 @@ def synthetic_images(count, seed):
 
 @functools.cache
 def load(folder=ROOT / "data", url=URL, known_hash=HASH):
-    """Return (train images, train labels, test images, test labels), after downloading the archive if it is missing.
+    """Return (train images, train labels, test images, test labels), downloaded if they are missing.
 
-    Images are uint8 of shape (count, 3072): all red values, then green, then blue. Labels are int64.
-
-    Raises:
-        OSError: no network. ValueError: a wrong hash. No incomplete file is left behind.
+    Images are uint8 of shape (count, 3072), labels int64. Raises OSError without network, ValueError for a wrong hash.
     """
     download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=TIMEOUT_SECONDS)
     path = pooch.retrieve(url, known_hash, url.rpartition("/")[2], folder, downloader=download)

@@ -27,7 +27,7 @@ def int8_pool(seed):
 
 @functools.cache
 def float8_pool(seed):
-    """Round normal_pool() to numbers that float8 e4m3 has: of four significant bits, and multiples of 2**-9."""
+    """Round normal_pool() to numbers of float8 e4m3: of four significant bits, and multiples of 2**-9."""
     pool = normal_pool(seed)
     step = np.ldexp(np.float32(1), np.maximum(np.frexp(pool)[1], -5) - 4)
     return np.round(pool / step) * step

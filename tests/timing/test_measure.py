@@ -137,14 +137,6 @@ def test_an_honest_queue_skips_nothing():
         assert fake.calls.count("step") == 2 * COMPARED_STEPS + SINGLE_STEPS  # at the first try
 
 
-def test_what_the_first_step_took_of_memory_is_forgotten_once_it_is_done():
-    fake = Device(Clock())
-    run(fake)
-    forgotten = fake.calls.index("after_first_step")
-    assert (fake.calls[:forgotten].count("step"), fake.calls[forgotten - 1]) == (1, "read")
-    assert fake.calls.count("after_first_step") == 1
-
-
 @pytest.mark.parametrize(("counts", "refused"), [(1.0, False), (0.5, True), (0.0, True), (2.0, True)])
 def test_the_optimizer_counts_the_steps_that_were_timed(counts, refused):
     fake = Device(Clock())
@@ -159,8 +151,7 @@ def test_the_optimizer_counts_the_steps_that_were_timed(counts, refused):
 def test_weights_that_end_as_they_began_are_refused():
     fake = Device(Clock())
     fake.checksum = lambda: (1.0, 2.0)
-    error = refusal(fake)
-    assert (error.status, "weights" in str(error)) == ("work_skipped", True)
+    assert refusal(fake).status == "work_skipped"
 
 
 def test_a_weight_that_repeats_is_no_proof_as_long_as_another_one_moves():
@@ -296,19 +287,6 @@ def test_ctrl_c_before_the_first_window_is_passed_on():
         run(interrupted_at(0))
 
 
-def test_ctrl_c_in_the_last_steps_keeps_the_windows():
-    windows = []
-
-    def press(i):
-        if len(windows) == 6:  # 45 steps: six windows of seven, then three more
-            raise KeyboardInterrupt
-        return 0.004
-
-    on_window = lambda seconds, steps: windows.append(steps)  # noqa: E731
-    result = run(Device(Clock(), work=press), on_window=on_window, num_items=45)
-    assert (result.stop_reason, result.items, windows) == ("interrupted", 42, [7] * 6)
-
-
 # Windows and their statistics
 
 
@@ -326,11 +304,11 @@ def test_noise_that_never_narrows_stops_at_the_time_limit():
     assert result.throughput == pytest.approx(1 / result.step_seconds_median)
 
 
-@pytest.mark.parametrize(("seconds", "limit", "windows"), [(8.0, 10, 2), (3.0, 10, 4), (40.0, 10, 1)])
-def test_two_windows_at_least_unless_they_take_three_times_the_limit(seconds, limit, windows):
-    result = run(steps_of(seconds), max_seconds=limit)
+@pytest.mark.parametrize(("seconds", "windows"), [(8.0, 2), (3.0, 4), (40.0, 1)])
+def test_two_windows_at_least_unless_they_take_three_times_the_limit(seconds, windows):
+    result = run(steps_of(seconds), max_seconds=10)
     assert result.windows == windows
-    assert (result.throughput_low is None) == (result.throughput_high is None) == (windows == 1)  # no interval
+    assert (result.throughput_low is None) == (windows == 1)  # no interval
 
 
 def slow_barrier(fake, seconds):

@@ -16,7 +16,6 @@ from bench.workloads import data, operators
 
 def test_a_triple_has_its_flops():
     assert operators.matmul((8, 16, 32)).flops_per_item == 2 * 8 * 16 * 32
-    assert read_settings("tflops", {}).sizes[-1] == (8192, 8192, 8192)
 
 
 def test_operands_are_bounded_and_rotate(monkeypatch):
@@ -114,13 +113,3 @@ def test_a_bandwidth_counts_the_bytes_of_all_its_arrays():
     gigabytes = 4 * operators.COPY_NUMBERS / 1e9
     counts = {work.model: work.items_per_step / gigabytes for work in works}
     assert counts == pytest.approx({"copy": 2, "add": 3, "triad": 3})
-
-
-def test_what_a_sweep_measures_besides_matmuls_has_one_size_and_its_precision():
-    found = operators.list_others("cpu", 64)
-    works = {name: [(work.model, precision) for work, precision in works] for name, works in found.items()}
-    assert works["bandwidth"] == [("copy", "float32"), ("add", "float32"), ("triad", "float32")]
-    assert works["int8"] == [("matmul-8bit", "int8"), ("matmul", "bfloat16")]
-    assert {work.columns["matrix_size"] for work, _ in found["int8"] + found["float8"]} == {"64x64x64"}
-    assert {precision for _, precision in works["attention"]} == {"float32"}
-    assert {precision for _, precision in operators.list_others("cuda", 64)["attention"]} == {"bfloat16"}
