@@ -29,7 +29,9 @@ class Opener:
         self.name, self.framework = name, frameworks.load(name)
 
     def settings(self, script, **environ):
-        settings = read_settings(script, {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
+        known = "torch" if self.name == "numpy" else self.name  # the setting has only real frameworks
+        settings = read_settings(script, {"FRAMEWORK": known} | SMALL.get(script, {}) | environ)
+        settings = replace(settings, framework=self.name)
         return settings.on(self.framework.find_device(settings).device)
 
     def workload(self, script, phase, **environ):
