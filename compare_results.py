@@ -13,13 +13,14 @@ import math
 import os
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 
 from bench import cli
 from bench.records import columns, layout, results
 from bench.records.columns import format_number
 from bench.records.verdict import MACHINE_CHANGED, OPERATORS, Rate, compare_rates
-from bench.settings import ROOT, SettingError, read_settings
+from bench.settings import SettingError, read_settings
 
 MOST_NAMED = 5  # rows that only one side has
 
@@ -29,12 +30,12 @@ def read_side(side, environ, folder):
     given = environ.get(side, "").strip()
     if not given:
         raise SettingError(f"{side}='' is empty: name a CSV file, or a machine that has one in {folder.name}/")
-    paths = [path for path in (Path(given), ROOT / given, folder / given, folder / f"{given}.csv") if path.is_file()]
-    if not paths:
+    path = Path(given) if Path(given).is_file() else folder / f"{given}.csv"
+    if not path.is_file():
         known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
         raise SettingError(f"{side}={given!r} is not a file or a machine in {folder.name}/ (machines: {known})")
     found = {}
-    for row in sorted(results.read(paths[0]), key=lambda row: row["timestamp"]):
+    for row in sorted(results.read(path), key=lambda row: row["timestamp"]):
         if row["status"] == "ok" and row["throughput"] and row["scope"] != "sustained":
             found[work_of(row)] = row
     if not found:
@@ -55,10 +56,10 @@ def compare(a, b):
     """List the work that both sides have: dicts of the two rows, the ratio with its interval, and the verdict."""
     lines = []
     for work in (work for work in b if work in a):
-        pair = {"a": a[work], "b": b[work]}
         comparison = compare_rates(rate_of(b[work]), rate_of(a[work]))
-        has_processes = all(len(row["process_rates"].split()) > 1 for row in pair.values())
-        lines.append(pair | comparison._asdict() | ({} if has_processes else {"verdict": "", "low": math.nan}))
+        if any(" " not in row["process_rates"] for row in (a[work], b[work])):  # a single process
+            comparison = comparison._replace(low=math.nan, verdict="")
+        lines.append({"a": a[work], "b": b[work]} | comparison._asdict())
     return lines
 
 
@@ -73,16 +74,13 @@ CELLS = {
     "work": lambda line: columns.describe_work(line["b"]),
     "framework": lambda line: line["b"]["framework"],
     "A": lambda line: format_number(rate_of(line["a"]).throughput),
-    "B": lambda line: f"{format_number(rate_of(line['b']).throughput)} {unit_of(line['b'])}",
+    "B": lambda line: format_number(rate_of(line["b"]).throughput),
+    "unit": lambda line: "TFLOP/s" if line["b"]["workload"] in OPERATORS else line["b"]["unit"],
     "B / A": lambda line: f"{line['ratio']:.3f}",
     "interval": lambda line: f"{line['low']:.3f} to {line['high']:.3f}" if line["low"] > 0 else "",
     "B is": lambda line: line["verdict"],
     "flags": lambda line: "; ".join(f"{x.upper()}: {line[x]['flags']}" for x in "ab" if line[x]["flags"]),
 }
-
-
-def unit_of(row):
-    return "TFLOP/s" if row["workload"] in OPERATORS else row["unit"]
 
 
 def list_remarks(a, b, lines):
@@ -95,10 +93,11 @@ def list_remarks(a, b, lines):
     ]
     if times and not 1 / MACHINE_CHANGED < (ratio := statistics.median(times)) < MACHINE_CHANGED:
         said.append(f"warning: the machine changed: the canary, a small matmul, took {ratio:.2f} times as long in B")
-    if count := sum(line["verdict"] == "" for line in lines):
-        said.append(f"no verdict ({count} of {len(lines)}): A or B has a single process; measure with RUNS=5")
-    if count := sum(line["verdict"] == "cannot tell" for line in lines):
-        said.append(f"cannot tell ({count} of {len(lines)}): the intervals of A and B overlap or are unknown")
+    count = Counter(line["verdict"] for line in lines)
+    if count[""]:
+        said.append(f"no verdict ({count['']} of {len(lines)}): A or B has a single process; measure with RUNS=5")
+    if count["cannot tell"]:
+        said.append(f"cannot tell ({count['cannot tell']} of {len(lines)}): the intervals overlap or are unknown")
     for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):
         in_a, in_b = (", ".join(sorted({line[side][name] for line in lines} - {""})) or "unknown" for side in "ab")
         if in_a != in_b:

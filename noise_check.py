@@ -2,9 +2,9 @@
 
     make noise                  about ten minutes on a CPU
 
-Each of ROUNDS measures each workload in five processes, as its default run does. Nothing changes between them, so every
-verdict other than "same" or "cannot tell" is false, and intervals should cover the median of all processes. Nothing is
-stored.
+Each of two ROUNDS measures each workload in five processes, as its default run does. Nothing changes between them, so
+every verdict other than "same" or "cannot tell" is false, and intervals should cover the median of all processes.
+Nothing is stored.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from best_settings import WORKLOADS
 
 log = logging.getLogger("bench")
 
-ROUNDS, RUNS = 2, 5  # a figure to publish needs twelve rounds
+RUNS = 5
 CHANGES = {
     "image": {"SCOPE": "device"},
     "mlp": {"MODEL": "mlp-5x1024", "DATA": "synthetic"},
@@ -52,9 +52,9 @@ def main():
     settings = read_settings("noise")
     host, rows = environment.describe_host(settings.machine), {}
     scripts = [each for each in CHANGES if each != "llm" or FRAMEWORKS[settings.framework].runs_language_models]
-    for number in range(ROUNDS):
+    for number in range(settings.rounds):
         for script in scripts:
-            log.info("round %d of %d: %s", number + 1, ROUNDS, script)
+            log.info("round %d of %d: %s", number + 1, settings.rounds, script)
             launcher = Launcher(script, WORKLOADS[script], [str(ROOT / f"{script}_benchmark.py")], host)
             row = launcher.measure(CHANGES[script] | {"MAKEFLAGS": ""}, RUNS)[0]
             if row["status"] != "ok":

@@ -154,18 +154,14 @@ def measure_workload(bench: Bench, describe_workload):
 
 
 def measure_at_rest(bench: Bench):
-    """Return the Bench with what must be measured before any work: idle power, other programs' load, the canary."""
+    """Return the Bench with what must be measured before any work: idle power, use of the card, the canary."""
     if bench.task.is_brief:
         return replace(bench, instruments=replace(bench.instruments, counter=None))
     if bench.instruments.why_no_energy and bench.task.is_first:
         log.info("power and energy are not measured: %s", bench.instruments.why_no_energy)
-    others = meters.watch_contention()
-    others.start()
     instruments, canary = bench.instruments.with_idle_watts(), None
     if not (bench.settings.sustain or bench.group.ranks.are_many):  # long enough to show heat itself; out of step
         canary = open_canary(bench.framework, bench.device.device, bench.settings)
-    if instruments.counter or canary:  # else no time has passed
-        instruments = replace(instruments, others_at_rest=others.rate())
     return replace(bench, instruments=instruments, canary=canary)
 
 

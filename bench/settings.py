@@ -303,6 +303,7 @@ class Settings:
     workload: str = setting(
         one_of(*MODELS), {"best": "image"}, "workload to find the fastest settings for: " + ", ".join(MODELS)
     )
+    rounds: int = setting(whole(1, 1000), {"noise": 2}, "rounds of A/A tests; a figure to publish needs twelve")
     max_minutes: float = setting(above_zero, {"best": 20.0}, "approximate time for the search")
     quick: bool = setting(
         zero_or_one, {"all": False}, "1: three minutes instead of 20 to 30: fewer workloads, one short process each"

@@ -2,10 +2,8 @@
 
     find_device(settings) -> Device
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error
-        with its `count` of GPUs if FRAMEWORKS says runs_on_many
     open_session(workload, settings, phase, scope, compares=True) -> BaseSession of session.py
         compares: whether the model is compared with the CPU; raises SettingError or MeasurementError
-    refuse_unknown_model(name)            raises SettingError for an image model that the framework does not have
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, if FRAMEWORKS says runs_on_many
 
 base.py has the classes that such a module implements, session.py what is timed. FRAMEWORKS in bench/settings.py has
@@ -13,12 +11,10 @@ the names. A file called torch.py would shadow the real one, hence the prefix.
 """
 
 import importlib
-import json
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
-from types import SimpleNamespace
 
 from bench.settings import SettingError
 
@@ -43,17 +39,14 @@ class Device:
 
 
 def load(name):
-    """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing.
-
-    A missing shared library is an ImportError or, in torch, an OSError.
-    """
+    """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing."""
     if name == "torch":
         refuse_old("torch", "2.9")  # torch.backends.cudnn.conv.fp32_precision
     try:
         return importlib.import_module(f"{__name__}.on_{name}")
     except ModuleNotFoundError:
         raise
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError) as error:  # OSError: torch, if a shared library is missing
         raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {' '.join(str(error).split())}") from None
 
 
@@ -71,36 +64,20 @@ def refuse_old(package, oldest):
         )
 
 
-def check_models(framework, *models):
-    """Raise SettingError if a framework lacks an image model."""
-    for model in models:
-        load(framework).refuse_unknown_model(model)
-
-
-def print_device(framework, use_gpu):
-    """Print the Device that a framework finds, as JSON; use_gpu is settings.use_gpu as JSON."""
-    found = load(framework).find_device(SimpleNamespace(use_gpu=json.loads(use_gpu), num_threads=None))
-    print(json.dumps(asdict(found)))
-
-
-# Lower-case parts of an exception's type name or message. alloc_failed: cuBLAS and cuDNN; killed by signal: the answer
-# of the system to a worker that took too much. cuDNN's autotuner finds no engine if no candidate's workspace fits into
-# memory, or if cuDNN lacks the data type, which measure_precision() has ruled out by then.
-NO_ENGINE = "unable to find an engine to execute"
+# Lower-case parts of an exception's type name or message. alloc_failed: cuBLAS and cuDNN; killed by signal: the system
+# ended a worker that used too much memory; find an engine: cuDNN, if no algorithm's workspace fits into memory.
 OUT_OF_MEMORY = (
-    *("out of memory", "unable to allocate", "alloc_failed", "killed by signal: killed", NO_ENGINE),
-    *("outofmemoryerror", "can't allocate memory", "invalid buffer size"),
+    *("out of memory", "outofmemoryerror", "unable to allocate", "can't allocate memory", "alloc_failed"),
+    *("killed by signal: killed", "unable to find an engine to execute", "invalid buffer size"),
     *("resourceexhaustederror", "oom when allocating", "failed to allocate memory", "dst tensor is not initialized"),
     *("resource_exhausted", "insufficient memory", "greater than the maximum allowed buffer size"),
 )
 UNSUPPORTED = (
     *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
-    # of 8 bits, by older cards, Macs and versions of torch
-    *("only supported on", "status_not_supported", "support for that dtype", "functional' has no attribute"),
+    *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
     *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
-    *("unimplemented:", "not supported on the gpu"),  # the first is XLA's; a type of TensorFlow has the same word
-    # BatchNorm's, of one item of 1 x 1 pixels
-    *("expected more than 1 value per channel", "requires more than one value per channel"),
+    *("unimplemented:", "not supported on the gpu"),  # XLA's (a type of TensorFlow has the same word) and MLX's
+    *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of one item
 )
 
 

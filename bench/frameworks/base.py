@@ -1,10 +1,11 @@
 """Define what a framework's file implements: a DeviceContext, a Model and, for language models, a CachedModel.
 
-session.py builds everything that is timed from these classes. This file imports no framework.
+session.py builds everything that is timed from these classes. This file imports no framework. A class lists the
+methods that each framework defines as `name: Callable  # (arguments) -> result`; the other methods are defaults.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import ABC
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class Stream:
     queue_steps: int  # batches that may be ready or in a worker's hands
 
 
-class Model(ABC):
+class Model:
     """A model on its device, and the parts of its training.
 
     A batch is a tuple of arrays on the device: the model's inputs, then the target of the workload's loss.
@@ -42,35 +43,18 @@ class Model(ABC):
     last_weight: Any  # a small one that each step of training changes
     last_gradient: Any  # of last_weight
 
-    @abstractmethod
-    def infer(self, *inputs):
-        """Return the model's output, without gradients; its first axis is that of the items."""
+    infer: Callable  # (*inputs) -> output without gradients; its first axis is that of the items
+    forward: Callable  # (*batch): the forward pass of training and its loss; keeps what the backward pass needs
+    backward: Callable  # (): keeps the gradients
+    update: Callable  # (): the optimizer's step
+    updates: Callable  # () -> how many steps the optimizer has counted; None if it may skip some
+    trained_weights: Callable  # () -> arrays that training changes, in a fixed order
 
     def train(self, *batch):
         """Run one step of training."""
         self.forward(*batch)
         self.backward()
         self.update()
-
-    @abstractmethod
-    def forward(self, *batch):
-        """Run the forward pass of training and its loss, and keep what the backward pass needs."""
-
-    @abstractmethod
-    def backward(self):
-        """Run the backward pass, and keep the gradients."""
-
-    @abstractmethod
-    def update(self):
-        """Run the optimizer's step."""
-
-    @abstractmethod
-    def updates(self):
-        """Return how many steps the optimizer has counted, in PyTorch its calls; None if it may skip some."""
-
-    @abstractmethod
-    def trained_weights(self):
-        """Return the arrays that training changes, in a fixed order."""
 
     def predict(self, *inputs):
         """Return the output between two steps of training, as NumPy."""
@@ -84,26 +68,15 @@ class Model(ABC):
         return 0
 
 
-class CachedModel(ABC):
+class CachedModel:
     """A language model with a cache of keys and values. Tokens are ids on the device, of shape (sequences, count)."""
 
     parameters: int  # trainable
 
-    @abstractmethod
-    def open_cache(self, sequences, tokens):
-        """Replace the cache with an empty one that has room for this number of tokens of each sequence."""
-
-    @abstractmethod
-    def seek(self, length):
-        """Truncate the cache to its first `length` tokens."""
-
-    @abstractmethod
-    def extend(self, tokens):
-        """Append tokens to the cache; returns the logits of the last one, of shape (sequences, vocabulary)."""
-
-    @abstractmethod
-    def extend_uncompiled(self, tokens):
-        """Do the same without the compiler."""
+    open_cache: Callable  # (sequences, tokens): replaces the cache with an empty one for this number of tokens of each
+    seek: Callable  # (length): truncates the cache to its first tokens
+    extend: Callable  # (tokens) -> logits of the last one (sequences, vocabulary); the cache gets the tokens
+    extend_uncompiled: Callable  # the same without the compiler
 
     def trace_count(self):
         """Return how often the framework has compiled a function of this model."""
@@ -116,6 +89,24 @@ class DeviceContext(ABC):
     measured_precision: str  # as check.name_precision() names it
     output_error: float | None = None  # of a pair of items, against float32 on the CPU
     output_limit: float  # of that error
+
+    build: Callable  # (workload, is_trained) -> Model that check.check_parameters() and check_model() have accepted
+    # (workload, tokens of some sequences in NumPy) -> (CachedModel, logits after these tokens in float32 on the CPU in
+    # NumPy, or None without comparison)
+    build_cached: Callable
+    put: Callable  # (*arrays) -> a batch on the device, floats in this precision, images in this memory format
+    gather: Callable  # (arrays on the device, order, batch size) -> batches; the last one may be smaller
+    open_stream: Callable  # (workload, settings, phase) -> Stream
+    operator: Callable  # (name) -> function of one operator, without gradients
+    put_operands: Callable  # (arrays) -> an operator's operands on the device; integers as they are
+    sample: Callable  # (operator's output, indices, channels first) -> float64 in NumPy
+    synchronize: Callable  # (): waits until all submitted work is complete
+    read: Callable  # (values) -> their norm, a float, once they are computed; a single value may always be zero
+    as_array: Callable  # (values) -> the same in NumPy, at most float32
+    # ("matmul" or "convolution", left, right) -> (result in NumPy, channels first; whether the device's was float16).
+    # Left and right are float32 in NumPy: matrices, or images (items, channels, height, width) and kernels (outputs,
+    # inputs, height, width) without padding. Computes in this precision.
+    probe: Callable
 
     def __init__(self, device, settings, compares=True):
         """Store the settings. compares: whether models are compared with the CPU."""
@@ -133,60 +124,9 @@ class DeviceContext(ABC):
         """Return all notes so far as one text."""
         return "; ".join(self.notes)
 
-    @abstractmethod
-    def build(self, workload, is_trained):
-        """Return a Model that check.check_parameters() and check_model() have accepted."""
-
-    def build_cached(self, workload, ids):
-        """Build a language model for prefill and decode.
-
-        Args:
-            ids: tokens of some sequences, as NumPy.
-
-        Returns:
-            (CachedModel, the logits after these tokens in float32 on the CPU as NumPy, or None without comparison).
-        """
-        raise MeasurementError("unsupported", f"this framework has no model for {workload.name}")
-
-    @abstractmethod
-    def put(self, *arrays):
-        """Copy a batch to the device, with floats in this precision and images in this memory format."""
-
-    @abstractmethod
-    def gather(self, data, order, batch_size):
-        """Yield batches of arrays that are on the device, in this order; the last batch may be smaller."""
-
-    @abstractmethod
-    def open_stream(self, workload, settings, phase) -> Stream:
-        """Return a Stream of the workload's batches."""
-
-    @abstractmethod
-    def operator(self, name):
-        """Return the function of one operator, without gradients."""
-
-    @abstractmethod
-    def put_operands(self, arrays):
-        """Return an operator's operands on the device: integers as they are, images in channels_last."""
-
-    @abstractmethod
-    def sample(self, output, indices):
-        """Return an operator's output at these indices (channels first), float64 in NumPy."""
-
-    @abstractmethod
-    def synchronize(self):
-        """Wait until all submitted work is complete."""
-
-    @abstractmethod
-    def read(self, values):
-        """Wait for values; returns their norm as a float, because a single value may always be zero."""
-
     def keep(self, values):
         """Return values in memory that later steps do not overwrite."""
         return values
-
-    @abstractmethod
-    def as_array(self, values):
-        """Return values in NumPy, at most float32."""
 
     def last_row(self, output):
         """Return a small part of an operator's output."""
@@ -204,19 +144,6 @@ class DeviceContext(ABC):
     def release(self):
         """Free what a closed session leaves behind."""
 
-    @abstractmethod
-    def probe(self, name, left, right):
-        """Compute an operator in this precision, for measure_precision().
-
-        Args:
-            name: "matmul", or "convolution" of images (items, channels, height, width) and kernels (outputs, inputs,
-                height, width), without padding.
-            left, right: float32 arrays of NumPy.
-
-        Returns:
-            (the result in NumPy with channels first, float32 or float64; whether the device's own was of type float16).
-        """
-
     def measure_precision(self, has_convolutions):
         """Set measured_precision, what this device really computes in, and the limit of a model's error.
 
@@ -228,10 +155,9 @@ class DeviceContext(ABC):
             found = {"matmul": self.precision}
         else:
             found = {name: self._probe_once(name) for name in names}
+        self.measured_precision = found["matmul"]
         if len(set(found.values())) > 1:
             self.measured_precision = ", ".join(f"{name} {precision}" for name, precision in found.items())
-        else:
-            self.measured_precision = found["matmul"]
         if self.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
         self.output_limit = check.output_limit(self.measured_precision)
@@ -278,8 +204,8 @@ class DeviceContext(ABC):
         check.require(not np.array_equal(*got[0]), "two different items give the same output")
         if expected is None:
             return
-        errors = [check.relative_error(*both) for both in zip(got, expected, strict=True)]
-        for name, error in zip(names, errors, strict=True):
+        for name, found, right in zip(names, got, expected, strict=True):
+            error = check.relative_error(found, right)
             said = f"the {name} differs from the CPU's in float32 by {error:.1e} (relative L2)"
             check.require(error <= self.output_limit, f"{said}, limit {self.output_limit:.0e}")
-        self.output_error = errors[0]
+        self.output_error = check.relative_error(got[0], expected[0])

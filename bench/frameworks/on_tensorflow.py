@@ -166,7 +166,9 @@ class DeviceContext(KerasContext):
         return tf.function(placed, jit_compile=self.compile)
 
     def evaluator(self, keras_model, workload, loss_of, compiled):
-        weights = [each.value for each in keras_model.trainable_variables]
+        weights, is_on_gpu = keras_model.trainable_variables, compiled and self.device != "cpu"
+        # On a GPU also the other gradients, because it may lack a kernel for them.
+        weights = [each.value for each in [weights[LAST_KERNEL], *(weights if is_on_gpu else [])]]
 
         def evaluate(*batch):
             with tf.GradientTape() as tape:
@@ -174,12 +176,10 @@ class DeviceContext(KerasContext):
                 if not loss_of:
                     return [outputs]
                 loss = base.LOSS_SCALE * loss_of(outputs, batch[-1])
-            gradients = tape.gradient(loss, weights)
-            return [outputs, gradients[LAST_KERNEL], *gradients]  # all of them, so that a graph computes them
+            return [outputs, *tape.gradient(loss, weights)]
 
         run = self.function(evaluate) if compiled else evaluate
-        if compiled and self.device != "cpu":
-            run = refuse_cpu_work(run)
+        run = refuse_cpu_work(run) if is_on_gpu else run
         return lambda *batch: run(*batch)[:2]
 
     def open_stream(self, workload, settings, phase):

@@ -16,11 +16,10 @@ import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
-from bench.frameworks import NO_ENGINE, Device, base, on_torch_llm, on_torch_ranks, refuse_old, session
-from bench.frameworks.on_torch_ranks import join_ranks as join_ranks
+from bench.frameworks import Device, base, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.host.ranks import read_ranks
 from bench.settings import SettingError
-from bench.timing import MeasurementError, check
+from bench.timing import check
 from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
@@ -29,7 +28,9 @@ WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": 
 EIGHT_BITS = {"int8": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-LAYOUT_VARIABLE = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # https://github.com/pytorch/pytorch/issues/192551
+
+
+join_ranks = on_torch_ranks.Group
 
 
 def find_device(settings):
@@ -81,7 +82,7 @@ def open_session(workload, settings, phase, scope, compares=True):
     """Return the session of a workload; raises SettingError or MeasurementError."""
     session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS, LOSSES)
     if workload.name == "image":
-        refuse_unknown_model(workload.model)
+        session.refuse_unknown_model(workload.model, import_images().list_models(), "torchvision")
     return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
@@ -108,16 +109,6 @@ def import_images():
     return on_torch_images
 
 
-def refuse_unknown_model(name):
-    """Raise SettingError, with the nearest names, for a model that is not here."""
-    session.refuse_unknown_model(name, import_images().list_models(), "torchvision")
-
-
-def build_image(workload):
-    """Build a classification model of torchvision."""
-    return import_images().build_image(workload)
-
-
 def build_mlp(workload):
     """Build dense layers, Glorot-uniform with zero biases, with ReLU between them."""
     layers = []
@@ -135,15 +126,13 @@ def build_transformer(workload):
     import transformers  # takes ten seconds, so only if needed
 
     encoder = workload.sizes
+    name = "Bert" if encoder.is_bert else "DistilBert"
     sizes = {"vocab_size": encoder.vocab_size, "max_position_embeddings": encoder.max_position_embeddings}
-    sizes |= {"num_labels": encoder.labels, "attn_implementation": "sdpa"}
-    if encoder.is_bert:
-        sizes |= {"num_hidden_layers": encoder.num_layers, "hidden_size": encoder.hidden_size}
-        sizes |= {"num_attention_heads": encoder.num_heads, "intermediate_size": encoder.intermediate_size}
-        return Logits(transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)))
-    sizes |= {"n_layers": encoder.num_layers, "n_heads": encoder.num_heads}
-    sizes |= {"dim": encoder.hidden_size, "hidden_dim": encoder.intermediate_size}
-    return Logits(transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**sizes)))
+    sizes |= {"num_hidden_layers": encoder.num_layers, "hidden_size": encoder.hidden_size}
+    sizes |= {"num_attention_heads": encoder.num_heads, "num_labels": encoder.labels}
+    sizes |= {"intermediate_size" if encoder.is_bert else "hidden_dim": encoder.intermediate_size}
+    config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation="sdpa")
+    return Logits(getattr(transformers, f"{name}ForSequenceClassification")(config))
 
 
 class Logits(torch.nn.Module):
@@ -157,7 +146,12 @@ class Logits(torch.nn.Module):
         return self.model(input_ids=ids).logits
 
 
-BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": build_transformer, "llm": on_torch_llm.Decoder}
+BUILDERS = {
+    "image": lambda workload: import_images().build_image(workload),
+    "mlp": build_mlp,
+    "transformer": build_transformer,
+    "llm": on_torch_llm.Decoder,
+}
 
 
 def cross_entropy(outputs, target):
@@ -255,13 +249,8 @@ class DeviceContext(base.DeviceContext):
     @torch.no_grad()
     def probe(self, name, left, right):
         left, right = (torch.from_numpy(each).to(self.device, self.dtype) for each in (left, right))
-        try:
-            with self.autocast():
-                got = torch.matmul(left, right) if name == "matmul" else functional.conv2d(left, right)
-        except RuntimeError as error:
-            if NO_ENGINE not in str(error).lower():
-                raise
-            raise MeasurementError("unsupported", f"cuDNN has no {name} in {self.precision} on this card") from None
+        with self.autocast():
+            got = torch.matmul(left, right) if name == "matmul" else functional.conv2d(left, right)
         return got.cpu().double().numpy(), got.dtype == torch.float16
 
     def build(self, workload, is_trained):
@@ -282,11 +271,6 @@ class DeviceContext(base.DeviceContext):
         module = module.to(self.device, self.dtype, memory_format=self.format)
         pair = self.put(*pairs[0])
         self.check_model(lambda: evaluate(module, workload, pair, is_trained, self.autocast()), expected)
-        is_slow = self.compile and is_trained and self.device == "mps" and os.environ.get(LAYOUT_VARIABLE) != "0"
-        if is_slow and any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
-            self.notes.append(
-                f"compiled training of convolutions may be several times slower on MPS: set {LAYOUT_VARIABLE}=0"
-            )
         return Model(self, module, LOSSES[workload.loss] if is_trained else None)
 
     def build_cached(self, workload, ids):
@@ -306,14 +290,9 @@ class DeviceContext(base.DeviceContext):
     def open_stream(self, workload, settings, phase):
         return import_images().open_stream(workload, settings, phase, pins_memory=self.device == "cuda")
 
-    @property
-    def note(self):
-        skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
-        graphs = [f"CUDA graphs were asked for and skipped ({skips} times)"] if skips else []
-        return "; ".join(self.notes + graphs)
-
     def autocast(self):
-        return autocast(self.device, self.precision)
+        kind = AUTOCAST.get(self.precision)
+        return torch.autocast(self.device, kind) if kind else nullcontext()
 
     def compiled(self, module):
         """Return the module, compiled with COMPILE. Mode "1" is torch's default mode."""
@@ -396,36 +375,28 @@ class DeviceContext(base.DeviceContext):
         self.memory("empty_cache")
 
 
-def autocast(device, precision):
-    kind = AUTOCAST.get(precision)
-    return torch.autocast(device, kind) if kind else nullcontext()
-
-
 class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
     _loss: Any  # of the last batch, with its graph
 
     def __init__(self, context, module, loss_of):
-        is_trained = loss_of is not None
+        self.loss_of, is_trained = loss_of, loss_of is not None
         self.context, self.uncompiled, self.is_trained = context, module.train(is_trained), is_trained
-        self.loss_of = loss_of
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
         self.parameters = count_parameters(module)
         self.last_weight = getattr(self.uncompiled, "probe", self.trained_weights()[-1])
-        if is_trained:
-            self._open_optimizer()
-
-    def _open_optimizer(self):
+        if not is_trained:
+            return
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
         # the gradient scaler reads a scalar back in every step.
-        name, uses_scaler = self.context.optimizer, self.context.precision == "mixed_float16"
+        name, uses_scaler = context.optimizer, context.precision == "mixed_float16"
         self.optimizer = OPTIMIZERS[name](self.uncompiled.parameters(), lr=LEARNING_RATES[name], fused=True)
         # The hook must not refer to this object: such a cycle would keep its memory after close().
         calls = self._calls = Counter()
         self.optimizer.register_step_post_hook(lambda *_: calls.update(["step"]))
-        self.scaler = torch.amp.GradScaler(self.context.device, init_scale=base.LOSS_SCALE, enabled=uses_scaler)
+        self.scaler = torch.amp.GradScaler(context.device, init_scale=base.LOSS_SCALE, enabled=uses_scaler)
 
     def trained_weights(self):
         return [weight for weight in self.uncompiled.parameters() if weight.requires_grad]

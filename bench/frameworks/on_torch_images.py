@@ -59,8 +59,7 @@ def open_stream(workload, settings, phase, pins_memory, start_method=None):
 def set_up_worker(worker):
     """Let SIGTERM end a worker, which has inherited the handlers of interrupts_held(), and keep it silent.
 
-    DataLoader ends a worker that hangs by SIGTERM. A worker's errors reach the main process through its queue; its
-    excepthook would only print connections that the main process has closed, as Ctrl-C does.
+    Its excepthook would only print connections that the main process has closed, as Ctrl-C does.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.excepthook = lambda *_: None

@@ -36,7 +36,7 @@ class Decoder(torch.nn.Module):
 
     def __init__(self, workload):
         super().__init__()
-        refuse_old("transformers", "5")  # an older StaticCache has other arguments
+        refuse_old("transformers", "5.4")  # an older StaticCache has no cumulative_length
         import transformers  # takes ten seconds, so only if needed
 
         sizes = workload.sizes

@@ -17,20 +17,6 @@ from bench.settings import SettingError
 HANG_LIMIT = timedelta(minutes=15)
 
 
-def join_ranks(me, device):
-    """Return the Group of these ranks on a device ("cpu", "cuda" ...) once all of them have joined.
-
-    Raises:
-        SettingError: several ranks on MPS, or the ranks cannot meet.
-    """
-    if device == "mps" and me.world_size > 1:
-        raise SettingError(
-            f"WORLD_SIZE='{me.world_size}' is impossible on MPS, because torch {torch.__version__} sends no tensors "
-            "between its devices: USE_GPU=0 measures the CPUs, or start one rank"
-        )
-    return Group(me, device)
-
-
 def replicate(module):
     """Return the module for training: its gradients are averaged over all ranks, if there are others."""
     has_others = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -44,6 +30,7 @@ class Group(ranks.Group):
     """
 
     def __init__(self, me, device):
+        """Wait until all ranks have joined; raises SettingError if they cannot meet. device: "cpu", "cuda" ..."""
         self.ranks, self._nothing, self._is_stopped = me, torch.zeros(1), False
         own = dist.get_default_backend_for_device(device)  # for MPS gloo, which one rank does not need
         backend = own if own == "gloo" else f"cpu:gloo,{device}:{own}"

@@ -17,7 +17,7 @@ from bench.settings import TRAINING, SettingError
 from bench.timing import MeasurementError, check
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
-KEPT_NUMBERS = 10**6  # of the largest output of which several are kept: little, compared with the model
+KEPT_NUMBERS = 10**6  # of the largest output of which several are kept
 PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
@@ -42,8 +42,6 @@ def open_session(context, workload, settings, phase, scope):
     """Return the session of a workload in a phase and scope; raises SettingError or MeasurementError."""
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
-    if phase in TRAINING and not workload.loss:
-        raise SettingError(f"PHASE={settings.phase!r} needs a loss, which {workload.name} does not have")
     context.measure_precision(has_convolutions=workload.name in ("image", "convolution"))
     if workload.samples is not None:
         return OperatorSession(context, workload)
@@ -65,10 +63,7 @@ def open_session(context, workload, settings, phase, scope):
 class BaseSession:
     """One workload on one device, checked and ready to be timed; phase and scope decide what a step is.
 
-    A subclass has step(), which submits one step on the next batch and may return before it is done. In the scope
-    "epoch" it also has train_epoch(order), which submits a step for each batch of the training data in this order and
-    returns how many; losses() of those steps, as floats; and evaluate(), the share of the test data that is classified
-    correctly.
+    A subclass has step(), which submits one step on the next batch and may return before it is done.
     """
 
     prepare: Callable[[], None] | None = None  # must run before each step, is complete when it returns, is not timed
@@ -77,7 +72,6 @@ class BaseSession:
     output_error: float | None = None
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands
-    note = ""  # what a reader of the row has to know
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
 
     def __init__(self, context, batches):
@@ -85,6 +79,11 @@ class BaseSession:
         if isinstance(batches, Stream):
             self.num_workers, self.queue_steps = batches.num_workers, batches.queue_steps
             self.batches = itertools.starmap(context.put, batches.batches)
+
+    @property
+    def note(self):
+        """Return what a reader of the row has to know."""
+        return self.context.note
 
     def synchronize(self):
         """Return when all submitted work is complete."""
@@ -99,12 +98,9 @@ class BaseSession:
         return False
 
     def after_first_step(self):
-        """Prove what the first step compiled, and reset the peak memory; called once, and not timed.
+        """Raise MeasurementError if the first step was not compiled, or wrongly; reset the peak memory. Not timed.
 
         A first step that tries several algorithms needs memory that the work itself does not need.
-
-        Raises:
-            MeasurementError: `unsupported`, nothing was compiled; `wrong_output`, it was compiled wrongly.
         """
         self.context.reset_peak_memory()
 
@@ -145,7 +141,7 @@ class OperatorSession(BaseSession):
         samples = [workload.samples(operands) for operands in sets]
         on_device = [context.put_operands(operands) for operands in sets]
         super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
-        self.measured_precision, self.note = context.measured_precision, context.note
+        self.measured_precision = context.measured_precision
         self.work = context.operator(workload.model)
         self.step()
         self.check_last_step()
@@ -173,10 +169,6 @@ class ModelSession(BaseSession):
         self.model, self.parameters, self.inputs_of = model, model.parameters, workload.inputs_of
         self.measured_precision, self.output_error = context.measured_precision, context.output_error
 
-    @property
-    def note(self):
-        return self.context.note
-
     def after_first_step(self):
         if self.context.compile and self.trace_count() == 0:
             raise MeasurementError("unsupported", "the compiler skipped this model: it would run uncompiled")
@@ -185,7 +177,6 @@ class ModelSession(BaseSession):
         super().after_first_step()
 
     def prove_compiled(self):
-        """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
         self.model.prove_compiled(*self.inputs_of(next(self.batches)))
 
     def trace_count(self):
@@ -208,15 +199,14 @@ class Inference(ModelSession):
 
 
 class Training(ModelSession):
-    """A step is a whole step of training, or one part of it; prepare() then runs the parts that come before."""
+    """A step is a whole step of training, or one part of it; prepare() then runs the parts before it."""
 
     def __init__(self, context, model, batches, workload, phase="training"):
         super().__init__(context, model, batches, workload)
         self.phase = phase
-        if phase in ("training", "forward"):
-            self.prepare = None
+        self.prepare = self.run_earlier_parts if phase in ("backward", "optimizer") else None
 
-    def prepare(self):
+    def run_earlier_parts(self):
         self.model.forward(*next(self.batches))
         self.context.read(self.model.loss)
         if self.phase == "optimizer":
@@ -325,6 +315,7 @@ class EpochSession(Training):
         self.train_epoch(np.arange(min(count, self.batch_size + (count % self.batch_size or self.batch_size))))
 
     def train_epoch(self, order):
+        """Submit a step for each batch of the training data in this order; return how many."""
         self._losses = []
         for batch in self.context.gather(self.train_data, order, self.batch_size):
             self.model.train(*batch)
@@ -332,9 +323,11 @@ class EpochSession(Training):
         return len(self._losses)
 
     def losses(self):
+        """Return the losses of the epoch's steps, as floats."""
         return [float(loss) for loss in self._losses]
 
     def evaluate(self):
+        """Return the share of the test data that is classified correctly."""
         starts = range(0, len(self.test_labels), EVALUATED_ITEMS)
         outputs = [self.model.predict(self.test_inputs[start : start + EVALUATED_ITEMS]) for start in starts]
         return float(np.mean(np.concatenate(outputs).argmax(1) == self.test_labels))

@@ -1,12 +1,13 @@
 """The CPUs that this process may use. Standard library only."""
 
 import os
-from pathlib import Path
+
+from bench.host.environment import read_text
 
 
-def usable_cpus(pid=0):
-    """Return the numbers of the CPUs that a process, by default this one, may run on; a cluster may bind it to some."""
-    return os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+def usable_cpus():
+    """Return the numbers of the CPUs that this process may run on; a cluster may bind it to some."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def usable_cores():
@@ -15,13 +16,7 @@ def usable_cores():
     return max(1, min(cores, int(cpu_quota() or cores)))
 
 
-def cpu_quota(path="/sys/fs/cgroup/cpu.max"):
-    """Return the CPUs that a container's quota allows (cgroup v2 only), or None if there is no quota.
-
-    https://docs.kernel.org/admin-guide/cgroup-v2.html
-    """
-    try:
-        quota, period = Path(path).read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
+def cpu_quota():
+    """Return the CPUs that a container's quota allows, or None. https://docs.kernel.org/admin-guide/cgroup-v2.html"""
+    quota, _, period = read_text("/sys/fs/cgroup/cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() else None  # "max", or no such file

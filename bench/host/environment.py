@@ -8,23 +8,21 @@ Standard library only. A value that the system does not report is None, never a 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import platform
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.settings import ROOT, SettingError, slug
 
 GIB = 2**30
-PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}  # the fastest cards first
 KEPT = "1000000000000"  # bytes: glibc then keeps freed memory and does not map large blocks separately
 GLIBC_KEEPS = {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": KEPT}
-# They change results on a CPU by up to a factor of two.
-ALLOCATOR_VARIABLES = (
+ALLOCATOR_VARIABLES = (  # they change results on a CPU by up to a factor of two
     "LD_PRELOAD",
     "MALLOC_ARENA_MAX",
     "MALLOC_MMAP_THRESHOLD_",
@@ -51,46 +49,6 @@ class Card:
     index: str = "0"  # by slot, as with CUDA_DEVICE_ORDER=PCI_BUS_ID
     uuid: str = ""  # GPU-...
     driver: str = ""  # version
-    capability: float = 0.0  # compute capability, such as 8.6
-
-
-@dataclass(frozen=True)
-class Environment:
-    """One host. Names are as the system reports them."""
-
-    machine: str  # in every row, and the name of the CSV file
-    gpu_cores: int | None  # Apple silicon only: one chip is sold with several core counts
-    cpu_name: str | None
-    cpu_id: str | None  # Linux on x86: tells chips of one name apart
-    cpu_count: int  # logical CPUs
-    memory_gb: float | None  # installed, in units of 2**30 bytes
-    os: str
-    driver: str | None  # version of the NVIDIA driver
-    power_source: str | None  # "ac" or "battery"
-    low_power_mode: int | None  # 1 or 0
-    allocator: str | None  # SETUP_VARIABLES that are set, as NAME=value, separated by spaces
-    commit: str | None  # of this repository; ends in "-dirty" if its programs were changed
-    python: str
-
-
-def describe_host(machine=None):
-    """Return the Environment of this host; `machine` overrides its name."""
-    cpu_name, cpu_count, gpu_cores, card = find_cpu_name(), os.cpu_count() or 1, find_apple_gpu_cores(), find_card()
-    return Environment(
-        machine=machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores),
-        gpu_cores=gpu_cores,
-        cpu_name=cpu_name,
-        cpu_id=find_cpu_id(),
-        cpu_count=cpu_count,
-        memory_gb=find_memory_gb(),
-        os=find_os(),
-        driver=next((each.driver for each in list_cards()), None),
-        power_source=find_power_source(),
-        low_power_mode=find_low_power_mode(),
-        allocator=find_allocator(os.environ),
-        commit=find_commit(),
-        python=platform.python_version(),
-    )
 
 
 def refuse_rosetta():
@@ -128,10 +86,8 @@ def find_cpu_id(path="/proc/cpuinfo"):
 @functools.cache
 def list_cards():
     """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""
-    query = "--query-gpu=name,index,uuid,driver_version,compute_cap"
-    lines = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
-    found = re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+), ([\d.]+)$", lines, re.MULTILINE)
-    return [Card(*texts, capability=float(capability)) for *texts, capability in found]
+    lines = output_of("nvidia-smi", "--query-gpu=name,index,uuid,driver_version", "--format=csv,noheader") or ""
+    return [Card(*texts) for texts in re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+)$", lines, re.MULTILINE)]
 
 
 def find_card():
@@ -143,11 +99,11 @@ def find_card():
     return next((card for card in list_cards() if card.index == first or (first and card.uuid.startswith(first))), None)
 
 
-def list_gpu_vendors(folder="/sys/bus/pci/devices"):
-    """Return the known vendors of this machine's display adapters; an empty list if it is not Linux."""
+def find_gpu_vendor(folder="/sys/bus/pci/devices"):
+    """Return the vendor of this machine's display adapter; None if it is unknown, or if this is not Linux."""
     adapters = [path for path in Path(folder).glob("*") if read_text(path / "class").startswith("0x03")]
-    vendors = [PCI_VENDORS.get(read_text(path / "vendor").strip()) for path in adapters]
-    return sorted(filter(None, vendors), reverse=True)  # NVIDIA first: its cards are faster than a processor's own GPU
+    found = {read_text(path / "vendor").strip() for path in adapters}
+    return next((vendor for number, vendor in PCI_VENDORS.items() if number in found), None)
 
 
 def explain_missing_gpu(framework):
@@ -161,28 +117,16 @@ def explain_missing_gpu(framework):
             f"{framework} does not find a GPU, although NVIDIA's driver {cards[0].driver} is installed: unset "
             f"CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
         )
-    vendor = next(iter(list_gpu_vendors()), None)
+    vendor = find_gpu_vendor()
     if vendor == "NVIDIA":
         return "this machine has an NVIDIA card without a driver: install it (in Docker: `docker run --gpus all`)"
     return f"{framework} as installed does not support this machine's {vendor} GPU" if vendor else ""
 
 
 def find_apple_gpu_cores():
-    if platform.system() != "Darwin":
-        return None
-    try:
-        displays = json.loads(output_of("system_profiler", "SPDisplaysDataType", "-json") or "")["SPDisplaysDataType"]
-        return next(int(d["sppci_cores"]) for d in displays if "sppci_cores" in d)
-    except (KeyError, StopIteration, TypeError, ValueError):
-        return None
-
-
-def is_virtual():
-    """Return whether this is a virtual machine, as far as the system reports it."""
-    if platform.system() == "Darwin":
-        return output_of("sysctl", "-n", "kern.hv_vmm_present") == "1"
-    has_hypervisor = re.search(r"^flags\b.*\bhypervisor\b", read_text("/proc/cpuinfo"), re.MULTILINE)
-    return bool(has_hypervisor or output_of("systemd-detect-virt", "--vm"))  # Arm's cpuinfo has no such flag
+    displays = output_of("system_profiler", "SPDisplaysDataType", "-json") or ""  # there is no such program elsewhere
+    cores = re.search(r'"sppci_cores"\s*:\s*"(\d+)"', displays)
+    return int(cores[1]) if cores else None
 
 
 def find_memory_gb():
@@ -196,63 +140,55 @@ def find_memory_gb():
 def find_os():
     if platform.system() == "Darwin":
         return f"macOS {platform.mac_ver()[0]}"
-    try:
-        name = platform.freedesktop_os_release()["PRETTY_NAME"] + ", "
-    except (OSError, KeyError):
-        name = ""
-    return f"{name}{platform.system()} {platform.release()}"
+    name = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release"), re.MULTILINE)
+    return (f"{name[1]}, " if name else "") + f"{platform.system()} {platform.release()}"
 
 
-def find_power_source():
+def find_power_source(folder="/sys/class/power_supply"):
     """Return "ac", "battery", or None (most desktops and servers do not report it)."""
     if platform.system() == "Darwin":
         source = re.search("drawing from '(AC|Battery)", output_of("pmset", "-g", "batt") or "")
-        return {"AC": "ac", "Battery": "battery"}[source[1]] if source else None
-    supplies = Path("/sys/class/power_supply").glob("*")
-    supplies = [s for s in supplies if read_text(s / "scope").strip() != "Device"]  # a mouse has a battery of its own
-    if any(read_text(s / "online").strip() == "1" for s in supplies):
+        return source[1].lower() if source else None
+    # A mouse's battery has the scope Device.
+    supplies = [path for path in Path(folder).glob("*") if read_text(path / "scope").strip() != "Device"]
+    if any(read_text(path / "online").strip() == "1" for path in supplies):
         return "ac"
-    return "battery" if any(read_text(s / "status").strip() == "Discharging" for s in supplies) else None
+    return "battery" if any(read_text(path / "status").strip() == "Discharging" for path in supplies) else None
 
 
 def find_low_power_mode():
-    """Return 1 or 0, from a Mac's low-power mode or a PC's platform profile; None without either."""
-    if platform.system() == "Darwin":
-        # Macs that also have a high-power mode call the setting powermode; 2 is high power.
-        mode = re.search(r"\b(?:low)?powermode\s+([0-2])", output_of("pmset", "-g") or "")
-        return int(mode[1] == "1") if mode else None
-    profile = read_text("/sys/firmware/acpi/platform_profile").strip()
-    return int(profile in ("low-power", "quiet")) if profile else None
+    """Return 1 or 0; None if this is not a Mac."""
+    # Macs that also have a high-power mode call the setting powermode; 2 is high power.
+    mode = re.search(r"\b(?:low)?powermode\s+([0-2])", output_of("pmset", "-g") or "")
+    return int(mode[1] == "1") if mode else None
 
 
-def find_allocator(environ):
+def find_allocator(environ=os.environ):
     """Return the SETUP_VARIABLES of an environment as a row stores them; None if none is set."""
     return " ".join(f"{name}={environ[name]}" for name in SETUP_VARIABLES if environ.get(name)) or None
 
 
 def find_commit():
     """Return the short commit of this repository; new rows in results/ and untracked files do not make it dirty."""
-    if output_of("git", "-C", str(ROOT), "rev-parse", "--show-prefix"):  # a copy inside another repository
-        return None
     commit = output_of("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
-    status = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
-    return f"{commit}-dirty" if commit and output_of("git", "-C", str(ROOT), *status) else commit
+    changes = run_git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+    return f"{commit}-dirty" if commit and changes else commit
 
 
 def run_git(folder, *command):
     """Return what a git command prints in a folder, as it is; None if it fails or git is missing."""
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, check=True)
-        return done.stdout.decode(errors="replace")
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return read_command("git", "-C", str(folder), *command)
 
 
 def output_of(*command):
-    """Return what a command prints, stripped; None if it is missing, fails, hangs or prints nothing."""
+    """Return what a command prints, stripped; None if it prints nothing, or as read_command()."""
+    return (read_command(*command) or "").strip() or None
+
+
+def read_command(*command):
+    """Return what a command prints; None if it is missing, fails or hangs."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.strip() or None
+        return subprocess.run(command, capture_output=True, timeout=20, check=True).stdout.decode(errors="replace")
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -263,6 +199,32 @@ def read_text(path):
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One host. Names are as the system reports them."""
+
+    machine: str  # in every row, and the name of the CSV file
+    gpu_cores: int | None  # Apple silicon only: one chip is sold with several core counts
+    cpu_name: str | None
+    cpu_count: int  # logical CPUs
+    driver: str | None  # version of the NVIDIA driver
+    cpu_id: str | None = field(default_factory=find_cpu_id)  # Linux on x86: tells chips of one name apart
+    memory_gb: float | None = field(default_factory=find_memory_gb)  # installed, in units of 2**30 bytes
+    os: str = field(default_factory=find_os)
+    power_source: str | None = field(default_factory=find_power_source)  # "ac" or "battery"
+    low_power_mode: int | None = field(default_factory=find_low_power_mode)  # 1 or 0
+    allocator: str | None = field(default_factory=find_allocator)  # SETUP_VARIABLES that are set
+    commit: str | None = field(default_factory=find_commit)  # of this repository; ends in "-dirty" if it was changed
+    python: str = field(default_factory=platform.python_version)
+
+
+def describe_host(machine=None):
+    """Return the Environment of this host; `machine` overrides its name."""
+    cpu_name, cpu_count, gpu_cores, card = find_cpu_name(), os.cpu_count() or 1, find_apple_gpu_cores(), find_card()
+    machine = machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores)
+    return Environment(machine, gpu_cores, cpu_name, cpu_count, next((card.driver for card in list_cards()), None))
 
 
 def main():

@@ -1,8 +1,7 @@
 """Ranks: equal processes, one for each device, that do the same work in step.
 
-torchrun tells each process which rank it is, by environment variables
-(https://docs.pytorch.org/docs/stable/elastic/run.html). bench/launch.py starts torchrun for NUM_DEVICES; on a cluster
-the user starts it, or Slurm sets the variables.
+torchrun sets each one's environment variables (https://docs.pytorch.org/docs/stable/elastic/run.html). bench/launch.py
+starts it for NUM_DEVICES; on a cluster the user starts it, or Slurm sets the variables.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import time
 from dataclasses import dataclass
 
 from bench.settings import SettingError
-
-NUMBERS = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 
 
 @dataclass(frozen=True)
@@ -36,11 +33,10 @@ def read_ranks(environ=os.environ):
     """Read the Ranks from the environment; raises SettingError if a variable is missing or impossible."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environ):  # another program may set one of them
         return Ranks()
-    texts = [environ.get(name, "") for name in NUMBERS]
-    rank, size, local_rank, local_size = (int(text) if text.isdecimal() else -1 for text in texts)
+    texts = {name: environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    rank, size, local_rank, local_size = (int(text) if text.isdecimal() else -1 for text in texts.values())
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-        given = " ".join(f"{name}={text!r}" for name, text in zip(NUMBERS, texts, strict=True))
-        raise SettingError(f"{given} do not describe a rank: start by torchrun, which sets them, or unset them")
+        raise SettingError(f"{texts} do not describe a rank: start by torchrun, which sets them, or unset them")
     return Ranks(rank, size, local_rank, local_size, -(-size // local_size), are_many=True)
 
 

@@ -1,7 +1,6 @@
 """Limits of this machine and container: free memory and shared memory.
 
-Linux kills a process that takes too much, so these limits are checked before anything is allocated. Containers are
-known by control groups of version 2; each rank of a machine counts on its share only.
+Linux kills a process that takes too much, so these limits are checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ def available_bytes():
 def cgroup_free_bytes(groups="/proc/self/cgroup", root="/sys/fs/cgroup"):
     """Return the bytes that each memory limit of this process's control group and of its parents leaves.
 
-    Unused file pages count as free, because the kernel drops them before it kills a process. A container may see only
-    the root. See https://docs.kernel.org/admin-guide/cgroup-v2.html#memory.
+    Unused file pages count as free, because the kernel drops them before it kills a process. A container sees only the
+    root. https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """
     own, free = re.search(r"^0::/(.*)$", read_text(groups), re.MULTILINE), []
     folder = Path(root) / own[1] if own else Path(root)

@@ -1,13 +1,11 @@
-"""Read the hardware's sensors: energy counters, temperature, clock, thermal pressure.
+"""Read the hardware's sensors: energy counters; temperature and clock of an NVIDIA card; a Mac's thermal pressure.
 
-An energy counter has `power_scope`, what it measures ("gpu board"), and joules(), a reading that only grows, from an
-unknown start: two readings divided by the seconds between them are watts. A sensor that cannot be read raises an
-exception whose text says why and how to get it.
+An energy counter has `power_scope`, what it measures ("gpu board"), and joules(), a reading that grows from an unknown
+start. A sensor that cannot be read raises an exception whose text says why and how to get it.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from bench.host.environment import find_card, output_of
@@ -19,7 +17,6 @@ except ImportError:  # `make doctor` runs before anything is installed
 
 POWERCAP = Path("/sys/class/powercap")  # https://docs.kernel.org/power/powercap/powercap.html
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
-CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
 # nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
 SLOWED_BY = {"hw_slowdown": 0x8, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake": 0x80}
@@ -84,48 +81,25 @@ class AppleChip:
 
 
 class Rapl:
-    """Reads Linux's counters of the CPU packages (Intel and AMD). Each wraps around at the end of its range."""
+    """Reads Linux's counters of the CPU packages (Intel and AMD), each of which sometimes starts from 0 again."""
 
     power_scope = "cpu package"
 
     def __init__(self):
-        zones = sorted(zone for zone in POWERCAP.glob("intel-rapl:*") if zone.name.count(":") == 1)
+        zones = [zone for zone in POWERCAP.glob("intel-rapl:*") if zone.name.count(":") == 1]
         self._packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
         if not self._packages:
             raise OSError(f"there are no energy counters in {POWERCAP} (virtual machines have none)")
-        try:
-            self._last = [self._count(package) for package in self._packages]
-        except PermissionError:
-            raise OSError(f"no permission: `sudo chmod a+r {POWERCAP}/intel-rapl:*/energy_uj`") from None
-        self._joules = 0.0
 
     def joules(self):
-        for i, package in enumerate(self._packages):
-            count = self._count(package)
-            if count < self._last[i]:
-                self._last[i] -= int((package / "max_energy_range_uj").read_text())
-            self._joules += (count - self._last[i]) / 1e6
-            self._last[i] = count
-        return self._joules
-
-    @staticmethod
-    def _count(package):
-        return int((package / "energy_uj").read_text())
-
-
-def read_cpu():
-    """Return columns: temperature and clock of the CPU, if psutil reads them; on a Mac that needs root."""
-    if psutil is None or sys.platform == "darwin":
-        return {}
-    sensors = psutil.sensors_temperatures()
-    degrees = [sensor.current for name in CPU_SENSORS for sensor in sensors.get(name, ())]
-    clock = psutil.cpu_freq()
-    return {"temperature_c": max(degrees, default=None), "clock_mhz": round(clock.current) if clock else None}
+        try:
+            return sum(int((package / "energy_uj").read_text()) for package in self._packages) / 1e6
+        except PermissionError:
+            raise OSError(f"no permission: `sudo chmod a+r {POWERCAP}/intel-rapl:*/energy_uj`") from None
 
 
 def read_thermal_pressure():
-    """Return a Mac's thermal pressure, one of PRESSURE_LEVELS; None elsewhere. All but "nominal" slow it. notify(3)."""
-    if sys.platform != "darwin":
-        return None
+    """Return a Mac's thermal pressure, one of PRESSURE_LEVELS; None elsewhere. All but "nominal" slow it."""
+    # There is no such program elsewhere. notify(3).
     level = (output_of("notifyutil", "-g", "com.apple.system.thermalpressurelevel") or "").rpartition(" ")[2]
-    return dict(enumerate(PRESSURE_LEVELS)).get(int(level)) if level.isdecimal() else None
+    return PRESSURE_LEVELS[int(level)] if level in tuple("01234") else None

@@ -1,4 +1,4 @@
-"""A machine's card: its peaks and the standard set, next to published machines, as an image and as text.
+"""A machine's card: its peaks and the standard set, next to published machines, as an image.
 
 `make all` and `make plot` write it to results/cards/<machine>-<framework>.png.
 """
@@ -14,7 +14,6 @@ from bench.records import columns, layout, peaks, tables
 from bench.records.columns import format_number
 from bench.records.flags import FLAGS
 from bench.settings import FRAMEWORKS, is_used_in, read_settings
-from bench.timing.measure import METHOD_VERSION
 from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
@@ -41,7 +40,7 @@ class Card(NamedTuple):
     name: str
     about: str
     tiles: list[tuple[str, str, str]]  # (figure, unit, what it is)
-    blocks: dict[object, list[dict]]  # {work of the set: its lines, own ones first, with `numbers`}
+    blocks: dict[object, list[dict]]  # {work of the set: its lines, own ones first and with `numbers`}
     processes: str
     limits: list[str]
     doubts: list[str]
@@ -106,22 +105,14 @@ def choose_published(published, own, kind):
                 is_same = peaks.SIXTEEN_BITS.get(other["precision"], other["precision"]) == line["numbers"]
                 is_same &= other["compile"] in ("", "0") and other["prompt_tokens"] in ("", line["prompt_tokens"])
                 if is_same and is_work(other, work):
-                    found = offers.setdefault(other["device_name"], {})
-                    found[work, line["numbers"]] = other | {"numbers": line["numbers"]}
+                    offers.setdefault(other["device_name"], {})[work, line["numbers"]] = other
+
+    def rank(found):
+        return len({work for work, _ in found}), next(iter(found.values()))["kind"] == kind
+
     chosen = {}
-    for _ in range(MOST_PUBLISHED):
-        gains = {
-            name: (
-                len({work for work, _ in found} - chosen.keys()),
-                len(found),
-                next(iter(found.values()))["kind"] == kind,
-            )
-            for name, found in offers.items()
-        }
-        name = max(gains, key=gains.__getitem__, default=None)
-        if name is None or (chosen and not gains[name][0]):
-            break
-        for (work, _), line in offers.pop(name).items():
+    for found in sorted(offers.values(), key=rank, reverse=True)[:MOST_PUBLISHED]:
+        for (work, _), line in found.items():
             chosen.setdefault(work, []).append(line)
     return chosen
 
@@ -154,25 +145,21 @@ def list_tiles(lines, last, formats):
 def describe_limits(runs, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     said = []
-    for parts in runs[-1:]:
-        whole = parts["end_to_end"]
-        title = next((work.title for work in STANDARD_SET if work.model == whole["model"]), whole["model"])
-        joined = ":" if whole["bottleneck"] == "undecided" else " is"
-        said.append(f"{title} {whole['phase']} from JPEG files{joined} {whole['note'].partition(';')[0]}.")
-    shares = [line["of_peak"] for line in lines if line["of_peak"] > 0 and line["phase"] != "decode"]
-    reads = [line["of_bandwidth"] for line in lines if line["of_bandwidth"] > 0]
-    for found, words in (
-        (shares, "The models reach {} of the best matmul."),
-        (reads, "Decode reads at {} of the memory bandwidth."),
-    ):
-        if found:
+    for whole in (parts["end_to_end"] for parts in runs[-1:]):
+        said.append(f"{whole['model']} {whole['phase']} from JPEG files, {whole['note'].partition(';')[0]}.")
+    shares = {
+        "The models reach {} of the best matmul.": [line["of_peak"] for line in lines if line["phase"] != "decode"],
+        "Decode reads at {} of the memory bandwidth.": [line["of_bandwidth"] for line in lines],
+    }
+    for words, of_lines in shares.items():
+        if found := [share for share in of_lines if share > 0]:
             ends = dict.fromkeys(f"{100 * share:.0f}" for share in (min(found), max(found)))
             said.append(words.format(" to ".join(ends) + " %"))
     return said
 
 
 def list_doubts(own, lines):
-    """List the reasons to doubt the figures: few processes, flags in words, changed programs, mixed versions."""
+    """List the reasons to doubt the figures: few processes, flags in words, changed or mixed versions."""
     said = []
     if few := sum(line["processes"] < RUNS for line in lines):
         said.append(f"{few} of {len(lines)} intervals may be too narrow: they are of fewer than {RUNS} processes.")
@@ -183,10 +170,9 @@ def list_doubts(own, lines):
     said += [f"{', '.join(works)}: {FLAGS[flag].partition(':')[0]}." for flag, works in named.items() if flag in FLAGS]
     if any(line["commit"].endswith("-dirty") for line in lines):
         said.append("The programs were changed: a commit ends in -dirty.")
-    if old := sum(line["method_version"] != str(METHOD_VERSION) for line in lines):
-        said.append(f"{old} of {len(lines)} figures were measured by an older method.")
-    if len({(line["commit"], line["framework_version"]) for line in lines}) > 1:
-        said.append("The figures are of several versions.")
+    for name in ("commit", "framework_version", "method_version"):
+        if len(versions := {line[name] for line in lines}) > 1:
+            said.append(f"The figures are of {len(versions)} versions ({name}).")
     return said
 
 
@@ -197,23 +183,6 @@ def describe(line):
     share = line["of_bandwidth"] if line["phase"] == "decode" else line["of_peak"]
     share = f"{100 * share:.0f} %" if share > 0 else ""
     return line["precision"], tables.interval(line) or "no interval", share
-
-
-def as_text(card):
-    """Return the lines of the card for the terminal."""
-    lines = [card.name, f"  {card.about}"]
-    if card.tiles:
-        lines.append("  " + ", ".join(f"{what} {figure} {unit}" for figure, unit, what in card.tiles))
-    for work, bars in card.blocks.items():
-        lines.append(f"  {work.title}, {work.phase}, batch {work.batch_size}, {bars[0]['per']}")
-        for line in bars:
-            name, note, share = describe(line)
-            share = f"  {share} of the peak" if share else ""
-            words = f"    {name:<26} {format_number(line['value']):>9}  {note}{share}"
-            lines.append(words + "  (published)" * line["published"])
-    for title, said in (("limits", card.limits), ("doubts", card.doubts or ["none"])):
-        lines += [layout.wrap(f"  {title}: {words}", "    ") for words in said]
-    return lines
 
 
 def draw_card(card):
@@ -285,10 +254,10 @@ def draw_all(stored, folder):
 
 
 def finish(folder, machine, framework):
-    """Draw one card; return its text, or [] if the machine has too little of the set."""
-    warnings = []
-    card = make_card(select.load(folder, warnings.append), machine, framework)
+    """Draw one card; return what to print: its sentences and path, or that the machine has too little of the set."""
+    said = []
+    card = make_card(select.load(folder, said.append), machine, framework)
     if card is None:
-        return [*warnings, "too few workloads were measured for a card"]
-    path = save_card(card, folder, machine, framework)
-    return [*warnings, "", *as_text(card), f"card: {cli.display_path(path)}"]
+        return [*said, "too few workloads were measured for a card"]
+    said += ["", card.name, *(layout.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]
+    return [*said, f"card: {cli.display_path(save_card(card, folder, machine, framework))}"]

@@ -10,12 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-plt.rcParams |= {
-    "text.parse_math": False,  # a name may have a $ in it
-    "font.size": 8,
-    "axes.titlesize": 9.5,
-    "savefig.dpi": 130,
-}
+plt.rcParams |= {"text.parse_math": False, "font.size": 8, "axes.titlesize": 9.5, "savefig.dpi": 130}
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
@@ -33,18 +28,6 @@ AXIS_NAME = 0.5  # below the lowest panel
 COLUMN_NAMES = 0.95  # between panels of lines side by side
 
 
-class Key(NamedTuple):
-    """Colours of some bars, and their entry in the legend."""
-
-    label: str
-    colour: str
-    is_hollow: bool = False
-
-    @property
-    def face(self):
-        return "white" if self.is_hollow else self.colour
-
-
 class Curve(NamedTuple):
     """One line. `frame` has `x`, a column for each panel, and that column's _low and _high if they are known."""
 
@@ -56,9 +39,7 @@ class Curve(NamedTuple):
 def save(figure, path, **options):
     """Write a figure to a PNG file, by default with the text outside of its axes; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    options = options or {"bbox_inches": figure.get_tightbbox().padded(0.1)}
-    # As small as with the default, 6, and a quarter faster.
-    figure.savefig(path, format="png", pil_kwargs={"compress_level": 3}, **options)
+    figure.savefig(path, **(options or {"bbox_inches": "tight"}))
     plt.close(figure)
     return path
 
@@ -72,7 +53,7 @@ def bars(panels, unit, keys):
         panels: a frame has a row for each bar, and its index is the position, from 0 at the top: `value`, `low`,
             `high` (NaN: unknown), `name` on the left, `text` at the bar's end, `note` on the right, `key`.
         unit: of the values.
-        keys: {key: Key}.
+        keys: {key: (what the legend says, colour of the edge, colour of the face)}.
     """
     inches = [BAR * (frame.index[-1] + 1.2) for _, frame in panels]
     gap = GAP / (sum(inches) / len(inches))
@@ -95,12 +76,13 @@ def bars(panels, unit, keys):
         each.grid(alpha=0.3)
         each.set_axisbelow(True)
         for name, part in frame.groupby("key"):
-            value, key, ends = part["value"], keys[name], distances(part["value"], part["low"], part["high"])
+            value, ends = part["value"], distances(part["value"], part["low"], part["high"])
+            _, colour, face = keys[name]
             if is_log:  # points, because there is no zero to start from
-                options = {"fmt": "o", "markersize": 5, "markerfacecolor": key.face, "elinewidth": 2}
-                each.errorbar(value, part.index, xerr=ends, color=key.colour, **options)
+                options = {"fmt": "o", "markersize": 5, "markerfacecolor": face, "elinewidth": 2}
+                each.errorbar(value, part.index, xerr=ends, color=colour, **options)
             else:
-                options = {"color": key.face, "edgecolor": key.colour, "ecolor": "#444444"}
+                options = {"color": face, "edgecolor": colour, "ecolor": "#444444"}
                 each.barh(part.index, value, 0.7, xerr=ends, **options)
         ends = frame[["value", "high"]].max(axis=1)
         for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
@@ -108,9 +90,11 @@ def bars(panels, unit, keys):
             if note:
                 each.text(1.01, place, note, transform=each.get_yaxis_transform(), va="center")
     axes[-1, 0].set_xlabel(unit)
-    shown = [key for name, key in keys.items() if name in set(drawn["key"])]
-    options = {"linestyle": "", "marker": "o"}
-    handles = [Line2D([], [], color=k.colour, markerfacecolor=k.face, label=k.label, **options) for k in shown]
+    handles = [
+        Line2D([], [], linestyle="", marker="o", color=colour, markerfacecolor=face, label=label)
+        for name, (label, colour, face) in keys.items()
+        if name in set(drawn["key"])
+    ]
     add_legend(figure, handles, columns=len(handles))
     return figure
 
@@ -123,9 +107,7 @@ def distances(value, low, high):
 def lines(curves, panels, title, x_name, rows=1, is_log2=False):
     """Draw all curves in a panel for each {column: title}, in `rows` rows; return the figure, None without curves.
 
-    Args:
-        curves: Curves; the published ones are thin and hollow.
-        is_log2: the x axis has powers of two.
+    Published curves are thin and hollow. If is_log2, the x axis has powers of two.
     """
     if not curves:
         return None
@@ -166,7 +148,7 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
 def style(i, curve):
     """Return the colours, marker and dashes of the i-th line."""
     return {
-        "label": curve.name.lstrip("_"),  # matplotlib leaves names with a leading underscore out
+        "label": curve.name,
         "color": COLOURS[i % len(COLOURS)],
         "marker": MARKERS[i % len(MARKERS)],
         "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
@@ -176,19 +158,10 @@ def style(i, curve):
     }
 
 
-def ring(figure, curves, column):
-    """Draw a ring around the highest point of each measured curve."""
-    for i, curve in enumerate(curves):
-        if not curve.is_published:
-            top = curve.frame.loc[curve.frame[column].idxmax()]
-            options = {"markersize": 11, "markerfacecolor": "none", "color": COLOURS[i % len(COLOURS)]}
-            figure.axes[0].plot(top["x"], top[column], "o", **options)
-
-
-def ideal(figure, curves, column):
+def ideal(axes, curves, column):
     """Draw a dotted line from the first point of each curve for a rate that grows with x."""
     for i, curve in enumerate(curves):
-        axes, x = figure.axes[0], curve.frame["x"]
+        x = curve.frame["x"]
         rate = curve.frame[column].iloc[0] * x / x.iloc[0]
         axes.plot(x, rate, ":", color=COLOURS[i % len(COLOURS)], linewidth=1)
         axes.set_ylim(top=max(axes.get_ylim()[1], 1.2 * rate.iloc[-1]))

@@ -37,11 +37,11 @@ function bestOf(lines) {
   return sorted.filter((line) => isNew(`${isPublished(line)} ${line.machine}`));
 }
 
-// The value that most machines have, of own lines if there are any.
+// The value that most machines have, of those of own lines if there are any.
 function usual(lines, name) {
   const found = new Map();
-  const own = lines.filter((line) => !isPublished(line));
-  for (const line of own.length ? own : lines) {
+  const own = new Set(lines.filter((line) => !isPublished(line)).map((line) => line[name]));
+  for (const line of lines.filter((line) => own.has(line[name]) || !own.size)) {
     if (!found.has(line[name])) found.set(line[name], new Set());
     found.get(line[name]).add(line.machine);
   }

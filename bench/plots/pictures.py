@@ -8,7 +8,7 @@ from itertools import pairwise
 import pandas as pd
 
 from bench.plots import draw, select
-from bench.plots.draw import COLOURS, Curve, Key
+from bench.plots.draw import COLOURS, Curve
 from bench.records import columns, tables, verdict
 from bench.records.columns import format_number
 
@@ -17,14 +17,15 @@ MAX_PANELS = 6
 MAX_CURVES = 20
 # In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.
 TITLED = ("model", "scope", "image_size", "sequence_length", "data", "matrix_size")
+# {key: (what the legend says, colour of the edge, colour of the face)}
 WHOSE = {
-    False: Key("measured by this program, with its interval", COLOURS[0]),
-    True: Key("published elsewhere", COLOURS[1], is_hollow=True),
+    False: ("measured by this program, with its interval", COLOURS[0], COLOURS[0]),
+    True: ("published elsewhere", COLOURS[1], "white"),
 }
 PARTS = {
-    "device": Key("the model, on resident batches", COLOURS[0]),
-    "input": Key("the input pipeline", COLOURS[1]),
-    "end_to_end": Key("both together", COLOURS[2]),
+    "device": ("the model, on resident batches", COLOURS[0], COLOURS[0]),
+    "input": ("the input pipeline", COLOURS[1], COLOURS[1]),
+    "end_to_end": ("both together", COLOURS[2], COLOURS[2]),
 }
 
 
@@ -43,8 +44,7 @@ def draw_all(stored, folder, say):
 
 
 def images(stored):
-    title = "{}, 224 x 224 pixels"
-    return fastest(stored, "image", ("resnet50", "mobilenet_v2"), title, "images/s, resident batches")
+    return fastest(stored, "image", ("resnet50", "mobilenet_v2"), "{}, 224 x 224 pixels", "images/s, resident batches")
 
 
 def transformers(stored):
@@ -75,7 +75,8 @@ def llm_training(stored):
 
 
 def peaks(stored):
-    found, moved = select.matmul_peaks(stored.believed), select.bandwidths(stored.believed)
+    found = select.matmul_peaks(stored.believed)
+    moved = select.best(select.having(stored.believed, workload="bandwidth"))
     moved = moved.assign(**moved[tables.RATE] / 1000)
     panels = [("best matmul", found[found["precision"] == each]) for each in ("float32", "tf32", "float16", "bfloat16")]
     panels.append(("best matmul in 8 bits", found[found["model"] == "matmul-8bit"]))
@@ -91,18 +92,15 @@ def mlp(stored):
 
 
 def tflops(stored):
-    """Draw TFLOP/s over the size of matmuls; a ring marks the best size of each line."""
+    """Draw TFLOP/s over the size of matmuls; the legend has the best size of each line."""
 
     def name(top):
         best = " (published)" if top["published"] else f": best at M = {top['side']:.0f}"
         return f"{name_device(top)}, {top['precision']}{best}"
 
     curves = curves_of(select.sizes(stored.believed), "side", ["precision"], name)
-    words = "Matmuls; a ring marks the best size of each"
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
-    figure = draw.lines(curves, {"value": "TFLOP/s"}, words, x_name, is_log2=True)
-    draw.ring(figure, curves, "value")
-    return figure
+    return draw.lines(curves, {"value": "TFLOP/s"}, "Matmuls", x_name, is_log2=True)
 
 
 def scaling(stored):
@@ -114,7 +112,8 @@ def scaling(stored):
     curves = curves_of(select.scaling(stored.many), "devices", select.SCALED, name)
     words = "The same work on more devices, each with its own batch; dotted: a rate that grows with them"
     figure = draw.lines(curves, {"value": "items/s of all devices"}, words, "devices", is_log2=True)
-    draw.ideal(figure, curves, "value")
+    if figure:
+        draw.ideal(figure.axes[0], curves, "value")
     return figure
 
 
@@ -140,7 +139,7 @@ def scopes(stored):
         whole, rows = parts["end_to_end"], [parts[scope] for scope in PARTS]
         frame = pd.DataFrame(rows)[tables.RATE].assign(
             key=list(PARTS),
-            name=[PARTS[row["scope"]].label for row in rows],
+            name=[label for label, _, _ in PARTS.values()],
             text=[format_number(row["value"]) + " limits" * (row["scope"] == whole["bottleneck"]) for row in rows],
             note="",
         )
@@ -162,7 +161,7 @@ def best(stored):
             key=[0] + [1] * len(changes),
         )
         panels.append((", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame))
-    keys = {0: Key("the default", COLOURS[7]), 1: Key("with one more change in each line", COLOURS[0])}
+    keys = {0: ("the default", COLOURS[7], COLOURS[7]), 1: ("with one more change", COLOURS[0], COLOURS[0])}
     return draw.bars(panels, "items/s, with the interval of the processes", keys) if panels else None
 
 
@@ -175,10 +174,9 @@ def bars(panels, unit):
     if all(found["published"].all() for _, found in panels):
         return None
     if len(panels) > MAX_PANELS:  # those with own lines first, then the fullest
-        unit += f" ({len(panels) - MAX_PANELS} more panels not shown)"
-        panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))[:MAX_PANELS]
+        panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))
     drawn = []
-    for title, found in panels:
+    for title, found in panels[:MAX_PANELS]:
         kept = tables.limit_rows(found.reset_index(drop=True), MAX_BARS).reset_index(drop=True)
         rows = kept.to_dict("records")
         common, particular = settings_in_words(rows)
@@ -209,12 +207,9 @@ def name_device(row):
 
 
 def curves_of(found, x, apart, name=None):
-    """Build a Curve over the column `x` for each of WHO and values of the columns `apart`, at most MAX_CURVES.
+    """Build at most MAX_CURVES Curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
-    The highest comes first. [] if none of them is our own.
-
-    Args:
-        name: function that names a curve after its highest line; by default the device.
+    The highest comes first, and `name` names a curve after its highest line. [] if none of them is our own.
     """
     if found["published"].all():
         return []

@@ -105,11 +105,6 @@ def matmul_peaks(lines):
     return found.assign(memory_format=how, batch_size="")
 
 
-def bandwidths(lines):
-    """Select the highest GB/s of each machine, kind and framework, whatever the operator."""
-    return best(having(lines, workload="bandwidth"))
-
-
 def scaling(many):
     """Select own rates on resident batches of work that was measured on several numbers of `devices`."""
     found = many[many["phase"].isin(["inference", "training"]) & (many["scope"] == "device") & ~many["published"]]

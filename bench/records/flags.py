@@ -4,8 +4,7 @@
 FLAGS = {
     "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
-    "contended": "other programs used more than 10 % of the CPU time (20 % if they used 10 % before the run): close "
-    "them",
+    "contended": "other programs used more than 10 % of the CPU time, or the card before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
     "short": "fewer than 10 queue lengths were measured, so batches prepared in advance may inflate the rate: set a "
     "larger MAX_SECONDS",

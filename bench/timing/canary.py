@@ -1,8 +1,7 @@
 """A canary: a small matmul, timed before a run's first measurement and after each measurement of a rate.
 
 Its seconds are stored, so that a slow machine can be told from slow software. If the same matmul is slower after a
-measurement on a GPU, heat or a power limit has slowed the GPU down. On a CPU that would say little: other programs, and
-the other virtual machines of its host, slow it down at any time.
+measurement on a GPU, heat or a power limit has slowed the GPU down. On a CPU other programs do that at any time.
 """
 
 import logging

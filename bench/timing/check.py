@@ -66,13 +66,10 @@ def check_last_output(timed, fresh, limit):
 
 
 def check_compiled(got, expected, again=None):
-    """Raise MeasurementError unless a compiled model's output equals the uncompiled model's.
+    """Raise MeasurementError unless a compiled model's output equals the uncompiled model's, in float32 and float64.
 
-    For float32 and float64 only: rounding order alone can change the 16-bit output of a deep model by 10 %.
-
-    Args:
-        again: in training, the uncompiled model's output computed once more. If it differs from `expected`, the model
-            has random layers, and nothing is checked.
+    In training `again` is the uncompiled model's output computed once more. If it differs from `expected`, the model
+    has random layers, and nothing is checked.
     """
     if again is not None and relative_error(again, expected) > MAX_TRAINING_ERROR / 10:
         return
@@ -101,10 +98,9 @@ def check_samples(got, expected, measured_precision):
 
 
 def probe_inputs(name):
-    """Return seeded normal inputs of the operator that shows the precision, in float32, and its result in float64.
+    """Return two seeded normal inputs of the operator in float32, and its result in float64.
 
-    A "matmul" has shapes (1024, 1024) twice, a "convolution" without padding (4, 128, 32, 32) and (128, 128, 3, 3):
-    libraries do not use tensor cores for much smaller inputs.
+    Libraries do not use tensor cores for much smaller inputs.
     """
     random = np.random.default_rng(0)
     shapes = {"matmul": ((1024, 1024), (1024, 1024)), "convolution": ((4, 128, 32, 32), (128, 128, 3, 3))}[name]

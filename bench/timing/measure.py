@@ -9,7 +9,7 @@ Nothing else happens inside, and no window is dropped. Anything that makes a res
 Statistics, such as the width of the interval, are columns and not flags.
 
 A pipeline prepares batches ahead, so its windows have no gaps: each begins when the last one ended. Batches that were
-waiting at the start are thrown away first.
+waiting at the start are discarded first.
 """
 
 import gc
@@ -49,7 +49,7 @@ COMPARED_STEPS = 16  # of the compared window, at least: skipping all but one gi
 MAX_SINGLE_RATIO = 4.0
 MAX_READ_RATIO = 1.5  # of steps whose outputs are all read; if every second step were skipped, it would be 2
 KEPT_OUTPUTS = 8
-SINGLE_TOLERANCE = 2e-5  # seconds a step
+SINGLE_TOLERANCE = 2e-5  # seconds a step, whose single runs meet cold caches
 SKIP_TRIES = 5
 MOST_GROUPS = 8  # of KEPT_OUTPUTS steps in one try
 
@@ -113,7 +113,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Ready:
-    """Hold what is known of a session after warm-up and after the check that every step runs."""
+    """What is known of a session after warm-up."""
 
     first_step_seconds: float
     weights: tuple | None  # the session's checksum() after the first step
@@ -159,7 +159,8 @@ def measure_epoch(job: Job, order):
     session = job.session
     traces, updates = session.trace_count(), session.updates()
     with collector_at_rest():
-        start_watches(job)
+        for watch in job.watches:
+            watch.start()
         start = job.clock()
         steps = session.train_epoch(order)
         session.synchronize()
@@ -179,15 +180,13 @@ def sustain(job: Job, seconds, joules=None):
         (seconds since the first window began, Measurement of the last ten of them, mean watts in them or None).
     """
 
-    def run_part(job, steps):
-        return collect(job, steps, lambda _, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS))
-
+    stop = lambda _, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS)  # noqa: E731
     with collector_at_rest():  # over all of it: a pause to collect would be a pause to cool down
         ready = get_ready(job)
         began, stop_reason = job.clock(), ""
         while job.clock() - began < seconds and stop_reason != "interrupted":
             start, before = job.clock(), joules() if joules else None
-            measured = measure_ready(job, ready, run_part)
+            measured = measure_ready(job, ready, lambda job, steps: collect(job, steps, stop))
             watts = (joules() - before) / (job.clock() - start) if joules else None
             stop_reason = measured.stop_reason
             yield job.clock() - began, measured, watts
@@ -226,7 +225,8 @@ def get_ready(job: Job):
         step_seconds = drain_queue(job)
     warmup_seconds = clock() - start
     if job.mode == "step":
-        steps = choose_steps(step_seconds, idle_barrier_seconds(job))
+        window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_BARRIER_SHARE)
+        steps = max(1, math.ceil(window / step_seconds))
         prove_every_step_runs(job, steps)
     elif job.mode == "stream":
         steps = choose_stream_steps(step_seconds, session.num_workers, job.max_seconds)
@@ -259,12 +259,31 @@ def measure_ready(job: Job, ready, run):
     if session.queue_steps and len(series.windows) * series.steps < ENOUGH_QUEUES * session.queue_steps:
         flags += ["short"]
     flags += ["drift"] if has_drift(series.windows) else []
-    return summarize(job, ready, series, flags)
-
-
-def start_watches(job: Job):
-    for watch in job.watches:
-        watch.start()
+    windows, steps = series.windows, series.steps
+    middle = statistics.median(windows)
+    in_window = job.items_per_step * steps
+    items = in_window * len(windows) + job.items_per_step * series.tail_steps
+    seconds = sum(windows) + series.tail_seconds
+    by_totals = job.mode == "stream" or job.num_items is not None
+    throughput = items / seconds if by_totals else in_window / middle
+    low, high = interval(windows)
+    return Measurement(
+        throughput=throughput,
+        # A mean over all seconds may lie outside the median's interval; its own is not narrower.
+        throughput_low=min(throughput, in_window / high) if high else None,
+        throughput_high=max(throughput, in_window / low) if low else None,
+        step_seconds_median=middle / steps,
+        step_seconds_p95=p95(windows) if steps == 1 else None,
+        step_seconds_min=min(windows) / steps,
+        windows=len(windows),
+        steps_per_window=steps,
+        items=items,
+        seconds=seconds,
+        first_step_seconds=ready.first_step_seconds,
+        warmup_seconds=ready.warmup_seconds,
+        stop_reason=series.stop_reason,
+        flags=tuple(flags),
+    )
 
 
 def raised_flags(job: Job, traces):
@@ -298,27 +317,12 @@ def timed(session, clock, steps):
     return clock() - start
 
 
-def timed_with_all_outputs(session, clock):
-    """Return the seconds per step of KEPT_OUTPUTS steps whose outputs are all read at the end."""
-    start, outputs = clock(), []
-    for _ in range(KEPT_OUTPUTS):
-        session.step()
-        outputs.append(session.context.keep(session.last_result))
-    session.synchronize()
-    for output in outputs:
-        session.context.read(output)
-    return (clock() - start) / KEPT_OUTPUTS
-
-
 def prove_every_step_runs(job: Job, steps):
     """Raise MeasurementError (`work_skipped`) if steps in a window take less time than steps that are all read.
 
     A lazy framework that evaluates only what is read would run one step of each window. docs/method-details.md derives
     the limits: W is in_window here, A all_read (only of outputs that training does not change), F single and P idle.
     Other programs can only lengthen a step. So in several tries the longest W, and the shortest A and F, are compared.
-
-    SINGLE_TOLERANCE is for steps of microseconds, whose single runs meet cold caches, and P once more for devices that
-    wait longer for a step than for nothing. Skipped steps could hide there only if each takes less than that.
 
     Args:
         steps: in a window. With one step to a window nothing can be skipped, and nothing is compared.
@@ -330,8 +334,15 @@ def prove_every_step_runs(job: Job, steps):
     for _ in range(SKIP_TRIES):
         in_window = max(in_window, timed(session, clock, compared) / compared)
         if all_read:  # before the single steps, between which a GPU may lower its clock
-            groups = min(MOST_GROUPS, compared // KEPT_OUTPUTS)
-            all_read = min(all_read, *(timed_with_all_outputs(session, clock) for _ in range(groups)))
+            for _ in range(min(MOST_GROUPS, compared // KEPT_OUTPUTS)):
+                start, outputs = clock(), []
+                for _ in range(KEPT_OUTPUTS):
+                    session.step()
+                    outputs.append(session.context.keep(session.last_result))
+                session.synchronize()
+                for output in outputs:
+                    session.context.read(output)
+                all_read = min(all_read, (clock() - start) / KEPT_OUTPUTS)
         idle = idle_barrier_seconds(job)
         single = min(single, *(timed(session, clock, 1) for _ in range(SINGLE_STEPS)))
         allowed = SINGLE_TOLERANCE + 2 * idle
@@ -343,10 +354,7 @@ def prove_every_step_runs(job: Job, steps):
 
 
 def prove_output_varies(session):
-    """Raise MeasurementError (`constant_output`) if steps on different batches all give the same value.
-
-    Equal values mean that the result comes from a cache, or that the step ignores its input.
-    """
+    """Raise MeasurementError (`constant_output`) if steps on different batches, cached or ignored, give one value."""
     values = []
     for _ in range(4):
         if session.prepare:
@@ -402,18 +410,8 @@ def idle_barrier_seconds(job: Job):
     return statistics.median(costs)
 
 
-def choose_steps(step_seconds, barrier_seconds):
-    """Return the steps per window that make the cost of the clock, the barrier and the read negligible."""
-    window = max(MIN_WINDOW_SECONDS, barrier_seconds / MAX_BARRIER_SHARE)
-    return max(1, math.ceil(window / step_seconds))
-
-
 def drain_queue(job: Job):
-    """Discard twice as many batches as the queue may hold; returns the time per step of the last ones.
-
-    It ends at MAX_SECONDS in any case. If that few steps take that long, either the device is the limit and the queue
-    stays full, or the measurement is flagged as short.
-    """
+    """Discard twice as many batches as the queue holds, or those of MAX_SECONDS; returns the last seconds per step."""
     session, start, steps = job.session, job.clock(), 0
     block = max(1, session.num_workers)
     while True:
@@ -434,15 +432,13 @@ def choose_stream_steps(step_seconds, num_workers, max_seconds):
 
 
 def run_until_sure(job: Job, steps):
-    """Measure windows until the interval is narrow enough or the time is over; returns a Series.
-
-    A pipeline always runs for the whole time, because it would work ahead while statistics are computed.
-    """
+    """Measure windows until the interval is narrow enough or the time is over; returns a Series."""
     next_look = ENOUGH_WINDOWS
 
     def stop(windows, elapsed):
         nonlocal next_look
-        # Looking after every window would cost time between them and invite a lucky stop: look every 10 %.
+        # Looking after every window would cost time between them and invite a lucky stop: look every 10 %. A pipeline
+        # runs for the whole time, because it would work ahead while statistics are computed.
         if job.mode != "stream" and len(windows) >= next_look:
             next_look = math.ceil(next_look * 1.1)
             low, high = interval(windows)
@@ -466,7 +462,8 @@ def run_exactly(job: Job, steps):
 def collect(job: Job, steps, stop, tail_steps=0):
     """Measure windows until stop(their seconds, elapsed seconds) gives a reason, or until Ctrl-C; returns a Series."""
     clock, streams, series = job.clock, job.mode == "stream", Series(steps)
-    start_watches(job)
+    for watch in job.watches:
+        watch.start()
     began = last = clock()
     try:
         while not series.stop_reason:
@@ -485,35 +482,6 @@ def collect(job: Job, steps, stop, tail_steps=0):
             raise
         series.stop_reason = "interrupted"
     return series
-
-
-def summarize(job: Job, ready, series, flags):
-    """Build the Measurement from the seconds of the windows and the flags."""
-    windows, steps = series.windows, series.steps
-    middle = statistics.median(windows)
-    in_window = job.items_per_step * steps
-    items = in_window * len(windows) + job.items_per_step * series.tail_steps
-    seconds = sum(windows) + series.tail_seconds
-    by_totals = job.mode == "stream" or job.num_items is not None
-    throughput = items / seconds if by_totals else in_window / middle
-    low, high = interval(windows)
-    return Measurement(
-        throughput=throughput,
-        # A mean over all seconds may lie outside the median's interval; its own is not narrower.
-        throughput_low=min(throughput, in_window / high) if high else None,
-        throughput_high=max(throughput, in_window / low) if low else None,
-        step_seconds_median=middle / steps,
-        step_seconds_p95=p95(windows) if steps == 1 else None,
-        step_seconds_min=min(windows) / steps,
-        windows=len(windows),
-        steps_per_window=steps,
-        items=items,
-        seconds=seconds,
-        first_step_seconds=ready.first_step_seconds,
-        warmup_seconds=ready.warmup_seconds,
-        stop_reason=series.stop_reason,
-        flags=tuple(flags),
-    )
 
 
 def interval(windows):

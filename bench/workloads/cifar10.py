@@ -12,14 +12,15 @@ import tarfile
 import numpy as np
 import pooch
 
-from bench.settings import SettingError
-from bench.workloads import CIFAR10_FOLDER, CIFAR10_URL, CIFAR_CLASSES, CIFAR_SIDE, TEST_IMAGES, TRAIN_IMAGES
+from bench.settings import ROOT, SettingError
+from bench.workloads import CIFAR_CLASSES, CIFAR_SIDE, TEST_IMAGES, TRAIN_IMAGES
 from bench.workloads.data import RESIDENT_BATCHES
 
 log = logging.getLogger("bench")
 
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 HASH = "md5:c32a1d4ab5d03f1284b67883e8d87530"
-TIMEOUT_SECONDS, CHUNK_BYTES = 10, 2**18
+TIMEOUT_SECONDS = 10
 PIXELS = 3 * CIFAR_SIDE**2  # bytes of one image
 TRAIN = tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6))
 TEST = ("cifar-10-batches-bin/test_batch.bin",)
@@ -82,7 +83,7 @@ def synthetic_images(count, seed):
 
 
 @functools.cache
-def load(folder=CIFAR10_FOLDER, url=CIFAR10_URL, known_hash=HASH):
+def load(folder=ROOT / "data", url=URL, known_hash=HASH):
     """Return (train images, train labels, test images, test labels), after downloading the archive if it is missing.
 
     Images are uint8 of shape (count, 3072): all red values, then green, then blue. Labels are int64.
@@ -90,15 +91,9 @@ def load(folder=CIFAR10_FOLDER, url=CIFAR10_URL, known_hash=HASH):
     Raises:
         OSError: no network. ValueError: a wrong hash. No incomplete file is left behind.
     """
-    shows_bar = sys.stderr.isatty()
-    download = pooch.HTTPDownloader(progressbar=shows_bar, chunk_size=CHUNK_BYTES, timeout=TIMEOUT_SECONDS)
+    download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=TIMEOUT_SECONDS)
     path = pooch.retrieve(url, known_hash, url.rpartition("/")[2], folder, downloader=download)
     with tarfile.open(path, "r:gz") as archive:  # in memory, without unpacking it to disk
         train, test = (b"".join(archive.extractfile(name).read() for name in names) for names in (TRAIN, TEST))
-    return *split(train), *split(test)
-
-
-def split(records):
-    """Split records of one label byte and PIXELS image bytes into (images, labels)."""
-    rows = np.frombuffer(records, np.uint8).reshape(-1, 1 + PIXELS)
-    return rows[:, 1:], rows[:, 0].astype(np.int64)
+    rows = [np.frombuffer(records, np.uint8).reshape(-1, 1 + PIXELS) for records in (train, test)]
+    return tuple(part for each in rows for part in (each[:, 1:], each[:, 0].astype(np.int64)))

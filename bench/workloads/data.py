@@ -5,13 +5,11 @@ import functools
 import itertools
 import math
 import tempfile
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-# Several batches rotate, because hardware or framework may cache a single one.
-RESIDENT_BATCHES = 4
+RESIDENT_BATCHES = 4  # take turns, because hardware or framework may cache a single one
 JPEG_FILES = 256
 POOL_NUMBERS = 2**24
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -67,18 +65,17 @@ def jpeg_files(seed):
 def write_jpegs(folder, count, seed):
     """Write seeded JPEG files, random scenes with sides of 200 to 500 pixels; return their paths.
 
-    Noise would compress badly and decode several times slower than a photograph. These scenes (soft gradients, a dozen
-    shapes, a little sensor noise) take about two bits per pixel, as photographs do.
+    Noise would decode several times slower than a photograph. These scenes take about two bits per pixel, as
+    photographs do: soft gradients, a dozen shapes, a little sensor noise.
     """
     random = np.random.default_rng(seed)
-    paths = [Path(folder) / f"{i:05}.jpg" for i in range(count)]
+    paths = [f"{folder}/{i:05}.jpg" for i in range(count)]
     for path in paths:
         random_scene(random).save(path, quality=90)
-    return [str(path) for path in paths]
+    return paths
 
 
 def random_scene(random):
-    """Draw a PIL image that takes about as long as a photograph to decode and resize."""
     width, height = (int(side) for side in random.integers(200, 501, size=2))
     coarse = Image.fromarray(random.integers(256, size=(6, 8, 3), dtype=np.uint8))
     scene = coarse.resize((width, height), Image.Resampling.BICUBIC)

@@ -11,7 +11,6 @@ from bench.workloads.workload import BYTES, Workload
 # less than 2048 x 2048 would need more than MAX_SETS: their operands may fit into a large cache.
 CACHE_BYTES = 2**28
 MIN_SETS, MAX_SETS = 2, 16
-SMALLEST_NUMBER = 2  # bytes
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
@@ -22,11 +21,7 @@ CPU_HEADS, GPU_HEADS = (1, 64), (32, 128)  # of attention, and the numbers in ea
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
-def name_size(size):
-    return "x".join(map(str, size))
-
-
-def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools=(data.normal_pool,), **fields):
+def operator(model, shapes, samples, columns, *, smallest=2, pools=(data.normal_pool,), **fields):
     """Build the Workload of one operator on operands of these shapes.
 
     Args:
@@ -45,19 +40,22 @@ def operator(model, shapes, samples, columns, *, smallest=SMALLEST_NUMBER, pools
     )
 
 
+def product(model, shapes, samples, size, columns=(), **fields):
+    """Build an operator that does the work of an M x K by K x N matmul: 2 M N K FLOPs."""
+    columns = {"matrix_size": "x".join(map(str, size)), **dict(columns)}
+    return operator(model, shapes, samples, columns, flops_per_item=2 * math.prod(size), **fields)
+
+
 def matmul(size):
-    """Build an M x K by K x N matmul: 2 M N K FLOPs."""
     m, n, k = size
-    columns = {"matrix_size": name_size(size)}
-    return operator("matmul", ((m, k), (k, n)), sample_matmul, columns, flops_per_item=2 * m * n * k)
+    return product("matmul", ((m, k), (k, n)), sample_matmul, size)
 
 
 def matmul_of_bytes(precision, size):
-    """Build an M x K by K x N matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
+    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
     m, n, k = size
-    columns, fields = {"matrix_size": name_size(size)}, {"name": "matmul", "pools": (EIGHT_BITS[precision],)}
     sample = lambda operands: sample_matmul((operands[0], operands[1].T))  # noqa: E731
-    return operator("matmul-8bit", ((m, k), (n, k)), sample, columns, flops_per_item=2 * m * n * k, **fields)
+    return product("matmul-8bit", ((m, k), (n, k)), sample, size, name="matmul", pools=(EIGHT_BITS[precision],))
 
 
 def gemv(precision):
@@ -69,7 +67,7 @@ def gemv(precision):
     shapes, pools = ((1, side), (side, side)), (data.normal_pool,)
     if precision in EIGHT_BITS:
         shapes, pools = (*shapes, (side,)), (data.float8_pool, EIGHT_BITS[precision], data.float8_pool)
-    moved, columns = number * side**2, {"matrix_size": name_size((1, side, side))}
+    moved, columns = number * side**2, {"matrix_size": f"1x{side}x{side}"}
     fields = {"items_per_step": moved / 1e9, "unit": "GB", "bytes_per_step": moved}
     return operator("gemv", shapes, sample_gemv, columns, smallest=number, pools=pools, **fields)
 
@@ -90,9 +88,8 @@ def convolution_1x1(size):
     m, n, k = size
     height = math.gcd(m, 2 ** (m.bit_length() // 2))
     shapes = (1, k, height, m // height), (n, k, 1, 1)
-    columns = {"matrix_size": name_size(size), "memory_format": "channels_last", "batch_size": 1}
-    fields = {"name": "convolution", "flops_per_item": 2 * m * n * k}
-    return operator("conv1x1", shapes, sample_convolution, columns, **fields)
+    columns = {"memory_format": "channels_last", "batch_size": 1}
+    return product("conv1x1", shapes, sample_convolution, size, columns, name="convolution")
 
 
 def convolution_3x3(device):
@@ -101,8 +98,8 @@ def convolution_3x3(device):
     shapes = (batch, channels, side, side), (channels, channels, 3, 3)
     columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch}
     fields = {"name": "convolution", "unit": "images", "items_per_step": batch}
-    fields["flops_per_item"] = 2 * 9 * channels * channels * side * side
-    return operator("conv3x3", shapes, sample_convolution, columns, **fields)
+    flops = 2 * 9 * channels * channels * side * side
+    return operator("conv3x3", shapes, sample_convolution, columns, flops_per_item=flops, **fields)
 
 
 def bandwidth(model, formula):
@@ -174,11 +171,10 @@ def sample_convolution(operands):
     reach = kernel.shape[-1] // 2
     batch, out, row, column = indices = random_indices((len(x), len(kernel), *x.shape[2:]))
     total = np.zeros(SAMPLES)
-    for dy in range(-reach, reach + 1):
-        for dx in range(-reach, reach + 1):
-            y, z = row + dy, column + dx
-            inside = (y >= 0) & (y < x.shape[2]) & (z >= 0) & (z < x.shape[3])
-            pixels = x[batch, :, y.clip(0, x.shape[2] - 1), z.clip(0, x.shape[3] - 1)].astype(np.float64)
-            weights = kernel[out, :, dy + reach, dx + reach].astype(np.float64)
-            total += inside * np.einsum("sc,sc->s", pixels, weights)
+    height, width = x.shape[2:]
+    for dy, dx in np.ndindex(kernel.shape[2:]):
+        y, z = row + dy - reach, column + dx - reach
+        inside = (y >= 0) & (y < height) & (z >= 0) & (z < width)
+        pixels = x[batch, :, y % height, z % width].astype(np.float64)
+        total += inside * np.einsum("sc,sc->s", pixels, kernel[out, :, dy, dx].astype(np.float64))
     return indices, total

@@ -38,11 +38,11 @@ class Work:
     def change(self, numbers):
         """Return the environment of a run in a format of numbers."""
         about = {"MODEL": self.model, "PHASE": self.phase, "BATCH_SIZE": str(self.batch_size)}
-        data = {"DATA": "synthetic"} if self.script == "mlp" else {}
-        scope = (
-            {"SCOPE": "device"} if self.script == "image" and (numbers != "float32" or not self.has_pipeline) else {}
-        )
-        return about | data | scope | dict(self.settings) | {"PRECISION": self.precision(numbers)}
+        if self.script == "mlp":
+            about["DATA"] = "synthetic"
+        if self.script == "image" and (numbers != "float32" or not self.has_pipeline):
+            about["SCOPE"] = "device"
+        return about | dict(self.settings) | {"PRECISION": self.precision(numbers)}
 
 
 LARGE_BATCH = {"devices": GPUS, "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}

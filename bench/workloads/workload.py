@@ -40,7 +40,6 @@ class Workload:
 
     @property
     def batch_bytes(self):
-        """Return the size of the inputs of one batch."""
         return self.items_per_step * self.item_bytes
 
     def inputs_of(self, batch):

@@ -82,10 +82,10 @@ CARD = SimpleNamespace(name="NVIDIA Alias", is_integrated=0)
 def pretend(monkeypatch, name, card=CARD, capability=(9, 0)):
     """Let on_torch see a GPU called cuda or mps; returns its Allocator."""
     device, allocator = AliasDevice(name), Allocator()
-    on_cpu, scaler = on_torch.autocast, torch.amp.GradScaler
+    on_cpu, scaler = torch.autocast, torch.amp.GradScaler
     monkeypatch.setattr(on_torch, "choose_device", lambda use_gpu: "cpu" if use_gpu is False else device)
     # These two look at the name in Python, and would look for a real GPU of it.
-    monkeypatch.setattr(on_torch, "autocast", lambda device, precision: on_cpu("cpu", precision))
+    monkeypatch.setattr(torch, "autocast", lambda device, kind: on_cpu("cpu", kind))
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **how: scaler("cpu", **how))
     for function, answer in allocator.functions().items():
         monkeypatch.setattr(torch.accelerator, function, answer)

@@ -87,11 +87,6 @@ class DeviceContext(base.DeviceContext):
         for start in range(0, len(order), batch_size):
             yield tuple(each[order[start : start + batch_size]] for each in data)
 
-    def operator(self, name):
-        raise KeyError(name)  # it has none
-
-    put_operands = sample = operator
-
     def as_array(self, values):
         return values
 
@@ -150,9 +145,6 @@ class Model(base.Model):
     @property
     def last_gradient(self):
         return self.gradient[-1]
-
-    def predict(self, *inputs):
-        return self.infer(*inputs)
 
 
 def flatten(inputs):

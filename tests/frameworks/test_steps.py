@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from bench.frameworks import on_torch
 from bench.timing import measure
 from bench.workloads import operators
 from tests.frameworks.sessions import Opener
@@ -85,23 +84,6 @@ def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):
         session.after_first_step()
     assert error.value.status == "unsupported"
     session.close()
-
-
-def test_skipped_cuda_graphs_are_noted():
-    session = open_session("mlp", "inference", COMPILE="reduce-overhead")
-    assert session.note == ""
-    torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += 1
-    assert "CUDA graphs" in session.note
-    session.close()
-    assert open_session("mlp", "inference", COMPILE="reduce-overhead").note == ""  # another session's are not its own
-
-
-def test_the_peak_memory_is_that_of_the_steps(monkeypatch):
-    session = open_session("mlp", "training")
-    resets = record_calls(monkeypatch, on_torch.DeviceContext, "reset_peak_memory")
-    session.step()
-    session.after_first_step()
-    assert len(resets) == 1
 
 
 def test_the_checksum_changes_with_every_step_of_training():

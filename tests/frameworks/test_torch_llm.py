@@ -1,16 +1,12 @@
 """What is special to language models in PyTorch: their cache, their library and their counts."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import llm_benchmark
-from bench import run
 from bench.frameworks import on_torch, on_torch_llm, session
-from bench.host import resources
 from bench.timing import measure
 from llm_benchmark import DECODERS
 from tests.frameworks import alias_device
@@ -208,19 +204,3 @@ def test_the_formulas_of_training_agree_with_the_counter(model, rank):
             with FlopCounterMode(display=False) as counter:
                 session.step()
         assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step, phase
-
-
-@pytest.mark.parametrize(
-    ("free", "environ", "said"),
-    [
-        (16, {"MODEL": "llama-3.1-8b", "PRECISION": "bfloat16"}, "16.06 GB, but only 16 GB"),
-        (0.6, {"MODEL": "smollm2-135m", "DEPTH": "8000", "BATCH_SIZE": "1"}, "but only 0.6 GB"),  # the cache
-    ],
-)
-def test_what_does_not_fit_is_out_of_memory_before_it_is_built(monkeypatch, free, environ, said):
-    monkeypatch.setattr(resources, "available_bytes", lambda: int(free * 1e9))
-    workload = describe_llm(USE_GPU="0", **environ)
-    card, shared = (SimpleNamespace(has_own_memory=own) for own in (True, False))  # an integrated GPU shares it
-    run.refuse_too_large(workload, card)  # its own allocator reports that
-    with pytest.raises(MemoryError, match=said):
-        run.refuse_too_large(workload, shared)

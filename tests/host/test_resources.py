@@ -20,7 +20,6 @@ GB = 10**9
             | {"user.slice/job/memory.max": "max", "user.slice/job/memory.current": GB},
             [5 * GB],  # the parent's limit holds
         ),
-        ("/user.slice/job", {"memory.max": 2 * GB, "memory.current": GB}, [GB]),  # a container sees only the root
         (
             "/",
             {"memory.max": 2 * GB, "memory.current": 2 * GB, "memory.stat": f"anon 5\ninactive_file {GB}\nfile 7"},

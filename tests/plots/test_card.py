@@ -14,7 +14,7 @@ OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "64", "phase": 
 
 def own_rows(**changes):
     """Rows of the whole set in float32."""
-    for i, work in enumerate(STANDARD_SET):
+    for i, work in enumerate(work for work in STANDARD_SET if "float32" in work.numbers):
         about = {"workload": work.script, "model": work.model, "phase": work.phase, "batch_size": str(work.batch_size)}
         row = rate(100 + i) | about | {"method_version": "2", "cpu_name": "a chip", "cpu_count": "2", "commit": "c"}
         yield row | {"image_size": "", "precision": "float32", "process_rates": "1 2 3", "run_id": str(i)} | changes
@@ -51,7 +51,8 @@ def test_a_card_has_the_published_machines_that_compare_with_most_of_it(folder):
             about = {"device_name": name, "workload": work.script, "model": work.model, "phase": work.phase}
             write(folder, [OTHERS | about], "published")
     shown = {line["device_name"] for bars in make(folder).blocks.values() for line in bars if line["published"]}
-    assert shown == {"both", "gpu 4", "gpu 5"}
+    assert "both" in shown
+    assert len(shown) == card.MOST_PUBLISHED
 
 
 def test_peaks_are_those_of_the_same_chip(folder):
@@ -80,7 +81,6 @@ def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):
     [
         ({"commit": "c-dirty"}, "dirty"),
         ({"flags": "contended"}, "other programs"),
-        ({"method_version": "1"}, "older method"),
         ({"process_rates": "1"}, "too narrow"),
         ({}, None),
     ],
@@ -106,10 +106,8 @@ def test_long_names_overlap_nothing_and_stay_on_the_card(folder):
     assert all(min(box.x0, box.y0) > 0 and box.x1 < figure.bbox.x1 and box.y1 < figure.bbox.y1 for box in boxes)
 
 
-def test_a_card_is_drawn_and_told(folder):
+def test_a_card_is_drawn_and_named(folder):
     write(folder, own_rows(cpu_count="2"))
     write(folder, [OTHERS | rate(900) | {"device_name": "theirs"}], "published")
-    words = "\n".join(card.finish(folder, "a", "torch"))
+    assert "a-torch.png" in card.finish(folder, "a", "torch")[-1]
     assert (folder / "cards" / "a-torch.png").stat().st_size
-    assert "ResNet-50" in words
-    assert "(published)" in words

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench.records.verdict import Rate, compare_rates, find_slowdown
+from bench.records.verdict import Rate, compare_rates
 
 
 @pytest.mark.parametrize("blank", [None, "", math.nan, "nan"])
@@ -30,15 +30,3 @@ def test_rates_without_intervals_cannot_be_told_apart():
     assert Rate(20).overlaps(Rate(10, 9, 11))
     assert Rate(10, 9, 11).overlaps(Rate(12, 10.5, 13))
     assert not Rate(20, 18, 22).overlaps(Rate(10, 9, 11))
-
-
-def canary(seconds, **cells):
-    same = ("device", "device_name", "cpu_id", "framework", "framework_version", "python", "precision")
-    return dict.fromkeys(same, "x") | {"canary_seconds": seconds, "timestamp": f"at {seconds}"} | cells
-
-
-def test_a_slower_machine_is_found_by_the_best_canary_of_the_same_chip_and_versions():
-    stored = [canary("0.5"), canary("0.4"), canary(""), canary("0.1", cpu_id="another")]
-    assert find_slowdown([canary("0.6"), canary("")], stored) == (pytest.approx(1.5), "at 0.4")
-    assert find_slowdown([canary("0.6", python="y")], stored) is None
-    assert find_slowdown([canary("")], stored) is None
