@@ -10,8 +10,8 @@ def combine(processes):
     other. Its interval reaches from the lowest to the highest end of the processes' own intervals.
 
     Args:
-        processes: a list of rows for each process. Those of the same quantity agree in WORK. A failed row is kept only
-            if no process measured the quantity.
+        processes: a list of rows for each process. Those of the same quantity agree in WORK. If only some processes
+            failed, their reasons are in the note.
     """
     quantities = {}
     for rows in processes:
@@ -26,11 +26,13 @@ def combine_quantity(rows):
     ok = [row for row in rows if row["status"] == "ok"] or [row for row in rows if row.get("throughput")]
     if not ok:
         return rows[0]
+    reasons = [f"{row['status']} in a process: {row['note']}" for row in rows if row not in ok]
     middle = sorted(ok, key=lambda row: row["throughput"])[(len(ok) - 1) // 2]
     return middle | {
         "output_error": next((row["output_error"] for row in ok if row.get("output_error") is not None), None),
         "throughput_low": reach(ok, "throughput_low", min),
         "throughput_high": reach(ok, "throughput_high", max),
+        "note": "; ".join(filter(None, [middle["note"], *reasons])),
         "process_rates": " ".join(f"{row['throughput']:.4g}" for row in ok),
         "flags": " ".join(dict.fromkeys(flag for row in ok for flag in (row.get("flags") or "").split())),
     }

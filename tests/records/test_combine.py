@@ -44,11 +44,11 @@ def test_warnings_of_all_processes_are_kept():
     assert found["flags"] == "drift contended"
 
 
-def test_a_failure_is_kept_only_if_no_process_measured_the_quantity():
+def test_a_failure_of_some_processes_is_in_the_note():
     failed = {"model": "m", "phase": "inference", "scope": "device", "status": "crashed", "note": "x", "flags": ""}
     assert combine([[failed]]) == [failed]
     (found,) = combine([[row(3.0)], [failed]])
-    assert (found["status"], found["process_rates"]) == ("ok", "3")
+    assert (found["status"], found["process_rates"], found["note"]) == ("ok", "3", "crashed in a process: x")
 
 
 @pytest.mark.parametrize(("device", "pipeline", "name"), [(10.0, 90.0, "device"), (90.0, 10.0, "input")])
