@@ -70,7 +70,8 @@ def list_dimensions(script, environ, changes, row):
             gains = {default: 1.0} | {value: gain for value, gain in faster.items() if is_allowed(name, value)}
         else:  # the workload does not have this setting
             continue
-        found.append(Dimension(name, gains, () if name in environ else LATE))
+        late = () if name in environ else tuple(value for value in LATE if value in gains)
+        found.append(Dimension(name, gains, late))
     is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
     if device == "cpu" and platform.libc_ver()[0] == "glibc" and not is_fixed:
         found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3}))
