@@ -174,7 +174,8 @@ class Launcher:
             seconds = time.monotonic() - began
             if len(complete) == 2 and asked is None and seconds > LONG_SECONDS:
                 runs = min(runs, LONG_RUNS)
-            if len(complete) == 1 < runs and seconds > SCOPE_SECONDS and settings.scope and "SCOPE" not in os.environ:
+            has_scopes = len(settings.scope or ()) > 1 and "SCOPE" not in os.environ
+            if len(complete) == 1 < runs and seconds > SCOPE_SECONDS and has_scopes:
                 change = change | {"SCOPE": "device"}
                 log.info("processes take long: the others measure only `device`, unless SCOPE is set")
         return describe_limits(combine(complete))
