@@ -264,7 +264,6 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
         "measured_precision": session.measured_precision,
         "output_error": session.output_error,
         "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.context.peak_memory_bytes(),
-        "reserved_memory_bytes": session.context.reserved_memory_bytes(),
         "idle_watts": bench.instruments.idle_watts,
         "note": session.note,
     }
@@ -319,8 +318,6 @@ def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
             "throughput": count / seconds,
             "items": count,
             "seconds": seconds,
-            "loss_first": losses[0],
-            "loss_last": losses[-1],
             "loss_mean": statistics.fmean(losses),
             "accuracy": job.session.evaluate(),
         }

@@ -3,22 +3,20 @@
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from bench.records.columns import COLUMNS, SCHEMA
-from bench.settings import AUTO, is_used_in
+from bench.records.columns import COLUMNS, SCHEMA, WORK
+from bench.settings import AUTO, DECLARED, is_used_in
 from bench.timing.measure import METHOD_VERSION
-
-# Settings that fill the column of the same name.
-ASKED = (
-    *("framework", "precision", "compile", "memory_format", "batch_size", "image_size", "sequence_length", "data"),
-    *("prompt_tokens", "new_tokens", "depth", "lora_rank", "checkpointing", "optimizer", "num_workers", "seed"),
-)
 
 
 def of_work(settings, workload, phase, scope):
-    """Return the cells that describe the work: the settings that its phase uses, and what the workload knows better."""
+    """Return the cells that describe the work: the settings that its phase uses, and what the workload knows better.
+
+    A setting fills the column of work that has its name.
+    """
     streams = scope in ("input", "end_to_end")
     used = {"num_workers": streams, "batch_size": settings.batch_size != AUTO}
-    asked = {name: getattr(settings, name) for name in ASKED if used.get(name, is_used_in(name, phase))}
+    names = [name for name in (*WORK, "num_workers", "seed") if name in DECLARED]
+    asked = {name: getattr(settings, name) for name in names if used.get(name, is_used_in(name, phase))}
     return {
         **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
         "method_version": METHOD_VERSION,

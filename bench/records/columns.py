@@ -110,7 +110,6 @@ COLUMNS = {
     "process_rates": Column("result", "throughput of each process, in order, separated by spaces"),
     "step_seconds_median": Column("result", "median window / its steps", "positive"),
     "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
-    "step_seconds_min": Column("result", "fastest window / its steps", "positive"),
     "windows": Column("result", "number of measured windows", "number"),
     "steps_per_window": Column("result", "steps between two clock readings", "number"),
     "items": Column("result", "total of all windows; items / seconds is the mean throughput", "positive"),
@@ -122,8 +121,6 @@ COLUMNS = {
     "bottleneck": Column("result", "device, input ..."),
     # learning
     "parameters": Column("result", "trainable", "number"),
-    "loss_first": Column("result", "loss of an epoch's first step", "number"),
-    "loss_last": Column("result", "loss of an epoch's last step", "number"),
     "loss_mean": Column("result", "mean loss of all steps of an epoch", "number"),
     "accuracy": Column("result", "on test data, 0 to 1", "number"),
     # physics
@@ -132,7 +129,6 @@ COLUMNS = {
     "bytes_per_step": Column("result", "that a step of decode or gemv has to read: weights, mean cache", "positive"),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
     "peak_memory_bytes": Column("result", "on the (first) device; of the process if the device is the cpu", "meter"),
-    "reserved_memory_bytes": Column("result", "the most memory that the framework reserved on the device", "meter"),
     "power_watts": Column("result", "mean over at least five seconds of the work, or over a sustained row", "meter"),
     "power_scope": Column("result", "what power_watts covers on each device; the watts are the sum of all devices"),
     "joules_per_item": Column("result", "joules over items in the seconds of power_watts", "meter"),
@@ -146,17 +142,12 @@ COLUMNS = {
 }
 
 
-def of_role(*roles):
-    """List the names of the columns with one of these roles."""
-    return tuple(name for name, column in COLUMNS.items() if column.role in roles)
+def names_of(role):
+    """List the names of the columns with this role."""
+    return tuple(name for name, column in COLUMNS.items() if column.role == role)
 
 
-def of_kind(*kinds):
-    """List the names of the columns of one of these kinds."""
-    return tuple(name for name, column in COLUMNS.items() if column.kind in kinds)
-
-
-WORK, SETUP, VERSIONS = of_role("work"), of_role("setup"), of_role("version")
+WORK, SETUP, VERSIONS = names_of("work"), names_of("setup"), names_of("version")
 
 
 def words_of(row, names=WORK):

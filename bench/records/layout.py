@@ -5,7 +5,6 @@ import sys
 import textwrap
 
 LEAST_WIDTH = 60  # of a terminal; narrower ones wrap by themselves
-ESCAPES = {ord(letter): f"&#{ord(letter)};" for letter in "&<>|[]`"}
 
 
 def terminal_width():
@@ -20,30 +19,19 @@ def wrap(line, indent=""):
 
 
 def table(cells, rows):
-    """Lay out rows as Markdown, or as a block of lines for each row if stdout is a terminal.
+    """Lay out rows as Markdown without empty columns, or as a block of lines for each row if stdout is a terminal.
 
     Args:
         cells: {title: function that returns the cell of a row}, the first one is a block's heading.
     """
+    found = [[str(cell(row)) for cell in cells.values()] for row in rows]
     if terminal_width() is None:
-        return markdown(cells, rows)
+        columns = [column for column in zip(cells, ["---"] * len(cells), *found, strict=True) if any(column[2:])]
+        return "\n".join(f"| {' | '.join(line)} |" for line in zip(*columns, strict=True))
     lines = []
-    for row in rows:
-        heading, *found = ((title, str(cell(row))) for title, cell in cells.items())
+    for heading, *texts in found:
         # A line breaks between two cells, not within one.
-        facts = "; ".join(f"{title}: {text}".replace(" ", "\xa0") for title, text in found if text)
-        lines += [wrap(heading[1], "  "), wrap(f"    {facts}", "    ").replace("\xa0", " ")]
+        named = zip(list(cells)[1:], texts, strict=True)
+        facts = "; ".join(f"{title}: {text}".replace(" ", "\xa0") for title, text in named if text)
+        lines += [wrap(heading, "  "), wrap(f"    {facts}", "    ").replace("\xa0", " ")]
     return "\n".join(lines)
-
-
-def markdown(cells, rows):
-    """Lay out rows as a Markdown table without empty columns."""
-    lines = [[escape(cell(row)) for cell in cells.values()] for row in rows]
-    kept = [i for i in range(len(cells)) if any(line[i] for line in lines)]
-    lines = [[escape(title) for title in cells], ["---"] * len(cells), *lines]
-    return "\n".join("| " + " | ".join(line[i] for i in kept) + " |" for line in lines)
-
-
-def escape(cell):
-    """Turn a title or a cell into plain text in Markdown: no HTML, links, pictures or code."""
-    return str(cell).translate(ESCAPES)

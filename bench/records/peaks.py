@@ -11,27 +11,23 @@ IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks cont
 # (section 4.1 of https://arxiv.org/abs/1509.09308); MLX on Metal has F(6x6, 3x3), which needs 64 for 324.
 WINOGRAD, WINOGRAD_MLX = 36 / 16, 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
+CHIP = ("machine", "device", "cpu_id")  # many servers call different chips by the same name
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 @functools.cache
-def chip_peaks(column="peak_tflops"):
-    """Return {(device, GPU cores, precision): TFLOP/s, or another column}, the device named as its driver reports it.
+def chip_peaks():
+    """Return {(device, GPU cores, precision): TFLOP/s, (device, GPU cores, "bandwidth"): GB/s}.
 
-    Apple sells one name with several numbers of GPU cores; other devices have "".
+    A device is named as its driver reports it. Apple sells one name with several numbers of GPU cores; others have "".
     """
+    found = {}
     with open(CHIP_PEAKS, newline="", encoding="utf-8") as lines:
-        return {
-            (row["driver_name"] or row["device"], row["gpu_cores"], row["dtype"]): float(row[column])
-            for row in csv.DictReader(lines)
-            if row[column]
-        }
-
-
-@functools.cache
-def chip_bandwidths():
-    """Return {(device, GPU cores): GB/s}, with keys as in chip_peaks()."""
-    return {key[:2]: value for key, value in chip_peaks("bandwidth_gb_s").items()}
+        for row in csv.DictReader(lines):
+            texts = {row["dtype"]: row["peak_tflops"], "bandwidth": row["bandwidth_gb_s"]}
+            chip = row["driver_name"] or row["device"], row["gpu_cores"]
+            found |= {(*chip, name): float(text) for name, text in texts.items() if text}
+    return found
 
 
 def is_implausible(row):
@@ -45,10 +41,12 @@ def is_implausible(row):
     asked, is_mlx = row["precision"], row["device"] == "mps" and row.get("framework") == "mlx"
     is_tf32 = asked == "float32" and "tf32" in str(row.get("measured_precision"))
     precision = "tf32" if is_tf32 else SIXTEEN_BITS.get(asked, asked)
-    chip = row["device_name"], str(row["gpu_cores"] or "")
-    fastest = max((rate for (*_, name), rate in chip_peaks().items() if name == precision), default=math.inf)
-    tflops = chip_peaks().get((*chip, precision), fastest)
-    bandwidth = chip_bandwidths().get(chip, max(chip_bandwidths().values()))
+
+    def limit(name):
+        fastest = max((rate for (*_, each), rate in chip_peaks().items() if each == name), default=math.inf)
+        return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), fastest)
+
+    tflops, bandwidth = limit(precision), limit("bandwidth")
     if row.get("workload") in CONVOLUTIONS and (asked == "float32" or is_mlx):
         tflops *= WINOGRAD_MLX if is_mlx else WINOGRAD
     moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
@@ -62,19 +60,21 @@ def flag_implausible(row):
 
 
 def chip_of(row):
-    """Return (machine, device, chip): rows of one machine may come from CPUs that differ only in their cpu_id."""
-    return row["machine"], row["device"], (row["device"] == "cpu" and row.get("cpu_id")) or row["device_name"]
+    """Return what tells chips apart: rows of one machine may come from CPUs that differ only in their cpu_id."""
+    return tuple(row.get(name) or "" for name in CHIP)
 
 
 def measured_peaks(rows):
-    """Return {(*chip_of(row), precision): row} of the best measured peaks, of any framework.
+    """Return the best matmuls and copies of any framework: {(*chip_of(row), precision or "bandwidth"): row}.
 
     Args:
         rows: dicts of text, from results.read(), or of numbers.
     """
-    ok = [row for row in rows if row["model"] == "matmul-peak" and row["status"] == "ok" and row["tflops"]]
-    ranked = sorted(ok, key=lambda row: float(row["tflops"]))
-    return {(*chip_of(row), row["precision"]): row for row in ranked if "implausible" not in row["flags"]}
+    ok = [row for row in rows if row["status"] == "ok" and "implausible" not in row["flags"]]
+    matmuls = sorted((row for row in ok if row["model"] == "matmul-peak"), key=lambda row: float(row["tflops"] or 0))
+    copies = sorted((row for row in ok if row["workload"] == "bandwidth"), key=lambda row: float(row["throughput"]))
+    best = {(*chip_of(row), row["precision"]): row for row in matmuls}
+    return best | {(*chip_of(row), "bandwidth"): row for row in copies}
 
 
 def fraction_of_peak(row, best):
@@ -86,17 +86,10 @@ def fraction_of_peak(row, best):
     return float(row["tflops"]) / float(peak["tflops"]) if peak and row.get("tflops") else None
 
 
-def measured_bandwidths(rows):
-    """Return {chip_of(row): GB/s} of the fastest bandwidth operator, from rows of text or numbers."""
-    moved = [row for row in rows if row["workload"] == "bandwidth" and row["status"] == "ok" and row["throughput"]]
-    rates = sorted((float(row["throughput"]), chip_of(row)) for row in moved if "implausible" not in row["flags"])
-    return {chip: rate for rate, chip in rates}
-
-
 def fraction_of_bandwidth(row, best):
     """Return a row's GB/s over its chip's measured bandwidth; None if either is unknown.
 
     It may exceed 1, because decode only reads, which some machines do faster than they copy.
     """
-    measured = best.get(chip_of(row))
-    return float(row["bandwidth"]) / measured if measured and row.get("bandwidth") else None
+    copy = best.get((*chip_of(row), "bandwidth"))
+    return float(row["bandwidth"]) / float(copy["throughput"]) if copy and row.get("bandwidth") else None

@@ -52,11 +52,9 @@ def describe(rows, stored):
     who = f"{first['framework']} {first['framework_version'] or ''} on {first['device_name'] or first['cpu_name']}"
     where = ", ".join(filter(None, [first["device"] or "ended early", describe_setup(first)]))
     lines = [layout.wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
-    best, moved = peaks.measured_peaks(stored), peaks.measured_bandwidths(stored)
+    best = peaks.measured_peaks(stored)
     sustained = [row for row in rows if row.get("elapsed_seconds")]
-    lines += [
-        describe_result(row, best, moved) for row in rows if not row.get("elapsed_seconds") or row["status"] != "ok"
-    ]
+    lines += [describe_result(row, best) for row in rows if row not in sustained or row["status"] != "ok"]
     said = [describe_sustained(sustained), describe_slowdown(rows, stored)]
     if not best and any(row.get("tflops") for row in rows):
         said.append("run `make tflops` to compare this with the machine's peak")
@@ -81,11 +79,11 @@ def describe_rate(row):
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
-def describe_result(row, best, moved):
+def describe_result(row, best):
     """Describe one row in lines: its result, its interval, its details and its warnings.
 
     Args:
-        best, moved: the peaks and bandwidths that `make tflops` measured on this machine.
+        best: what `make tflops` measured on this machine, from peaks.measured_peaks().
     """
     lines = []
     if row.get("epoch"):
@@ -96,7 +94,7 @@ def describe_result(row, best, moved):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if count_processes(row) > 1:
             lines.append(row["process_rates"].replace(" ", ", "))
-        lines.append(describe_details(row, best, moved))
+        lines.append(describe_details(row, best))
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
         lines.append(f"{row['status']}: {row['note'] or ('of the complete windows' if is_partial else '')}")
@@ -118,7 +116,7 @@ def describe_interval(row):
     return f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])} ({made_of})"
 
 
-def describe_details(row, best, moved):
+def describe_details(row, best):
     """Describe in one line what a row has besides its rate: first step, memory, TFLOP/s, GB/s, sensors."""
     details = [f"first step {row['first_step_seconds']:.3g} s"]
     if row["phase"] == "prefill":
@@ -132,7 +130,7 @@ def describe_details(row, best, moved):
         rate = format_number(row["tflops"], "{:.3g}")
         details.append(f"{rate} TFLOP/s{share}, {row['measured_precision']} as measured")
     if row.get("bandwidth"):
-        fraction = peaks.fraction_of_bandwidth(row, moved)
+        fraction = peaks.fraction_of_bandwidth(row, best)
         share = f" ({100 * fraction:.3g} % of the bandwidth that `make tflops` measured)" if fraction else ""
         details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     return ", ".join(details + describe_physics(row))

@@ -10,8 +10,6 @@ import io
 import os
 from pathlib import Path
 
-from filelock import FileLock
-
 from bench.records.columns import COLUMNS, SCHEMA
 from bench.settings import SettingError
 
@@ -70,25 +68,27 @@ def read(path):
         ResultsError: the file is foreign, damaged, or of another version.
     """
     try:
-        text = Path(path).read_bytes().decode()
+        return parse(Path(path).read_bytes().decode(), path)
     except FileNotFoundError:
         return []
     except UnicodeDecodeError:
         raise ResultsError(f"{path} is not UTF-8: save it as UTF-8") from None
+
+
+def parse(text, path):
+    """Return the rows of a file's text, as read() does; `path` is for messages."""
     header, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     if not lines:
         return []
     if unknown := set(header) - set(COLUMNS) or {"schema", "machine"} - set(header):
-        raise ResultsError(f"{path} is not a results file of this version ({', '.join(unknown)}): move it away")
+        raise ResultsError(f"{path} is not a results file of this version ({unknown}): move it away")
     rows = []
     for number, cells in enumerate(lines, 2):
         if len(cells) != len(header):
             raise ResultsError(f"{path}: fix or delete its line {number}: {len(cells)} cells instead of {len(header)}")
         row = dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=True))
         if row["schema"] != str(SCHEMA):
-            raise ResultsError(
-                f"{path}: line {number} has schema {row['schema']} instead of {SCHEMA}: move the file away"
-            )
+            raise ResultsError(f"{path}: line {number} has schema {row['schema']!r}, not {SCHEMA}: move the file away")
         rows.append(row)
     if not text.endswith("\n"):
         raise ResultsError(f"{path}: its last line is incomplete: complete or delete that line, then run again")
@@ -118,4 +118,6 @@ def _write_at_once(path, text, keeps):
 
 
 def _locked(path):
+    from filelock import FileLock  # only here: `make submit` reads files without any package
+
     return FileLock(f"{path}.lock", timeout=LOCK_SECONDS)  # its Timeout is an OSError

@@ -3,15 +3,14 @@
 import numpy as np
 import pandas as pd
 
-from bench.records import columns, results
+from bench.records import columns, peaks, results
 from bench.records.columns import format_number
-from bench.records.peaks import SIXTEEN_BITS
 from bench.records.verdict import OPERATORS
 
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
 WORK = (*columns.WORK, "kind")
 RATE = ["value", "low", "high"]
-CHIP = ["machine", "device", "cpu_id"]  # many servers call different chips by the same name
+CHIP = list(peaks.CHIP)
 
 
 def read_rows(paths, warn=print):
@@ -32,12 +31,12 @@ def read_rows(paths, warn=print):
 def convert(rows):
     """Convert rows of text to a frame; raise ValueError for a number that cannot be one, as 0 cannot be a rate."""
     frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str)
-    for name in columns.of_kind("number", "positive", "meter"):
+    kinds = {name: column.kind for name, column in columns.COLUMNS.items() if column.kind != "text"}
+    for name, kind in kinds.items():
         try:
             found = frame[name].replace("", "nan").astype(float)
         except ValueError as error:
             raise ValueError(f"its {name} is not a number: {error}") from None
-        kind = columns.COLUMNS[name].kind
         is_sound = (found > 0) & np.isfinite(found)
         if kind == "positive" and not (is_sound | found.isna()).all():
             raise ValueError(f"its {name} is not always above 0 and finite")
@@ -85,7 +84,7 @@ def add_shares(lines):
     own = lines[~lines["published"] & ~lines["flags"].str.contains("implausible")]
     matmul = own[own["model"] == "matmul-peak"].groupby([*CHIP, "precision"])["tflops"].max().rename("peak")
     moved = own[own["workload"] == "bandwidth"].groupby(CHIP)["throughput"].max().rename("moved")
-    keys = lines[[*CHIP, "precision"]].replace({"precision": SIXTEEN_BITS})
+    keys = lines[[*CHIP, "precision"]].replace({"precision": peaks.SIXTEEN_BITS})
     best = keys.join(matmul, on=[*CHIP, "precision"]).join(moved, on=CHIP).where(~lines["published"])
     return lines.assign(of_peak=lines["tflops"] / best["peak"], of_bandwidth=lines["bandwidth"] / best["moved"])
 

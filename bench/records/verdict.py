@@ -20,15 +20,10 @@ class Rate(NamedTuple):
     high: float | None = None
 
     @classmethod
-    def parse(cls, throughput, low, high):
-        """Build a Rate from cells: numbers or text; an interval with a blank, None or NaN end is unknown."""
-        ends = [math.nan if end is None or end == "" else float(end) for end in (low, high)]
-        return cls(float(throughput), *([None, None] if any(map(math.isnan, ends)) else ends))
-
-    @classmethod
     def of_row(cls, row):
-        """Build the Rate of a row with a throughput, a dict of numbers or text."""
-        return cls.parse(row["throughput"], row["throughput_low"], row["throughput_high"])
+        """Build the Rate of a row, a dict of numbers or text; an interval with a blank or NaN end is unknown."""
+        ends = [float(row[name] or "nan") for name in ("throughput_low", "throughput_high")]
+        return cls(float(row["throughput"]), *([None, None] if any(map(math.isnan, ends)) else ends))
 
     def overlaps(self, other):
         """Return whether the two cannot be told apart; without intervals they cannot."""

@@ -89,7 +89,6 @@ class Measurement:
     throughput_high: float | None
     step_seconds_median: float
     step_seconds_p95: float | None
-    step_seconds_min: float
     windows: int
     steps_per_window: int
     items: int
@@ -265,7 +264,6 @@ def measure_ready(job: Job, ready, run):
         throughput_high=max(throughput, in_window / low) if low else None,
         step_seconds_median=middle / steps,
         step_seconds_p95=p95(windows) if steps == 1 else None,
-        step_seconds_min=min(windows) / steps,
         windows=len(windows),
         steps_per_window=steps,
         items=items,

@@ -20,23 +20,13 @@ def test_the_row_is_that_of_the_median_process_or_the_slower_of_two(rates, middl
     assert (found["throughput"], found["seconds"]) == (middle, 1 / middle)
     assert (found["throughput_low"], found["throughput_high"]) == (min(rates) - 1, max(rates) + 1)
     assert found["process_rates"] == " ".join(f"{rate:g}" for rate in rates)
-
-
-def test_an_interval_is_that_of_one_process_or_the_range_of_several():
-    assert [combine([[row(3.0)]])[0][end] for end in ("throughput_low", "throughput_high")] == [None, None]
-    (found,) = combine([[row(3.0)], [row(5.0)]])
-    assert (found["throughput_low"], found["throughput_high"]) == (3, 5)
+    assert combine([[row(3.0)]])[0]["throughput_low"] is None
 
 
 def test_quantities_stay_apart_and_in_order():
     first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input"), row(30.0, elapsed_seconds=10.0)]
     found = combine([first, [row(11.0)], [row(12.0)]])
-    assert [(each["phase"], each["scope"], each["process_rates"]) for each in found] == [
-        ("inference", "device", "10 11 12"),
-        ("forward", "device", "20"),
-        ("inference", "input", "30"),
-        ("inference", "device", "30"),
-    ]
+    assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "30"]
 
 
 def test_warnings_of_all_processes_are_kept():

@@ -47,20 +47,14 @@ def test_the_share_of_the_measured_peak_is_named():
     assert "make tflops" in report.describe([ROW | MEASURED | {"tflops": 0.1}], [])
 
 
-def canary(seconds, **changes):
-    return (
-        dict.fromkeys(columns.COLUMNS, "")
-        | {"canary_seconds": str(seconds), "device": "cpu", "framework": "torch"}
-        | changes
-    )
-
-
-def test_a_machine_that_was_faster_before_is_reported():
+@pytest.mark.parametrize(
+    ("seconds", "cpu_id", "warns"), [(0.001, "", True), (0.00135, "", False), (0.001, "another chip", False)]
+)
+def test_a_machine_that_was_faster_before_is_reported(seconds, cpu_id, warns):
+    before = dict.fromkeys(columns.COLUMNS, "") | {"device": "cpu", "framework": "torch"}
+    stored = [before | {"canary_seconds": str(each), "cpu_id": cpu_id} for each in (seconds, 2 * seconds)]
     now = ROW | {"canary_seconds": 0.0014, "device_name": "", "python": ""}
-    assert "1.40 times" in report.describe_slowdown([now], [canary(0.001), canary(0.002)])
-    assert report.describe_slowdown([now], [canary(0.00135)]) == ""
-    assert report.describe_slowdown([now], [canary(0.001, cpu_id="another chip")]) == ""
-    assert report.describe_slowdown([ROW], [canary(0.001)]) == ""
+    assert ("1.40 times" in report.describe_slowdown([now], stored)) == warns
 
 
 def scaled(size, rate, low, high):

@@ -3,7 +3,6 @@
 import errno
 import subprocess
 import sys
-import time
 from os import write
 
 import pytest
@@ -16,33 +15,25 @@ OLD = ["schema", "machine", "run_id", "note"]
 ROW = {"schema": 2, "machine": "m"}
 
 
-def lines_of(path):
-    return path.read_text().splitlines()
-
-
 def test_a_row_comes_back_as_it_was_written(tmp_path):
     path = tmp_path / "m.csv"
     assert results.read(path) == []
     path.touch()
     assert results.read(path) == []
-    results.append(
-        path, ROW | {"run_id": "a", "throughput": 12.3456789, "parameters": 25557032, "note": "two\nlines, 1"}
-    )
-    results.append(path, ROW | {"run_id": "b", "throughput": None})
+    results.append(path, ROW | {"throughput": 12.3456789, "parameters": 25557032, "note": "two\nlines, 1"})
+    results.append(path, ROW | {"throughput": None})
     first, second = results.read(path)
     assert (first["throughput"], first["parameters"], first["note"]) == ("12.3457", "25557032", "two lines, 1")
-    assert (second["run_id"], second["throughput"], second["flags"]) == ("b", "", "")
-    assert len(lines_of(path)) == 3
+    assert (second["throughput"], second["flags"]) == ("", "")
 
 
 def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
     path = tmp_path / "m.csv"
     path.write_text(",".join(OLD) + '\n2,m,x,"a, b"\n')
     results.append(path, ROW | {"run_id": "y", "throughput": 2.5})
-    assert lines_of(path)[0] == ",".join(COLUMNS)
-    old, new = results.read(path)
-    assert (old["run_id"], old["note"], old["throughput"]) == ("x", "a, b", "")
-    assert (new["run_id"], new["note"], new["throughput"]) == ("y", "", "2.5")
+    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
+    found = [(row["run_id"], row["note"], row["throughput"]) for row in results.read(path)]
+    assert found == [("x", "a, b", ""), ("y", "", "2.5")]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +42,7 @@ def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
         *((",".join(OLD) + f"\n2,m,x,y\n{line}\n", "its line 3") for line in ("2,m,x", "2,m,x,y,z")),
         ("device,fps\nm1,3\n", "fps"),
         (",".join(OLD) + "\n2,m,x,y", "last line"),
-        (",".join(OLD) + "\n1,m,x,y\n", "schema 1"),
+        (",".join(OLD) + "\n1,m,x,y\n", "schema '1'"),
         ("\udcff", "UTF-8"),
     ],
 )
@@ -73,39 +64,23 @@ def test_a_place_that_cannot_be_written_to_is_named_before_anything_is_measured(
         results.prepare(tmp_path / "file" / "m.csv")
 
 
-def appending(path, name, rows):
-    """Start a process that appends this number of rows, each with its number and a long note."""
-    program = (
-        "import sys; from pathlib import Path; from bench.records import results\n"
-        "for i in range(int(sys.argv[3])):\n"
-        "    row = {'schema': 2, 'machine': 'm', 'run_id': sys.argv[2], 'items': i, 'note': 'x' * 200}\n"
-        "    results.append(Path(sys.argv[1]), row)\n"
-    )
-    return subprocess.Popen([sys.executable, "-c", program, str(path), name, str(rows)])
+APPEND = """
+import sys
+from pathlib import Path
+from bench.records import results
+for i in range(50):
+    row = {"schema": 2, "machine": "m", "run_id": sys.argv[2], "items": i, "note": "x" * 200}
+    results.append(Path(sys.argv[1]), row)
+"""
 
 
 def test_parallel_processes_lose_and_mix_no_rows(tmp_path):
     path = tmp_path / "m.csv"
-    writers = [appending(path, str(n), 50) for n in range(4)]
+    writers = [subprocess.Popen([sys.executable, "-c", APPEND, str(path), str(n)]) for n in range(4)]
     assert [writer.wait() for writer in writers] == [0] * 4
     rows = results.read(path)
     assert len(rows) == len({(row["run_id"], row["items"]) for row in rows}) == 200
     assert all(row["note"] == "x" * 200 for row in rows)
-
-
-def test_kill_at_any_moment_leaves_a_readable_file(tmp_path):
-    path = tmp_path / "m.csv"
-    for attempt in range(1, 6):
-        writer = appending(path, str(attempt), 10**6)
-        size = path.stat().st_size if path.exists() else 0
-        while writer.poll() is None and (not path.exists() or path.stat().st_size <= size + 3000 * attempt):
-            time.sleep(0.001)
-        writer.kill()
-        writer.wait()
-        results.prepare(path)
-        kept = [int(row["items"]) for row in results.read(path) if row["run_id"] == str(attempt)]
-        assert kept == list(range(len(kept)))
-        assert kept
 
 
 def full(*arguments):
