@@ -24,6 +24,7 @@ DEFAULTS = ("compile", "memory_format", "optimizer", "sequence_length", "prompt_
 DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
 # Inches
 WIDE, MARGIN, ROW = 8.0, 0.35, 0.2
+FULL = WIDE - 2 * MARGIN
 NAME, BAR, BAR_END, VALUE, NOTE, SHARE = 1.72, 3.4, 4.68, 5.93, 6.03, WIDE - MARGIN
 OWN = dict(zip(NUMBERS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
 LINE = 115  # letters
@@ -37,9 +38,10 @@ FOOTER = (
 class Card(NamedTuple):
     """What the card of a machine shows, apart from its layout."""
 
+    file: str
     name: str
     about: str
-    tiles: list[tuple[str, str, str]]  # (figure, unit, what it is)
+    tiles: list[tuple[str, str]]  # (figure with its unit, what it is)
     blocks: dict[object, list[dict]]  # {work of the set: its lines, own ones first and with `numbers`}
     processes: str
     limits: list[str]
@@ -59,17 +61,18 @@ def make_card(stored, machine, framework):
     others = choose_published([line for line in resident if line["published"]], own, kind)
     shown = [line for found in own.values() for line in found]
     last = max(shown, key=lambda line: line["timestamp"])
-    counts = sorted({line["processes"] for line in shown})
+    counts = [line["processes"] for line in shown]
     software = f"{FRAMEWORKS[framework].title} {last['framework_version']}"
     memory = f"{last['memory_gb']} GiB" if last["memory_gb"] else ""
     about = [machine, memory, last["os"].partition(",")[0], software, last["timestamp"][:10]]
     is_same = (lines["framework"] == framework) & (lines["kind"] == kind) & (lines["precision"] == "float32")
     return Card(
+        file=f"{machine}-{framework}.png",
         name=name_chip(last),
         about="   ".join(filter(None, about)),
         tiles=list_tiles(lines, last, {line["numbers"] for line in shown}),
-        blocks={work: found + others.get(work, []) for work, found in own.items()},
-        processes=" to ".join(dict.fromkeys(map(str, (counts[0], counts[-1])))),
+        blocks={work: found + others[work] for work, found in own.items()},
+        processes=" to ".join(dict.fromkeys(map(str, (min(counts), max(counts))))),
         limits=describe_limits(select.scopes(lines[is_same]), shown),
         doubts=list_doubts(own, shown),
     )
@@ -105,16 +108,11 @@ def choose_published(published, own, kind):
                 is_same = peaks.SIXTEEN_BITS.get(other["precision"], other["precision"]) == line["numbers"]
                 is_same &= other["compile"] in ("", "0") and other["prompt_tokens"] in ("", line["prompt_tokens"])
                 if is_same and is_work(other, work):
-                    offers.setdefault(other["device_name"], {})[work, line["numbers"]] = other
-
-    def rank(found):
-        return len({work for work, _ in found}), next(iter(found.values()))["kind"] == kind
-
-    chosen = {}
-    for found in sorted(offers.values(), key=rank, reverse=True)[:MOST_PUBLISHED]:
-        for (work, _), line in found.items():
-            chosen.setdefault(work, []).append(line)
-    return chosen
+                    of_device = offers.setdefault((other["device_name"], other["kind"] == kind), {})
+                    of_device.setdefault(work, {})[line["numbers"]] = other
+    # Devices of the same kind come first among those that compare with equally many.
+    best = sorted(offers, key=lambda device: (len(offers[device]), device[1]), reverse=True)[:MOST_PUBLISHED]
+    return {work: [line for device in best for line in offers[device].get(work, {}).values()] for work in own}
 
 
 def name_chip(line):
@@ -125,28 +123,20 @@ def name_chip(line):
 
 
 def list_tiles(lines, last, formats):
-    """List the best matmul in each of the formats and the memory bandwidth: [(figure, unit, what it is)]."""
+    """List the best matmul in each of the formats and the memory bandwidth: [(figure with its unit, what it is)]."""
     own = lines[~lines["published"] & (lines[tables.CHIP] == [last[name] for name in tables.CHIP]).all(axis=1)]
-    chip, matmuls = (last["device_name"], last["gpu_cores"]), own[own["model"] == "matmul-peak"]
-    best = matmuls.groupby("precision")["tflops"].max()
-    found = [
-        (best[numbers], "TFLOP/s", f"{numbers} matmul", peaks.chip_peaks().get((*chip, numbers)))
-        for numbers in NUMBERS
-        if numbers in formats and numbers in best
-    ]
-    if (rate := own.loc[own["workload"] == "bandwidth", "value"].max()) > 0:
-        found.append((rate, "GB/s", "memory bandwidth", peaks.chip_bandwidths().get(chip)))
-    return [
-        (format_number(rate, "{:.3g}"), unit, what + (f" (rated {format_number(rated)})" if rated else ""))
-        for rate, unit, what, rated in found
-    ]
+    best = own[own["model"] == "matmul-peak"].groupby("precision")["tflops"].max()
+    found = [numbers for numbers in NUMBERS if numbers in formats and numbers in best]
+    tiles = [(best[numbers], "TFLOP/s", f"{numbers} matmul") for numbers in found]
+    moved = own.loc[own["workload"] == "bandwidth", "value"]
+    tiles += [(moved.max(), "GB/s", "memory bandwidth")] * bool(len(moved))
+    return [(f"{format_number(rate, '{:.3g}')} {unit}", what) for rate, unit, what in tiles]
 
 
 def describe_limits(runs, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
-    said = []
-    for whole in (parts["end_to_end"] for parts in runs[-1:]):
-        said.append(f"{whole['model']} {whole['phase']} from JPEG files, {whole['note'].partition(';')[0]}.")
+    wholes = [parts["end_to_end"] for parts in runs[-1:]]
+    said = [f"{line['model']} {line['phase']} from JPEG files, {line['note'].partition(';')[0]}." for line in wholes]
     shares = {
         "The models reach {} of the best matmul.": [line["of_peak"] for line in lines if line["phase"] != "decode"],
         "Decode reads at {} of the memory bandwidth.": [line["of_bandwidth"] for line in lines],
@@ -189,14 +179,14 @@ def draw_card(card):
     """Draw the card and return the figure."""
     figure, axes = draw.sheet(WIDE)
     write = functools.partial(draw.write, axes)
-    write(card.name, MARGIN, 0.42, WIDE - 2 * MARGIN, size=19, weight="bold")
-    write(card.about, MARGIN, 0.74, WIDE - 2 * MARGIN, size=8.5, color=GREY)
+    write(card.name, MARGIN, 0.42, FULL, size=19, weight="bold")
+    write(card.about, MARGIN, 0.74, FULL, size=8.5, color=GREY)
     top, count = 1.0, len(card.tiles)
-    for i, (number, unit, what) in enumerate(card.tiles):
-        wide = (WIDE - 2 * MARGIN - 0.12 * (count - 1)) / count
+    for i, (rate, what) in enumerate(card.tiles):
+        wide = (FULL - 0.12 * (count - 1)) / count
         left = MARGIN + i * (wide + 0.12)
         axes.barh(top + 0.3, wide, 0.6, left=left, color=PALE)
-        write(f"{number} {unit}", left + 0.12, top + 0.22, wide - 0.24, size=15, weight="bold")
+        write(rate, left + 0.12, top + 0.22, wide - 0.24, size=15, weight="bold")
         write(what, left + 0.12, top + 0.47, wide - 0.24, size=8, color=GREY)
     top += 0.78 if card.tiles else 0
     for at, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (SHARE, "of peak", "right")):
@@ -209,10 +199,10 @@ def draw_card(card):
         write(title, MARGIN, top + 0.12, 2, size=9, weight="bold")
         for line in lines:
             top += 0.165
-            write(line, MARGIN, top + 0.14, WIDE - 2 * MARGIN, size=8.2)
+            write(line, MARGIN, top + 0.14, FULL, size=8.2)
         top += 0.3
     for words in FOOTER:
-        write(words.format(card.processes), MARGIN, top + 0.1, WIDE - 2 * MARGIN, size=7.2, color=GREY)
+        write(words.format(card.processes), MARGIN, top + 0.1, FULL, size=7.2, color=GREY)
         top += 0.15
     figure.set_figheight(top + 0.2)
     axes.set_ylim(top + 0.2, 0)
@@ -242,15 +232,15 @@ def draw_block(axes, work, bars, top):
     return top + max(2, len(bars)) * ROW + 0.13
 
 
-def save_card(card, folder, machine, framework):
-    return draw.save(draw_card(card), folder / "cards" / f"{machine}-{framework}.png", dpi=draw.SHEET_DPI)
+def save_card(card, folder):
+    return draw.save(draw_card(card), folder / "cards" / card.file, dpi=draw.SHEET_DPI)
 
 
 def draw_all(stored, folder):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
     own = stored.believed.loc[~stored.believed["published"], ["machine", "framework"]].drop_duplicates()
-    cards = [(make_card(stored, *of), *of) for of in own.itertuples(index=False)]
-    return [save_card(card, folder, *of) for card, *of in cards if card]
+    cards = [make_card(stored, *of) for of in own.itertuples(index=False)]
+    return [save_card(card, folder) for card in cards if card]
 
 
 def finish(folder, machine, framework):
@@ -260,4 +250,4 @@ def finish(folder, machine, framework):
     if card is None:
         return [*said, "too few workloads were measured for a card"]
     said += ["", card.name, *(layout.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]
-    return [*said, f"card: {cli.display_path(save_card(card, folder, machine, framework))}"]
+    return [*said, f"card: {cli.display_path(save_card(card, folder))}"]

@@ -26,6 +26,7 @@ BARS_WIDE = 4.6  # a panel of bars, without the text next to it
 LINES_WIDE, LINES_HIGH = 8.2, 2.5  # width of all panels of lines in a row, height of each
 AXIS_NAME = 0.5  # below the lowest panel
 COLUMN_NAMES = 0.95  # between panels of lines side by side
+FILLED = {"left": 0, "right": 1, "bottom": 0, "top": 1}  # names and legends are outside of the figure, see save()
 
 
 class Curve(NamedTuple):
@@ -58,13 +59,9 @@ def bars(panels, unit, keys):
     inches = [BAR * (frame.index[-1] + 1.2) for _, frame in panels]
     gap = GAP / (sum(inches) / len(inches))
     height = sum(inches) + GAP * (len(inches) - 1)
-    figure, axes = plt.subplots(
-        len(panels),
-        figsize=(BARS_WIDE, height),
-        sharex=True,
-        squeeze=False,
-        gridspec_kw={"height_ratios": inches, "hspace": gap, "left": 0, "right": 1, "bottom": 0, "top": 1},
-    )
+    grid = FILLED | {"height_ratios": inches, "hspace": gap}
+    options = {"figsize": (BARS_WIDE, height), "sharex": True, "squeeze": False, "gridspec_kw": grid}
+    figure, axes = plt.subplots(len(panels), **options)
     drawn = pd.concat([frame for _, frame in panels])
     room = max(0.16, 0.018 * drawn["text"].str.len().max())  # for the texts at the ends
     is_log = set_scale(axes[0, 0], "x", drawn[["value", "low", "high"]], room)
@@ -82,8 +79,7 @@ def bars(panels, unit, keys):
                 options = {"fmt": "o", "markersize": 5, "markerfacecolor": face, "elinewidth": 2}
                 each.errorbar(value, part.index, xerr=ends, color=colour, **options)
             else:
-                options = {"color": face, "edgecolor": colour, "ecolor": "#444444"}
-                each.barh(part.index, value, 0.7, xerr=ends, **options)
+                each.barh(part.index, value, 0.7, xerr=ends, color=face, edgecolor=colour, ecolor="#444444")
         ends = frame[["value", "high"]].max(axis=1)
         for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
             each.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
@@ -111,16 +107,10 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
     """
     if not curves:
         return None
-    wide = len(panels) // rows
-    height = LINES_HIGH * rows
-    figure, axes = plt.subplots(
-        rows,
-        wide,
-        figsize=(LINES_WIDE, height),
-        sharex=True,
-        squeeze=False,
-        gridspec_kw={"left": 0, "right": 1, "bottom": 0, "top": 1, "wspace": COLUMN_NAMES / (LINES_WIDE / wide)},
-    )
+    wide, height = len(panels) // rows, LINES_HIGH * rows
+    grid = FILLED | {"wspace": COLUMN_NAMES / (LINES_WIDE / wide)}
+    options = {"figsize": (LINES_WIDE, height), "sharex": True, "squeeze": False, "gridspec_kw": grid}
+    figure, axes = plt.subplots(rows, wide, **options)
     for each, (column, name) in zip(axes.flat, panels.items(), strict=True):
         for i, curve in enumerate(curves):
             x, y, options = curve.frame["x"], curve.frame[column], style(i, curve)
@@ -138,7 +128,7 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
         if is_log2:
             each.set_xscale("log", base=2)
             write_powers(each.xaxis, 2, (1,))
-        if len(ticks) <= 6:
+        if len(ticks) <= 6 and all(abs(x - round(x)) < 1e-6 for x in ticks):
             each.set_xticks(ticks)
     figure.suptitle(title, fontsize=10, y=1 + 0.1 / height, va="bottom")
     add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], columns=2)
