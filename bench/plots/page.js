@@ -39,13 +39,12 @@ function bestOf(lines) {
 
 // The value that most machines have, of those of own lines if there are any.
 function usual(lines, name) {
-  const found = new Map();
+  const machines = new Map();
   const own = new Set(lines.filter((line) => !isPublished(line)).map((line) => line[name]));
   for (const line of lines.filter((line) => own.has(line[name]) || !own.size)) {
-    if (!found.has(line[name])) found.set(line[name], new Set());
-    found.get(line[name]).add(line.machine);
+    machines.set(line[name], (machines.get(line[name]) ?? new Set()).add(line.machine));
   }
-  return [...found].sort(([, a], [, b]) => b.size - a.size)[0]?.[0] ?? "";
+  return [...machines].sort(([, a], [, b]) => b.size - a.size)[0]?.[0] ?? "";
 }
 
 // What the address asks for where it exists: {chosen, options, lines}.
@@ -102,8 +101,7 @@ let data, lines;
 
 // Make an element; attributes beginning with "on" are handlers, strings become text.
 function element(tag, attributes = {}, ...children) {
-  const made = SVG.includes(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag)
-    : document.createElement(tag);
+  const made = document.createElementNS(`http://www.w3.org/${SVG.includes(tag) ? "2000/svg" : "1999/xhtml"}`, tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (value !== null) made.setAttribute(name, value);
@@ -114,10 +112,8 @@ function element(tag, attributes = {}, ...children) {
 
 const at = (id) => document.getElementById(id);
 
-function sourceOf(line) {
-  if (!/^https?:\/\//i.test(line.source)) return line.source;
-  return element("a", {href: line.source, rel: "noopener noreferrer", target: "_blank"}, line.source);
-}
+const sourceOf = ({source}) => /^https?:\/\//i.test(source)
+  ? element("a", {href: source, rel: "noopener noreferrer", target: "_blank"}, source) : source;
 
 // Columns of the table: title, text or node of a line, value to sort by, class.
 const COLUMNS = {
@@ -138,8 +134,8 @@ const COLUMNS = {
 };
 
 function describe(line) {
-  const flags = warnings(line).split(" ").filter(Boolean).map((flag) => element("div", {},
-    flag + (Object.hasOwn(data.flags, flag) ? `: ${data.flags[flag]}` : "")));
+  const flags = warnings(line).split(" ").filter(Boolean).map((flag) =>
+    element("div", {}, Object.hasOwn(data.flags, flag) ? `${flag}: ${data.flags[flag]}` : flag));
   const measured = (value, unit) => value && `${figure(value)} ${unit}`;
   const share = (part, of) => part && `${(100 * part).toFixed(1)} % of this machine's measured ${of}`;
   const facts = {
@@ -271,9 +267,6 @@ function render() {
 function start() {
   data = JSON.parse(at("data").textContent);
   lines = readLines(data);
-  for (const [flag, words] of Object.entries(data.flags)) {
-    at("flags").append(element("dt", {}, flag), element("dd", {}, words));
-  }
   at("filter").oninput = () => location.replace(
     writeAddress({...readAddress(location.hash), q: at("filter").value}));
   window.addEventListener("hashchange", render);

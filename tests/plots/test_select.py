@@ -7,7 +7,6 @@ from tests.records.examples import MATMUL, rate, write
 
 PEAK = MATMUL | {"model": "matmul-peak", "device": "cuda"}
 MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
-BERT = {"workload": "transformer", "model": "bert-base", "image_size": "", "sequence_length": "128"}
 LLM = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": "", "unit": "tokens/s"}
 DECODE = LLM | {"phase": "decode", "new_tokens": "128", "depth": "0"}
 PREFILL = LLM | {"phase": "prefill", "prompt_tokens": "512"}
@@ -41,18 +40,13 @@ def test_epochs_over_depth_with_seconds_as_published(folder, load):
         # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
         (select.depths, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP], [5000]),
         (select.depths, [rate(9000) | MLP | {"model": "mlp-3000-1000"}], []),
-        *(
-            (select.depths, [rate(9000) | MLP | {name: text}], [])
-            for name, text in (("batch_size", "64"), ("precision", "bfloat16"), ("optimizer", "adam"), ("compile", "1"))
-        ),
+        (select.depths, [rate(9000) | MLP | {"optimizer": "adam"}, rate(9000) | MLP | {"compile": "1"}], []),
         # Only resident batches of the usual size are compared.
         (select.resident, [rate(10), rate(99) | {"scope": "end_to_end"}, rate(98) | {"image_size": "128"}], [10]),
-        (select.resident, [rate(20) | BERT, rate(97) | BERT | {"sequence_length": "384"}], [20]),
         # Quantised weights and larger batches are other work; so are prompts and depths of another length.
         (select.generation, [rate(5) | DECODE, rate(99) | DECODE | CITED | {"precision": "4-bit"}], [5]),
         (select.generation, [rate(9) | DECODE, rate(20) | DECODE | {"batch_size": "4"}], [9]),
         (select.generation, [rate(9) | DECODE, rate(8) | DECODE | {"depth": "512"}, rate(5) | PREFILL], [5, 8, 9]),
-        (select.generation, [rate(9) | TUNED], []),
         (select.training_of_llm, [rate(9) | TUNED, rate(5) | TUNED | {"batch_size": "4"}, rate(3) | DECODE], [9]),
         (select.training_of_llm, [rate(9) | TUNED | {"lora_rank": "0"}, rate(7) | TUNED | {"lora_rank": "8"}], [7, 9]),
         # Of several setups, the fastest is a point of a line.
