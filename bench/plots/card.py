@@ -171,8 +171,8 @@ def describe(line):
     if line["published"]:
         return line["device_name"], ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]]), ""
     share = line["of_bandwidth"] if line["phase"] == "decode" else line["of_peak"]
-    share = f"{100 * share:.0f} %" if share > 0 else ""
-    return line["precision"], tables.interval(line) or "no interval", share
+    ends = f"{format_number(line['low'])} to {format_number(line['high'])}" if line["low"] > 0 else "no interval"
+    return line["precision"], ends, f"{100 * share:.0f} %" if share > 0 else ""
 
 
 def draw_card(card):

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 
 from bench.records import columns, peaks, results
-from bench.records.columns import format_number
 from bench.records.verdict import OPERATORS
 
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
@@ -93,8 +92,3 @@ def limit_rows(frame, limit):
     """Keep at most `limit` lines: own before published ones, and each machine's first before any machine's second."""
     turns = pd.DataFrame({"published": frame["published"], "turn": frame.groupby("machine", sort=False).cumcount()})
     return frame[frame.index.isin(turns.sort_values(["published", "turn"], kind="stable").index[:limit])]
-
-
-def interval(row):
-    """Format a line's interval, blank if there is none."""
-    return f"{format_number(row['low'])} to {format_number(row['high'])}" if pd.notna(row["low"] + row["high"]) else ""
