@@ -237,7 +237,7 @@ def open_job(bench: Bench, workload: Workload, phase, scope):
         items = settings.num_images if phase == settings.phase and scope in SCOPES else None
         items_per_step = workload.items_per_step * bench.device.world_size
         limits = settings.max_seconds, settings.target_ci, items
-        watches = bench.instruments.watches() if group.ranks.rank == 0 else ()
+        watches = (meters.Watch(bench.instruments),) if group.ranks.rank == 0 else ()
         yield measure.Job(group.watch_over(session), items_per_step, *limits, clock=group.clock, watches=watches)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
