@@ -315,7 +315,7 @@ def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
             "status": "ok",
             "epoch": epoch,
             "stop_reason": "epoch",
-            "flags": " ".join(flags),
+            "flags": " ".join(dict.fromkeys(flags)),
             "throughput": count / seconds,
             "items": count,
             "seconds": seconds,

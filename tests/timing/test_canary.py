@@ -37,9 +37,6 @@ def test_a_framework_without_matmul_has_no_canary():
 
 
 def test_a_cpus_canary_is_a_matmul_in_numpy_and_never_flags():
-    session = canary.NumPyMatmul()
-    session.step()
-    assert session.read() == pytest.approx(float(session.a[-1].astype(float) @ session.b[:, -1]), rel=1e-4)
     bird = canary.open_canary(None, "cpu", None)
     bird.seconds /= 100  # as if the machine had become much slower
     ratio, flags = bird.compare()
