@@ -14,10 +14,6 @@ from bench.timing import MeasurementError
 from bench.workloads import data, operators
 
 
-def test_a_triple_has_its_flops():
-    assert operators.matmul((8, 16, 32)).flops_per_item == 2 * 8 * 16 * 32
-
-
 def test_operands_are_bounded_and_rotate(monkeypatch):
     sets = operators.matmul((64, 32, 16)).make_batches(1, 0)
     assert len(sets) == operators.MAX_SETS
@@ -76,13 +72,6 @@ def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision,
         open_session(workload, precision)
     assert error.value.status == "wrong_output"
     assert wrong or "float64's by 1.0e-02" in str(error.value)
-
-
-def test_an_operator_that_a_framework_lacks_is_unsupported(monkeypatch):
-    monkeypatch.delitem(on_torch.OPERATORS, "attention")
-    with pytest.raises(MeasurementError, match="no attention") as error:
-        open_session(operators.attention(8, "cpu"))
-    assert error.value.status == "unsupported"
 
 
 def test_the_numbers_of_8_bits_need_no_rounding():
