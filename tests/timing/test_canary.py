@@ -7,7 +7,7 @@ from bench.timing import canary
 from tests.fakes import Clock, Device
 
 
-@pytest.mark.parametrize("slowdown", [0.9, 1.0, 1.09, 1.11, 3])
+@pytest.mark.parametrize("slowdown", [0.9, 1.09, 1.11])
 @pytest.mark.parametrize("may_flag", [True, False])
 def test_it_is_compared_with_the_start_and_more_than_ten_percent_is_flagged(slowdown, may_flag):
     clock, pace = Clock(), [1.0]
