@@ -91,6 +91,13 @@ def test_the_weights_of_decode_are_counted_and_do_not_fit_into_a_cache(monkeypat
     assert not np.array_equal(batches[0][1], batches[-1][1])
 
 
+def test_int8_on_cuda_is_a_matmul_with_a_note():
+    for device, is_cuda in (("cpu", False), ("mps", False), ("cuda", True)):
+        works = operators.list_others(device, 64)
+        assert bool(works["int8"][0][0].columns["note"]) == is_cuda
+        assert ("int8" in [precision for _, precision in works["gemv"]]) != is_cuda
+
+
 def test_causal_attention_counts_the_pairs_that_it_computes():
     heads, numbers, tokens = 1, 64, 1024
     pairs = sum(range(1, tokens + 1))  # of a query and a key that it sees
