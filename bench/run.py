@@ -237,7 +237,7 @@ def open_job(bench: Bench, workload: Workload, phase, scope):
         items = settings.num_images if phase == settings.phase and scope in SCOPES else None
         items_per_step = workload.items_per_step * bench.device.world_size
         limits = settings.max_seconds, settings.target_ci, items
-        watches = bench.instruments.watches() if group.ranks.rank == 0 else ()
+        watches = (meters.Watch(bench.instruments),) if group.ranks.rank == 0 else ()
         yield measure.Job(group.watch_over(session), items_per_step, *limits, clock=group.clock, watches=watches)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
@@ -265,7 +265,7 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
         "output_error": session.output_error,
         "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.context.peak_memory_bytes(),
         "idle_watts": bench.instruments.idle_watts,
-        "note": session.note,
+        "note": session.note or workload.columns.get("note", ""),
     }
     if columns["status"] != "interrupted":
         session.check_last_step()
@@ -314,7 +314,7 @@ def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
             "status": "ok",
             "epoch": epoch,
             "stop_reason": "epoch",
-            "flags": " ".join(flags),
+            "flags": " ".join(dict.fromkeys(flags)),
             "throughput": count / seconds,
             "items": count,
             "seconds": seconds,

@@ -17,6 +17,9 @@ def usable_cores():
 
 
 def cpu_quota():
-    """Return the CPUs that a container's quota allows, or None. https://docs.kernel.org/admin-guide/cgroup-v2.html"""
+    """Return the CPUs that a container's quota allows; None if there is none, or if it is set by cgroup v1.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html
+    """
     quota, _, period = read_text("/sys/fs/cgroup/cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdecimal() else None  # "max", or no such file

@@ -1,6 +1,6 @@
 """Describe where a result was measured: machine, chip, system, driver, power source, environment variables, commit.
 
-    python -m bench.host.environment    prints it
+    python -m bench.host.environment    refuses a Python that cannot run the frameworks; bench/install.sh asks it
 
 Standard library only. A value that the system does not report is None, never a guess or an error.
 """
@@ -13,31 +13,26 @@ import platform
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import cli
 from bench.settings import ROOT, SettingError, slug
 
 GIB = 2**30
-PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}  # the fastest cards first
-KEPT = "1000000000000"  # bytes: glibc then keeps freed memory and does not map large blocks separately
-GLIBC_KEEPS = {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": KEPT}
-ALLOCATOR_VARIABLES = (  # they change results on a CPU by up to a factor of two
-    "LD_PRELOAD",
-    "MALLOC_ARENA_MAX",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TRIM_THRESHOLD_",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-)
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA, AMD = "0x10de", "0x1002"  # vendors on PCI
+# Bytes: glibc then keeps freed memory and does not map large blocks separately.
+GLIBC_KEEPS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "1000000000000")
+# They change results on a CPU by up to a factor of two.
+ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_ARENA_MAX", *GLIBC_KEEPS)
 # Variables that change the speed of the same work: part of a row's setup, so rows with other values are not merged.
 SETUP_VARIABLES = (
     *ALLOCATOR_VARIABLES,
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
     "CUDA_LAUNCH_BLOCKING",  # waits after every kernel
-    "NVIDIA_TF32_OVERRIDE",  # 0: no library uses TF32
     "TORCHINDUCTOR_LAYOUT_OPTIMIZATION",  # 0: a factor of 4.5 in training of convolutions on MPS
-    "TRANSFORMERS_SDPA_FORCE_GQA",  # attention without repeated K and V
 )
 
 
@@ -99,13 +94,6 @@ def find_card():
     return next((card for card in list_cards() if card.index == first or (first and card.uuid.startswith(first))), None)
 
 
-def find_gpu_vendor(folder="/sys/bus/pci/devices"):
-    """Return the vendor of this machine's display adapter; None if it is unknown, or if this is not Linux."""
-    adapters = [path for path in Path(folder).glob("*") if read_text(path / "class").startswith("0x03")]
-    found = {read_text(path / "vendor").strip() for path in adapters}
-    return next((vendor for number, vendor in PCI_VENDORS.items() if number in found), None)
-
-
 def explain_missing_gpu(framework):
     """Return one clause that explains why a framework on the CPU does not use this machine's GPU; "" without a GPU."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
@@ -117,10 +105,10 @@ def explain_missing_gpu(framework):
             f"{framework} does not find a GPU, although NVIDIA's driver {cards[0].driver} is installed: unset "
             f"CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
         )
-    vendor = find_gpu_vendor()
-    if vendor == "NVIDIA":
+    vendors = {read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")}
+    if NVIDIA in vendors:
         return "this machine has an NVIDIA card without a driver: install it (in Docker: `docker run --gpus all`)"
-    return f"{framework} as installed does not support this machine's {vendor} GPU" if vendor else ""
+    return f"{framework} as installed does not support this machine's AMD GPU" if AMD in vendors else ""
 
 
 def find_apple_gpu_cores():
@@ -130,11 +118,8 @@ def find_apple_gpu_cores():
 
 
 def find_memory_gb():
-    if platform.system() == "Darwin":
-        size = int(output_of("sysctl", "-n", "hw.memsize") or 0)
-    else:
-        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return round(size / GIB, 1) or None
+    on_mac = output_of("sysctl", "-n", "hw.memsize")
+    return round(int(on_mac or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) / GIB, 1)
 
 
 def find_os():
@@ -145,15 +130,11 @@ def find_os():
 
 
 def find_power_source(folder="/sys/class/power_supply"):
-    """Return "ac", "battery", or None (most desktops and servers do not report it)."""
-    if platform.system() == "Darwin":
-        source = re.search("drawing from '(AC|Battery)", output_of("pmset", "-g", "batt") or "")
-        return source[1].lower() if source else None
-    # A mouse's battery has the scope Device.
-    supplies = [path for path in Path(folder).glob("*") if read_text(path / "scope").strip() != "Device"]
-    if any(read_text(path / "online").strip() == "1" for path in supplies):
-        return "ac"
-    return "battery" if any(read_text(path / "status").strip() == "Discharging" for path in supplies) else None
+    """Return "ac" or "battery"; None if the system does not report it, as most desktops and servers."""
+    if on_mac := re.search("drawing from '(AC|Battery)", output_of("pmset", "-g", "batt") or ""):
+        return on_mac[1].lower()
+    states = [read_text(path).strip() for path in Path(folder).glob("BAT*/status")]
+    return ("battery" if "Discharging" in states else "ac") if states else None
 
 
 def find_low_power_mode():
@@ -171,13 +152,8 @@ def find_allocator(environ=os.environ):
 def find_commit():
     """Return the short commit of this repository; new rows in results/ and untracked files do not make it dirty."""
     commit = output_of("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
-    changes = run_git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+    changes = output_of("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
     return f"{commit}-dirty" if commit and changes else commit
-
-
-def run_git(folder, *command):
-    """Return what a git command prints in a folder, as it is; None if it fails or git is missing."""
-    return read_command("git", "-C", str(folder), *command)
 
 
 def output_of(*command):
@@ -227,17 +203,5 @@ def describe_host(machine=None):
     return Environment(machine, gpu_cores, cpu_name, cpu_count, next((card.driver for card in list_cards()), None))
 
 
-def main():
-    """Print this host; return the exit status, 2 if no framework can run."""
-    try:
-        refuse_rosetta()
-    except SettingError as error:
-        print(error, file=sys.stderr)
-        return 2
-    for name, value in asdict(describe_host()).items():
-        print(f"{name:13} {'' if value is None else value}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run_script(refuse_rosetta))

@@ -49,10 +49,13 @@ def swapped_bytes():
 def others_cpu_seconds():
     """Return the CPU seconds of all other processes since boot, including time stolen by other virtual machines.
 
-    Only the CPUs count that this process may use: in a container, other containers may have the others.
+    Only the CPUs count that this process may use: in a container, other containers may have the others. NaN if
+    its quota is less than its CPUs, because other containers may use the rest of each.
     """
-    times = sensors.psutil.cpu_times(percpu=True)
-    busy = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in usable_cpus()))
+    cpus, times = usable_cpus(), sensors.psutil.cpu_times(percpu=True)
+    if (cpu_quota() or math.inf) < len(cpus):
+        return math.nan
+    busy = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in cpus))
     return busy - own_cpu_seconds()
 
 
@@ -76,48 +79,29 @@ def read_or(otherwise, read):
         return otherwise
 
 
-class CounterWatch:
-    """Raises its flag if a counter has grown by more than `limit` per second; never if the counter fails."""
+class Watch:
+    """Notices heat, other programs and swapping between start() and flags(); `columns` has what it read."""
 
-    def __init__(self, flag, counter, limit=0.0, clock=time.perf_counter):
-        self.flag, self.columns, self._counter, self._limit, self._clock = flag, {}, counter, limit, clock
-
-    def start(self):
-        self._start, self._before = self._clock(), read_or(math.nan, self._counter)
-
-    def flags(self):
-        growth = (read_or(math.nan, self._counter) - self._before) / (self._clock() - self._start)
-        return [self.flag] if growth > self._limit else []  # unknown is NaN, which is not greater
-
-
-class HeatWatch:
-    """Reads temperature, clock and thermal pressure after the last window; raises its flag if heat lowers the clock."""
-
-    def __init__(self, read):
-        self._read = read
+    def __init__(self, instruments, clock=time.perf_counter):
+        self._instruments, self._clock, self.columns = instruments, clock, {}
 
     def start(self):
-        self.columns = {}
+        self.columns, self._start = {}, self._clock()
+        self._others, self._swapped = read_or(math.nan, others_cpu_seconds), read_or(math.nan, swapped_bytes)
 
     def flags(self):
+        """Return the flags of what it noticed. Heat comes first: a GPU's clock changes as soon as the work ends."""
         pressure = sensors.read_thermal_pressure()
-        self.columns = read_or({}, self._read) | {"thermal_pressure": pressure}
+        self.columns = read_or({}, self._instruments.read) | {"thermal_pressure": pressure}
         reasons = self.columns.get("throttle_reasons", "").split()
-        is_slowed = pressure not in (None, "nominal") or not sensors.SLOWED_BY.keys().isdisjoint(reasons)
-        return ["throttled"] if is_slowed else []
-
-
-def watch_contention(card_is_shared=False):
-    """Return a watch that flags other processes if they use over 10 % of the usable cores.
-
-    Nothing is known of them if a container's quota is less than its CPUs: other containers may use the rest of each.
-
-    Args:
-        card_is_shared: another program used the card before the run, so the flag is raised in any case.
-    """
-    limit = -math.inf if card_is_shared else CONTENDED_SHARE * usable_cores()
-    knows_others = (cpu_quota() or math.inf) >= len(usable_cpus())
-    return CounterWatch("contended", others_cpu_seconds if knows_others else float, limit)
+        # An unknown counter is NaN, which is not greater.
+        others = (read_or(math.nan, others_cpu_seconds) - self._others) / (self._clock() - self._start)
+        noticed = {
+            "throttled": pressure not in (None, "nominal") or not sensors.SLOWED_BY.keys().isdisjoint(reasons),
+            "contended": others > CONTENDED_SHARE * usable_cores() or self._instruments.card_is_shared,
+            "swapping": read_or(math.nan, swapped_bytes) > self._swapped,
+        }
+        return [flag for flag, is_noticed in noticed.items() if is_noticed]
 
 
 @dataclass(frozen=True)
@@ -129,10 +113,6 @@ class Instruments:
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
     card_is_shared: bool = False  # another program used the card before the run
-
-    def watches(self):
-        """Return new watches for measure(). Heat comes first: a GPU's clock changes as soon as the work ends."""
-        return HeatWatch(self.read), watch_contention(self.card_is_shared), CounterWatch("swapping", swapped_bytes)
 
     def joules(self):
         """Return the energy counter's reading; NaN if it is missing or fails."""
@@ -156,10 +136,8 @@ def open_instruments(device, device_name):
         if device == "cuda":
             found = sensors.NvidiaCard(device_name)
             read = found.read  # a card without an energy counter still has a temperature
-        elif device in ("cpu", "mps") and sys.platform == "darwin":
+        elif sys.platform == "darwin":
             found = sensors.AppleChip(device_name)
-        elif device == "cpu":
-            found = sensors.Rapl()
         else:
             raise OSError(f"no energy counter is known for {device_name or device}")
         found.joules()

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import sys
-from pathlib import Path
 
 from bench.host import sensors
 from bench.host.environment import GIB, read_text
@@ -20,24 +19,21 @@ from bench.host.ranks import read_ranks
 def available_bytes():
     """Return the memory in bytes that this process can use without swapping; None if the system does not report it."""
     free = [sensors.psutil.virtual_memory().available] if sensors.psutil else []
-    free += cgroup_free_bytes()
+    free += container_free_bytes()
     return read_ranks().share(min(free)) if free else None
 
 
-def cgroup_free_bytes(groups="/proc/self/cgroup", root="/sys/fs/cgroup"):
-    """Return the bytes that each memory limit of this process's control group and of its parents leaves.
+def container_free_bytes(group="/sys/fs/cgroup"):
+    """Return [the bytes that a container's memory limit leaves]; [] without a limit, or if it is set by cgroup v1.
 
-    Unused file pages count as free, because the kernel drops them before it kills a process. A container sees only the
-    root. https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
+    Unused file pages count as free, because the kernel drops them before it kills a process.
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """
-    own, free = re.search(r"^0::/(.*)$", read_text(groups), re.MULTILINE), []
-    folder = Path(root) / own[1] if own else Path(root)
-    for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(root))):
-        limit, use = read_text(group / "memory.max").strip(), read_text(group / "memory.current").strip()
-        if limit.isdecimal() and use.isdecimal():  # "max": there is no limit
-            unused = re.search(r"^inactive_file (\d+)$", read_text(group / "memory.stat"), re.MULTILINE)
-            free.append(int(limit) - int(use) + int(unused[1] if unused else 0))
-    return free
+    limit, use, statistics = (read_text(f"{group}/memory.{name}").strip() for name in ("max", "current", "stat"))
+    if not limit.isdecimal():  # "max", or no such file
+        return []
+    unused = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
+    return [int(limit) - int(use) + int(unused[1] if unused else 0)]
 
 
 def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm"):

@@ -6,8 +6,6 @@ start. A sensor that cannot be read raises an exception whose text says why and 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from bench.host.environment import find_card, output_of
 
 try:
@@ -15,7 +13,6 @@ try:
 except ImportError:  # `make doctor` runs before anything is installed
     psutil = None
 
-POWERCAP = Path("/sys/class/powercap")  # https://docs.kernel.org/power/powercap/powercap.html
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
 # nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
@@ -78,24 +75,6 @@ class AppleChip:
     def joules(self):
         counted = self._monitor.get_cumulative_energy()
         return sum(getattr(counted, name) for name in self._names) / 1000
-
-
-class Rapl:
-    """Reads Linux's counters of the CPU packages (Intel and AMD), each of which sometimes starts from 0 again."""
-
-    power_scope = "cpu package"
-
-    def __init__(self):
-        zones = [zone for zone in POWERCAP.glob("intel-rapl:*") if zone.name.count(":") == 1]
-        self._packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
-        if not self._packages:
-            raise OSError(f"there are no energy counters in {POWERCAP} (virtual machines have none)")
-
-    def joules(self):
-        try:
-            return sum(int((package / "energy_uj").read_text()) for package in self._packages) / 1e6
-        except PermissionError:
-            raise OSError(f"no permission: `sudo chmod a+r {POWERCAP}/intel-rapl:*/energy_uj`") from None
 
 
 def read_thermal_pressure():

@@ -98,7 +98,7 @@ class Repository:
 
     def git(self, *command):
         """Return what a git command prints; None if it fails."""
-        return environment.run_git(self.root, *command)
+        return environment.read_command("git", "-C", str(self.root), *command)
 
     def changes(self):
         """Return {path below results/: "A", "M", "D" ...} since the base."""

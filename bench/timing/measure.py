@@ -42,6 +42,7 @@ ENOUGH_QUEUES = 10
 MIN_MEASURED_SECONDS = 0.5
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
+HOST_SHARE, HOST_WAIT_SECONDS = 0.9, 1e-3  # of a step that the host limits: its submission, and the wait after it
 
 # The proof that every step runs, see prove_every_step_runs().
 SINGLE_STEPS = 12
@@ -112,13 +113,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Ready:
-    """What is known of a session after warm-up."""
+    """What is known of a session after warm-up; by default, of one that needs none."""
 
-    first_step_seconds: float
-    weights: tuple | None  # the session's checksum() after the first step
-    warmup_seconds: float
-    step_seconds: float
-    steps: int  # in a window
+    first_step_seconds: float = 0.0
+    weights: tuple | None = None  # the session's checksum() after the first step
+    warmup_seconds: float = 0.0
+    step_seconds: float = 0.0
+    steps: int = 1  # in a window
+    flags: tuple[str, ...] = ()
 
 
 def measure(job: Job):
@@ -150,19 +152,20 @@ def collector_at_rest():
 
 
 def measure_epoch(job: Job, order):
-    """Return (seconds, flags) of one pass over the training data in this order of items; it ends like a window."""
-    session = job.session
-    traces, updates = session.trace_count(), session.updates()
-    with collector_at_rest():
+    """Return (seconds, flags) of one pass over the training data in this order of items; it is one window."""
+
+    def run(job, _):
         for watch in job.watches:
             watch.start()
         start = job.clock()
-        steps = session.train_epoch(order)
-        session.synchronize()
-        session.read()
-        seconds = job.clock() - start
-    require_updates(session, updates, steps)
-    return seconds, raised_flags(job, traces)
+        steps = job.session.train_epoch(order)
+        job.session.synchronize()
+        job.session.read()
+        return Series(steps, [job.clock() - start], "epoch")
+
+    with collector_at_rest():
+        measured = measure_ready(job, Ready(), run)
+    return measured.seconds, list(measured.flags)
 
 
 def sustain(job: Job, seconds, joules=None):
@@ -202,30 +205,31 @@ def measure_energy(job: Job, steps, joules):
 
 def get_ready(job: Job):
     """Run the first step, warm up, and prove that the steps run; returns a Ready, raises MeasurementError."""
-    session, clock, steps, varies = job.session, job.clock, 1, False
+    session, clock, steps, flags = job.session, job.clock, 1, ()
     first_step_seconds = timed(session, clock, 1)
-    weights = session.checksum()
+    first_value, weights = session.read(), session.checksum()
     session.after_first_step()
     start = clock()
     if job.mode == "step":
-        step_seconds, varies = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
+        step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
     elif job.mode == "part":  # the full step ran before it in this process; each timed step has a window of its own
         step_seconds = timed(session, clock, PART_WARMUP_STEPS) / PART_WARMUP_STEPS
     else:
         step_seconds = drain_queue(job)
     warmup_seconds = clock() - start
+    if job.mode != "stream" and session.read() == first_value:  # its last step had perhaps the same batch
+        prove_output_varies(session)
     if job.mode == "step":
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_BARRIER_SHARE)
         steps = max(1, math.ceil(window / step_seconds))
         prove_every_step_runs(job, steps)
+        flags = ("limited_by_host",) * (session.context.device == "cuda" and is_limited_by_host(job, step_seconds))
     elif job.mode == "stream":
         steps = choose_stream_steps(step_seconds, session.num_workers, job.max_seconds)
         if steps > 1:
             prove_every_step_runs(job, steps)
             drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    if job.mode != "stream" and not varies:
-        prove_output_varies(session)
-    return Ready(first_step_seconds, weights, warmup_seconds, step_seconds, steps)
+    return Ready(first_step_seconds, weights, warmup_seconds, step_seconds, steps, flags)
 
 
 def measure_ready(job: Job, ready, run):
@@ -237,23 +241,23 @@ def measure_ready(job: Job, ready, run):
     session = job.session
     traces, updates = session.trace_count(), session.updates()
     series = run(job, ready.steps)
-    flags = raised_flags(job, traces)
+    flags = [*ready.flags, *(flag for watch in job.watches for flag in watch.flags())]
+    windows, steps = series.windows, series.steps
+    done = steps * len(windows) + series.tail_steps
     if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
         flags += [] if math.isfinite(session.read()) else ["not_finite"]
-        require_updates(session, updates, series.steps * len(series.windows) + series.tail_steps)
+        if updates is not None and (counted := session.updates() - updates) != done:
+            raise MeasurementError("work_skipped", f"the optimizer counted {counted} of {done} timed steps")
         if ready.weights is not None and session.checksum() == ready.weights:
             raise MeasurementError("work_skipped", "the weights have not changed since the first step")
         if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * ready.step_seconds:
             flags += ["barrier_shows"]
+    flags += [] if session.trace_count() == traces else ["recompiled"]
     # A pipeline's queue, full or empty at the start, may still show in the total.
-    if session.queue_steps and len(series.windows) * series.steps < ENOUGH_QUEUES * session.queue_steps:
-        flags += ["short"]
-    flags += ["drift"] if has_drift(series.windows) else []
-    windows, steps = series.windows, series.steps
-    middle = statistics.median(windows)
-    in_window = job.items_per_step * steps
-    items = in_window * len(windows) + job.items_per_step * series.tail_steps
-    seconds = sum(windows) + series.tail_seconds
+    flags += ["short"] if session.queue_steps and done < ENOUGH_QUEUES * session.queue_steps else []
+    flags += ["drift"] if has_drift(windows) else []
+    middle, in_window = statistics.median(windows), job.items_per_step * steps
+    items, seconds = job.items_per_step * done, sum(windows) + series.tail_seconds
     by_totals = job.mode == "stream" or job.num_items is not None
     throughput = items / seconds if by_totals else in_window / middle
     low, high = interval(windows)
@@ -275,23 +279,14 @@ def measure_ready(job: Job, ready, run):
     )
 
 
-def raised_flags(job: Job, traces):
-    """Return the flags of the watches, and `recompiled` if the step was compiled more than `traces` times."""
-    flags = [flag for watch in job.watches for flag in watch.flags()]
-    return flags + ([] if job.session.trace_count() == traces else ["recompiled"])
-
-
-def require_updates(session, before, steps):
-    """Raise MeasurementError unless the optimizer's own count went up by the steps that were counted."""
-    if before is not None and (done := session.updates() - before) != steps:
-        raise MeasurementError("work_skipped", f"{steps} training steps were timed, but the optimizer counted {done}")
-
-
 def timed(session, clock, steps):
-    """Return the seconds from submitting the first step to reading a value of the last one; parts are timed singly."""
+    """Return the seconds from submitting the first step to reading a value of the last one; parts are timed singly.
+
+    Of no steps, these are the seconds of a barrier and a read.
+    """
     if session.prepare and steps > 1:
         return sum(timed(session, clock, 1) for _ in range(steps))
-    if session.prepare:
+    if session.prepare and steps:
         session.prepare()
         session.synchronize()
     start = clock()
@@ -352,26 +347,38 @@ def prove_output_varies(session):
     raise MeasurementError("constant_output", "four steps on different data gave the same output")
 
 
+def is_limited_by_host(job: Job, step_seconds):
+    """Whether submitting a step to an idle device takes over 90 % of its time in a window, and it then soon ends.
+
+    To a busy device it may take as long because the queue is full (CUDA: 1024 kernels). Three steps must agree.
+    """
+    for _ in range(3):
+        start = job.clock()
+        job.session.step()
+        submitted = job.clock() - start
+        if submitted < HOST_SHARE * step_seconds or timed(job.session, job.clock, 0) > HOST_WAIT_SECONDS:
+            return False
+    return True
+
+
 def warm_up(session, clock, max_seconds):
     """Run blocks of steps until their pace is steady, or until max_seconds (two steps at least).
 
-    Returns (seconds per step of the last block, whether the last two blocks ended with different outputs).
+    Returns the seconds per step of the last block.
     """
     start = clock()
-    steps, block, paces, value = 0, 1, [], None
+    steps, block, paces = 0, 1, []
     while True:
         seconds = timed(session, clock, block)
-        before, value = value, session.read()
         steps += block
-        pace = seconds / block
-        elapsed = clock() - start
+        pace, elapsed = seconds / block, clock() - start
         if seconds < MIN_BLOCK_SECONDS:
             block *= 2  # too short to say anything
         else:
             paces.append(pace)
         is_ready = elapsed >= MIN_WARMUP_SECONDS and is_steady(paces)
         if steps >= MIN_WARMUP_STEPS and (is_ready or elapsed >= max_seconds):
-            return pace, before is not None and value != before
+            return pace
 
 
 def is_steady(paces):
@@ -385,13 +392,7 @@ def is_steady(paces):
 
 def idle_barrier_seconds(job: Job):
     """Return the seconds that synchronising and reading take on an idle device."""
-    costs = []
-    for _ in range(10):
-        start = job.clock()
-        job.session.synchronize()
-        job.session.read()
-        costs.append(job.clock() - start)
-    return statistics.median(costs)
+    return statistics.median(timed(job.session, job.clock, 0) for _ in range(10))
 
 
 def drain_queue(job: Job):

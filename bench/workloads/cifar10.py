@@ -58,10 +58,10 @@ def dataset(data, seed):
     """Return (train images, train labels, test images, test labels): 50,000 and 10,000 images, float32 from 0 to 1."""
     if data == "synthetic":
         images, labels = synthetic_images(TRAIN_IMAGES + TEST_IMAGES, seed)
-        train, test = np.split(images, [TRAIN_IMAGES])
-        train_labels, test_labels = np.split(labels, [TRAIN_IMAGES])
+        parts = images[:TRAIN_IMAGES], labels[:TRAIN_IMAGES], images[TRAIN_IMAGES:], labels[TRAIN_IMAGES:]
     else:
-        train, train_labels, test, test_labels = load()
+        parts = load()
+    train, train_labels, test, test_labels = parts
     return as_floats(train), train_labels, as_floats(test), test_labels
 
 

@@ -7,55 +7,55 @@ import numpy as np
 from bench.workloads import data
 from bench.workloads.workload import BYTES, Workload
 
-# Steps rotate through several sets of operands, together larger than a last-level cache even in 16 bits. Matmuls of
-# less than 2048 x 2048 would need more than MAX_SETS: their operands may fit into a large cache.
-CACHE_BYTES = 2**28
+# Steps rotate through several sets of operands, together twice a last-level cache of 256 MiB even in 16 bits. Matmuls
+# of less than 4096 x 4096 would need more than MAX_SETS: their operands may fit into a large cache.
+CACHE_BYTES = 2**29
 MIN_SETS, MAX_SETS = 2, 16
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
 GEMV_SIDE = 8192  # of the weights
 GEMV_PRECISIONS = ("float32", "bfloat16", "int8")
+INT8_ON_CUDA = "torch._int_mm may choose a kernel that is 6 to 13 times slower than TF32 (PyTorch issue 187094)"
 ATTENTION_TOKENS = (1024, 4096, 16_384)
 CPU_HEADS, GPU_HEADS = (1, 64), (32, 128)  # of attention, and the numbers in each
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
-def operator(model, shapes, samples, columns, *, smallest=2, pools=(data.normal_pool,), **fields):
+def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, pools=(data.normal_pool,), **fields):
     """Build the Workload of one operator on operands of these shapes.
 
     Args:
+        product: (M, N, K), if it does the work of a matmul of M x K by K x N: 2 M N K FLOPs.
         smallest: bytes of a number in the smallest precision.
         fields: of the Workload, if they are not those of a matmul.
     """
-    bytes_per_set = smallest * sum(map(math.prod, shapes))
-    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / bytes_per_set)))
+    columns = {"data": "synthetic", **dict(columns)}
+    if product:
+        columns["matrix_size"] = "x".join(map(str, product))
+        fields["flops_per_item"] = 2 * math.prod(product)
+    numbers = sum(map(math.prod, shapes))
+    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / (smallest * numbers))))
     return Workload(
         model=model,
         samples=samples,
-        columns={"data": "synthetic"} | columns,
+        columns=columns,
         make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pools),
-        resident_bytes=4 * sets * sum(map(math.prod, shapes)),  # at most: normal numbers are float32
+        resident_bytes=(4 if smallest > 1 else 1) * sets * numbers,  # at most: normal numbers are float32
         **({"name": model, "unit": "matmuls", "items_per_step": 1} | fields),
     )
 
 
-def product(model, shapes, samples, size, columns=(), **fields):
-    """Build an operator that does the work of an M x K by K x N matmul: 2 M N K FLOPs."""
-    columns = {"matrix_size": "x".join(map(str, size)), **dict(columns)}
-    return operator(model, shapes, samples, columns, flops_per_item=2 * math.prod(size), **fields)
-
-
 def matmul(size):
     m, n, k = size
-    return product("matmul", ((m, k), (k, n)), sample_matmul, size)
+    return operator("matmul", ((m, k), (k, n)), sample_matmul, product=size)
 
 
-def matmul_of_bytes(precision, size):
-    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
+def matmul_of_bytes(precision, size, note=""):
+    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are. The row gets the note."""
     m, n, k = size
-    sample = lambda operands: sample_matmul((operands[0], operands[1].T))  # noqa: E731
-    return product("matmul-8bit", ((m, k), (n, k)), sample, size, name="matmul", pools=(EIGHT_BITS[precision],))
+    fields = {"columns": {"note": note}, "name": "matmul", "pools": (EIGHT_BITS[precision],)}
+    return operator("matmul-8bit", ((m, k), (n, k)), sample_weights, product=size, **fields)
 
 
 def gemv(precision):
@@ -69,7 +69,7 @@ def gemv(precision):
         shapes, pools = (*shapes, (side,)), (data.float8_pool, EIGHT_BITS[precision], data.float8_pool)
     moved, columns = number * side**2, {"matrix_size": f"1x{side}x{side}"}
     fields = {"items_per_step": moved / 1e9, "unit": "GB", "bytes_per_step": moved}
-    return operator("gemv", shapes, sample_gemv, columns, smallest=number, pools=pools, **fields)
+    return operator("gemv", shapes, sample_weights, columns=columns, smallest=number, pools=pools, **fields)
 
 
 def attention(tokens, device):
@@ -80,7 +80,7 @@ def attention(tokens, device):
     heads, numbers = CPU_HEADS if device == "cpu" else GPU_HEADS
     shapes, flops = ((heads, tokens, numbers),) * 3, 2 * heads * tokens**2 * numbers
     columns = {"sequence_length": tokens, "batch_size": 1}
-    return operator("attention", shapes, sample_attention, columns, unit="calls", flops_per_item=flops)
+    return operator("attention", shapes, sample_attention, columns=columns, unit="calls", flops_per_item=flops)
 
 
 def convolution_1x1(size):
@@ -89,7 +89,7 @@ def convolution_1x1(size):
     height = math.gcd(m, 2 ** (m.bit_length() // 2))
     shapes = (1, k, height, m // height), (n, k, 1, 1)
     columns = {"memory_format": "channels_last", "batch_size": 1}
-    return product("conv1x1", shapes, sample_convolution, size, columns, name="convolution")
+    return operator("conv1x1", shapes, sample_convolution, product=size, columns=columns, name="convolution")
 
 
 def convolution_3x3(device):
@@ -98,8 +98,8 @@ def convolution_3x3(device):
     shapes = (batch, channels, side, side), (channels, channels, 3, 3)
     columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch}
     fields = {"name": "convolution", "unit": "images", "items_per_step": batch}
-    flops = 2 * 9 * channels * channels * side * side
-    return operator("conv3x3", shapes, sample_convolution, columns, flops_per_item=flops, **fields)
+    fields["flops_per_item"] = 2 * 9 * channels * channels * side * side
+    return operator("conv3x3", shapes, sample_convolution, columns=columns, **fields)
 
 
 def bandwidth(model, formula):
@@ -112,7 +112,7 @@ def bandwidth(model, formula):
         return (indices,), formula(*(x[indices].astype(np.float64) for x in inputs))
 
     fields = {"name": "bandwidth", "unit": "GB", "items_per_step": arrays * 4 * COPY_NUMBERS / 1e9}
-    return operator(model, ((COPY_NUMBERS,),) * arrays, samples, {}, **fields)
+    return operator(model, ((COPY_NUMBERS,),) * arrays, samples, **fields)
 
 
 def list_others(device, side):
@@ -121,11 +121,14 @@ def list_others(device, side):
     Each list is measured up to its first failure. Matmuls of 8 bits are compared with bfloat16 of the same size.
     """
     size, usual = (side,) * 3, "float32" if device == "cpu" else "bfloat16"  # what `make llm` takes by default
+    note, weights = "", GEMV_PRECISIONS
+    if device == "cuda":  # PyTorch's gemv of int8 is a naive kernel there
+        note, weights = INT8_ON_CUDA, [precision for precision in weights if precision != "int8"]
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
-        "int8": [(matmul_of_bytes("int8", size), "int8"), (matmul(size), "bfloat16")],
+        "int8": [(matmul_of_bytes("int8", size, note), "int8"), (matmul(size), "bfloat16")],
         "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16")],
-        "gemv": [(gemv(precision), precision) for precision in GEMV_PRECISIONS],
+        "gemv": [(gemv(precision), precision) for precision in weights],
         "attention": [(attention(tokens, device), usual) for tokens in ATTENTION_TOKENS],
     }
 
@@ -145,11 +148,10 @@ def sample_matmul(operands):
     return (rows, columns), np.einsum("sk,sk->s", a[rows].astype(wide), b[:, columns].T.astype(wide))
 
 
-def sample_gemv(operands):
-    """Return (indices, values) of the product of a vector of shape (1, K) and weights of shape (N, K)."""
-    vector, weights, *scales = operands
-    indices = random_indices((1, len(weights)))
-    values = weights[indices[1]].astype(np.float64) @ vector[0].astype(np.float64)
+def sample_weights(operands):
+    """Return (indices, values) of A by weights of shape (N, K), of which each row may have a scale."""
+    a, weights, *scales = operands
+    indices, values = sample_matmul((a, weights.T))
     return indices, values * scales[0][indices[1]] if scales else values
 
 

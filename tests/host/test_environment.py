@@ -6,7 +6,7 @@ import platform
 import pytest
 
 from bench.host import environment
-from bench.host.environment import Card, find_apple_gpu_cores, find_gpu_vendor, list_cards
+from bench.host.environment import Card, find_apple_gpu_cores, list_cards
 from bench.settings import SettingError
 
 
@@ -14,11 +14,9 @@ from bench.settings import SettingError
     ("cpu", "cores", "gpu", "gpu_cores", "name"),
     [
         ("AMD EPYC", 2, None, None, "amd-epyc-2-cores"),
-        ("AMD EPYC 7B12 64-Core Processor", 8, None, None, "amd-epyc-7b12-8-cores"),
         ("Intel(R) Xeon(R) CPU @ 2.20GHz", 4, None, None, "intel-xeon-4-cores"),
         ("AMD Ryzen 7 5700G with Radeon Graphics", 16, None, None, "amd-ryzen-7-5700g-16-cores"),
         ("Apple M1 Max", 10, None, 32, "apple-m1-max-32-gpu-cores"),
-        ("AMD EPYC", 16, "NVIDIA H200", None, "nvidia-h200"),
         ("Intel(R) Xeon(R) CPU @ 2.00GHz", 2, "Tesla T4", None, "nvidia-tesla-t4"),
         (None, 4, None, None, "cpu-4-cores"),
     ],
@@ -58,23 +56,25 @@ def test_the_first_visible_card_is_what_nvidia_smi_says_of_it(monkeypatch, visib
     assert (found and found.index) == index
 
 
-def test_why_a_gpu_is_not_used(monkeypatch, tmp_path):
-    for number, (kind, vendor) in enumerate([("0x030000", "0x8086"), ("0x030200", "0x10de"), ("0x020000", "0x1002")]):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "class").write_text(f"{kind}\n")
-        (tmp_path / str(number) / "vendor").write_text(f"{vendor}\n")
-    assert find_gpu_vendor(tmp_path) == "NVIDIA"  # the last one is not a display adapter
-    for vendor, cards, said in [
-        (None, [], ""),
-        ("NVIDIA", [], "without a driver"),
-        ("NVIDIA", [Card("a card", driver="580.1")], "580.1"),
-        ("AMD", [], "AMD"),
-    ]:
-        monkeypatch.setattr(environment, "find_gpu_vendor", lambda vendor=vendor: vendor)
-        monkeypatch.setattr(environment, "list_cards", lambda cards=cards: cards)
-        why = environment.explain_missing_gpu("torch")
-        assert said in why
-        assert bool(why) == bool(said)
+@pytest.mark.parametrize(
+    ("vendor", "cards", "said"),
+    [
+        ("0x8086", [], ""),
+        ("0x10de", [], "without a driver"),
+        ("0x10de", [Card("a card", driver="580.1")], "580.1"),
+        ("0x1002", [], "AMD"),
+    ],
+)
+def test_why_a_gpu_is_not_used(monkeypatch, tmp_path, vendor, cards, said):
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "vendor").write_text(f"{vendor}\n")
+    monkeypatch.setattr(environment, "list_cards", lambda: cards)
+    why = environment.explain_missing_gpu("torch")
+    assert said in why
+    assert bool(why) == bool(said)
+
+
+def test_why_the_gpu_of_a_mac_is_not_used(monkeypatch):
     on_a_mac(monkeypatch)
     assert "macOS 14" in environment.explain_missing_gpu("tensorflow")
     assert "docs/mac.md" in environment.explain_missing_gpu("jax")
@@ -114,20 +114,18 @@ def test_an_x86_python_on_an_arm_mac_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("files", "source"),
+    ("supplies", "source"),
     [
-        ({"AC": {"online": "1\n"}, "BAT0": {"status": "Discharging\n"}}, "ac"),
-        ({"AC": {"online": "0\n"}, "BAT0": {"status": "Discharging\n"}}, "battery"),
-        ({"AC": {"online": "0\n"}, "BAT0": {"status": "Full\n"}}, None),
-        ({"mouse": {"scope": "Device\n", "status": "Discharging\n", "online": "1\n"}}, None),
+        ({"AC": "", "BAT0": "Discharging"}, "battery"),
+        ({"AC": "", "BAT0": "Full"}, "ac"),
+        ({"hidpp_battery_0": "Discharging"}, None),  # a mouse's
     ],
 )
-def test_power_source_of_a_linux_laptop(monkeypatch, tmp_path, files, source):
-    for name, texts in files.items():
+def test_power_source_of_a_linux_laptop(monkeypatch, tmp_path, supplies, source):
+    answers(monkeypatch)
+    for name, status in supplies.items():
         (tmp_path / name).mkdir()
-        for file, text in texts.items():
-            (tmp_path / name / file).write_text(text)
-    monkeypatch.setattr(platform, "system", lambda: "Linux")
+        (tmp_path / name / "status").write_text(f"{status}\n")
     assert environment.find_power_source(tmp_path) == source
 
 

@@ -12,33 +12,33 @@ from bench.host import meters, ranks, sensors
 from tests.fakes import Clock
 
 
-@pytest.mark.parametrize(
-    ("others", "quota", "flags"),
-    [(0.7, None, []), (0.9, None, ["contended"]), (0.9, 8.0, ["contended"]), (0.9, 2.0, [])],
-)
-def test_contention_is_over_a_tenth_of_all_cores_unless_a_quota_hides_the_others(monkeypatch, others, quota, flags):
-    clock, spent = Clock(), Clock()
-    monkeypatch.setattr(meters, "usable_cores", lambda: 8)
-    monkeypatch.setattr(meters, "usable_cpus", lambda: set(range(8)))
-    monkeypatch.setattr(meters, "cpu_quota", lambda: quota)
-    monkeypatch.setattr(meters, "others_cpu_seconds", spent)
-    monkeypatch.setattr(meters.CounterWatch.__init__, "__defaults__", (0.0, clock))
-    watch = meters.watch_contention()
-    clock.now, spent.now = 100.0, 5000.0
-    watch.start()
-    clock.now += 10
-    spent.now += 10 * others
-    assert watch.flags() == flags
+@pytest.fixture
+def watch(monkeypatch):
+    """Lets ten seconds pass on eight cores with meters that read these values; returns (flags, columns)."""
+
+    def call(others=lambda now: 0.0, swapped=lambda now: 7, pressure=None, read=dict, card_is_shared=False):
+        clock = Clock()
+        monkeypatch.setattr(meters, "usable_cores", lambda: 8)
+        monkeypatch.setattr(meters, "others_cpu_seconds", lambda: others(clock.now))
+        monkeypatch.setattr(meters, "swapped_bytes", lambda: swapped(clock.now))
+        monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: pressure)
+        found = meters.Watch(meters.Instruments(read=read, card_is_shared=card_is_shared), clock)
+        clock.now = 100.0
+        found.start()
+        clock.now = 110.0
+        return found.flags(), found.columns
+
+    return call
 
 
-def test_any_growth_of_swap_is_flagged():
-    swapped = Clock()
-    watch = meters.CounterWatch("swapping", swapped)
-    swapped.now = 7
-    watch.start()
-    assert watch.flags() == []
-    swapped.now = 8
-    assert watch.flags() == ["swapping"]
+@pytest.mark.parametrize(("cores", "flags"), [(0.7, []), (0.9, ["contended"]), (math.nan, [])])
+def test_contention_is_over_a_tenth_of_all_cores(watch, cores, flags):
+    assert watch(others=lambda now: 5000 + cores * now)[0] == flags
+
+
+def test_a_card_that_another_program_used_is_contended_and_growing_swap_is_flagged(watch):
+    assert watch(others=lambda now: math.nan, card_is_shared=True)[0] == ["contended"]
+    assert watch(swapped=lambda now: now)[0] == ["swapping"]
 
 
 KINDS = "user system idle iowait steal"  # of psutil's cpu_times() on Linux
@@ -51,7 +51,11 @@ def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
     monkeypatch.setattr(sensors.psutil, "cpu_times", lambda percpu: times)
     monkeypatch.setattr(meters, "usable_cpus", lambda: {0})
     monkeypatch.setattr(meters, "own_cpu_seconds", lambda: 4.0)
-    assert meters.others_cpu_seconds() == 10 + 2 + 1 - 4
+    for quota in (None, 1.0):
+        monkeypatch.setattr(meters, "cpu_quota", lambda quota=quota: quota)
+        assert meters.others_cpu_seconds() == 10 + 2 + 1 - 4
+    monkeypatch.setattr(meters, "cpu_quota", lambda: 0.5)  # other containers may use the rest of this CPU
+    assert math.isnan(meters.others_cpu_seconds())
 
 
 def test_own_time_is_what_the_system_counts_and_covers_the_other_ranks(monkeypatch):
@@ -81,25 +85,18 @@ def test_the_peak_of_a_process_is_not_its_parents():
         ("sw_power_cap hw_thermal_slowdown", None, ["throttled"]),
     ],
 )
-def test_throttling_is_what_the_system_reports(monkeypatch, reasons, pressure, flags):
-    monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: pressure)
+def test_throttling_is_what_the_system_reports(watch, reasons, pressure, flags):
     columns = {"temperature_c": 88, "throttle_reasons": reasons}
-    watch = meters.HeatWatch(lambda: columns)
-    watch.start()
-    assert watch.columns == {}
-    assert watch.flags() == flags
-    assert watch.columns == columns | {"thermal_pressure": pressure}
+    assert watch(read=lambda: columns, pressure=pressure) == (flags, columns | {"thermal_pressure": pressure})
 
 
-def fail():
+def fail(*now):
     raise OSError("a bus error")
 
 
-def test_a_failing_sensor_is_logged_and_stops_nothing(caplog):
+def test_a_failing_sensor_is_logged_and_stops_nothing(watch, caplog):
     caplog.set_level("INFO", "bench")
-    for watch in (meters.HeatWatch(fail), meters.CounterWatch("swapping", fail)):
-        watch.start()
-        assert watch.flags() == []
+    assert watch(fail, fail, read=fail) == ([], {"thermal_pressure": None})
     assert "OSError: a bus error" in caplog.text
 
 
@@ -129,24 +126,14 @@ def test_idle_power_is_measured_where_there_is_a_counter():
     assert math.isnan(meters.Instruments().joules())
 
 
-@pytest.mark.parametrize(("percent", "flags"), [(5, []), (40, ["contended"])])
-def test_a_card_that_is_used_before_the_run_is_contended(monkeypatch, percent, flags):
+@pytest.mark.parametrize(("percent", "is_shared"), [(5, False), (40, True)])
+def test_a_card_that_is_used_before_the_run_is_shared(percent, is_shared):
     counter = Counter(Clock())
     counter.busy_percent = lambda: percent
-    monkeypatch.setattr(meters, "others_cpu_seconds", float)
-    instruments = meters.Instruments(counter).with_idle_watts(sleep=lambda seconds: None)
-    _, contention, _ = instruments.watches()
-    contention.start()
-    assert contention.flags() == flags
+    assert meters.Instruments(counter).with_idle_watts(sleep=lambda seconds: None).card_is_shared == is_shared
 
 
 def test_missing_energy_comes_with_its_reason(monkeypatch):
-    def missing():
-        raise OSError("`sudo chmod` is needed")
-
-    monkeypatch.setattr(sensors, "Rapl", missing)
     monkeypatch.setattr(sys, "platform", "linux")
-    found = [meters.open_instruments(device, "x") for device in ("cpu", "cuda", "xpu")]
-    assert found[0] == meters.Instruments(None, dict, "`sudo chmod` is needed")
-    assert "pynvml" in found[1].why_no_energy
-    assert found[2].why_no_energy == "no energy counter is known for x"
+    assert "pynvml" in meters.open_instruments("cuda", "x").why_no_energy
+    assert meters.open_instruments("cpu", "x") == meters.Instruments(why_no_energy="no energy counter is known for x")

@@ -11,31 +11,18 @@ GB = 10**9
 
 
 @pytest.mark.parametrize(
-    ("group", "files", "free"),
+    ("files", "free"),
     [
-        ("/", {"memory.max": 2 * GB, "memory.current": GB}, [GB]),
-        (
-            "/user.slice/job",
-            {"user.slice/memory.max": 8 * GB, "user.slice/memory.current": 3 * GB}
-            | {"user.slice/job/memory.max": "max", "user.slice/job/memory.current": GB},
-            [5 * GB],  # the parent's limit holds
-        ),
-        (
-            "/",
-            {"memory.max": 2 * GB, "memory.current": 2 * GB, "memory.stat": f"anon 5\ninactive_file {GB}\nfile 7"},
-            [GB],  # unused file pages are free
-        ),
-        ("/", {"memory.max": "max", "memory.current": GB}, []),
-        ("/", {}, []),
+        ({"max": 2 * GB, "current": GB}, [GB]),
+        ({"max": 2 * GB, "current": 2 * GB, "stat": f"anon 5\ninactive_file {GB}\nfile 7"}, [GB]),  # unused file pages
+        ({"max": "max", "current": GB}, []),
+        ({}, []),
     ],
 )
-def test_the_limits_of_control_groups(tmp_path, group, files, free):
-    (tmp_path / "cgroup").write_text(f"0::{group}\n")
+def test_the_memory_limit_of_a_container(tmp_path, files, free):
     for name, text in files.items():
-        path = tmp_path / "fs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    assert resources.cgroup_free_bytes(tmp_path / "cgroup", tmp_path / "fs") == free
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    assert resources.container_free_bytes(tmp_path) == free
 
 
 def as_rank(monkeypatch, local_ranks):
@@ -54,7 +41,7 @@ def as_rank(monkeypatch, local_ranks):
 )
 def test_available_memory_is_the_least_of_all_limits(monkeypatch, available, left, ranks, free):
     monkeypatch.setattr(sensors.psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
-    monkeypatch.setattr(resources, "cgroup_free_bytes", lambda: left)
+    monkeypatch.setattr(resources, "container_free_bytes", lambda: left)
     as_rank(monkeypatch, ranks)
     assert resources.available_bytes() == free
 

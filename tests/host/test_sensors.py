@@ -86,41 +86,6 @@ def test_an_apple_chip_adds_up_its_parts(apple):
     assert "no energy counters" in apple("Apple M9").why_no_energy
 
 
-@pytest.fixture
-def zone(tmp_path, monkeypatch):
-    """Writes one RAPL zone as sysfs shows it."""
-    monkeypatch.setattr(sensors, "POWERCAP", tmp_path)
-
-    def write(name, kind, microjoules):
-        (tmp_path / name).mkdir(exist_ok=True)
-        for file, value in (("name", kind), ("energy_uj", microjoules)):
-            (tmp_path / name / file).write_text(f"{value}\n")
-
-    return write
-
-
-def test_rapl_adds_packages(zone):
-    zone("intel-rapl:0", "package-0", 900)
-    zone("intel-rapl:1", "package-1", 5_000_000)
-    zone("intel-rapl:0:0", "core", 77)
-    zone("intel-rapl-mmio:0", "package-0", 77)
-    assert sensors.Rapl().joules() == pytest.approx(5.0009)
-
-
-def test_rapl_without_permission_names_the_fix(zone, monkeypatch):
-    with pytest.raises(OSError, match="virtual machines have none"):
-        sensors.Rapl()
-    zone("intel-rapl:0", "package-0", 1)
-    counter = sensors.Rapl()
-
-    def forbidden(path):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(sensors.Path, "read_text", forbidden)
-    with pytest.raises(OSError, match=r"sudo chmod a\+r"):
-        counter.joules()
-
-
 @pytest.mark.parametrize(("level", "said"), [("0", "nominal"), ("2", "heavy"), ("9", None), (None, None)])
 def test_thermal_pressure_is_named(monkeypatch, level, said):
     name = "com.apple.system.thermalpressurelevel"

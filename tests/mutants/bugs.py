@@ -76,16 +76,16 @@ BUGS = {
     ),
     "time_what_comes_before_a_part": Bug(
         MEASURE,
-        "    if session.prepare:\n        session.prepare()\n        session.synchronize()\n    start = clock()\n",
-        "    start = clock()\n    if session.prepare:\n        session.prepare()\n        session.synchronize()\n",
+        "        session.prepare()\n        session.synchronize()\n    start = clock()\n",
+        "        pass\n    start = clock()\n    if session.prepare:\n        session.prepare()\n",
         TIMING,
     ),
     "garbage_collector_on": Bug(MEASURE, "    gc.disable()\n", "", TIMING),
     # A series of windows
     "drop_the_slowest_window": Bug(
         MEASURE,
-        "    windows, steps = series.windows, series.steps\n",
-        "    windows, steps = sorted(series.windows)[:-1], series.steps\n",
+        "    middle, in_window = ",
+        "    windows = sorted(windows)[:-1]\n    middle, in_window = ",
         TIMING,
     ),
     "first_step_in_a_window": Bug(
@@ -107,6 +107,7 @@ BUGS = {
     "forget_autocorrelation": Bug(
         INTERVALS, "    rho = sign_autocorrelation(samples)\n", "    rho = 0\n", ("tests/timing/test_intervals.py",)
     ),
+    "blame_the_host_for_a_full_queue": Bug(MEASURE, "job.clock, 0) > HOST_WAIT_SECONDS", "job.clock, 0) > 9", TIMING),
     # The checks
     "never_compare_single_steps": Bug(MEASURE, "    if steps == 1:\n        return\n", "    return\n", TIMING),
     "never_read_all_outputs": Bug(MEASURE, "math.inf if session.has_outputs() else 0.0", "0.0", TIMING),
@@ -114,7 +115,7 @@ BUGS = {
         MEASURE, "        if values[-1] != values[0]:\n            return\n", "        return\n", TIMING
     ),
     "ignore_the_optimizers_count": Bug(
-        MEASURE, "    if before is not None and (done", "    if False and (done", TIMING
+        MEASURE, "        if updates is not None and (", "        if False and (", TIMING
     ),
     "accept_weights_that_do_not_move": Bug(
         MEASURE, "ready.weights is not None and session.checksum() == ready.weights", "False", TIMING

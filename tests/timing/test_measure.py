@@ -12,19 +12,7 @@ import pytest
 from bench.records.verdict import Rate, burst_and_sustained, name_bottleneck
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
-from bench.timing.measure import (
-    COMPARED_STEPS,
-    KEPT_OUTPUTS,
-    SINGLE_STEPS,
-    SKIP_TRIES,
-    Job,
-    MeasurementError,
-    measure,
-    measure_energy,
-    prove_every_step_runs,
-    run_until_sure,
-    sustain,
-)
+from bench.timing.measure import Job, MeasurementError, measure, measure_energy, prove_every_step_runs, run_until_sure
 from tests.fakes import Clock, Device
 
 
@@ -99,7 +87,7 @@ def test_the_proof_reads_at_most_eight_groups_of_outputs_in_a_try():
     fake = Lazy(0.0003)
     with pytest.raises(MeasurementError):
         prove_every_step_runs(Job(fake, 1, 3.0, clock=fake.clock), 2500)
-    assert fake.steps == SKIP_TRIES * (2500 + 8 * KEPT_OUTPUTS + SINGLE_STEPS)
+    assert fake.steps == measure_module.SKIP_TRIES * (2500 + 8 * 8 + measure_module.SINGLE_STEPS)
 
 
 def test_a_lazy_framework_with_one_step_to_a_window_runs_it():
@@ -134,7 +122,7 @@ def test_an_honest_queue_skips_nothing():
         fake = steps_of(work)
         fake.SUBMIT_SECONDS, fake.READ_SECONDS = submit, barrier
         prove_every_step_runs(Job(fake, 1, 3.0, clock=fake.clock), 2)
-        assert fake.calls.count("step") == 2 * COMPARED_STEPS + SINGLE_STEPS  # at the first try
+        assert fake.calls.count("step") == 2 * 16 + measure_module.SINGLE_STEPS  # at the first try
 
 
 @pytest.mark.parametrize(("counts", "refused"), [(1.0, False), (0.5, True), (0.0, True), (2.0, True)])
@@ -152,11 +140,7 @@ def test_weights_that_end_as_they_began_are_refused():
     fake = Device(Clock())
     fake.checksum = lambda: (1.0, 2.0)
     assert refusal(fake).status == "work_skipped"
-
-
-def test_a_weight_that_repeats_is_no_proof_as_long_as_another_one_moves():
-    fake = Device(Clock(), values=lambda steps: steps % 4 if steps < 100 else 1)
-    fake.updates, fake.checksum = lambda: fake.steps, lambda: (1.0 * fake.steps, fake.values(fake.steps))
+    fake.checksum = lambda: (1.0, 1.0 * fake.steps)  # one of them moves
     assert run(fake).windows
 
 
@@ -235,8 +219,6 @@ def test_compiling_inside_the_windows_is_flagged():
     fake = Device(Clock())
     fake.trace_count = lambda: fake.steps // 100
     assert "recompiled" in run(fake).flags
-    fake.trace_count = lambda: 1
-    assert run(fake).flags == ()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -295,13 +277,10 @@ def noisy(seconds, spread):
     return Device(Clock(), work=lambda i: seconds * rng.uniform(1 - spread, 1 + spread))
 
 
-def test_noise_that_never_narrows_stops_at_the_time_limit():
+def test_noise_that_never_narrows_stops_at_the_time_limit_with_its_whole_interval():
     result = run(noisy(0.1, 0.4), max_seconds=10, target_ci=0.01)
-    assert result.stop_reason == "max_seconds"
-    assert result.seconds == pytest.approx(10, rel=0.02)
-    assert result.flags == ()  # a wide interval says it itself
+    assert (result.stop_reason, result.flags) == ("max_seconds", ())
     assert 1 / 0.14 < result.throughput_low < result.throughput < result.throughput_high < 1 / 0.06
-    assert result.throughput == pytest.approx(1 / result.step_seconds_median)
 
 
 @pytest.mark.parametrize(("seconds", "windows"), [(8.0, 2), (3.0, 4), (40.0, 1)])
@@ -380,6 +359,35 @@ def test_a_barrier_that_shows_in_a_part_is_flagged(seconds, shows):
     fake = slow_barrier(steps_of(0.020), seconds)
     fake.prepare = lambda: None
     assert ("barrier_shows" in run(fake).flags) == shows
+
+
+@pytest.mark.parametrize(
+    ("device", "submit", "work", "is_limited"),
+    [
+        ("cuda", 0.002, 0.0005, True),
+        ("cuda", 0.040, 0.0005, True),  # one step to a window
+        ("cuda", 0.001, 0.002, False),
+        ("cuda", 0.0001, 0.040, False),
+        ("cpu", 0.002, 0.0, False),  # there step() works itself
+    ],
+)
+def test_a_gpu_that_waits_for_the_host_is_flagged(device, submit, work, is_limited):
+    fake = steps_of(work)
+    fake.device, fake.SUBMIT_SECONDS = device, submit
+    assert ("limited_by_host" in run(fake).flags) == is_limited
+
+
+def test_a_host_that_waits_for_a_full_queue_does_not_limit():
+    fake = steps_of(0.500)
+    fake.device = "cuda"
+    queue = fake.step
+
+    def step():
+        queue()
+        fake.clock.now = max(fake.clock.now, fake.free_at - 0.020)  # a twentieth of the step is still in the queue
+
+    fake.step = step
+    assert run(fake).flags == ()
 
 
 # Pipelines
@@ -498,7 +506,7 @@ def test_the_energy_window_has_synchronised_work_alone():
 
 def sustained(seconds, fake=None, watches=()):
     fake = fake or Device(Clock())
-    return sustain(Job(fake, 2, 3.0, clock=fake.clock, watches=watches), seconds, EnergyCounter(fake))
+    return measure_module.sustain(Job(fake, 2, 3.0, clock=fake.clock, watches=watches), seconds, EnergyCounter(fake))
 
 
 def test_a_sustained_run_is_cut_into_tens_of_seconds():

@@ -13,7 +13,7 @@ def describe(**environ):
     return llm_workload(read_settings("llm", environ).on("cpu"))
 
 
-# The safetensors of each repository, a tied table counted once; Qwen 3's pages say 0.6 and 0.44, 4.0 and 3.6 billion.
+# The safetensors of each repository, a tied table counted once.
 @pytest.mark.parametrize(
     ("model", "published"),
     [
@@ -23,13 +23,6 @@ def describe(**environ):
 )
 def test_parameters_equal_published_ones(model, published):
     assert describe(MODEL=model, PHASE="decode").parameters == published
-
-
-def test_parameters_outside_the_embedding_equal_published_ones():
-    for model, billions in (("qwen3-0.6b", 0.44), ("qwen3-4b", 3.6)):
-        decoder = DECODERS[model]
-        outside = llm_benchmark.count_parameters(decoder) - decoder.vocab_size * decoder.hidden_size
-        assert outside / 1e9 == pytest.approx(billions, abs=0.05)
 
 
 @pytest.mark.parametrize("model", DECODERS)
@@ -119,9 +112,7 @@ def test_the_phases_of_a_training_step_add_up():
     [
         ({"MODEL": "gpt-5"}, "MODEL='gpt-5' "),
         ({"DEPTH": "8065"}, "DEPTH='8065' and NEW_TOKENS='128' need 8193 "),
-        ({"NEW_TOKENS": "9000"}, "DEPTH='0' and NEW_TOKENS='9000' need 9000 "),
         ({"PHASE": "prefill", "PROMPT_TOKENS": "8193"}, "PROMPT_TOKENS='8193' need 8193 "),
-        ({"PHASE": "training", "PROMPT_TOKENS": "8193"}, "PROMPT_TOKENS='8193' need 8193 "),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(environ, said):
@@ -129,8 +120,3 @@ def test_what_cannot_be_is_refused_in_one_line(environ, said):
         describe(**{"PHASE": "decode", **environ})
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
-
-
-def test_the_most_positions_are_allowed():
-    assert describe(PHASE="decode", DEPTH="8064").items_per_step == 1
-    assert describe(PHASE="prefill", PROMPT_TOKENS="8192", DEPTH="9999").items_per_step == 8192

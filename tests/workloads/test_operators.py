@@ -14,10 +14,6 @@ from bench.timing import MeasurementError
 from bench.workloads import data, operators
 
 
-def test_a_triple_has_its_flops():
-    assert operators.matmul((8, 16, 32)).flops_per_item == 2 * 8 * 16 * 32
-
-
 def test_operands_are_bounded_and_rotate(monkeypatch):
     sets = operators.matmul((64, 32, 16)).make_batches(1, 0)
     assert len(sets) == operators.MAX_SETS
@@ -78,13 +74,6 @@ def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision,
     assert wrong or "float64's by 1.0e-02" in str(error.value)
 
 
-def test_an_operator_that_a_framework_lacks_is_unsupported(monkeypatch):
-    monkeypatch.delitem(on_torch.OPERATORS, "attention")
-    with pytest.raises(MeasurementError, match="no attention") as error:
-        open_session(operators.attention(8, "cpu"))
-    assert error.value.status == "unsupported"
-
-
 def test_the_numbers_of_8_bits_need_no_rounding():
     floats = torch.from_numpy(data.float8_pool(0)[: 2**20])
     assert torch.equal(floats.to(torch.float8_e4m3fn).float(), floats)
@@ -100,6 +89,13 @@ def test_the_weights_of_decode_are_counted_and_do_not_fit_into_a_cache(monkeypat
     batches = operators.gemv(precision).make_batches(1, 0)
     assert sum(number * weights.size for _, weights, *_ in batches) >= 2**16
     assert not np.array_equal(batches[0][1], batches[-1][1])
+
+
+def test_int8_on_cuda_is_a_matmul_with_a_note():
+    for device, is_cuda in (("cpu", False), ("mps", False), ("cuda", True)):
+        works = operators.list_others(device, 64)
+        assert bool(works["int8"][0][0].columns["note"]) == is_cuda
+        assert ("int8" in [precision for _, precision in works["gemv"]]) != is_cuda
 
 
 def test_causal_attention_counts_the_pairs_that_it_computes():
