@@ -157,12 +157,6 @@ def test_make_chooses_the_environment_of_the_framework(target, environ, venvs):
     assert not re.search(r"^rm ", out, re.MULTILINE)
 
 
-@pytest.mark.skipif(any(Path(name, "installed").exists() for name in (".venv", ".venv-plot")), reason="it is installed")
-def test_reading_results_installs_no_framework():
-    assert "install.sh requirements-common.txt .venv-plot" in dry_run("compare")
-    assert "install.sh" not in dry_run("submit")
-
-
 def test_the_makefile_knows_the_registered_frameworks():
     synonyms = dict(re.findall(r"^SYNONYM_(\w+) := (\w+)$", Path("Makefile").read_text(), re.M))
     assert synonyms == FRAMEWORK_SYNONYMS

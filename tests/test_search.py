@@ -91,15 +91,6 @@ def test_leaders_are_repeated_in_turn():
     assert len(search.leaders()) == 2 < LEADERS
 
 
-def test_a_short_search_ends_in_time_and_knows_what_it_did_not_try():
-    machine = FakeMachine(table(0), minutes=4)
-    search = machine.search()
-    assert search.untried()
-    assert not set(search.untried()) & set(machine.asked)
-    assert machine.used() < 1.25
-    assert {search.default, search.fastest()} <= set(search.full)
-
-
 def test_batches_double_until_memory_ends_or_nothing_is_gained():
     def rate(candidate, is_full=False):
         return 10 * math.log2(int(candidate[-1])) if int(candidate[-1]) <= 256 else 0

@@ -62,7 +62,7 @@ def table_of(rows):
     return [line.split() for line in tflops_sweep.describe(rows, []).splitlines()]
 
 
-def test_the_best_size_is_measured_again_and_that_is_the_peak(sweep):
+def test_the_best_size_is_measured_again_and_that_is_the_peak_or_a_convolution(sweep):
     status, rows, calls = sweep(again=0.9)
     matmuls = [("float32", "matmul", side, 0) for side in (32, 64, 128)]
     assert calls[:5] == [*matmuls, ("float32", "matmul", 64, 1), ("float32", "conv1x1", 64, 1)]
@@ -70,17 +70,12 @@ def test_the_best_size_is_measured_again_and_that_is_the_peak(sweep):
     assert peak_of(rows)["tflops"] == pytest.approx(0.36)
     assert ["64x64x64", "0.4"] in table_of(rows)
     assert ["peak", "0.36"] in table_of(rows)
-
-
-def test_a_faster_convolution_is_the_peak(sweep):
     peak = peak_of(sweep({"conv1x1": 0.9})[1])
     assert (peak["workload"], peak["tflops"], peak["memory_format"]) == ("matmul", 0.9, "channels_last")
 
 
 def test_small_sizes_show_no_peak(sweep):
-    _, rows, calls = sweep(SIZES="32,64")
-    assert {row["model"] for row in rows} == {"matmul", "conv3x3", *operators.BANDWIDTHS}
-    assert {seed for *_, seed in calls} == {0}
+    assert {row["model"] for row in sweep(SIZES="32,64")[1]} == {"matmul", "conv3x3", *operators.BANDWIDTHS}
 
 
 def test_a_precision_that_is_not_there_is_one_row_and_the_others_run(sweep):
@@ -130,13 +125,6 @@ def test_8_bits_are_compared_with_bfloat16_of_the_same_size_and_are_no_peak(swee
     _, rows, calls = sweep({"matmul-8bit": 99.0}, OPS="matmul,int8,float8", PRECISION="bfloat16")
     assert calls.count(("bfloat16", "matmul", 128, 0)) == 1
     assert [row["tflops"] for row in peaks.measured_peaks(rows).values()] == [0.4]
-
-
-def test_attention_stops_before_it_takes_too_long(sweep, capsys):
-    _, rows, _ = sweep({"attention": 0.02}, OPS="attention")
-    assert [row["sequence_length"] for row in rows] == [1024, 4096]
-    assert "16384 tokens is skipped" in capsys.readouterr().err
-    assert ["attention", "4096", "0.02"] in table_of(rows)
 
 
 # On this CPU
