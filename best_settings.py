@@ -133,10 +133,8 @@ def main():
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
     fastest, rows = search.fastest(), combine_path(search)
-    minutes, count = (time.monotonic() - begun) / 60, sum(map(len, [*search.trials.values(), *search.full.values()]))
     print(f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}")
     print("\n".join(answer.describe(search, rows)))
-    print(f"the search took {minutes:.1f} minutes, with {count} processes")
     if fastest:
         given = {name: os.environ[name] for name in known_names() if name in os.environ} | held
         given |= candidates.change_of(search.dimensions, fastest)

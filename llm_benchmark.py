@@ -107,6 +107,9 @@ def training_workload(settings, decoder):
     tokens = settings.prompt_tokens
     decoder = replace(decoder, lora_rank=settings.lora_rank, checkpointing=settings.checkpointing)
     forward, backward = training_flops(decoder, tokens)
+    # Of each trained weight: its gradient, the optimizer's state, and if it is an adapter's the weight itself.
+    tensors = 1 + (0 if settings.optimizer == "sgd" else 2) + (decoder.lora_rank > 0)
+    numbers = count_parameters(decoder) + tensors * count_trainable(decoder)
     return Workload(
         name="llm",
         model=settings.model,
@@ -118,7 +121,7 @@ def training_workload(settings, decoder):
         parameters=count_trainable(decoder),
         flops_per_item=flops_of_phase(settings.phase, forward // tokens, (2 * forward - backward) // tokens),
         item_bytes=16,  # int64: a token and its target
-        resident_bytes=training_bytes(decoder, settings),
+        resident_bytes=numbers * BYTES[settings.precision],
         columns={"data": "synthetic", "sequence_length": tokens, "prompt_tokens": None},
     )
 
@@ -210,12 +213,6 @@ def forward_flops(decoder, tokens, depth=0, logits=1):
 def cache_bytes(decoder, tokens, precision):
     """Return the size in bytes of the keys and values of `tokens` tokens."""
     return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * tokens * BYTES[precision]
-
-
-def training_bytes(decoder, settings):
-    """Return the size in bytes of the weights, of their gradients, of the optimizer's state, and of LoRA's adapters."""
-    tensors = 1 + (0 if settings.optimizer == "sgd" else 2) + (decoder.lora_rank > 0)
-    return (count_parameters(decoder) + tensors * count_trainable(decoder)) * BYTES[settings.precision]
 
 
 def decode_bytes(decoder, batch_size, depth, new_tokens, precision):
