@@ -1,6 +1,6 @@
 """Measure the standard set on this machine, and draw a card that shows the results.
 
-    make all                              20 to 30 minutes on two CPU cores, an estimated 15 on a GPU
+    make all                              20 to 30 minutes on two CPU cores; not measured yet on a GPU
     QUICK=1 make all                      three minutes: fewer workloads, one short process each, wider intervals
     FRAMEWORK=tensorflow make all
 
@@ -135,6 +135,7 @@ def measure_set(settings, host, found, path):
     missing = [(script, change) for script, change, asked in planned if not is_done(stored, script, asked, runs)]
     if len(missing) < len(planned):
         say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
+    say(f"up to {runs * len(missing)} processes follow; on a terminal the bar estimates how long they take")
     with tqdm(missing, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
         for script, change in bar:
             rows = measure(open_launcher(script, host), change, runs, describe)
