@@ -24,7 +24,7 @@ from bench.records.columns import describe_work, format_number
 from bench.records.combine import combine
 from bench.settings import MAKE_VARIABLES, ROOT, SettingError, known_names, list_runs, read_settings, refuse_misspelt
 from bench.tune import answer, candidates
-from bench.tune.search import Dimension, Search
+from bench.tune.search import Dimension, Search, median_rate
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
@@ -38,6 +38,11 @@ LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or
 FULL_LIMIT = 600  # seconds after which a full run is ended, and the first trial, which may download what it needs
 FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0", "SUSTAIN": None, "NUM_IMAGES": None}
 NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
+
+
+def open_launcher(script, host):
+    """Return the Launcher of a workload's benchmark."""
+    return Launcher(script, WORKLOADS[script], [str(ROOT / f"{script}_benchmark.py")], host)
 
 
 def read_search(environ):
@@ -58,7 +63,7 @@ def read_search(environ):
             raise SettingError(f"{name}={plain[name]!r} does not suit `make best`, which measures one rate: unset it")
     if "auto" in plain.get("BATCH_SIZE", "").lower():
         raise SettingError(f"BATCH_SIZE={plain['BATCH_SIZE']!r}: `make best` finds the batch size itself: unset it")
-    for name in sorted(set().union(*changes) - {*candidates.GUESSES, "BATCH_SIZE"}):
+    for name in sorted(set().union(*changes) - set(candidates.LISTS)):
         if name in plain:
             raise SettingError(f"{name}={plain[name]!r} must be one value in `make best`: run it once for each")
     return own, settings, changes
@@ -66,52 +71,41 @@ def read_search(environ):
 
 @dataclass
 class Runs:
-    """The processes of one search: starts them, and keeps their rows for each candidate."""
+    """Starts the processes of one search."""
 
     launcher: Launcher
     held: dict[str, str]  # {variable: text} that every process gets
-    seconds: float  # of the whole search
+    limit: float  # seconds after which a trial is ended
     longest: float  # MAX_SECONDS of a full run
     dimensions: list[Dimension] = field(default_factory=list)
-    trials: dict[tuple, list[dict]] = field(default_factory=dict)
-    full: dict[tuple, list[dict]] = field(default_factory=dict)
-    notes: dict[tuple, str] = field(default_factory=dict)  # why a candidate failed
+    started: set = field(default_factory=set)
 
     def attempt(self, candidate, is_full):
-        """Run a candidate in a process of its own, print a line, and return its rate, 0 if it failed."""
-        seconds, limit, rows = TRIAL_SECONDS, max(LEAST_LIMIT, LIMIT_SHARE * self.seconds), self.trials
-        if is_full:
-            seconds, limit, rows = FULL_SECONDS, FULL_LIMIT, self.full
+        """Run a candidate in a process of its own, print its rate, and return its row."""
+        limit = FULL_LIMIT if is_full or not self.started else self.limit
+        change = self.held | candidates.change_of(self.dimensions, candidate)
+        change["MAX_SECONDS"] = f"{min(FULL_SECONDS if is_full else TRIAL_SECONDS, self.longest):g}"
+        is_first = (candidate, is_full) not in self.started
+        self.started.add((candidate, is_full))
         try:
-            change = candidates.change_of(self.dimensions, candidate)
-            row = self.run(change, seconds, limit, compares=candidate not in rows)
+            row = self.launcher.run_child(change, round(limit), is_first, brief=True)[-1]
         except SettingError as error:
-            row = {"status": "failed", "note": str(error), "precision": ""}
-        return self.keep(candidate, row, is_full)
-
-    def run(self, change, seconds, limit, compares=True):
-        change = self.held | change | {"MAX_SECONDS": f"{min(seconds, self.longest):g}"}
-        allocator = {"allocator": environment.find_allocator(os.environ | change)}
-        return self.launcher.run_child(change, round(limit), compares, brief=True)[-1] | allocator
-
-    def keep(self, candidate, row, is_full=False):
-        (self.full if is_full else self.trials).setdefault(candidate, []).append(row)
-        if is_ok := row["status"] == "ok":
+            row = {"status": "failed", "note": str(error), "device": None}
+        said = f"{row['status']}: {row['note']}"
+        if row["status"] == "ok":
             said = f"{format_number(row['throughput'])} {row['unit']}"
-        else:
-            said = self.notes[candidate] = f"{row['status']}: {row['note']}"
-        words = candidates.describe(self.dimensions, candidate)
-        log.info("%s%s: %s", words, " (full run)" if is_full else "", said)
-        return row["throughput"] if is_ok else 0.0
+        log.info("%s%s: %s", candidates.describe(self.dimensions, candidate), " (full run)" * is_full, said)
+        return row | {"allocator": environment.find_allocator(os.environ | change)}
 
-    def combine_path(self, search):
-        """Return {candidate: the combined row of its full runs}, from the default to the fastest."""
-        steps = [each for each in search.path if all(search.full.get(each, [0]))]
-        fastest = search.fastest()
-        steps = steps[: steps.index(fastest) + 1] if fastest in steps else steps
-        # The order in the file is that of the path, which starts with the default.
-        shared = {"search": self.trials[search.default][0]["run_id"]} if search.default in steps else {}
-        return {each: combine([[row] for row in self.full[each]])[0] | shared for each in steps}
+
+def combine_path(search):
+    """Return {candidate: the combined row of its full runs}, from the default to the fastest."""
+    steps = [each for each in search.path if median_rate(search.full.get(each, []))]
+    fastest = search.fastest()
+    steps = steps[: steps.index(fastest) + 1] if fastest in steps else steps
+    # The order in the file is that of the path, which starts with the default.
+    shared = {"search": search.trials[search.default][0]["run_id"]} if search.default in steps else {}
+    return {each: combine([[row] for row in search.full[each]])[0] | shared for each in steps}
 
 
 def main():
@@ -119,30 +113,28 @@ def main():
     refuse_ranks("make best")
     begun, status = time.monotonic(), 0
     own, settings, changes = read_search(os.environ)
-    command, host = [str(ROOT / f"{own.workload}_benchmark.py")], environment.describe_host(settings.machine)
-    launcher = Launcher(own.workload, WORKLOADS[own.workload], command, host)
+    launcher = open_launcher(own.workload, environment.describe_host(settings.machine))
     path = launcher.path(settings)
     results.prepare(path)
     # make's command line, in MAKEFLAGS, has settings that no process knows.
     held = changes[0] | ({"SCOPE": "device"} if settings.scope else {}) | {"MAKEFLAGS": ""}
     longest = settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
-    runs = Runs(launcher, held, 60 * own.max_minutes, longest)
+    available = 60 * own.max_minutes
+    runs = Runs(launcher, held, max(LEAST_LIMIT, LIMIT_SHARE * available), longest)
     log.info("trying the default first; Ctrl-C ends the search and prints the best so far")
-    first = runs.run({}, TRIAL_SECONDS, max(FULL_LIMIT, runs.seconds))
-    if not first.get("device"):
+    first = runs.attempt((), is_full=False)
+    if not first["device"]:
         raise SettingError(f"the default failed ({first['note']}): `make {own.workload}` shows more")
     runs.dimensions = candidates.list_dimensions(own.workload, os.environ | held, changes, first)
-    search = Search(runs.dimensions, runs.attempt, lambda: (time.monotonic() - begun) / runs.seconds)
-    search.trials[search.default] = [runs.keep(search.default, first)]
+    search = Search(runs.dimensions, runs.attempt, lambda: (time.monotonic() - begun) / available)
+    search.trials[search.default] = [first]
     try:
         search.run()
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
-    fastest, rows = search.fastest(), runs.combine_path(search)
-    minutes, count = (time.monotonic() - begun) / 60, sum(map(len, [*runs.trials.values(), *runs.full.values()]))
+    fastest, rows = search.fastest(), combine_path(search)
     print(f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}")
-    print("\n".join(answer.describe(search, runs.trials, rows, runs.notes)))
-    print(f"the search took {minutes:.1f} minutes, with {count} processes")
+    print("\n".join(answer.describe(search, rows)))
     if fastest:
         given = {name: os.environ[name] for name in known_names() if name in os.environ} | held
         given |= candidates.change_of(search.dimensions, fastest)

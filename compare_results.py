@@ -17,16 +17,20 @@ from collections import Counter
 from pathlib import Path
 
 from bench import cli
-from bench.records import columns, layout, results
+from bench.records import columns, layout, results, tables
 from bench.records.columns import format_number
-from bench.records.verdict import MACHINE_CHANGED, OPERATORS, Rate, compare_rates
+from bench.records.verdict import MACHINE_CHANGED, Rate, compare_rates
 from bench.settings import SettingError, read_settings
 
 MOST_NAMED = 5  # rows that only one side has
 
 
 def read_side(side, environ, folder):
-    """Read the latest result of each work from the file that A or B names by path or machine: {work: row}."""
+    """Read the latest result of each work from the file that A or B names by path or machine.
+
+    Returns:
+        {work: its line, as tables.latest() describes it}.
+    """
     given = environ.get(side, "").strip()
     if not given:
         raise SettingError(f"{side}='' is empty: name a CSV file, or a machine that has one in {folder.name}/")
@@ -34,48 +38,40 @@ def read_side(side, environ, folder):
     if not path.is_file():
         known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
         raise SettingError(f"{side}={given!r} is not a file or a machine in {folder.name}/ (machines: {known})")
-    found = {}
-    for row in sorted(results.read(path), key=lambda row: row["timestamp"]):
-        if row["status"] == "ok" and row["throughput"] and row["scope"] != "sustained":
-            found[work_of(row)] = row
-    if not found:
+    lines = tables.latest(tables.convert(results.read(path)))
+    lines = lines[~lines["published"] & (lines["value"] > 0)]
+    if lines.empty:
         raise SettingError(f"{side}={given!r} has no results to compare")
-    if len(machines := {row["machine"] for row in found.values()}) > 1:
-        raise SettingError(f"{side}={given!r} has rows of {len(machines)} machines: name a file of one machine")
-    return found
+    if (count := lines["machine"].nunique()) > 1:
+        raise SettingError(f"{side}={given!r} has rows of {count} machines: name a file of one machine")
+    return {work_of(line): line for line in lines.to_dict("records")}
 
 
-def work_of(row):
-    """Return what has to be equal in two rows. A peak is the best of its machine, at any size and by any operator."""
-    any_size = ("matrix_size", "memory_format", "batch_size") if row["model"] == "matmul-peak" else ()
-    cells = (row[name] or columns.COLUMNS[name].blank for name in columns.WORK if name not in any_size)
-    return (row["device"] == "cpu", *cells)
+def work_of(line):
+    """Return what has to be equal in two lines. A peak is the best of its machine, at any size and by any operator."""
+    any_size = ("matrix_size", "memory_format", "batch_size") if line["model"] == "matmul-peak" else ()
+    return tuple(line[name] for name in tables.WORK if name not in any_size)
 
 
 def compare(a, b):
-    """List the work that both sides have: dicts of the two rows, the ratio with its interval, and the verdict."""
-    lines = []
+    """List the work that both sides have: dicts of the two lines, the ratio with its interval, and the verdict."""
+    found = []
     for work in (work for work in b if work in a):
-        comparison = compare_rates(rate_of(b[work]), rate_of(a[work]))
-        if any(" " not in row["process_rates"] for row in (a[work], b[work])):  # a single process
+        pair = {"a": a[work], "b": b[work]}
+        rates = (Rate.parse(line["value"], line["low"], line["high"]) for line in (b[work], a[work]))
+        comparison = compare_rates(*rates)
+        if 1 in (a[work]["processes"], b[work]["processes"]):
             comparison = comparison._replace(low=math.nan, verdict="")
-        lines.append({"a": a[work], "b": b[work]} | comparison._asdict())
-    return lines
-
-
-def rate_of(row):
-    """Return the Rate of a row; of an operator in TFLOP/s, because two peaks have different sizes."""
-    rate = Rate.of_row(row)
-    scale = float(row["tflops"]) / rate.throughput if row["workload"] in OPERATORS else 1
-    return Rate(*(end and end * scale for end in rate))
+        found.append(pair | comparison._asdict())
+    return found
 
 
 CELLS = {
     "work": lambda line: columns.describe_work(line["b"]),
     "framework": lambda line: line["b"]["framework"],
-    "A": lambda line: format_number(rate_of(line["a"]).throughput),
-    "B": lambda line: format_number(rate_of(line["b"]).throughput),
-    "unit": lambda line: "TFLOP/s" if line["b"]["workload"] in OPERATORS else line["b"]["unit"],
+    "A": lambda line: format_number(line["a"]["value"]),
+    "B": lambda line: format_number(line["b"]["value"]),
+    "unit": lambda line: line["b"]["per"],
     "B / A": lambda line: f"{line['ratio']:.3f}",
     "interval": lambda line: f"{line['low']:.3f} to {line['high']:.3f}" if line["low"] > 0 else "",
     "B is": lambda line: line["verdict"],
@@ -86,11 +82,9 @@ CELLS = {
 def list_remarks(a, b, lines):
     """List sentences: a changed machine, missing verdicts, different versions and setups, work of only one side."""
     said = []
-    times = [
-        float(line["b"]["canary_seconds"]) / float(line["a"]["canary_seconds"])
-        for line in lines
-        if line["a"]["machine"] == line["b"]["machine"] and line["a"]["canary_seconds"] and line["b"]["canary_seconds"]
-    ]
+    same = [line for line in lines if line["a"]["machine"] == line["b"]["machine"]]
+    times = [line["b"]["canary_seconds"] / line["a"]["canary_seconds"] for line in same]
+    times = [ratio for ratio in times if ratio > 0]  # NaN: unknown
     if times and not 1 / MACHINE_CHANGED < (ratio := statistics.median(times)) < MACHINE_CHANGED:
         said.append(f"warning: the machine changed: the canary, a small matmul, took {ratio:.2f} times as long in B")
     count = Counter(line["verdict"] for line in lines)
@@ -103,17 +97,17 @@ def list_remarks(a, b, lines):
         if in_a != in_b:
             said.append(f"{name}: {in_a} in A, {in_b} in B")
     for side, one, other in (("A", a, b), ("B", b, a)):
-        only = [f"{columns.describe_work(one[work])} ({one[work]['framework']})" for work in one if work not in other]
-        more = f", and {len(only) - MOST_NAMED} more" if len(only) > MOST_NAMED else ""
-        said += [f"only in {side}: {'; '.join(only[:MOST_NAMED])}{more}"] * bool(only)
+        if only := [f"{columns.describe_work(one[work])} ({one[work]['framework']})" for work in one.keys() - other]:
+            more = f", and {len(only) - MOST_NAMED} more" if len(only) > MOST_NAMED else ""
+            said.append(f"only in {side}: {'; '.join(sorted(only)[:MOST_NAMED])}{more}")
     return said
 
 
 def main(environ=os.environ):
     """Print the comparison; the exit status is 0, or 1 as FAIL_ON_SLOWER asks for."""
     folder = read_settings("compare", environ).results_dir
-    if environ.get("FAIL_ON_SLOWER", "0") not in ("0", "1"):
-        raise SettingError(f"FAIL_ON_SLOWER={environ['FAIL_ON_SLOWER']!r} must be 1 or 0")
+    if (fails := environ.get("FAIL_ON_SLOWER", "0")) not in ("0", "1"):
+        raise SettingError(f"FAIL_ON_SLOWER={fails!r} must be 1 or 0")
     a, b = (read_side(side, environ, folder) for side in "AB")
     lines = compare(a, b)
     for side, rows in (("A", a), ("B", b)):
@@ -126,8 +120,7 @@ def main(environ=os.environ):
         print("\nA and B have no work in common: nothing can be compared")
     print("\n".join(layout.wrap(line, "  ") for line in list_remarks(a, b, lines)))
     verdicts = {line["verdict"] for line in lines} - {""}
-    has_failed = not verdicts or "slower" in verdicts
-    return 1 if environ.get("FAIL_ON_SLOWER") == "1" and has_failed else 0
+    return int(fails == "1" and (not verdicts or "slower" in verdicts))
 
 
 if __name__ == "__main__":

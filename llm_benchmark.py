@@ -94,7 +94,7 @@ def llm_workload(settings):
         make_batches=functools.partial(token_batches, decoder, before + new),
         sizes=decoder,
         parameters=count_parameters(decoder),
-        flops_per_item=prefill_flops(decoder, new) // new if is_prefill else decode_flops(decoder, before, new),
+        flops_per_item=forward_flops(decoder, new, before, logits=1 if is_prefill else new) // new,
         item_bytes=8 if is_prefill else 8 * (before + new),  # int64
         resident_bytes=count_parameters(decoder) * BYTES[settings.precision] + cache,
         bytes_per_step=None if is_prefill else decode_bytes(decoder, size, before, new, settings.precision),
@@ -107,6 +107,9 @@ def training_workload(settings, decoder):
     tokens = settings.prompt_tokens
     decoder = replace(decoder, lora_rank=settings.lora_rank, checkpointing=settings.checkpointing)
     forward, backward = training_flops(decoder, tokens)
+    # Of each trained weight: its gradient, the optimizer's state, and if it is an adapter's the weight itself.
+    tensors = 1 + (0 if settings.optimizer == "sgd" else 2) + (decoder.lora_rank > 0)
+    numbers = count_parameters(decoder) + tensors * count_trainable(decoder)
     return Workload(
         name="llm",
         model=settings.model,
@@ -118,7 +121,7 @@ def training_workload(settings, decoder):
         parameters=count_trainable(decoder),
         flops_per_item=flops_of_phase(settings.phase, forward // tokens, (2 * forward - backward) // tokens),
         item_bytes=16,  # int64: a token and its target
-        resident_bytes=training_bytes(decoder, settings),
+        resident_bytes=numbers * BYTES[settings.precision],
         columns={"data": "synthetic", "sequence_length": tokens, "prompt_tokens": None},
     )
 
@@ -180,12 +183,11 @@ def count_trainable(decoder):
 def training_flops(decoder, tokens):
     """Count the FLOPs of a sequence of `tokens` tokens: (forward, backward).
 
-    Logits are computed for all tokens. A backward pass through a matmul of two trained or computed operands costs twice
+    A backward pass through a matmul of two trained or computed operands costs twice
     its forward pass: a gradient for each. LoRA needs none of frozen weights, so their matmuls cost once. The input of
     the first layer is then frozen too: its q, k and v give no gradient to it.
     """
-    logits = 2 * (tokens - 1) * decoder.vocab_size * decoder.hidden_size
-    forward = prefill_flops(decoder, tokens) + logits
+    forward = forward_flops(decoder, tokens, logits=tokens)
     if not decoder.lora_rank:
         return forward, 2 * forward
     output = decoder.vocab_size * decoder.hidden_size
@@ -196,34 +198,21 @@ def training_flops(decoder, tokens):
     return forward + adapters, backward
 
 
-def prefill_flops(decoder, tokens):
-    """Count the FLOPs of a sequence of `tokens` tokens in an empty cache; 1 multiply-add = 2 FLOPs.
+def forward_flops(decoder, tokens, depth=0, logits=1):
+    """Count the FLOPs of `tokens` tokens after `depth` tokens in the cache; 1 multiply-add = 2 FLOPs.
 
     Each token passes through the matmuls, and attends to itself and to all tokens before it (scores and weighted
-    values). Logits are computed for the last token only.
+    values). Logits are computed for the last token only, or for more of them.
     """
-    pairs = tokens * (tokens + 1) // 2
+    pairs = tokens * depth + tokens * (tokens + 1) // 2
     attention = 2 * pairs * decoder.num_heads * decoder.head_dim
     layers = decoder.num_layers * (tokens * matmul_weights(decoder) + attention)
-    return 2 * (layers + decoder.vocab_size * decoder.hidden_size)
-
-
-def decode_flops(decoder, depth, new_tokens):
-    """Count the FLOPs of one new token: the mean over new_tokens tokens after `depth` tokens in the cache."""
-    attended = 2 * depth + new_tokens + 1  # twice the mean
-    layers = decoder.num_layers * (matmul_weights(decoder) + attended * decoder.num_heads * decoder.head_dim)
-    return 2 * (layers + decoder.vocab_size * decoder.hidden_size)
+    return 2 * (layers + logits * decoder.vocab_size * decoder.hidden_size)
 
 
 def cache_bytes(decoder, tokens, precision):
     """Return the size in bytes of the keys and values of `tokens` tokens."""
     return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * tokens * BYTES[precision]
-
-
-def training_bytes(decoder, settings):
-    """Return the size in bytes of the weights, of their gradients, of the optimizer's state, and of LoRA's adapters."""
-    tensors = 1 + (0 if settings.optimizer == "sgd" else 2) + (decoder.lora_rank > 0)
-    return (count_parameters(decoder) + tensors * count_trainable(decoder)) * BYTES[settings.precision]
 
 
 def decode_bytes(decoder, batch_size, depth, new_tokens, precision):

@@ -1,6 +1,6 @@
 """Measure the standard set on this machine, and draw a card that shows the results.
 
-    make all                              20 to 30 minutes on two CPU cores, an estimated 15 on a GPU
+    make all                              20 to 30 minutes on two CPU cores; not measured yet on a GPU
     QUICK=1 make all                      three minutes: fewer workloads, one short process each, wider intervals
     FRAMEWORK=tensorflow make all
 
@@ -11,101 +11,86 @@ versions is skipped.
 
 import os
 import sys
+from contextlib import suppress
 
 from tqdm import tqdm
 
+import tflops_sweep
 from bench import cli, doctor
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
 from bench.launch import Launcher, find_device
 from bench.plots import card
-from bench.records import columns, results
+from bench.records import cells, columns, report, results
 from bench.records.columns import format_number
-from bench.settings import DECLARED, FRAMEWORKS, ROOT, SettingError, find_given, is_used, list_runs, read_settings
+from bench.settings import DECLARED, TRAINING, SettingError, find_given, is_used, list_runs, read_settings
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
-from best_settings import WORKLOADS
-from tflops_sweep import first_size
+from best_settings import WORKLOADS, open_launcher
 
 LIMIT = 600  # seconds after which a process is ended
-PEAKS_WEIGHT = 3  # the peaks take as long as this number of other processes
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
 BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
 UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
 
 
-def plan_work(settings, device, formats):
-    """Return the work of the set, as (script, change of the environment).
-
-    Args:
-        formats: of 16 bits that are fast on the device.
-    """
+def plan_work(device, formats, is_quick):
+    """Return the work of the set in these formats of numbers: (script, change of the environment, its settings)."""
     found = []
-    for work in STANDARD_SET:
-        if device not in work.devices or (settings.quick and not work.is_quick):
-            continue
-        for numbers in ["float32"] if settings.quick else ["float32", *formats]:
+    for work in (work for work in STANDARD_SET if device in work.devices and (work.is_quick or not is_quick)):
+        for numbers in (numbers for numbers in formats if numbers in work.numbers):
             change = work.change(numbers) | {"MAKEFLAGS": ""}
-            if settings.quick:
+            if is_quick:
                 change |= standard_set.QUICK | ({"SCOPE": "device"} if work.script == "image" else {})
-            try:
-                read_settings(work.script, os.environ | change)
-            except SettingError:  # this framework does not have it
-                continue
-            if numbers in work.numbers:
-                found.append((work.script, change))
+            with suppress(SettingError):  # this framework does not have it
+                found.append((work.script, change, read_settings(work.script, os.environ | change).on(device)))
     return found
 
 
-def is_done(stored, script, change, runs):
+def is_done(stored, script, settings, runs):
     """Return whether rows have this work, in at least `runs` processes or as a failure.
 
     Args:
         stored: rows of this machine, device, commit and versions, as text.
     """
-    settings = read_settings(script, os.environ | change)
-    settings = settings.on(stored[0]["device"]) if stored else settings
-    cells = {name: getattr(settings, name, None) for name in columns.WORK} | WORKLOADS[script](settings).columns
-    cells |= {"workload": script, "scope": "device", "world_size": 1, "num_threads": settings.num_threads}
-    # A blank cell is one that the phase does not use.
-    texts = {name: ("", str(int(v) if isinstance(v, bool) else v)) for name, v in cells.items() if v is not None}
-    for row in stored:
-        if all(row[name] in allowed for name, allowed in texts.items()):
-            if row["status"] == "ok" and len(row["process_rates"].split()) >= runs:
-                return True
-            if row["status"] not in ("ok", *UNFINISHED):
-                return True
-    return False
+    work = cells.of_work(settings, WORKLOADS[script](settings), settings.phase, "device")
+    wanted = {name: work[name] for name in columns.WORK if name in work}
+    if settings.num_threads:
+        wanted["num_threads"] = settings.num_threads
+    texts = {name: "" if value is None else str(value) for name, value in wanted.items()}
+    return any(
+        len(row["process_rates"].split()) >= runs if row["status"] == "ok" else row["status"] not in UNFINISHED
+        for row in stored
+        if texts.items() <= row.items()
+    )
 
 
 def find_peaks(rows):
     """Return {precision: TFLOP/s of the best matmul} of rows of `make tflops`."""
-    peaks = [row for row in rows if row["model"] == "matmul-peak" and row["status"] == "ok" and row.get("tflops")]
+    peaks = [row for row in rows if row["model"] == "matmul-peak" and row["status"] == "ok"]
     return {row["precision"]: float(row["tflops"]) for row in peaks}
 
 
 def list_fast(peaks, formats):
-    """List the formats of 16 bits that are as fast as float32 in the best matmul; say which are left out.
+    """List float32 and the formats of 16 bits in which the best matmul is as fast; say which are left out.
 
     A device without an arithmetic unit for a format emulates it, which is slower than float32.
     """
-    fast = [name for name in formats if name in peaks and peaks[name] >= FAST * peaks.get("float32", 0)]
-    for name in [each for each in formats if each not in fast]:
+    slow = [name for name in formats if name not in peaks or peaks[name] < FAST * peaks.get("float32", 0)]
+    for name in slow:
         say(f"{name} is skipped: its best matmul failed or is slower than that of float32")
-    return fast
+    return ["float32", *(name for name in formats if name not in slow)]
 
 
-def describe(rows):
-    """Describe in lines what the combined rows of one work give; of the matmuls only the peaks."""
-    for row in rows:
-        words = columns.describe_work(row)
-        if row["status"] != "ok":
-            yield f"{words}: {row['status']}: {row['note']}"
-        elif row["model"] == "matmul-peak":
-            yield f"{words}: {format_number(row['tflops'], '{:.3g}')} TFLOP/s"
-        elif row["model"] != "matmul" and row["phase"] not in ("forward", "backward", "optimizer"):
-            low, high = map(format_number, (row["throughput_low"], row["throughput_high"]))
-            yield f"{words}: {format_number(row['throughput'])} {row['unit']}" + (f", {low} to {high}" if low else "")
+def describe(rows, _):
+    """Describe the combined rows of a workload, a line each."""
+    lines = []
+    for row in (row for row in rows if row["phase"] not in TRAINING[1:]):
+        said = f"{row['status']}: {row['note']}"
+        if row["status"] == "ok":
+            said = f"{format_number(row['throughput'])} {row['unit']}, {report.describe_interval(row)}"
+        lines.append(f"{columns.describe_work(row)}: {said}")
+    return "\n".join(lines)
 
 
 def say(words):
@@ -115,7 +100,7 @@ def say(words):
 
 
 def measure_set(settings, host, found, path):
-    """Measure everything that is missing; say each result, or why there is none, in a line.
+    """Measure everything that is missing; say each result, or why there is none.
 
     Returns:
         Whether there is any result, new or stored.
@@ -124,43 +109,37 @@ def measure_set(settings, host, found, path):
     same |= {"framework_version": found.framework_version, "device": found.device, "allocator": host.allocator}
     stored = [row for row in results.read(path) if all(row[name] == (text or "") for name, text in same.items())]
     has_result = any(row["status"] == "ok" for row in stored)
-    formats = [name for name in standard_set.FORMATS if found.device != "cpu" or name != "float16"]
     runs = settings.runs or (1 if settings.quick else standard_set.RUNS)
 
-    def measure(script, change, runs):
+    def measure(launcher, change, runs, describe):
         """Measure and store one piece of work, and say its result."""
-        file = "tflops_sweep.py" if script == "tflops" else f"{script}_benchmark.py"
-        launcher = Launcher(script, WORKLOADS.get(script, first_size), [str(ROOT / file)], host)
         try:
             rows = launcher.measure(change, runs, LIMIT)
         except SettingError as error:
-            say(f"{script} {change.get('MODEL', '')}: {error}")
+            say(f"{launcher.script} {change.get('MODEL', '')}: {error}")
             return []
         results.append(path, *rows)
-        for line in describe(rows):
-            say(line)
+        say(describe(rows, stored))
         return rows
 
-    def list_missing(formats):
-        works = plan_work(settings, found.device, formats)
-        return [(script, change) for script, change in works if not is_done(stored, script, change, runs)]
-
-    total = PEAKS_WEIGHT + runs * len(list_missing(formats))
-    with tqdm(total=total, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
-        sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
-        second, peaks = "x".join([sizes["SIZES"].split(",")[1]] * 3), find_peaks(stored)
-        if "float32" not in peaks or not any(row["matrix_size"] == second for row in stored):
-            precisions = {"PRECISION": ",".join(["float32", *formats])}
-            peaks = find_peaks(measure("tflops", sizes | precisions | {"MAKEFLAGS": ""}, 1))
-        formats = list_fast(peaks, formats)
-        missing, planned = list_missing(formats), plan_work(settings, found.device, formats)
-        if len(missing) < len(planned):
-            say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
-        bar.total = PEAKS_WEIGHT + runs * len(missing)
-        bar.update(PEAKS_WEIGHT)
-        for script, change in missing:
-            has_result |= any(row["status"] == "ok" for row in measure(script, change, runs))
-            bar.update(runs)
+    formats = standard_set.FORMATS[:1] if found.device == "cpu" else standard_set.FORMATS
+    sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
+    # The second size is that of a full sweep, or of a quick one.
+    second, peaks = "x".join([sizes["SIZES"].split(",")[1]] * 3), find_peaks(stored)
+    if "float32" not in peaks or not any(row["matrix_size"] == second for row in stored):
+        sweep = Launcher("tflops", tflops_sweep.first_size, [tflops_sweep.__file__], host)
+        asked = sizes | {"PRECISION": ",".join(["float32", *formats]), "MAKEFLAGS": ""}
+        peaks = find_peaks(measure(sweep, asked, 1, tflops_sweep.describe))
+    formats = ["float32"] if settings.quick else list_fast(peaks, formats)
+    planned = plan_work(found.device, formats, settings.quick)
+    missing = [(script, change) for script, change, asked in planned if not is_done(stored, script, asked, runs)]
+    if len(missing) < len(planned):
+        say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
+    say(f"up to {runs * len(missing)} processes follow; on a terminal the bar estimates how long they take")
+    with tqdm(missing, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
+        for script, change in bar:
+            rows = measure(open_launcher(script, host), change, runs, describe)
+            has_result |= any(row["status"] == "ok" for row in rows)
     return has_result
 
 
@@ -180,15 +159,8 @@ def main():
     path = settings.results_dir / f"{host.machine}.csv"
     results.prepare(path)
     say(f"\nthe standard set on {host.machine} ({found.device}), {settings.framework} {found.framework_version}")
-    if settings.quick:
-        say("QUICK=1: one short process per workload, so the intervals do not include variation between processes")
-    if not FRAMEWORKS[settings.framework].runs_language_models:
-        say(f"language models are skipped: {settings.framework} does not run them here")
-    try:
-        has_result = measure_set(settings, host, found, path)
-    except KeyboardInterrupt:
-        say("run the same command again to measure the rest")
-        raise
+    say("after an interruption, run the same command again to measure the rest")
+    has_result = measure_set(settings, host, found, path)
     for words in card.finish(settings.results_dir, host.machine, settings.framework):
         say(words)
     say(f"added to {cli.display_path(path)}; `make submit` prints how to send the results")

@@ -15,12 +15,11 @@ import sys
 from bench import cli
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.launch import Launcher
 from bench.records import columns
 from bench.records.columns import format_number
 from bench.records.verdict import Rate, compare_rates
-from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
-from best_settings import WORKLOADS
+from bench.settings import FRAMEWORKS, SettingError, read_settings
+from best_settings import open_launcher
 
 log = logging.getLogger("bench")
 
@@ -40,10 +39,9 @@ def describe_noise(rows):
     verdicts = [compare_rates(b, a).verdict for a, b in itertools.combinations(found, 2)]
     wrong = sum(verdict in ("faster", "slower") for verdict in verdicts)
     resolution = 100 * (statistics.median(rate.high / rate.low for rate in found) - 1)
-    return (
-        f"{columns.describe_work(rows[0])}: {format_number(middle)} {rows[0]['unit']}; {covered} of {len(found)} "
-        f"intervals cover it; {wrong} of {len(verdicts)} verdicts are false; resolution {resolution:.2g} %"
-    )
+    said = f"{covered} of {len(found)} intervals cover it; {wrong} of {len(verdicts)} verdicts are false"
+    rate = f"{format_number(middle)} {rows[0]['unit']}"
+    return f"{columns.describe_work(rows[0])}: {rate}; {said}; resolution {resolution:.2g} %"
 
 
 def main():
@@ -55,8 +53,7 @@ def main():
     for number in range(settings.rounds):
         for script in scripts:
             log.info("round %d of %d: %s", number + 1, settings.rounds, script)
-            launcher = Launcher(script, WORKLOADS[script], [str(ROOT / f"{script}_benchmark.py")], host)
-            row = launcher.measure(CHANGES[script] | {"MAKEFLAGS": ""}, RUNS)[0]
+            row = open_launcher(script, host).measure(CHANGES[script] | {"MAKEFLAGS": ""}, RUNS)[0]
             if row["status"] != "ok":
                 raise SettingError(f"the {script} workload failed ({row['note']}): `make {script}` shows more")
             rows.setdefault(script, []).append(row)

@@ -154,12 +154,17 @@ def measure_workload(bench: Bench, describe_workload):
 
 
 def measure_at_rest(bench: Bench):
-    """Return the Bench with what must be measured before any work: idle power, use of the card, the canary."""
+    """Return the Bench with what must be measured before any work: idle power and use of the card, the canary.
+
+    Idle power takes five seconds, so only the first of several processes measures it.
+    """
     if bench.task.is_brief:
         return replace(bench, instruments=replace(bench.instruments, counter=None))
     if bench.instruments.why_no_energy and bench.task.is_first:
         log.info("power and energy are not measured: %s", bench.instruments.why_no_energy)
-    instruments, canary = bench.instruments.with_idle_watts(), None
+    instruments, canary = bench.instruments, None
+    if bench.task.is_first:
+        instruments = instruments.with_idle_watts()
     if not (bench.settings.sustain or bench.group.ranks.are_many):  # long enough to show heat itself; out of step
         canary = open_canary(bench.framework, bench.device.device, bench.settings)
     return replace(bench, instruments=instruments, canary=canary)

@@ -2,31 +2,22 @@
 
 import itertools
 import os
-import tempfile
-import time
 
-import numpy
 import torch
 import torchvision
 import transformers
-from PIL import Image
-from torchvision import transforms
 
-from bench.frameworks import on_torch, on_torch_images
-from bench.workloads import data
+from bench.frameworks import on_torch
 from bench.workloads.operators import MAX_SETS
-from tests.selfcheck import PAIRS, block_of, check_loops, check_matmul, compare, is_one
+from tests.selfcheck import block_of, check_loops, check_matmul, is_one
 
 
 def checks():
     yield check_matmul(matmul)
-    yield check_pipeline()
     for phase in ("inference", "training"):
         yield check_loops(phase, "resnet50", {"a hand-written loop": (loop(phase), is_one)})
     for phase in ("prefill", "decode"):
         yield check_language_model(phase)
-    for rank in (0, 8):
-        yield check_training(rank)
 
 
 def wait(_):
@@ -55,48 +46,13 @@ def loop(phase):
     return block_of(train if phase == "training" else infer, wait, batch_size)
 
 
-def build_smollm2(device):
-    """Return (config, model) of SmolLM2-135M."""
-    sizes = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
-    sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
-    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa")
-    return config, transformers.LlamaForCausalLM(config).to(device)
-
-
-def check_training(rank, tokens=64):
-    """Compare with SmolLM2 as a careful user would train it: all weights, or LoRA as hooks of projections."""
-    device, batch_size, adapters = on_torch.choose_device(None), 1, []
-    model = build_smollm2(device)[1].train().requires_grad_(rank == 0)
-    ids = torch.randint(49_152, (batch_size, tokens + 1), device=device)
-
-    def adapt(projection):
-        a = torch.nn.Parameter(torch.randn(rank, projection.in_features, device=device) / 24)
-        b = torch.nn.Parameter(torch.randn(projection.out_features, rank, device=device) / 24)
-        projection.register_forward_hook(lambda _, inputs, output: output + 2 * ((inputs[0] @ a.T) @ b.T))
-        adapters.extend((a, b))
-
-    for layer in model.model.layers if rank else ():
-        for name in "qkvo":
-            adapt(getattr(layer.self_attn, f"{name}_proj"))
-    optimizer = torch.optim.AdamW(adapters or model.parameters(), lr=3e-4, fused=True)
-
-    def train():
-        optimizer.zero_grad()
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-        optimizer.step()
-
-    block = block_of(train, wait, tokens * batch_size)
-    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "PRECISION": "float32", "LORA_RANK": str(rank)}
-    what = {f"a hand-written loop, LoRA of rank {rank}" if rank else "a hand-written loop": (block, is_one)}
-    return check_loops("training", "smollm2-135m", what, script="llm", **environ)
-
-
 def check_language_model(phase, tokens=64):
     """Compare with SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token a step."""
     device, batch_size = on_torch.choose_device(None), 1
-    config, model = build_smollm2(device)
-    model.eval()
+    sizes = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
+    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa")
+    model = transformers.LlamaForCausalLM(config).to(device).eval()
     ids = torch.randint(49_152, (batch_size, tokens), device=device)
     cache = transformers.StaticCache(config=config, max_cache_len=tokens)
 
@@ -116,36 +72,3 @@ def matmul(side):
     device = on_torch.choose_device(None)
     sets = itertools.cycle([[torch.randn(side, side, device=device) for _ in range(2)] for _ in range(MAX_SETS)])
     return block_of(lambda: torch.mm(*next(sets)), wait)
-
-
-def check_pipeline():
-    """Compare one core's JPEG pipeline with its predecessor: random floats to PIL, the same transforms, no JPEG."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    random = numpy.random.default_rng(0)
-    usual = transforms.Compose(
-        [
-            transforms.Resize(256),
-            transforms.CenterCrop(224),
-            transforms.ToTensor(),
-            transforms.Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD),
-        ]
-    )
-
-    def random_image(_):
-        height, width = random.integers(200, 501, size=2)
-        pixels = random.random((height, width, 3)) * 255
-        return usual(Image.fromarray(pixels.astype(numpy.uint8)))
-
-    with tempfile.TemporaryDirectory() as folder:
-        files = on_torch_images.JpegDataset(data.write_jpegs(folder, 64, 0), 224, 1000, training=False)
-        pairs = [(images_per_second(files.__getitem__), images_per_second(random_image)) for _ in range(PAIRS)]
-    torch.set_num_threads(threads)
-    return compare("input pipeline on one core", pairs, lambda low, high: low >= 1.6)
-
-
-def images_per_second(prepare):
-    start = time.perf_counter()
-    for i in range(64):
-        prepare(i)
-    return 64 / (time.perf_counter() - start)

@@ -251,10 +251,11 @@ def instrumented(child, monkeypatch):
     return child
 
 
-def test_energy_heat_and_the_canary_are_in_the_line(instrumented):
-    _, (line,) = instrumented()
+@pytest.mark.parametrize("is_first", [True, False])
+def test_energy_heat_and_the_canary_are_in_the_line(instrumented, is_first):
+    _, (line,) = instrumented(task=run.Task(is_first=is_first))
     assert line["power_watts"] == pytest.approx(50, rel=0.01)
-    assert line["idle_watts"] == pytest.approx(50, rel=0.01)
+    assert line["idle_watts"] == (pytest.approx(50, rel=0.01) if is_first else None)
     assert line["joules_per_item"] > 0
     assert (line["power_scope"], line["temperature_c"], line["clock_mhz"]) == ("gpu board", 61, 1980)
     assert (line["canary_ratio"], line["canary_seconds"], line["flags"].split()[-1]) == (1.07, 0.001, "slowed")

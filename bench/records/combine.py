@@ -2,6 +2,8 @@
 
 from bench.records.columns import WORK
 
+OF_THE_FIRST = ("output_error", "idle_watts")  # cells that only the first process measures
+
 
 def combine(processes):
     """Return one row for each quantity, with the warnings of all processes.
@@ -29,7 +31,7 @@ def combine_quantity(rows):
     reasons = [f"{row['status']} in a process: {row['note']}" for row in rows if row not in ok]
     middle = sorted(ok, key=lambda row: row["throughput"])[(len(ok) - 1) // 2]
     return middle | {
-        "output_error": next((row["output_error"] for row in ok if row.get("output_error") is not None), None),
+        **{name: next((row[name] for row in ok if row.get(name) is not None), None) for name in OF_THE_FIRST},
         "throughput_low": reach(ok, "throughput_low", min),
         "throughput_high": reach(ok, "throughput_high", max),
         "note": "; ".join(filter(None, [middle["note"], *reasons])),

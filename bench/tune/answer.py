@@ -1,5 +1,6 @@
 """What `make best` prints at the end: the path to the fastest settings, how sure they are, and how to use them."""
 
+import functools
 import shlex
 
 from bench.records import report
@@ -10,20 +11,15 @@ from bench.tune import candidates, recipe
 from bench.tune.search import Search
 
 
-def describe(search: Search, trials, path, notes):
+def describe(search: Search, path):
     """Return the lines of the answer, as far as it was measured.
 
     Args:
-        trials: {candidate: rows of its short trials}.
         path: {candidate: the combined row of its full runs}, from the default to the fastest.
-        notes: {candidate: why it failed}.
     """
     fastest, lines, before = search.fastest(), [], None
+    words = functools.partial(candidates.describe, search.dimensions)
     rates = {candidate: Rate.of_row(row) for candidate, row in path.items()}
-
-    def words(candidate, before=None):
-        return candidates.describe(search.dimensions, candidate, before)
-
     for candidate, rate in rates.items():
         low, high, count = format_number(rate.low), format_number(rate.high), len(search.full[candidate])
         ends = f"({low} to {high}, {count} process{'es' * (count > 1)})"
@@ -31,29 +27,25 @@ def describe(search: Search, trials, path, notes):
         gain = f", {describe_gain(rate, rates[before])}" if before else ""
         lines.append(f"  {'+ ' * bool(before) + words(candidate, before):<28} {measured}{gain}")
         before = candidate
+    lines.append(f"fastest of {len(search.trials)} tried: {words(fastest)}" if fastest else "no combination works")
     if fastest:
-        row = path.get(fastest) or trials[fastest][0]
-        lines.append(f"fastest of {len(trials)} tried: {words(fastest)}")
+        row = path.get(fastest) or search.trials[fastest][0]
         if fastest not in path:
             rate = f"{format_number(search.rate(fastest))} {row['unit']}"
             lines.append(f"    {rate} in short trials, without a full run: it may be luck")
         elif fastest != search.default and search.default in path:
             lines.append(f"    {describe_gain(rates[fastest], rates[search.default])} the default")
-        errors = [trial["output_error"] for trial in trials[fastest] if trial["output_error"] is not None]
-        if errors:
-            lines.append(f"    its outputs differ from float32's by {100 * errors[0]:.2g} % (relative L2)")
-        float32 = [each for each in trials if search.rate(each) and trials[each][0]["precision"] == "float32"]
-        if row["precision"] != "float32" and float32:
-            best = max(float32, key=search.rate)
-            rate = f"{format_number(search.rate(best))} {row['unit']} in short trials"
-            lines.append(f"fastest in float32: {words(best)} ({rate}; PRECISION=float32 searches there)")
+        if row["output_error"]:
+            lines.append(f"    its outputs differ from float32's by {100 * row['output_error']:.2g} % (relative L2)")
         if row["flags"]:
             lines.append(report.explain(row["flags"].split()))
-    lines += [f"failed: {words(candidate)}: {note}" for candidate, note in notes.items()]
+    for candidate, rows in [*search.trials.items(), *search.full.items()]:
+        failed = [f"{row['status']}: {row['note']}" for row in rows if row["status"] != "ok"]
+        lines += [f"failed: {words(candidate)}: {reason}" for reason in failed[:1]]
     if untried := search.untried():
         more = f" and {len(untried) - 1} more" if len(untried) > 1 else ""
         lines.append(f"not tried: {words(untried[0])}{more} (a larger MAX_MINUTES tries more)")
-    return lines if fastest else [*lines, "no combination works"]
+    return lines
 
 
 def describe_gain(faster, slower):

@@ -5,9 +5,6 @@ Settings that the user gave are kept fixed; a comma-separated list restricts the
 
 import platform
 
-import psutil
-
-from bench.host.cpus import usable_cores
 from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS, find_allocator
 from bench.records.columns import describe_change
 from bench.settings import SettingError, read_settings
@@ -24,15 +21,10 @@ GUESSES = {
         "mixed_float16": {"cuda": 3.0, "mps": 1.2},
         "tf32": {"cuda": 2.0},
     },
-    "COMPILE": {
-        "1": {"cpu": 1.3, "cuda": 1.3, "mps": 1.1},
-        "reduce-overhead": {"cuda": 1.3},
-        "max-autotune": {"cuda": 1.4},
-        "max-autotune-no-cudagraphs": {"cuda": 1.3},
-    },
+    "COMPILE": {"1": {"cpu": 1.3, "cuda": 1.3, "mps": 1.1}, "reduce-overhead": {"cuda": 1.3}},
     "MEMORY_FORMAT": {"channels_last": {"cpu": 1.4, "cuda": 1.2, "mps": 1.0}},
 }
-LATE = ("max-autotune", "max-autotune-no-cudagraphs")  # minutes of compilation: only for the fastest candidates
+LISTS = (*GUESSES, "BATCH_SIZE")  # settings that may be a list
 # Weights in 16 bits lose small updates: such a training is fast and does not learn.
 NOT_IN_TRAINING = ("bfloat16", "float16")
 
@@ -43,16 +35,12 @@ def list_dimensions(script, environ, changes, row):
     Args:
         script: the workload's name in the settings' declarations ("image").
         changes: list_runs() of the workload, which has the lists of the environment.
-        row: of a run of the default, which knows device, threads and batch size.
+        row: of a run of the default, which knows device and batch size.
     """
     device, found = row["device"], []
     settings = read_settings(script, environ).on(device)
 
-    def list_given(name):
-        return dict.fromkeys((change[name].lower() for change in changes if name in change), 1.0)
-
-    def is_allowed(name, value):
-        """Return whether this framework and phase have the value, and it is right at all."""
+    def is_allowed(name, value):  # in this framework and phase
         if settings.phase == "training" and value in NOT_IN_TRAINING:
             return False
         try:
@@ -62,35 +50,20 @@ def list_dimensions(script, environ, changes, row):
 
     for name, guesses in GUESSES.items():
         default = getattr(settings, name.lower())
-        if name in environ:
-            gains = {value: guesses.get(value, {}).get(device, 1.0) for value in list_given(name)}
-        elif default:
+        if default and name not in environ:  # no default: the workload does not have this setting
             own = guesses.get(default, {}).get(device, 1.0)
             faster = {value: on[device] / own for value, on in guesses.items() if on.get(device, 0) >= own}
-            gains = {default: 1.0} | {value: gain for value, gain in faster.items() if is_allowed(name, value)}
-        else:  # the workload does not have this setting
-            continue
-        late = () if name in environ else tuple(value for value in LATE if value in gains)
-        found.append(Dimension(name, gains, late))
+            allowed = {value: gain for value, gain in faster.items() if is_allowed(name, value)}
+            found.append(Dimension(name, {default: 1.0} | allowed))
+    for name in filter(environ.__contains__, LISTS):
+        found.append(Dimension(name, {change[name].lower(): 1.0 for change in changes if name in change}))
     is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
     if device == "cpu" and platform.libc_ver()[0] == "glibc" and not is_fixed:
         found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3}))
-    if device == "cpu" and row["num_threads"] and "NUM_THREADS" not in environ:
-        counts = [count for count in list_threads() if count != str(row["num_threads"])]
-        counts = dict.fromkeys((count for count in counts if is_allowed("NUM_THREADS", count)), 1.0)
-        found.append(Dimension("NUM_THREADS", {"": 1.0} | counts))  # "": the framework's own number
-    if "BATCH_SIZE" in environ:
-        found.append(Dimension("BATCH_SIZE", list_given("BATCH_SIZE")))
-    elif settings.phase not in ("prefill", "decode"):  # there a larger batch is another task: more sequences at once
+    # In prefill and decode a larger batch is another task: more sequences at once.
+    if "BATCH_SIZE" not in environ and settings.phase not in ("prefill", "decode"):
         found.append(Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True))
     return [each for each in found if len(each.gains) > 1 or each.doubles]
-
-
-def list_threads():
-    """Return one thread per physical core, and one per logical CPU."""
-    logical, all_logical = usable_cores(), psutil.cpu_count() or 1
-    physical = logical * (psutil.cpu_count(logical=False) or all_logical) // all_logical
-    return [str(count) for count in dict.fromkeys((physical, logical)) if count]
 
 
 def change_of(dimensions, candidate):
@@ -106,7 +79,7 @@ def change_of(dimensions, candidate):
 
 def describe(dimensions, candidate, before=None):
     """Return the difference between a candidate and another one, by default the default, in words."""
-    default = tuple(dimension.values[0] for dimension in dimensions)
+    default = tuple(next(iter(dimension.gains)) for dimension in dimensions)
     cells = []
     for each in (before or default, candidate):
         change = change_of(dimensions, each)

@@ -9,6 +9,7 @@ SCALER = (
     'scaler = torch.amp.GradScaler("{device}")\n'
     "# in training: scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()\n"
 )
+KERAS = {"PRECISION": POLICY, "COMPILE=1": JIT_COMPILE}
 # A name without a value stands for all values that have no line of their own. The lines are in the order in which a
 # script needs them, and use the names that most scripts have: model, inputs, loss, optimizer.
 LINES = {
@@ -28,14 +29,12 @@ LINES = {
     "tensorflow": {
         "NUM_THREADS": "tf.config.threading.set_intra_op_parallelism_threads({value})" + BEFORE_MODEL,
         "PRECISION=tf32": "tf.config.experimental.enable_tensor_float_32_execution(True)",
-        "PRECISION": POLICY,
-        "COMPILE=1": JIT_COMPILE,
+        **KERAS,
     },
     "jax": {
         "NUM_THREADS": 'os.environ["NPROC"] = "{value}"  # before JAX is imported',
         "PRECISION=tf32": 'jax.config.update("jax_default_matmul_precision", "tensorfloat32")',
-        "PRECISION": POLICY,
-        "COMPILE=1": JIT_COMPILE,
+        **KERAS,
     },
     "mlx": {
         "PRECISION=tf32": 'os.environ["MLX_ENABLE_TF32"] = "1"  # before MLX computes anything',

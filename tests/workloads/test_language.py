@@ -29,11 +29,11 @@ def test_parameters_equal_published_ones(model, published):
 def test_a_prompt_takes_the_flops_of_its_tokens_one_by_one(model):
     decoder = DECODERS[model]
     output = 2 * decoder.vocab_size * decoder.hidden_size
-    singly = [llm_benchmark.decode_flops(decoder, depth, 1) - output for depth in range(7)]
-    assert llm_benchmark.prefill_flops(decoder, 7) == sum(singly) + output
-    assert 7 * llm_benchmark.decode_flops(decoder, 0, 7) == sum(singly) + 7 * output
-    assert 7 * llm_benchmark.decode_flops(decoder, 3, 7) == sum(
-        llm_benchmark.decode_flops(decoder, depth, 1) for depth in range(3, 10)
+    singly = [llm_benchmark.forward_flops(decoder, 1, depth) - output for depth in range(7)]
+    assert llm_benchmark.forward_flops(decoder, 7) == sum(singly) + output
+    assert llm_benchmark.forward_flops(decoder, 7, logits=7) == sum(singly) + 7 * output
+    assert llm_benchmark.forward_flops(decoder, 7, 3, logits=7) == sum(
+        llm_benchmark.forward_flops(decoder, 1, depth) for depth in range(3, 10)
     )
 
 
@@ -91,7 +91,7 @@ def test_lora_trains_as_many_parameters_as_published():
 def test_the_forward_pass_of_training_takes_the_flops_of_its_tokens_one_by_one_and_the_backward_pass_twice(model):
     decoder = DECODERS[model]
     forward, backward = llm_benchmark.training_flops(decoder, 7)
-    assert forward == sum(llm_benchmark.decode_flops(decoder, depth, 1) for depth in range(7))
+    assert forward == sum(llm_benchmark.forward_flops(decoder, 1, depth) for depth in range(7))
     assert backward == 2 * forward
 
 
