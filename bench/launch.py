@@ -175,7 +175,7 @@ class Launcher:
                 raise Interrupted(describe_limits(combine(rows))) from None
             if complete[-1][-1]["status"] != "ok":
                 break
-            if settings.scope and "SCOPE" not in os.environ:
+            if settings.scope and not settings.sustain and "SCOPE" not in os.environ:
                 change = {"SCOPE": "device"} | change
         return describe_limits(combine(complete))
 

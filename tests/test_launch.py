@@ -120,18 +120,13 @@ def test_five_processes_give_one_row(run_all):
 
 
 def test_a_combination_that_fails_runs_once_and_the_others_run(run_all):
+    assert len(run_all("ok", SUSTAIN="60")[2]) == 1  # long enough for one process; below there are two
     status, out, asked, rows = run_all("fails", "ok", RUNS="2")
     assert status == 0
     assert [what for what, *_ in asked] == ["fails", "ok", "ok"]
-    assert [(row["model"], row["status"]) for row in rows] == [("fails", "unsupported"), ("ok", "ok")]
+    assert [(row["model"], row["status"]) for row in rows[1:]] == [("fails", "unsupported"), ("ok", "ok")]
     assert "unsupported: not here" in out
     assert run_all("fails")[0] == 1
-
-
-@pytest.mark.parametrize("environ", [{"SUSTAIN": "60"}, {"RUNS": "1"}])
-def test_a_single_process_says_so(run_all, environ):
-    _, out, asked, _ = run_all("ok", **environ)
-    assert (len(asked), "one process only" in out) == (1, True)
 
 
 @pytest.mark.parametrize(("model", "status"), [("killed", "out_of_memory"), ("aborted", "crashed")])
