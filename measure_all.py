@@ -152,7 +152,7 @@ def main():
             raise SettingError(f"{given}={os.environ[given]!r} would change the set of `make all`: unset {given}")
     if len(list_runs("all")) > 1:
         raise SettingError(f"USE_GPU={os.environ['USE_GPU']!r}: `make all` measures one device: set a single value")
-    if not settings.quick and doctor.examine(settings.results_dir, (settings.framework,)):
+    if not settings.quick and doctor.examine((settings.framework,)):
         return 1
     found = find_device(settings)
     host = environment.describe_host(settings.machine)

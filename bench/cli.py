@@ -3,7 +3,6 @@
 Exit status 2 is a user's mistake, 130 an interruption, 3 an unexpected error, which also prints its traceback.
 """
 
-import io
 import logging
 import os
 import signal
@@ -20,26 +19,24 @@ def run_script(main):
     """Run a script's main function, a function without arguments; returns its exit status or that of its error."""
     logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("bench").setLevel(logging.INFO)
-    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode shows \u2026 and the like as escapes
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     handle(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)  # end workers and files as Ctrl-C does
     try:
         status = main()
         sys.stdout.flush()
         return status
     except (SettingError, ModuleNotFoundError) as error:
-        return report(explain(error), MISTAKE)
+        status, line = MISTAKE, explain(error)
     except KeyboardInterrupt:
-        return report("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does: only this process prints
-        return discard_output(1)
-    except OSError as error:  # a full disk, a folder that cannot be read
-        report(f"{type(error).__name__}: {error}", MISTAKE)
-        return discard_output(MISTAKE)
+        status, line = INTERRUPTED, "interrupted"
+    except OSError as error:  # a full disk, a folder that cannot be read, a reader that has gone, as `head` does
+        status, line = MISTAKE, f"{type(error).__name__}: {error}"
+        # Python flushes stdout at exit, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception:
         traceback.print_exc()
-        return report("unexpected error: please report it, with the lines above and `make doctor`", UNEXPECTED)
+        status, line = UNEXPECTED, "unexpected error: please report it, with the lines above and `make doctor`"
+    print(line, file=sys.stderr)
+    return status
 
 
 def explain(error):
@@ -70,18 +67,6 @@ def interrupts_held():
             signal.signal(number, handler)
     if caught:
         raise KeyboardInterrupt
-
-
-def report(message, status):
-    """Print a message on stderr; returns the exit status."""
-    print(message, file=sys.stderr)
-    return status
-
-
-def discard_output(status):
-    """Redirect stdout to /dev/null, because Python flushes it at exit and would fail again; returns the status."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return status
 
 
 def display_path(path):

@@ -8,30 +8,28 @@ results/. It imports no framework.
 import atexit
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import cli, processes, run
-from bench.frameworks import Device
 from bench.host import environment, ranks, resources
 from bench.records import cells, peaks, report, results
 from bench.records.combine import combine
 from bench.records.verdict import Rate, name_bottleneck
-from bench.settings import ALL, AUTO, FRAMEWORKS, MODELS, ROOT, SCOPES, SettingError, list_runs, read_settings
-from bench.workloads import TRAIN_IMAGES
+from bench.settings import ALL, AUTO, MODELS, SCOPES, SettingError, list_runs, read_settings
 
 log = logging.getLogger("bench")
 
-DEFAULT_RUNS, LONG_RUNS = 5, 3  # processes of each combination; LONG_RUNS if the second takes longer than LONG_SECONDS
-LONG_SECONDS = 60
-SCOPE_SECONDS = 30  # if the first process takes longer, the others measure only the model, unless SCOPE is set
+DEFAULT_RUNS = 5  # processes of each combination
 MIN_GAIN = 1.02  # of a doubled batch size; two in a row below it end the doubling
 
 
@@ -57,19 +55,18 @@ def main(script, describe_workload, measure_work=run.measure_workload, describe=
     """
 
     def start():
-        if task := run.read_task():
+        are_many = ranks.read_ranks().are_many
+        if run.TASK in os.environ:
             processes.end_with_parent()
-            status = run.run_child(script, describe_workload, measure_work, task)
-            if ranks.read_ranks().are_many:
+            status = run.run_child(script, describe_workload, measure_work)
+            if are_many:
                 # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, 179291).
                 atexit._run_exitfuncs()
                 os._exit(status)
             return status
         host = environment.describe_host(read_settings(script).machine)
         launcher = Launcher(script, describe_workload, sys.argv, host)
-        if ranks.read_ranks().are_many:
-            return measure_as_rank(launcher, measure_work, describe)
-        return run_all(launcher, describe)
+        return measure_as_rank(launcher, measure_work, describe) if are_many else run_all(launcher, describe)
 
     return cli.run_script(start)
 
@@ -108,15 +105,22 @@ class Launcher:
             The rows, at least one: typed cells, with status and note if the child failed or died. Nothing is stored.
 
         Raises:
-            SettingError: a mistake in the settings.
+            SettingError: a mistake in the settings, or the child died before it began to measure.
             Interrupted: after Ctrl-C, with the rows so far.
         """
         environ = {name: text for name, text in (os.environ | change).items() if text is not None}
         settings = read_settings(self.script, environ)
         run_id, rows, texts = uuid.uuid4().hex[:12], [], []
+        # The first card is then the same one for CUDA and for nvidia-smi.
+        environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        command = [sys.executable, *self.command]
+        if settings.num_devices not in (None, 1):
+            environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
+            command = [sys.executable, *torchrun(settings.num_devices), *self.command]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "lines")
             file.touch()
+            environ[run.TASK] = json.dumps(asdict(run.Task(str(file), compares, brief)))
 
             def read_lines():
                 new = file.read_text().split("\n")[len(texts) : -1]  # what follows the last line end is incomplete
@@ -124,20 +128,22 @@ class Launcher:
                 for line in map(json.loads, new):
                     if "mistake" in line:
                         raise SettingError(line["mistake"])
+                    if rows and rows[-1]["status"] == run.BEGUN:
+                        rows.pop()
                     rows.append(complete_row(self.host, run_id, line))
-                    on_row(rows[-1])
+                    if line["status"] != run.BEGUN:
+                        on_row(rows[-1])
 
-            environ[run.TASK] = json.dumps(asdict(run.Task(str(file), compares, brief)))
-            # The first card is then the same one for CUDA and for nvidia-smi.
-            environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-            environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
-            command = [sys.executable, *torchrun(settings.num_devices), *self.command]
-            status = processes.run_process(command, environ, limit, quiet, read_lines).status
+            status = processes.run_process(command, environ, limit, quiet, read_lines)
             read_lines()
+        begun = rows.pop() if rows and rows[-1]["status"] == run.BEGUN else None
         if status == cli.INTERRUPTED:
             raise Interrupted(rows)
         if status not in (0, 1) or not rows or (status == 1 and rows[-1]["status"] == "ok"):
-            rows.append(cells.of_host(self.host, run_id) | describe_death(settings, self.describe_workload, status))
+            death = describe_death(status, settings.num_devices)
+            if not begun and not rows:
+                raise SettingError(f"before it measured anything, {death['note']}: `make doctor` may say why")
+            rows.append((begun or rows[-1]) | death)
             on_row(rows[-1])
         return rows
 
@@ -145,8 +151,7 @@ class Launcher:
         """Measure one combination in several fresh processes, and combine them.
 
         RUNS is their number. Without it there are five, or one for work that takes a given time or does not vary
-        (SUSTAIN, EPOCHS, `make tflops`). If the first one takes over half a minute, the others measure only the model,
-        without the input pipeline, unless SCOPE asks for it. If the second one takes over a minute, three are enough.
+        (SUSTAIN, EPOCHS, `make tflops`). Only the first one measures the input pipeline, unless SCOPE asks for it.
 
         Returns:
             The combined rows, one for each quantity. After a failure there is no further process.
@@ -156,28 +161,22 @@ class Launcher:
         """
         settings = read_settings(self.script, os.environ | {k: v for k, v in change.items() if v is not None})
         is_single = self.script not in MODELS or settings.sustain or settings.epochs
-        asked = runs or settings.runs
-        runs, complete = asked or (1 if is_single else DEFAULT_RUNS), []
+        runs, complete = runs or settings.runs or (1 if is_single else DEFAULT_RUNS), []
 
         def show(row):
             if not quiet:
                 log.info("process %d of %d: %s", len(complete) + 1, runs, report.describe_rate(row))
 
         while len(complete) < runs:
-            began = time.monotonic()
             try:
                 complete.append(self.run_child(change, limit, not complete, quiet=quiet, on_row=show))
-            except Interrupted as error:
-                raise Interrupted(describe_limits(combine(complete or [error.rows]))) from None
+            except KeyboardInterrupt as error:
+                rows = complete or [getattr(error, "rows", [])]
+                raise Interrupted(describe_limits(combine(rows))) from None
             if complete[-1][-1]["status"] != "ok":
                 break
-            seconds = time.monotonic() - began
-            if len(complete) == 2 and asked is None and seconds > LONG_SECONDS:
-                runs = min(runs, LONG_RUNS)
-            has_scopes = len(settings.scope or ()) > 1 and "SCOPE" not in os.environ
-            if len(complete) == 1 < runs and seconds > SCOPE_SECONDS and has_scopes:
-                change = change | {"SCOPE": "device"}
-                log.info("processes take long: the others measure only `device`, unless SCOPE is set")
+            if settings.scope and not settings.sustain and "SCOPE" not in os.environ:
+                change = {"SCOPE": "device"} | change
         return describe_limits(combine(complete))
 
 
@@ -208,14 +207,11 @@ def run_all(launcher: Launcher, describe):
     Returns:
         The exit status: 0 if at least one row has a result; 130 after Ctrl-C, which ends everything.
     """
-    script = launcher.script
-    changes, settings = list_runs(script), read_settings(script)
-    path = launcher.path(settings)
+    path = launcher.path(read_settings(launcher.script))
     results.prepare(path)
-    changes = [count_all(script, change) for change in changes]
-    changes = [check(script, change, launcher.describe_workload) for change in changes]
+    changes = [plan_run(launcher, change) for change in list_runs(launcher.script)]
     changes = [choose_batch_size(launcher, change) for change in changes]
-    found, status = [], 1
+    found, is_interrupted = [], False
     for number, change in enumerate(changes, 1):
         if len(changes) > 1:
             wanted = ", ".join(f"{name}={text}" for name, text in change.items())
@@ -223,20 +219,20 @@ def run_all(launcher: Launcher, describe):
         try:
             rows = launcher.measure(change, quiet=False)
         except Interrupted as error:
-            rows, status = error.rows, cli.INTERRUPTED
+            rows, is_interrupted = error.rows, True
             log.info("interrupted: what was complete is stored")
         if rows:
             store(path, rows, describe)
         found += rows
-        if status == cli.INTERRUPTED:
+        if is_interrupted:
             break
     if table := report.describe_scaling(found):
         print(table)
-    if status != cli.INTERRUPTED and any(row["status"] == "ok" for row in found):
-        status = 0
     if found:
         print(f"added to {cli.display_path(path)}", flush=True)
-    return status
+    if is_interrupted:
+        return cli.INTERRUPTED
+    return 0 if any(row["status"] == "ok" for row in found) else 1
 
 
 def store(path, rows, describe):
@@ -250,79 +246,55 @@ def store(path, rows, describe):
 
 def measure_as_rank(launcher: Launcher, measure_work, describe):
     """Measure one combination as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
-    me, settings = ranks.read_ranks(), read_settings(launcher.script)
-    is_single = len(list_runs(launcher.script)) == 1 and settings.runs in (None, 1) and settings.batch_size != AUTO
-    if not is_single or settings.epochs:
+    me, lines, run_id = ranks.read_ranks(), [], uuid.uuid4().hex[:12]
+    os.environ["NUM_DEVICES"] = str(me.world_size)  # so that settings for one device are refused
+    settings = read_settings(launcher.script)
+    if len(list_runs(launcher.script)) > 1 or settings.runs not in (None, 1) or settings.batch_size == AUTO:
         raise SettingError(
             f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
-            "of every other setting, RUNS=1 and no EPOCHS, or set NUM_DEVICES instead of using torchrun"
+            "of every other setting, and RUNS=1, or set NUM_DEVICES instead of using torchrun"
         )
-    if not FRAMEWORKS[settings.framework].runs_on_many:
-        raise SettingError(f"FRAMEWORK={settings.framework!r} runs on one device here: start it without torchrun")
-    os.environ["NUM_DEVICES"] = str(me.world_size)
-    lines, run_id = [], uuid.uuid4().hex[:12]
     status = run.measure_settings(launcher.script, launcher.describe_workload, measure_work, run.Task(), lines.append)
-    if me.rank == 0 and lines:
-        path, rows = launcher.path(settings), [complete_row(launcher.host, run_id, line) for line in lines]
+    rows = [complete_row(launcher.host, run_id, line) for line in lines if line["status"] != run.BEGUN]
+    if me.rank == 0 and rows:
+        path = launcher.path(settings)
         store(path, describe_limits(combine([rows])), describe)
         print(f"added to {cli.display_path(path)}", flush=True)
     return status
 
 
-def count_all(script, change):
-    """Return the change with the number of GPUs instead of NUM_DEVICES=all; raises SettingError if there is none."""
-    settings = read_settings(script, os.environ | change)
-    if settings.num_devices != ALL:
-        return change
-    count = 0 if settings.use_gpu is False else find_device(settings).count
-    if count == 0:
-        raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of CPU processes")
-    return change | {"NUM_DEVICES": str(count)}
+def plan_run(launcher, change):
+    """Return the change with the number of GPUs instead of NUM_DEVICES=all, and with the DATA that can be had.
 
-
-def check(script, change, describe_workload):
-    """Raise SettingError for a combination that cannot run, before anything is measured.
-
-    Returns:
-        The change, with the data that were downloaded, or could not be: no child tries that again.
+    Raises:
+        SettingError: the combination cannot run, which the user learns before anything is measured.
     """
-    settings = guess_device(read_settings(script, os.environ | change))
-    workload = describe_workload(settings)
-    return change | ({"DATA": workload.columns["data"]} if script == "mlp" else {})
-
-
-def guess_device(settings):
-    """Return the settings with the defaults of a GPU if this machine seems to have one; only a child knows."""
-    has_gpu = environment.find_card() or sys.platform == "darwin"
-    return settings.on("gpu" if has_gpu and settings.use_gpu is not False else "cpu")
+    settings = read_settings(launcher.script, os.environ | change)
+    if settings.num_devices == ALL:
+        count = find_device(settings).count if settings.use_gpu is not False else 0
+        if count == 0:
+            raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of CPU processes")
+        change = change | {"NUM_DEVICES": str(count)}
+    # Only a child knows the device; this is a guess.
+    has_gpu = settings.use_gpu is not False and (environment.find_card() or sys.platform == "darwin")
+    workload = launcher.describe_workload(settings.on("gpu" if has_gpu else "cpu"))
+    return change | ({"DATA": workload.columns["data"]} if launcher.script == "mlp" else {})
 
 
 def torchrun(devices):
     """Return the interpreter's arguments that start a script once for each device."""
     # 127.0.0.1, because a laptop's own name often has no address.
-    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={devices}"]
-    return ["-m", "torch.distributed.run", *options] if devices not in (None, 1) else []
-
-
-FIND_DEVICE = """
-import dataclasses, json
-from bench import frameworks, settings
-found = settings.read_settings("doctor")
-print(json.dumps(dataclasses.asdict(frameworks.load(found.framework).find_device(found))))
-"""
+    return ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={devices}"]
 
 
 def find_device(settings):
     """Return the Device that the settings' framework finds, in a process of its own."""
-    environ = os.environ | {"FRAMEWORK": settings.framework, "PYTHONPATH": str(ROOT)}
-    environ.pop("MAKEFLAGS", None)
-    ended = processes.run_process([sys.executable, "-c", FIND_DEVICE], environ, captures=True)
-    if ended.status == cli.INTERRUPTED:
-        raise KeyboardInterrupt
-    if ended.status:
-        reason = ended.err.strip().rpartition("\n")[2].removeprefix("bench.settings.SettingError: ")
-        raise SettingError(reason or f"FRAMEWORK={settings.framework!r} ended with status {ended.status} at once")
-    return Device(**json.loads(ended.out.strip().rpartition("\n")[2]))
+    try:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+            return pool.submit(run.find_device, settings).result()
+    except BrokenProcessPool:
+        raise SettingError(f"FRAMEWORK={settings.framework!r} crashes: `make doctor` says why") from None
 
 
 def choose_batch_size(launcher: Launcher, change):
@@ -335,46 +307,39 @@ def choose_batch_size(launcher: Launcher, change):
     if settings.batch_size != AUTO:
         return change
     log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
+    brief = {"MAX_SECONDS": "0.5", "SCOPE": "device", "MAKEFLAGS": None, "SUSTAIN": None, "NUM_IMAGES": None}
     rates, size = {}, 1
-    brief = {"MAX_SECONDS": "0.5", "TARGET_CI": "5", "SCOPE": "device", "MAKEFLAGS": None}
-    brief |= dict.fromkeys(("SUSTAIN", "EPOCHS", "NUM_IMAGES"))
-    while not (settings.epochs and size > TRAIN_IMAGES):
+    while True:
         row = launcher.run_child(change | brief | {"BATCH_SIZE": str(size)}, brief=True)[-1]
         if row["status"] != "ok":
             log.info("BATCH_SIZE=%d: %s: %s", size, row["status"], row["note"])
             break
         rates[size] = row["throughput"]
         log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
-        best_before = max([rate for each, rate in rates.items() if each < size / 2], default=0.0)
-        gains = max(rates.values()) > MIN_GAIN * best_before
+        gains = max(rates.values()) > MIN_GAIN * rates.get(size // 4, 0)
         free = None if row["device"] == "cuda" else resources.available_bytes()
-        taken = row.get("peak_memory_bytes") or 0
-        if not gains or 2 * row["step_seconds_median"] > settings.max_seconds or (free and 2 * taken > free):
+        needs_too_much = free and 2 * (row.get("peak_memory_bytes") or 0) > free
+        if not gains or 2 * row["step_seconds_median"] > settings.max_seconds or needs_too_much:
             break
         size *= 2
     fastest = max(rates, key=rates.__getitem__, default=1)  # if 1 fails, measuring it says why
     return change | {"BATCH_SIZE": str(fastest)}
 
 
-def describe_death(settings, describe_workload, status):
-    """Return the cells of a child process that ended without a line that says why.
+def describe_death(status, devices):
+    """Return the status and the note of a child process that ended without a line that says why.
 
     Args:
         status: its exit status; negative: the signal that ended it.
+        devices: NUM_DEVICES.
     """
-    note, is_killed = f"the process was ended by exit status {status}", status == -signal.SIGKILL
-    if is_killed:
-        note = (
-            "the process was ended by signal 9, probably because memory ran out: choose a smaller BATCH_SIZE or MODEL"
-        )
-    elif status == -signal.SIGALRM:
-        note = "the process was ended by its time limit"
-    elif settings.num_devices not in (None, 1):
-        note = "a rank failed, see above"
-    elif status < 0:
-        note = f"the process was ended by signal {-status}"
-    settings = guess_device(settings)
-    row = cells.of_work(settings, describe_workload(settings), settings.phase, "device")
-    if isinstance(settings.precision, tuple):  # make tflops: any of its precisions and sizes
-        row |= {"precision": None, "matrix_size": None}
-    return row | {"status": "out_of_memory" if is_killed else "crashed", "note": note}
+    if status == -signal.SIGKILL:
+        why = "it was ended by signal 9, probably because memory ran out: choose a smaller BATCH_SIZE or MODEL"
+        return {"status": "out_of_memory", "note": why}
+    if status == -signal.SIGALRM:
+        why = "it was ended by its time limit"
+    elif devices not in (None, 1):
+        why = "a rank failed, see above"
+    else:
+        why = f"it was ended by signal {-status}" if status < 0 else f"it ended with exit status {status}"
+    return {"status": "crashed", "note": why}

@@ -31,6 +31,7 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 TASK = "BENCH_TASK"  # the one variable from the parent process: a Task in JSON
+BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
 EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of the last line; 1 if it is a failure
 
 
@@ -57,16 +58,12 @@ class Bench:
     canary: Canary | None = None
 
 
-def read_task():
-    """Return the Task of the parent process, or None if there is no parent."""
-    return Task(**json.loads(os.environ[TASK])) if TASK in os.environ else None
-
-
-def run_child(script, describe_workload, measure_work, task):
+def run_child(script, describe_workload, measure_work):
     """Measure what the environment's settings ask for, and append the lines to the task's file; return the exit status.
 
     A mistake in the settings is a line too, with the key `mistake`.
     """
+    task = Task(**json.loads(os.environ[TASK]))
     with open(task.lines, "a") as file:
 
         def emit(line):
@@ -78,6 +75,11 @@ def run_child(script, describe_workload, measure_work, task):
         except (SettingError, ModuleNotFoundError) as error:
             emit({"mistake": cli.explain(error)})
             return cli.MISTAKE
+
+
+def find_device(settings):
+    """Return the Device that the settings' framework would use."""
+    return frameworks.load(settings.framework).find_device(settings)
 
 
 def measure_settings(script, describe_workload, measure_work, task, emit):
@@ -129,11 +131,9 @@ def measure_workload(bench: Bench, describe_workload):
         workload = describe_workload(replace(bench.settings, phase=phase))
         about = cells.of_work(bench.settings, workload, phase, scope)
         log.info("%s %s: building and checking, then measuring", phase, scope)
+        series = {"epoch": measure_epochs, "sustained": measure_sustained}.get(scope)
         try:
-            if scope in SCOPES:
-                found = iter([measure_quantity(bench, workload, phase, scope)])
-            else:
-                found = measure_series(bench, workload, phase, scope)
+            found = series(bench, workload) if series else [measure_quantity(bench, workload, phase, scope)]
             for columns in found:
                 bench.emit(about | columns)
                 status = str(columns["status"])
@@ -218,32 +218,38 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, shows_bar=T
     return columns
 
 
-def measure_series(bench: Bench, workload: Workload, phase, scope):
-    """Yield the cells of each epoch, or of every ten seconds of a sustained run."""
-    with open_job(bench, workload, phase, scope) as job:
-        if scope == "epoch":
-            parts = measure_epochs(job, workload, bench.settings)
-        else:
-            parts = measure_sustained(job, bench.instruments, bench.settings.sustain)
-        for columns in parts:
-            yield describe_work(bench, workload, scope, job.session, columns)
-
-
 @contextmanager
 def open_job(bench: Bench, workload: Workload, phase, scope):
-    """Open the session of a quantity, as a Job of all ranks, and close it at the end."""
-    refuse_too_large(workload, bench.device)
+    """Open the session of a quantity, as a Job of all ranks, and close it at the end.
+
+    Raises:
+        MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this process.
+    """
     group, settings = bench.group, bench.settings
+    bench.emit(cells.of_work(settings, workload, phase, scope) | {"status": BEGUN})
+    # Batches are made in the system's memory, and all else is there too unless the device has memory of its own.
+    needed = RESIDENT_BATCHES * workload.batch_bytes + (0 if bench.device.has_own_memory else workload.resident_bytes)
+    free = resources.available_bytes()
+    if free and needed > free:
+        raise MemoryError(
+            f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL or "
+            "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
+        )
     # Each rank has its own data, and its own order of them.
     own = replace(settings, seed=settings.seed + group.ranks.rank)
     session = bench.framework.open_session(workload, own, phase, scope, compares=bench.task.is_first)
     meters.reset_process_peak()  # what was checked needs more memory than the work
     try:
         items = settings.num_images if phase == settings.phase and scope in SCOPES else None
-        items_per_step = workload.items_per_step * bench.device.world_size
-        limits = settings.max_seconds, settings.target_ci, items
         watches = (meters.Watch(bench.instruments),) if group.ranks.rank == 0 else ()
-        yield measure.Job(group.watch_over(session), items_per_step, *limits, clock=group.clock, watches=watches)
+        yield measure.Job(
+            group.watch_over(session),
+            items_per_step=workload.items_per_step * bench.device.world_size,
+            max_seconds=settings.max_seconds,
+            num_items=items,
+            clock=group.clock,
+            watches=watches,
+        )
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
         raise
@@ -277,20 +283,6 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
     return columns
 
 
-def refuse_too_large(workload, device):
-    """Raise MemoryError for work that does not fit in the system's memory: it would swap, or kill this process.
-
-    The batches are made there, and all else is there too unless the device has memory of its own.
-    """
-    needed = RESIDENT_BATCHES * workload.batch_bytes + (0 if device.has_own_memory else workload.resident_bytes)
-    free = resources.available_bytes()
-    if free and needed > free:
-        raise MemoryError(
-            f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL or "
-            "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
-        )
-
-
 def refuse_unequal_weights(checksums):
     """Raise MeasurementError unless all ranks have the same weights after training."""
     unlike = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
@@ -298,34 +290,38 @@ def refuse_unequal_weights(checksums):
         raise MeasurementError("wrong_output", f"after training, rank 0 has other weights than the ranks {unlike}")
 
 
-def measure_sustained(job: measure.Job, instruments, seconds):
+def measure_sustained(bench: Bench, workload: Workload):
     """Yield the cells of every ten seconds of a long run."""
-    joules = instruments.joules if instruments.counter else None
-    for elapsed, measured, watts in measure.sustain(job, seconds, joules):
-        columns = cells.of_measurement(measured, job.watches) | {"elapsed_seconds": elapsed}
-        if watts is not None:
-            columns |= cells.of_energy(instruments, watts, watts * measured.seconds / measured.items)
-        yield columns
+    instruments, settings = bench.instruments, bench.settings
+    with open_job(bench, workload, settings.phase, "sustained") as job:
+        joules = instruments.joules if instruments.counter else None
+        for elapsed, measured, watts in measure.sustain(job, settings.sustain, joules):
+            columns = cells.of_measurement(measured, job.watches) | {"elapsed_seconds": elapsed}
+            if watts is not None:
+                columns |= cells.of_energy(instruments, watts, watts * measured.seconds / measured.items)
+            yield describe_work(bench, workload, "sustained", job.session, columns)
 
 
-def measure_epochs(job: measure.Job, workload: Workload, settings: Settings):
+def measure_epochs(bench: Bench, workload: Workload):
     """Train whole epochs; yield the cells of each: seconds, loss and accuracy."""
     count = len(workload.dataset()[1])
-    for epoch in range(1, settings.epochs + 1):
-        seconds, flags = measure.measure_epoch(job, epoch_order(count, settings.seed, epoch))
-        losses = job.session.losses()
-        flags += [] if math.isfinite(sum(losses)) else ["not_finite"]
-        yield {
-            "status": "ok",
-            "epoch": epoch,
-            "stop_reason": "epoch",
-            "flags": " ".join(dict.fromkeys(flags)),
-            "throughput": count / seconds,
-            "items": count,
-            "seconds": seconds,
-            "loss_mean": statistics.fmean(losses),
-            "accuracy": job.session.evaluate(),
-        }
+    with open_job(bench, workload, "training", "epoch") as job:
+        for epoch in range(1, bench.settings.epochs + 1):
+            seconds, flags = measure.measure_epoch(job, epoch_order(count, bench.settings.seed, epoch))
+            losses = job.session.losses()
+            flags += [] if math.isfinite(sum(losses)) else ["not_finite"]
+            columns = {
+                "status": "ok",
+                "epoch": epoch,
+                "stop_reason": "epoch",
+                "flags": " ".join(dict.fromkeys(flags)),
+                "throughput": count / seconds,
+                "items": count,
+                "seconds": seconds,
+                "loss_mean": statistics.fmean(losses),
+                "accuracy": job.session.evaluate(),
+            }
+            yield describe_work(bench, workload, "epoch", job.session, columns)
 
 
 def describe_failure(error):

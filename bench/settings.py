@@ -1,12 +1,11 @@
 """Every setting and every framework, each declared once, and the reading of settings from the environment.
 
-`python -m bench.settings` prints docs/settings.md, which `make settings` shows. Standard library only.
+docs/settings.md, which `make settings` shows, says what each setting means. Standard library only.
 """
 
 import difflib
 import os
 import re
-import sys
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
@@ -17,16 +16,9 @@ AUTO = 0  # BATCH_SIZE=auto, until launch.py has chosen one
 ALL = 0  # NUM_DEVICES=all, until launch.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
-# Variables of the Makefile, which are not settings of a run.
-MAKE_VARIABLES = {
-    "PYTHON": "interpreter to use instead of .venv; make then installs nothing",
-    "A": "first machine or results file to compare",
-    "B": "second machine or results file to compare",
-    "FAIL_ON_SLOWER": "1: the exit status is 1 if B is slower in anything, or if nothing can be compared",
-}
+MAKE_VARIABLES = ("PYTHON", "A", "B", "FAIL_ON_SLOWER")  # of the Makefile, not settings of a run
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 MOST_POSITIONS = 131_072  # tokens in a sequence, of the language model that allows the most
-NOT_MISSPELT = ("COMPILER", "TARGET_CC")  # ordinary variables one letter away from a setting
 
 
 class SettingError(Exception):
@@ -39,9 +31,6 @@ class ByDevice:
 
     gpu: Any
     cpu: Any
-
-    def __str__(self):
-        return f"{self.gpu} ({self.cpu} on a CPU)"
 
 
 MEMORY_FORMATS = ("channels_first", "channels_last")
@@ -69,12 +58,6 @@ FRAMEWORKS = {
     "mlx": Framework("MLX", ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")),
 }
 FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
-
-
-def environment_of(framework):
-    """Return the folder into which make installs a framework on this system."""
-    apart = sys.platform != "darwin" and FRAMEWORKS[framework].has_own_environment
-    return ROOT / (f".venv-{framework}" if apart else ".venv")
 
 
 # Kinds: each parses the text of a setting, or raises ValueError with the words that complete "must be ...".
@@ -105,10 +88,6 @@ def one_of(*names, **synonyms):
     return parse
 
 
-def framework_name(text):
-    return one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS)(text)
-
-
 def zero_or_one(text):
     if text not in ("0", "1"):
         raise ValueError("1 or 0")
@@ -116,13 +95,9 @@ def zero_or_one(text):
 
 
 def above_zero(text):
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError("a finite number above 0")
-    return value
+    if not re.fullmatch("[0-9]*[.]?[0-9]+", text) or float(text) == 0:
+        raise ValueError("a number above 0")
+    return float(text)
 
 
 def matrix_size(text):
@@ -146,18 +121,15 @@ def slug(text):
 EACH, TOGETHER = "each", "together"
 
 
-def setting(kind, default, meaning, lists=None, shown=None) -> Any:
-    """Declare one setting. `kind`, `default` and `lists` may be a dict {script: ...} if scripts differ.
+def setting(kind, default, lists=None) -> Any:
+    """Declare one setting; docs/settings.md says what it means. Each argument may be a dict if scripts differ.
 
     Args:
         kind: text -> value, or ValueError with what the text must be.
         default: the value if the setting is unset; a tuple is a list. Its dict names the scripts that use the setting.
-        meaning: one line for the tables.
         lists: what a comma list means: EACH or TOGETHER; None allows one value only.
-        shown: the default in words, if its value says too little.
     """
-    about = {"kind": kind, "default": default, "meaning": meaning, "lists": lists, "shown": shown}
-    return field(metadata=about)
+    return field(metadata={"kind": kind, "default": default, "lists": lists})
 
 
 MODELS = ("image", "mlp", "transformer", "llm")
@@ -177,142 +149,67 @@ SQUARES = tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 819
 class Settings:
     """The settings of one run. A setting that the script does not use is None."""
 
-    use_gpu: bool | None = setting(
-        zero_or_one, None, "1: use the GPU, or warn and use the CPU; 0: use the CPU", EACH, "the GPU if there is one"
-    )
-    num_devices: int = setting(
-        whole(1, all=ALL), dict.fromkeys(MODELS, 1), "GPUs, or processes on a CPU (PyTorch); all: every GPU", EACH
-    )
-    framework: str = setting(framework_name, "torch", "torch, tensorflow, jax or mlx; synonyms pytorch, tf")
+    use_gpu: bool | None = setting(zero_or_one, None, EACH)  # None: the GPU if there is one
+    num_devices: int = setting(whole(1, all=ALL), dict.fromkeys(MODELS, 1), EACH)
+    framework: str = setting(one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch")
     model: str = setting(
         str,
         {"image": "resnet50", "mlp": MLPS, "transformer": ("distilbert", "bert-large")}
         | {"llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m")},
-        "image: any classification model of torchvision (TensorFlow and JAX have a few); mlp: mlp-DEPTHxWIDTH or "
-        "mlp-WIDTH-WIDTH-...; transformer: distilbert, bert-base, bert-large; llm: smollm2-135m, qwen3-0.6b, "
-        "llama-3.2-1b, llama-3.2-3b, qwen3-4b, llama-3.1-8b; random weights; IMAGE_MODEL is a synonym",
         EACH,
     )
     phase: str = setting(
         dict.fromkeys(MODELS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode", "training")},
         {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")},
-        "inference or training; llm: prefill, decode, training",
         EACH,
     )
     batch_size: int = setting(
         whole(1, auto=AUTO),
         {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1},
-        "items per step and device (llm: sequences); auto: the fastest size that fits, found by doubling",
         EACH,
     )
-    num_images: int | None = setting(
-        whole(1),
-        dict.fromkeys(("image", "mlp")),
-        "measure N images per scope and process, rounded up to whole batches, regardless of MAX_SECONDS",
-        shown="as many as the interval needs",
-    )
-    image_size: int | None = setting(
-        whole(32, 4096), {"image": None}, "pixels on each side", shown="the model's own (224; inception_v3 299)"
-    )
+    num_images: int | None = setting(whole(1), {"image": None, "mlp": None})  # None: as many as the interval needs
+    image_size: int | None = setting(whole(32, 4096), {"image": None})  # pixels on each side; None: the model's own
     precision: Any = setting(
         dict.fromkeys(MODELS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
-        dict.fromkeys(MODELS, "float32")
-        | {"tflops": ("float32", "tf32", "float16", "bfloat16"), "llm": ByDevice(gpu="bfloat16", cpu="float32")},
-        "float32 (TF32 off), tf32, float16, bfloat16, float64 (not in MLX); mixed_float16, mixed_bfloat16 (autocast; "
-        "not in tflops, prefill, decode or MLX)",
+        {"image": "float32", "mlp": "float32", "transformer": "float32"}
+        | {"llm": ByDevice(gpu="bfloat16", cpu="float32"), "tflops": ("float32", "tf32", "float16", "bfloat16")},
         dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
-        "float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
     )
-    compile: str = setting(
-        one_of("0", "1", *COMPILE_MODES),
-        dict.fromkeys(MODELS, "0"),
-        f"1: torch.compile, XLA (JAX: always 1), mx.compile; or a mode of torch: {', '.join(COMPILE_MODES)}",
-        EACH,
-    )
-    memory_format: str = setting(
-        one_of(*MEMORY_FORMATS), {"image": ""}, " or ".join(MEMORY_FORMATS), EACH, "channels_first in PyTorch only"
-    )
+    compile: str = setting(one_of("0", "1", *COMPILE_MODES), dict.fromkeys(MODELS, "0"), EACH)
+    memory_format: str = setting(one_of(*MEMORY_FORMATS), {"image": ""}, EACH)  # "": the framework's first one
     optimizer: str = setting(
         dict.fromkeys(MODELS, one_of("sgd", "adam")) | {"llm": one_of("sgd", "adam", "adamw")},
         {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw"},
-        "optimizer for training: sgd (learning rate 0.01, no momentum), adam (0.00001), llm only: adamw (0.0003)",
         EACH,
     )
-    sequence_length: int = setting(whole(1, 512), {"transformer": 128}, "tokens in a sequence, without padding", EACH)
-    prompt_tokens: int = setting(
-        whole(1, MOST_POSITIONS), {"llm": 512}, "tokens of each sequence in prefill and training", EACH
-    )
-    lora_rank: int = setting(
-        whole(0, 1024), {"llm": 0}, "train only LoRA adapters of this rank on q, k, v and output; 0: all weights", EACH
-    )
-    checkpointing: bool = setting(
-        zero_or_one, {"llm": False}, "1: recompute each layer in the backward pass, which saves memory", EACH
-    )
-    new_tokens: int = setting(whole(1, MOST_POSITIONS), {"llm": 128}, "tokens that decode adds before it starts over")
-    depth: int = setting(whole(0, MOST_POSITIONS), {"llm": 0}, "tokens in the cache before decode begins", EACH)
-    data: str | None = setting(
-        one_of("cifar10", "synthetic"), {"mlp": None}, "cifar10 (downloads 170 MB once) or synthetic", shown="cifar10"
-    )
-    epochs: int = setting(
-        whole(0, 1000), {"mlp": 0}, "also train N whole epochs; each reports seconds, loss and test accuracy"
-    )
-    sustain: int | None = setting(
-        whole(60, 86_400),
-        dict.fromkeys(MODELS),
-        "run one workload for N seconds, with a row every ten seconds, to show the effect of heat",
-        shown="no",
-    )
-    sizes: tuple[tuple[int, int, int], ...] = setting(
-        matrix_size, {"tflops": SQUARES}, "matmuls: M, or MxNxK for M x K by K x N", TOGETHER, "32,64,128 ... 8192"
-    )
-    ops: tuple[str, ...] = setting(
-        one_of(*OPS),
-        {"tflops": OPS},
-        "operators: matmul (all SIZES, and the peak); convolution (3x3), which needs matmul; bandwidth; int8 and "
-        "float8 (matmuls, compared with bfloat16); gemv (M = 1, as in decode); attention",
-        TOGETHER,
-        "all",
-    )
-    scope: tuple[str, ...] = setting(
-        one_of(*SCOPES), {"image": SCOPES}, "which of the three throughputs to measure", TOGETHER
-    )
-    num_workers: int = setting(
-        whole(0, 1024),
-        {"image": None},
-        "input workers: processes, or threads in TensorFlow, JAX and MLX; 0: the main process",
-        shown=f"the number of cores, at most {MOST_WORKERS} for each device",
-    )
-    num_threads: int | None = setting(whole(1, 4096), None, "CPU threads of the framework", shown="the framework's own")
-    max_seconds: float = setting(
-        above_zero, dict.fromkeys(MODELS, 3.0) | {"tflops": 1.0}, "time limit of one measurement", shown="3 (tflops: 1)"
-    )
-    target_ci: float = setting(above_zero, 1.0, "stop when the 95 % confidence interval is within +- N percent")
-    runs: int | None = setting(
-        whole(1, 1000),
-        None,
-        "fresh processes that measure the same work; the result is that of their median, with the range of all",
-        shown="5; 3 if a process takes over a minute, and in `make all`; 1 in tflops, and with SUSTAIN or EPOCHS",
-    )
-    machine: str | None = setting(
-        slug, None, "name of the machine and of its file, results/<MACHINE>.csv", shown="the GPU's name, else the CPU's"
-    )
-    results_dir: Path = setting(
-        lambda text: Path(os.path.expanduser(text)), ROOT / "results", "folder of the results files", shown="results"
-    )
-    seed: int = setting(whole(0), 0, "seed of the data and the random weights")
-    workload: str = setting(
-        one_of(*MODELS), {"best": "image"}, "workload to find the fastest settings for: " + ", ".join(MODELS)
-    )
-    rounds: int = setting(whole(1, 1000), {"noise": 2}, "rounds of A/A tests; a figure to publish needs twelve")
-    max_minutes: float = setting(above_zero, {"best": 20.0}, "approximate time for the search")
-    quick: bool = setting(
-        zero_or_one, {"all": False}, "1: three minutes instead of 20 to 30: fewer workloads, one short process each"
-    )
+    sequence_length: int = setting(whole(1, 512), {"transformer": 128}, EACH)  # tokens
+    prompt_tokens: int = setting(whole(1, MOST_POSITIONS), {"llm": 512}, EACH)
+    lora_rank: int = setting(whole(0, 1024), {"llm": 0}, EACH)  # 0: train all weights
+    checkpointing: bool = setting(zero_or_one, {"llm": False}, EACH)
+    new_tokens: int = setting(whole(1, MOST_POSITIONS), {"llm": 128})
+    depth: int = setting(whole(0, MOST_POSITIONS), {"llm": 0}, EACH)  # tokens
+    data: str | None = setting(one_of("cifar10", "synthetic"), {"mlp": None})  # None: cifar10 if it can be had
+    epochs: int = setting(whole(0, 1000), {"mlp": 0})
+    sustain: int | None = setting(whole(60, 86_400), dict.fromkeys(MODELS))  # seconds
+    sizes: tuple[tuple[int, int, int], ...] = setting(matrix_size, {"tflops": SQUARES}, TOGETHER)  # (m, n, k)
+    ops: tuple[str, ...] = setting(one_of(*OPS), {"tflops": OPS}, TOGETHER)
+    scope: tuple[str, ...] = setting(one_of(*SCOPES), {"image": SCOPES}, TOGETHER)
+    num_workers: int = setting(whole(0, 1024), {"image": None})  # None: the number of cores, at most MOST_WORKERS
+    num_threads: int | None = setting(whole(1, 4096), None)  # None: the framework's own number
+    max_seconds: float = setting(above_zero, dict.fromkeys(MODELS, 3.0) | {"tflops": 1.0})  # of one measurement
+    runs: int | None = setting(whole(1, 1000), None)  # processes; None: Launcher.measure() decides
+    machine: str | None = setting(slug, None)  # None: the name of the GPU or CPU
+    results_dir: Path = setting(lambda text: Path(text).expanduser(), ROOT / "results")
+    seed: int = setting(whole(0), 0)
+    workload: str = setting(one_of(*MODELS), {"best": "image"})
+    rounds: int = setting(whole(1, 1000), {"noise": 2})
+    max_minutes: float = setting(above_zero, {"best": 20.0})
+    quick: bool = setting(zero_or_one, {"all": False})
 
     def on(self, device):
         """Return the settings with the defaults that depend on the device ("cpu", "cuda", "mps" ...)."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        by_device = {name: value for name, value in values.items() if isinstance(value, ByDevice)}
+        by_device = {name: value for name, value in vars(self).items() if isinstance(value, ByDevice)}
         return replace(self, **{name: v.cpu if device == "cpu" else v.gpu for name, v in by_device.items()})
 
 
@@ -398,19 +295,14 @@ def read_entries(name, script, environ):
         default = of(name, "default", script)
         return default if isinstance(default, tuple) else (default,)
     text = environ[variable].strip()
-    if not text:
-        raise SettingError(f"{variable}='' is empty: give it a value, or unset it for the default")
     entries = [entry.strip() for entry in text.split(",")] if of(name, "lists", script) else [text]
     if not all(entries):
-        raise SettingError(f"{variable}={text!r} has an empty entry: remove the extra comma")
+        raise SettingError(f"{variable}={text!r} has an empty value: fill it in, or unset {variable}")
     try:
-        values = tuple(map(of(name, "kind", script), entries))
+        return tuple(map(of(name, "kind", script), entries))
     except ValueError as error:
         every = ", in every entry" if len(entries) > 1 else ""
         raise SettingError(f"{variable}={text!r} must be {error}{every}") from None
-    if len(set(values)) < len(values):
-        raise SettingError(f"{variable}={text!r} has an entry more than once: name it once")
-    return values
 
 
 def refuse_contradictions(settings, environ):
@@ -434,6 +326,7 @@ def refuse_contradictions(settings, environ):
         (has_many and not framework.runs_on_many, "framework num_devices", "it runs on one device here"),
         (has_many and s.batch_size == AUTO, "num_devices batch_size", "auto works only on one device"),
         (has_many and s.epochs, "num_devices epochs", "epochs are trained only on one device"),
+        (s.epochs and s.batch_size == AUTO, "batch_size epochs", "epochs need a batch size"),
         (s.epochs and s.phase == "inference", "phase epochs", "epochs need PHASE=training"),
     ]
     for name in ("scope", "num_images", "epochs"):
@@ -452,48 +345,17 @@ def refuse_misspelt(scripts, environ):
     uses. The environment has many names of other programs: there only near misses of our settings are refused.
     """
     known = known_names()
-    used = {name.upper() for name in DECLARED if any(is_used(name, script) for script in scripts)} | {*MAKE_VARIABLES}
     # A backslash escapes a space within a value.
     for name in re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", "")):
         if name not in known:
             near = difflib.get_close_matches(name.upper(), known, n=1)
             raise SettingError(f"{name} is not a setting: {f'did you mean {near[0]}?' if near else 'see `make help`'}")
-        if SYNONYMS.get(name, name) not in used:
+        meant = SYNONYMS.get(name, name).lower()
+        if name not in MAKE_VARIABLES and not any(is_used(meant, script) for script in scripts):
             raise SettingError(f"{name} is not used by this command: leave it out (`make settings` lists what uses it)")
     ours = [name for name in known if name not in MAKE_VARIABLES]
-    for name in sorted(environ.keys() - {*known, *NOT_MISSPELT}):
+    for name in sorted(environ.keys() - {*known, "COMPILER"}):
         # MODE, RUN and SIZE are ordinary names: a short setting is recognised only in the wrong case.
         similar = [each for each in ours if len(each) >= 6 or each == name.upper()]
         for near in difflib.get_close_matches(name.upper(), similar, n=1, cutoff=0.88):
             raise SettingError(f"{name}={environ[name]!r} is not a setting: did you mean {near}?")
-
-
-PAGE = """# Settings
-
-Generated by `python -m bench.settings`. Settings are environment variables, set before or after `make`, or before a
-script. These accept a comma-separated list, and each combination runs in its own processes: {each}. One process
-measures the whole list of: {together}. `make best` accepts the settings of its workload: a single value is kept fixed,
-a list restricts what is tried.
-
-| setting | default | used by | meaning |
-|---|---|---|---|"""
-
-
-def as_markdown():
-    """Return the page docs/settings.md."""
-    lists = {name.upper(): str(about["lists"]) for name, about in DECLARED.items()}
-    each, together = (", ".join(name for name in lists if kind in lists[name]) for kind in (EACH, TOGETHER))
-    lines = [PAGE.format(each=each, together=together.replace("PRECISION", "PRECISION (in `make tflops`)"))]
-    for name, about in DECLARED.items():
-        by_script = about["default"] if isinstance(about["default"], dict) else {"every command": about["default"]}
-        values = (value if isinstance(value, tuple) else (value,) for value in by_script.values())
-        texts = [",".join(f"{v:g}" if isinstance(v, float | bool) else str(v) for v in entries) for entries in values]
-        shown = about["shown"] or (texts[0] if len(set(texts)) == 1 else " / ".join(texts))
-        lines.append(f"| {name.upper()} | {shown} | {', '.join(by_script)} | {about['meaning']} |")
-    for name, meaning in MAKE_VARIABLES.items():
-        lines.append(f"| {name} |  | {'every command' if name == 'PYTHON' else 'compare'} | {meaning} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(as_markdown())

@@ -2,20 +2,15 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
-from dataclasses import asdict
 
 import psutil
 import pytest
 
-import tflops_sweep
 from bench import launch
 from bench.frameworks import Device
-from bench.host import environment
 from bench.host.environment import describe_host
 from bench.launch import Launcher
 from bench.records import report, results
@@ -33,7 +28,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 processes.end_with_parent()
 task, what, rank = json.loads(os.environ["BENCH_TASK"]), os.environ["MODEL"], os.environ.get("RANK")
 with open(os.environ["LOG"], "a") as log:
-    log.write(json.dumps([what, task["is_first"], os.environ.get("SCOPE", "")]) + "\\n")
+    log.write(json.dumps([what, task["is_first"], os.environ.get("SCOPE", ""), "LOGLEVEL" in os.environ]) + "\\n")
 number = len(open(os.environ["LOG"]).readlines())
 def emit(**line):
     row = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image",
@@ -41,6 +36,8 @@ def emit(**line):
            "note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "precision": "float32"}
     if rank in (None, "0"):
         print(json.dumps(row | line), file=open(task["lines"], "a"), flush=True)
+if what == "broken": os.kill(os.getpid(), signal.SIGILL)
+if what != "mistake": emit(status="begun")
 if rank == "1": what = {"rank fails": "killed", "stuck": "stuck"}[what]
 elif rank == "0": what = "stuck"
 if what == "stuck":
@@ -79,8 +76,6 @@ def stand_in(monkeypatch, tmp_path):
 @pytest.fixture
 def run_all(stand_in, monkeypatch, tmp_path, capfd):
     """Run a list of models with the stand-in; returns (status, stdout, what children were asked for, stored rows)."""
-    # No framework has the stand-in's models.
-    monkeypatch.setattr(launch, "check", lambda script, change, workload: change)
 
     def call(*models, **environ):
         for name, value in ({"MODEL": ",".join(models)} | environ).items():
@@ -114,53 +109,38 @@ def read_pids(tmp_path, count):
 def test_five_processes_give_one_row(run_all):
     status, out, asked, (row,) = run_all("ok")
     assert status == 0
-    assert asked == [["ok", True, ""], *[["ok", False, ""]] * 4]  # only the first one compares with the CPU
+    # Only the first one compares with the CPU and measures the pipeline.
+    assert asked == [["ok", True, "", False], *[["ok", False, "device", False]] * 4]
     assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == ["7", "4.5", "9.5"]
     assert row["process_rates"] == "5 6 7 8 9"
     assert (row["machine"], row["device_name"], row["schema"]) == ("m", row["cpu_name"], "2")
     assert "range of 5 processes" in out
     assert out.count("added to ") == 1
+    assert [scope for *_, scope, _ in run_all("ok", RUNS="2", SCOPE="input")[2]] == ["input", "input"]
 
 
 def test_a_combination_that_fails_runs_once_and_the_others_run(run_all):
+    assert len(run_all("ok", SUSTAIN="60")[2]) == 1  # long enough for one process; below there are two
     status, out, asked, rows = run_all("fails", "ok", RUNS="2")
     assert status == 0
     assert [what for what, *_ in asked] == ["fails", "ok", "ok"]
-    assert [(row["model"], row["status"]) for row in rows] == [("fails", "unsupported"), ("ok", "ok")]
+    assert [(row["model"], row["status"]) for row in rows[1:]] == [("fails", "unsupported"), ("ok", "ok")]
     assert "unsupported: not here" in out
     assert run_all("fails")[0] == 1
-
-
-@pytest.mark.parametrize("environ", [{"SUSTAIN": "60"}, {"RUNS": "1"}])
-def test_a_single_process_says_so(run_all, environ):
-    _, out, asked, _ = run_all("ok", **environ)
-    assert (len(asked), "one process only" in out) == (1, True)
-
-
-def test_after_a_slow_process_the_others_leave_the_pipeline_out(run_all, monkeypatch):
-    monkeypatch.setattr(launch, "SCOPE_SECONDS", 0)
-    assert [scope for *_, scope in run_all("ok", RUNS="2")[2]] == ["", "device"]
-    assert [scope for *_, scope in run_all("ok", RUNS="2", SCOPE="input")[2]] == ["input", "input"]
-
-
-def test_three_processes_are_enough_if_one_takes_over_a_minute(run_all, monkeypatch):
-    monkeypatch.setattr(launch, "LONG_SECONDS", 0)
-    assert len(run_all("ok")[2]) == 3
-    assert len(run_all("ok", RUNS="4")[2]) == 4
 
 
 @pytest.mark.parametrize(("model", "status"), [("killed", "out_of_memory"), ("aborted", "crashed")])
 def test_a_child_that_is_killed_leaves_a_row_and_the_others_run(run_all, model, status):
     code, out, _, (dead, _) = run_all(model, "ok", RUNS="1")
     assert code == 0
-    assert f"{status}: the process was ended by signal " in out
-    assert (dead["status"], dead["model"], dead["throughput"], dead["machine"]) == (status, model, "", "m")
-    assert (dead["scope"], dead["batch_size"]) == ("device", "16")
+    assert f"{status}: it was ended by signal " in out
+    assert (dead["status"], dead["model"], dead["throughput"], dead["scope"]) == (status, model, "", "device")
 
 
-def test_a_mistake_in_the_settings_ends_all(run_all, tmp_path):
-    with pytest.raises(SettingError, match="MODEL='mistake'"):
-        run_all("mistake", "ok")
+@pytest.mark.parametrize("model", ["mistake", "broken"])
+def test_a_mistake_or_a_crash_before_any_work_ends_all(run_all, tmp_path, model):
+    with pytest.raises(SettingError, match="MODEL='mistake'" if model == "mistake" else "signal 4"):
+        run_all(model, "ok")
     assert len((tmp_path / "log").read_text().splitlines()) == 1
 
 
@@ -176,6 +156,7 @@ def test_two_devices_run_under_torchrun_and_a_rank_that_fails_is_one_row(stand_i
     (row,) = stand_in.run_child({"MODEL": "rank fails", "NUM_DEVICES": "2"})
     assert (row["status"], row["note"]) == ("crashed", "a rank failed, see above")
     assert have_ended(read_pids(tmp_path, 2))
+    assert all(json.loads(line)[-1] for line in (tmp_path / "log").read_text().splitlines())
 
 
 def test_a_time_limit_ends_all_processes(stand_in, tmp_path):
@@ -206,34 +187,33 @@ def test_a_parent_that_is_killed_leaves_no_process(stand_in, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "workload", "environ", "card", "said"),
+    ("script", "workload", "environ", "said"),
     [
-        ("mlp", mlp_workload, {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, None, "1000 layers"),
-        ("llm", llm_workload, {"DEPTH": "0,9000", "PHASE": "decode"}, None, "DEPTH='9000'.*9128"),
-        ("llm", llm_workload, {"DEPTH": "9000", "PHASE": "decode"}, environment.Card("NVIDIA H200"), None),
+        ("mlp", mlp_workload, {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "1000 layers"),
+        ("llm", llm_workload, {"DEPTH": "0,9000", "PHASE": "decode"}, "DEPTH='9000'.*9128"),
     ],
 )
-def test_every_entry_of_a_list_is_checked(script, workload, environ, card, said, monkeypatch):
-    monkeypatch.setattr(environment, "find_card", lambda: card)
+def test_every_entry_of_a_list_is_checked(script, workload, environ, said, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SettingError, match=said) if said else nullcontext():
-        [launch.check(script, change, workload) for change in list_runs(script)]
+    launcher = Launcher(script, workload, [], describe_host("m"))
+    with pytest.raises(SettingError, match=said):
+        [launch.plan_run(launcher, change) for change in list_runs(script)]
 
 
 def test_a_framework_is_asked_for_its_device_in_a_process_of_its_own():
     found = launch.find_device(read_settings("mlp", {"USE_GPU": "0"}))
     assert (found.device, found.count) == ("cpu", 0)
-    assert set(asdict(found)) == set(asdict(Device("cpu", None, "2.9", 1)))
 
 
 def test_all_is_the_number_of_gpus(monkeypatch):
     monkeypatch.setenv("NUM_DEVICES", "all")
+    launcher = Launcher("image", image_workload, [], describe_host("m"))
     found = [Device("cuda", None, "2.9", 1, count=8), Device("cpu", None, "2.9", 1)]
     monkeypatch.setattr(launch, "find_device", lambda settings: found.pop(0))
-    assert launch.count_all("mlp", {"MODEL": "mlp-8"}) == {"MODEL": "mlp-8", "NUM_DEVICES": "8"}
+    assert launch.plan_run(launcher, {}) == {"NUM_DEVICES": "8"}
     with pytest.raises(SettingError, match="NUM_DEVICES='all'"):
-        launch.count_all("mlp", {})
+        launch.plan_run(launcher, {})
 
 
 # BATCH_SIZE=auto, with trials from a table.
@@ -243,7 +223,7 @@ def test_all_is_the_number_of_gpus(monkeypatch):
 def choose(monkeypatch):
     """Choose a batch size; `rows` are {batch size: cells of its trial}, and a size without a row has run out."""
 
-    def call(rows, device="cpu", free=10**12, **environ):
+    def call(rows, device="cpu", **environ):
         tried = []
 
         def trial(launcher, change, brief):
@@ -257,18 +237,15 @@ def choose(monkeypatch):
         for name, value in ({"BATCH_SIZE": "auto"} | environ).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(Launcher, "run_child", trial)
-        monkeypatch.setattr(launch.resources, "available_bytes", lambda: free)
+        monkeypatch.setattr(launch.resources, "available_bytes", lambda: 1000)
         change = launch.choose_batch_size(Launcher("mlp", mlp_workload, [], describe_host("m")), {"MODEL": "mlp-8"})
         return change.get("BATCH_SIZE"), tried
 
     return call
 
 
-def rates(*values):
-    return {2**i: {"throughput": float(value)} for i, value in enumerate(values)}
-
-
-SLOW = {1: {"throughput": 10.0}, 2: {"throughput": 20.0, "step_seconds_median": 6.0}, 4: {"throughput": 40.0}}
+def rates(*values, **cells):
+    return {2**i: {"throughput": float(value)} | cells for i, value in enumerate(values)}
 
 
 @pytest.mark.parametrize(
@@ -278,31 +255,10 @@ SLOW = {1: {"throughput": 10.0}, 2: {"throughput": 20.0, "step_seconds_median": 
         (rates(), {}, "1", [1]),
         (rates(10), {"BATCH_SIZE": "8"}, None, []),
         (rates(10, 20, 20.1, 20.2, 100, 200), {}, "8", [1, 2, 4, 8]),  # doubling gains nothing
-        (SLOW, {"MAX_SECONDS": "10"}, "2", [1, 2]),  # the next step would take too long
-        (rates(*range(1, 20)), {"EPOCHS": "1"}, "32768", [2**i for i in range(16)]),  # CIFAR-10 has 50,000 images
+        (rates(10, 20, step_seconds_median=6.0), {"MAX_SECONDS": "10"}, "1", [1]),  # the next step takes too long
+        (rates(10, 20, peak_memory_bytes=600), {}, "1", [1]),  # of 1000 bytes of the system's memory
+        (rates(10, 20, peak_memory_bytes=600), {"device": "cuda"}, "2", [1, 2, 4]),
     ],
 )
 def test_auto_takes_the_fastest_size_that_fits(choose, rows, environ, fastest, tried):
     assert choose(rows, **environ) == (fastest, tried)
-
-
-@pytest.mark.parametrize(("device", "sizes"), [("cpu", [1]), ("cuda", [1, 2, 4])])
-def test_auto_ends_before_the_systems_memory_is_used_up(choose, device, sizes):
-    used = {size: {"throughput": float(size), "peak_memory_bytes": 600} for size in (1, 2)}
-    assert choose(used, device=device, free=1000)[1] == sizes
-
-
-# The row of a child that died.
-
-
-def test_a_killed_sweep_is_a_row_that_names_no_size():
-    row = launch.describe_death(read_settings("tflops", {}), tflops_sweep.first_size, -signal.SIGKILL)
-    assert (row["status"], row["workload"]) == ("out_of_memory", "matmul")
-    assert row["precision"] is row["matrix_size"] is None
-
-
-@pytest.mark.parametrize(("card", "batch_size"), [(environment.Card("NVIDIA H200"), 64), (None, 16)])
-def test_a_killed_run_names_the_batch_size_of_its_device(monkeypatch, card, batch_size):
-    monkeypatch.setattr(environment, "find_card", lambda: card)
-    row = launch.describe_death(read_settings("image", {}), image_workload, -6)
-    assert (row["batch_size"], row["status"]) == (batch_size, "crashed")

@@ -18,7 +18,7 @@ from image_benchmark import ImageSizes, image_batches
 from mlp_benchmark import mlp_workload
 from tests.frameworks import on_numpy
 
-PARTS = ["forward", "backward", "optimizer"]
+PARTS = ["training", "forward", "backward", "optimizer"]
 
 
 def tiny_workload(settings):
@@ -53,6 +53,10 @@ def child(monkeypatch):
                 if value is not None:
                     changed.setenv(name, value)
             status = run.measure_settings(script, workload, run.measure_workload, task or run.Task(), lines.append)
+        # Each measurement is announced, so that the death of the process has a row.
+        begun = [(line["phase"], line["scope"]) for line in lines if line["status"] == run.BEGUN]
+        lines = [line for line in lines if line["status"] != run.BEGUN]
+        assert begun[: len(lines)] == list(dict.fromkeys((line["phase"], line["scope"]) for line in lines))
         assert {name for line in lines for name in line} <= set(COLUMNS)
         return status, lines
 
@@ -71,28 +75,22 @@ def test_a_measurement_becomes_a_line(child):
     assert {"optimizer", "num_workers"}.isdisjoint(line)  # inference on resident batches has neither
 
 
-def test_the_task_decides_which_parts_are_measured(child):
-    for task, parts in (
-        (run.Task(), ["training", *PARTS]),
-        (run.Task(is_first=False), ["training"]),
-        (run.Task(is_brief=True), ["training"]),
-    ):
-        status, lines = child(PHASE="training", task=task)
-        assert (status, [line["phase"] for line in lines]) == (0, parts)
-    assert [(line["optimizer"], line["status"]) for line in lines] == [("sgd", "ok")]
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_only_the_first_process_compares_the_model_with_the_cpu(child, monkeypatch, is_first):
-    asked, open_session = [], on_numpy.open_session
+@pytest.mark.parametrize(
+    ("task", "parts"), [({}, PARTS), ({"is_first": False}, PARTS[:1]), ({"is_brief": True}, PARTS[:1])]
+)
+def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, parts):
+    compared, open_session = [], on_numpy.open_session
 
     def note(*arguments, compares):
-        asked.append(compares)
-        return open_session(*arguments, compares)
+        compared.append(compares)
+        return open_session(*arguments, compares=compares)
 
     monkeypatch.setattr(on_numpy, "open_session", note)
-    child(task=run.Task(is_first=is_first))
-    assert asked == [is_first]
+    status, lines = instrumented(PHASE="training", task=run.Task(**task))
+    assert (status, [line["phase"] for line in lines]) == (0, parts)
+    assert (lines[0]["optimizer"], lines[0]["throughput"] > 0) == ("sgd", True)
+    assert ("power_watts" in lines[0], "canary_ratio" in lines[0]) == (("is_brief" not in task),) * 2
+    assert set(compared) == {"is_first" not in task}  # only the first process compares the model with the CPU
 
 
 def test_scopes_have_a_line_each_and_workers_only_with_a_pipeline(child):
@@ -103,28 +101,23 @@ def test_scopes_have_a_line_each_and_workers_only_with_a_pipeline(child):
     assert ["tflops" in line for line in lines] == [True, False, True]
 
 
-def test_num_images_are_rounded_up_to_whole_batches(child):
-    _, (line,) = child(NUM_IMAGES="1003", BATCH_SIZE="100")
+def test_num_images_are_rounded_up_and_the_bytes_of_a_step_become_a_bandwidth(child):
+    with_bytes = {"workload": lambda settings: replace(tiny_workload(settings), bytes_per_step=8_000_000)}
+    _, (line,) = child(NUM_IMAGES="1003", BATCH_SIZE="100", **with_bytes)
     assert (line["items"], line["stop_reason"]) == (1100, "num_images")
+    assert line["bandwidth"] == pytest.approx(line["throughput"] / 100 * 0.008)
 
 
-def test_the_bytes_of_a_step_become_a_bandwidth(child):
-    _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), bytes_per_step=8_000_000))
-    assert line["bandwidth"] == pytest.approx(line["throughput"] / 8 * 0.008)  # eight items a step
-
-
-def test_a_framework_of_one_file_trains_epochs(child):
+def test_epochs_are_lines_with_their_loss_and_accuracy(child):
     status, lines = child("mlp", mlp_workload, MODEL="mlp-10", DATA="synthetic", BATCH_SIZE="32", EPOCHS="2")
     first, last = lines[-2:]
-    assert (status, [line["phase"] for line in lines[:-2]]) == (0, ["training", *PARTS])
-    assert [(line["scope"], line["phase"], line["epoch"]) for line in (first, last)] == [
-        ("epoch", "training", 1),
-        ("epoch", "training", 2),
-    ]
+    assert (status, [line["phase"] for line in lines]) == (0, [*PARTS, "training", "training"])
+    assert [(line["scope"], line["epoch"]) for line in (first, last)] == [("epoch", 1), ("epoch", 2)]
     assert last["loss_mean"] < first["loss_mean"]
     assert 0.1 < last["accuracy"] <= 1
-    assert last["items"] == 50_000
-    assert last["throughput"] == pytest.approx(50_000 / last["seconds"])
+    assert (
+        last["throughput"] == pytest.approx(last["items"] / last["seconds"]) == pytest.approx(50_000 / last["seconds"])
+    )
 
 
 # Failures
@@ -147,19 +140,19 @@ def test_a_failure_is_the_last_line(child, model, status, reason):
     assert (line["model"], line["framework_version"] != "") == (model, True)
 
 
-def test_inputs_that_cannot_fit_are_not_even_tried(child, monkeypatch):
-    monkeypatch.setattr(on_numpy, "open_session", pytest.fail)
-    code, (line,) = child(BATCH_SIZE="1000000000")
-    assert (code, line["status"]) == (1, "out_of_memory")
-    assert "BATCH_SIZE" in line["note"]
-
-
-@pytest.mark.parametrize(("own_memory", "fits"), [(False, False), (True, True)])
-def test_the_model_counts_too_where_the_device_shares_the_systems_memory(monkeypatch, own_memory, fits):
-    monkeypatch.setattr(run.resources, "available_bytes", lambda: 1000)
-    workload = Workload("llm", "m", "tokens", 1, lambda *_: [], item_bytes=1, resident_bytes=2000)
-    with nullcontext() if fits else pytest.raises(MemoryError, match="LORA_RANK"):
-        run.refuse_too_large(workload, frameworks.Device("cuda", None, "1", 1, has_own_memory=own_memory))
+@pytest.mark.parametrize(
+    ("own_memory", "inputs", "model", "fits"),
+    [(False, 2, 2, False), (True, 2, 2, True), (True, 2000, 0, False), (False, 0, 0, True)],
+)
+def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, own_memory, inputs, model, fits):
+    device = frameworks.Device("cuda", None, "1", 1, has_own_memory=own_memory)
+    monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
+    monkeypatch.setattr(run.resources, "available_bytes", lambda: 2 * 10**6)
+    if not fits:
+        monkeypatch.setattr(on_numpy, "open_session", pytest.fail)
+    sizes = {"item_bytes": 1000 * inputs, "resident_bytes": 10**6 * model}
+    _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), **sizes))
+    assert (line["status"], "LORA_RANK" in line["note"]) == (("ok", False) if fits else ("out_of_memory", True))
 
 
 def test_what_a_failed_step_allocated_is_free_before_the_session_closes(child, monkeypatch):
@@ -189,21 +182,18 @@ def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
     code, (line,) = child(MAX_SECONDS="0.3", SCOPE="device,input")
     assert (code, line["status"], line["windows"]) == (130, "interrupted", 3)
     assert line["throughput"] > 0
-
-
-def test_ctrl_c_before_the_first_window_writes_nothing(child):
-    assert child(MODEL="is_interrupted") == (130, [])
+    assert child(MODEL="is_interrupted") == (130, [])  # before the first window
 
 
 def test_lines_are_json_and_a_mistake_is_a_line(child, monkeypatch, tmp_path):
-    task = run.Task(str(tmp_path / "lines"))
+    monkeypatch.setenv(run.TASK, json.dumps({"lines": str(tmp_path / "lines")}))
     for name, value in {"MODEL": "too_big", "USE_GPU": "0"}.items():
         monkeypatch.setenv(name, value)
-    assert run.run_child("image", tiny_workload, run.measure_workload, task) == 1
+    assert run.run_child("image", tiny_workload, run.measure_workload) == 1
     monkeypatch.setenv("MODEL", "unknown")
-    assert run.run_child("image", tiny_workload, run.measure_workload, task) == 2
-    failed, mistake = map(json.loads, (tmp_path / "lines").read_text().splitlines())
-    assert failed["status"] == "out_of_memory"
+    assert run.run_child("image", tiny_workload, run.measure_workload) == 2
+    begun, failed, _, mistake = map(json.loads, (tmp_path / "lines").read_text().splitlines())
+    assert (begun["status"], begun["device"], failed["status"]) == (run.BEGUN, "cpu", "out_of_memory")
     assert mistake.keys() == {"mistake"}
     assert "MODEL='unknown'" in mistake["mistake"]
 
@@ -267,21 +257,6 @@ def test_energy_is_only_that_of_whole_steps_with_the_model(instrumented):
     assert with_energy == [("training", "device"), ("forward", "device")]
 
 
-def test_a_brief_task_leaves_energy_and_the_canary_out(instrumented):
-    _, (line,) = instrumented(task=run.Task(is_brief=True))
-    assert line["throughput"] > 0
-    assert not {"power_watts", "canary_ratio"} & set(line)
-
-
-def test_a_counter_that_fails_costs_no_result(instrumented, monkeypatch):
-    def lost(counter):
-        raise OSError("GPU is lost")
-
-    monkeypatch.setattr(Counter, "joules", lost)
-    code, (line,) = instrumented()
-    assert (code, "power_watts" in line, line["throughput"] > 0) == (0, False, True)
-
-
 @pytest.mark.parametrize(("where", "what"), [(measure, "measure_energy"), (Canary, "compare")])
 def test_ctrl_c_after_the_windows_keeps_the_throughput(instrumented, monkeypatch, where, what):
     def pressed(*rest):
@@ -294,8 +269,8 @@ def test_ctrl_c_after_the_windows_keeps_the_throughput(instrumented, monkeypatch
 
 
 def test_a_sustained_run_has_a_line_for_each_part(instrumented, monkeypatch):
-    read = run.measure_sustained
-    monkeypatch.setattr(run, "measure_sustained", lambda job, instruments, _: read(job, instruments, 0.35))
+    sustain = measure.sustain
+    monkeypatch.setattr(measure, "sustain", lambda job, seconds, joules: sustain(job, 0.35, joules))
     code, lines = instrumented(SUSTAIN="60")
     assert (code, len(lines) >= 3) == (0, True)
     assert {(line["scope"], line["stop_reason"]) for line in lines} == {("sustained", "interval")}

@@ -45,7 +45,7 @@ BUGS = {
     "the_first_process_compares_nothing": Bug(RUN, "compares=bench.task.is_first", "compares=False", ROWS),
     "accept_unequal_weights_of_ranks": Bug(RUN, "    if unlike:\n", "    if False:\n", ("tests/test_ranks.py",)),
     "divide_by_the_wrong_batch_size": Bug(
-        RUN, "items_per_step = workload.items_per_step * ", "items_per_step = 2 * workload.items_per_step * ", ROWS
+        RUN, "items_per_step=workload.items_per_step * ", "items_per_step=2 * workload.items_per_step * ", ROWS
     ),
     "a_peak_of_lucky_rates": Bug(
         "tflops_sweep.py",
