@@ -99,7 +99,8 @@ def run_sweep(bench: run.Bench, _):
                 conv3x3 = operators.convolution_3x3(bench.device.device)
                 if not sweep.skips(conv3x3, precision, 1e12 * best["tflops"]):
                     sweep.keep(sweep.measure(conv3x3, precision))
-        for name, works in operators.list_others(bench.device.device, sweep.peak_side).items():
+        device, emulates = bench.device.device, bench.device.emulates_bfloat16
+        for name, works in operators.list_others(device, sweep.peak_side, emulates).items():
             if name in ops:
                 measure_others(sweep, works)
     except KeyboardInterrupt:

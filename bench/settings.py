@@ -309,11 +309,14 @@ class Settings:
         zero_or_one, {"all": False}, "1: three minutes instead of 20 to 30: fewer workloads, one short process each"
     )
 
-    def on(self, device):
+    def on(self, device, emulates_bfloat16=False):
         """Return the settings with the defaults that depend on the device ("cpu", "cuda", "mps" ...)."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         by_device = {name: value for name, value in values.items() if isinstance(value, ByDevice)}
-        return replace(self, **{name: v.cpu if device == "cpu" else v.gpu for name, v in by_device.items()})
+        chosen = {name: v.cpu if device == "cpu" else v.gpu for name, v in by_device.items()}
+        if emulates_bfloat16 and "precision" in chosen:  # training in float16 needs a scaled loss
+            chosen["precision"] = "mixed_float16" if self.phase == "training" else "float16"
+        return replace(self, **chosen)
 
 
 DECLARED = {declared.name: declared.metadata for declared in fields(Settings)}

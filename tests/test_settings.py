@@ -33,6 +33,9 @@ def test_defaults_depend_on_the_script_and_the_device():
     assert found == [("smollm2-135m", "float32", 1), *[("llama-3.2-1b", "bfloat16", 1)] * 2]
     asked = read_settings("llm", {"MODEL": "qwen3-4b", "PRECISION": "float16"}).on("cuda")
     assert (asked.model, asked.precision) == ("qwen3-4b", "float16")
+    old = {phase: read_settings("llm", {"PHASE": phase}).on("cuda", True).precision for phase in ("decode", "training")}
+    assert old == {"decode": "float16", "training": "mixed_float16"}
+    assert read_settings("llm", {"PRECISION": "bfloat16"}).on("cuda", True).precision == "bfloat16"
 
 
 @pytest.mark.parametrize(

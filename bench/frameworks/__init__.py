@@ -28,6 +28,7 @@ class Device:
     framework_version: str
     num_threads: int  # CPU threads
     has_own_memory: bool = False  # a card's; else its arrays take the system's
+    emulates_bfloat16: bool = False  # which is slow: such a card is fast in float16
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     world_size: int = 1  # ranks that do the same work in step, each on such a device
     nodes: int = 1  # machines that they run on

@@ -46,6 +46,7 @@ def find_device(settings):
         world_size=ranks.world_size,
         nodes=ranks.nodes,
         has_own_memory=kind == "cuda",
+        emulates_bfloat16=kind == "cuda" and not torch.version.hip and torch.cuda.get_device_capability() < (8, 0),
         count=count,
     )
 

@@ -4,6 +4,7 @@ Settings that the user gave are kept fixed; a comma-separated list restricts the
 """
 
 import platform
+from dataclasses import replace
 
 import psutil
 
@@ -47,6 +48,7 @@ def list_dimensions(script, environ, changes, row):
     """
     device, found = row["device"], []
     settings = read_settings(script, environ).on(device)
+    settings = replace(settings, precision=row.get("precision", settings.precision))  # what this card takes by default
 
     def list_given(name):
         return dict.fromkeys((change[name].lower() for change in changes if name in change), 1.0)

@@ -115,12 +115,13 @@ def bandwidth(model, formula):
     return operator(model, ((COPY_NUMBERS,),) * arrays, samples, {}, **fields)
 
 
-def list_others(device, side):
+def list_others(device, side, emulates_bfloat16=False):
     """Return what a sweep measures besides matmuls and convolutions, as {name in OPS: [(Workload, precision)]}.
 
     Each list is measured up to its first failure. Matmuls of 8 bits are compared with bfloat16 of the same size.
     """
-    size, usual = (side,) * 3, "float32" if device == "cpu" else "bfloat16"  # what `make llm` takes by default
+    size, short = (side,) * 3, "float16" if emulates_bfloat16 else "bfloat16"
+    usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
         "int8": [(matmul_of_bytes("int8", size), "int8"), (matmul(size), "bfloat16")],
