@@ -67,16 +67,16 @@ def refuse_old(package, oldest):
 
 
 # Lower-case parts of an exception's type name or message. alloc_failed: cuBLAS and cuDNN; killed by signal: the system
-# ended a worker that used too much memory; find an engine: cuDNN, if no algorithm's workspace fits into memory.
+# ended a worker that used too much memory; engine: cuDNN's, which some formats do not have on older cards.
 OUT_OF_MEMORY = (
-    *("out of memory", "outofmemoryerror", "unable to allocate", "can't allocate memory", "alloc_failed"),
-    *("killed by signal: killed", "unable to find an engine to execute", "invalid buffer size"),
-    *("resourceexhaustederror", "oom when allocating", "failed to allocate memory", "dst tensor is not initialized"),
-    *("resource_exhausted", "insufficient memory", "greater than the maximum allowed buffer size"),
+    *("out of memory", "outofmemoryerror", "can't allocate memory", "alloc_failed", "killed by signal: killed"),
+    *("resourceexhaustederror", "failed to allocate memory", "dst tensor is not initialized", "resource_exhausted"),
+    *("invalid buffer size", "insufficient memory", "greater than the maximum allowed buffer size"),
 )
 UNSUPPORTED = (
     *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
     *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
+    *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
     *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
     *("unimplemented:", "not supported on the gpu"),  # XLA's (a type of TensorFlow has the same word) and MLX's
     *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of one item

@@ -160,7 +160,8 @@ def named(name, words):
         # PyTorch's
         (named("OutOfMemoryError", "no more"), "out_of_memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
-        (RuntimeError("FIND was unable to find an engine to execute this computation"), "out_of_memory"),
+        (RuntimeError("FIND was unable to find an engine to execute this computation"), "unsupported"),
+        (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "unsupported"),
         (RuntimeError("the MPS framework doesn't support float64."), "unsupported"),
         # TensorFlow's
         (named("ResourceExhaustedError", "no more"), "out_of_memory"),
