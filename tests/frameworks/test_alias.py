@@ -68,10 +68,15 @@ def test_a_session_runs_and_counts_the_devices_memory(gpu, phase):
             for optimizer in ("sgd", "adam")
             for precision in ("float32", "mixed_bfloat16", "mixed_float16")
         ),
+        ("transformer", "training", "adam", "float32"),
+        ("llm", "training", "adamw", "bfloat16"),
+        ("llm", "prefill", "adamw", "bfloat16"),
+        ("llm", "decode", "adamw", "bfloat16"),
     ],
 )
-def test_a_step_waits_for_nothing_and_makes_no_float64(gpu, script, phase, optimizer, precision):
-    session = open_session(script, phase, PRECISION=precision, OPTIMIZER=optimizer)
+def test_a_step_waits_for_nothing_and_makes_no_float64(gpu, tiny_decoders, script, phase, optimizer, precision):
+    asked = {"PHASE": phase} if script == "llm" else {}
+    session = open_session(script, phase, PRECISION=precision, OPTIMIZER=optimizer, **asked)
     step(session)  # creates the optimizer's state
     with alias_device.Watch():
         step(session)
@@ -81,6 +86,12 @@ def test_the_watch_sees_what_it_is_there_for():
     for wrong, said in ((lambda x: x.double(), "float64"), (lambda x: x.sum().item(), "reads a value back")):
         with pytest.raises(AssertionError, match=said), alias_device.Watch():
             wrong(torch.ones(2))
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), True), ((8, 0), False)])
+def test_a_card_that_emulates_bfloat16_is_known(monkeypatch, capability, expected):
+    alias_device.pretend(monkeypatch, "cuda", capability)
+    assert on_torch.find_device(read_settings("llm", {})).emulates_bfloat16 == expected
 
 
 def test_streams_epochs_and_operators_run(gpu, monkeypatch):
