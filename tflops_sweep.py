@@ -84,7 +84,8 @@ def run_sweep(bench: run.Bench, _):
                 measure_peak(sweep, best)
             if best and "convolution" in ops:
                 measure_others(sweep, [(operators.convolution_3x3(bench.device.device), precision)], best["tflops"])
-        for name, works in operators.list_others(bench.device.device, sweep.peak_side).items():
+        device, emulates = bench.device.device, bench.device.emulates_bfloat16
+        for name, works in operators.list_others(device, sweep.peak_side, emulates).items():
             if name in ops:
                 measure_others(sweep, works)
     except KeyboardInterrupt:

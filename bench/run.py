@@ -106,7 +106,7 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
             why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
         if why:
             log.warning("WARNING: %s; measuring the CPU", why)
-    settings = settings.on(device.device)
+    settings = settings.on(device.device, device.emulates_bfloat16)
     if settings.num_workers is None and settings.scope:
         settings = replace(settings, num_workers=me.share(min(cpus.usable_cores(), MOST_WORKERS * me.local_world_size)))
     if me.rank:  # only rank 0 logs and writes lines

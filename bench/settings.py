@@ -207,10 +207,13 @@ class Settings:
     max_minutes: float = setting(above_zero, {"best": 20.0})
     quick: bool = setting(zero_or_one, {"all": False})
 
-    def on(self, device):
+    def on(self, device, emulates_bfloat16=False):
         """Return the settings with the defaults that depend on the device ("cpu", "cuda", "mps" ...)."""
         by_device = {name: value for name, value in vars(self).items() if isinstance(value, ByDevice)}
-        return replace(self, **{name: v.cpu if device == "cpu" else v.gpu for name, v in by_device.items()})
+        chosen = {name: v.cpu if device == "cpu" else v.gpu for name, v in by_device.items()}
+        if emulates_bfloat16 and "precision" in chosen:  # training in float16 needs a scaled loss
+            chosen["precision"] = "mixed_float16" if self.phase == "training" else "float16"
+        return replace(self, **chosen)
 
 
 DECLARED = {declared.name: declared.metadata for declared in fields(Settings)}

@@ -1,11 +1,9 @@
 """Compare our rate on several ranks with a hand-written torchrun loop of the same work, in turns.
 
-MODEL=resnet18 IMAGE_SIZE=64 .venv/bin/torchrun --standalone --nproc-per-node=2 -m tests.by_hand_ranks image
-.venv/bin/torchrun --standalone --nproc-per-node=2 -m tests.by_hand_ranks mlp
+MODEL=resnet18 IMAGE_SIZE=64 .venv/bin/torchrun --standalone --nproc-per-node=2 -m tests.by_hand_ranks
 """
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -17,33 +15,15 @@ from bench.host.ranks import read_ranks
 from bench.settings import read_settings
 from bench.timing.measure import Job, measure
 from image_benchmark import image_workload
-from mlp_benchmark import mlp_workload
 from tests.selfcheck import PAIRS, block_of, compare, is_one
 
 
-def image_model(settings):
-    """Return (model, shape of an image, classes)."""
-    model = torchvision.models.get_model(settings.model, weights=None)
-    return model, (3, settings.image_size, settings.image_size), 1000
-
-
-def mlp_model(_):
-    """Return (model, shape of an image, classes) of five hidden layers of 1024."""
-    layers = [torch.nn.Linear(3072, 1024), torch.nn.ReLU()]
-    for _ in range(4):
-        layers += [torch.nn.Linear(1024, 1024), torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(1024, 10)), (3072,), 10
-
-
-WORKLOADS = {"image": (image_workload, image_model), "mlp": (mlp_workload, mlp_model)}
-
-
-def loop(settings, device, build):
+def loop(settings, side, device):
     """Return the block of training as a careful user would time it: images/s of all ranks."""
-    model, shape, classes = build(settings)
-    model = DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
-    images = torch.randn(settings.batch_size, *shape, device=device)
-    labels = torch.randint(classes, (settings.batch_size,), device=device)
+    model = torchvision.models.get_model(settings.model, weights=None).to(device)
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    images = torch.randn(settings.batch_size, 3, side, side, device=device)
+    labels = torch.randint(1000, (settings.batch_size,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
 
     def train():
@@ -59,16 +39,14 @@ def loop(settings, device, build):
     return block_of(train, wait, settings.batch_size * dist.get_world_size())
 
 
-def main(script):
-    me, (describe, build) = read_ranks(), WORKLOADS[script]
-    fixed = {"PHASE": "training"} | ({"SCOPE": "device"} if script == "image" else {"DATA": "synthetic"})
-    settings = read_settings(script, {"BATCH_SIZE": "8"} | dict(os.environ) | fixed)
-    settings = settings.on(on_torch.find_device(settings).device)
-    device, pairs = on_torch.choose_device(settings.use_gpu), []
+def main():
+    me, pairs = read_ranks(), []
+    settings = read_settings("image", {"BATCH_SIZE": "8"} | dict(os.environ) | {"PHASE": "training", "SCOPE": "device"})
+    device = on_torch.find_device(settings).device
     with on_torch.join_ranks(me, device) as group:
-        workload = describe(settings)
+        workload = image_workload(settings)
         session = group.watch_over(on_torch.open_session(workload, settings, "training", "device"))
-        block = loop(settings, device, build)
+        block = loop(settings, workload.sizes.side, device)
         for _ in range(PAIRS):
             items = settings.batch_size * me.world_size
             ours = measure(Job(session, items, 2, clock=group.clock))
@@ -79,4 +57,4 @@ def main(script):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

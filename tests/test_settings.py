@@ -41,6 +41,9 @@ def test_defaults_depend_on_the_script_and_the_device():
     assert [image.on(device).batch_size for device in ("cpu", "cuda", "mps")] == [16, 64, 64]
     found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"))]
     assert found == [("smollm2-135m", "float32", 1), ("llama-3.2-1b", "bfloat16", 1)]
+    old = {phase: read_settings("llm", {"PHASE": phase}).on("cuda", True).precision for phase in ("decode", "training")}
+    assert old == {"decode": "float16", "training": "mixed_float16"}
+    assert read_settings("llm", {"PRECISION": "bfloat16"}).on("cuda", True).precision == "bfloat16"
 
 
 @pytest.mark.parametrize(

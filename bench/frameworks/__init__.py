@@ -28,6 +28,7 @@ class Device:
     framework_version: str
     num_threads: int  # CPU threads
     has_own_memory: bool = False  # a card's; else its arrays take the system's
+    emulates_bfloat16: bool = False  # which is slow: such a card is fast in float16
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     world_size: int = 1  # ranks that do the same work in step, each on such a device
     nodes: int = 1  # machines that they run on
@@ -41,7 +42,8 @@ class Device:
 def load(name):
     """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing."""
     if name == "torch":
-        refuse_old("torch", "2.9")  # torch.backends.cudnn.conv.fp32_precision
+        # Before 2.13 attention in bfloat16 sees later tokens on MPS; 2.9 has cudnn.conv.fp32_precision.
+        refuse_old("torch", "2.13" if sys.platform == "darwin" else "2.9")
     try:
         return importlib.import_module(f"{__name__}.on_{name}")
     except ModuleNotFoundError:
@@ -65,16 +67,16 @@ def refuse_old(package, oldest):
 
 
 # Lower-case parts of an exception's type name or message. alloc_failed: cuBLAS and cuDNN; killed by signal: the system
-# ended a worker that used too much memory; find an engine: cuDNN, if no algorithm's workspace fits into memory.
+# ended a worker that used too much memory; engine: cuDNN's, which some formats do not have on older cards.
 OUT_OF_MEMORY = (
-    *("out of memory", "outofmemoryerror", "unable to allocate", "can't allocate memory", "alloc_failed"),
-    *("killed by signal: killed", "unable to find an engine to execute", "invalid buffer size"),
-    *("resourceexhaustederror", "oom when allocating", "failed to allocate memory", "dst tensor is not initialized"),
-    *("resource_exhausted", "insufficient memory", "greater than the maximum allowed buffer size"),
+    *("out of memory", "outofmemoryerror", "can't allocate memory", "alloc_failed", "killed by signal: killed"),
+    *("resourceexhaustederror", "failed to allocate memory", "dst tensor is not initialized", "resource_exhausted"),
+    *("invalid buffer size", "insufficient memory", "greater than the maximum allowed buffer size"),
 )
 UNSUPPORTED = (
     *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
     *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
+    *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
     *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
     *("unimplemented:", "not supported on the gpu"),  # XLA's (a type of TensorFlow has the same word) and MLX's
     *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of one item

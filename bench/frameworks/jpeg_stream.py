@@ -62,12 +62,11 @@ def resize_and_cut(image, size, random):
 
 def cut_at_random(image, size, random):
     """Prepare an image for training as usual on ImageNet: cut 8 to 100 % of the area, mirror at random, normalise."""
-    sides = None
-    while sides is None or sides[0] > image.width or sides[1] > image.height:
+    width = height = math.inf
+    while width > image.width or height > image.height:
         area = image.width * image.height * random.uniform(0.08, 1)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
-        sides = max(1, round(math.sqrt(area * ratio))), max(1, round(math.sqrt(area / ratio)))
-    width, height = sides
+        width, height = (max(1, round(math.sqrt(each))) for each in (area * ratio, area / ratio))
     left, top = random.integers(image.width - width + 1), random.integers(image.height - height + 1)
     cut = image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
     return normalise(cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else cut)

@@ -6,7 +6,6 @@ CUDA and MPS share one path, torch.accelerator: a run on either tests the lines 
 import functools
 import gc
 import os
-import re
 from collections import Counter
 from contextlib import nullcontext
 from itertools import pairwise
@@ -28,8 +27,6 @@ WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": 
 EIGHT_BITS = {"int8": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-
-
 join_ranks = on_torch_ranks.Group
 
 
@@ -39,8 +36,6 @@ def find_device(settings):
     count = 0 if kind == "cpu" else torch.accelerator.device_count()
     if ranks.are_many and count > 1:  # Slurm may show each rank only its own
         torch.accelerator.set_device_index(ranks.local_rank)
-    if kind == "cuda" and not torch.version.hip:
-        refuse_old_card()
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(torch.get_num_threads()))
     return Device(
@@ -50,8 +45,8 @@ def find_device(settings):
         num_threads=torch.get_num_threads(),
         world_size=ranks.world_size,
         nodes=ranks.nodes,
-        # Where CUDA shares the system's memory, too large an array hangs the machine.
-        has_own_memory=kind == "cuda" and not torch.cuda.get_device_properties().is_integrated,
+        has_own_memory=kind == "cuda",
+        emulates_bfloat16=kind == "cuda" and not torch.version.hip and torch.cuda.get_device_capability() < (8, 0),
         count=count,
     )
 
@@ -65,17 +60,6 @@ def choose_device(use_gpu):
             "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
         )
     return found.type
-
-
-def refuse_old_card():
-    """Raise SettingError for a card of NVIDIA's that is too old for this torch: each step would fail."""
-    major, minor = torch.cuda.get_device_capability()
-    oldest = min((int(re.sub(r"\D", "", name)) for name in torch.cuda.get_arch_list()), default=0)  # "sm_75", "sm_90a"
-    if 10 * major + minor < oldest:
-        raise SettingError(
-            f"USE_GPU: torch {torch.__version__} has no kernels for compute capability {major}.{minor} (it has "
-            f"{oldest / 10} and newer): USE_GPU=0 measures the CPU, PYTHON=... takes one with an older torch"
-        )
 
 
 def open_session(workload, settings, phase, scope, compares=True):
@@ -295,16 +279,13 @@ class DeviceContext(base.DeviceContext):
         return torch.autocast(self.device, kind) if kind else nullcontext()
 
     def compiled(self, module):
-        """Return the module, compiled with COMPILE. Mode "1" is torch's default mode."""
+        """Return the module, compiled if COMPILE asks for it, which is a mode of torch.compile or 1."""
         if not self.compile:
             return module
-        mode = {} if self.compile_mode == "1" else {"mode": self.compile_mode}
-        compiled = torch.compile(module, dynamic=False, **mode)
-        if self.compile_mode not in ("reduce-overhead", "max-autotune"):
-            return compiled
+        compiled = torch.compile(module, dynamic=False, mode=self.compile_mode.replace("1", "default"))
 
-        def step(*inputs, **others):  # CUDA graphs cannot tell otherwise whether the last outputs are still needed
-            torch.compiler.cudagraph_mark_step_begin()
+        def step(*inputs, **others):
+            torch.compiler.cudagraph_mark_step_begin()  # CUDA graphs may overwrite the last outputs
             return compiled(*inputs, **others)
 
         return step
@@ -358,11 +339,8 @@ class DeviceContext(base.DeviceContext):
         return None if most is None else most - self.reserved_before
 
     def memory(self, function):
-        """Call a memory function of the accelerator; returns None without one (the CPU, MPS before torch 2.13)."""
-        try:
-            return None if self.device == "cpu" else getattr(torch.accelerator, function)()
-        except (AttributeError, NotImplementedError, RuntimeError):
-            return None
+        """Call a memory function of torch.accelerator; returns None on the CPU."""
+        return None if self.device == "cpu" else getattr(torch.accelerator, function)()
 
     def trace_count(self):
         # torch._dynamo takes a second to import: only where models are compiled.

@@ -1,6 +1,5 @@
 """Images in PyTorch: torchvision's classification models, and the pipeline that reads JPEG files."""
 
-import signal
 import sys
 
 import torch
@@ -34,7 +33,7 @@ def build_image(workload):
     return model
 
 
-def open_stream(workload, settings, phase, pins_memory, start_method=None):
+def open_stream(workload, settings, phase, pins_memory):
     """Return the Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
     paths, workers = data.jpeg_files(settings.seed), settings.num_workers
     queued = PREFETCH + 1  # batches of each worker, one of them in its hands
@@ -48,20 +47,15 @@ def open_stream(workload, settings, phase, pins_memory, start_method=None):
         num_workers=workers,
         prefetch_factor=PREFETCH if workers else None,
         pin_memory=pins_memory,
-        multiprocessing_context=start_method if workers else None,
-        worker_init_fn=set_up_worker,
+        worker_init_fn=silence_worker,
     )
     with cli.interrupts_held():
         batches = iter(loader)
     return base.Stream(batches, workers, queue_steps=workers * queued)
 
 
-def set_up_worker(worker):
-    """Let SIGTERM end a worker, which has inherited the handlers of interrupts_held(), and keep it silent.
-
-    Its excepthook would only print connections that the main process has closed, as Ctrl-C does.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def silence_worker(worker):
+    """Let a worker print no traceback of a connection that the main process has closed, as Ctrl-C does."""
     sys.excepthook = lambda *_: None
 
 

@@ -38,10 +38,16 @@ class Decoder(torch.nn.Module):
         super().__init__()
         refuse_old("transformers", "5.4")  # an older StaticCache has no cumulative_length
         import transformers  # takes ten seconds, so only if needed
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         sizes = workload.sizes
         rotary = {"rope_type": "default", "rope_theta": sizes.rope_theta} | sizes.rope_scaling()
-        name, others = "Qwen3" if sizes.is_qwen else "Llama", {"rope_parameters": rotary, "attn_implementation": "sdpa"}
+        name, attention = "Qwen3" if sizes.is_qwen else "Llama", "sdpa"
+        if workload.loss:
+            # Without a cache, "sdpa" reads the positions back in each step to find packed sequences, which we have not.
+            attention = "causal"  # without a mask, because none is registered under this name
+            transformers.AttentionInterface.register(attention, sdpa_attention_forward)
+        others = {"rope_parameters": rotary, "attn_implementation": attention}
         config = getattr(transformers, f"{name}Config")(**sizes.config(), **others)
         with torch.device("meta"):
             self.decoder = getattr(transformers, f"{name}ForCausalLM")(config).requires_grad_(not sizes.lora_rank)

@@ -22,13 +22,10 @@ PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
 def refuse_unknown_workload(framework, workload, builders, operators, losses):
-    """Raise SettingError for a workload without a builder, or whose loss is unknown; an operator is `unsupported`."""
-    if workload.samples and workload.model not in operators:
-        raise MeasurementError("unsupported", f"{framework} has no {workload.model} here")
-    if workload.name not in builders and workload.model not in operators:
-        raise SettingError(f"FRAMEWORK={framework!r} cannot run {workload.name}: it has {', '.join(builders)}")
-    if workload.loss not in (None, *losses):
-        raise SettingError(f"FRAMEWORK={framework!r} has no loss {workload.loss!r}: it has {', '.join(losses)}")
+    """Raise MeasurementError for an operator that the framework lacks, or a workload without a builder or loss."""
+    name, known = (workload.model, operators) if workload.samples else (workload.name, builders)
+    if name not in known or workload.loss not in (None, *losses):
+        raise MeasurementError("unsupported", f"{framework} has no {name} here")
 
 
 def refuse_unknown_model(name, known, library):

@@ -4,6 +4,7 @@ Settings that the user gave are kept fixed; a comma-separated list restricts the
 """
 
 import platform
+from dataclasses import replace
 
 from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS, find_allocator
 from bench.records.columns import describe_change
@@ -39,6 +40,7 @@ def list_dimensions(script, environ, changes, row):
     """
     device, found = row["device"], []
     settings = read_settings(script, environ).on(device)
+    settings = replace(settings, precision=row.get("precision", settings.precision))  # what this card takes by default
 
     def is_allowed(name, value):  # in this framework and phase
         if settings.phase == "training" and value in NOT_IN_TRAINING:

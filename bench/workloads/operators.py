@@ -115,12 +115,13 @@ def bandwidth(model, formula):
     return operator(model, ((COPY_NUMBERS,),) * arrays, samples, **fields)
 
 
-def list_others(device, side):
+def list_others(device, side, emulates_bfloat16=False):
     """Return what a sweep measures besides matmuls and convolutions, as {name in OPS: [(Workload, precision)]}.
 
     Each list is measured up to its first failure. Matmuls of 8 bits are compared with bfloat16 of the same size.
     """
-    size, usual = (side,) * 3, "float32" if device == "cpu" else "bfloat16"  # what `make llm` takes by default
+    size, short = (side,) * 3, "float16" if emulates_bfloat16 else "bfloat16"
+    usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
     note, weights = "", GEMV_PRECISIONS
     if device == "cuda":  # PyTorch's gemv of int8 is a naive kernel there
         note, weights = INT8_ON_CUDA, [precision for precision in weights if precision != "int8"]

@@ -39,7 +39,7 @@ class AliasDevice(str):
 
 
 class Allocator:
-    """A caching allocator in figures alone: what is freed stays reserved until the cache is emptied."""
+    """A caching allocator that only counts: what is freed stays reserved until the cache is emptied."""
 
     def __init__(self):
         self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
@@ -63,23 +63,8 @@ class Allocator:
     def synchronize(self):
         self.synchronized += 1
 
-    def functions(self):
-        """What torch.accelerator offers, by name."""
-        return {
-            "memory_allocated": lambda: self.allocated,
-            "memory_reserved": lambda: self.reserved,
-            "max_memory_allocated": lambda: self.most_allocated,
-            "max_memory_reserved": lambda: self.most_reserved,
-            "empty_cache": self.empty_cache,
-            "reset_peak_memory_stats": self.reset_peak_memory_stats,
-            "synchronize": self.synchronize,
-        }
 
-
-CARD = SimpleNamespace(name="NVIDIA Alias", is_integrated=0)
-
-
-def pretend(monkeypatch, name, card=CARD, capability=(9, 0)):
+def pretend(monkeypatch, name, capability=(9, 0)):
     """Let on_torch see a GPU called cuda or mps; returns its Allocator."""
     device, allocator = AliasDevice(name), Allocator()
     on_cpu, scaler = torch.autocast, torch.amp.GradScaler
@@ -87,13 +72,15 @@ def pretend(monkeypatch, name, card=CARD, capability=(9, 0)):
     # These two look at the name in Python, and would look for a real GPU of it.
     monkeypatch.setattr(torch, "autocast", lambda device, kind: on_cpu("cpu", kind))
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **how: scaler("cpu", **how))
-    for function, answer in allocator.functions().items():
-        monkeypatch.setattr(torch.accelerator, function, answer)
-    module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: card.name)
+    for function in ("empty_cache", "reset_peak_memory_stats", "synchronize"):
+        monkeypatch.setattr(torch.accelerator, function, getattr(allocator, function))
+    for figure in ("allocated", "reserved"):
+        now, most = (lambda figure=each: getattr(allocator, figure) for each in (figure, f"most_{figure}"))
+        monkeypatch.setattr(torch.accelerator, f"memory_{figure}", now)
+        monkeypatch.setattr(torch.accelerator, f"max_memory_{figure}", most)
+    module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: "NVIDIA Alias")
     monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"])
     return allocator
 
 

@@ -24,11 +24,8 @@ def test_weights_and_cache_have_the_precision_asked_for(precision):
     assert held == {getattr(torch, precision)}
     session.step()
     assert torch.isfinite(session.last_result).all()
-    decoder = DECODERS["tiny-llama"]
     stored = sum(each.nbytes for layer in session.model.cache.layers for each in (layer.keys, layer.values))
-    assert stored == 2 * llm_benchmark.cache_bytes(decoder, 7, precision)
-    weights = sum(p.nbytes for p in session.model.uncompiled.parameters())
-    assert weights == llm_benchmark.count_parameters(decoder) * getattr(torch, precision).itemsize
+    assert stored == 2 * llm_benchmark.cache_bytes(DECODERS["tiny-llama"], 7, precision)
 
 
 # Positions and cache: what is wrong must be found before anything is timed.
@@ -45,13 +42,6 @@ def rotary_off_by_one(model, tokens):
     return model.uncompiled(tokens, logits_to_keep=1, **cache)[:, -1]
 
 
-def slot_off_by_one(model, tokens):
-    logits = model._run(model.uncompiled, tokens)
-    if tokens.shape[1] > 1:  # the next token writes over the last one of the prompt
-        model.seek(tokens.shape[1] - 1)
-    return logits
-
-
 def mask_left_out(model, tokens):
     """Attention over empty slots too."""
     if tokens.shape[1] > 1:
@@ -62,18 +52,12 @@ def mask_left_out(model, tokens):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sabotaged", [cache_not_used, rotary_off_by_one, slot_off_by_one, mask_left_out])
+@pytest.mark.parametrize("sabotaged", [cache_not_used, rotary_off_by_one, mask_left_out])
 def test_a_wrong_cache_is_wrong_output(monkeypatch, sabotaged, precision):
     monkeypatch.setattr(on_torch_llm.CachedModel, "extend_uncompiled", torch.inference_mode()(sabotaged))
-    with pytest.raises(measure.MeasurementError, match="single tokens through the cache differ by") as error:
+    with pytest.raises(measure.MeasurementError, match="through the cache") as error:
         open_llm(PRECISION=precision)
     assert error.value.status == "wrong_output"
-
-
-def test_another_number_of_parameters_is_refused(monkeypatch):
-    monkeypatch.setattr(llm_benchmark, "count_parameters", lambda decoder: 7)
-    with pytest.raises(measure.MeasurementError, match="trainable parameters, not 7"):
-        open_llm()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -88,34 +72,23 @@ def test_a_gpus_logits_are_compared_with_the_cpus(monkeypatch, precision):
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_wrong_compiled_step_is_refused(monkeypatch, phase):
-    class Compiled:
-        def __init__(self, module, dynamic):
-            self.module = module
-
-        def __call__(self, tokens, **cache):
-            return self.module(tokens, **cache) * self.factor
-
-    monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
-
     def finish_first_step(factor):
-        monkeypatch.setattr(Compiled, "factor", factor, raising=False)
+        monkeypatch.setattr(torch, "compile", lambda module, **how: lambda *x, **cache: module(*x, **cache) * factor)
         session = open_llm(phase, COMPILE="1")
         session.step()
         session.after_first_step()
         session.step()
-        assert "more bytes" in session.note
         session.close()
 
-    monkeypatch.setattr(torch, "compile", Compiled)
+    monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
     finish_first_step(1)
-    with pytest.raises(measure.MeasurementError, match="compiled, the output differs by"):
+    with pytest.raises(measure.MeasurementError, match="compiled"):
         finish_first_step(1.01)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_the_last_timed_logits_are_computed_again(phase):
     session = open_llm(phase)
-    assert session.note == ""
     for _ in range(5):
         session.step()
         session.check_last_step()
@@ -182,25 +155,17 @@ def test_tied_tables_stay_tied_positions_are_the_librarys_and_weights_keep_their
 
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
-def test_the_formulas_agree_with_the_counter(model):
+@pytest.mark.parametrize(
+    ("phase", "rank"),
+    [("prefill", 0), ("decode", 0), *((phase, r) for phase in ("training", "forward", "backward") for r in (0, 4))],
+)
+def test_the_formulas_agree_with_the_counter(model, phase, rank):
     # Of a single token in a cache of one: there the counter, which does not know of masks, counts no empty slots.
-    for phase in ("prefill", "decode"):
-        environ = {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "MODEL": model, "USE_GPU": "0"}
-        session, workload = open_llm(phase, **environ), describe_llm(phase, **environ)
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    environ = {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "LORA_RANK": str(rank), "USE_GPU": "0"}
+    session, workload = (f(phase, MODEL=model, **environ) for f in (open_llm, describe_llm))
+    with sdpa_kernel(SDPBackend.MATH):  # others compute the scores again in the backward pass
+        if session.prepare:
+            session.prepare()
+        with FlopCounterMode(display=False) as counter:
             session.step()
-        assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step
-
-
-@pytest.mark.parametrize("model", TINY_DECODERS)
-@pytest.mark.parametrize("rank", ["0", "4"])
-def test_the_formulas_of_training_agree_with_the_counter(model, rank):
-    environ = {"PROMPT_TOKENS": "1", "MODEL": model, "LORA_RANK": rank, "USE_GPU": "0"}
-    for phase in ("training", "forward", "backward"):
-        session, workload = open_llm(phase, **environ), describe_llm(phase, **environ)
-        with sdpa_kernel(SDPBackend.MATH):  # others compute the scores again in the backward pass
-            if session.prepare:
-                session.prepare()
-            with FlopCounterMode(display=False) as counter:
-                session.step()
-        assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step, phase
+    assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step

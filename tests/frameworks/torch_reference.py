@@ -29,12 +29,8 @@ ENCODER_NAMES = {
     "norm2": ("output_layer_norm", "output.LayerNorm"),
 }
 TINY = {
-    "tiny-distilbert": Encoder(
-        num_layers=2, hidden_size=64, num_heads=4, intermediate_size=128, token_types=0, vocab_size=500
-    ),
-    "tiny-bert": Encoder(
-        num_layers=2, hidden_size=64, num_heads=4, intermediate_size=128, token_types=2, vocab_size=500
-    ),
+    name: Encoder(num_layers=2, hidden_size=64, num_heads=4, intermediate_size=128, token_types=types, vocab_size=500)
+    for name, types in (("tiny-distilbert", 0), ("tiny-bert", 2))
 }
 TINY_DECODERS = {
     "tiny-llama": llm_benchmark.Decoder(2, 64, 4, 2, 16, 96, 500, 64, 1e4, rope_factor=8, tie_word_embeddings=False),
