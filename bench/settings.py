@@ -64,8 +64,8 @@ class Framework:
 
 FRAMEWORKS = {
     "torch": Framework("PyTorch", runs_on_many=True, runs_language_models=True),
-    "tensorflow": Framework("TensorFlow", ("channels_last",), has_own_environment=True),
-    "jax": Framework("JAX", ("channels_last",), has_own_environment=True, always_compiles=True),
+    "tensorflow": Framework("TensorFlow", ("channels_last",), True, lacks=("float64",)),
+    "jax": Framework("JAX", ("channels_last",), True, lacks=("float64",), always_compiles=True),
     "mlx": Framework("MLX", ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")),
 }
 FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
@@ -218,7 +218,7 @@ class Settings:
         dict.fromkeys(MODELS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
         dict.fromkeys(MODELS, "float32")
         | {"tflops": ("float32", "tf32", "float16", "bfloat16"), "llm": ByDevice(gpu="bfloat16", cpu="float32")},
-        "float32 (TF32 off), tf32, float16, bfloat16, float64 (not in MLX); mixed_float16, mixed_bfloat16 (autocast; "
+        "float32 (TF32 off), tf32, float16, bfloat16, float64 (PyTorch only); mixed_float16, mixed_bfloat16 (autocast; "
         "not in tflops, prefill, decode or MLX)",
         dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
         "float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
