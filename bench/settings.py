@@ -53,8 +53,8 @@ class Framework:
 
 FRAMEWORKS = {
     "torch": Framework("PyTorch", runs_on_many=True, runs_language_models=True),
-    "tensorflow": Framework("TensorFlow", ("channels_last",), has_own_environment=True),
-    "jax": Framework("JAX", ("channels_last",), has_own_environment=True, always_compiles=True),
+    "tensorflow": Framework("TensorFlow", ("channels_last",), True, lacks=("float64",)),
+    "jax": Framework("JAX", ("channels_last",), True, lacks=("float64",), always_compiles=True),
     "mlx": Framework("MLX", ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")),
 }
 FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}

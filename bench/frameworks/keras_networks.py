@@ -5,8 +5,8 @@ Whoever imports this sets KERAS_BACKEND first.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -25,10 +25,14 @@ class KerasContext(base.DeviceContext):
     """The part of a DeviceContext that needs only NumPy and Keras: images and kernels are channels_last."""
 
     model_class: Callable[..., base.Model]  # takes a context, a Keras model and, if it is trained, a loss
+    place: Any  # this device, as keras.device() takes it
+    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> [output, gradient of the
+    # last layer's kernel], without a loss [output]; without dropout. The loss is multiplied by LOSS_SCALE: small
+    # gradients would be zero in float16.
+    evaluator: Callable
 
     def __init__(self, device, settings, compares):
         super().__init__(device, settings, compares)
-        keras.backend.clear_session()  # forgets earlier models
         keras.utils.set_random_seed(self.seed)
         keras.config.set_image_data_format("channels_last")
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
@@ -36,31 +40,16 @@ class KerasContext(base.DeviceContext):
         self.compares_with_cpu = self.compares_with_cpu or (compares and self.compile)
         self.compares_compiled = False
 
-    @abstractmethod
-    def on(self, device):
-        """Return a context in which everything is placed on the CPU ("cpu") or on this device (its name)."""
-
-    @abstractmethod
-    def put_array(self, array, dtype):
-        """Return one array on the device of the context, floats in this dtype."""
-
-    @abstractmethod
-    def evaluator(self, keras_model, workload, loss_of, compiled):
-        """Return the function (*batch) -> [output, gradient of the last layer's kernel], without a loss [output].
-
-        Dropout is off. The loss is multiplied by LOSS_SCALE: small gradients would be zero in float16.
-        """
-
     def build(self, workload, is_trained):
         loss_of, pairs, expected = LOSSES[workload.loss] if is_trained else None, self.pairs(workload), None
         keras.config.set_dtype_policy(self.policy)  # of new layers
-        with self.on(self.device):
+        with keras.device(self.place):
             model = BUILDERS[workload.name](workload)
             check.check_parameters(count_parameters(model), workload.parameters)
             calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
         if self.can_compare(model.count_params()):
             keras.config.set_dtype_policy("float32")
-            with self.on("cpu"):
+            with keras.device("cpu:0"):
                 same = BUILDERS[workload.name](workload)
                 same.set_weights(self.as_arrays(each.value for each in model.weights))
                 batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
@@ -68,7 +57,7 @@ class KerasContext(base.DeviceContext):
         # As it will be measured: Metal's wrong results come from operators that a graph fuses.
         evaluate, batch = self.evaluator(model, workload, loss_of, compiled=True), self.put(*pairs[0])
         self.check_model(lambda: self.as_arrays(evaluate(*batch)), expected)
-        with self.on(self.device):
+        with keras.device(self.place):
             return self.model_class(self, model, loss_of)
 
     def probe(self, name, left, right):
@@ -80,13 +69,18 @@ class KerasContext(base.DeviceContext):
         return array, output.dtype == "float16"
 
     def put(self, *arrays):
-        with self.on(self.device):
+        with keras.device(self.place):
             return tuple(self.put_array(channels_last(each), self.policy.variable_dtype) for each in arrays)
+
+    def put_array(self, array, dtype):
+        """Return one array on the device of the context, floats in this dtype."""
+        array = ops.convert_to_tensor(array)
+        return ops.cast(array, dtype) if keras.backend.is_float_dtype(array.dtype) else array
 
     def put_operands(self, arrays, dtype=None):
         if arrays[0].ndim == 4:  # the kernel as height, width, input, output
             arrays = channels_last(arrays[0]), arrays[1].transpose(2, 3, 1, 0)
-        with self.on(self.device):
+        with keras.device(self.place):
             return [self.put_array(each, dtype or self.policy.variable_dtype) for each in arrays]
 
     def sample(self, output, indices):
@@ -128,16 +122,12 @@ def build_optimizer(context, weights):
 
 def cross_entropy(outputs, target):
     """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
-    return ops.mean(ops.sparse_categorical_crossentropy(target, at_least_float32(outputs), from_logits=True))
+    return ops.mean(ops.sparse_categorical_crossentropy(target, ops.cast(outputs, "float32"), from_logits=True))
 
 
 def mean_squared_error(outputs, target):
-    """Return the mean over all numbers."""
-    return ops.mean(ops.square(at_least_float32(outputs) - at_least_float32(target)))
-
-
-def at_least_float32(values):
-    return ops.cast(values, keras.backend.result_type(values.dtype, "float32"))
+    """Return the mean over all numbers, in float32: 16 bits would lose small squares."""
+    return ops.mean(ops.square(ops.cast(outputs, "float32") - ops.cast(target, "float32")))
 
 
 LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}

@@ -1,6 +1,7 @@
 """All of JAX is here; its models are in keras_networks.py. Every function is compiled, as JAX's users do."""
 
 import os
+from functools import partial
 
 os.environ["KERAS_BACKEND"] = "jax"  # not what ~/.keras/keras.json says
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes 75 % of a card's memory
@@ -46,11 +47,8 @@ def open_session(workload, settings, phase, scope, compares=True):
     return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
-@jax.jit
-def convolve(images, kernels):
-    return jax.lax.conv_general_dilated(images, kernels, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
+LAYOUT = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+convolve = jax.jit(partial(jax.lax.conv_general_dilated, window_strides=(1, 1), padding="SAME", **LAYOUT))
 # JAX allocates its outputs itself: `out` is not used.
 OPERATORS = {
     "matmul": jnp.matmul,
@@ -155,8 +153,7 @@ class Model(base.Model):
     def updates(self):
         if self.context.precision == "mixed_float16":
             return None
-        place = [variable is self.optimizer.iterations for variable in self.optimizer.variables].index(True)
-        return int(self.slots[place])
+        return int(self.slots[0])  # the optimizer's iterations
 
     def trace_count(self):
         return len(self.traced)
@@ -168,15 +165,11 @@ class DeviceContext(KerasContext):
     model_class, open_stream = Model, staticmethod(jpeg_stream.open_stream)
 
     def __init__(self, settings, compares):
-        self.place, self.cpu = choose_device(settings.use_gpu), jax.devices("cpu")[0]
+        self.place = choose_device(settings.use_gpu)
         super().__init__(name_of(self.place), settings, compares)
         jax.config.update("jax_default_device", self.place)
-        jax.config.update("jax_enable_x64", self.precision == "float64")
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
         self.used_before, self.peak_before = self._read_memory()
-
-    def on(self, device):
-        return jax.default_device(self.cpu if device == "cpu" else self.place)
 
     def evaluator(self, keras_model, workload, loss_of, compiled):
         weights = values_of(keras_model)
@@ -203,11 +196,6 @@ class DeviceContext(KerasContext):
 
     def operator(self, name):
         return OPERATORS[name]
-
-    def put_array(self, array, dtype):
-        # To the default device: arrays that are bound to a device make XLA compile again.
-        array = jax.device_put(array)
-        return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
     def gather(self, data, order, batch_size):
         for start in range(0, len(order), batch_size):

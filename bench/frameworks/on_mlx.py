@@ -52,7 +52,7 @@ def choose_device(use_gpu):
 
 
 def refuse_unknown_model(name):
-    session.refuse_unknown_model(name, [*RESNETS, "mobilenet_v2"], "the MLX models of this program")
+    session.refuse_unknown_model(name, list(RESNETS), "the MLX models of this program")
 
 
 def open_session(workload, settings, phase, scope, compares=True):

@@ -1,6 +1,6 @@
 """Networks in MLX layers: sizes, initial weights and dropout as in torchvision and the transformers library.
 
-Weights have the names of PyTorch's in image models and perceptrons, apart from MLX's ".layers" of a sequence.
+Weights have the order of PyTorch's, in which the tests copy them.
 """
 
 import math
@@ -10,18 +10,17 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from bench.workloads.networks import MOBILENET_STAGES, RESNETS
+from bench.workloads.networks import RESNETS
 
 
 def build_image(workload):
-    """Build one of torchvision's models; its images are channels last."""
-    classes = workload.sizes.classes
-    return MobileNetV2(classes) if workload.model == "mobilenet_v2" else ResNet(*RESNETS[workload.model], classes)
+    """Build one of torchvision's ResNets; its images are channels last."""
+    return ResNet(*RESNETS[workload.model], workload.sizes.classes)
 
 
-def convolution(inputs, outputs, size, stride=1, groups=1):
+def convolution(inputs, outputs, size, stride=1):
     """Build a convolution that keeps the image size but for its stride, without a bias, He-normal by its outputs."""
-    layer = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
+    layer = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
     layer.weight = math.sqrt(2 / (outputs * size * size)) * mx.random.normal(layer.weight.shape)
     return layer
 
@@ -70,43 +69,6 @@ class Block(nn.Module):
             x = self[f"bn{i}"](self[f"conv{i}"](x))
             x = nn.relu(x if i < self.count else x + short)
         return x
-
-
-class MobileNetV2(nn.Module):
-    """MobileNetV2 with dropout before its classifier."""
-
-    def __init__(self, classes):
-        super().__init__()
-        blocks, channels = [normed(3, 32, 3, stride=2)], 32
-        for expansion, outputs, count, stride in MOBILENET_STAGES:
-            for block in range(count):
-                blocks.append(InvertedResidual(channels, outputs, expansion, 1 if block else stride))
-                channels = outputs
-        self.features = nn.Sequential(*blocks, normed(channels, 1280, 1))
-        self.classifier = nn.Sequential(nn.Dropout(0.2), normal_dense(1280, classes, 0.01))
-
-    def __call__(self, x):
-        return self.classifier(self.features(x).mean((1, 2)))
-
-
-def normed(inputs, outputs, size, stride=1, groups=1):
-    """Build a convolution with a normalisation and ReLU6."""
-    return nn.Sequential(convolution(inputs, outputs, size, stride, groups), nn.BatchNorm(outputs), nn.ReLU6())
-
-
-class InvertedResidual(nn.Module):
-    """A block that widens its channels, convolves each by itself and narrows them again."""
-
-    def __init__(self, inputs, outputs, expansion, stride):
-        super().__init__()
-        width = inputs * expansion
-        widen = [normed(inputs, width, 1)] * (expansion > 1)
-        narrow = convolution(width, outputs, 1), nn.BatchNorm(outputs)
-        self.conv = nn.Sequential(*widen, normed(width, width, 3, stride, groups=width), *narrow)
-        self.adds = stride == 1 and inputs == outputs
-
-    def __call__(self, x):
-        return x + self.conv(x) if self.adds else self.conv(x)
 
 
 def normal_dense(inputs, outputs, deviation=0.02):
@@ -160,8 +122,8 @@ class EncoderLayer(nn.Module):
         width, inner = encoder.hidden_size, encoder.intermediate_size
         self.num_heads, self.is_bert = encoder.num_heads, encoder.is_bert
         self.query, self.key, self.value, self.output = (normal_dense(width, width) for _ in range(4))
-        self.norm1, self.norm2 = (nn.LayerNorm(width, encoder.norm_epsilon) for _ in range(2))
-        self.lin1, self.lin2 = normal_dense(width, inner), normal_dense(inner, width)
+        self.norm1, self.lin1 = nn.LayerNorm(width, encoder.norm_epsilon), normal_dense(width, inner)
+        self.lin2, self.norm2 = normal_dense(inner, width), nn.LayerNorm(width, encoder.norm_epsilon)
         self.dropout = nn.Dropout(encoder.dropout)
 
     def __call__(self, x):

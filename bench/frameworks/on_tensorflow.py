@@ -1,8 +1,8 @@
 """All of TensorFlow is here; its models are in keras_networks.py. CUDA and Metal share one path."""
 
-import math
 import os
 import platform
+from functools import partial
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # not what ~/.keras/keras.json says
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -16,18 +16,16 @@ finally:
     os.close(stderr)
     os.close(nowhere)
 
-import numpy as np
+import keras
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
-from bench.frameworks import Device, base, keras_networks, session
+from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
 from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, LOSSES, KerasContext, refuse_unknown_model
 from bench.host.cpus import usable_cores
 from bench.timing import MeasurementError
-from bench.workloads import data
 
 # The starts of the names of operators that make up a step's time. Metal lacks kernels for small ones around them.
 EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedConv", "Depthwise", "FusedBatchNorm")
-PREFETCH = 2  # batches that tf.data may hold ready
 
 
 def find_device(settings):
@@ -64,10 +62,7 @@ def open_session(workload, settings, phase, scope, compares=True):
     return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
-def convolve(images, kernels):
-    return tf.nn.conv2d(images, kernels, strides=1, padding="SAME")
-
-
+convolve = partial(tf.nn.conv2d, strides=1, padding="SAME")
 # The calls that users write. TensorFlow allocates its outputs itself: `out` is not used.
 OPERATORS = {
     "matmul": tf.linalg.matmul,
@@ -145,22 +140,20 @@ class Model(base.Model):
 class DeviceContext(KerasContext):
     """Where and how TensorFlow computes."""
 
-    model_class = Model
+    model_class, open_stream = Model, staticmethod(jpeg_stream.open_stream)
 
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)
+        self.place = "CPU:0" if self.device == "cpu" else "GPU:0"
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
         self.reset_peak_memory()
         self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
-
-    def on(self, device):
-        return tf.device("CPU:0" if device == "cpu" else "GPU:0")
 
     def function(self, python_function):
         """Return a graph of a function on this device; compiled by XLA with COMPILE=1."""
 
         def placed(*arguments):
-            with self.on(self.device):  # a graph ignores the scope that it is called in
+            with keras.device(self.place):  # a graph ignores the scope that it is called in
                 return python_function(*arguments)
 
         return tf.function(placed, jit_compile=self.compile)
@@ -182,34 +175,8 @@ class DeviceContext(KerasContext):
         run = refuse_cpu_work(run) if is_on_gpu else run
         return lambda *batch: run(*batch)[:2]
 
-    def open_stream(self, workload, settings, phase):
-        """Return the Stream of batches that tf.data reads from JPEG files and prepares in its own threads."""
-        paths, workers = data.jpeg_files(settings.seed), settings.num_workers
-        size, classes = workload.sizes.side, workload.sizes.classes
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        options.threading.private_threadpool_size = max(1, workers)
-        options.threading.max_intra_op_parallelism = 1
-        files = tf.data.Dataset.from_tensor_slices((paths, np.arange(len(paths)) % classes))
-        files = files.shuffle(len(paths), settings.seed).repeat()
-        prepare = cut_at_random if phase == "training" else resize_and_cut
-        images = files.map(
-            lambda path, label: (prepare(tf.io.decode_jpeg(tf.io.read_file(path), channels=3), size), label),
-            num_parallel_calls=workers or None,
-        ).batch(workload.items_per_step)
-        queue_steps = 0
-        if workers:
-            images = images.prefetch(PREFETCH)
-            # The ready batches, the one in the making, and single images that the threads have finished early.
-            queue_steps = PREFETCH + 1 + math.ceil(workers / workload.items_per_step)
-        return base.Stream(iter(images.with_options(options)), workers, queue_steps)
-
     def operator(self, name):
         return OPERATORS[name]
-
-    def put_array(self, array, dtype):
-        array = tf.identity(array)
-        return tf.cast(array, dtype) if array.dtype.is_floating else array
 
     def gather(self, data, order, batch_size):
         (order,) = self.put(order)
@@ -250,31 +217,3 @@ def refuse_cpu_work(function):
         return results
 
     return checked
-
-
-def resize_and_cut(image, size):
-    """Prepare an image for inference as usual on ImageNet: short side 256 for 224 pixels, cut the middle, normalise."""
-    short = size * 256 // 224
-    sides = tf.cast(tf.shape(image)[:2], tf.float32)
-    sides = tf.cast(sides * (short / tf.reduce_min(sides)), tf.int32)
-    image = tf.image.resize(image, tf.maximum(sides, short), antialias=True)
-    return normalise(tf.image.resize_with_crop_or_pad(image, size, size))
-
-
-def cut_at_random(image, size):
-    """Prepare an image for training as usual on ImageNet: cut 8 to 100 % of the area, mirror at random, normalise."""
-    begin, sides, _ = tf.image.sample_distorted_bounding_box(
-        tf.shape(image),
-        tf.zeros((1, 0, 4)),
-        aspect_ratio_range=(3 / 4, 4 / 3),
-        area_range=(0.08, 1.0),
-        use_image_if_no_bounding_boxes=True,
-    )
-    image = tf.image.resize(tf.slice(image, begin, sides), (size, size), antialias=True)
-    image = normalise(tf.image.random_flip_left_right(image))
-    image.set_shape((size, size, 3))
-    return image
-
-
-def normalise(image):
-    return (image / 255.0 - data.IMAGENET_MEAN) / data.IMAGENET_STD

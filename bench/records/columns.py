@@ -99,7 +99,7 @@ COLUMNS = {
     "optimizer": Column("work", "sgd, adam or adamw", words="{}"),
     "world_size": Column("work", "devices or CPU processes that shared the work", blank="1", words="{} devices"),
     "nodes": Column("work", "number of machines with these devices", blank="1", words="{} nodes"),
-    "num_workers": Column("setup", "input processes of each device, or threads of tf.data", words="{} workers"),
+    "num_workers": Column("setup", "input processes of each device, or threads", words="{} workers"),
     "num_threads": Column("setup", "CPU threads of the framework, for each device", words="{} threads"),
     "seed": Column("identity", "of data and weights"),
     # result

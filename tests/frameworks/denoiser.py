@@ -36,11 +36,6 @@ def make_batches(batch_size, seed):
     ]
 
 
-def build_numpy(workload):
-    _, width = workload.sizes
-    return width + 1, width
-
-
 def build_torch(workload):
     import torch
 
@@ -80,7 +75,6 @@ def build_mlx(workload):
 
 
 BUILDERS = {
-    "numpy": build_numpy,
     "torch": build_torch,
     "tensorflow": build_keras,
     "jax": build_keras,

@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from bench import frameworks
 from bench.settings import read_settings
+from bench.timing import check
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
@@ -29,9 +33,7 @@ class Opener:
         self.name, self.framework = name, frameworks.load(name)
 
     def settings(self, script, **environ):
-        known = "torch" if self.name == "numpy" else self.name  # the setting has only real frameworks
-        settings = read_settings(script, {"FRAMEWORK": known} | SMALL.get(script, {}) | environ)
-        settings = replace(settings, framework=self.name)
+        settings = read_settings(script, {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
         return settings.on(self.framework.find_device(settings).device)
 
     def workload(self, script, phase, **environ):
@@ -60,3 +62,32 @@ def describe_llm(phase="decode", **environ):
 def setting_of(phase):
     """Return the PHASE that has a phase: parts of training are measured with it."""
     return phase if phase in ("prefill", "decode") else "training"
+
+
+def assert_same_work(name, session, torch, expected, stop_dropout, leaves=list):
+    """Compare a session of a named model, which has PyTorch's weights, with PyTorch: output, gradients, losses.
+
+    Args:
+        torch: what torch_reference.py wrote for the model.
+        expected: the gradients of PyTorch in the session's layout.
+        stop_dropout: () -> None
+        leaves: the gradients of the session -> a list in the order of `expected`.
+    """
+    model, (inputs, labels) = session.model, session.context.put(torch["_inputs"], torch["_labels"])
+    assert np.array_equal(next(session.batches)[0], inputs)  # the same seed gives the same data
+    assert check.relative_error(model.predict(inputs), torch["_logits"]) < 1e-4
+    stop_dropout()  # it draws other numbers
+    model.forward(inputs, labels)
+    model.backward()
+    got = [session.context.as_array(each) for each in leaves(model.gradients)]
+    # Some gradients, such as those of the key biases in attention, are zero except for rounding.
+    smallest = 0.01 * np.linalg.norm([np.linalg.norm(each) for each in expected])
+    errors = [np.linalg.norm(a - b) / max(np.linalg.norm(b), smallest) for a, b in zip(got, expected, strict=True)]
+    # ReLUs flip in ResNet-50, and two images magnify that. The normalisations make further steps diverge.
+    assert max(errors) < (0.05 if name == "resnet50" else 2e-3)
+    losses = []
+    for _ in range({"resnet18": 2, "resnet50": 1}.get(name, 3)):
+        model.train(inputs, labels)
+        losses.append(float(model.loss))
+    assert losses == pytest.approx(torch["_losses"][: len(losses)].tolist(), rel=1e-4)
+    assert losses == sorted(losses, reverse=True)

@@ -1,11 +1,10 @@
-"""What every framework does alike: small models and few steps. On a machine with an accelerator they run on it.
+"""What every framework does alike, in the framework that FRAMEWORK names: small models and few steps.
 
-Each test runs with the framework of one file, on_numpy.py, and with the one that FRAMEWORK names.
+On a machine with an accelerator they run on it.
 """
 
 import itertools
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -19,29 +18,18 @@ from PIL import Image
 from bench import frameworks
 from bench.frameworks import base
 from bench.records import results
-from bench.settings import FRAMEWORKS, Framework, SettingError, read_settings
+from bench.settings import FRAMEWORKS, SettingError, read_settings
 from bench.timing import MeasurementError, measure
 from bench.workloads import cifar10, data, operators
 from image_benchmark import image_workload
-from mlp_benchmark import mlp_workload
 from tests.conftest import TESTED
 from tests.frameworks import denoiser
-from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
+from tests.frameworks.sessions import SMALL, Opener
 
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
-
-
-@pytest.fixture(params=[*(["numpy"] if TESTED == "torch" else []), TESTED])  # once, not in every environment
-def opener(request, monkeypatch):
-    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, "tests/frameworks"])
-    monkeypatch.setitem(FRAMEWORKS, "numpy", Framework("NumPy"))
-    return Opener(request.param)
-
-
-@pytest.fixture
-def real():
-    """An Opener of a framework that has precisions, operators and models of its own."""
-    return Opener(TESTED)
+FRAMEWORK = frameworks.load(TESTED)
+LACKS = FRAMEWORKS[TESTED].lacks
+open_session = Opener(TESTED)
 
 
 def step(session):
@@ -52,46 +40,41 @@ def step(session):
     return session.read()
 
 
-def needs(framework, what):
-    """Skip a test of something that a framework does not have."""
-    if what in FRAMEWORKS[framework.name].lacks:
-        pytest.skip(f"{FRAMEWORKS[framework.name].title} has no {what}")
-
-
 def read_weight(session):
     return session.context.read(session.model.last_weight)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_session_is_measured(opener, script, phase):
-    if script == "image" and phase not in ("inference", "training"):
-        return  # its parts are those of an MLP, and take long to compile
-    session = opener(script, phase)
-    assert session.measured_precision == "float32"
-    assert (session.num_workers, session.queue_steps) == (None, None)
+def open_denoiser(monkeypatch, phase, precision="float32"):
+    """Open a session of denoiser.py, which only a table entry adds to a framework."""
+    monkeypatch.setitem(FRAMEWORK.BUILDERS, "denoiser", denoiser.BUILDERS[TESTED])
+    settings = replace(open_session.settings("mlp"), phase=phase, precision=precision)
+    return FRAMEWORK.open_session(denoiser.denoiser_workload(settings), settings, phase, "device")
+
+
+# The parts of an image model are those of an MLP, and take long to compile. The denoiser has two inputs, and numbers
+# as target.
+MEASURED = [*itertools.product(("mlp", "denoiser"), PHASES), *itertools.product(("image", "transformer"), PHASES[:2])]
+
+
+@pytest.mark.parametrize(("script", "phase"), MEASURED)
+def test_a_session_is_measured_and_only_training_and_the_optimizer_change_the_weights(monkeypatch, script, phase):
+    session = open_denoiser(monkeypatch, phase) if script == "denoiser" else open_session(script, phase)
+    assert (session.measured_precision, session.num_workers, session.queue_steps) == ("float32", None, None)
     assert (session.prepare is None) == (phase not in ("backward", "optimizer"))
+    before, first = read_weight(session), step(session)
+    assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
+    assert step(session) != first > 0
     measured = measure.measure(measure.Job(session, 2, max_seconds=0.1))
     assert not {"recompiled", "not_finite"} & set(measured.flags)
-    workload = SCRIPTS[script](opener.settings(script))
-    assert session.parameters == (session.model.weights.size if opener.name == "numpy" else workload.parameters)
+    assert script == "denoiser" or session.parameters == open_session.workload(script, phase).parameters
     on_cpu = session.context.device == "cpu"
     assert not on_cpu or session.context.peak_memory_bytes() is session.context.reserved_memory_bytes() is None
+    session.check_last_step()
 
 
-def test_16_bit_output_has_its_error_against_float32(real):
-    errors, has_mixed = {}, "mixed" not in FRAMEWORKS[real.name].lacks
-    for precision in ("float32", "bfloat16", *["mixed_bfloat16"] * has_mixed):
-        session = real("mlp", "inference", PRECISION=precision)
-        errors[precision] = session.output_error
-        session.close()
-    assert (errors["float32"] or 0) < 1e-5  # a GPU's is known
-    assert all(1e-4 < error < 0.05 for precision, error in errors.items() if precision != "float32")
-
-
-def test_batches_take_turns_and_the_seed_decides(opener):
+def test_batches_take_turns_and_the_seed_decides():
     def probes(seed):
-        session = opener(phase="inference", SEED=seed)
+        session = open_session(phase="inference", SEED=seed)
         return [step(session) for _ in range(8)]
 
     values = probes("1")
@@ -101,21 +84,12 @@ def test_batches_take_turns_and_the_seed_decides(opener):
     assert values != pytest.approx(probes("2"), rel=1e-3)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_training_and_the_optimizer_change_the_weights_and_nothing_else_does(opener, phase):
-    session = opener(phase=phase)
-    before, first = read_weight(session), step(session)
-    assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
-    assert step(session) != first > 0
+def test_the_parts_together_are_the_whole():
+    assert step(open_session(phase="training")) == pytest.approx(step(open_session(phase="optimizer")), rel=1e-4)
 
 
-def test_the_parts_together_are_the_whole(opener):
-    whole, parts = opener(phase="training"), opener(phase="optimizer")
-    assert step(whole) == pytest.approx(step(parts), rel=1e-4)
-
-
-def test_close_frees_the_model_and_can_be_called_twice(opener):
-    session = opener()
+def test_close_frees_the_model_and_can_be_called_twice():
+    session = open_session()
     model = weakref.ref(session.model)
     step(session)
     session.close()
@@ -123,19 +97,17 @@ def test_close_frees_the_model_and_can_be_called_twice(opener):
     assert model() is None
 
 
-def test_unknown_work_is_refused(opener):
-    settings = opener.settings("mlp")
-    workload = replace(mlp_workload(settings), name="chess")
+def test_unknown_work_is_refused():
+    workload, settings = open_session.workload("mlp", "training"), open_session.settings("mlp")
     with pytest.raises(MeasurementError, match="chess"):
-        opener.framework.open_session(workload, settings, "training", "device")
-    for scope in ("device", "input"):
-        with pytest.raises(SettingError, match=r"MODEL='unknown' is not in .*: did you mean "):
-            opener("image", scope=scope, MODEL="unknown")
+        FRAMEWORK.open_session(replace(workload, name="chess"), settings, "training", "device")
+    with pytest.raises(SettingError, match=r"MODEL='unknown' is not in .*: did you mean "):
+        open_session("image", scope="input", MODEL="unknown")
 
 
-def test_the_device_is_described(opener):
+def test_the_device_is_described():
     def find(**environ):
-        return opener.framework.find_device(read_settings("mlp", environ))
+        return FRAMEWORK.find_device(read_settings("mlp", environ))
 
     found = find()
     assert found == find(USE_GPU="1")
@@ -145,37 +117,19 @@ def test_the_device_is_described(opener):
         assert found == find(USE_GPU="0")
 
 
-def named(name, words):
-    """Return an exception of a type of this name."""
-    return type(name, (Exception,), {})(words)
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [
         (MemoryError("no more"), "out_of_memory"),
         (RuntimeError("CUDA out of memory. Tried"), "out_of_memory"),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "out_of_memory"),
+        (type("ResourceExhaustedError", (Exception,), {})("no more"), "out_of_memory"),  # TensorFlow's
+        (RuntimeError("RESOURCE_EXHAUSTED: allocating 68719476736 bytes"), "out_of_memory"),  # JAX's
+        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), "out_of_memory"),  # MLX's
         (NotImplementedError("no such operator"), "unsupported"),
-        # PyTorch's
-        (named("OutOfMemoryError", "no more"), "out_of_memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
-        (RuntimeError("FIND was unable to find an engine to execute this computation"), "unsupported"),
+        (RuntimeError("FIND was unable to find an engine to execute this computation"), "unsupported"),  # cuDNN's
         (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "unsupported"),
         (RuntimeError("the MPS framework doesn't support float64."), "unsupported"),
-        # TensorFlow's
-        (named("ResourceExhaustedError", "no more"), "out_of_memory"),
-        (RuntimeError("failed to allocate memory [Op:AddV2]"), "out_of_memory"),
-        (RuntimeError("Could not satisfy device specification '/device:GPU:0'."), "unsupported"),
-        # JAX's
-        (RuntimeError("RESOURCE_EXHAUSTED: allocating 68719476736 bytes"), "out_of_memory"),
         (RuntimeError("UNIMPLEMENTED: no such convolution"), "unsupported"),
-        # MLX's
-        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), "out_of_memory"),
-        (
-            RuntimeError("[metal::malloc] 9 bytes which is greater than the maximum allowed buffer size"),
-            "out_of_memory",
-        ),
         (ValueError("float64 is not supported on the GPU"), "unsupported"),
     ],
 )
@@ -187,134 +141,66 @@ def test_an_unknown_failure_is_one_line_with_its_type():
     assert frameworks.describe_failure(RuntimeError("odd\nthing")) == ("failed", "RuntimeError: odd thing")
 
 
-# A workload that is not a classifier
-
-
-def open_denoiser(opener, monkeypatch, phase, precision="float32", **changes):
-    """Open a session of denoiser.py, which only a table entry adds to a framework."""
-    monkeypatch.setitem(opener.framework.BUILDERS, "denoiser", denoiser.BUILDERS[opener.name])
-    settings = replace(opener.settings("mlp"), phase=phase, precision=precision)
-    workload = replace(denoiser.denoiser_workload(settings), **changes)
-    return opener.framework.open_session(workload, settings, phase, "device")
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_workload_of_two_inputs_and_numbers_as_target_is_measured(opener, monkeypatch, phase):
-    session = open_denoiser(opener, monkeypatch, phase)
-    before = read_weight(session)
-    measured = measure.measure(measure.Job(session, 8, max_seconds=0.1))
-    assert not {"recompiled", "not_finite"} & set(measured.flags)
-    assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
-    session.check_last_step()
-
-
-def test_its_loss_is_the_one_of_the_record(opener, monkeypatch):
-    session = open_denoiser(opener, monkeypatch, "forward")
+def test_its_loss_is_the_one_of_the_record(monkeypatch):
+    session = open_denoiser(monkeypatch, "forward")
     *inputs, target = batch = next(session.batches)
     expected = np.mean((session.model.predict(*inputs) - session.context.as_array(target)) ** 2)
     session.model.forward(*batch)
     assert float(session.model.loss) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_cross_entropy_of_tokens_is_their_mean(real):
-    random = np.random.default_rng(0)
-    logits, labels = random.standard_normal((2, 3, 5), dtype=np.float32), random.integers(5, size=(2, 3))
-    likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    expected = -np.log(np.take_along_axis(likelihoods, labels[..., None], -1))[..., 0]
-    put, loss = real("mlp").context.put, real.framework.LOSSES["cross_entropy"]
-    assert float(loss(*put(logits, labels))) == pytest.approx(expected.mean(), rel=1e-5)
-    assert float(loss(*put(logits[0], labels[0]))) == pytest.approx(expected[0].mean(), rel=1e-5)
-
-
 # Wrong devices
-
-
-def compute_wrongly(monkeypatch, wrong):
-    """Let the device, and not the CPU that it is compared with, return wrong([output, gradient])."""
-    right, init = base.DeviceContext.check_model, base.DeviceContext.__init__
-
-    def compare_always(self, *arguments, **options):
-        init(self, *arguments, **options)
-        self.compares_with_cpu = True
-
-    monkeypatch.setattr(base.DeviceContext, "__init__", compare_always)
-    monkeypatch.setattr(
-        base.DeviceContext,
-        "check_model",
-        lambda self, evaluate, expected: right(self, lambda: wrong(evaluate()), expected),
-    )
-
 
 FACTORS = itertools.cycle((1, 1.2))
 WRONG = {
     "permuted_classes": lambda output, *rest: [output[:, ::-1], *rest],
     "permuted_items": lambda output, *rest: [output[::-1], *rest],
     "ignored_input": lambda output, *rest: [np.repeat(output[:1], 2, 0), *rest],
-    "scaled": lambda output, *rest: [1.4 * output, *rest],
     "zero": lambda output, *rest: [0 * output, *rest],
     "not_a_number": lambda output, *rest: [np.full_like(output, np.nan), *rest],
     "no_gradient": lambda output, gradient: [output, 0 * gradient],
-    "twice_the_gradient": lambda output, gradient: [output, 2 * gradient],
     "unsteady": lambda output, *rest: [output * next(FACTORS), *rest],
 }
+SEEN_ALONE = ("ignored_input", "zero", "not_a_number", "no_gradient", "unsteady")  # without the CPU to compare with
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", WRONG)
-def test_a_device_that_computes_something_else_is_refused(opener, monkeypatch, name, precision):
-    needs(opener, precision)
-    compute_wrongly(monkeypatch, lambda right: right)
-    assert 0 <= opener("mlp", PRECISION=precision).output_error < 0.05
-    compute_wrongly(monkeypatch, lambda right: WRONG[name](*right))
+@pytest.mark.parametrize(("name", "compares"), [*((name, True) for name in WRONG), *((n, False) for n in SEEN_ALONE)])
+def test_a_device_that_computes_something_else_is_refused(monkeypatch, name, compares):
+    """The device, and not the CPU that it is compared with, returns wrong([output, gradient])."""
+    check_model, wrong = base.DeviceContext.check_model, lambda right: right
+
+    def check_wrongly(self, evaluate, expected):
+        assert (expected is not None) == compares
+        check_model(self, lambda: wrong(evaluate()), expected)
+
+    monkeypatch.setattr(base.DeviceContext, "check_model", check_wrongly)
+    workload, settings = open_session.workload("mlp", "training"), open_session.settings("mlp", PRECISION="bfloat16")
+
+    def open_one():
+        return FRAMEWORK.open_session(workload, settings, "training", "device", compares)
+
+    assert (open_one().output_error is not None) == compares
+    wrong = lambda right: WRONG[name](*right)  # noqa: E731
     with pytest.raises(MeasurementError) as error:
-        opener("mlp", PRECISION=precision)
+        open_one()
     assert error.value.status == "wrong_output"
 
 
-@pytest.mark.parametrize("name", ["ignored_input", "zero", "not_a_number", "no_gradient", "unsteady"])
-def test_much_is_refused_without_the_cpu_to_compare_with(opener, monkeypatch, name):
-    right = base.DeviceContext.check_model
-    wrong = lambda evaluate: lambda: WRONG[name](*evaluate())  # noqa: E731
-    monkeypatch.setattr(
-        base.DeviceContext, "check_model", lambda self, evaluate, expected: right(self, wrong(evaluate), None)
-    )
-    with pytest.raises(MeasurementError) as error:
-        opener("mlp")
-    assert error.value.status == "wrong_output"
-
-
-@pytest.mark.parametrize("place", ["inputs", "output"])
-def test_float16_under_the_name_of_float32_is_refused(opener, monkeypatch, place):
+def test_float16_under_the_name_of_float32_is_refused(monkeypatch):
     monkeypatch.setattr(base, "_probed", {})
-    context, short = opener.framework.DeviceContext, lambda x: x.astype(np.float16).astype(np.float32)
-    right = context.probe
-
-    def probe(self, name, left, right_hand):
-        if place == "inputs":
-            return right(self, name, short(left), short(right_hand))
-        result, is_float16 = right(self, name, left, right_hand)
-        return short(result), is_float16
-
-    monkeypatch.setattr(context, "probe", probe)
+    right, short = FRAMEWORK.DeviceContext.probe, lambda x: x.astype(np.float16).astype(np.float32)
+    monkeypatch.setattr(FRAMEWORK.DeviceContext, "probe", lambda self, name, *x: right(self, name, *map(short, x)))
     with pytest.raises(MeasurementError, match="float16") as error, np.errstate(all="ignore"):
-        opener("mlp", "inference")
+        open_session("mlp", "inference")
     assert error.value.status == "wrong_output"
 
 
-def test_later_processes_compare_nothing(opener):
-    workload, settings = opener.workload("mlp", "training"), opener.settings("mlp")
-    session = opener.framework.open_session(workload, settings, "training", "device", compares=False)
-    assert session.output_error is None
-    assert not session.context.compares_with_cpu
-
-
-@pytest.mark.parametrize("error", [ImportError("no symbol"), OSError("libcudart.so.13: cannot open\nshared object")])
-def test_a_framework_that_cannot_be_imported_is_one_line(monkeypatch, error):
+def test_a_framework_that_cannot_be_imported_is_one_line(monkeypatch):
     def fail(name):
-        raise error
+        raise OSError("libcudart.so.13: cannot open\nshared object")
 
     monkeypatch.setattr(frameworks.importlib, "import_module", fail)
-    with pytest.raises(SettingError, match=rf"FRAMEWORK='jax'.*{str(error).split()[0]}"):
+    with pytest.raises(SettingError, match=r"FRAMEWORK='jax'.*libcudart.*open shared"):
         frameworks.load("jax")
 
 
@@ -322,8 +208,8 @@ def test_a_framework_that_cannot_be_imported_is_one_line(monkeypatch, error):
 
 
 @pytest.mark.parametrize(("scope", "workers"), [("input", "0"), ("end_to_end", "2")])
-def test_a_stream_is_measured(opener, scope, workers):
-    session = opener("image", scope=scope, NUM_WORKERS=workers)
+def test_a_stream_is_measured(scope, workers):
+    session = open_session("image", scope=scope, NUM_WORKERS=workers)
     assert session.num_workers == int(workers)
     assert (session.queue_steps == 0) == (workers == "0")
     assert (session.parameters is None) == (scope == "input")
@@ -332,33 +218,27 @@ def test_a_stream_is_measured(opener, scope, workers):
     session.close()
 
 
-def streamed_images(real, phase, paths, monkeypatch):
-    """Images of a stream in NumPy, channels last."""
-    monkeypatch.setattr(data, "jpeg_files", lambda seed: paths)
-    environ = {"IMAGE_SIZE": "224", "BATCH_SIZE": "1", "NUM_WORKERS": "0"}
-    settings = real.settings("image", **environ)
-    stream = real("image", scope="input", **environ).context.open_stream(image_workload(settings), settings, phase)
-    while True:
-        image = np.asarray(next(stream.batches)[0])[0]
-        yield image.transpose(1, 2, 0) if image.shape[0] == 3 else image
-
-
-def test_images_are_transformed_as_for_imagenet(real, tmp_path, monkeypatch):
+def test_images_are_transformed_as_for_imagenet_and_cut_at_random_in_training(tmp_path, monkeypatch):
     """Against the definition, in NumPy and PIL: resize the short side to 256, cut 224, normalise."""
     (path,) = data.write_jpegs(tmp_path, 1, seed=1)
-    got = next(streamed_images(real, "inference", [path], monkeypatch))
+    monkeypatch.setattr(data, "jpeg_files", lambda seed: [path])
+    settings = open_session.settings("image", IMAGE_SIZE="224", BATCH_SIZE="1", NUM_WORKERS="0")
+    open_stream = open_session("image", scope="input", NUM_WORKERS="0").context.open_stream
+
+    def images(phase):
+        batches = open_stream(image_workload(settings), settings, phase).batches
+        return [np.asarray(next(batches)[0])[0].transpose(1, 2, 0) for _ in range(2)]
+
     image = Image.open(path).convert("RGB")
     scale = 256 / min(image.size)
     image = image.resize([int(side * scale) for side in image.size], Image.Resampling.BILINEAR)
     left, top = ((side - 224) / 2 for side in image.size)
     cut = np.asarray(image.crop((round(left), round(top), round(left) + 224, round(top) + 224)), np.float32) / 255
     expected = (cut - data.IMAGENET_MEAN) / data.IMAGENET_STD
-    assert np.abs(got - expected).mean() < 0.05
-
-
-def test_training_images_are_cropped_at_random(real, tmp_path, monkeypatch):
-    images = streamed_images(real, "training", data.write_jpegs(tmp_path, 1, seed=1), monkeypatch)
-    first, second = next(images), next(images)
+    first, second = images("inference")
+    assert np.array_equal(first, second)
+    assert np.abs(first - expected).mean() < 0.05
+    first, second = images("training")
     assert first.shape == second.shape == (224, 224, 3)
     assert not np.array_equal(first, second)
 
@@ -376,8 +256,8 @@ def small_dataset(monkeypatch):
     return split
 
 
-def test_epochs_learn_without_compiling_again(opener, small_dataset):
-    session = opener(scope="epoch", BATCH_SIZE="32")
+def test_epochs_learn_without_compiling_again(small_dataset):
+    session = open_session(scope="epoch", BATCH_SIZE="32")
     losses = []
     for epoch in range(1, 4):
         _, flags = measure.measure_epoch(measure.Job(session, 8, 3.0), data.epoch_order(150, 0, epoch))
@@ -388,8 +268,8 @@ def test_epochs_learn_without_compiling_again(opener, small_dataset):
     assert 0 <= session.evaluate() <= 1
 
 
-def test_an_epoch_takes_the_batches_in_the_given_order(opener, small_dataset, monkeypatch):
-    session, seen = opener(scope="epoch", BATCH_SIZE="64"), []
+def test_an_epoch_takes_the_batches_in_the_given_order(small_dataset, monkeypatch):
+    session, seen = open_session(scope="epoch", BATCH_SIZE="64"), []
     train = session.model.train
     monkeypatch.setattr(session.model, "train", lambda *batch: (seen.append(batch), train(*batch)))
     order = data.epoch_order(150, 3, 1)
@@ -400,87 +280,59 @@ def test_an_epoch_takes_the_batches_in_the_given_order(opener, small_dataset, mo
     assert row == pytest.approx(np.linalg.norm(small_dataset[0][order[5]]), rel=1e-5)
 
 
-def test_the_accuracy_is_the_share_of_right_answers(opener, small_dataset, monkeypatch):
-    session, labels = opener(scope="epoch"), small_dataset[3]
-    wrong = np.where(np.arange(40) < 10, labels, (labels + 1) % 10)
-    monkeypatch.setattr(session.model, "predict", lambda inputs: np.eye(10)[wrong])
-    assert session.evaluate() == 0.25
-
-
 # Precisions and operators
 
 
-@pytest.mark.parametrize(
-    ("precision", "measured"),
-    [
-        ("mixed_bfloat16", "bfloat16"),
-        ("mixed_float16", "float16"),
-        ("float16", "float16"),
-        ("bfloat16", "bfloat16"),
-    ],
-)
-def test_lower_precisions_are_what_they_say_and_train(real, monkeypatch, precision, measured):
-    needs(real, precision.partition("_")[0])
-    for session in (real(PRECISION=precision), open_denoiser(real, monkeypatch, "training", precision)):
-        assert session.measured_precision == measured
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float16", "bfloat16"])
+def test_lower_precisions_are_what_they_say_and_train(monkeypatch, precision):
+    if precision.partition("_")[0] in LACKS:
+        pytest.skip("it does not have that")
+    for session in (open_session(PRECISION=precision), open_denoiser(monkeypatch, "training", precision)):
+        assert session.measured_precision == precision.removeprefix("mixed_")
+        assert 1e-5 < session.output_error < 0.05
         before = read_weight(session)
         assert all(np.isfinite(step(session)) for _ in range(4))
         assert read_weight(session) != before
 
 
-def test_tf32_is_not_promised_where_there_is_none(opener):
-    if opener.framework.find_device(opener.settings("mlp")).device == "cuda":
+def test_tf32_is_not_promised_where_there_is_none():
+    if FRAMEWORK.find_device(open_session.settings("mlp")).device == "cuda":
         pytest.skip("this device may have TF32")
     with pytest.raises(MeasurementError, match="no TF32: it computes in float32") as error:
-        opener(PRECISION="tf32")
+        open_session(PRECISION="tf32")
     assert error.value.status == "unsupported"
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "float64"])
-def test_operators_are_right_and_can_be_measured(real, monkeypatch, precision):
-    needs(real, precision)
-    if precision == "float64" and real.framework.find_device(real.settings("mlp")).device == "mps":
-        pytest.skip("MPS has no float64")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_operators_are_right_and_can_be_measured(monkeypatch, precision):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     size = (48, 40, 56)
     works = [operators.matmul(size), operators.convolution_1x1(size)]
     works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     for workload in works:
-        session = real.operator(workload, precision)
+        session = open_session.operator(workload, precision)
         assert session.measured_precision == precision
         assert measure.measure(measure.Job(session, 1, max_seconds=0.05)).windows
 
 
-@pytest.mark.parametrize(
-    ("build", "precision"),
-    [
-        (lambda: operators.matmul_of_bytes("int8", (32, 48, 64)), "int8"),
-        (lambda: operators.matmul_of_bytes("float8_e4m3", (32, 48, 64)), "float8_e4m3"),
-        *[(lambda name=name: operators.gemv(name), name) for name in operators.GEMV_PRECISIONS],
-        (lambda: operators.attention(32, "cpu"), "float32"),
-        (lambda: operators.attention(32, "cpu"), "bfloat16"),
-    ],
-)
-def test_an_operator_is_right_or_unsupported(real, monkeypatch, build, precision):
-    monkeypatch.setattr(operators, "GEMV_SIDE", 64)
-    try:
-        session = real.operator(build(), precision)
-    except Exception as error:
-        found = getattr(error, "status", frameworks.describe_failure(error)[0])
-        assert found == "unsupported"
-        assert real.framework.find_device(real.settings("tflops")).device != "cpu" or real.name != "torch"
-    else:
-        session.step()
-        session.check_last_step()
-        assert session.measured_precision == precision
+def test_an_operator_that_a_framework_lacks_is_unsupported(monkeypatch):
+    monkeypatch.delitem(FRAMEWORK.OPERATORS, "add")
+    with pytest.raises(MeasurementError) as error:
+        open_session.operator(operators.bandwidth("add", operators.BANDWIDTHS["add"]))
+    assert error.value.status == "unsupported"
+
+
+def test_a_wrong_operator_is_refused(monkeypatch):
+    right = FRAMEWORK.OPERATORS["matmul"]
+    monkeypatch.setitem(FRAMEWORK.OPERATORS, "matmul", lambda a, b: right(a, b) * 1.01)
+    with pytest.raises(MeasurementError, match="the output differs from float64"):
+        open_session.operator(operators.matmul((32, 32, 32)))
 
 
 @pytest.mark.skipif(TESTED == "torch", reason="its copy has an output")
-@pytest.mark.parametrize("system", ["Linux", "Darwin"])
-def test_a_copy_is_one(real, monkeypatch, system):
-    monkeypatch.setattr(platform, "system", lambda: system)
-    (x,) = real("mlp").context.put(np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32))
-    copy = real.framework.OPERATORS["copy"](x, None)
+def test_a_copy_is_one():
+    (x,) = open_session("mlp").context.put(np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32))
+    copy = FRAMEWORK.OPERATORS["copy"](x, None)
     assert np.array_equal(x, copy)
     assert not np.shares_memory(np.asarray(x), np.asarray(copy))
 
@@ -488,20 +340,11 @@ def test_a_copy_is_one(real, monkeypatch, system):
 @pytest.mark.skipif(TESTED == "torch", reason="tests/test_commands.py runs it")
 def test_make_runs_it(tmp_path):
     environ = SMALL["mlp"] | {"FRAMEWORK": TESTED, "MAX_SECONDS": "0.1", "MACHINE": "here", "RUNS": "1"}
-    environ |= {"PHASE": "inference"} | ({} if "threads" in FRAMEWORKS[TESTED].lacks else {"NUM_THREADS": "1"})
+    environ |= {"PHASE": "inference"} | ({} if "threads" in LACKS else {"NUM_THREADS": "1"})
     command = ["make", "mlp", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environ)
     assert done.returncode == 0, done.stderr
     assert TESTED in done.stdout.splitlines()[0]
     (row,) = results.read(tmp_path / "results" / "here.csv")
     assert (row["framework"], row["num_threads"]) == (TESTED, "1")
-    is_for_tests = TESTED == "mlx" and row["device"] == "cpu" and sys.platform == "linux"
-    assert ("for tests" in row["note"]) == is_for_tests
     assert [line for line in done.stderr.splitlines() if not re.match("[0-9:]{8}  ", line)] == []  # our log's lines
-
-
-def test_a_wrong_operator_is_refused(real, monkeypatch):
-    right = real.framework.OPERATORS["matmul"]
-    monkeypatch.setitem(real.framework.OPERATORS, "matmul", lambda a, b: right(a, b) * 1.01)
-    with pytest.raises(MeasurementError, match="the output differs from float64"):
-        real.operator(operators.matmul((32, 32, 32)))

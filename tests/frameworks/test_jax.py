@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 
 from bench.frameworks import on_jax
@@ -46,11 +45,6 @@ def test_synchronize_waits_for_all_that_was_submitted():
     session.synchronize()
     assert all(array.is_ready() for array in jax.live_arrays())
     assert session.updates() == 4
-
-
-def test_float64_is_turned_on_only_for_its_sessions():
-    assert open_session("mlp", "training", PRECISION="float64").model.trained[0].dtype == np.float64
-    assert open_session("mlp", "training").model.trained[0].dtype == np.float32
 
 
 def test_a_gpu_is_found_and_its_peak_memory_is_known_if_it_rises(monkeypatch):
