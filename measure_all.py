@@ -182,7 +182,7 @@ def main():
     say(f"\nthe standard set on {host.machine} ({found.device}), {settings.framework} {found.framework_version}")
     if settings.quick:
         say("QUICK=1: one short process per workload, so the intervals do not include variation between processes")
-    if not FRAMEWORKS[settings.framework].runs_language_models:
+    if "llm" not in FRAMEWORKS[settings.framework].workloads:
         say(f"language models are skipped: {settings.framework} does not run them here")
     try:
         has_result = measure_set(settings, host, found, path)

@@ -45,6 +45,7 @@ class ByDevice:
 
 
 MEMORY_FORMATS = ("channels_first", "channels_last")
+MODELS = ("image", "mlp", "transformer", "llm", "diffusion")  # the workloads that are models
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,16 @@ class Framework:
     # their CUDA wheels overwrite files of PyTorch's. The Makefile follows the file names.
     has_own_environment: bool = False
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
-    runs_language_models: bool = False
+    workloads: tuple[str, ...] = ("image", "mlp", "transformer")  # of MODELS
     lacks: tuple[str, ...] = ()  # "mixed" precision, "float64", a number of CPU "threads"
     always_compiles: bool = False  # COMPILE=0 means 1
 
 
 FRAMEWORKS = {
-    "torch": Framework("PyTorch", runs_on_many=True, runs_language_models=True),
+    "torch": Framework("PyTorch", runs_on_many=True, workloads=MODELS),
     "tensorflow": Framework("TensorFlow", ("channels_last",), has_own_environment=True),
     "jax": Framework("JAX", ("channels_last",), has_own_environment=True, always_compiles=True),
-    "mlx": Framework("MLX", ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")),
+    "mlx": Framework("MLX", ("channels_last",), True, workloads=MODELS[:4], lacks=("mixed", "float64", "threads")),
 }
 FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
@@ -160,7 +161,7 @@ def setting(kind, default, meaning, lists=None, shown=None) -> Any:
     return field(metadata=about)
 
 
-MODELS = ("image", "mlp", "transformer", "llm")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 MIXED = ("mixed_float16", "mixed_bfloat16")
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
@@ -187,21 +188,25 @@ class Settings:
     model: str = setting(
         str,
         {"image": "resnet50", "mlp": MLPS, "transformer": ("distilbert", "bert-large")}
-        | {"llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m")},
+        | {"llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m")}
+        | {"diffusion": ByDevice(gpu="sd-1.5", cpu="ddpm-cifar10")},
         "image: any classification model of torchvision (TensorFlow and JAX have a few); mlp: mlp-DEPTHxWIDTH or "
         "mlp-WIDTH-WIDTH-...; transformer: distilbert, bert-base, bert-large; llm: smollm2-135m, qwen3-0.6b, "
-        "llama-3.2-1b, llama-3.2-3b, qwen3-4b, llama-3.1-8b; random weights; IMAGE_MODEL is a synonym",
+        "llama-3.2-1b, llama-3.2-3b, qwen3-4b, llama-3.1-8b; diffusion: ddpm-cifar10, sd-1.5, sdxl, flux.2-klein-4b; "
+        "random weights; IMAGE_MODEL is a synonym",
         EACH,
     )
     phase: str = setting(
         dict.fromkeys(MODELS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode", "training")},
-        {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")},
+        {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")}
+        | {"diffusion": "inference"},
         "inference or training; llm: prefill, decode, training",
         EACH,
     )
     batch_size: int = setting(
         whole(1, auto=AUTO),
-        {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1},
+        {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1}
+        | {"diffusion": 1},
         "items per step and device (llm: sequences); auto: the fastest size that fits, found by doubling",
         EACH,
     )
@@ -212,16 +217,20 @@ class Settings:
         shown="as many as the interval needs",
     )
     image_size: int | None = setting(
-        whole(32, 4096), {"image": None}, "pixels on each side", shown="the model's own (224; inception_v3 299)"
+        whole(32, 4096),
+        dict.fromkeys(("image", "diffusion")),
+        "pixels on each side",
+        shown="the model's own (224; inception_v3 299; ddpm-cifar10 32; sd-1.5 512; sdxl, flux.2-klein-4b 1024)",
     )
     precision: Any = setting(
         dict.fromkeys(MODELS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
         dict.fromkeys(MODELS, "float32")
-        | {"tflops": ("float32", "tf32", "float16", "bfloat16"), "llm": ByDevice(gpu="bfloat16", cpu="float32")},
+        | {"tflops": ("float32", "tf32", "float16", "bfloat16")}
+        | dict.fromkeys(("llm", "diffusion"), ByDevice(gpu="bfloat16", cpu="float32")),
         "float32 (TF32 off), tf32, float16, bfloat16, float64 (not in MLX); mixed_float16, mixed_bfloat16 (autocast; "
         "not in tflops, prefill, decode or MLX)",
         dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
-        "float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
+        "float32 (tflops: float32,tf32,float16,bfloat16; llm, diffusion: bfloat16, float32 on a CPU)",
     )
     compile: str = setting(
         one_of("0", "1", *COMPILE_MODES),
@@ -230,12 +239,16 @@ class Settings:
         EACH,
     )
     memory_format: str = setting(
-        one_of(*MEMORY_FORMATS), {"image": ""}, " or ".join(MEMORY_FORMATS), EACH, "channels_first in PyTorch only"
+        one_of(*MEMORY_FORMATS),
+        dict.fromkeys(("image", "diffusion"), ""),
+        " or ".join(MEMORY_FORMATS),
+        EACH,
+        "channels_first in PyTorch only",
     )
     optimizer: str = setting(
-        dict.fromkeys(MODELS, one_of("sgd", "adam")) | {"llm": one_of("sgd", "adam", "adamw")},
-        {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw"},
-        "optimizer for training: sgd (learning rate 0.01, no momentum), adam (0.00001), llm only: adamw (0.0003)",
+        dict.fromkeys(MODELS, one_of("sgd", "adam")) | dict.fromkeys(("llm", "diffusion"), one_of(*OPTIMIZERS)),
+        {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw", "diffusion": "adamw"},
+        "for training: sgd (learning rate 0.01, no momentum), adam (0.00001), llm and diffusion only: adamw (0.0003)",
         EACH,
     )
     sequence_length: int = setting(whole(1, 512), {"transformer": 128}, "tokens in a sequence, without padding", EACH)
@@ -343,7 +356,7 @@ def read_settings(script, environ=os.environ):
     if values["compile"] == "0" and framework.always_compiles:
         values["compile"] = "1"
     settings = Settings(**values)
-    refuse_contradictions(settings, environ)
+    refuse_contradictions(script, settings, environ)
     return settings
 
 
@@ -413,16 +426,16 @@ def read_entries(name, script, environ):
     return values
 
 
-def refuse_contradictions(settings, environ):
+def refuse_contradictions(script, settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
     s, framework = settings, FRAMEWORKS[settings.framework]
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
     is_mixed, is_generation = s.precision in MIXED, s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
     has_many = s.num_devices not in (None, 1)
-    able = " and ".join(name for name, known in FRAMEWORKS.items() if known.runs_language_models)
+    able = " and ".join(name for name, known in FRAMEWORKS.items() if script in known.workloads)
     table = [  # (whether they exclude each other, their names, the reason or the fix)
-        (s.prompt_tokens and not framework.runs_language_models, "framework", f"{able} run language models"),
+        (script in MODELS and script not in framework.workloads, "framework", f"only {able} can run {script}"),
         (s.framework != "torch" and s.compile in COMPILE_MODES, "framework compile", "the mode is torch's: set 1 or 0"),
         (is_channels_first, "framework memory_format", "it supports only channels_last here"),
         (is_mixed and "mixed" in framework.lacks, "framework precision", "set float16 or bfloat16 without mixed_"),

@@ -85,7 +85,7 @@ def test_the_set_is_valid_in_every_framework(framework, quick, monkeypatch):
             asked = read_settings(script, environ).on(device)
             models.add(measure_all.WORKLOADS[script](asked).model)
     assert {"resnet50", "mlp-5x1024", "distilbert"} < models
-    assert ("smollm2-135m" in models) == FRAMEWORKS[framework].runs_language_models
+    assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 
 @pytest.mark.parametrize("ends_after", [0, 1, 6])
