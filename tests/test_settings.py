@@ -93,6 +93,7 @@ def test_an_empty_value_is_refused(name):
         ("image", {"NUM_DEVICES": "2", "BATCH_SIZE": "auto"}),
         ("mlp", {"NUM_DEVICES": "2", "EPOCHS": "1"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
+        ("diffusion", {"FRAMEWORK": "mlx"}),
         ("llm", {"PRECISION": "mixed_float16"}),
         ("llm", {"PHASE": "inference"}),
         ("mlp", {"OPTIMIZER": "adamw"}),

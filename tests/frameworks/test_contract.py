@@ -26,7 +26,6 @@ from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
 from tests.conftest import TESTED
-from tests.frameworks import denoiser
 from tests.frameworks.sessions import SCRIPTS, SMALL, Opener
 
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
@@ -189,35 +188,6 @@ def test_failures_are_told_apart(error, status):
 
 def test_an_unknown_failure_is_one_line_with_its_type():
     assert frameworks.describe_failure(RuntimeError("odd\nthing")) == ("failed", "RuntimeError: odd thing")
-
-
-# A workload that is not a classifier
-
-
-def open_denoiser(opener, monkeypatch, phase, precision="float32", **changes):
-    """Open a session of denoiser.py, which only a table entry adds to a framework."""
-    monkeypatch.setitem(opener.framework.BUILDERS, "denoiser", denoiser.BUILDERS[opener.name])
-    settings = replace(opener.settings("mlp"), phase=phase, precision=precision)
-    workload = replace(denoiser.denoiser_workload(settings), **changes)
-    return opener.framework.open_session(workload, settings, phase, "device")
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_workload_of_two_inputs_and_numbers_as_target_is_measured(opener, monkeypatch, phase):
-    session = open_denoiser(opener, monkeypatch, phase)
-    before = read_weight(session)
-    measured = measure.measure(measure.Job(session, 8, max_seconds=0.1))
-    assert not {"recompiled", "not_finite"} & set(measured.flags)
-    assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
-    session.check_last_step()
-
-
-def test_its_loss_is_the_one_of_the_record(opener, monkeypatch):
-    session = open_denoiser(opener, monkeypatch, "forward")
-    *inputs, target = batch = next(session.batches)
-    expected = np.mean((session.model.predict(*inputs) - session.context.as_array(target)) ** 2)
-    session.model.forward(*batch)
-    assert float(session.model.loss) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_cross_entropy_of_tokens_is_their_mean(real):
@@ -423,13 +393,13 @@ def test_the_accuracy_is_the_share_of_right_answers(opener, small_dataset, monke
         ("bfloat16", "bfloat16"),
     ],
 )
-def test_lower_precisions_are_what_they_say_and_train(real, monkeypatch, precision, measured):
+def test_lower_precisions_are_what_they_say_and_train(real, precision, measured):
     needs(real, precision.partition("_")[0])
-    for session in (real(PRECISION=precision), open_denoiser(real, monkeypatch, "training", precision)):
-        assert session.measured_precision == measured
-        before = read_weight(session)
-        assert all(np.isfinite(step(session)) for _ in range(4))
-        assert read_weight(session) != before
+    session = real(PRECISION=precision)
+    assert session.measured_precision == measured
+    before = read_weight(session)
+    assert all(np.isfinite(step(session)) for _ in range(4))
+    assert read_weight(session) != before
 
 
 def test_tf32_is_not_promised_where_there_is_none(opener):
