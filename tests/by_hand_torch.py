@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 
+import diffusers
 import numpy
 import torch
 import torchvision
@@ -27,6 +28,8 @@ def checks():
         yield check_language_model(phase)
     for rank in (0, 8):
         yield check_training(rank)
+    for phase in ("inference", "training"):
+        yield check_denoiser(phase)
 
 
 def wait(_):
@@ -110,6 +113,31 @@ def check_language_model(phase, tokens=64):
     block = block_of(step, wait, (tokens if phase == "prefill" else 1) * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
     return check_loops(phase, "smollm2-135m", {"a hand-written loop": (block, is_one)}, script="llm", **environ)
+
+
+def check_denoiser(phase, batch_size=1):
+    """Compare with the UNet of DDPM for CIFAR-10 as diffusers' users run and train it."""
+    device = on_torch.choose_device(None)
+    blocks = {"down_block_types": ["DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"]}
+    blocks |= {"up_block_types": ["UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"]}
+    sizes = {"sample_size": 32, "block_out_channels": (128, 256, 256, 256), "attention_head_dim": None}
+    model = diffusers.UNet2DModel(**blocks, **sizes, downsample_padding=0).to(device).train(phase == "training")
+    latents, noise = torch.randn(2, batch_size, 3, 32, 32, device=device)
+    times = torch.randint(1000, (batch_size,), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+
+    def infer():
+        with torch.inference_mode():
+            model(latents, times)
+
+    def train():
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(latents, times).sample, noise).backward()
+        optimizer.step()
+
+    block = block_of(train if phase == "training" else infer, wait, batch_size)
+    environ = {"BATCH_SIZE": str(batch_size), "PRECISION": "float32"}
+    return check_loops(phase, "ddpm-cifar10", {"a hand-written loop": (block, is_one)}, script="diffusion", **environ)
 
 
 def matmul(side):

@@ -1,6 +1,7 @@
 """Batches, counts and the computed rate of diffusion models."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,9 +43,8 @@ def test_a_latent_image_has_its_time_its_prompt_and_its_noise():
 
 
 def test_tokens_of_flux_know_their_place():
-    latents, _, prompt, places, numbers, noise = describe(MODEL="flux.2-klein-4b", IMAGE_SIZE="64").make_batches(2, 0)[
-        0
-    ]
+    flux = replace(DENOISERS["flux.2-klein-4b"], image_size=64)
+    latents, _, prompt, places, numbers, noise = diffusion_benchmark.noise_batches(flux, 2, 0)[0]
     assert latents.shape == noise.shape == (2, 16, 128)
     assert prompt.shape == (2, 512, 7680)
     assert places[1].tolist() == [[0, row, column, 0] for row in range(4) for column in range(4)]
@@ -52,7 +52,8 @@ def test_tokens_of_flux_know_their_place():
 
 
 def test_times_of_flux_are_exact_in_16_bits():
-    for _, times, *_ in describe(MODEL="flux.2-klein-4b", IMAGE_SIZE="64").make_batches(8, 0):
+    flux = replace(DENOISERS["flux.2-klein-4b"], image_size=64, conditions={"encoder_hidden_states": [1, 1]})
+    for _, times, *_ in diffusion_benchmark.noise_batches(flux, 8, 0):
         for thousandths in 1000 * times:  # bfloat16 has 8 significant bits
             assert math.frexp(thousandths)[0] * 2**8 % 1 == 0
 
