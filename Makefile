@@ -6,7 +6,7 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings all image mlp transformer llm tflops best plot compare submit check-results noise doctor test \
+.PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results noise doctor test \
         selfcheck resolve-mac clean packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
@@ -63,6 +63,9 @@ transformer: $(READY) ## sequences/s of BERT-like encoders
 
 llm: $(READY) ## tokens/s of a language model: prefill and decode, or PHASE=training
 	@$(RUN) llm_benchmark.py
+
+diffusion: $(READY) ## steps/s of a diffusion model, as in generating images
+	@$(RUN) diffusion_benchmark.py
 
 tflops: $(READY) ## the machine's peaks: matmuls, convolutions, memory bandwidth
 	@$(RUN) tflops_sweep.py

@@ -25,6 +25,7 @@ from bench.records.combine import combine
 from bench.settings import MAKE_VARIABLES, ROOT, SettingError, known_names, list_runs, read_settings, refuse_misspelt
 from bench.tune import answer, candidates
 from bench.tune.search import Dimension, Search, median_rate
+from diffusion_benchmark import diffusion_workload
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
@@ -33,6 +34,7 @@ from transformer_benchmark import transformer_workload
 log = logging.getLogger("bench")
 
 WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
+WORKLOADS |= {"diffusion": diffusion_workload}
 TRIAL_SECONDS, FULL_SECONDS = 3.0, 10.0  # MAX_SECONDS of a trial, and of a full run unless it is set
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
 FULL_LIMIT = 600  # seconds after which a full run is ended, and the first trial, which may download what it needs

@@ -49,7 +49,7 @@ def main():
     refuse_ranks("make noise")
     settings = read_settings("noise")
     host, rows = environment.describe_host(settings.machine), {}
-    scripts = [each for each in CHANGES if each != "llm" or FRAMEWORKS[settings.framework].runs_language_models]
+    scripts = [each for each in CHANGES if each in FRAMEWORKS[settings.framework].workloads]
     for number in range(settings.rounds):
         for script in scripts:
             log.info("round %d of %d: %s", number + 1, settings.rounds, script)

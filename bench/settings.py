@@ -34,6 +34,7 @@ class ByDevice:
 
 
 MEMORY_FORMATS = ("channels_first", "channels_last")
+MODELS = ("image", "mlp", "transformer", "llm", "diffusion")  # the workloads that are models
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,16 @@ class Framework:
     # their CUDA wheels overwrite files of PyTorch's. The Makefile follows the file names.
     has_own_environment: bool = False
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
-    runs_language_models: bool = False
+    workloads: tuple[str, ...] = ("image", "mlp", "transformer")  # of MODELS
     lacks: tuple[str, ...] = ()  # "mixed" precision, "float64", a number of CPU "threads"
     always_compiles: bool = False  # COMPILE=0 means 1
 
 
 FRAMEWORKS = {
-    "torch": Framework("PyTorch", runs_on_many=True, runs_language_models=True),
+    "torch": Framework("PyTorch", runs_on_many=True, workloads=MODELS),
     "tensorflow": Framework("TensorFlow", ("channels_last",), True, lacks=("float64",)),
     "jax": Framework("JAX", ("channels_last",), True, lacks=("float64",), always_compiles=True),
-    "mlx": Framework("MLX", ("channels_last",), True, runs_language_models=True, lacks=("mixed", "float64", "threads")),
+    "mlx": Framework("MLX", ("channels_last",), True, workloads=MODELS[:4], lacks=("mixed", "float64", "threads")),
 }
 FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
@@ -132,7 +133,7 @@ def setting(kind, default, lists=None) -> Any:
     return field(metadata={"kind": kind, "default": default, "lists": lists})
 
 
-MODELS = ("image", "mlp", "transformer", "llm")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 MIXED = ("mixed_float16", "mixed_bfloat16")
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
@@ -155,32 +156,37 @@ class Settings:
     model: str = setting(
         str,
         {"image": "resnet50", "mlp": MLPS, "transformer": ("distilbert", "bert-large")}
-        | {"llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m")},
+        | {"llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m")}
+        | {"diffusion": ByDevice(gpu="sd-1.5", cpu="ddpm-cifar10")},
         EACH,
     )
     phase: str = setting(
         dict.fromkeys(MODELS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode", "training")},
-        {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")},
+        {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")}
+        | {"diffusion": "inference"},
         EACH,
     )
     batch_size: int = setting(
         whole(1, auto=AUTO),
-        {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1},
+        {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1}
+        | {"diffusion": 1},
         EACH,
     )
     num_images: int | None = setting(whole(1), {"image": None, "mlp": None})  # None: as many as the interval needs
-    image_size: int | None = setting(whole(32, 4096), {"image": None})  # pixels on each side; None: the model's own
+    image_size: int | None = setting(whole(32, 4096), {"image": None, "diffusion": None})  # pixels; None: the model's
     precision: Any = setting(
         dict.fromkeys(MODELS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
         {"image": "float32", "mlp": "float32", "transformer": "float32"}
-        | {"llm": ByDevice(gpu="bfloat16", cpu="float32"), "tflops": ("float32", "tf32", "float16", "bfloat16")},
+        | dict.fromkeys(("llm", "diffusion"), ByDevice(gpu="bfloat16", cpu="float32"))
+        | {"tflops": ("float32", "tf32", "float16", "bfloat16")},
         dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
     )
     compile: str = setting(one_of("0", "1", *COMPILE_MODES), dict.fromkeys(MODELS, "0"), EACH)
-    memory_format: str = setting(one_of(*MEMORY_FORMATS), {"image": ""}, EACH)  # "": the framework's first one
+    # "": the framework's first one
+    memory_format: str = setting(one_of(*MEMORY_FORMATS), {"image": "", "diffusion": ""}, EACH)
     optimizer: str = setting(
-        dict.fromkeys(MODELS, one_of("sgd", "adam")) | {"llm": one_of("sgd", "adam", "adamw")},
-        {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw"},
+        dict.fromkeys(MODELS, one_of("sgd", "adam")) | dict.fromkeys(("llm", "diffusion"), one_of(*OPTIMIZERS)),
+        {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw", "diffusion": "adamw"},
         EACH,
     )
     sequence_length: int = setting(whole(1, 512), {"transformer": 128}, EACH)  # tokens
@@ -243,7 +249,7 @@ def read_settings(script, environ=os.environ):
     if values["compile"] == "0" and framework.always_compiles:
         values["compile"] = "1"
     settings = Settings(**values)
-    refuse_contradictions(settings, environ)
+    refuse_contradictions(script, settings, environ)
     return settings
 
 
@@ -308,16 +314,16 @@ def read_entries(name, script, environ):
         raise SettingError(f"{variable}={text!r} must be {error}{every}") from None
 
 
-def refuse_contradictions(settings, environ):
+def refuse_contradictions(script, settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
     s, framework = settings, FRAMEWORKS[settings.framework]
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
     is_mixed, is_generation = s.precision in MIXED, s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
     has_many = s.num_devices not in (None, 1)
-    able = " and ".join(name for name, known in FRAMEWORKS.items() if known.runs_language_models)
+    able = " and ".join(name for name, known in FRAMEWORKS.items() if script in known.workloads)
     table = [  # (whether they exclude each other, their names, the reason or the fix)
-        (s.prompt_tokens and not framework.runs_language_models, "framework", f"{able} run language models"),
+        (script in MODELS and script not in framework.workloads, "framework", f"only {able} can run {script}"),
         (s.framework != "torch" and s.compile in COMPILE_MODES, "framework compile", "the mode is torch's: set 1 or 0"),
         (is_channels_first, "framework memory_format", "it supports only channels_last here"),
         (is_mixed and "mixed" in framework.lacks, "framework precision", "set float16 or bfloat16 without mixed_"),

@@ -3,6 +3,7 @@
 import itertools
 import os
 
+import diffusers
 import torch
 import torchvision
 import transformers
@@ -18,6 +19,10 @@ def checks():
         yield check_loops(phase, "resnet50", {"a hand-written loop": (loop(phase), is_one)})
     for phase in ("prefill", "decode"):
         yield check_language_model(phase)
+    for rank in (0, 8):
+        yield check_training(rank)
+    for phase in ("inference", "training"):
+        yield check_denoiser(phase)
 
 
 def wait(_):
@@ -46,13 +51,48 @@ def loop(phase):
     return block_of(train if phase == "training" else infer, wait, batch_size)
 
 
-def check_language_model(phase, tokens=64):
-    """Compare with SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token a step."""
-    device, batch_size = on_torch.choose_device(None), 1
+def build_smollm2(device):
+    """Return (config, model) of SmolLM2-135M."""
     sizes = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
     config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa")
-    model = transformers.LlamaForCausalLM(config).to(device).eval()
+    return config, transformers.LlamaForCausalLM(config).to(device)
+
+
+def check_training(rank, tokens=64):
+    """Compare with SmolLM2 as a careful user would train it: all weights, or LoRA as hooks of projections."""
+    device, batch_size, adapters = on_torch.choose_device(None), 1, []
+    model = build_smollm2(device)[1].train().requires_grad_(rank == 0)
+    ids = torch.randint(49_152, (batch_size, tokens + 1), device=device)
+
+    def adapt(projection):
+        a = torch.nn.Parameter(torch.randn(rank, projection.in_features, device=device) / 24)
+        b = torch.nn.Parameter(torch.randn(projection.out_features, rank, device=device) / 24)
+        projection.register_forward_hook(lambda _, inputs, output: output + 2 * ((inputs[0] @ a.T) @ b.T))
+        adapters.extend((a, b))
+
+    for layer in model.model.layers if rank else ():
+        for name in "qkvo":
+            adapt(getattr(layer.self_attn, f"{name}_proj"))
+    optimizer = torch.optim.AdamW(adapters or model.parameters(), lr=3e-4, fused=True)
+
+    def train():
+        optimizer.zero_grad()
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimizer.step()
+
+    block = block_of(train, wait, tokens * batch_size)
+    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "PRECISION": "float32", "LORA_RANK": str(rank)}
+    what = {f"a hand-written loop, LoRA of rank {rank}" if rank else "a hand-written loop": (block, is_one)}
+    return check_loops("training", "smollm2-135m", what, script="llm", **environ)
+
+
+def check_language_model(phase, tokens=64):
+    """Compare with SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token a step."""
+    device, batch_size = on_torch.choose_device(None), 1
+    config, model = build_smollm2(device)
+    model.eval()
     ids = torch.randint(49_152, (batch_size, tokens), device=device)
     cache = transformers.StaticCache(config=config, max_cache_len=tokens)
 
@@ -66,6 +106,31 @@ def check_language_model(phase, tokens=64):
     block = block_of(step, wait, (tokens if phase == "prefill" else 1) * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
     return check_loops(phase, "smollm2-135m", {"a hand-written loop": (block, is_one)}, script="llm", **environ)
+
+
+def check_denoiser(phase, batch_size=1):
+    """Compare with the UNet of DDPM for CIFAR-10 as diffusers' users run and train it."""
+    device = on_torch.choose_device(None)
+    blocks = {"down_block_types": ["DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"]}
+    blocks |= {"up_block_types": ["UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"]}
+    sizes = {"sample_size": 32, "block_out_channels": (128, 256, 256, 256), "attention_head_dim": None}
+    model = diffusers.UNet2DModel(**blocks, **sizes, downsample_padding=0).to(device).train(phase == "training")
+    latents, noise = torch.randn(2, batch_size, 3, 32, 32, device=device)
+    times = torch.randint(1000, (batch_size,), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+
+    def infer():
+        with torch.inference_mode():
+            model(latents, times)
+
+    def train():
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(latents, times).sample, noise).backward()
+        optimizer.step()
+
+    block = block_of(train if phase == "training" else infer, wait, batch_size)
+    environ = {"BATCH_SIZE": str(batch_size), "PRECISION": "float32"}
+    return check_loops(phase, "ddpm-cifar10", {"a hand-written loop": (block, is_one)}, script="diffusion", **environ)
 
 
 def matmul(side):

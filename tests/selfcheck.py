@@ -17,12 +17,14 @@ from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.measure import Job, measure
 from bench.workloads import operators
+from diffusion_benchmark import diffusion_workload
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
 
 PAIRS = 15
 TOLERANCE = 0.02
+WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "llm": llm_workload, "diffusion": diffusion_workload}
 
 
 def check_loops(phase, model, loops, script="image", **environ):
@@ -31,7 +33,7 @@ def check_loops(phase, model, loops, script="image", **environ):
     settings = read_settings(script, environ)
     framework = frameworks.load(settings.framework)
     settings = settings.on(framework.find_device(settings).device)
-    workload = {"image": image_workload, "mlp": mlp_workload, "llm": llm_workload}[script](settings)
+    workload = WORKLOADS[script](settings)
     session = framework.open_session(workload, settings, phase, "device")
     passed = []
     for what, (block, is_right) in loops.items():

@@ -82,7 +82,7 @@ def test_the_set_is_valid_in_every_framework(framework, is_quick, monkeypatch):
             assert len(list_runs(script, {"FRAMEWORK": framework, **change})) == 1
             models.add(measure_all.WORKLOADS[script](settings).model)
     assert {"resnet50", "mlp-5x1024", "distilbert"} < models
-    assert ("smollm2-135m" in models) == FRAMEWORKS[framework].runs_language_models
+    assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 
 def test_an_interruption_doubles_and_loses_nothing(make_all):

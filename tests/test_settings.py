@@ -93,6 +93,7 @@ def test_a_wrong_value_is_named_with_its_fix(name, values, fix):
         ("mlp", {"NUM_DEVICES": "all", "FRAMEWORK": "tf"}),
         ("image", {"NUM_DEVICES": "2", "BATCH_SIZE": "auto"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
+        ("diffusion", {"FRAMEWORK": "mlx"}),
         ("llm", {"PRECISION": "mixed_float16"}),
         ("tflops", {"PRECISION": "float32,float64", "FRAMEWORK": "mlx"}),
         ("image", {"MEMORY_FORMAT": "channels_first", "FRAMEWORK": "jax"}),

@@ -177,7 +177,8 @@ class DeviceContext(ABC):
     def pairs(self, workload):
         """Return the batches of two items, as NumPy, with which a model is prepared and checked; sequences are cut."""
         length = CHECKED_TOKENS if workload.name == "llm" else None
-        return [tuple(each[:, :length] if length else each for each in p) for p in workload.make_batches(2, self.seed)]
+        pairs = (workload.make_checked or workload.make_batches)(2, self.seed)
+        return [tuple(each[:, :length] if length else each for each in pair) for pair in pairs]
 
     def can_compare(self, parameters):
         """Whether a model is compared with the CPU, which needs memory for it in float32; notes a lack of that."""

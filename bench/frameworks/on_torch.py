@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
-from bench.frameworks import Device, base, on_torch_llm, on_torch_ranks, refuse_old, session
+from bench.frameworks import Device, base, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.host.ranks import read_ranks
 from bench.settings import SettingError
 from bench.timing import check
@@ -135,6 +135,7 @@ BUILDERS = {
     "mlp": build_mlp,
     "transformer": build_transformer,
     "llm": on_torch_llm.Decoder,
+    "diffusion": on_torch_diffusion.Denoiser,
 }
 
 
@@ -265,9 +266,9 @@ class DeviceContext(base.DeviceContext):
         return on_torch_llm.CachedModel(self, module.to(self.device, self.dtype)), expected
 
     def allocate(self, module):
-        """Give a decoder its weights, on the CPU if they are compared there; returns whether a model is compared."""
+        """Give a model without memory its weights, on the CPU if they are compared there; returns whether they are."""
         compares = self.can_compare(sum(weight.numel() for weight in module.parameters()))
-        if isinstance(module, on_torch_llm.Decoder):
+        if hasattr(module, "fill"):
             module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))
         return compares
 

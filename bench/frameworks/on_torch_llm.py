@@ -12,6 +12,22 @@ from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 POOL_NUMBERS = 2**24
 
 
+@torch.no_grad()
+def draw_weights(module, device, dtype):
+    """Fill a module with random weights that keep the variance of what passes them; norms are ones, biases zeros.
+
+    All are cut from one pool of numbers, because drawing eight billion takes a CPU a minute.
+    """
+    pool, starts = torch.randn(POOL_NUMBERS, device=device, dtype=dtype), itertools.count(0, 65_537)
+    for name, weights in module.named_parameters():
+        if weights.ndim == 1:
+            weights.fill_(not name.endswith("bias"))
+            continue
+        start = next(starts) % (POOL_NUMBERS // 2)
+        for part in weights.view(-1).split(POOL_NUMBERS // 2):
+            torch.mul(pool[start : start + len(part)], weights[0].numel() ** -0.5, out=part)
+
+
 class Adapted(torch.nn.Module):
     """A frozen projection with a trained adapter of low rank: y = W x + alpha / rank * B (A x).
 
@@ -62,23 +78,11 @@ class Decoder(torch.nn.Module):
         """Return the weight that is read after a window: in 16 bits training moves a matrix, and a norm stays at 1."""
         return [weight for name, weight in self.named_parameters() if "o_proj" in name and weight.requires_grad][-1]
 
-    @torch.no_grad()
     def fill(self, device, dtype):
-        """Allocate random weights that keep the variance of what passes them; norms are ones.
-
-        They are allocated once and in their type: twice the weights may not fit. All are cut from one pool of numbers,
-        because drawing eight billion takes a CPU a minute.
-        """
+        """Allocate random weights, once and in their type: twice the weights may not fit."""
         self.to(dtype).to_empty(device=device)
         self.decoder.tie_weights()
-        pool, starts = torch.randn(POOL_NUMBERS, device=device, dtype=dtype), itertools.count(0, 65_537)
-        for weights in self.parameters():
-            if weights.ndim == 1:
-                weights.fill_(1)
-                continue
-            start = next(starts) % (POOL_NUMBERS // 2)
-            for part in weights.view(-1).split(POOL_NUMBERS // 2):
-                torch.mul(pool[start : start + len(part)], weights.shape[1] ** -0.5, out=part)
+        draw_weights(self, device, dtype)
 
     def _apply(self, fn, recurse=True):
         """Move or convert the weights; the rotary frequencies are computed again, in float32 in every precision."""

@@ -74,6 +74,14 @@ def llm_training(stored):
     return bars(panels, "tokens/s of training, random weights")
 
 
+def diffusion(stored):
+    apart = ["model", "image_size", "phase"]
+    found = select.best(select.having(stored.believed, workload="diffusion", scope="device"), *apart)
+    found = found[found["phase"].isin(["inference", "training"])]
+    panels = [(f"{model}, {side} x {side} pixels", of) for (model, side, _), of in found.groupby(apart, sort=False)]
+    return bars(panels, "denoising steps/s, random weights, the fastest settings of each")
+
+
 def peaks(stored):
     found = select.matmul_peaks(stored.believed)
     moved = select.best(select.having(stored.believed, workload="bandwidth"))
@@ -165,7 +173,7 @@ def best(stored):
     return draw.bars(panels, "items/s, with the interval of the processes", keys) if panels else None
 
 
-PICTURES = (images, mlp, transformers, llm, llm_training, tflops, peaks, scopes, best, scaling, sustained)
+PICTURES = (images, mlp, transformers, llm, llm_training, diffusion, tflops, peaks, scopes, best, scaling, sustained)
 
 
 def bars(panels, unit):

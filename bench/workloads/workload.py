@@ -18,13 +18,14 @@ class Workload:
     A framework looks up `name` in its BUILDERS (or `model` in its OPERATORS) and `loss` in its LOSSES.
     """
 
-    name: str  # "image", "mlp", "transformer" or "llm"; of an operator "matmul", "attention" ...
+    name: str  # "image", "mlp", "transformer", "llm" or "diffusion"; of an operator "matmul", "attention" ...
     model: str
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves
     # (batch size, seed) -> list of batches: tuples of NumPy arrays, the model's inputs first, the loss's target last.
     # Without a loss there is no target. An operator's batches are its operands.
     make_batches: Callable[[int, int], list[tuple]]
+    make_checked: Callable[[int, int], list[tuple]] | None = None  # the same with smaller items, to check a model with
     loss: str | None = None  # "cross_entropy" or "mean_squared_error"; None: it cannot be trained
     sizes: Any = None  # what the builders of this kind of model read: ImageSizes, widths, an Encoder, a Decoder
     parameters: int | None = None  # number of trainable parameters; None: unknown

@@ -2,6 +2,8 @@
 
     .venv/bin/python -m tests.frameworks.count_flops > bench/workloads/flops.csv
 
+count_denoiser() counts a model of denoisers.json, whose counts are edited by hand.
+
 A model is built on the CPU (some cannot be on "meta") and counted on "meta", where nothing is computed.
 The counter sees convolutions and matrix products, forward and backward, at 1 multiply-add = 2 FLOPs.
 Its formula for the backward pass of grouped convolutions counts every group with the channels of all
@@ -14,8 +16,10 @@ import sys
 import torch
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
+from bench.frameworks.on_torch_diffusion import Denoiser
 from bench.frameworks.on_torch_images import build_image, list_models
 from bench.settings import read_settings
+from diffusion_benchmark import diffusion_workload
 from image_benchmark import image_workload
 
 FIELDS = ("model", "image_size", "parameters", "inference_flops", "training_flops")
@@ -35,13 +39,26 @@ def count(name):
     model = model.to("meta")
     # Two images, because BatchNorm after a 1 x 1 map cannot be trained on one.
     images = torch.empty(2, 3, workload.sizes.side, workload.sizes.side, device="meta")
+    totals = (total // 2 for total in count_passes(model, images))
+    return dict(zip(FIELDS, (name, workload.sizes.side, parameters, *totals), strict=True))
+
+
+def count_denoiser(name):
+    """Return (parameters, FLOPs of inference, of training) of a model of denoisers.json, for an image of its size."""
+    workload = diffusion_workload(read_settings("diffusion", {"MODEL": name, "PRECISION": "float32"}))
+    model = Denoiser(workload)
+    inputs = [torch.from_numpy(each).to("meta") for each in workload.inputs_of(workload.make_batches(1, 0)[0])]
+    return (sum(weight.numel() for weight in model.parameters()), *count_passes(model, *inputs))
+
+
+def count_passes(model, *inputs):
+    """Return the FLOPs of (a forward pass, a step of training)."""
     with FlopCounterMode(display=False) as inference, torch.no_grad():
-        model.eval()(images)
+        model.eval()(*inputs)
     ours = {torch.ops.aten.convolution_backward: convolution_backward_flops}
     with FlopCounterMode(display=False, custom_mapping=ours) as training:
-        model.train()(images).sum().backward()
-    totals = (counter.get_total_flops() // 2 for counter in (inference, training))
-    return dict(zip(FIELDS, (name, workload.sizes.side, parameters, *totals), strict=True))
+        model.train()(*inputs).sum().backward()
+    return inference.get_total_flops(), training.get_total_flops()
 
 
 def main():

@@ -8,14 +8,17 @@ import pytest
 from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import check
+from diffusion_benchmark import DENOISERS, diffusion_workload
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
 from tests.conftest import TESTED
+from tests.frameworks.tiny_denoisers import TINY_DENOISERS
 from tests.frameworks.torch_reference import TINY
 from transformer_benchmark import ENCODERS, transformer_workload
 
 SCRIPTS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
+OTHERS = {"llm": llm_workload, "diffusion": diffusion_workload}  # that some frameworks lack
 SMALL = {
     "image": {"MODEL": "resnet18", "IMAGE_SIZE": "32", "BATCH_SIZE": "2"},
     "mlp": {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "8"},
@@ -23,7 +26,9 @@ SMALL = {
     "llm": {"MODEL": "tiny-llama", "PRECISION": "float32", "BATCH_SIZE": "2", "PROMPT_TOKENS": "6"},
 }
 SMALL["llm"] |= {"DEPTH": "3", "NEW_TOKENS": "4"}
+SMALL["diffusion"] = {"MODEL": "tiny-ddpm", "PRECISION": "float32", "BATCH_SIZE": "2"}
 ENCODERS.update(TINY)
+DENOISERS.update(TINY_DENOISERS)
 
 
 class Opener:
@@ -37,7 +42,8 @@ class Opener:
         return settings.on(self.framework.find_device(settings).device)
 
     def workload(self, script, phase, **environ):
-        return (SCRIPTS | {"llm": llm_workload})[script](replace(self.settings(script, **environ), phase=phase))
+        describe = (SCRIPTS | OTHERS)[script]
+        return describe(replace(self.settings(script, **environ), phase=phase))
 
     def __call__(self, script="mlp", phase="training", scope="device", **environ):
         workload, settings = self.workload(script, phase, **environ), self.settings(script, **environ)

@@ -63,6 +63,8 @@ def test_a_session_runs_and_counts_the_devices_memory(gpu, phase):
     [
         ("image", "inference", "sgd", "float32"),
         ("mlp", "inference", "sgd", "mixed_bfloat16"),
+        ("diffusion", "inference", "sgd", "bfloat16"),
+        ("diffusion", "training", "adamw", "bfloat16"),
         *(
             ("mlp", "training", optimizer, precision)
             for optimizer in ("sgd", "adam")

@@ -23,7 +23,6 @@ from bench.timing import MeasurementError, measure
 from bench.workloads import cifar10, data, operators
 from image_benchmark import image_workload
 from tests.conftest import TESTED
-from tests.frameworks import denoiser
 from tests.frameworks.sessions import SMALL, Opener
 
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
@@ -44,21 +43,13 @@ def read_weight(session):
     return session.context.read(session.model.last_weight)
 
 
-def open_denoiser(monkeypatch, phase, precision="float32"):
-    """Open a session of denoiser.py, which only a table entry adds to a framework."""
-    monkeypatch.setitem(FRAMEWORK.BUILDERS, "denoiser", denoiser.BUILDERS[TESTED])
-    settings = replace(open_session.settings("mlp"), phase=phase, precision=precision)
-    return FRAMEWORK.open_session(denoiser.denoiser_workload(settings), settings, phase, "device")
-
-
-# The parts of an image model are those of an MLP, and take long to compile. The denoiser has two inputs, and numbers
-# as target.
-MEASURED = [*itertools.product(("mlp", "denoiser"), PHASES), *itertools.product(("image", "transformer"), PHASES[:2])]
+# The parts of an image model are those of an MLP, and take long to compile.
+MEASURED = [*itertools.product(("mlp",), PHASES), *itertools.product(("image", "transformer"), PHASES[:2])]
 
 
 @pytest.mark.parametrize(("script", "phase"), MEASURED)
-def test_a_session_is_measured_and_only_training_and_the_optimizer_change_the_weights(monkeypatch, script, phase):
-    session = open_denoiser(monkeypatch, phase) if script == "denoiser" else open_session(script, phase)
+def test_a_session_is_measured_and_only_training_and_the_optimizer_change_the_weights(script, phase):
+    session = open_session(script, phase)
     assert (session.measured_precision, session.num_workers, session.queue_steps) == ("float32", None, None)
     assert (session.prepare is None) == (phase not in ("backward", "optimizer"))
     before, first = read_weight(session), step(session)
@@ -66,7 +57,7 @@ def test_a_session_is_measured_and_only_training_and_the_optimizer_change_the_we
     assert step(session) != first > 0
     measured = measure.measure(measure.Job(session, 2, max_seconds=0.1))
     assert not {"recompiled", "not_finite"} & set(measured.flags)
-    assert script == "denoiser" or session.parameters == open_session.workload(script, phase).parameters
+    assert session.parameters == open_session.workload(script, phase).parameters
     on_cpu = session.context.device == "cpu"
     assert not on_cpu or session.context.peak_memory_bytes() is session.context.reserved_memory_bytes() is None
     session.check_last_step()
@@ -139,14 +130,6 @@ def test_failures_are_told_apart(error, status):
 
 def test_an_unknown_failure_is_one_line_with_its_type():
     assert frameworks.describe_failure(RuntimeError("odd\nthing")) == ("failed", "RuntimeError: odd thing")
-
-
-def test_its_loss_is_the_one_of_the_record(monkeypatch):
-    session = open_denoiser(monkeypatch, "forward")
-    *inputs, target = batch = next(session.batches)
-    expected = np.mean((session.model.predict(*inputs) - session.context.as_array(target)) ** 2)
-    session.model.forward(*batch)
-    assert float(session.model.loss) == pytest.approx(expected, rel=1e-5)
 
 
 # Wrong devices
@@ -284,15 +267,15 @@ def test_an_epoch_takes_the_batches_in_the_given_order(small_dataset, monkeypatc
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float16", "bfloat16"])
-def test_lower_precisions_are_what_they_say_and_train(monkeypatch, precision):
+def test_lower_precisions_are_what_they_say_and_train(precision):
     if precision.partition("_")[0] in LACKS:
         pytest.skip("it does not have that")
-    for session in (open_session(PRECISION=precision), open_denoiser(monkeypatch, "training", precision)):
-        assert session.measured_precision == precision.removeprefix("mixed_")
-        assert 1e-5 < session.output_error < 0.05
-        before = read_weight(session)
-        assert all(np.isfinite(step(session)) for _ in range(4))
-        assert read_weight(session) != before
+    session = open_session(PRECISION=precision)
+    assert session.measured_precision == precision.removeprefix("mixed_")
+    assert 1e-5 < session.output_error < 0.05
+    before = read_weight(session)
+    assert all(np.isfinite(step(session)) for _ in range(4))
+    assert read_weight(session) != before
 
 
 def test_tf32_is_not_promised_where_there_is_none():

@@ -131,6 +131,8 @@ def write_all(folder, count):
         rows += [rate(500 + i) | llm | {"phase": "prefill", "prompt_tokens": "512"}]
         rows += [rate(50 + i) | llm | {"phase": "decode", "depth": "0"}]
         rows += [rate(20 + i) | llm | {"sequence_length": "512", "lora_rank": rank} for rank in ("0", "8")]
+        noise = {"workload": "diffusion", "model": "sd-1.5", "batch_size": "1", "image_size": "512"}
+        rows += [rate(2 + i) | noise | {"phase": phase} for phase in ("inference", "training", "forward")]
         rows += [rate(1) | MATMUL | {"model": model, "tflops": str(1 + i)} for model in ("matmul", "matmul-peak")]
         rows += [rate(40 + i) | {"workload": "bandwidth", "model": "copy", "phase": "", "unit": "GB/s", "tflops": ""}]
         path = {}, {"precision": "bfloat16"}, {"precision": "bfloat16", "compile": "1"}
