@@ -13,7 +13,7 @@ import numpy as np
 from keras import layers, ops
 
 from bench.frameworks import base, session
-from bench.timing import check
+from bench.timing import MeasurementError, check
 from bench.workloads.networks import RESNETS
 from bench.workloads.workload import LEARNING_RATES
 
@@ -113,6 +113,8 @@ def channels_last(array):
 
 def build_optimizer(context, weights):
     """Return the optimizer of these weights; it scales the loss if small gradients would become zero."""
+    if (context.optimizer, context.precision) == ("adam", "bfloat16"):
+        raise MeasurementError("unsupported", "bfloat16 weights lose Adam's steps: set PRECISION=mixed_bfloat16")
     optimizer = OPTIMIZERS[context.optimizer](LEARNING_RATES[context.optimizer])
     if context.precision == "mixed_float16":
         optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=base.LOSS_SCALE)

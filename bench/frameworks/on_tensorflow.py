@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from functools import partial
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # not what ~/.keras/keras.json says
@@ -22,6 +23,7 @@ from tensorflow.python.eager import context as eager  # nothing public says wher
 from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
 from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, LOSSES, KerasContext, refuse_unknown_model
 from bench.host.cpus import usable_cores
+from bench.settings import SettingError
 from bench.timing import MeasurementError
 
 # The starts of the names of operators that make up a step's time. Metal lacks kernels for small ones around them.
@@ -36,9 +38,22 @@ def find_device(settings):
     kind = choose_device(settings.use_gpu)
     name = None
     if kind == "cuda":  # Metal's plug-in calls every chip METAL
-        name = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0]).get("device_name")
+        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        name = details.get("device_name")
+        refuse_new_card(details.get("compute_capability"))
     threads = tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()
     return Device(kind, name, tf.__version__, threads, has_own_memory=kind == "cuda")
+
+
+def refuse_new_card(capability):
+    """Raise SettingError for a card of NVIDIA's that is too new for this TensorFlow, which would end the process."""
+    built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # "sm_89", "compute_90"
+    newest = max((int(re.sub(r"\D", "", each)) // 10 for each in built), default=0)
+    if capability and newest and capability[0] > newest:
+        raise SettingError(
+            f"FRAMEWORK='tensorflow': {tf.__version__} has no kernels for compute capability {capability[0]}.x (only "
+            f"up to {newest}.x): set FRAMEWORK=torch, or USE_GPU=0"
+        )
 
 
 def choose_device(use_gpu):

@@ -61,6 +61,12 @@ def test_a_device_that_drops_a_layer_is_refused(monkeypatch):
     assert (caught.value.status, len(built)) == ("wrong_output", 2)
 
 
+def test_adam_on_bfloat16_weights_is_unsupported():
+    with pytest.raises(MeasurementError, match="mixed_bfloat16") as caught:
+        open_session(OPTIMIZER="adam", PRECISION="bfloat16")
+    assert caught.value.status == "unsupported"
+
+
 def copy_image(model, torch):
     for layer in model.layers:
         if isinstance(layer, keras.layers.Conv2D):

@@ -5,12 +5,13 @@ import re
 
 import mlx.core as mx
 import numpy as np
+import psutil
 import pytest
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import llama
 
-from bench.frameworks import on_mlx
+from bench.frameworks import on_mlx, on_mlx_networks
 from bench.settings import SettingError
 from bench.timing import MeasurementError, measure
 from bench.tune import recipe
@@ -123,6 +124,24 @@ def test_a_build_for_cuda_without_a_card_uses_the_cpu(monkeypatch):
         assert on_mlx.choose_device(None) == expected
     with pytest.raises(SettingError, match="driver"):
         on_mlx.choose_device(True)
+
+
+def test_a_gpu_is_checked_with_as_many_images_as_a_timed_batch(monkeypatch):
+    sizes, right = set(), on_mlx_networks.ResNet.__call__
+    monkeypatch.setattr(on_mlx_networks.ResNet, "__call__", lambda self, x: sizes.add(len(x)) or right(self, x))
+    monkeypatch.setattr(on_mlx, "choose_device", lambda use_gpu: "mps")
+    for phase in ("inference", "training"):
+        assert open_session("image", phase, BATCH_SIZE="6").output_error < 1e-5
+        assert {2, 6} <= sizes
+        sizes.clear()
+
+
+@pytest.mark.parametrize(("total", "own"), [(1.0, False), (0.5, True), (3.0, True)])
+def test_a_card_whose_memory_is_the_systems_is_known(monkeypatch, total, own):
+    info = {"device_name": "NVIDIA", "total_memory": total * psutil.virtual_memory().total}
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    monkeypatch.setattr(on_mlx, "choose_device", lambda use_gpu: "cuda")
+    assert on_mlx.find_device(open_session.settings("mlp")).has_own_memory == own
 
 
 def test_the_lines_of_make_best_for_ones_own_script_run():

@@ -1,6 +1,7 @@
 """What is special to TensorFlow, and the Keras models, which JAX has too."""
 
 import platform
+from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bench.frameworks import keras_networks, on_tensorflow
-from bench.settings import read_settings
+from bench.settings import SettingError, read_settings
 from bench.timing import MeasurementError
 from bench.workloads import operators
 from tests.frameworks.sessions import SCRIPTS, Opener
@@ -54,6 +55,14 @@ def test_a_gpu_is_set_up(monkeypatch):
     assert calls == [("one", True)]
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     assert on_tensorflow.choose_device(True) == "mps"
+
+
+@pytest.mark.parametrize(("capability", "runs"), [((9, 0), True), ((12, 1), False)])
+def test_a_card_that_is_too_new_is_one_line(monkeypatch, capability, runs):
+    built = {"cuda_compute_capabilities": ["sm_60", "sm_89", "compute_90"]}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: built)
+    with nullcontext() if runs else pytest.raises(SettingError, match="FRAMEWORK=torch"):
+        on_tensorflow.refuse_new_card(capability)
 
 
 @needs_no_gpu
