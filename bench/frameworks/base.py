@@ -138,9 +138,6 @@ class DeviceContext(ABC):
     def peak_memory_bytes(self):
         """Return the most memory that this session allocated on the device; None if the framework cannot tell."""
 
-    def reserved_memory_bytes(self):
-        """Return the most memory that the framework reserved on the device; None if it cannot tell."""
-
     def release(self):
         """Free what a closed session leaves behind."""
 

@@ -41,7 +41,7 @@ class KerasContext(base.DeviceContext):
         self.compares_compiled = False
 
     def build(self, workload, is_trained):
-        loss_of, pairs, expected = LOSSES[workload.loss] if is_trained else None, self.pairs(workload), None
+        loss_of, pairs, expected = cross_entropy if is_trained else None, self.pairs(workload), None
         keras.config.set_dtype_policy(self.policy)  # of new layers
         with keras.device(self.place):
             model = BUILDERS[workload.name](workload)
@@ -125,14 +125,6 @@ def build_optimizer(context, weights):
 def cross_entropy(outputs, target):
     """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
     return ops.mean(ops.sparse_categorical_crossentropy(target, ops.cast(outputs, "float32"), from_logits=True))
-
-
-def mean_squared_error(outputs, target):
-    """Return the mean over all numbers, in float32: 16 bits would lose small squares."""
-    return ops.mean(ops.square(ops.cast(outputs, "float32") - ops.cast(target, "float32")))
-
-
-LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
 
 
 def small_normal():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
-from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, LOSSES, KerasContext, refuse_unknown_model
+from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext, refuse_unknown_model
 from bench.host.cpus import usable_cores
 
 
@@ -41,7 +41,7 @@ def name_of(device):
 
 def open_session(workload, settings, phase, scope, compares=True):
     """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("jax", workload, BUILDERS, OPERATORS, LOSSES)
+    session.refuse_unknown_workload("jax", workload, BUILDERS, OPERATORS)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
     return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
@@ -67,7 +67,7 @@ def values_of(model):
 
 
 class Model(base.Model):
-    """A Keras model with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py.
+    """A Keras model with its optimizer; it is trained if it has a loss. The contract is in base.py.
 
     The weights are here and not in the Keras model: a step of training is a pure function, whose inputs are donated to
     its outputs. Every result of a compiled function is computed, whether it is read or not.

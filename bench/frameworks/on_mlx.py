@@ -61,7 +61,7 @@ def refuse_unknown_model(name):
 
 def open_session(workload, settings, phase, scope, compares=True):
     """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("mlx", workload, BUILDERS, OPERATORS, LOSSES)
+    session.refuse_unknown_workload("mlx", workload, BUILDERS, OPERATORS)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
     return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
@@ -86,14 +86,6 @@ def cross_entropy(outputs, target):
     if mx.default_device() == mx.gpu:
         return mx.fast.cross_entropy(outputs, target).mean()
     return nn.losses.cross_entropy(outputs.astype(mx.float32), target, reduction="mean")
-
-
-def mean_squared_error(outputs, target):
-    """Return the mean over all numbers, in float32: 16 bits would lose small squares."""
-    return nn.losses.mse_loss(outputs.astype(mx.float32), target.astype(mx.float32))
-
-
-LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
 
 
 def as_numpy(array):
@@ -138,7 +130,7 @@ class DeviceContext(base.DeviceContext):
     def build(self, workload, is_trained):
         module = BUILDERS[workload.name](workload)
         check.check_parameters(count_parameters(module), workload.parameters)
-        loss_of, pairs = LOSSES[workload.loss] if is_trained else None, self.pairs(workload)
+        loss_of, pairs = cross_entropy if is_trained else None, self.pairs(workload)
         inputs = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
         calibrate(module, self.put_as(mx.float32, *inputs))
         module.set_dtype(self.dtype)
@@ -236,7 +228,7 @@ def last_matrix(tree):
 
 
 class Model(base.Model):
-    """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
+    """A module with its optimizer; it is trained if it has a loss. The contract is in base.py."""
 
     def __init__(self, context, module, loss_of):
         self.context, self.module = context, module.train(bool(loss_of))

@@ -21,7 +21,7 @@ import keras
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
 from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
-from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, LOSSES, KerasContext, refuse_unknown_model
+from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext, refuse_unknown_model
 from bench.host.cpus import usable_cores
 from bench.settings import SettingError
 from bench.timing import MeasurementError
@@ -69,7 +69,7 @@ def choose_device(use_gpu):
 
 def open_session(workload, settings, phase, scope, compares=True):
     """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("tensorflow", workload, BUILDERS, OPERATORS, LOSSES)
+    session.refuse_unknown_workload("tensorflow", workload, BUILDERS, OPERATORS)
     if workload.name == "image":
         refuse_unknown_model(workload.model)
     if settings.compile == "1" and choose_device(settings.use_gpu) == "mps":
@@ -91,7 +91,7 @@ OPERATORS = {
 
 
 class Model(base.Model):
-    """A Keras model with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
+    """A Keras model with its optimizer; it is trained if it has a loss. The contract is in base.py."""
 
     def __init__(self, context, keras_model, loss_of):
         self.context, self.keras_model, self.loss_of = context, keras_model, loss_of

@@ -64,7 +64,7 @@ def choose_device(use_gpu):
 
 def open_session(workload, settings, phase, scope, compares=True):
     """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS, LOSSES)
+    session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS)
     if workload.name == "image":
         session.refuse_unknown_model(workload.model, import_images().list_models(), "torchvision")
     return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
@@ -224,10 +224,8 @@ class DeviceContext(base.DeviceContext):
         torch.manual_seed(self.seed)
         self.dtype = (WHOLE_MODEL | EIGHT_BITS).get(self.precision, torch.float32)
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)
-        self.memory("empty_cache")  # blocks that stay from before would hide as many of ours
         self.memory("reset_peak_memory_stats")
         self.used_before = self.memory("memory_allocated") or 0
-        self.reserved_before = self.memory("memory_reserved") or 0
         if self.compile:  # importing it takes a second
             torch._dynamo.utils.counters.clear()
 
@@ -328,16 +326,11 @@ class DeviceContext(base.DeviceContext):
             torch.accelerator.synchronize()
 
     def reset_peak_memory(self):
-        self.memory("empty_cache")  # cuDNN tried its algorithms in it
         self.memory("reset_peak_memory_stats")
 
     def peak_memory_bytes(self):
         peak = self.memory("max_memory_allocated")
         return None if peak is None else peak - self.used_before
-
-    def reserved_memory_bytes(self):
-        most = self.memory("max_memory_reserved")
-        return None if most is None else most - self.reserved_before
 
     def memory(self, function):
         """Call a memory function of torch.accelerator; returns None on the CPU."""

@@ -39,26 +39,23 @@ class AliasDevice(str):
 
 
 class Allocator:
-    """A caching allocator that only counts: what is freed stays reserved until the cache is emptied."""
+    """An allocator that only counts."""
 
     def __init__(self):
-        self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
-        self.synchronized = 0
+        self.allocated = self.most_allocated = self.synchronized = 0
 
     def allocate(self, size):
         self.allocated += size
-        self.reserved = max(self.reserved, self.allocated)
         self.most_allocated = max(self.most_allocated, self.allocated)
-        self.most_reserved = max(self.most_reserved, self.reserved)
 
     def free(self, size):
         self.allocated -= size
 
     def empty_cache(self):
-        self.reserved = self.allocated
+        pass
 
     def reset_peak_memory_stats(self):
-        self.most_allocated, self.most_reserved = self.allocated, self.reserved
+        self.most_allocated = self.allocated
 
     def synchronize(self):
         self.synchronized += 1
@@ -74,10 +71,8 @@ def pretend(monkeypatch, name, capability=(9, 0)):
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **how: scaler("cpu", **how))
     for function in ("empty_cache", "reset_peak_memory_stats", "synchronize"):
         monkeypatch.setattr(torch.accelerator, function, getattr(allocator, function))
-    for figure in ("allocated", "reserved"):
-        now, most = (lambda figure=each: getattr(allocator, figure) for each in (figure, f"most_{figure}"))
-        monkeypatch.setattr(torch.accelerator, f"memory_{figure}", now)
-        monkeypatch.setattr(torch.accelerator, f"max_memory_{figure}", most)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda: allocator.allocated)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: allocator.most_allocated)
     module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: "NVIDIA Alias")
     monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
