@@ -111,7 +111,7 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
         settings = replace(settings, num_workers=me.share(min(cpus.usable_cores(), MOST_WORKERS * me.local_world_size)))
     if me.rank:  # only rank 0 logs and writes lines
         logging.getLogger("bench").setLevel(logging.ERROR)
-    with framework.join_ranks(me, device.device) if me.are_many else nullcontext(ranks.ALONE) as group:
+    with framework.join_ranks(me, device.device) if me.are_many else ranks.Group() as group:
         if settings.num_workers:  # equal on all ranks, because the number of steps in a window depends on it
             settings = replace(settings, num_workers=min(group.gather(settings.num_workers)))
         instruments = meters.Instruments()  # the energy and heat of one card would be those of one rank only

@@ -69,6 +69,3 @@ class Group:
 
     def __exit__(self, kind, error, trace):
         pass
-
-
-ALONE = Group()
