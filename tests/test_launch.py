@@ -208,7 +208,7 @@ def test_a_parent_that_is_killed_leaves_no_process(stand_in, tmp_path):
 @pytest.mark.parametrize(
     ("script", "workload", "environ", "card", "said"),
     [
-        ("mlp", mlp_workload, {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, None, "1000 layers"),
+        ("mlp", mlp_workload, {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, None, "MODEL=.mlp-9999x1"),
         ("llm", llm_workload, {"DEPTH": "0,9000", "PHASE": "decode"}, None, "DEPTH='9000'.*9128"),
         ("llm", llm_workload, {"DEPTH": "9000", "PHASE": "decode"}, environment.Card("NVIDIA H200"), None),
     ],
