@@ -189,7 +189,7 @@ def test_a_parent_that_is_killed_leaves_no_process(stand_in, tmp_path):
 @pytest.mark.parametrize(
     ("script", "workload", "environ", "said"),
     [
-        ("mlp", mlp_workload, {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "1000 layers"),
+        ("mlp", mlp_workload, {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "MODEL=.mlp-9999x1"),
         ("llm", llm_workload, {"DEPTH": "0,9000", "PHASE": "decode"}, "DEPTH='9000'.*9128"),
     ],
 )
