@@ -266,7 +266,7 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
         "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.context.peak_memory_bytes(),
         "reserved_memory_bytes": session.context.reserved_memory_bytes(),
         "idle_watts": bench.instruments.idle_watts,
-        "note": session.note,
+        "note": session.context.note,
     }
     if columns["status"] != "interrupted":
         session.check_last_step()

@@ -221,7 +221,7 @@ class Settings:
         "float32 (TF32 off), tf32, float16, bfloat16, float64 (not in MLX); mixed_float16, mixed_bfloat16 (autocast; "
         "not in tflops, prefill, decode or MLX)",
         dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
-        "float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float32 on a CPU)",
+        "float32 (tflops: float32,tf32,float16,bfloat16; llm: bfloat16, float16 if that is emulated, float32 on a CPU)",
     )
     compile: str = setting(
         one_of("0", "1", *COMPILE_MODES),

@@ -226,7 +226,6 @@ class DeviceContext(base.DeviceContext):
         self.memory("empty_cache")  # blocks that stay from before would hide as many of ours
         self.memory("reset_peak_memory_stats")
         self.used_before = self.memory("memory_allocated") or 0
-        self.reserved_before = self.memory("memory_reserved") or 0
         if self.compile:  # importing it takes a second
             torch._dynamo.utils.counters.clear()
 
@@ -335,8 +334,7 @@ class DeviceContext(base.DeviceContext):
         return None if peak is None else peak - self.used_before
 
     def reserved_memory_bytes(self):
-        most = self.memory("max_memory_reserved")
-        return None if most is None else most - self.reserved_before
+        return self.memory("max_memory_reserved")
 
     def memory(self, function):
         """Call a memory function of torch.accelerator; returns None on the CPU."""

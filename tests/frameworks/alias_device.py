@@ -74,10 +74,10 @@ def pretend(monkeypatch, name, capability=(9, 0)):
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **how: scaler("cpu", **how))
     for function in ("empty_cache", "reset_peak_memory_stats", "synchronize"):
         monkeypatch.setattr(torch.accelerator, function, getattr(allocator, function))
-    for figure in ("allocated", "reserved"):
-        now, most = (lambda figure=each: getattr(allocator, figure) for each in (figure, f"most_{figure}"))
-        monkeypatch.setattr(torch.accelerator, f"memory_{figure}", now)
-        monkeypatch.setattr(torch.accelerator, f"max_memory_{figure}", most)
+    figures = {"memory_allocated": "allocated"}
+    figures |= {"max_memory_allocated": "most_allocated", "max_memory_reserved": "most_reserved"}
+    for function, figure in figures.items():
+        monkeypatch.setattr(torch.accelerator, function, lambda figure=figure: getattr(allocator, figure))
     module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: "NVIDIA Alias")
     monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
