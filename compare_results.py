@@ -58,12 +58,16 @@ def compare(a, b):
     found = []
     for work in (work for work in b if work in a):
         pair = {"a": a[work], "b": b[work]}
-        rates = (Rate.parse(line["value"], line["low"], line["high"]) for line in (b[work], a[work]))
-        comparison = compare_rates(*rates)
+        comparison = compare_rates(*(rate_of(line) for line in (b[work], a[work])))
         if 1 in (a[work]["processes"], b[work]["processes"]):
             comparison = comparison._replace(low=math.nan, verdict="")
         found.append(pair | comparison._asdict())
     return found
+
+
+def rate_of(line):
+    """Return the Rate of a line; an interval that is NaN is unknown."""
+    return Rate(line["value"], *((line["low"], line["high"]) if line["low"] > 0 else (None, None)))
 
 
 CELLS = {

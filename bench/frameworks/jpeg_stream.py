@@ -26,10 +26,10 @@ def open_stream(workload, settings, phase):
 
     random = np.random.default_rng(settings.seed)
     orders = (random.permutation(len(paths)) for _ in itertools.count())
-    items = ((int(number), int(random.integers(2**63))) for order in orders for number in order)  # and a seed for each
+    items = enumerate(int(number) for order in orders for number in order)  # the place in the stream seeds the cut
 
     def load(place, item):
-        number, seed = item
+        seed, number = item
         with Image.open(paths[number]) as image:
             place[:] = prepare(image.convert("RGB"), size, np.random.default_rng(seed))
 
@@ -41,7 +41,7 @@ def open_stream(workload, settings, phase):
                     images = np.empty((workload.items_per_step, size, size, 3), np.float32)
                     chosen = list(itertools.islice(items, len(images)))
                     waiting = (pool.map if workers else map)(load, images, chosen)
-                    begun.append((images, [number % classes for number, _ in chosen], waiting))
+                    begun.append((images, [number % classes for _, number in chosen], waiting))
                 images, labels, waiting = begun.popleft()
                 list(waiting)  # raises what a worker raised
                 yield images.transpose(0, 3, 1, 2), np.array(labels)

@@ -77,11 +77,6 @@ class BaseSession:
             self.num_workers, self.queue_steps = batches.num_workers, batches.queue_steps
             self.batches = itertools.starmap(context.put, batches.batches)
 
-    @property
-    def note(self):
-        """Return what a reader of the row has to know."""
-        return self.context.note
-
     def synchronize(self):
         """Return when all submitted work is complete."""
         self.context.synchronize()

@@ -240,5 +240,5 @@ def test_a_decoder_is_built_in_float32_on_the_cpu_only_if_its_memory_suffices(
     for phase in ("training", "decode"):
         session = open_llm(phase, USE_GPU="0", PRECISION="bfloat16")
         assert filled.pop() == ("cpu", torch.float32 if builds_on_host else torch.bfloat16)
-        assert (session.output_error is None) == ("not compared" in session.note) != builds_on_host
+        assert (session.output_error is None) == ("not compared" in session.context.note) != builds_on_host
         assert {weight.dtype for weight in session.model.uncompiled.parameters()} == {torch.bfloat16}

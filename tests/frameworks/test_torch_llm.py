@@ -161,8 +161,8 @@ def test_tied_tables_stay_tied_positions_are_the_librarys_and_weights_keep_their
 )
 def test_the_formulas_agree_with_the_counter(model, phase, rank):
     # Of a single token in a cache of one: there the counter, which does not know of masks, counts no empty slots.
-    environ = {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "LORA_RANK": str(rank), "USE_GPU": "0"}
-    session, workload = (f(phase, MODEL=model, **environ) for f in (open_llm, describe_llm))
+    environ = {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "MODEL": model, "LORA_RANK": str(rank)}
+    session, workload = open_llm(phase, USE_GPU="0", **environ), describe_llm(phase, USE_GPU="0", **environ)
     with sdpa_kernel(SDPBackend.MATH):  # others compute the scores again in the backward pass
         if session.prepare:
             session.prepare()
