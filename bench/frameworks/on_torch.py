@@ -45,7 +45,7 @@ def find_device(settings):
         num_threads=torch.get_num_threads(),
         world_size=ranks.world_size,
         nodes=ranks.nodes,
-        has_own_memory=kind == "cuda",
+        has_own_memory=kind == "cuda" and not torch.cuda.get_device_properties().is_integrated,
         emulates_bfloat16=kind == "cuda" and not torch.version.hip and torch.cuda.get_device_capability() < (8, 0),
         count=count,
     )

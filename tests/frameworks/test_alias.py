@@ -169,3 +169,8 @@ def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch, fresh_
     corrupt(monkeypatch, 2)
     with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):
         open_session("image", "inference", PRECISION="bfloat16")
+
+
+def test_a_card_that_shares_the_systems_memory_is_known(monkeypatch):
+    alias_device.pretend(monkeypatch, "cuda", is_integrated=1)
+    assert not on_torch.find_device(read_settings("mlp", {})).has_own_memory
