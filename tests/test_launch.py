@@ -9,14 +9,13 @@ import time
 import psutil
 import pytest
 
-from bench import launch
+from bench import launch, run
 from bench.frameworks import Device
 from bench.host.environment import describe_host
 from bench.launch import Launcher
 from bench.records import report, results
 from bench.settings import SettingError, list_runs, read_settings
 from image_benchmark import image_workload
-from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
 
 # A child in place of a benchmark: its MODEL says what becomes of it. The worker shares its process group.
@@ -28,7 +27,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 processes.end_with_parent()
 task, what, rank = json.loads(os.environ["BENCH_TASK"]), os.environ["MODEL"], os.environ.get("RANK")
 with open(os.environ["LOG"], "a") as log:
-    log.write(json.dumps([what, task["is_first"], os.environ.get("SCOPE", ""), "LOGLEVEL" in os.environ]) + "\\n")
+    log.write(json.dumps([what, task["is_first"], os.environ.get("SCOPE", "")]) + "\\n")
 number = len(open(os.environ["LOG"]).readlines())
 def emit(**line):
     row = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image",
@@ -38,13 +37,10 @@ def emit(**line):
         print(json.dumps(row | line), file=open(task["lines"], "a"), flush=True)
 if what == "broken": os.kill(os.getpid(), signal.SIGILL)
 if what != "mistake": emit(status="begun")
-if rank == "1": what = {"rank fails": "killed", "stuck": "stuck"}[what]
-elif rank == "0": what = "stuck"
 if what == "stuck":
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
     with open(os.environ["PIDS"], "a") as pids:
         print(os.getpid(), worker, file=pids)
-while rank == "1" and what == "killed" and not os.path.exists(os.environ["PIDS"]): time.sleep(0.01)
 if what == "ok": emit(throughput=4.0 + number, throughput_low=3.5 + number, throughput_high=4.5 + number)
 if what == "third is interrupted":
     if number == 3: os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
@@ -57,7 +53,6 @@ if what == "mistake":
     print(json.dumps({"mistake": "MODEL='mistake' is not known"}), file=open(task["lines"], "a"))
     sys.exit(2)
 if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
-if what == "aborted": os.kill(os.getpid(), signal.SIGABRT)
 if what == "stuck": time.sleep(100)
 """
 
@@ -108,33 +103,26 @@ def read_pids(tmp_path, count):
 
 def test_five_processes_give_one_row(run_all):
     status, out, asked, (row,) = run_all("ok")
-    assert status == 0
+    assert (status, out.count("added to ")) == (0, 1)
     # Only the first one compares with the CPU and measures the pipeline.
-    assert asked == [["ok", True, "", False], *[["ok", False, "device", False]] * 4]
+    assert asked == [["ok", True, ""], *[["ok", False, "device"]] * 4]
     assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == ["7", "4.5", "9.5"]
     assert row["process_rates"] == "5 6 7 8 9"
     assert (row["machine"], row["device_name"], row["schema"]) == ("m", row["cpu_name"], "2")
-    assert "range of 5 processes" in out
-    assert out.count("added to ") == 1
-    assert [scope for *_, scope, _ in run_all("ok", RUNS="2", SCOPE="input")[2]] == ["input", "input"]
+    assert [scope for *_, scope in run_all("ok", RUNS="2", SCOPE="input")[2]] == ["input", "input"]
 
 
 def test_a_combination_that_fails_runs_once_and_the_others_run(run_all):
     assert len(run_all("ok", SUSTAIN="60")[2]) == 1  # long enough for one process; below there are two
-    status, out, asked, rows = run_all("fails", "ok", RUNS="2")
-    assert status == 0
-    assert [what for what, *_ in asked] == ["fails", "ok", "ok"]
+    status, _, asked, rows = run_all("fails", "ok", RUNS="2")
+    assert (status, [what for what, *_ in asked]) == (0, ["fails", "ok", "ok"])
     assert [(row["model"], row["status"]) for row in rows[1:]] == [("fails", "unsupported"), ("ok", "ok")]
-    assert "unsupported: not here" in out
     assert run_all("fails")[0] == 1
 
 
-@pytest.mark.parametrize(("model", "status"), [("killed", "out_of_memory"), ("aborted", "crashed")])
-def test_a_child_that_is_killed_leaves_a_row_and_the_others_run(run_all, model, status):
-    code, out, _, (dead, _) = run_all(model, "ok", RUNS="1")
-    assert code == 0
-    assert f"{status}: it was ended by signal " in out
-    assert (dead["status"], dead["model"], dead["throughput"], dead["scope"]) == (status, model, "", "device")
+def test_a_child_that_is_killed_leaves_a_row_and_the_others_run(run_all):
+    code, _, _, (dead, _) = run_all("killed", "ok", RUNS="1")
+    assert (code, dead["status"], dead["model"], dead["throughput"]) == (0, "out_of_memory", "killed", "")
 
 
 @pytest.mark.parametrize("model", ["mistake", "broken"])
@@ -152,17 +140,9 @@ def test_ctrl_c_stores_what_was_complete(run_all):
     assert (status, rows[-1]["status"], rows[-1]["throughput"]) == (130, "interrupted", "5")
 
 
-def test_two_devices_run_under_torchrun_and_a_rank_that_fails_is_one_row(stand_in, tmp_path):
-    (row,) = stand_in.run_child({"MODEL": "rank fails", "NUM_DEVICES": "2"})
-    assert (row["status"], row["note"]) == ("crashed", "a rank failed, see above")
-    assert have_ended(read_pids(tmp_path, 2))
-    assert all(json.loads(line)[-1] for line in (tmp_path / "log").read_text().splitlines())
-
-
 def test_a_time_limit_ends_all_processes(stand_in, tmp_path):
     (row,) = stand_in.run_child({"MODEL": "stuck"}, limit=3)  # by then the child has noted its process ids
-    assert row["status"] == "crashed"
-    assert "time limit" in row["note"]
+    assert (row["status"], "time limit" in row["note"]) == ("crashed", True)
     assert have_ended(read_pids(tmp_path, 2))
 
 
@@ -176,6 +156,7 @@ Launcher("image", image_workload, [sys.argv[1]], describe_host("m")).run_child({
 
 
 def test_a_parent_that_is_killed_leaves_no_process(stand_in, tmp_path):
+    """Kill the parent of two ranks, which are children of torchrun."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, *stand_in.command], env=os.environ | {"NUM_DEVICES": "2"})
     pids = read_pids(tmp_path, 4)
     parent.kill()
@@ -186,24 +167,30 @@ def test_a_parent_that_is_killed_leaves_no_process(stand_in, tmp_path):
 # Before anything runs
 
 
-@pytest.mark.parametrize(
-    ("script", "workload", "environ", "said"),
-    [
-        ("mlp", mlp_workload, {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}, "MODEL=.mlp-9999x1"),
-        ("llm", llm_workload, {"DEPTH": "0,9000", "PHASE": "decode"}, "DEPTH='9000'.*9128"),
-    ],
-)
-def test_every_entry_of_a_list_is_checked(script, workload, environ, said, monkeypatch):
-    for name, value in environ.items():
+def test_every_entry_of_a_list_is_checked(monkeypatch):
+    for name, value in {"MODEL": "mlp-8,mlp-9999x1", "DATA": "synthetic"}.items():
         monkeypatch.setenv(name, value)
-    launcher = Launcher(script, workload, [], describe_host("m"))
-    with pytest.raises(SettingError, match=said):
-        [launch.plan_run(launcher, change) for change in list_runs(script)]
+    launcher = Launcher("mlp", mlp_workload, [], describe_host("m"))
+    with pytest.raises(SettingError, match="MODEL='mlp-9999x1'"):
+        [launch.plan_run(launcher, change) for change in list_runs("mlp")]
 
 
-def test_a_framework_is_asked_for_its_device_in_a_process_of_its_own():
-    found = launch.find_device(read_settings("mlp", {"USE_GPU": "0"}))
-    assert (found.device, found.count) == ("cpu", 0)
+def name_process(settings):
+    return os.getpid(), settings.use_gpu
+
+
+def end_process(settings):
+    os._exit(1)
+
+
+def test_a_framework_is_asked_for_its_device_in_a_process_of_its_own(monkeypatch):
+    settings = read_settings("mlp", {"USE_GPU": "0"})
+    monkeypatch.setattr(run, "find_device", name_process)
+    pid, use_gpu = launch.find_device(settings)
+    assert (pid != os.getpid(), use_gpu) == (True, False)
+    monkeypatch.setattr(run, "find_device", end_process)
+    with pytest.raises(SettingError, match="FRAMEWORK='torch'"):
+        launch.find_device(settings)
 
 
 def test_all_is_the_number_of_gpus(monkeypatch):
@@ -252,8 +239,6 @@ def rates(*values, **cells):
     ("rows", "environ", "fastest", "tried"),
     [
         (rates(10, 20, 40, 30), {"SUSTAIN": "60"}, "4", [1, 2, 4, 8, 16]),
-        (rates(), {}, "1", [1]),
-        (rates(10), {"BATCH_SIZE": "8"}, None, []),
         (rates(10, 20, 20.1, 20.2, 100, 200), {}, "8", [1, 2, 4, 8]),  # doubling gains nothing
         (rates(10, 20, step_seconds_median=6.0), {"MAX_SECONDS": "10"}, "1", [1]),  # the next step takes too long
         (rates(10, 20, peak_memory_bytes=600), {}, "1", [1]),  # of 1000 bytes of the system's memory
