@@ -2,11 +2,9 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,8 +15,8 @@ SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MAC
 SMALL |= {"USE_GPU": "0", "RUNS": "1"}
 
 
-def call(*command, cwd=None, **environ):
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environ, cwd=cwd)
+def call(*command, **environ):
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environ)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -57,63 +55,11 @@ def test_ctrl_c_ends_a_real_run_with_its_workers_and_files(tmp_path):
     assert not list(tmp_path.glob("jpegs-*"))
 
 
-# install.sh
-
-
-@pytest.fixture
-def install(tmp_path):
-    """Run install.sh with only these programs, and without another uv or Python; returns (status, stderr, log)."""
-
-    def call(requirements="r.txt", **programs):
-        folder = tmp_path / "bin"
-        folder.mkdir()
-        for tool in ("sh", "rm", "mkdir", "touch", "chmod"):
-            (folder / tool).symlink_to(shutil.which(tool))
-        for name, text in programs.items():
-            path = folder / name.replace("_", ".")
-            path.write_text(f"#!/bin/sh\n{text}\n")
-            path.chmod(0o755)
-        command = ["sh", str(Path("bench/install.sh").resolve()), requirements, ".venv"]
-        done = subprocess.run(command, cwd=tmp_path, env={"PATH": str(folder)}, capture_output=True, text=True)
-        log = tmp_path / "log"
-        return done.returncode, done.stderr, log.read_text().splitlines() if log.exists() else []
-
-    return call
-
-
-MAKE_VENV = "mkdir -p .venv/bin; echo '#!/bin/sh\necho \"venv $*\" >>log' >.venv/bin/python; chmod +x .venv/bin/python"
-UV = f'echo "uv $*" >>log; [ "$1" = pip ] || {{ {MAKE_VENV}; }}'
-
-
-@pytest.mark.parametrize(("driver", "chosen"), [("exit 0", "cuda"), ("exit 9", "cpu")])
-def test_uv_installs_what_the_driver_can_use(install, tmp_path, driver, chosen):
-    (tmp_path / "requirements-cpu-x.txt").touch()
-    status, _, log = install("requirements-cuda-x.txt", **{"uv": UV, "nvidia-smi": driver})
-    assert (status, log[0].split()[:2], log[-1].split()[:3]) == (0, ["uv", "venv"], ["uv", "pip", "install"])
-    assert log[-1].endswith(f" -r requirements-{chosen}-x.txt")
-
-
-def test_pip_installs_if_uv_cannot_be_had(install, tmp_path):
-    made = f'echo "3.11 $*" >>log; {MAKE_VENV}'
-    status, _, log = install(python3="mkdir -p .uv/bin; exit 1", python3_11=made)
-    assert (status, (tmp_path / ".uv").exists()) == (0, False)
-    assert (log[0].split()[:3], log[-1].split()[:4]) == (["3.11", "-m", "venv"], ["venv", "-m", "pip", "install"])
-
-
-def test_without_a_python_the_fix_is_named(install):
-    status, said, _ = install()
-    assert (status, "PYTHON=..." in said) == (2, True)
-
-
-# make
-
-
 def dry_run(*arguments, **environ):
-    return call("make", "--dry-run", *arguments, **environ)[1]
+    return call("make", "--dry-run", "--assume-new=requirements-test.txt", *arguments, **environ)[1]
 
 
 def test_nothing_is_installed_for_an_interpreter_of_the_users():
-    assert "install.sh" in dry_run("--assume-new=requirements-common.txt", "image")
     out = dry_run("--assume-new=requirements-common.txt", "image", "PYTHON=python3")
     assert out.splitlines() == ['"python3" bench/packages.py torch', '"python3" image_benchmark.py']
 
@@ -128,5 +74,5 @@ def test_nothing_is_installed_for_an_interpreter_of_the_users():
     ],
 )
 def test_make_chooses_the_environment_of_the_framework(target, environ, venvs):
-    out = dry_run("--assume-new=requirements-test.txt", target, **environ)
+    out = dry_run(target, **environ)
     assert re.findall(r"(?<!=)\.venv(\S*)/bin/python (?:-m pytest|mlp_)", out) == venvs

@@ -12,14 +12,14 @@ CRASHES = f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"
 
 
 @pytest.mark.parametrize(
-    ("programs", "status", "state"),
+    ("programs", "status"),
     [
-        ({"torch": CRASHES, "jax": "print('jax          ok  0.8')"}, 0, "no"),
-        ({"torch": CRASHES}, 1, "no"),
-        ({"torch": "import time; time.sleep(100)"}, 1, "no"),
+        ({"torch": CRASHES, "jax": "print('jax          ok  0.8')"}, 0),
+        ({"torch": CRASHES}, 1),
+        ({"torch": "import time; time.sleep(100)"}, 1),
     ],
 )
-def test_a_framework_that_crashes_or_hangs_is_a_line(monkeypatch, capsys, programs, status, state):
+def test_a_framework_that_crashes_or_hangs_is_a_line(monkeypatch, capsys, programs, status):
     run = subprocess.run
 
     def start(command, **options):  # read_command() in bench/host starts processes, too
@@ -30,9 +30,4 @@ def test_a_framework_that_crashes_or_hangs_is_a_line(monkeypatch, capsys, progra
     monkeypatch.setenv("PYTHON", sys.executable)
     assert doctor.examine(programs) == status
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torch")]
-    assert line.split()[1] == state
-
-
-def test_a_real_framework_is_tried(capsys):
-    assert doctor.report_framework("torch") == 0
-    assert capsys.readouterr().out.startswith("torch ")
+    assert line.split()[1] == "no"

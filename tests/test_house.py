@@ -25,16 +25,7 @@ LAYERS = [
     ["best_settings"],
     ["noise_check", "measure_all"],
 ]
-STANDARD_LIBRARY_ONLY = (
-    "bench.settings",
-    "bench.host.environment",
-    "bench.records.peaks",
-    "bench.records.submission",
-    "bench.timing.measure",
-    "bench.timing.intervals",
-    "bench.workloads.workload",
-    "bench.records.verdict",
-)
+STANDARD_LIBRARY_ONLY = ("bench.settings", "bench.host.environment", "bench.records.submission", "bench.timing.measure")
 
 
 def module_name(path):

@@ -1,7 +1,6 @@
 """A child process, line by line, with a framework of one file in place of PyTorch."""
 
 import functools
-import json
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -147,19 +146,6 @@ def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
     assert (code, line["status"], line["windows"]) == (130, "interrupted", 3)
     assert line["throughput"] > 0
     assert child(MODEL="is_interrupted") == (130, [])  # before the first window
-
-
-def test_lines_are_json_and_a_mistake_is_a_line(child, monkeypatch, tmp_path):
-    monkeypatch.setenv(run.TASK, json.dumps({"lines": str(tmp_path / "lines")}))
-    for name, value in {"MODEL": "too_big", "USE_GPU": "0"}.items():
-        monkeypatch.setenv(name, value)
-    assert run.run_child("image", tiny_workload, run.measure_workload) == 1
-    monkeypatch.setenv("MODEL", "unknown")
-    assert run.run_child("image", tiny_workload, run.measure_workload) == 2
-    begun, failed, _, mistake = map(json.loads, (tmp_path / "lines").read_text().splitlines())
-    assert (begun["status"], begun["device"], failed["status"]) == (run.BEGUN, "cpu", "out_of_memory")
-    assert mistake.keys() == {"mistake"}
-    assert "MODEL='unknown'" in mistake["mistake"]
 
 
 @pytest.mark.parametrize(("use_gpu", "cards", "warns"), [("1", 0, True), (None, 1, True), ("0", 1, False)])

@@ -5,7 +5,7 @@ import math
 import random
 import statistics
 
-from bench.tune.search import CLOSE, LEADERS, MOST_TRIALS, ROUNDS, Dimension, Search
+from bench.tune.search import ROUNDS, Dimension, Search
 
 PRECISION = Dimension("PRECISION", {"float32": 1.0, "bfloat16": 1.8, "mixed_bfloat16": 1.7})
 COMPILE = Dimension("COMPILE", {"0": 1.0, "1": 1.3})
@@ -72,23 +72,6 @@ def test_the_answer_is_close_to_the_exhaustive_grid():
     shares = [share_of_best(20, seed) for seed in range(40)]
     assert statistics.mean(shares) > 0.985
     assert min(shares) > 0.94
-
-
-def test_the_default_and_single_changes_come_first_then_what_gained():
-    gains = {"bfloat16": 2, "mixed_bfloat16": 0.9, "1": 1.2, "channels_last": 0.5, "keep": 1.1}
-    machine = FakeMachine(product_of(gains), noise=0)
-    search = machine.search()
-    changes = [sum(map(str.__ne__, each, search.default)) for each in machine.asked[:7]]
-    assert changes == [0, 1, 1, 1, 1, 1, 3]
-    assert [each[0] for each in machine.asked[1:3]] == ["bfloat16", "mixed_bfloat16"]  # in the order of the guesses
-    assert machine.asked[6] == ("bfloat16", "1", "channels_first", "keep", "64")
-
-
-def test_leaders_are_repeated_in_turn():
-    rates = {"float32": 1, "bfloat16": (1 + CLOSE) / 2, "mixed_bfloat16": 0.5}
-    search = FakeMachine(product_of(rates), noise=0).search((PRECISION,))
-    assert [len(search.trials[each,]) for each in rates] == [MOST_TRIALS, MOST_TRIALS, 1]
-    assert len(search.leaders()) == 2 < LEADERS
 
 
 def test_batches_double_until_memory_ends_or_nothing_is_gained():
