@@ -75,11 +75,9 @@ def make_all(monkeypatch):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     monkeypatch.setenv("FRAMEWORK", framework)
-    models = set()
+    models, formats = set(), ("float32", *standard_set.FORMATS)
     for device in ("cpu", "cuda", "mps"):
-        for script, change, settings in measure_all.plan_work(
-            device, ("float32", *standard_set.FORMATS), is_quick=False
-        ):
+        for script, change, settings in measure_all.plan_work(device, formats, is_quick=False):
             assert len(list_runs(script, {"FRAMEWORK": framework, **change})) == 1
             models.add(measure_all.WORKLOADS[script](settings).model)
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
@@ -96,15 +94,10 @@ def test_an_interruption_doubles_and_loses_nothing(make_all):
     assert make_all()[1] == 0  # and nothing is left
 
 
-def test_quick_runs_one_process_in_float32_which_is_not_enough_for_the_whole_set(make_all):
+def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measured_anew(make_all, monkeypatch):
     _, count, rows = make_all(QUICK="1")
     assert count == 1 + sum(work.is_quick for work in STANDARD_SET)
     assert {row["precision"] for row in rows if row["model"] != "matmul-peak"} == {"float32"}
-    assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU
-
-
-def test_other_settings_versions_commits_and_devices_are_measured_anew(make_all, monkeypatch):
-    _, count, _ = make_all(QUICK="1")
     assert make_all(MALLOC_ARENA_MAX="1")[1] == count
     monkeypatch.delenv("MALLOC_ARENA_MAX")
     make_all.children.device = Device("cpu", None, "2.16", 1)
@@ -115,6 +108,8 @@ def test_other_settings_versions_commits_and_devices_are_measured_anew(make_all,
     assert make_all()[1] == count
     make_all.children.device = CUDA
     assert make_all()[1] == count
+    make_all.children.device = CPU
+    assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU  # one process of a quick run is not enough
 
 
 def test_a_row_of_other_work_does_not_count(make_all):
@@ -137,18 +132,6 @@ def test_a_failure_ends_only_its_own_work_and_is_not_repeated_but_a_crash_is(mak
     assert [make_all()[1] for _ in range(2)] == [2, 2]  # what has no row, or crashed, is tried again
     make_all.children.fails = {}
     assert [make_all()[1] for _ in range(2)] == [2, 0]
-
-
-def test_emulated_formats_are_left_out(make_all, monkeypatch):
-    monkeypatch.setitem(RATES, "bfloat16", 0.05)
-    make_all()
-    assert {change["PRECISION"] for change in make_all.children.changes[1:]} == {"float32"}
-
-
-def test_settings_that_would_change_the_set_are_refused(make_all):
-    with pytest.raises(SettingError, match="BATCH_SIZE"):
-        make_all(BATCH_SIZE="64")
-    assert make_all.children.changes == []
 
 
 def test_noise_counts_what_the_intervals_cover_and_false_verdicts():

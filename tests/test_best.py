@@ -6,13 +6,12 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import best_settings
 from bench.launch import Launcher
 from bench.records import results
-from bench.settings import SettingError, list_runs
-from bench.tune import candidates, recipe
+from bench.settings import list_runs
+from bench.tune import candidates
 
 CPU, CUDA = ({"device": device, "batch_size": 16} for device in ("cpu", "cuda"))
 
@@ -42,12 +41,6 @@ def test_what_is_tried(row, script, environ, tried):
     found = candidates.list_dimensions(script, environ, list_runs(script, environ), row)
     found = {each.name: "doubles" if each.doubles else " ".join(each.gains) for each in found}
     assert found == {name: text for name, text in tried.items() if " " in text or text == "doubles"}
-
-
-@pytest.mark.parametrize("change", [{"RUNS": "3"}, {"MODEL": "resnet18,resnet50"}, {"BATCH_SIZE": "auto"}])
-def test_what_a_search_cannot_hold_is_refused(change):
-    with pytest.raises(SettingError, match="{}='{}'".format(*next(iter(change.items())))):
-        best_settings.read_search(change)
 
 
 RATES = {"bfloat16": 3.0, "mixed_bfloat16": 2.0, "1": 1.5, "channels_last": 1.2, "keep": 1.1}
@@ -96,7 +89,6 @@ def test_the_answer_and_the_rows_of_its_path(search):
     status, out, rows, asked = search()
     assert status == 0
     assert re.search(rf"{FASTEST}\n +5.94 times \(5.82 to 6.06\)", out)
-    assert {"    model.compile()", "    export MALLOC_TRIM_THRESHOLD_=1000000000000"} < set(out.splitlines())
     assert [float(row["throughput"]) for row in rows] == pytest.approx([10, 30, 45, 54, 59.4])
     assert {(len(row["process_rates"].split()), row["search"]) for row in rows} == {(5, "1")}
     assert (rows[0]["allocator"], rows[-1]["allocator"][:7]) == ("", "MALLOC_")
@@ -119,21 +111,17 @@ def test_a_short_search_keeps_to_the_time(search, monkeypatch):
     assert (status, len(rows), len(asked) <= 5) == (0, 2, True)
 
 
-ALL_FAIL = [(precision, mode) for precision in ("float32", *RATES) for mode in "01"]
-
-
 @pytest.mark.parametrize(
-    ("options", "status", "searches", "said"),
+    ("options", "searches", "fastest"),
     [
-        ({"rates": dict.fromkeys(RATES, 0.5)}, 0, ["1"], "tried: the default\n"),
-        ({"fails": [("float32", "0")]}, 0, [""], f"tried: {FASTEST}\n"),  # a default that fails has no path
-        ({"fails": ALL_FAIL}, 1, [], "no combination works"),
-        ({"fails_in_full": [("bfloat16", "1")]}, 0, ["1", "1"], "tried: bfloat16\n"),  # nor is it run again
+        ({"rates": dict.fromkeys(RATES, 0.5)}, ["1"], "the default"),
+        ({"fails": [("float32", "0")]}, [""], FASTEST),  # a default that fails has no path
+        ({"fails_in_full": [("bfloat16", "1")]}, ["1", "1"], "bfloat16"),  # nor is it run again
     ],
 )
-def test_answers_of_other_machines(search, options, status, searches, said):
-    found, out, rows, _ = search(**options)
-    assert (found, [row["search"] for row in rows], said in out) == (status, searches, True)
+def test_answers_of_other_machines(search, options, searches, fastest):
+    status, out, rows, _ = search(**options)
+    assert (status, [row["search"] for row in rows], f"tried: {fastest}\n" in out) == (0, searches, True)
 
 
 def test_what_can_be_pasted_means_the_same(search, monkeypatch):
@@ -141,13 +129,3 @@ def test_what_can_be_pasted_means_the_same(search, monkeypatch):
     monkeypatch.setenv("MACHINE", "a machine; rm *")
     words = shlex.split(next(line for line in search()[1].splitlines() if line.endswith("make image")))
     assert {"PRECISION=bfloat16", "COMPILE=1", "SCOPE=device", "MACHINE=a machine; rm *", "OPTIMIZER=sgd"} < set(words)
-
-
-def test_the_lines_for_ones_own_script_run(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options) or model)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2))
-    settings = {"PRECISION": "bfloat16", "MEMORY_FORMAT": "channels_last", "COMPILE": "1", "DEVICE": "cpu"}
-    exec("\n".join(recipe.lines_of_code("torch", settings)), {"torch": torch, "model": model})
-    assert (model[2].weight.dtype, asked) == (torch.bfloat16, [{}])
-    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)

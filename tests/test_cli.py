@@ -1,4 +1,4 @@
-"""A user's mistake is one line with its exit status; only an unexpected error shows a traceback."""
+"""The entry point of every script: signals, and output that cannot be written."""
 
 import os
 import signal
@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from bench import cli
-from bench.settings import SettingError
 
 
 @pytest.fixture(autouse=True)
@@ -18,30 +17,6 @@ def keep_handlers():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (SettingError("MODEL='x' is not known"), 2),
-        (ModuleNotFoundError("no", name="tqdm"), 2),
-        (KeyboardInterrupt(), 130),
-        (ZeroDivisionError("x"), 3),
-    ],
-)
-def test_each_error_has_its_line_and_only_an_unexpected_one_a_traceback(error, status, capsys):
-    def fail():
-        raise error
-
-    assert cli.run_script(fail) == status
-    lines = capsys.readouterr().err.splitlines()
-    assert (len(lines) > 1) == (status == 3) == ("Traceback" in lines[0])
-
-
-def test_nohup_is_respected():
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    cli.run_script(lambda: 0)
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,13 +1,11 @@
 """What people type, typed: make and the scripts as processes."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 
 import psutil
-import pytest
 
 from bench.records import results
 
@@ -53,26 +51,3 @@ def test_ctrl_c_ends_a_real_run_with_its_workers_and_files(tmp_path):
     assert (program.returncode, "Traceback" in err) == (130, False)
     assert not psutil.wait_procs(children, timeout=10)[1]
     assert not list(tmp_path.glob("jpegs-*"))
-
-
-def dry_run(*arguments, **environ):
-    return call("make", "--dry-run", "--assume-new=requirements-test.txt", *arguments, **environ)[1]
-
-
-def test_nothing_is_installed_for_an_interpreter_of_the_users():
-    out = dry_run("--assume-new=requirements-common.txt", "image", "PYTHON=python3")
-    assert out.splitlines() == ['"python3" bench/packages.py torch', '"python3" image_benchmark.py']
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="on a Mac all have one environment")
-@pytest.mark.parametrize(
-    ("target", "environ", "venvs"),
-    [
-        ("mlp", {"FRAMEWORK": "tf"}, ["-tensorflow"]),
-        ("test", {}, [""]),
-        ("test", {"FRAMEWORK": "all"}, ["", "-jax", "-mlx", "-tensorflow"]),
-    ],
-)
-def test_make_chooses_the_environment_of_the_framework(target, environ, venvs):
-    out = dry_run(target, **environ)
-    assert re.findall(r"(?<!=)\.venv(\S*)/bin/python (?:-m pytest|mlp_)", out) == venvs

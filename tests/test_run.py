@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench import frameworks, run
-from bench.host import environment, meters
+from bench.host import meters
 from bench.records.columns import COLUMNS
 from bench.timing import measure
 from bench.workloads import cifar10
@@ -65,7 +65,6 @@ def child(monkeypatch):
 def test_a_measurement_becomes_a_line(child):
     status, (line,) = child(SEED="3")
     assert (status, line["status"], line["phase"], line["scope"]) == (0, "ok", "inference", "device")
-    assert [line[name] for name in ("model", "unit", "device")] == ["linear", "images/s", "cpu"]
     assert [line[name] for name in ("batch_size", "image_size", "seed", "parameters")] == [8, 8, 3, 1920]
     assert line["throughput_low"] <= line["throughput"] <= line["throughput_high"]
     assert line["items"] == 8 * line["windows"] * line["steps_per_window"]
@@ -119,7 +118,6 @@ def test_a_failure_is_the_last_line(child, model, status, reason):
     code, (line,) = child(MODEL=model, SCOPE="device,input,end_to_end")
     assert (code, line["status"], line.get("throughput")) == (1, status, None)
     assert reason in line["note"]
-    assert (line["model"], line["framework_version"] != "") == (model, True)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +131,7 @@ def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, own_memory, input
         monkeypatch.setattr(on_numpy, "open_session", pytest.fail)
     sizes = {"item_bytes": 1000 * inputs, "resident_bytes": 10**6 * model}
     _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), **sizes))
-    assert (line["status"], "LORA_RANK" in line["note"]) == (("ok", False) if fits else ("out_of_memory", True))
+    assert line["status"] == ("ok" if fits else "out_of_memory")
 
 
 def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
@@ -148,12 +146,9 @@ def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
     assert child(MODEL="is_interrupted") == (130, [])  # before the first window
 
 
-@pytest.mark.parametrize(("use_gpu", "cards", "warns"), [("1", 0, True), (None, 1, True), ("0", 1, False)])
-def test_a_gpu_that_is_missing_is_warned_of(child, caplog, monkeypatch, use_gpu, cards, warns):
-    card = environment.Card("NVIDIA H200", driver="550.1")
-    monkeypatch.setattr(environment, "list_cards", lambda: [card] * cards)
-    _, (line,) = child(USE_GPU=use_gpu)
-    assert (line["device"], "WARNING" in caplog.text) == ("cpu", warns)
+def test_a_gpu_that_is_missing_is_warned_of(child, caplog):
+    _, (line,) = child(USE_GPU="1")
+    assert (line["device"], "WARNING" in caplog.text) == ("cpu", True)
 
 
 # Meters

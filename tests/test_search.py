@@ -74,24 +74,10 @@ def test_the_answer_is_close_to_the_exhaustive_grid():
     assert min(shares) > 0.94
 
 
-def test_batches_double_until_memory_ends_or_nothing_is_gained():
-    def rate(candidate, is_full=False):
-        return 10 * math.log2(int(candidate[-1])) if int(candidate[-1]) <= 256 else 0
-
-    search = FakeMachine(rate).search((BATCH,))
-    assert search.fastest() == ("256",)
-    assert search.rate(("512",)) == 0
-    machine = FakeMachine(product_of({}), noise=0)
-    machine.search((BATCH,))
-    assert set(machine.asked) == {("64",), ("128",)}
-
-
 def test_a_change_that_fails_is_tried_once():
     search = FakeMachine(product_of({"1": 0})).search((COMPILE, FORMAT))
     assert search.fastest()[0] == "0"
     assert [each for each in search.trials if each[0] != "0"] == [("1", "channels_first")]
-    nothing = FakeMachine(lambda candidate: 0).search((PRECISION,))
-    assert (nothing.fastest(), nothing.path) == (None, [])
 
 
 def test_what_fades_away_in_full_runs_is_not_the_answer():

@@ -1,11 +1,8 @@
-"""Settings: what users type, and the one line they get when it is wrong."""
-
-import re
-from pathlib import Path
+"""Settings: what users type, and the refusal they get when it is wrong."""
 
 import pytest
 
-from bench.settings import ALL, AUTO, SYNONYMS, SettingError, known_names, list_runs, read_settings
+from bench.settings import ALL, AUTO, SYNONYMS, SettingError, list_runs, read_settings
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -16,23 +13,20 @@ ImageOS IMAGE IMAGES IMAGE_NAME SCOPES PHASES EPOCHREALTIME FRAMEWORK_DIR PYTHON
 
 
 def refusal(script="image", **environ):
-    """Return the message of a refusal, which is one line."""
+    """Return the message of a refusal."""
     with pytest.raises(SettingError) as error:
         read_settings(script, environ)
-    assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_defaults_depend_on_the_script_and_the_device():
     image, mlp, llm = (read_settings(script, {}) for script in ("image", "mlp", "llm"))
-    assert (image.use_gpu, image.framework, image.phase, mlp.phase) == (None, "torch", "inference", "training")
-    assert (image.scope, mlp.scope, image.epochs, mlp.epochs) == (("device", "input", "end_to_end"), None, None, 0)
+    assert (image.framework, image.phase, mlp.phase, mlp.scope) == ("torch", "inference", "training", None)
     assert [image.on(device).batch_size for device in ("cpu", "cuda", "mps")] == [16, 64, 64]
     found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"))]
     assert found == [("smollm2-135m", "float32", 1), ("llama-3.2-1b", "bfloat16", 1)]
     old = {phase: read_settings("llm", {"PHASE": phase}).on("cuda", True).precision for phase in ("decode", "training")}
     assert old == {"decode": "float16", "training": "mixed_float16"}
-    assert read_settings("llm", {"PRECISION": "bfloat16"}).on("cuda", True).precision == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -92,15 +86,10 @@ def test_ordinary_variables_are_left_alone():
     assert read_settings("image", dict.fromkeys(ORDINARY.split(), "1")).on("cuda").batch_size == 64
 
 
-@pytest.mark.parametrize(
-    ("makeflags", "name"),
-    [
-        (" --jobserver-auth=3,4 -- PYTHON=a IMAGE_MODEL=a MACHINE=a\\ X=b SEEDS=b", "SEEDS"),
-        ("MAX_MINUTES=3", "MAX_MINUTES"),  # make best's
-    ],
-)
-def test_an_unknown_name_on_makes_command_line_is_refused(makeflags, name):
-    assert refusal(MAKEFLAGS=makeflags).startswith(f"{name} ")
+def test_an_unknown_name_on_makes_command_line_is_refused():
+    makeflags = " --jobserver-auth=3,4 -- PYTHON=a IMAGE_MODEL=a MACHINE=a\\ X=b SEEDS=b"
+    assert refusal(MAKEFLAGS=makeflags).startswith("SEEDS ")
+    assert refusal(MAKEFLAGS="MAX_MINUTES=3").startswith("MAX_MINUTES ")  # make best's
 
 
 @pytest.mark.parametrize(
@@ -123,8 +112,3 @@ def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
     assert len(runs) == len({tuple(run.items()) for run in runs}) == 2 * 3 + 2 * 2
     decode = [run for run in runs if run["PHASE"] == "decode"]
     assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in decode} == {("8", "0"), ("8", "512")}
-
-
-def test_the_page_has_every_setting():
-    rows = re.findall(r"^\| ([A-Z_]+) \| ", Path("docs/settings.md").read_text(), re.M)
-    assert sorted(rows) == sorted({*known_names()} - {*SYNONYMS})

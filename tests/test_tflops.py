@@ -7,7 +7,6 @@ from bench import run
 from bench.host.environment import describe_host
 from bench.records import cells, peaks
 from bench.timing import MeasurementError
-from bench.workloads import operators
 
 RATES = {"matmul": {32: 0.1, 64: 0.4, 128: 0.3, 512: 0.35}, "conv1x1": 0.2, "conv3x3": 0.25}
 RATES |= {"matmul-8bit": 0.9, "attention": 0.1}
@@ -66,10 +65,7 @@ def test_the_best_size_is_measured_again_and_that_is_the_peak_or_a_convolution(s
     assert peak_of(rows)["tflops"] == pytest.approx(0.36)
     peak = peak_of(sweep({"conv1x1": 0.9})[1])
     assert (peak["workload"], peak["tflops"], peak["memory_format"]) == ("matmul", 0.9, "channels_last")
-
-
-def test_small_sizes_show_no_peak(sweep):
-    assert "matmul-peak" not in {row["model"] for row in sweep(SIZES="32,64")[1]}
+    assert "matmul-peak" not in {row["model"] for row in sweep(SIZES="32,64")[1]}  # small ones show no peak
 
 
 def test_a_precision_that_is_not_there_is_one_row_and_the_others_run(sweep):
@@ -80,18 +76,16 @@ def test_a_precision_that_is_not_there_is_one_row_and_the_others_run(sweep):
     assert sweep(fails={"float32": "unsupported"})[0] == 1  # a sweep without a result has failed
 
 
-@pytest.mark.parametrize(("status", "sides"), [("wrong_output", [64, 128]), ("unsupported", [])])
-def test_one_size_that_is_refused_does_not_end_the_sweep(sweep, status, sides):
-    _, rows, _ = sweep(fails={32: status})
+def test_one_size_that_is_refused_does_not_end_the_sweep(sweep):
+    _, rows, _ = sweep(fails={32: "wrong_output"})
     measured = [row["matrix_size"] for row in rows if row["model"] == "matmul" and row["status"] == "ok"]
-    assert measured == [f"{side}x{side}x{side}" for side in sides]
+    assert measured == ["64x64x64", "128x128x128"]
 
 
 @pytest.mark.parametrize(
     ("sizes", "rates", "measured"),
     [
         ("32,8192", {32: 1e-6, 512: 1e-6, 8192: 1.0}, [32]),
-        ("4096", {512: 1e-6, 4096: 1.0}, []),  # a small size is tried first
         ("32,8192", {32: 1e-6, 512: 1.0, 8192: 2.0}, [32, 8192]),  # a tiny one does not predict a large one
     ],
 )
@@ -115,16 +109,9 @@ def test_8_bits_are_compared_with_bfloat16_and_are_no_peak(sweep):
     assert [row["tflops"] for row in peaks.measured_peaks(rows).values()] == [0.4]
 
 
-# On this CPU
-
-
 def test_a_real_sweep_fills_rows(monkeypatch):
-    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**20)
     monkeypatch.setattr(tflops_sweep, "CPU_PEAK_SIDE", 64)
-    monkeypatch.setattr(operators, "GEMV_SIDE", 64)
-    monkeypatch.setattr(operators, "ATTENTION_TOKENS", (8,))
-    environ = {"SIZES": "32,64x64x128", "PRECISION": "float32,tf32", "MAX_SECONDS": "0.05"}
+    environ = {"SIZES": "32,64x64x128", "PRECISION": "float32", "OPS": "matmul", "MAX_SECONDS": "0.05"}
     status, rows = measure_settings(monkeypatch, environ)
-    ok = [row for row in rows if row["status"] == "ok"]
-    models = {"matmul", "matmul-peak", "matmul-8bit", "conv1x1", "copy", "gemv", "attention"}
-    assert (status, models - {row["model"] for row in ok}) == (0, set())
+    assert status == 0
+    assert {"matmul", "matmul-peak", "conv1x1"} <= {row["model"] for row in rows if row["status"] == "ok"}
