@@ -6,25 +6,19 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import best_settings
 from bench.launch import Launcher
 from bench.records import results
-from bench.settings import SettingError, list_runs, read_settings
-from bench.tune import candidates, recipe
+from bench.settings import list_runs
+from bench.tune import candidates
 
-CPU, CUDA, MPS = ({"device": device, "batch_size": 16} for device in ("cpu", "cuda", "mps"))
+CPU, CUDA = ({"device": device, "batch_size": 16} for device in ("cpu", "cuda"))
 
 
 @pytest.fixture(autouse=True)
 def plain_host(monkeypatch):
     monkeypatch.setattr(candidates.platform, "libc_ver", lambda: ("glibc", "2.36"))
-
-
-def values(row, script="image", **environ):
-    found = candidates.list_dimensions(script, environ, list_runs(script, environ), row)
-    return {each.name: "doubles" if each.doubles else " ".join(each.gains) for each in found}
 
 
 FORMATS = {"MEMORY_FORMAT": "channels_first channels_last"}
@@ -39,27 +33,14 @@ GIVEN = {"PRECISION": "bfloat16", "COMPILE": "1,max-autotune", "BATCH_SIZE": "32
         (CPU, "image", {}, ON_CPU),
         (CPU, "image", {"PHASE": "training"}, ON_CPU | {"PRECISION": "float32 mixed_bfloat16"}),  # weights in float32
         (CPU, "image", GIVEN, {"COMPILE": "1 max-autotune"} | FORMATS),
-        (CPU, "llm", {}, {"PRECISION": "float32 bfloat16", "COMPILE": "0 1"} | KEEPS),
         (CUDA, "llm", {}, {"PRECISION": "bfloat16 float16", "COMPILE": "0 1 reduce-overhead"}),
-        (CUDA, "mlp", {"PRECISION": "tf32", "FRAMEWORK": "tensorflow"}, {"COMPILE": "0 1"} | DOUBLES),
         (CUDA, "mlp", {"PRECISION": "tf32", "FRAMEWORK": "jax"}, DOUBLES),  # always compiled
-        (MPS, "mlp", {"COMPILE": "1", "FRAMEWORK": "mlx"}, {"PRECISION": "float32"} | DOUBLES),
-        (CPU, "mlp", GIVEN | {"COMPILE": "1", "BATCH_SIZE": "8,32"}, {"BATCH_SIZE": "8 32"}),
     ],
 )
 def test_what_is_tried(row, script, environ, tried):
-    tried = {name: text for name, text in tried.items() if " " in text or text == "doubles"}
-    assert values(row, script, **environ) == tried
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"RUNS": "3"}, {"SCOPE": "input"}, {"MODEL": "resnet18,resnet50"}, {"BATCH_SIZE": "auto"}, {"NUM_DEVICES": "2"}],
-)
-def test_what_a_search_cannot_hold_is_refused(change):
-    with pytest.raises(SettingError, match="{}='{}'".format(*next(iter(change.items())))):
-        best_settings.read_search(change)
-    assert best_settings.read_search({"WORKLOAD": "llm", "MAKEFLAGS": " -- DEPTH=0 WORKLOAD=llm"})[1].depth == 0
+    found = candidates.list_dimensions(script, environ, list_runs(script, environ), row)
+    found = {each.name: "doubles" if each.doubles else " ".join(each.gains) for each in found}
+    assert found == {name: text for name, text in tried.items() if " " in text or text == "doubles"}
 
 
 RATES = {"bfloat16": 3.0, "mixed_bfloat16": 2.0, "1": 1.5, "channels_last": 1.2, "keep": 1.1}
@@ -107,12 +88,7 @@ def search(monkeypatch, tmp_path, capsys):
 def test_the_answer_and_the_rows_of_its_path(search):
     status, out, rows, asked = search()
     assert status == 0
-    assert re.search(r"the default +10 images/s \(9.9 to 10.1, 5 processes\)\n", out)
-    assert re.search(r"\+ bfloat16 +30 images/s \(29.7 to 30.3, 5 processes\), 3 times \(2.94 to 3.06\)\n", out)
-    assert re.search(rf"fastest of \d+ tried: {FASTEST}\n +5.94 times \(5.82 to 6.06\) the default\n.* 0.62 %", out)
-    assert re.search(r"failed: mixed_bfloat16, compiled.* wrong_output: NaN\n", out)
-    assert {"    model.compile()", "    export MALLOC_TRIM_THRESHOLD_=1000000000000"} < set(out.splitlines())
-    assert "not tried" not in out
+    assert re.search(rf"{FASTEST}\n +5.94 times \(5.82 to 6.06\)", out)
     assert [float(row["throughput"]) for row in rows] == pytest.approx([10, 30, 45, 54, 59.4])
     assert {(len(row["process_rates"].split()), row["search"]) for row in rows} == {(5, "1")}
     assert (rows[0]["allocator"], rows[-1]["allocator"][:7]) == ("", "MALLOC_")
@@ -125,38 +101,27 @@ def test_the_answer_and_the_rows_of_its_path(search):
 @pytest.mark.parametrize("last", [2, 60])
 def test_ctrl_c_prints_the_best_so_far(search, last):
     status, out, *_ = search(last=last)
-    assert status == 130
+    assert (status, "make image" in out) == (130, True)
     assert re.search(r"fastest of \d+ tried.*: bfloat16", out)
-    assert ("in short trials, without a full run" in out) == (last == 2)
-    assert "make image" in out
 
 
-def test_a_short_search_keeps_to_the_time_and_says_how_little_it_tried(search, monkeypatch):
+def test_a_short_search_keeps_to_the_time(search, monkeypatch):
     monkeypatch.setenv("MAX_MINUTES", "0.05")  # three processes
-    status, out, rows, asked = search()
-    assert (status, len(rows)) == (0, 2)
-    assert re.search(r"not tried: .* and 21 more \(", out)
-    assert len(asked) <= 5
-
-
-ALL_FAIL = [(precision, mode) for precision in ("float32", *RATES) for mode in "01"]
+    status, _, rows, asked = search()
+    assert (status, len(rows), len(asked) <= 5) == (0, 2, True)
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "searches", "said"),
+    ("options", "searches", "fastest"),
     [
-        ({"rates": dict.fromkeys(RATES, 0.5)}, 0, ["1"], "tried: the default\n"),
-        ({"fails": [("float32", "0")]}, 0, [""], f"tried: {FASTEST}\n"),  # a default that fails has no path
-        ({"fails": ALL_FAIL}, 1, [], "no combination works"),
-        ({"fails_in_full": [("bfloat16", "1")]}, 0, ["1", "1"], "tried: bfloat16\n"),  # nor is it run again
+        ({"rates": dict.fromkeys(RATES, 0.5)}, ["1"], "the default"),
+        ({"fails": [("float32", "0")]}, [""], FASTEST),  # a default that fails has no path
+        ({"fails_in_full": [("bfloat16", "1")]}, ["1", "1"], "bfloat16"),  # nor is it run again
     ],
 )
-def test_answers_of_other_machines(search, options, status, searches, said):
-    found, out, rows, asked = search(**options)
-    assert (found, [row["search"] for row in rows], said in out) == (status, searches, True)
-    assert ("To repeat it" in out) == (status == 0)
-    full = [change for change in asked if change["MAX_SECONDS"] == "10" and change.get("PRECISION") == "bfloat16"]
-    assert [change.get("COMPILE") for change in full].count("1") <= (5 if "fails" in options else 3)
+def test_answers_of_other_machines(search, options, searches, fastest):
+    status, out, rows, _ = search(**options)
+    assert (status, [row["search"] for row in rows], f"tried: {fastest}\n" in out) == (0, searches, True)
 
 
 def test_what_can_be_pasted_means_the_same(search, monkeypatch):
@@ -164,36 +129,3 @@ def test_what_can_be_pasted_means_the_same(search, monkeypatch):
     monkeypatch.setenv("MACHINE", "a machine; rm *")
     words = shlex.split(next(line for line in search()[1].splitlines() if line.endswith("make image")))
     assert {"PRECISION=bfloat16", "COMPILE=1", "SCOPE=device", "MACHINE=a machine; rm *", "OPTIMIZER=sgd"} < set(words)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"PRECISION": "bfloat16", "MEMORY_FORMAT": "channels_last", "COMPILE": "1"},
-        {"PRECISION": "mixed_float16", "NUM_THREADS": "2", "COMPILE": "max-autotune"},
-    ],
-)
-def test_the_lines_for_ones_own_script_run(settings, monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options) or model)
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2))
-    names = {"torch": torch, "model": model, "inputs": torch.randn(2, 3, 4, 4)}
-    exec("\n".join(recipe.lines_of_code("torch", settings | {"DEVICE": "cpu"})), names)
-    if settings["PRECISION"] == "bfloat16":
-        assert (model[2].weight.dtype, asked) == (torch.bfloat16, [{}])
-        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    else:
-        assert (model[2].weight.dtype, asked) == (torch.float32, [2, {"mode": "max-autotune"}])
-        assert names["outputs"].dtype == torch.float16
-
-
-@pytest.mark.parametrize("framework", recipe.LINES)
-def test_every_setting_that_is_tried_has_a_line(framework):
-    for name, value in ((name, value) for name, guesses in candidates.GUESSES.items() for value in guesses):
-        try:
-            read_settings("image" if name == "MEMORY_FORMAT" else "mlp", {"FRAMEWORK": framework, name: value})
-        except SettingError:
-            continue
-        if (name, framework) == ("MEMORY_FORMAT", "torch") or name != "MEMORY_FORMAT":
-            assert recipe.lines_of_code(framework, {name: value, "DEVICE": "cpu"}), (name, value)

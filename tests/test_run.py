@@ -1,18 +1,17 @@
 """A child process, line by line, with a framework of one file in place of PyTorch."""
 
 import functools
-import json
 import time
-import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
 from bench import frameworks, run
-from bench.host import environment, meters
+from bench.host import meters
 from bench.records.columns import COLUMNS
 from bench.timing import measure
+from bench.workloads import cifar10
 from bench.workloads.workload import Workload
 from image_benchmark import ImageSizes, image_batches
 from mlp_benchmark import mlp_workload
@@ -66,31 +65,12 @@ def child(monkeypatch):
 def test_a_measurement_becomes_a_line(child):
     status, (line,) = child(SEED="3")
     assert (status, line["status"], line["phase"], line["scope"]) == (0, "ok", "inference", "device")
-    assert [line[name] for name in ("model", "unit", "device")] == ["linear", "images/s", "cpu"]
     assert [line[name] for name in ("batch_size", "image_size", "seed", "parameters")] == [8, 8, 3, 1920]
     assert line["throughput_low"] <= line["throughput"] <= line["throughput_high"]
     assert line["items"] == 8 * line["windows"] * line["steps_per_window"]
     assert line["tflops"] == pytest.approx(line["throughput"] * 3840 / 1e12)
     assert line["measured_precision"] == "float32"
     assert {"optimizer", "num_workers"}.isdisjoint(line)  # inference on resident batches has neither
-
-
-@pytest.mark.parametrize(
-    ("task", "parts"), [({}, PARTS), ({"is_first": False}, PARTS[:1]), ({"is_brief": True}, PARTS[:1])]
-)
-def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, parts):
-    compared, open_session = [], on_numpy.open_session
-
-    def note(*arguments, compares):
-        compared.append(compares)
-        return open_session(*arguments, compares=compares)
-
-    monkeypatch.setattr(on_numpy, "open_session", note)
-    status, lines = instrumented(PHASE="training", task=run.Task(**task))
-    assert (status, [line["phase"] for line in lines]) == (0, parts)
-    assert (lines[0]["optimizer"], lines[0]["throughput"] > 0) == ("sgd", True)
-    assert ("power_watts" in lines[0], "canary_ratio" in lines[0]) == (("is_brief" not in task),) * 2
-    assert set(compared) == {"is_first" not in task}  # only the first process compares the model with the CPU
 
 
 def test_scopes_have_a_line_each_and_workers_only_with_a_pipeline(child):
@@ -108,16 +88,19 @@ def test_num_images_are_rounded_up_and_the_bytes_of_a_step_become_a_bandwidth(ch
     assert line["bandwidth"] == pytest.approx(line["throughput"] / 100 * 0.008)
 
 
+def few_images(settings):
+    images, labels = cifar10.synthetic_images(2000, seed=0)
+    return replace(mlp_workload(settings), dataset=lambda: (cifar10.as_floats(images), labels) * 2)
+
+
 def test_epochs_are_lines_with_their_loss_and_accuracy(child):
-    status, lines = child("mlp", mlp_workload, MODEL="mlp-10", DATA="synthetic", BATCH_SIZE="32", EPOCHS="2")
+    status, lines = child("mlp", few_images, MODEL="mlp-10", DATA="synthetic", BATCH_SIZE="32", EPOCHS="2")
     first, last = lines[-2:]
     assert (status, [line["phase"] for line in lines]) == (0, [*PARTS, "training", "training"])
     assert [(line["scope"], line["epoch"]) for line in (first, last)] == [("epoch", 1), ("epoch", 2)]
     assert last["loss_mean"] < first["loss_mean"]
     assert 0.1 < last["accuracy"] <= 1
-    assert (
-        last["throughput"] == pytest.approx(last["items"] / last["seconds"]) == pytest.approx(50_000 / last["seconds"])
-    )
+    assert last["throughput"] == pytest.approx(2000 / last["seconds"])
 
 
 # Failures
@@ -127,9 +110,7 @@ def test_epochs_are_lines_with_their_loss_and_accuracy(child):
     ("model", "status", "reason"),
     [
         ("too_big", "out_of_memory", "unable to allocate 9 TiB"),
-        ("unsupported", "unsupported", "NumPy has no such operator"),
         ("crashes", "failed", "RuntimeError: a kernel failed"),
-        ("is_constant", "constant_output", "four steps"),
         ("is_stale", "wrong_output", "last timed output"),  # proved after the windows
     ],
 )
@@ -137,12 +118,10 @@ def test_a_failure_is_the_last_line(child, model, status, reason):
     code, (line,) = child(MODEL=model, SCOPE="device,input,end_to_end")
     assert (code, line["status"], line.get("throughput")) == (1, status, None)
     assert reason in line["note"]
-    assert (line["model"], line["framework_version"] != "") == (model, True)
 
 
 @pytest.mark.parametrize(
-    ("own_memory", "inputs", "model", "fits"),
-    [(False, 2, 2, False), (True, 2, 2, True), (True, 2000, 0, False), (False, 0, 0, True)],
+    ("own_memory", "inputs", "model", "fits"), [(False, 2, 2, False), (True, 2, 2, True), (True, 2000, 0, False)]
 )
 def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, own_memory, inputs, model, fits):
     device = frameworks.Device("cuda", None, "1", 1, has_own_memory=own_memory)
@@ -152,25 +131,7 @@ def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, own_memory, input
         monkeypatch.setattr(on_numpy, "open_session", pytest.fail)
     sizes = {"item_bytes": 1000 * inputs, "resident_bytes": 10**6 * model}
     _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), **sizes))
-    assert (line["status"], "LORA_RANK" in line["note"]) == (("ok", False) if fits else ("out_of_memory", True))
-
-
-def test_what_a_failed_step_allocated_is_free_before_the_session_closes(child, monkeypatch):
-    class Array:
-        pass
-
-    kept, seen = [], []
-
-    def infer(model, inputs):
-        array = Array()
-        kept.append(weakref.ref(array))
-        raise MemoryError("out of memory")
-
-    monkeypatch.setattr(on_numpy.Model, "infer", infer)
-    monkeypatch.setattr(on_numpy.DeviceContext, "build", lambda self, workload, is_trained: on_numpy.Model(workload, 0))
-    monkeypatch.setattr(on_numpy.DeviceContext, "release", lambda self: seen.append(kept[-1]()))
-    _, (line,) = child()
-    assert (line["status"], seen) == ("out_of_memory", [None])
+    assert line["status"] == ("ok" if fits else "out_of_memory")
 
 
 def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
@@ -185,27 +146,9 @@ def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
     assert child(MODEL="is_interrupted") == (130, [])  # before the first window
 
 
-def test_lines_are_json_and_a_mistake_is_a_line(child, monkeypatch, tmp_path):
-    monkeypatch.setenv(run.TASK, json.dumps({"lines": str(tmp_path / "lines")}))
-    for name, value in {"MODEL": "too_big", "USE_GPU": "0"}.items():
-        monkeypatch.setenv(name, value)
-    assert run.run_child("image", tiny_workload, run.measure_workload) == 1
-    monkeypatch.setenv("MODEL", "unknown")
-    assert run.run_child("image", tiny_workload, run.measure_workload) == 2
-    begun, failed, _, mistake = map(json.loads, (tmp_path / "lines").read_text().splitlines())
-    assert (begun["status"], begun["device"], failed["status"]) == (run.BEGUN, "cpu", "out_of_memory")
-    assert mistake.keys() == {"mistake"}
-    assert "MODEL='unknown'" in mistake["mistake"]
-
-
-@pytest.mark.parametrize(
-    ("use_gpu", "cards", "warns"), [("1", 0, True), (None, 1, True), (None, 0, False), ("0", 1, False)]
-)
-def test_a_gpu_that_is_missing_is_warned_of(child, caplog, monkeypatch, use_gpu, cards, warns):
-    card = environment.Card("NVIDIA H200", driver="550.1")
-    monkeypatch.setattr(environment, "list_cards", lambda: [card] * cards)
-    _, (line,) = child(USE_GPU=use_gpu)
-    assert (line["device"], "WARNING" in caplog.text) == ("cpu", warns)
+def test_a_gpu_that_is_missing_is_warned_of(child, caplog):
+    _, (line,) = child(USE_GPU="1")
+    assert (line["device"], "WARNING" in caplog.text) == ("cpu", True)
 
 
 # Meters
@@ -241,20 +184,32 @@ def instrumented(child, monkeypatch):
     return child
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_energy_heat_and_the_canary_are_in_the_line(instrumented, is_first):
-    _, (line,) = instrumented(task=run.Task(is_first=is_first))
-    assert line["power_watts"] == pytest.approx(50, rel=0.01)
-    assert line["idle_watts"] == (pytest.approx(50, rel=0.01) if is_first else None)
-    assert line["joules_per_item"] > 0
-    assert (line["power_scope"], line["temperature_c"], line["clock_mhz"]) == ("gpu board", 61, 1980)
-    assert (line["canary_ratio"], line["canary_seconds"], line["flags"].split()[-1]) == (1.07, 0.001, "slowed")
+@pytest.mark.parametrize(
+    ("task", "parts"), [({}, PARTS), ({"is_first": False}, PARTS[:1]), ({"is_brief": True}, PARTS[:1])]
+)
+def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, parts):
+    compared, open_session = [], on_numpy.open_session
 
+    def note(*arguments, compares):
+        compared.append(compares)
+        return open_session(*arguments, compares=compares)
 
-def test_energy_is_only_that_of_whole_steps_with_the_model(instrumented):
-    _, lines = instrumented(PHASE="training", SCOPE="device,input")
+    monkeypatch.setattr(on_numpy, "open_session", note)
+    is_first, is_brief = task.get("is_first", True), task.get("is_brief", False)
+    status, lines = instrumented(PHASE="training", SCOPE="device,input", task=run.Task(**task))
+    assert (status, [line["phase"] for line in lines]) == (0, [*parts, "training"])
+    assert set(compared) == {is_first}  # only the first process compares the model with the CPU
+    # Energy is only that of whole steps with the model.
     with_energy = [(line["phase"], line["scope"]) for line in lines if "power_watts" in line]
-    assert with_energy == [("training", "device"), ("forward", "device")]
+    assert with_energy == ([] if is_brief else [(part, "device") for part in parts[:2]])
+    line = lines[0]
+    assert (line["optimizer"], line["throughput"] > 0, "canary_ratio" in line) == ("sgd", True, not is_brief)
+    assert (line["temperature_c"], line["clock_mhz"]) == (61, 1980)
+    if not is_brief:
+        assert line["power_watts"] == pytest.approx(50, rel=0.01)
+        assert line["idle_watts"] == (pytest.approx(50, rel=0.01) if is_first else None)
+        assert (line["joules_per_item"] > 0, line["power_scope"]) == (True, "gpu board")
+        assert (line["canary_ratio"], line["flags"].split()[-1]) == (1.07, "slowed")
 
 
 @pytest.mark.parametrize(("where", "what"), [(measure, "measure_energy"), (Canary, "compare")])

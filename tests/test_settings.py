@@ -1,58 +1,40 @@
-"""Settings: what users type, and the one line they get when it is wrong."""
-
-import re
-from pathlib import Path
+"""Settings: what users type, and the refusal they get when it is wrong."""
 
 import pytest
 
-from bench.settings import (
-    ALL,
-    AUTO,
-    DECLARED,
-    SYNONYMS,
-    ByDevice,
-    SettingError,
-    known_names,
-    list_runs,
-    read_settings,
-)
+from bench.settings import ALL, AUTO, SYNONYMS, SettingError, list_runs, read_settings
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
-SECONDS MODE MODES RUN RUNNER SIZE DATE DEVICE DEVICES BATCH BATCHES MODELS MODEL_DIR MODEL_NAME MODEL_ID DATASET SEEDS
-WORKERS COMPILER TARGET TARGET_CC TARGET_CXX TARGET_CPU TARGET_ARCH TARGET_DIR MACHINE_NAME MACHINE_TYPE RESULT RESULTS
-OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_MAX_THREADS THREADS MAX_THREADS MAX_JOBS LOCAL_RANK RANK
-ImageOS IMAGE IMAGES IMAGE_NAME IMAGE_TAG SCOPES PHASES EPOCHREALTIME FRAMEWORK_DIR PYTHONPATH MAKEFLAGS WORLD_SIZE a b
+SECONDS MODE RUN RUNNER SIZE DATE DEVICE DEVICES BATCH MODELS MODEL_DIR MODEL_NAME DATASET SEEDS WORKERS COMPILER
+TARGET TARGET_DIR MACHINE_NAME MACHINE_TYPE RESULTS OMP_NUM_THREADS THREADS MAX_THREADS MAX_JOBS LOCAL_RANK RANK
+ImageOS IMAGE IMAGES IMAGE_NAME SCOPES PHASES EPOCHREALTIME FRAMEWORK_DIR PYTHONPATH MAKEFLAGS WORLD_SIZE a b
 """
 
 
 def refusal(script="image", **environ):
-    """Return the message of a refusal, which is one line."""
+    """Return the message of a refusal."""
     with pytest.raises(SettingError) as error:
         read_settings(script, environ)
-    assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_defaults_depend_on_the_script_and_the_device():
     image, mlp, llm = (read_settings(script, {}) for script in ("image", "mlp", "llm"))
-    assert (image.use_gpu, image.framework, image.phase, mlp.phase) == (None, "torch", "inference", "training")
-    assert (image.scope, mlp.scope, image.epochs, mlp.epochs) == (("device", "input", "end_to_end"), None, None, 0)
+    assert (image.framework, image.phase, mlp.phase, mlp.scope) == ("torch", "inference", "training", None)
     assert [image.on(device).batch_size for device in ("cpu", "cuda", "mps")] == [16, 64, 64]
     found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"))]
     assert found == [("smollm2-135m", "float32", 1), ("llama-3.2-1b", "bfloat16", 1)]
     old = {phase: read_settings("llm", {"PHASE": phase}).on("cuda", True).precision for phase in ("decode", "training")}
     assert old == {"decode": "float16", "training": "mixed_float16"}
-    assert read_settings("llm", {"PRECISION": "bfloat16"}).on("cuda", True).precision == "bfloat16"
 
 
 @pytest.mark.parametrize(
     ("script", "environ", "values"),
     [
         ("image", {"USE_GPU": "1", "BATCH_SIZE": "64", "IMAGE_MODEL": "resnet18"}, (True, 64, "resnet18")),
-        ("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "FRAMEWORK": "PyTorch"}, (8, "float32", "torch")),
+        ("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "NUM_DEVICES": "All"}, (8, "float32", ALL)),
         ("image", {"BATCH_SIZE": "AUTO", "MAX_SECONDS": "0.5"}, (AUTO, 0.5)),
-        ("llm", {"PHASE": "Decode", "NUM_DEVICES": "All"}, ("decode", ALL)),
         ("image", {"SCOPE": "input,device", "MACHINE": "../../tmp/x"}, (("input", "device"), "tmp-x")),
         ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_last"}, ("tensorflow", "channels_last")),
         ("tflops", {"SIZES": "64, 8X16x32"}, (((64, 64, 64), (8, 16, 32)),)),
@@ -65,39 +47,25 @@ def test_what_users_type_becomes_values(script, environ, values):
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "fix"),
+    ("name", "values"),
     [
-        ("BATCH_SIZE", "0 -1 abc 1.5 1e9 1_000 ٣ 99999999999", "from 1 to 1000000000, or auto"),
-        ("BATCH_SIZE", "1,,4 ,", "unset BATCH_SIZE"),
-        ("BATCH_SIZE", "1,x", "or auto, in every entry"),
-        ("USE_GPU", "yes 2", "1 or 0"),
-        ("PRECISION", "fp8", "float32, tf32, float16, bfloat16, float64, mixed_float16, mixed_bfloat16"),
-        ("RUNS", "0 1,2", "from 1 to 1000"),  # not a list
-        ("MAX_SECONDS", "nan 0 inf -1", "above 0"),
-        ("MACHINE", ".. published", "letters or digits, and not 'published'"),
+        ("BATCH_SIZE", ["0", "-1", "1.5", "1e9", "٣", "99999999999", "1,,4", "1,x"]),
+        ("RUNS", ["0", "1,2"]),  # not a list
+        ("MAX_SECONDS", ["nan", "0", "inf"]),
+        ("MACHINE", ["..", "published"]),
     ],
 )
-def test_a_wrong_value_is_named_with_its_fix(name, values, fix):
-    for value in values.split():
-        message = refusal(**{name: value})
-        assert message.startswith(f"{name}={value!r} ")
-        assert fix in message
+def test_a_wrong_value_is_named(name, values):
+    for value in values:
+        assert refusal(**{name: value}).startswith(f"{name}={value!r} ")
 
 
 @pytest.mark.parametrize(
     ("script", "environ"),
     [
         ("image", {"SUSTAIN": "60", "SCOPE": "input"}),
-        ("mlp", {"BATCH_SIZE": "auto", "EPOCHS": "1"}),
-        ("image", {"COMPILE": "reduce-overhead", "FRAMEWORK": "tensorflow"}),
         ("mlp", {"NUM_DEVICES": "all", "FRAMEWORK": "tf"}),
-        ("image", {"NUM_DEVICES": "2", "BATCH_SIZE": "auto"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
-        ("diffusion", {"FRAMEWORK": "mlx"}),
-        ("llm", {"PRECISION": "mixed_float16"}),
-        ("tflops", {"PRECISION": "float32,float64", "FRAMEWORK": "mlx"}),
-        ("image", {"MEMORY_FORMAT": "channels_first", "FRAMEWORK": "jax"}),
-        ("tflops", {"OPS": "convolution"}),
     ],
 )
 def test_contradictions_are_refused_with_all_that_was_given(script, environ):
@@ -105,45 +73,23 @@ def test_contradictions_are_refused_with_all_that_was_given(script, environ):
     assert all(f"{name}={text!r}" in message for name, text in environ.items())
 
 
-# Misspelt names
-
-
 @pytest.mark.parametrize(
-    ("names", "meant"),
-    [
-        ("BATCHSIZE batch_size Batch__Size BATCH_SIZES BATCH_SIZ", "BATCH_SIZE"),
-        ("EPOCH epochs", "EPOCHS"),
-        ("model Model", "MODEL"),
-        ("IMAGEMODEL", "IMAGE_MODEL"),
-    ],
+    ("name", "meant"),
+    [("BATCHSIZE", "BATCH_SIZE"), ("batch_size", "BATCH_SIZE"), ("EPOCH", "EPOCHS"), ("IMAGEMODEL", "IMAGE_MODEL")],
 )
-def test_a_misspelt_variable_is_refused(names, meant):
-    for name in names.split():
-        message = refusal(**{name: "64"})
-        assert message.startswith(f"{name}='64' ")
-        assert message.endswith(f"did you mean {meant}?")
+def test_a_misspelt_variable_is_refused_with_what_was_meant(name, meant):
+    message = refusal(**{name: "64"})
+    assert (message.startswith(f"{name}='64' "), meant in message) == (True, True)
 
 
 def test_ordinary_variables_are_left_alone():
     assert read_settings("image", dict.fromkeys(ORDINARY.split(), "1")).on("cuda").batch_size == 64
 
 
-@pytest.mark.parametrize(
-    ("makeflags", "name", "fix"),
-    [
-        ("s -- BATCHSIZE=64", "BATCHSIZE", "did you mean BATCH_SIZE?"),
-        (" --jobserver-auth=3,4 -- PYTHON=a IMAGE_MODEL=a MACHINE=a\\ X=b SEEDS=b", "SEEDS", "did you mean SEED?"),
-        ("XYZZY=1", "XYZZY", "`make help`"),
-        ("MAX_MINUTES=3", "MAX_MINUTES", "leave it out"),  # make best's
-    ],
-)
-def test_an_unknown_name_on_makes_command_line_is_refused(makeflags, name, fix):
-    message = refusal(MAKEFLAGS=makeflags)
-    assert message.startswith(f"{name} ")
-    assert fix in message
-
-
-# Lists
+def test_an_unknown_name_on_makes_command_line_is_refused():
+    makeflags = " --jobserver-auth=3,4 -- PYTHON=a IMAGE_MODEL=a MACHINE=a\\ X=b SEEDS=b"
+    assert refusal(MAKEFLAGS=makeflags).startswith("SEEDS ")
+    assert refusal(MAKEFLAGS="MAX_MINUTES=3").startswith("MAX_MINUTES ")  # make best's
 
 
 @pytest.mark.parametrize(
@@ -152,8 +98,6 @@ def test_an_unknown_name_on_makes_command_line_is_refused(makeflags, name, fix):
         ("image", {"BATCH_SIZE": "4", "SCOPE": "device,input"}, [{}]),
         ("tflops", {"PRECISION": "float32,tf32", "SIZES": "8,9"}, [{}]),
         ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]),
-        ("image", {"BATCH_SIZE": "1,AUTO"}, [{"BATCH_SIZE": "1"}, {"BATCH_SIZE": "AUTO"}]),
-        ("transformer", {"SEED": "1"}, [{"MODEL": "distilbert"}, {"MODEL": "bert-large"}]),
         ("llm", {"PHASE": " Prefill", "DEPTH": "0,512"}, [{"DEPTH": "0"}]),  # prefill does not use DEPTH
     ],
 )
@@ -168,19 +112,3 @@ def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
     assert len(runs) == len({tuple(run.items()) for run in runs}) == 2 * 3 + 2 * 2
     decode = [run for run in runs if run["PHASE"] == "decode"]
     assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in decode} == {("8", "0"), ("8", "512")}
-
-
-def test_the_page_has_every_setting_with_its_scripts_lists_and_plain_defaults():
-    rows = re.findall(r"^\| ([A-Z_]+) \| (.*?) \| (.*?) \| (.*?) \| ", Path("docs/settings.md").read_text(), re.M)
-    assert sorted(name for name, *_ in rows) == sorted({*known_names()} - {*SYNONYMS})
-    for name, shown, scripts, lists in rows[: len(DECLARED)]:
-        about = DECLARED[name.lower()]
-        in_one = about["lists"]["image"] if isinstance(about["lists"], dict) else about["lists"]
-        by_script = about["default"] if isinstance(about["default"], dict) else {"every command": about["default"]}
-        assert scripts == ", ".join(by_script)
-        assert lists.split(";")[0] == (in_one or "")
-        for entries in by_script.values():
-            values = entries if isinstance(entries, tuple) else (entries,)
-            values = [value.gpu if isinstance(value, ByDevice) else value for value in values]
-            texts = [f"{value:g}" if isinstance(value, int | float) else value for value in values]
-            assert all(text in shown for text in texts if isinstance(text, str))

@@ -7,7 +7,6 @@ from bench import run
 from bench.host.environment import describe_host
 from bench.records import cells, peaks
 from bench.timing import MeasurementError
-from bench.workloads import operators
 
 RATES = {"matmul": {32: 0.1, 64: 0.4, 128: 0.3, 512: 0.35}, "conv1x1": 0.2, "conv3x3": 0.25}
 RATES |= {"matmul-8bit": 0.9, "attention": 0.1}
@@ -58,24 +57,15 @@ def peak_of(rows):
     return peak
 
 
-def table_of(rows):
-    return [line.split() for line in tflops_sweep.describe(rows, []).splitlines()]
-
-
 def test_the_best_size_is_measured_again_and_that_is_the_peak_or_a_convolution(sweep):
     status, rows, calls = sweep(again=0.9)
     matmuls = [("float32", "matmul", side, 0) for side in (32, 64, 128)]
     assert calls[:5] == [*matmuls, ("float32", "matmul", 64, 1), ("float32", "conv1x1", 64, 1)]
     assert (status, peak_of(rows)["workload"], peak_of(rows)["matrix_size"]) == (0, "matmul", "64x64x64")
     assert peak_of(rows)["tflops"] == pytest.approx(0.36)
-    assert ["64x64x64", "0.4"] in table_of(rows)
-    assert ["peak", "0.36"] in table_of(rows)
     peak = peak_of(sweep({"conv1x1": 0.9})[1])
     assert (peak["workload"], peak["tflops"], peak["memory_format"]) == ("matmul", 0.9, "channels_last")
-
-
-def test_small_sizes_show_no_peak(sweep):
-    assert {row["model"] for row in sweep(SIZES="32,64")[1]} == {"matmul", "conv3x3", *operators.BANDWIDTHS}
+    assert "matmul-peak" not in {row["model"] for row in sweep(SIZES="32,64")[1]}  # small ones show no peak
 
 
 def test_a_precision_that_is_not_there_is_one_row_and_the_others_run(sweep):
@@ -83,66 +73,45 @@ def test_a_precision_that_is_not_there_is_one_row_and_the_others_run(sweep):
     refused = [(row["status"], row["note"]) for row in rows if row["precision"] == "tf32"]
     assert (status, refused) == (0, [("unsupported", "not here")])
     assert peak_of(rows)["precision"] == "float32"
-    assert "tf32: unsupported: not here" in tflops_sweep.describe(rows, [])
     assert sweep(fails={"float32": "unsupported"})[0] == 1  # a sweep without a result has failed
 
 
-@pytest.mark.parametrize(("status", "sides"), [("wrong_output", [64, 128]), ("unsupported", [])])
-def test_one_size_that_is_refused_does_not_end_the_sweep(sweep, status, sides):
-    _, rows, _ = sweep(fails={32: status})
+def test_one_size_that_is_refused_does_not_end_the_sweep(sweep):
+    _, rows, _ = sweep(fails={32: "wrong_output"})
     measured = [row["matrix_size"] for row in rows if row["model"] == "matmul" and row["status"] == "ok"]
-    assert measured == [f"{side}x{side}x{side}" for side in sides]
+    assert measured == ["64x64x64", "128x128x128"]
 
 
 @pytest.mark.parametrize(
     ("sizes", "rates", "measured"),
     [
         ("32,8192", {32: 1e-6, 512: 1e-6, 8192: 1.0}, [32]),
-        ("4096", {512: 1e-6, 4096: 1.0}, []),  # a small size is tried first
         ("32,8192", {32: 1e-6, 512: 1.0, 8192: 2.0}, [32, 8192]),  # a tiny one does not predict a large one
     ],
 )
-def test_what_takes_too_long_is_skipped_with_a_line(sweep, capsys, sizes, rates, measured):
+def test_what_takes_too_long_is_skipped(sweep, sizes, rates, measured):
     _, rows, _ = sweep({"matmul": rates}, SIZES=sizes, MAX_SECONDS="3")
     assert [row["matrix_size"] for row in rows if row["model"] == "matmul"] == [f"{m}x{m}x{m}" for m in measured]
-    assert ("8192x8192, float32 is skipped" in capsys.readouterr().err) == (measured == [32])
 
 
 def test_ctrl_c_keeps_what_was_measured_and_ends_the_sweep(sweep):
     status, rows, calls = sweep(interrupted=64)
     assert (status, [row["status"] for row in rows], calls[-1][2]) == (130, ["ok", "interrupted"], 64)
-    # While the best size is measured again, the rates so far are kept, and no peak is.
-    status, rows, calls = sweep({"matmul": {128: 0.1}}, interrupted=128, SIZES="128")
-    assert (status, [row["model"] for row in rows], len(calls)) == (130, ["matmul"], 1)
 
 
-def test_8_bits_are_compared_with_bfloat16_of_the_same_size_and_are_no_peak(sweep):
+def test_8_bits_are_compared_with_bfloat16_and_are_no_peak(sweep):
     _, rows, _ = sweep(OPS="int8")
     found = [(row["model"], row["precision"], row["unit"]) for row in rows]
     assert found == [("matmul-8bit", "int8", "matmuls/s"), ("matmul", "bfloat16", "matmuls/s")]
-    assert ["128x128x128", "0.9", "0.3"] in table_of(rows)
     # What SIZES has measured is not measured again.
     _, rows, calls = sweep({"matmul-8bit": 99.0}, OPS="matmul,int8,float8", PRECISION="bfloat16")
     assert calls.count(("bfloat16", "matmul", 128, 0)) == 1
     assert [row["tflops"] for row in peaks.measured_peaks(rows).values()] == [0.4]
 
 
-# On this CPU
-
-
 def test_a_real_sweep_fills_rows(monkeypatch):
-    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**20)
     monkeypatch.setattr(tflops_sweep, "CPU_PEAK_SIDE", 64)
-    monkeypatch.setattr(operators, "GEMV_SIDE", 64)
-    monkeypatch.setattr(operators, "ATTENTION_TOKENS", (8,))
-    environ = {"SIZES": "32,64x64x128", "PRECISION": "float32,tf32", "MAX_SECONDS": "0.05"}
+    environ = {"SIZES": "32,64x64x128", "PRECISION": "float32", "OPS": "matmul", "MAX_SECONDS": "0.05"}
     status, rows = measure_settings(monkeypatch, environ)
-    ok = [row for row in rows if row["status"] == "ok"]
-    models = {"matmul", "matmul-peak", "matmul-8bit", "conv1x1", "copy", "gemv", "attention"}
-    assert (status, models - {row["model"] for row in ok}) == (0, set())
-    product = ok[0]
-    assert (product["matrix_size"], product["unit"], product["phase"]) == ("32x32x32", "matmuls/s", None)
-    assert product["tflops"] == pytest.approx(product["throughput"] * 2 * 32**3 / 1e12)
-    assert {row["unit"] for row in ok if row["workload"] in ("bandwidth", "gemv")} == {"GB/s"}
-    eight = [(row["precision"], row["measured_precision"]) for row in ok if row["model"] == "matmul-8bit"]
-    assert eight == [("int8", "int8"), ("float8_e4m3", "float8_e4m3")]
+    assert status == 0
+    assert {"matmul", "matmul-peak", "conv1x1"} <= {row["model"] for row in rows if row["status"] == "ok"}
