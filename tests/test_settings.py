@@ -1,8 +1,11 @@
 """Settings: what users type, and the refusal they get when it is wrong."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from bench.settings import ALL, AUTO, SYNONYMS, SettingError, list_runs, read_settings
+from bench.settings import ALL, AUTO, DECLARED, SYNONYMS, SettingError, known_names, list_runs, read_settings
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -112,3 +115,15 @@ def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
     assert len(runs) == len({tuple(run.items()) for run in runs}) == 2 * 3 + 2 * 2
     decode = [run for run in runs if run["PHASE"] == "decode"]
     assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in decode} == {("8", "0"), ("8", "512")}
+
+
+def test_the_page_of_settings_has_each_with_its_scripts_and_defaults():
+    rows = re.findall(r"^\| ([A-Z_]+) \| (.*?) \| (.*?) \| ", Path("docs/settings.md").read_text(), re.M)
+    assert sorted(name for name, *_ in rows) == sorted({*known_names()} - {*SYNONYMS})
+    for name, shown, scripts in rows[: len(DECLARED)]:
+        default = DECLARED[name.lower()]["default"]
+        by_script = default if isinstance(default, dict) else {"every command": default}
+        assert scripts == ", ".join(by_script)
+        for entries in by_script.values():
+            values = entries if isinstance(entries, tuple) else (entries,)
+            assert all(value in shown for value in values if isinstance(value, str))
