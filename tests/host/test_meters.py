@@ -94,10 +94,8 @@ def fail(*now):
     raise OSError("a bus error")
 
 
-def test_a_failing_sensor_is_logged_and_stops_nothing(watch, caplog):
-    caplog.set_level("INFO", "bench")
+def test_a_failing_sensor_stops_nothing(watch):
     assert watch(fail, fail, read=fail) == ([], {"thermal_pressure": None})
-    assert "OSError: a bus error" in caplog.text
 
 
 class Counter:
@@ -131,9 +129,3 @@ def test_a_card_that_is_used_before_the_run_is_shared(percent, is_shared):
     counter = Counter(Clock())
     counter.busy_percent = lambda: percent
     assert meters.Instruments(counter).with_idle_watts(sleep=lambda seconds: None).card_is_shared == is_shared
-
-
-def test_missing_energy_comes_with_its_reason(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert "pynvml" in meters.open_instruments("cuda", "x").why_no_energy
-    assert meters.open_instruments("cpu", "x") == meters.Instruments(why_no_energy="no energy counter is known for x")
