@@ -1,4 +1,4 @@
-"""What a run prints: any status with its note, intervals as what they are, and lines that fit the terminal."""
+"""What a run prints: any status with its note, intervals as what they are, shares and efficiencies."""
 
 import pytest
 
@@ -12,16 +12,6 @@ ROW = dict.fromkeys(columns.COLUMNS) | {
     **{"measured_precision": "float32", "cpu_id": "", "python": "3.11"},
 }
 MEASURED = {"throughput": 13.5, "throughput_low": 12.6, "throughput_high": 13.7, "windows": 9, "process_rates": "13.5"}
-LIMITED = {"bottleneck": "device", "note": f"limited by the model: {'many words ' * 15}; more"}
-
-
-def test_lines_fit_the_terminal_and_flags_are_explained_once(monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    row = ROW | MEASURED | LIMITED | {"flags": "drift throttled"}
-    text = report.describe([row, row | {"phase": "x"}], [])
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count("drift: ") == text.count("throttled: ") == 1
 
 
 @pytest.mark.parametrize("measured", [{}, MEASURED])
@@ -35,8 +25,6 @@ def test_an_interval_says_what_it_is():
     assert "12.6 to 13.7 (one process)" in report.describe([ROW | MEASURED], [])
     text = report.describe([ROW | MEASURED | {"process_rates": "13.5 12.9 13.6"}], [])
     assert "12.6 to 13.7 (range of 3 processes" in text
-    assert "13.5, 12.9, 13.6" in text
-    assert "%" not in text
 
 
 def test_the_share_of_the_measured_peak_is_named():
@@ -44,7 +32,6 @@ def test_the_share_of_the_measured_peak_is_named():
     peak |= {name: ROW[name] for name in ("machine", "device", "device_name", "precision")} | {"tflops": "0.5"}
     text = report.describe([ROW | MEASURED | {"tflops": 0.1}], [peak])
     assert "20 % of this machine's measured peak" in text
-    assert "make tflops" in report.describe([ROW | MEASURED | {"tflops": 0.1}], [])
 
 
 @pytest.mark.parametrize(
@@ -64,4 +51,3 @@ def scaled(size, rate, low, high):
 def test_scaling_is_the_rate_per_device_over_that_of_the_fewest():
     text = report.describe_scaling([scaled(2, 18.0, 17.0, 19.0), scaled(1, 10.0, 9.5, 10.5)])
     assert "efficiency 0.900 (0.810 to 1.000)" in text
-    assert report.describe_scaling([scaled(1, 10.0, 9.5, 10.5)]) == ""
