@@ -56,13 +56,6 @@ def test_ci_can_fail_on_slower(compare):
     assert compare([], [], B="nothing")[0] == compare([], [], FAIL_ON_SLOWER="yes")[0] == 2
 
 
-def test_of_several_setups_the_latest_is_compared_and_named(compare):
-    a = [rate(100) | {"num_threads": "64"}, rate(10) | {"num_threads": "1"}]
-    _, out, _ = compare(a, [rate(20) | {"num_threads": "64"}])
-    assert [line[5] for line in lines_of(out)] == ["2.000"]
-    assert "num_threads: 1 in A, 64 in B" in out
-
-
 def test_peaks_are_compared_at_whatever_size_they_were_reached(compare):
     peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "image_size": "", "unit": "matmuls/s"}
     a = peak | {"matrix_size": "64x64x64", "tflops": "2", "batch_size": "", "throughput": "1"}

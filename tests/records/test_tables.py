@@ -2,7 +2,6 @@
 
 import math
 
-import pandas as pd
 import pytest
 
 from bench.records import tables
@@ -52,11 +51,6 @@ def test_published_figures_are_lines_of_their_own_next_to_own_ones(write):
     assert found[["value", "published"]].to_numpy().tolist() == [[5, False], [826, True], [1218, True]]
 
 
-def test_a_device_is_shown_by_its_name_unless_two_machines_have_the_same(write):
-    rows = [write({"device_name": name}, machine=machine) for machine, name in (("a", "x"), ("b", "x"), ("c", "y"))]
-    assert summary(*rows)["shown"].tolist() == ["a", "b", "y"]
-
-
 def test_shares_are_of_the_best_of_the_same_machine_and_precision(write):
     peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "9.6"}
     sixteen = peak | {"precision": "bfloat16", "tflops": "24"}
@@ -99,9 +93,3 @@ def test_a_loss_that_is_no_number_and_a_stuck_meter_are_unknown(write):
     (row,) = summary(write(still)).to_dict("records")
     assert (row["value"], row["accuracy"]) == (100, 0)
     assert all(math.isnan(row[column]) for column in still if column != "accuracy")
-
-
-def test_own_lines_and_each_machines_first_are_kept():
-    frame = pd.DataFrame({"machine": list("aaabc"), "published": [False] * 4 + [True], "value": range(5)})
-    kept = [tables.limit_rows(frame, limit)["value"].tolist() for limit in (1, 3, 5)]
-    assert kept == [[0], [0, 1, 3], [0, 1, 2, 3, 4]]
