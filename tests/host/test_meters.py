@@ -107,7 +107,7 @@ class Counter:
         self.joules = lambda: 1000 + 12 * clock.now
 
 
-def test_idle_power_is_measured_where_there_is_a_counter():
+def test_idle_power_and_other_programs_on_a_card_are_measured_where_there_is_a_counter():
     clock = Clock()
 
     def sleep(seconds):
@@ -118,14 +118,10 @@ def test_idle_power_is_measured_where_there_is_a_counter():
     assert instruments.idle_watts == pytest.approx(12)
     assert clock.now == meters.IDLE_SECONDS
     assert instruments.joules() == pytest.approx(1060)
+    for percent, is_shared in ((5, False), (40, True)):
+        counter.busy_percent = lambda percent=percent: percent  # before the run
+        assert instruments.with_idle_watts(clock, sleep).card_is_shared == is_shared
     counter.joules = fail
     assert instruments.with_idle_watts(clock, sleep).idle_watts is None
     assert meters.Instruments().with_idle_watts(sleep=fail) == meters.Instruments()
     assert math.isnan(meters.Instruments().joules())
-
-
-@pytest.mark.parametrize(("percent", "is_shared"), [(5, False), (40, True)])
-def test_a_card_that_is_used_before_the_run_is_shared(percent, is_shared):
-    counter = Counter(Clock())
-    counter.busy_percent = lambda: percent
-    assert meters.Instruments(counter).with_idle_watts(sleep=lambda seconds: None).card_is_shared == is_shared
