@@ -31,14 +31,18 @@ def watch(monkeypatch):
     return call
 
 
-@pytest.mark.parametrize(("cores", "flags"), [(0.7, []), (0.9, ["contended"]), (math.nan, [])])
-def test_contention_is_over_a_tenth_of_all_cores(watch, cores, flags):
-    assert watch(others=lambda now: 5000 + cores * now)[0] == flags
-
-
-def test_a_card_that_another_program_used_is_contended_and_growing_swap_is_flagged(watch):
-    assert watch(others=lambda now: math.nan, card_is_shared=True)[0] == ["contended"]
-    assert watch(swapped=lambda now: now)[0] == ["swapping"]
+@pytest.mark.parametrize(
+    ("read", "flags"),
+    [
+        ({"others": lambda now: 5000 + 0.7 * now}, []),  # under a tenth of all cores
+        ({"others": lambda now: 5000 + 0.9 * now}, ["contended"]),
+        ({"others": lambda now: math.nan}, []),
+        ({"others": lambda now: math.nan, "card_is_shared": True}, ["contended"]),
+        ({"swapped": lambda now: now}, ["swapping"]),
+    ],
+)
+def test_other_programs_and_growing_swap_are_flagged(watch, read, flags):
+    assert watch(**read)[0] == flags
 
 
 KINDS = "user system idle iowait steal"  # of psutil's cpu_times() on Linux

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import diffusion_benchmark
-from bench.records import report
 from bench.settings import read_settings
 from diffusion_benchmark import DENOISERS, diffusion_workload
 
@@ -54,11 +53,3 @@ def test_flops_are_those_of_the_published_size():
     assert describe(**sizes, IMAGE_SIZE="256").flops_per_item is None
     assert describe(**sizes).resident_bytes == 4 * 859_520_964
     assert describe(**sizes, PHASE="training").resident_bytes == 4 * 4 * 859_520_964  # gradients, two of AdamW
-
-
-def test_the_time_of_an_image_is_computed_from_that_of_a_step(monkeypatch):
-    monkeypatch.setattr(report, "describe", lambda rows, stored: "measured")
-    row = {"phase": "inference", "throughput": 25.0, "model": "sd-1.5"}
-    said = diffusion_benchmark.describe([row], []).removeprefix("measured\n")
-    assert {"50", "0.5", "2"} <= set(said.replace(",", "").split())
-    assert diffusion_benchmark.describe([row | {"phase": "training"}], []) == "measured"

@@ -78,20 +78,14 @@ def test_training_predicts_the_next_token_at_every_place():
     assert training.resident_bytes == 4 * 4 * 134_515_008  # weights, gradients, two moments
 
 
-def test_lora_trains_as_many_parameters_as_published():
+def test_lora_trains_as_many_parameters_as_published_and_its_phases_add_up():
     # PEFT prints 6,815,744 for q, k, v and o of Llama 3 8B with rank 8.
     lora = describe(MODEL="llama-3.1-8b", PHASE="training", LORA_RANK="8", OPTIMIZER="sgd")
     assert lora.parameters == 6_815_744
     assert lora.resident_bytes == 4 * (8_030_261_248 + 2 * 6_815_744)
-
-
-def test_the_phases_of_a_training_step_add_up():
-    forward, backward, training, optimizer = (
-        llm_workload(
-            replace(read_settings("llm", {"PHASE": "training", "LORA_RANK": "8"}).on("cpu"), phase=phase)
-        ).flops_per_item
-        for phase in ("forward", "backward", "training", "optimizer")
-    )
+    settings = read_settings("llm", {"PHASE": "training", "LORA_RANK": "8"}).on("cpu")
+    phases = [replace(settings, phase=phase) for phase in ("forward", "backward", "training", "optimizer")]
+    forward, backward, training, optimizer = (llm_workload(each).flops_per_item for each in phases)
     assert training == forward + backward
     assert forward < backward < 1.2 * forward  # frozen weights need no gradients
     assert optimizer is None

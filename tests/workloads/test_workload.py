@@ -57,11 +57,8 @@ def test_forward_and_backward_add_up_to_training():
 
 def test_scripts_describe_their_workloads():
     mlp = mlp_workload(read_settings("mlp", {"MODEL": "mlp-3000-1000", "DATA": "synthetic"}))
-    assert (mlp.unit, mlp.items_per_step, mlp.parameters) == ("images", 32, 12_230_010)
-    assert mlp.sizes == (3072, 3000, 1000, 10)
+    assert (mlp.unit, mlp.items_per_step, mlp.sizes) == ("images", 32, (3072, 3000, 1000, 10))
     environ = {"MODEL": "bert-base", "SEQUENCE_LENGTH": "64", "BATCH_SIZE": "2"}
-    bert = transformer_workload(read_settings("transformer", environ))
-    ((ids, labels), *_) = batches = bert.make_batches(2, seed=0)
-    assert (len(batches), ids.shape, labels.shape) == (4, (2, 64), (2,))
+    ((ids, labels), *_) = transformer_workload(read_settings("transformer", environ)).make_batches(2, seed=0)
+    assert (ids.shape, labels.shape) == ((2, 64), (2,))
     assert 1 <= ids.min() <= ids.max() < 30522
-    assert labels.max() < 8
