@@ -17,7 +17,6 @@ from bench.settings import SettingError
         ("Intel(R) Xeon(R) CPU @ 2.20GHz", 4, None, None, "intel-xeon-4-cores"),
         ("Apple M1 Max", 10, None, 32, "apple-m1-max-32-gpu-cores"),
         ("Intel(R) Xeon(R) CPU @ 2.00GHz", 2, "Tesla T4", None, "nvidia-tesla-t4"),
-        (None, 4, None, None, "cpu-4-cores"),
     ],
 )
 def test_a_machine_is_named_after_its_fastest_device(cpu, cores, gpu, gpu_cores, name):

@@ -105,8 +105,6 @@ def test_a_failing_sensor_stops_nothing(watch):
 class Counter:
     """The energy counter of a machine that draws 12 W."""
 
-    power_scope = "cpu package"
-
     def __init__(self, clock):
         self.joules = lambda: 1000 + 12 * clock.now
 

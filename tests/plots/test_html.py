@@ -10,7 +10,7 @@ import pytest
 
 from bench.plots import html
 from bench.records import tables
-from tests.records.examples import BASE, rate, write
+from tests.records.examples import rate, write
 
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt; \u202etxt \u2028 \x07"
@@ -76,4 +76,3 @@ def test_the_address_chooses_and_the_best_of_each_machine_is_shown(folder):
     assert best("#phase=training&precision=float32") == [("b", 20), ("a", 10)]
     assert best("#phase=inference&model=unknown") == [("a", 40)]
     assert best("#size=32+px") == [("a", 500)]
-    assert BASE["model"] in run_script("choose(readLines(data), {}).options.model", data=data)

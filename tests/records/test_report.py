@@ -31,10 +31,9 @@ def test_a_machine_that_was_faster_before_is_reported(seconds, cpu_id, warns):
     assert ("1.40 times" in report.describe_slowdown([now], stored)) == warns
 
 
-def scaled(size, rate, low, high):
-    return ROW | {"world_size": size, "throughput": rate, "throughput_low": low, "throughput_high": high}
-
-
 def test_scaling_is_the_rate_per_device_over_that_of_the_fewest():
-    text = report.describe_scaling([scaled(2, 18.0, 17.0, 19.0), scaled(1, 10.0, 9.5, 10.5)])
+    rates = {2: (18.0, 17.0, 19.0), 1: (10.0, 9.5, 10.5)}
+    names = ("throughput", "throughput_low", "throughput_high")
+    rows = [ROW | {"world_size": size} | dict(zip(names, of_size, strict=True)) for size, of_size in rates.items()]
+    text = report.describe_scaling(rows)
     assert "efficiency 0.900 (0.810 to 1.000)" in text

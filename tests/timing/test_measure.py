@@ -16,10 +16,10 @@ from bench.timing.measure import Job, MeasurementError, measure, measure_energy,
 from tests.fakes import Clock, Device
 
 
-def run(fake, items=1, watches=(), on_window=None, **limits):
+def run(fake, items=1, watches=(), **limits):
     """Measure a fake device."""
     limits = {"max_seconds": 3.0} | limits
-    return measure(Job(fake, items, **limits, clock=fake.clock, watches=watches, on_window=on_window))
+    return measure(Job(fake, items, **limits, clock=fake.clock, watches=watches))
 
 
 def refusal(fake, **limits):
@@ -418,9 +418,8 @@ def test_the_energy_window_has_synchronised_work_alone():
     assert fake.clock.now >= 5
 
 
-def sustained(seconds, fake=None, watches=()):
-    fake = fake or Device(Clock())
-    return measure_module.sustain(Job(fake, 2, 3.0, clock=fake.clock, watches=watches), seconds, EnergyCounter(fake))
+def sustained(seconds, fake):
+    return measure_module.sustain(Job(fake, 2, 3.0, clock=fake.clock), seconds, EnergyCounter(fake))
 
 
 def test_a_sustained_run_is_cut_into_tens_of_seconds_of_which_ctrl_c_keeps_the_complete_ones():
