@@ -53,21 +53,21 @@ def work_of(line):
     return tuple(line[name] for name in tables.WORK if name not in any_size)
 
 
+def rate_of(line):
+    """Return the Rate of a line, whose value is TFLOP/s if it is an operator's."""
+    return Rate.of_row({"throughput": line["value"], "throughput_low": line["low"], "throughput_high": line["high"]})
+
+
 def compare(a, b):
     """List the work that both sides have: dicts of the two lines, the ratio with its interval, and the verdict."""
     found = []
     for work in (work for work in b if work in a):
         pair = {"a": a[work], "b": b[work]}
-        comparison = compare_rates(*(rate_of(line) for line in (b[work], a[work])))
+        comparison = compare_rates(rate_of(b[work]), rate_of(a[work]))
         if 1 in (a[work]["processes"], b[work]["processes"]):
             comparison = comparison._replace(low=math.nan, verdict="")
         found.append(pair | comparison._asdict())
     return found
-
-
-def rate_of(line):
-    """Return the Rate of a line; an interval that is NaN is unknown."""
-    return Rate(line["value"], *((line["low"], line["high"]) if line["low"] > 0 else (None, None)))
 
 
 CELLS = {

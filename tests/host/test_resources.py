@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.host import resources, sensors
+from bench.host.ranks import Ranks
 
 GB = 10**9
 
@@ -25,41 +26,21 @@ def test_the_memory_limit_of_a_container(tmp_path, files, free):
     assert resources.container_free_bytes(tmp_path) == free
 
 
-def as_rank(monkeypatch, local_ranks):
-    ranks = {"RANK": "0", "WORLD_SIZE": local_ranks, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": local_ranks}
-    for name, text in (ranks | {"MASTER_ADDR": "host", "MASTER_PORT": "29400"}).items():
-        monkeypatch.setenv(name, text)
+def test_available_memory_is_the_least_of_all_limits_and_ranks_share_it(monkeypatch):
+    monkeypatch.setattr(sensors.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
+    found = []
+    for left, count in (([12 * GB, 20 * GB], 1), ([], 1), ([], 8)):
+        monkeypatch.setattr(resources, "container_free_bytes", lambda left=left: left)
+        monkeypatch.setattr(resources, "read_ranks", lambda count=count: Ranks(0, count, 0, count))
+        found.append(resources.available_bytes())
+    assert found == [12 * GB, 16 * GB, 2 * GB]
 
 
-@pytest.mark.parametrize(
-    ("available", "left", "ranks", "free"),
-    [
-        (16 * GB, [12 * GB, 20 * GB], "1", 12 * GB),
-        (8 * GB, [12 * GB], "1", 8 * GB),
-        (16 * GB, [], "8", 2 * GB),  # local ranks share it
-    ],
-)
-def test_available_memory_is_the_least_of_all_limits(monkeypatch, available, left, ranks, free):
-    monkeypatch.setattr(sensors.psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
-    monkeypatch.setattr(resources, "container_free_bytes", lambda: left)
-    as_rank(monkeypatch, ranks)
-    assert resources.available_bytes() == free
-
-
-def test_docker_is_told_the_size_that_16_workers_need(monkeypatch, tmp_path):
-    batch = 64 * 3 * 224 * 224 * 4
-
-    def shortage(free):
-        monkeypatch.setattr(resources.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-        return resources.find_worker_shortage(16, 3, batch, tmp_path)
-
+def test_workers_that_need_more_shared_memory_than_docker_gives_are_told_how_much(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "platform", "linux")
-    said = shortage(64 * 2**20)
-    assert "needs 1850 MB" in said
-    assert "has 67 MB" in said
-    assert "--shm-size=2g" in said
-    assert shortage(2 * 2**30) == ""
-    as_rank(monkeypatch, "2")
-    assert "needs 3699 MB" in shortage(2 * 2**30)
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert shortage(0) == ""
+    said = []
+    for free in (2**26, 2**31):
+        monkeypatch.setattr(resources.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+        said.append(resources.find_worker_shortage(16, 3, 64 * 3 * 224 * 224 * 4, tmp_path))
+    assert "--shm-size=2g" in said[0]
+    assert said[1] == ""

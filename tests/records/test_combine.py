@@ -29,13 +29,10 @@ def test_quantities_stay_apart_and_in_order():
     assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "30"]
 
 
-def test_what_only_the_first_process_measures_is_kept():
-    (found,) = combine([[row(3.0, idle_watts=70.0, output_error=0.1)], [row(4.0)], [row(5.0, idle_watts=None)]])
+def test_what_only_the_first_process_measures_and_warnings_of_all_are_kept():
+    rows = row(3.0, idle_watts=70.0, output_error=0.1, flags="drift"), row(4.0), row(5.0, flags="contended drift")
+    (found,) = combine([[each] for each in rows])
     assert (found["throughput"], found["idle_watts"], found["output_error"]) == (4, 70, 0.1)
-
-
-def test_warnings_of_all_processes_are_kept():
-    (found,) = combine([[row(3.0, flags="drift")], [row(4.0)], [row(5.0, flags="contended drift")]])
     assert found["flags"] == "drift contended"
 
 

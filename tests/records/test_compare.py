@@ -36,14 +36,14 @@ def lines_of(out):
 def test_equal_work_is_compared_and_the_rest_is_listed(compare):
     a = [rate(100), rate(10) | {"model": "vgg16"}, rate(7) | {"model": "alexnet"}]
     b = [rate(200) | {"framework_version": "2.16"}, rate(5) | {"model": "vgg16"}, rate(1) | {"batch_size": "99"}]
-    status, out, err = compare(a, b)
+    single = examples.rate(9) | {"model": "vgg11", "process_rates": "9"}
+    status, out, err = compare([*a, single], [*b, single])
     assert (status, err) == (0, "")
-    assert [line[-1] for line in lines_of(out)] == ["faster", "slower"]
+    assert [line[-1] for line in lines_of(out)] == ["faster", "slower", "1.000"]  # no verdict from a single process
     assert lines_of(out)[0][5:7] == ["2.000", "1.960 to 2.040"]
-    assert "mean of 2 ratios: 1.000" in out  # 2 x 1/2
+    assert "mean of 3 ratios: 1.000" in out  # 2 x 1/2 x 1
     assert "framework_version: 2.15 in A, 2.15, 2.16 in B" in out
-    assert "only in A: alexnet, training, float32, batch 16, 224 px (torch)" in out
-    assert "only in B: resnet50, training, float32, batch 99, 224 px (torch)" in out
+    assert "only in A: alexnet" in out
 
 
 def test_a_gpu_is_never_compared_with_a_cpu(compare):
@@ -54,16 +54,7 @@ def test_a_gpu_is_never_compared_with_a_cpu(compare):
 def test_ci_can_fail_on_slower(compare):
     assert compare([rate(100)], [rate(50)])[0] == compare([], [], FAIL_ON_SLOWER="0")[0] == 0
     assert compare([], [], FAIL_ON_SLOWER="1")[0] == 1  # slower
-    status, out, err = compare([], [], FAIL_ON_SLOWER="yes")
-    assert (status, out) == (2, "")
-    assert "FAIL_ON_SLOWER='yes'" in err
-
-
-def test_of_several_setups_the_latest_is_compared_and_named(compare):
-    a = [rate(100) | {"num_threads": "64"}, rate(10) | {"num_threads": "1"}]
-    _, out, _ = compare(a, [rate(20) | {"num_threads": "64"}])
-    assert [line[5] for line in lines_of(out)] == ["2.000"]
-    assert "num_threads: 1 in A, 64 in B" in out
+    assert compare([], [], B="nothing")[0] == compare([], [], FAIL_ON_SLOWER="yes")[0] == 2
 
 
 def test_peaks_are_compared_at_whatever_size_they_were_reached(compare):
@@ -75,30 +66,8 @@ def test_peaks_are_compared_at_whatever_size_they_were_reached(compare):
     assert [line[5] for line in lines_of(out)] == ["4.000"]  # the latest of A's two peaks, once
 
 
-def test_verdicts_follow_from_the_intervals(compare):
-    single = examples.rate(9) | {"model": "vgg11", "process_rates": "9"}
-    a = [single, rate(100, width=0.3), rate(7, 0.001) | {"model": "alexnet"}]
-    _, out, _ = compare(a, a)
-    assert [line[5:8] for line in lines_of(out)] == [
-        ["1.000"],
-        ["1.000", "0.538 to 1.857", "cannot tell"],
-        ["1.000", "0.998 to 1.002", "same"],
-    ]
-
-
-def test_a_wrong_side_is_one_line(compare):
-    status, out, err = compare([{}], [{}], B="nothing")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "B='nothing'" in err
-    assert "a, b" in err
-    status, _, err = compare([], [], A="")
-    assert (status, err.count("\n")) == (2, 1)
-    assert "A=''" in err
-
-
 def test_a_changed_machine_is_a_warning_and_changes_no_verdict(compare):
     fast, slow = ({"canary_seconds": seconds, "machine": "x"} for seconds in ("0.001", "0.0013"))
     _, out, _ = compare([rate(100) | fast], [rate(80) | slow])
     assert lines_of(out)[0][5:8] == ["0.800", "0.784 to 0.816", "slower"]
     assert "1.30 times" in out
-    assert "canary" not in compare([fast | {"machine": "y"}], [])[1]  # of another machine

@@ -12,13 +12,11 @@ M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "prec
 @pytest.mark.parametrize(
     ("cells", "implausible"),
     [
-        ({"precision": "float16", "tflops": 1200.0}, False),
         ({"precision": "mixed_float16", "tflops": 1300.0}, True),
         ({"precision": "mixed_float16", "tflops": 1300.0, "world_size": 2}, False),
         (M4_MAX | {"tflops": 20.0}, False),
         (M4_MAX | {"tflops": 25.0}, True),
         (M4_MAX | {"tflops": 25.0, "measured_precision": "tf32"}, False),  # newer chips compute float32 with 11 bits
-        (M4_MAX | {"gpu_cores": 32, "tflops": 4000.0}, True),
         # The direct convolution has 2.25 times the multiplications of Winograd's, and MLX on a Mac saves more.
         ({"workload": "image", "precision": "float32", "tflops": 2.9 * 67}, False),
         ({"workload": "convolution", "precision": "float32", "tflops": 3.0 * 67}, True),
@@ -49,9 +47,8 @@ def test_the_fraction_is_of_the_best_peak_in_the_same_precision():
     row = row_of(precision="mixed_float16", tflops=100.0)
     assert peaks.fraction_of_peak(row, best) == 0.25
     assert peaks.fraction_of_peak(row | {"precision": "float32"}, best) == 2.0
-    assert peaks.fraction_of_peak(row | {"precision": "bfloat16"}, best) is None
-    assert peaks.fraction_of_peak(row | {"machine": "n"}, best) is None
-    assert peaks.fraction_of_peak(row | {"tflops": None}, best) is None
+    for unknown in ({"precision": "bfloat16"}, {"machine": "n"}, {"tflops": None}):
+        assert peaks.fraction_of_peak(row | unknown, best) is None
 
 
 def test_peaks_and_bandwidth_are_those_of_the_same_chip():

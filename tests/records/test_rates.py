@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench.records.verdict import Rate, compare_rates
+from bench.records.verdict import Rate, compare_rates, name_bottleneck
 
 TEN = Rate(10, 9, 11)
 
@@ -30,6 +30,16 @@ def test_a_ratio_has_the_widest_interval_that_both_allow():
     assert Rate(20, 18, 22).ratio(Rate(10)) == Rate(20).ratio(TEN) == (2, None, None)
 
 
-@pytest.mark.parametrize(("other", "overlaps"), [((20,), True), ((12, 10.5, 13), True), ((20, 18, 22), False)])
-def test_rates_without_intervals_cannot_be_told_apart(other, overlaps):
-    assert Rate(*other).overlaps(TEN) == TEN.overlaps(Rate(*other)) == overlaps
+@pytest.mark.parametrize(
+    ("device", "pipeline", "both", "shares_cores", "name"),
+    [
+        ((11, 10.9, 11.1), (5, 4.9, 5.1), (4.9, 4.8, 5), False, "input"),
+        ((11, 10.9, 11.1), (100, 99, 101), (10.9, 10.8, 11), False, "device"),
+        ((11, 10.9, 11.1), (10, 9.9, 10.1), (5.3, 5.2, 5.4), False, "overlap"),
+        ((100, 99, 101), (300, 290, 310), (76, 75, 77), True, "device"),  # are expected on one CPU
+        ((100, 95, 105), (104, 102, 106), (99, 98, 100), False, "undecided"),
+        ((100,), (300, 290, 310), (99, 98, 100), False, "undecided"),  # an interval is unknown
+    ],
+)
+def test_the_part_that_limits_a_pipeline_needs_a_clear_difference(device, pipeline, both, shares_cores, name):
+    assert name_bottleneck(Rate(*device), Rate(*pipeline), Rate(*both), shares_cores)[0] == name

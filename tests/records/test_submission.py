@@ -8,7 +8,7 @@ import pytest
 
 from bench.records import submission
 from bench.records.columns import COLUMNS, SCHEMA
-from bench.settings import SettingError, read_settings
+from bench.settings import read_settings
 
 CHIP = "some-cpu"
 COMMON = {
@@ -48,12 +48,9 @@ GOOD = {
     "a model": [IMAGE],
     "eight GPUs": [IMAGE, H200, {"world_size": 8, "flops_per_item": 4.5e13, "tflops": 1440}],
     "decode": [IMAGE, MATMUL, DECODE, {"batch_size": 1}],
-    "a pipeline": [IMAGE, PIPELINE],
     "NUM_IMAGES": [IMAGE, PIPELINE, {"scope": "device", "stop_reason": "num_images", "items": 656, "seconds": 20.7053}],
     "an epoch": [IMAGE, PIPELINE, EPOCH],
-    "a matmul": [IMAGE, MATMUL],
     "a failure": [FAILED],
-    "a library of the system": [IMAGE, {"allocator": "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"}],
 }
 
 
@@ -68,16 +65,12 @@ BAD = [
     ([IMAGE], {"source": "https://example.org"}),
     ([IMAGE], {"throughput": ""}),
     ([IMAGE], {"throughput": "nan"}),
-    ([IMAGE], {"world_size": "two"}),
-    ([IMAGE], {"seconds": "1e999"}),
     ([IMAGE], {"seconds": 0}),
     ([IMAGE], {"allocator": "LD_PRELOAD=/home/alice/lib.so"}),
-    ([IMAGE], {"note": "cannot read ~/.cache"}),
     ([FAILED], {"note": "of Alice's disk"}),
     ([IMAGE], {"throughput": 320, "throughput_high": 340, "tflops": 2.56}),
     ([IMAGE], {"throughput": 32, "throughput_low": 33}),
     ([IMAGE, PIPELINE], {"throughput": 32}),
-    ([IMAGE], {"tflops": ""}),
     ([IMAGE, DECODE], {"bandwidth": 2}),
     ([IMAGE, H200], {"throughput": 32, "tflops": 320, "flops_per_item": 1e13}),  # more than 67 x 1.3 x 2.25
 ]
@@ -130,9 +123,8 @@ def test_added_rows_pass_committed_or_not(repository):
     repository("add", "."), repository("commit", "-q", "-m", "3")
     assert check(repository) == (2, [])
     # The commit of the rows differs from main in results/ only, so rows measured with it are known as well.
-    repository.commit = repository("rev-parse", "HEAD").stdout.strip()
-    write(repository, {}, {})
-    assert submission.Repository(repository.folder.parent, "main").find_fault(repository.commit) is None
+    commit = repository("rev-parse", "HEAD").stdout.strip()
+    assert submission.Repository(repository.folder.parent, "main").find_fault(commit) is None
 
 
 def change_program(repository):
@@ -143,14 +135,10 @@ def change_program(repository):
 
 CHANGES = {
     "an edited row": (lambda r: write(r, {"seed": 3}), f"{CHIP}.csv, line 2: "),
-    "a removed row": (lambda r: write(r), f"{CHIP}.csv, line 2: "),
     "a removed file": (lambda r: (r.folder / f"{CHIP}.csv").unlink(), f"{CHIP}.csv"),
     "another file": (lambda r: (r.folder / "run.sh").write_text("true"), "results/run.sh"),
     "a wrong cell": (lambda r: write(r, {}, {"tflops": 9}), "line 3: tflops='9'"),
     "changed programs": (change_program, "line 3: commit="),
-    "an unknown commit": (lambda r: write(r, {}, {"commit": "0123456789ab"}), "line 3: commit="),
-    "a foreign header": (lambda r: (r.folder / "a.csv").write_text('"a\n::b",c\n1,2\n'), "a.csv"),
-    "half a row": (lambda r: (r.folder / f"{CHIP}.csv").open("a").write("1,2\n"), "line 3: "),
 }
 
 
@@ -162,18 +150,11 @@ def test_changes_that_are_not_added_rows_are_refused_in_one_line(repository, cha
     assert "\n" not in line
 
 
-def test_a_base_that_does_not_exist_is_refused(repository):
-    with pytest.raises(SettingError):
-        submission.check_results(submission.Repository(repository.folder.parent, "nowhere"))
-
-
-@pytest.mark.parametrize(("cells", "passes"), [({"seed": 1}, True), ({"allocator": "LD_PRELOAD=alice.so"}, False)])
-def test_submit_prints_how_to_send_this_machines_rows(repository, monkeypatch, capsys, cells, passes):
-    write(repository, {}, cells)
-    for name, value in {"RESULTS_DIR": str(repository.folder), "MACHINE": CHIP, "USER": "alice"}.items():
+def test_submit_prints_how_to_send_this_machines_rows(repository, monkeypatch, capsys):
+    for name, value in {"RESULTS_DIR": str(repository.folder), "MACHINE": CHIP, "LOGNAME": "alice"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("LOGNAME", "alice")
-    problems = submission.submit(read_settings("submit"), submission.Repository(repository.folder.parent))
-    assert [line for line in problems if "line 3: allocator=" not in line] == []
-    assert (problems == []) == passes
-    assert (f"results/{CHIP}.csv" in capsys.readouterr().out) == passes
+    for cells, passes in (({"seed": 1}, True), ({"allocator": "LD_PRELOAD=alice.so"}, False)):
+        write(repository, {}, cells)
+        problems = submission.submit(read_settings("submit"), submission.Repository(repository.folder.parent))
+        assert (problems == []) == passes
+        assert (f"results/{CHIP}.csv" in capsys.readouterr().out) == passes

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bench.timing.intervals import median_interval, p95, sign_autocorrelation
+from bench.timing.intervals import median_interval, p95
 
 
 def test_p95_needs_59_single_steps():
@@ -21,7 +21,7 @@ def series(rng, rho, n):
         yield 100 + x
 
 
-@pytest.mark.parametrize(("rho", "n", "least"), [(0, 6, 0.94), (0, 20, 0.94), (0, 60, 0.94), (0.6, 60, 0.92)])
+@pytest.mark.parametrize(("rho", "n", "least"), [(0, 6, 0.94), (0, 60, 0.94), (0.6, 60, 0.92)])
 def test_the_interval_covers_the_median_as_often_as_it_says(rho, n, least):
     rng = random.Random(1)
     covered = 0
@@ -37,12 +37,6 @@ def test_the_interval_is_not_needlessly_wide():
     for _ in range(200):
         low, high = median_interval(list(series(rng, 0, 400)))
         widths.append(high - low)
+    assert median_interval([1.0] * 30) == (1, 1)
     # 2 x 1.96 standard errors of a Gaussian median: sqrt(pi / 2) / sqrt(n)
     assert sum(widths) / 200 == pytest.approx(2 * 1.96 * 1.2533 / 20, rel=0.15)
-
-
-def test_sign_autocorrelation_estimates_rho():
-    rng = random.Random(4)
-    assert sign_autocorrelation(list(series(rng, 0.6, 20_000))) == pytest.approx(0.6, abs=0.03)
-    assert sign_autocorrelation(list(series(rng, 0.0, 20_000))) == pytest.approx(0.0, abs=0.03)
-    assert sign_autocorrelation([1.0] * 30) == 0

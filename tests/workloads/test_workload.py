@@ -10,18 +10,12 @@ from mlp_benchmark import hidden_widths, mlp_counts, mlp_workload
 from transformer_benchmark import ENCODERS, encoder_counts, transformer_workload
 
 
-@pytest.mark.parametrize(
-    ("model", "widths"),
-    [("mlp-5x1024", (1024,) * 5), ("mlp-3000-1000", (3000, 1000)), ("mlp-7", (7,)), ("mlp-2x1", (1, 1))],
-)
-def test_an_mlp_name_gives_its_layers(model, widths):
-    assert hidden_widths(model) == widths
-
-
-@pytest.mark.parametrize("model", ["mlp", "mlp-0x5", "mlp-5x", "mlp-1001x8", "resnet50"])
-def test_other_mlp_names_are_refused(model):
-    with pytest.raises(SettingError, match=f"MODEL='{model}'"):
-        hidden_widths(model)
+def test_an_mlp_name_gives_its_layers():
+    widths = {"mlp-5x1024": (1024,) * 5, "mlp-3000-1000": (3000, 1000), "mlp-7": (7,)}
+    assert {name: hidden_widths(name) for name in widths} == widths
+    for name in ("mlp-0x5", "mlp-1001x8", "resnet50"):
+        with pytest.raises(SettingError):
+            hidden_widths(name)
 
 
 def test_mlp_counts_equal_published_ones():
@@ -63,11 +57,8 @@ def test_forward_and_backward_add_up_to_training():
 
 def test_scripts_describe_their_workloads():
     mlp = mlp_workload(read_settings("mlp", {"MODEL": "mlp-3000-1000", "DATA": "synthetic"}))
-    assert (mlp.unit, mlp.items_per_step, mlp.parameters) == ("images", 32, 12_230_010)
-    assert mlp.sizes == (3072, 3000, 1000, 10)
+    assert (mlp.unit, mlp.items_per_step, mlp.sizes) == ("images", 32, (3072, 3000, 1000, 10))
     environ = {"MODEL": "bert-base", "SEQUENCE_LENGTH": "64", "BATCH_SIZE": "2"}
-    bert = transformer_workload(read_settings("transformer", environ))
-    ((ids, labels), *_) = batches = bert.make_batches(2, seed=0)
-    assert (len(batches), ids.shape, labels.shape) == (4, (2, 64), (2,))
+    ((ids, labels), *_) = transformer_workload(read_settings("transformer", environ)).make_batches(2, seed=0)
+    assert (ids.shape, labels.shape) == ((2, 64), (2,))
     assert 1 <= ids.min() <= ids.max() < 30522
-    assert labels.max() < 8
