@@ -39,7 +39,7 @@ class AliasDevice(str):
 
 
 class Allocator:
-    """An allocator that only counts."""
+    """What replaces torch.accelerator: it only counts."""
 
     def __init__(self):
         self.allocated = self.most_allocated = self.synchronized = 0
@@ -48,8 +48,11 @@ class Allocator:
         self.allocated += size
         self.most_allocated = max(self.most_allocated, self.allocated)
 
-    def free(self, size):
-        self.allocated -= size
+    def memory_allocated(self):
+        return self.allocated
+
+    def max_memory_allocated(self):
+        return self.most_allocated
 
     def empty_cache(self):
         pass
@@ -61,7 +64,7 @@ class Allocator:
         self.synchronized += 1
 
 
-def pretend(monkeypatch, name, capability=(9, 0)):
+def pretend(monkeypatch, name):
     """Let on_torch see a GPU called cuda or mps; returns its Allocator."""
     device, allocator = AliasDevice(name), Allocator()
     on_cpu, scaler = torch.autocast, torch.amp.GradScaler
@@ -69,13 +72,12 @@ def pretend(monkeypatch, name, capability=(9, 0)):
     # These two look at the name in Python, and would look for a real GPU of it.
     monkeypatch.setattr(torch, "autocast", lambda device, kind: on_cpu("cpu", kind))
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **how: scaler("cpu", **how))
-    for function in ("empty_cache", "reset_peak_memory_stats", "synchronize"):
+    replaced = ("empty_cache", "reset_peak_memory_stats", "synchronize", "memory_allocated", "max_memory_allocated")
+    for function in replaced:
         monkeypatch.setattr(torch.accelerator, function, getattr(allocator, function))
-    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda: allocator.allocated)
-    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: allocator.most_allocated)
     module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: "NVIDIA Alias")
     monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     return allocator
 
 
