@@ -7,13 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import best_settings
-import measure_all
-import noise_check
 from bench import cli, frameworks, launch, run
 from bench.host import meters, ranks
 from bench.records import cells, results
-from bench.settings import SettingError
 from bench.timing import MeasurementError
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
@@ -44,25 +40,8 @@ def test_torchrun_says_which_rank_this_is():
     assert not ranks.read_ranks({"WORLD_SIZE": "4"}).are_many  # another program's variable
 
 
-@pytest.mark.parametrize("change", [{"LOCAL_RANK": ""}, {"LOCAL_RANK": "2"}, {"WORLD_SIZE": "0"}])
-def test_impossible_variables_of_torchrun_are_named(change):
-    ((name, value),) = change.items()
-    with pytest.raises(SettingError, match=f"{name}={value!r} "):
-        ranks.read_ranks(TORCHRUN | change)
-
-
-@pytest.mark.parametrize("start", [best_settings.main, measure_all.main, noise_check.main])
-def test_a_command_that_starts_its_own_runs_refuses_torchrun(as_rank, start):
-    as_rank()
-    with pytest.raises(SettingError, match="RANK"):
-        start()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"MODEL": "mlp-8,mlp-9"}, {"RUNS": "2"}, {"BATCH_SIZE": "auto"}, {"EPOCHS": "1"}, {"FRAMEWORK": "jax"}],
-)
-def test_ranks_of_torchrun_measure_one_combination_once(as_rank, capsys, wrong):
+@pytest.mark.parametrize("wrong", [{"MODEL": "mlp-8,mlp-9"}, {"FRAMEWORK": "jax"}])
+def test_ranks_of_torchrun_measure_one_combination_in_pytorch(as_rank, capsys, wrong):
     as_rank(**{"MODEL": "mlp-8"} | wrong)
     assert launch.main("mlp", mlp_workload) == cli.MISTAKE
     assert "NUM_DEVICES" in capsys.readouterr().err

@@ -40,6 +40,7 @@ def test_a_step_of_training_runs_each_part_once_and_changes_every_weight(monkeyp
     session = open_session("mlp", "training")
     parts = [record_calls(monkeypatch, session.model, part) for part in ("forward", "backward", "update")]
     assert session.model.uncompiled.training
+    sums = {session.checksum()}
     for steps in range(1, 4):
         before = [weight.clone() for weight in session.model.uncompiled.parameters()]
         session.step()
@@ -47,6 +48,8 @@ def test_a_step_of_training_runs_each_part_once_and_changes_every_weight(monkeyp
         assert session.updates() == steps
         for old, new in zip(before, session.model.uncompiled.parameters(), strict=True):
             assert not torch.equal(old, new)
+        sums.add(session.checksum())
+    assert len(sums) == 4
 
 
 def test_the_last_output_must_be_that_of_the_last_batch():
@@ -69,14 +72,3 @@ def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):
     with pytest.raises(measure.MeasurementError, match="uncompiled") as error:
         session.after_first_step()
     assert error.value.status == "unsupported"
-
-
-def test_the_checksum_changes_with_every_step_of_training():
-    """One image of one class soon has a loss of zero: biases then rest, and the weights before them do not."""
-    session = open_session("image", "training", BATCH_SIZE="1", IMAGE_SIZE="64")
-    sums = []
-    for _ in range(6):
-        session.step()
-        sums.append(session.checksum())
-    assert len(set(sums)) == 6
-    assert len(sums[0]) == len(list(session.model.uncompiled.parameters()))

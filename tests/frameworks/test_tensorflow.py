@@ -5,7 +5,6 @@ import pytest
 
 from bench.frameworks import on_tensorflow
 from bench.timing import MeasurementError
-from bench.workloads import operators
 from tests.frameworks.sessions import Opener
 
 open_session = Opener("tensorflow")
@@ -38,13 +37,6 @@ def test_a_gpu_that_leaves_its_work_to_the_cpu_is_refused(monkeypatch, script, o
     with pytest.raises(MeasurementError, match=operator) as caught:
         open_session(script, phase)
     assert caught.value.status == "unsupported"
-
-
-@needs_no_gpu
-def test_an_operator_that_runs_on_the_cpu_is_refused(monkeypatch):
-    monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
-    with pytest.raises(MeasurementError, match="TensorFlow runs this operator on the CPU"):
-        open_session.operator(operators.matmul((32, 32, 32)))
 
 
 @needs_xla

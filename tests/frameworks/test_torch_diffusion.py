@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from bench.timing import measure
 from diffusion_benchmark import DENOISERS
 from tests.frameworks import count_flops
-from tests.frameworks.sessions import Opener
+from tests.frameworks.sessions import Opener, assert_measured
 from tests.frameworks.tiny_denoisers import TINY_DENOISERS
 
 open_session = Opener("torch")
@@ -25,9 +24,7 @@ def test_the_counts_are_those_of_the_counter(name):
 def test_a_session_is_measured_in_16_bits(model, phase):
     session = open_session("diffusion", phase, MODEL=model, PRECISION="bfloat16")
     assert 1e-5 < session.output_error < 0.05
-    measured = measure.measure(measure.Job(session, 2, max_seconds=0.05))
-    assert not {"recompiled", "not_finite"} & set(measured.flags)
-    session.check_last_step()
+    assert_measured(session, 2)
 
 
 @pytest.mark.parametrize("model", TINY_DENOISERS)
