@@ -4,9 +4,6 @@ On a machine with an accelerator they run on it.
 """
 
 import itertools
-import os
-import subprocess
-import sys
 import weakref
 
 import numpy as np
@@ -15,13 +12,12 @@ from PIL import Image
 
 from bench import frameworks
 from bench.frameworks import base
-from bench.records import results
 from bench.settings import FRAMEWORKS
 from bench.timing import MeasurementError, measure
 from bench.workloads import cifar10, data, operators
 from image_benchmark import image_workload
 from tests.conftest import TESTED
-from tests.frameworks.sessions import SMALL, Opener
+from tests.frameworks.sessions import Opener, assert_measured
 
 PHASES = ("inference", "training", "forward", "backward", "optimizer")
 FRAMEWORK = frameworks.load(TESTED)
@@ -53,10 +49,8 @@ def test_a_session_is_measured_and_only_training_and_the_optimizer_change_the_we
     before, first = read_weight(session), step(session)
     assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
     assert step(session) != first > 0
-    measured = measure.measure(measure.Job(session, 2, max_seconds=0.1))
-    assert not {"recompiled", "not_finite"} & set(measured.flags)
+    assert_measured(session, 2)
     assert session.parameters == open_session.workload(script, phase).parameters
-    session.check_last_step()
 
 
 def test_batches_take_turns_and_the_seed_decides():
@@ -227,14 +221,6 @@ def test_lower_precisions_are_what_they_say_and_train(precision):
     assert read_weight(session) != before
 
 
-def test_tf32_is_not_promised_where_there_is_none():
-    if FRAMEWORK.find_device(open_session.settings("mlp")).device == "cuda":
-        pytest.skip("this device may have TF32")
-    with pytest.raises(MeasurementError, match="no TF32: it computes in float32") as error:
-        open_session(PRECISION="tf32")
-    assert error.value.status == "unsupported"
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_operators_are_right_and_can_be_measured(monkeypatch, precision):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
@@ -260,14 +246,3 @@ def test_a_copy_is_one():
     copy = FRAMEWORK.OPERATORS["copy"](x, None)
     assert np.array_equal(x, copy)
     assert not np.shares_memory(np.asarray(x), np.asarray(copy))
-
-
-@pytest.mark.skipif(TESTED == "torch", reason="tests/test_commands.py runs it")
-def test_make_runs_it(tmp_path):
-    environ = SMALL["mlp"] | {"FRAMEWORK": TESTED, "MAX_SECONDS": "0.1", "MACHINE": "here", "RUNS": "1"}
-    environ |= {"PHASE": "inference"} | ({} if "threads" in LACKS else {"NUM_THREADS": "1"})
-    command = ["make", "mlp", f"PYTHON={sys.executable}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environ)
-    assert done.returncode == 0, done.stderr
-    (row,) = results.read(tmp_path / "results" / "here.csv")
-    assert (row["framework"], row["num_threads"]) == (TESTED, "1")

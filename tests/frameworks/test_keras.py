@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import pytest
 
-from bench.frameworks import keras_networks
-from bench.timing import MeasurementError
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import Opener, assert_same_work
 
@@ -41,22 +39,6 @@ def test_mixed_float16_scales_the_loss_and_takes_it_out_again():
         session.step()
         changes.append(np.array(session.model.last_weight) - before)
     np.testing.assert_allclose(*changes, rtol=0.02, atol=1e-7)
-
-
-def test_a_device_that_drops_a_layer_is_refused(monkeypatch):
-    build, built = keras_networks.BUILDERS["mlp"], []
-
-    def build_one(workload):
-        built.append(build(workload))
-        if len(built) == 1:  # the second one is the CPU's
-            _, second, _ = [layer for layer in built[0].layers if isinstance(layer, keras.layers.Dense)]
-            second.call = lambda inputs, training=None: inputs
-        return built[-1]
-
-    monkeypatch.setitem(keras_networks.BUILDERS, "mlp", build_one)
-    with pytest.raises(MeasurementError, match="differs from the CPU's") as caught:
-        open_session(MODEL="mlp-16-16", PRECISION="mixed_bfloat16")
-    assert (caught.value.status, len(built)) == ("wrong_output", 2)
 
 
 def copy_image(model, torch):

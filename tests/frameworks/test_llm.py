@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bench import frameworks
-from bench.timing import check, measure
+from bench.timing import check
 from tests.conftest import TESTED
-from tests.frameworks.sessions import describe_llm, open_llm
+from tests.frameworks.sessions import assert_measured, describe_llm, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS
 
 FRAMEWORK = frameworks.load(TESTED)
@@ -64,9 +64,7 @@ def test_a_step_of_prefill_is_the_model_itself(model):
 def test_decode_is_measured_in_16_bits():
     session = open_llm("decode", PRECISION="bfloat16")
     assert session.measured_precision == "bfloat16"
-    measured = measure.measure(measure.Job(session, 2, max_seconds=0.1))
-    assert not {"recompiled", "not_finite"} & set(measured.flags)
-    session.check_last_step()
+    assert_measured(session, 2)
 
 
 # Training
@@ -79,9 +77,7 @@ if TESTED != "torch":  # which takes long to compile
 @pytest.mark.parametrize("environ", CASES)
 def test_training_is_measured_and_its_loss_falls(environ):
     session = train(**environ)
-    measured = measure.measure(measure.Job(session, 12, max_seconds=0.1))
-    assert not {"recompiled", "not_finite"} & set(measured.flags)
-    session.check_last_step()
+    assert_measured(session, 12)
     batch, losses = next(session.batches), []
     for _ in range(20):
         session.model.train(*batch)
