@@ -10,13 +10,13 @@ import transformers
 
 from bench.frameworks import on_torch
 from bench.workloads.operators import MAX_SETS
-from tests.selfcheck import block_of, check_loops, check_matmul, is_one
+from tests.selfcheck import block_of, check_loop, check_matmul
 
 
 def checks():
     yield check_matmul(matmul)
     for phase in ("inference", "training"):
-        yield check_loops(phase, "resnet50", {"a hand-written loop": (loop(phase), is_one)})
+        yield check_loop(phase, "resnet50", loop(phase))
     for phase in ("prefill", "decode"):
         yield check_language_model(phase)
     for rank in (0, 8):
@@ -84,8 +84,8 @@ def check_training(rank, tokens=64):
 
     block = block_of(train, wait, tokens * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "PRECISION": "float32", "LORA_RANK": str(rank)}
-    what = {f"a hand-written loop, LoRA of rank {rank}" if rank else "a hand-written loop": (block, is_one)}
-    return check_loops("training", "smollm2-135m", what, script="llm", **environ)
+    what = f"a hand-written loop, LoRA of rank {rank}"
+    return check_loop("training", "smollm2-135m", block, script="llm", what=what, **environ)
 
 
 def check_language_model(phase, tokens=64):
@@ -105,7 +105,7 @@ def check_language_model(phase, tokens=64):
     step = torch.inference_mode()(lambda: next(done))
     block = block_of(step, wait, (tokens if phase == "prefill" else 1) * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
-    return check_loops(phase, "smollm2-135m", {"a hand-written loop": (block, is_one)}, script="llm", **environ)
+    return check_loop(phase, "smollm2-135m", block, script="llm", **environ)
 
 
 def check_denoiser(phase, batch_size=1):
@@ -130,7 +130,7 @@ def check_denoiser(phase, batch_size=1):
 
     block = block_of(train if phase == "training" else infer, wait, batch_size)
     environ = {"BATCH_SIZE": str(batch_size), "PRECISION": "float32"}
-    return check_loops(phase, "ddpm-cifar10", {"a hand-written loop": (block, is_one)}, script="diffusion", **environ)
+    return check_loop(phase, "ddpm-cifar10", block, script="diffusion", **environ)
 
 
 def matmul(side):

@@ -27,20 +27,17 @@ TOLERANCE = 0.02
 WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "llm": llm_workload, "diffusion": diffusion_workload}
 
 
-def check_loops(phase, model, loops, script="image", **environ):
-    """Compare our step with hand-written loops: {what: (block of block_of(), is_right of compare())}."""
+def check_loop(phase, model, block, script="image", what="a hand-written loop", **environ):
+    """Compare our step with a hand-written loop, a block of block_of(); returns whether they agree."""
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(script, environ)
     framework = frameworks.load(settings.framework)
     settings = settings.on(framework.find_device(settings).device)
     workload = WORKLOADS[script](settings)
     session = framework.open_session(workload, settings, phase, "device")
-    passed = []
-    for what, (block, is_right) in loops.items():
-        about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
-        passed.append(compare(about, measure_pairs(session, workload, block), is_right, workload.unit))
+    pairs = measure_pairs(session, workload, block)
     session.close()
-    return all(passed)
+    return compare(f"{model} {phase}, batch {settings.batch_size}, compared with {what}", pairs, workload.unit)
 
 
 def measure_pairs(session, workload, block):
@@ -84,23 +81,18 @@ def check_matmul(by_hand, side=1024):
     session = framework.open_session(workload, settings, None, "device")
     pairs = measure_pairs(session, workload, by_hand(side))
     session.close()
-    return compare(f"matmul of {side} x {side} x {side}, compared with a hand-written loop", pairs, is_one, "matmuls")
+    return compare(f"matmul of {side} x {side} x {side}, compared with a hand-written loop", pairs, "matmuls")
 
 
-def is_one(low, high):
-    """Whether the interval of a ratio overlaps 0.98 to 1.02."""
-    return low <= 1 + TOLERANCE and high >= 1 - TOLERANCE
-
-
-def compare(what, pairs, is_right, unit="images"):
-    """Print the ratio of (ours, theirs); is_right(low, high) decides on the ends of its interval."""
+def compare(what, pairs, unit="images"):
+    """Print the ratio of (ours, theirs); returns whether its interval overlaps 0.98 to 1.02."""
     ratios = [ours / theirs for ours, theirs in pairs]
     low, high = intervals.median_interval(ratios)
     ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
     rates, middle = f"ours {ours:.4g}, theirs {theirs:.4g} {unit}/s", f"ratio {statistics.median(ratios):.4f}"
-    word = "ok   " if is_right(low, high) else "WRONG"
-    print(f"{word}  {what}: {rates}, {middle} ({low:.4f} to {high:.4f}, {len(pairs)} pairs)", flush=True)
-    return is_right(low, high)
+    is_one = low <= 1 + TOLERANCE and high >= 1 - TOLERANCE
+    print(f"{'ok   ' if is_one else 'WRONG'}  {what}: {rates}, {middle} ({low:.4f} to {high:.4f}, {len(pairs)} pairs)")
+    return is_one
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""ALIAS_DEVICE=cuda FRAMEWORK=torch pytest tests/frameworks: the same tests on a GPU that is not there."""
+"""Tiny language models, and what PyTorch computes, for the tests of every framework."""
 
 import os
 import subprocess
@@ -19,14 +19,6 @@ if TESTED == "jax":  # most of its tests' time is the compilation of the same fu
 
 
 @pytest.fixture(autouse=True)
-def alias(monkeypatch):
-    if name := os.environ.get("ALIAS_DEVICE"):
-        from tests.frameworks import alias_device
-
-        alias_device.pretend(monkeypatch, name)
-
-
-@pytest.fixture
 def tiny_decoders(monkeypatch):
     """Add the tiny decoders to the models of llm_benchmark.py."""
     for name, decoder in TINY_DECODERS.items():

@@ -7,7 +7,7 @@ import pytest
 
 from bench import frameworks
 from bench.settings import read_settings
-from bench.timing import check
+from bench.timing import check, measure
 from diffusion_benchmark import DENOISERS, diffusion_workload
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
@@ -53,6 +53,13 @@ class Opener:
         """The session of one operator."""
         settings = replace(self.settings("tflops"), precision=precision)
         return self.framework.open_session(workload, settings, None, "device")
+
+
+def assert_measured(session, items):
+    """Measure a session for a moment; its steps are compiled once, finite, and computed again with the same output."""
+    measured = measure.measure(measure.Job(session, items, max_seconds=0.1))
+    assert not {"recompiled", "not_finite"} & set(measured.flags)
+    session.check_last_step()
 
 
 def open_llm(phase="decode", **environ):

@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import pytest
 
-from bench.frameworks import keras_networks
-from bench.timing import MeasurementError
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import Opener, assert_same_work
 
@@ -33,8 +31,6 @@ def test_mixed_float16_scales_the_loss_and_takes_it_out_again():
     assert isinstance(scaled.model.optimizer, keras.mixed_precision.LossScaleOptimizer)
     for session in (scaled, plain):
         session.prepare()
-    assert float(scaled.model.scaled) == pytest.approx(256 * float(scaled.model.loss))
-    assert float(plain.model.scaled) == float(plain.model.loss)
     ratio = np.linalg.norm(scaled.model.last_gradient) / np.linalg.norm(plain.model.last_gradient)
     assert ratio == pytest.approx(256, rel=0.01)
     changes = []
@@ -43,28 +39,6 @@ def test_mixed_float16_scales_the_loss_and_takes_it_out_again():
         session.step()
         changes.append(np.array(session.model.last_weight) - before)
     np.testing.assert_allclose(*changes, rtol=0.02, atol=1e-7)
-
-
-def test_a_device_that_drops_a_layer_is_refused(monkeypatch):
-    build, built = keras_networks.BUILDERS["mlp"], []
-
-    def build_one(workload):
-        built.append(build(workload))
-        if len(built) == 1:  # the second one is the CPU's
-            _, second, _ = [layer for layer in built[0].layers if isinstance(layer, keras.layers.Dense)]
-            second.call = lambda inputs, training=None: inputs
-        return built[-1]
-
-    monkeypatch.setitem(keras_networks.BUILDERS, "mlp", build_one)
-    with pytest.raises(MeasurementError, match="differs from the CPU's") as caught:
-        open_session(MODEL="mlp-16-16", PRECISION="mixed_bfloat16")
-    assert (caught.value.status, len(built)) == ("wrong_output", 2)
-
-
-def test_adam_on_bfloat16_weights_is_unsupported():
-    with pytest.raises(MeasurementError, match="mixed_bfloat16") as caught:
-        open_session(OPTIMIZER="adam", PRECISION="bfloat16")
-    assert caught.value.status == "unsupported"
 
 
 def copy_image(model, torch):

@@ -4,17 +4,12 @@ import io
 import re
 
 import mlx.core as mx
-import numpy as np
-import psutil
 import pytest
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models import llama
 
 from bench.frameworks import on_mlx, on_mlx_networks
-from bench.settings import SettingError
 from bench.timing import MeasurementError, measure
-from bench.tune import recipe
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import Opener, assert_same_work, open_llm
 
@@ -26,7 +21,6 @@ MIDDLE = {"MODEL": "mlp-64-32" if DEVICE == "cpu" else "mlp-5x2048", "BATCH_SIZE
 
 def count_pending(*trees):
     """How many operators of these arrays' graphs are not evaluated."""
-
     graph = io.StringIO()
     mx.export_to_dot(graph, *on_mlx.leaves(trees))
     return graph.getvalue().count("[label")
@@ -46,7 +40,7 @@ def count_pending(*trees):
         ("llm", "decode", lambda session: [session.last_result, [layer.state for layer in session.model.cache]]),
     ],
 )
-def test_a_step_leaves_nothing_unevaluated(tiny_decoders, script, phase, produced):
+def test_a_step_leaves_nothing_unevaluated(script, phase, produced):
     session = open_llm(phase) if script == "llm" else open_session(script, phase, OPTIMIZER="adam")
     for _ in range(2):
         if session.prepare:
@@ -112,20 +106,6 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch):
         open_session("mlp", "inference", COMPILE="1")
 
 
-# Devices
-
-
-def test_a_build_for_cuda_without_a_card_uses_the_cpu(monkeypatch):
-    monkeypatch.setattr(mx, "set_default_device", lambda device: None)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
-    for cards, expected in ((1, "cuda"), (0, "cpu")):
-        monkeypatch.setattr(mx, "device_count", lambda kind, cards=cards: cards)
-        assert on_mlx.choose_device(None) == expected
-    with pytest.raises(SettingError, match="driver"):
-        on_mlx.choose_device(True)
-
-
 def test_a_gpu_is_checked_with_as_many_images_as_a_timed_batch(monkeypatch):
     sizes, right = set(), on_mlx_networks.ResNet.__call__
     monkeypatch.setattr(on_mlx_networks.ResNet, "__call__", lambda self, x: sizes.add(len(x)) or right(self, x))
@@ -134,32 +114,6 @@ def test_a_gpu_is_checked_with_as_many_images_as_a_timed_batch(monkeypatch):
         assert open_session("image", phase, BATCH_SIZE="6").output_error < 1e-5
         assert {2, 6} <= sizes
         sizes.clear()
-
-
-@pytest.mark.parametrize(("total", "own"), [(1.0, False), (0.5, True), (3.0, True)])
-def test_a_card_whose_memory_is_the_systems_is_known(monkeypatch, total, own):
-    info = {"device_name": "NVIDIA", "total_memory": total * psutil.virtual_memory().total}
-    monkeypatch.setattr(mx, "device_info", lambda: info)
-    monkeypatch.setattr(on_mlx, "choose_device", lambda use_gpu: "cuda")
-    assert on_mlx.find_device(open_session.settings("mlp")).has_own_memory == own
-
-
-def test_the_lines_of_make_best_for_ones_own_script_run():
-    model, optimizer = nn.Linear(3, 2), on_mlx.OPTIMIZERS["sgd"](0.1)
-    differentiate = nn.value_and_grad(model, lambda inputs: model(inputs).sum())
-
-    def step(inputs):
-        loss, gradients = differentiate(inputs)
-        optimizer.update(model, gradients)
-        return loss
-
-    names = {"mx": mx, "model": model, "optimizer": optimizer, "step": step}
-    settings = {"PRECISION": "bfloat16", "COMPILE": "1", "DEVICE": "cpu"}
-    exec("\n".join(recipe.lines_of_code("mlx", settings)), names)
-    before = np.array(model.weight.astype(mx.float32))
-    mx.eval(names["step"](mx.ones((4, 3), mx.bfloat16)), names["state"])
-    assert model.weight.dtype == mx.bfloat16
-    assert not np.array_equal(before, np.array(model.weight.astype(mx.float32)))
 
 
 # The same work as PyTorch's
@@ -205,27 +159,3 @@ def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(refer
                 layer._p_1 = 1.0
 
     assert_same_work(model, session, torch, expected, stop_dropout, on_mlx.leaves)
-
-
-def test_an_update_of_adam_is_that_of_its_definition():
-    session = open_session("mlp", "optimizer", OPTIMIZER="adam")
-    session.prepare()
-    model, before = session.model, np.array(session.model.last_weight)
-    gradient = np.array(model.last_gradient)
-    session.step()
-    expected = before - 1e-5 * gradient / (np.abs(gradient) + 1e-8)
-    np.testing.assert_allclose(np.array(model.last_weight), expected, rtol=1e-4, atol=1e-8)
-    assert model.updates() == 1
-
-
-def test_checkpointing_wraps_each_model_once(tiny_decoders, monkeypatch):
-    """mlx-lm's grad_checkpoint() changes a class, and one process opens several sessions."""
-    calls, right = [], llama.Attention.__call__
-    monkeypatch.setattr(llama.Attention, "__call__", lambda *x: calls.append(1) or right(*x))
-    counts = []
-    for checkpointing in "110":
-        session = open_llm("training", CHECKPOINTING=checkpointing)
-        calls.clear()
-        session.step()
-        counts.append(len(calls))
-    assert counts == [4, 4, 2]

@@ -6,17 +6,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import llm_benchmark
-from bench.frameworks import on_torch, on_torch_llm, session
-from bench.timing import measure
+from bench.frameworks import on_torch, on_torch_llm
+from bench.timing import MeasurementError
 from llm_benchmark import DECODERS
-from tests.frameworks import alias_device
 from tests.frameworks.sessions import describe_llm, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS
 
-pytestmark = pytest.mark.usefixtures("tiny_decoders")
+LORA = {"LORA_RANK": "4"}
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_weights_and_cache_have_the_precision_asked_for(precision):
     session = open_llm(PRECISION=precision)
     layer = session.model.cache.layers[0]
@@ -42,64 +41,36 @@ def rotary_off_by_one(model, tokens):
     return model.uncompiled(tokens, logits_to_keep=1, **cache)[:, -1]
 
 
-def mask_left_out(model, tokens):
-    """Attention over empty slots too."""
-    if tokens.shape[1] > 1:
-        return model._run(model.uncompiled, tokens)
-    seen = torch.ones(2, 1, 1, session.PROVED_TOKENS, dtype=torch.bool, device=tokens.device)
-    cache = {"past_key_values": model.cache, "attention_mask": seen}
-    return model.uncompiled(tokens, logits_to_keep=1, **cache)[:, -1]
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sabotaged", [cache_not_used, rotary_off_by_one, mask_left_out])
-def test_a_wrong_cache_is_wrong_output(monkeypatch, sabotaged, precision):
+@pytest.mark.parametrize("sabotaged", [cache_not_used, rotary_off_by_one])
+def test_a_wrong_cache_is_wrong_output(monkeypatch, sabotaged):
     monkeypatch.setattr(on_torch_llm.CachedModel, "extend_uncompiled", torch.inference_mode()(sabotaged))
-    with pytest.raises(measure.MeasurementError, match="through the cache") as error:
-        open_llm(PRECISION=precision)
+    with pytest.raises(MeasurementError, match="through the cache") as error:
+        open_llm(PRECISION="bfloat16")
     assert error.value.status == "wrong_output"
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_gpus_logits_are_compared_with_the_cpus(monkeypatch, precision):
-    alias_device.pretend(monkeypatch, "cuda")
-    open_llm(USE_GPU="1", PRECISION=precision).close()
+def test_logits_in_16_bits_are_compared_with_float32(monkeypatch):
+    assert 1e-5 < open_llm(PRECISION="bfloat16").output_error < 0.05
     right = on_torch_llm.CachedModel.extend_uncompiled
     monkeypatch.setattr(on_torch_llm.CachedModel, "extend_uncompiled", lambda *x: right(*x).flip(1))
-    with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):
-        open_llm(USE_GPU="1", PRECISION=precision)
+    with pytest.raises(MeasurementError, match="differs from the CPU's"):
+        open_llm(PRECISION="bfloat16")
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_a_wrong_compiled_step_is_refused(monkeypatch, phase):
+def test_a_wrong_compiled_step_is_refused(monkeypatch):
     def finish_first_step(factor):
         monkeypatch.setattr(torch, "compile", lambda module, **how: lambda *x, **cache: module(*x, **cache) * factor)
-        session = open_llm(phase, COMPILE="1")
+        session = open_llm("decode", COMPILE="1")
         session.step()
         session.after_first_step()
-        session.step()
-        session.close()
 
     monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
     finish_first_step(1)
-    with pytest.raises(measure.MeasurementError, match="compiled"):
+    with pytest.raises(MeasurementError, match="compiled"):
         finish_first_step(1.01)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_the_last_timed_logits_are_computed_again(phase):
-    session = open_llm(phase)
-    for _ in range(5):
-        session.step()
-        session.check_last_step()
-    session.last_result = session.last_result.flip(-1)
-    with pytest.raises(measure.MeasurementError, match="last timed output"):
-        session.check_last_step()
-
-
 # Training
-
-LORA = {"LORA_RANK": "4"}
 
 
 def test_an_adapter_adds_its_product_to_the_frozen_weights():
@@ -115,8 +86,7 @@ def test_an_adapter_adds_its_product_to_the_frozen_weights():
         torch.testing.assert_close(module(ids), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "mixed_bfloat16"])
-@pytest.mark.parametrize("environ", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(("precision", "environ"), [("bfloat16", LORA), ("bfloat16", {}), ("mixed_bfloat16", {})])
 def test_training_moves_weights_in_16_bits_and_positions_stay_in_float32(precision, environ):
     session = open_llm("training", MODEL="tiny-qwen", PRECISION=precision, **environ)
     module, whole = session.model.uncompiled, torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -129,43 +99,29 @@ def test_training_moves_weights_in_16_bits_and_positions_stay_in_float32(precisi
     assert len(set(read)) == 3
 
 
-# The published shapes
-
-
-@pytest.mark.parametrize("model", [name for name in DECODERS if not name.startswith("tiny")])
-def test_the_librarys_models_have_the_published_parameters(model):
-    workload = describe_llm(MODEL=model)
-    module = on_torch_llm.Decoder(workload)
-    assert on_torch.count_parameters(module) == workload.parameters
-    assert {p.device.type for p in module.parameters()} == {"meta"}
-    assert module.decoder.config._attn_implementation == "sdpa"
+# Weights and counts
 
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
 def test_tied_tables_stay_tied_positions_are_the_librarys_and_weights_keep_their_variance(model):
     module = open_llm(MODEL=model, PRECISION="bfloat16").model.uncompiled.decoder
     assert (module.lm_head.weight is module.model.embed_tokens.weight) == TINY_DECODERS[model].tie_word_embeddings
+    assert module.config._attn_implementation == "sdpa"
     fresh = type(module)(module.config).model.rotary_emb.inv_freq
-    assert module.model.rotary_emb.inv_freq.dtype == torch.float32
     assert torch.equal(module.model.rotary_emb.inv_freq.cpu(), fresh)
     first, second = (layer.self_attn for layer in module.model.layers)
-    assert not torch.equal(first.k_proj.weight, first.v_proj.weight)
     assert not torch.equal(first.k_proj.weight, second.k_proj.weight)
     assert (64 * first.q_proj.weight.float().var()).item() == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
 @pytest.mark.parametrize(
-    ("phase", "rank"),
-    [("prefill", 0), ("decode", 0), *((phase, r) for phase in ("training", "forward", "backward") for r in (0, 4))],
+    ("phase", "rank"), [("prefill", 0), ("decode", 0), ("training", 0), ("training", 4), ("forward", 4)]
 )
 def test_the_formulas_agree_with_the_counter(model, phase, rank):
     # Of a single token in a cache of one: there the counter, which does not know of masks, counts no empty slots.
-    environ = {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "MODEL": model, "LORA_RANK": str(rank)}
-    session, workload = open_llm(phase, USE_GPU="0", **environ), describe_llm(phase, USE_GPU="0", **environ)
-    with sdpa_kernel(SDPBackend.MATH):  # others compute the scores again in the backward pass
-        if session.prepare:
-            session.prepare()
-        with FlopCounterMode(display=False) as counter:
-            session.step()
+    environ = {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "LORA_RANK": str(rank), "USE_GPU": "0"}
+    session, workload = (f(phase, MODEL=model, **environ) for f in (open_llm, describe_llm))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # others compute the scores again
+        session.step()
     assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step
