@@ -30,6 +30,17 @@ def wait(_):
         torch.accelerator.synchronize()
 
 
+def step_of(phase, infer, loss, optimizer):
+    """Return a step as a careful user would write it; infer: () -> output, loss: () -> mean loss of the batch."""
+
+    def train():
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return train if phase == "training" else torch.inference_mode()(infer)
+
+
 def loop(phase):
     """Return the block of ResNet-50 as a careful user would time it."""
     device, batch_size = on_torch.choose_device(None), int(os.environ.get("BATCH_SIZE", 4))
@@ -39,16 +50,13 @@ def loop(phase):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
 
     def infer():
-        with torch.inference_mode():
-            model(images)
+        return model(images)
 
-    def train():
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
+    def loss():
+        return torch.nn.functional.cross_entropy(infer(), labels)
 
     model.train(phase == "training")
-    return block_of(train if phase == "training" else infer, wait, batch_size)
+    return block_of(step_of(phase, infer, loss, optimizer), wait, batch_size)
 
 
 def build_smollm2(device):
@@ -76,13 +84,11 @@ def check_training(rank, tokens=64):
             adapt(getattr(layer.self_attn, f"{name}_proj"))
     optimizer = torch.optim.AdamW(adapters or model.parameters(), lr=3e-4, fused=True)
 
-    def train():
-        optimizer.zero_grad()
+    def loss():
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-        optimizer.step()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
-    block = block_of(train, wait, tokens * batch_size)
+    block = block_of(step_of("training", None, loss, optimizer), wait, tokens * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "PRECISION": "float32", "LORA_RANK": str(rank)}
     what = f"a hand-written loop, LoRA of rank {rank}"
     return check_loop("training", "smollm2-135m", block, script="llm", what=what, **environ)
@@ -120,15 +126,12 @@ def check_denoiser(phase, batch_size=1):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
     def infer():
-        with torch.inference_mode():
-            model(latents, times)
+        return model(latents, times).sample
 
-    def train():
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(latents, times).sample, noise).backward()
-        optimizer.step()
+    def loss():
+        return torch.nn.functional.mse_loss(infer(), noise)
 
-    block = block_of(train if phase == "training" else infer, wait, batch_size)
+    block = block_of(step_of(phase, infer, loss, optimizer), wait, batch_size)
     environ = {"BATCH_SIZE": str(batch_size), "PRECISION": "float32"}
     return check_loop(phase, "ddpm-cifar10", block, script="diffusion", **environ)
 

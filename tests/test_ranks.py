@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import cli, frameworks, launch, run
+from bench import frameworks, launch, run
 from bench.host import meters, ranks
 from bench.records import cells, results
 from bench.timing import MeasurementError
 from image_benchmark import image_workload
-from mlp_benchmark import mlp_workload
 
 TORCHRUN = {
     **{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
@@ -21,30 +20,11 @@ TORCHRUN = {
 SMALL = {"MODEL": "mlp-16", "DATA": "synthetic", "MAX_SECONDS": "0.1", "MACHINE": "m", "USE_GPU": "0", "RUNS": "1"}
 
 
-@pytest.fixture
-def as_rank(monkeypatch):
-    """Set the variables of a rank, and others; without a framework."""
-
-    def call(**environ):
-        monkeypatch.setattr(frameworks, "load", pytest.fail)
-        for name, value in (TORCHRUN | environ).items():
-            monkeypatch.setenv(name, value)
-
-    return call
-
-
 def test_torchrun_says_which_rank_this_is():
     me = ranks.read_ranks(TORCHRUN | {"RANK": "3"})
     assert (me.rank, me.world_size, me.local_rank, me.nodes, me.are_many) == (3, 4, 1, 2, True)
     assert (me.share(7), me.share(1)) == (3, 1)
     assert not ranks.read_ranks({"WORLD_SIZE": "4"}).are_many  # another program's variable
-
-
-@pytest.mark.parametrize("wrong", [{"MODEL": "mlp-8,mlp-9"}, {"FRAMEWORK": "jax"}])
-def test_ranks_of_torchrun_measure_one_combination_in_pytorch(as_rank, capsys, wrong):
-    as_rank(**{"MODEL": "mlp-8"} | wrong)
-    assert launch.main("mlp", mlp_workload) == cli.MISTAKE
-    assert "NUM_DEVICES" in capsys.readouterr().err
 
 
 class TwoRanks(ranks.Group):
@@ -59,7 +39,7 @@ class TwoRanks(ranks.Group):
         return [value, self.other]
 
 
-def test_ranks_of_torchrun_share_their_machine_and_only_the_first_one_stores(as_rank, monkeypatch, tmp_path):
+def test_ranks_of_torchrun_share_their_machine_and_only_the_first_one_stores(monkeypatch, tmp_path):
     def measure_work(bench, describe):
         assert (bench.settings.num_workers, bench.instruments.counter) == (3, None)  # the fewest of any rank
         bench.emit(
@@ -67,8 +47,10 @@ def test_ranks_of_torchrun_share_their_machine_and_only_the_first_one_stores(as_
         )
         return 1
 
+    environ = {"NUM_WORKERS": "4", "MACHINE": "m", "RESULTS_DIR": str(tmp_path)}
     # torchrun's default of threads: one core of each rank's share.
-    as_rank(OMP_NUM_THREADS="1", NUM_WORKERS="4", MACHINE="m", RESULTS_DIR=str(tmp_path))
+    for name, value in (TORCHRUN | environ | {"OMP_NUM_THREADS": "1"}).items():
+        monkeypatch.setenv(name, value)
     found = frameworks.Device("cpu", None, "2.9", 1, world_size=4)
     framework = SimpleNamespace(find_device=lambda settings: found, join_ranks=lambda me, device: TwoRanks(3))
     monkeypatch.setattr(frameworks, "load", lambda name: framework)
@@ -94,8 +76,7 @@ def test_two_ranks_train_together_and_the_failure_of_one_ends_both(tmp_path):
     command = [sys.executable, "tests/rank_script.py"]
     done = subprocess.run(command, env=environ, text=True, capture_output=True, timeout=300)
     out, rows = done.stdout + done.stderr, results.read(tmp_path / "m.csv")
-    assert done.returncode == 1, out
-    assert [row["phase"] for row in rows] == ["training", "forward", "backward"]
+    assert [row["phase"] for row in rows] == ["training", "forward", "backward"], out
     assert [row["status"] for row in rows[:2]] == ["ok", "ok"]
     assert {(row["world_size"], row["nodes"], row["batch_size"]) for row in rows} == {("2", "1", "32")}
     steps = int(rows[0]["windows"]) * int(rows[0]["steps_per_window"])

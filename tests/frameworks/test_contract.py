@@ -177,27 +177,19 @@ def test_images_are_transformed_as_for_imagenet_and_cut_at_random_in_training(tm
 # Epochs
 
 
-@pytest.fixture
-def small_dataset(monkeypatch):
-    """150 images to learn from and 40 to test on."""
+def test_epochs_take_the_given_order_and_learn_without_compiling_again(monkeypatch):
     images, labels = cifar10.synthetic_images(190, seed=0)
     images = cifar10.as_floats(images)
-    split = images[:150], labels[:150], images[150:], labels[150:]
-    monkeypatch.setattr(cifar10, "dataset", lambda kind, seed: split)
-    return split
-
-
-def test_epochs_take_the_given_order_and_learn_without_compiling_again(small_dataset, monkeypatch):
+    monkeypatch.setattr(cifar10, "dataset", lambda *asked: (images[:150], labels[:150], images[150:], labels[150:]))
     session, seen, losses = open_session(scope="epoch", BATCH_SIZE="32"), [], []
     train = session.model.train
-    with monkeypatch.context() as recorded:
-        recorded.setattr(session.model, "train", lambda *batch: (seen.append(batch), train(*batch)))
-        order = data.epoch_order(150, 3, 1)
-        session.train_epoch(order)
-    assert [len(labels) for _, labels in seen] == [32, 32, 32, 32, 22]
-    assert [int(label) for _, labels in seen for label in labels] == small_dataset[1][order].tolist()
+    monkeypatch.setattr(session.model, "train", lambda *batch: (seen.append(batch), train(*batch)))
+    order = data.epoch_order(150, 3, 1)
+    session.train_epoch(order)
+    assert [len(target) for _, target in seen] == [32, 32, 32, 32, 22]
+    assert [int(label) for _, target in seen for label in target] == labels[order].tolist()
     row = session.context.read(seen[0][0][5])
-    assert row == pytest.approx(np.linalg.norm(small_dataset[0][order[5]]), rel=1e-5)
+    assert row == pytest.approx(np.linalg.norm(images[order[5]]), rel=1e-5)
     for epoch in range(1, 4):
         _, flags = measure.measure_epoch(measure.Job(session, 8, 3.0), data.epoch_order(150, 0, epoch))
         assert flags == []

@@ -78,15 +78,6 @@ def test_steps_that_leave_work_unevaluated_are_refused(phase, skip, said):
     assert caught.value.status == "work_skipped"
 
 
-def test_the_read_of_a_backward_pass_waits_for_all_gradients(monkeypatch):
-    session = open_session("mlp", "backward")
-    monkeypatch.setattr(session.model, "backward", lambda: None)
-    session.prepare()
-    session.step()
-    session.read()
-    assert count_pending(session.model.gradients) == 0
-
-
 @pytest.mark.parametrize("phase", ["inference", "training"])
 def test_a_compiled_step_is_compiled_once_and_computes_the_same(phase):
     values = []

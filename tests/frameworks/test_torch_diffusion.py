@@ -6,8 +6,7 @@ import torch
 
 from diffusion_benchmark import DENOISERS
 from tests.frameworks import count_flops
-from tests.frameworks.sessions import Opener, assert_measured
-from tests.frameworks.tiny_denoisers import TINY_DENOISERS
+from tests.frameworks.sessions import TINY_DENOISERS, Opener, assert_measured
 
 open_session = Opener("torch")
 
