@@ -1,7 +1,7 @@
 """Compare two machines, or two versions on one machine, row by row: which is faster, and how certain is that?
 
-    make compare A=results/amd-epyc-2-cores.csv B=results/intel-xeon-2-cores.csv
-    make compare A=amd-epyc-2-cores B=intel-xeon-2-cores
+    make compare A=results/amd-epyc-2-cores.csv B=results/nvidia-h200.csv
+    make compare A=amd-epyc-2-cores B=nvidia-h200
 
     FAIL_ON_SLOWER=1 make compare A=before.csv B=after.csv  fails if B is slower in anything, or nothing can be compared
 
