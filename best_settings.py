@@ -9,11 +9,13 @@ Each trial of a combination is a process of its own. bench/tune/search.py decide
 bench/tune/candidates.py lists what can be tried. `make help` lists the settings.
 """
 
+import importlib
 import logging
 import os
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bench import cli
 from bench.host import environment
@@ -22,19 +24,14 @@ from bench.launch import Launcher
 from bench.records import results
 from bench.records.columns import describe_work, format_number
 from bench.records.combine import combine
-from bench.settings import MAKE_VARIABLES, ROOT, SettingError, known_names, list_runs, read_settings, refuse_misspelt
+from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, MODELS, SettingError, list_runs, read_settings, refuse_misspelt
 from bench.tune import answer, candidates
 from bench.tune.search import Dimension, Search, median_rate
-from diffusion_benchmark import diffusion_workload
-from image_benchmark import image_workload
-from llm_benchmark import llm_workload
-from mlp_benchmark import mlp_workload
-from transformer_benchmark import transformer_workload
 
 log = logging.getLogger("bench")
 
-WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload, "llm": llm_workload}
-WORKLOADS |= {"diffusion": diffusion_workload}
+# {script: Settings -> Workload}: image_workload() of image_benchmark.py ...
+WORKLOADS = {name: getattr(importlib.import_module(f"{name}_benchmark"), f"{name}_workload") for name in MODELS}
 TRIAL_SECONDS, FULL_SECONDS = 3.0, 10.0  # MAX_SECONDS of a trial, and of a full run unless it is set
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
 FULL_LIMIT = 600  # seconds after which a full run is ended, and the first trial, which may download what it needs
@@ -44,7 +41,7 @@ NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SE
 
 def open_launcher(script, host):
     """Return the Launcher of a workload's benchmark."""
-    return Launcher(script, WORKLOADS[script], [str(ROOT / f"{script}_benchmark.py")], host)
+    return Launcher(script, WORKLOADS[script], [str(Path(__file__).with_name(f"{script}_benchmark.py"))], host)
 
 
 def read_search(environ):
@@ -138,7 +135,7 @@ def main():
     print(f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}")
     print("\n".join(answer.describe(search, rows)))
     if fastest:
-        given = {name: os.environ[name] for name in known_names() if name in os.environ} | held
+        given = {name: os.environ[name] for name in KNOWN_NAMES if name in os.environ} | held
         given |= candidates.change_of(search.dimensions, fastest)
         given = {name: text for name, text in given.items() if name not in NOT_REPEATED}
         print("\n".join(answer.describe_use(settings.framework, first["device"], own.workload, given)))

@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 
 from bench import cli
-from bench.host import environment, meters
+from bench.host import environment
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
 TRY_SECONDS = 300  # the first import after an installation reads a few GB
@@ -52,7 +52,8 @@ def show(subject, state, words):
 
 def try_framework(name):
     """Print the lines of a framework's own process, or why it has none; return whether the framework can run."""
-    own, is_apart = os.environ.get("PYTHON"), sys.platform != "darwin" and FRAMEWORKS[name].has_own_environment
+    own = os.environ.get("PYTHON")
+    is_apart = sys.platform != "darwin" and (ROOT / f"requirements-cuda-{name}.txt").exists()  # as in the Makefile
     interpreter = own or str(ROOT / (f".venv-{name}" if is_apart else ".venv") / "bin" / "python")
     if not own and not os.path.exists(interpreter):
         show(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it")
@@ -102,9 +103,6 @@ def report_framework(name):
     show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing])))
     if name == "torch" and not (shutil.which("cc") or shutil.which("gcc")):
         show("  compiler", "--", "COMPILE=1 needs one: `sudo apt install build-essential python3-dev`")
-    instruments = meters.open_instruments(device.device, device.device_name)
-    known = f"of the {instruments.counter.power_scope}" if instruments.counter else "stays blank: "
-    show("  energy", "ok" if instruments.counter else "--", known + instruments.why_no_energy)
     return 0
 
 

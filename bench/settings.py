@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 MAKE_VARIABLES = ("PYTHON", "A", "B", "FAIL_ON_SLOWER")  # of the Makefile, not settings of a run
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
-MOST_POSITIONS = 131_072  # tokens in a sequence, of the language model that allows the most
 
 
 class SettingError(Exception):
@@ -43,9 +42,6 @@ class Framework:
 
     title: str  # as its makers write it
     memory_formats: tuple[str, ...] = MEMORY_FORMATS  # of image models, the default first
-    # On Linux some frameworks need an environment of their own, .venv-<name> from requirements-cuda-<name>.txt, because
-    # their CUDA wheels overwrite files of PyTorch's. The Makefile follows the file names.
-    has_own_environment: bool = False
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     workloads: tuple[str, ...] = ("image", "mlp", "transformer")  # of MODELS
     lacks: tuple[str, ...] = ()  # "mixed" precision, "float64", a number of CPU "threads"
@@ -54,9 +50,9 @@ class Framework:
 
 FRAMEWORKS = {
     "torch": Framework("PyTorch", runs_on_many=True, workloads=MODELS),
-    "tensorflow": Framework("TensorFlow", ("channels_last",), True, lacks=("float64",)),
-    "jax": Framework("JAX", ("channels_last",), True, lacks=("float64",), always_compiles=True),
-    "mlx": Framework("MLX", ("channels_last",), True, workloads=MODELS[:4], lacks=("mixed", "float64", "threads")),
+    "tensorflow": Framework("TensorFlow", ("channels_last",), lacks=("float64",)),
+    "jax": Framework("JAX", ("channels_last",), lacks=("float64",), always_compiles=True),
+    "mlx": Framework("MLX", ("channels_last",), workloads=MODELS[:4], lacks=("mixed", "float64", "threads")),
 }
 FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
@@ -190,11 +186,11 @@ class Settings:
         EACH,
     )
     sequence_length: int = setting(whole(1, 512), {"transformer": 128}, EACH)  # tokens
-    prompt_tokens: int = setting(whole(1, MOST_POSITIONS), {"llm": 512}, EACH)
+    prompt_tokens: int = setting(whole(1), {"llm": 512}, EACH)
     lora_rank: int = setting(whole(0, 1024), {"llm": 0}, EACH)  # 0: train all weights
     checkpointing: bool = setting(zero_or_one, {"llm": False}, EACH)
-    new_tokens: int = setting(whole(1, MOST_POSITIONS), {"llm": 128})
-    depth: int = setting(whole(0, MOST_POSITIONS), {"llm": 0}, EACH)  # tokens
+    new_tokens: int = setting(whole(1), {"llm": 128})
+    depth: int = setting(whole(0), {"llm": 0}, EACH)  # tokens
     data: str | None = setting(one_of("cifar10", "synthetic"), {"mlp": None})  # None: cifar10 if it can be had
     epochs: int = setting(whole(0, 1000), {"mlp": 0})
     sustain: int | None = setting(whole(60, 86_400), dict.fromkeys(MODELS))  # seconds
@@ -223,11 +219,8 @@ class Settings:
 
 
 DECLARED = {declared.name: declared.metadata for declared in fields(Settings)}
-
-
-def known_names():
-    """Return every variable that has a meaning here: settings, their synonyms, and those of the Makefile."""
-    return [*map(str.upper, DECLARED), *SYNONYMS, *MAKE_VARIABLES]
+# Every variable that has a meaning here.
+KNOWN_NAMES = [*map(str.upper, DECLARED), *SYNONYMS, *MAKE_VARIABLES]
 
 
 def read_settings(script, environ=os.environ):
@@ -353,17 +346,16 @@ def refuse_misspelt(scripts, environ):
     On make's command line (in MAKEFLAGS) any unknown name is refused, and so is a setting that none of the scripts
     uses. The environment has many names of other programs: there only near misses of our settings are refused.
     """
-    known = known_names()
     # A backslash escapes a space within a value.
     for name in re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", "")):
-        if name not in known:
-            near = difflib.get_close_matches(name.upper(), known, n=1)
+        if name not in KNOWN_NAMES:
+            near = difflib.get_close_matches(name.upper(), KNOWN_NAMES, n=1)
             raise SettingError(f"{name} is not a setting: {f'did you mean {near[0]}?' if near else 'see `make help`'}")
         meant = SYNONYMS.get(name, name).lower()
         if name not in MAKE_VARIABLES and not any(is_used(meant, script) for script in scripts):
             raise SettingError(f"{name} is not used by this command: leave it out (`make settings` lists what uses it)")
-    ours = [name for name in known if name not in MAKE_VARIABLES]
-    for name in sorted(environ.keys() - {*known, "COMPILER"}):
+    ours = [name for name in KNOWN_NAMES if name not in MAKE_VARIABLES]
+    for name in sorted(environ.keys() - {*KNOWN_NAMES, "COMPILER"}):
         # MODE, RUN and SIZE are ordinary names: a short setting is recognised only in the wrong case.
         similar = [each for each in ours if len(each) >= 6 or each == name.upper()]
         for near in difflib.get_close_matches(name.upper(), similar, n=1, cutoff=0.88):

@@ -14,7 +14,7 @@ import pytest
 
 from bench.host import environment, sensors
 from bench.host.environment import SETUP_VARIABLES
-from bench.settings import FRAMEWORKS, known_names, read_settings
+from bench.settings import FRAMEWORKS, KNOWN_NAMES, read_settings
 
 # For what a script starts in the background (`make test &`), a shell ignores Ctrl-C; here it is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,7 +32,7 @@ collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - SHA
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch, tmp_path):
     logging.getLogger("bench").setLevel(logging.NOTSET)  # a test of several ranks raises it
-    for name in [*known_names(), *SETUP_VARIABLES, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
+    for name in [*KNOWN_NAMES, *SETUP_VARIABLES, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: None)

@@ -17,14 +17,10 @@ from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.measure import Job, measure
 from bench.workloads import operators
-from diffusion_benchmark import diffusion_workload
-from image_benchmark import image_workload
-from llm_benchmark import llm_workload
-from mlp_benchmark import mlp_workload
+from best_settings import WORKLOADS
 
 PAIRS = 15
 TOLERANCE = 0.02
-WORKLOADS = {"image": image_workload, "mlp": mlp_workload, "llm": llm_workload, "diffusion": diffusion_workload}
 
 
 def check_loop(phase, model, block, script="image", what="a hand-written loop", **environ):

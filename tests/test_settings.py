@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.settings import ALL, AUTO, DECLARED, SYNONYMS, SettingError, known_names, list_runs, read_settings
+from bench.settings import ALL, AUTO, DECLARED, KNOWN_NAMES, SYNONYMS, SettingError, list_runs, read_settings
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -119,7 +119,7 @@ def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
 
 def test_the_page_of_settings_has_each_with_its_scripts_and_defaults():
     rows = re.findall(r"^\| ([A-Z_]+) \| (.*?) \| (.*?) \| ", Path("docs/settings.md").read_text(), re.M)
-    assert sorted(name for name, *_ in rows) == sorted({*known_names()} - {*SYNONYMS})
+    assert sorted(name for name, *_ in rows) == sorted({*KNOWN_NAMES} - {*SYNONYMS})
     for name, shown, scripts in rows[: len(DECLARED)]:
         default = DECLARED[name.lower()]["default"]
         by_script = default if isinstance(default, dict) else {"every command": default}

@@ -6,7 +6,7 @@ import shlex
 from bench.records import report
 from bench.records.columns import format_number
 from bench.records.verdict import Rate
-from bench.settings import known_names
+from bench.settings import KNOWN_NAMES
 from bench.tune import candidates, recipe
 from bench.tune.search import Search
 
@@ -61,7 +61,7 @@ def describe_use(framework, device, workload, settings):
         settings: {variable: text} that the user gave or the search chose.
     """
     command = " ".join([*(f"{name}={shlex.quote(text)}" for name, text in settings.items()), f"make {workload}"])
-    shell = [f"export {name}={shlex.quote(text)}" for name, text in settings.items() if name not in known_names()]
+    shell = [f"export {name}={shlex.quote(text)}" for name, text in settings.items() if name not in KNOWN_NAMES]
     code = recipe.lines_of_code(framework, settings | {"DEVICE": device})
     lines = ["", "To repeat it:", f"    {command}", "", "For your own script:"]
     return lines + [f"    {line}" for line in [*shell, *code]] if shell or code else lines[:-2]
