@@ -116,7 +116,9 @@ class Launcher:
         command = [sys.executable, *self.command]
         if settings.num_devices not in (None, 1):
             environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
-            command = [sys.executable, *torchrun(settings.num_devices), *self.command]
+            # 127.0.0.1, because a laptop's own name often has no address.
+            options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={settings.num_devices}"]
+            command = [sys.executable, "-m", "torch.distributed.run", *options, *self.command]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "lines")
             file.touch()
@@ -139,12 +141,22 @@ class Launcher:
         begun = rows.pop() if rows and rows[-1]["status"] == run.BEGUN else None
         if status == cli.INTERRUPTED:
             raise Interrupted(rows)
-        if status not in (0, 1) or not rows or (status == 1 and rows[-1]["status"] == "ok"):
-            death = describe_death(status, settings.num_devices)
-            if not begun and not rows:
-                raise SettingError(f"before it measured anything, {death['note']}: `make doctor` may say why")
-            rows.append((begun or rows[-1]) | death)
-            on_row(rows[-1])
+        if status in (0, 1) and rows and (status == 0 or rows[-1]["status"] != "ok"):
+            return rows
+        death, why = "crashed", f"it was ended by signal {-status}"
+        if status == -signal.SIGKILL:
+            death = "out_of_memory"
+            why += ", probably because memory ran out: choose a smaller BATCH_SIZE or MODEL"
+        elif status == -signal.SIGALRM:
+            why = "it was ended by its time limit"
+        elif settings.num_devices not in (None, 1):
+            why = "a rank failed, see above"
+        elif status >= 0:
+            why = f"it ended with exit status {status}"
+        if not begun and not rows:
+            raise SettingError(f"before it measured anything, {why}: `make doctor` may say why")
+        rows.append((begun or rows[-1]) | {"status": death, "note": why})
+        on_row(rows[-1])
         return rows
 
     def measure(self, change, runs=None, limit=None, quiet=True):
@@ -281,12 +293,6 @@ def plan_run(launcher, change):
     return change | ({"DATA": workload.columns["data"]} if launcher.script == "mlp" else {})
 
 
-def torchrun(devices):
-    """Return the interpreter's arguments that start a script once for each device."""
-    # 127.0.0.1, because a laptop's own name often has no address.
-    return ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={devices}"]
-
-
 def find_device(settings):
     """Return the Device that the settings' framework finds, in a process of its own."""
     try:
@@ -324,22 +330,3 @@ def choose_batch_size(launcher: Launcher, change):
         size *= 2
     fastest = max(rates, key=rates.__getitem__, default=1)  # if 1 fails, measuring it says why
     return change | {"BATCH_SIZE": str(fastest)}
-
-
-def describe_death(status, devices):
-    """Return the status and the note of a child process that ended without a line that says why.
-
-    Args:
-        status: its exit status; negative: the signal that ended it.
-        devices: NUM_DEVICES.
-    """
-    if status == -signal.SIGKILL:
-        why = "it was ended by signal 9, probably because memory ran out: choose a smaller BATCH_SIZE or MODEL"
-        return {"status": "out_of_memory", "note": why}
-    if status == -signal.SIGALRM:
-        why = "it was ended by its time limit"
-    elif devices not in (None, 1):
-        why = "a rank failed, see above"
-    else:
-        why = f"it was ended by signal {-status}" if status < 0 else f"it ended with exit status {status}"
-    return {"status": "crashed", "note": why}

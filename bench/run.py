@@ -126,10 +126,20 @@ def measure_workload(bench: Bench, describe_workload):
 
     The line of a failure or an interruption is the last one: its status says what happened, its note why.
     """
-    bench, status = measure_at_rest(bench), ""
+    task, settings, instruments, canary, status = bench.task, bench.settings, bench.instruments, None, ""
+    if task.is_brief:
+        instruments = replace(instruments, counter=None)
+    elif task.is_first:  # idle power takes five seconds
+        if instruments.why_no_energy:
+            log.info("power and energy are not measured: %s", instruments.why_no_energy)
+        instruments = instruments.with_idle_watts()
+    # A sustained run is long enough to show heat itself, and ranks would get out of step.
+    if not (task.is_brief or settings.sustain or bench.group.ranks.are_many):
+        canary = open_canary(bench.framework, bench.device.device, settings)
+    bench = replace(bench, instruments=instruments, canary=canary)
     for phase, scope in quantities(bench):
-        workload = describe_workload(replace(bench.settings, phase=phase))
-        about = cells.of_work(bench.settings, workload, phase, scope)
+        workload = describe_workload(replace(settings, phase=phase))
+        about = cells.of_work(settings, workload, phase, scope)
         log.info("%s %s: building and checking, then measuring", phase, scope)
         series = {"epoch": measure_epochs, "sustained": measure_sustained}.get(scope)
         try:
@@ -151,23 +161,6 @@ def measure_workload(bench: Bench, describe_workload):
         if status != "ok":
             break
     return EXIT_STATUS.get(status, 1)
-
-
-def measure_at_rest(bench: Bench):
-    """Return the Bench with what must be measured before any work: idle power and use of the card, the canary.
-
-    Idle power takes five seconds, so only the first of several processes measures it.
-    """
-    if bench.task.is_brief:
-        return replace(bench, instruments=replace(bench.instruments, counter=None))
-    if bench.instruments.why_no_energy and bench.task.is_first:
-        log.info("power and energy are not measured: %s", bench.instruments.why_no_energy)
-    instruments, canary = bench.instruments, None
-    if bench.task.is_first:
-        instruments = instruments.with_idle_watts()
-    if not (bench.settings.sustain or bench.group.ranks.are_many):  # long enough to show heat itself; out of step
-        canary = open_canary(bench.framework, bench.device.device, bench.settings)
-    return replace(bench, instruments=instruments, canary=canary)
 
 
 def quantities(bench: Bench):
