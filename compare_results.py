@@ -42,8 +42,6 @@ def read_side(side, environ, folder):
     lines = lines[~lines["published"] & (lines["value"] > 0)]
     if lines.empty:
         raise SettingError(f"{side}={given!r} has no results to compare")
-    if (count := lines["machine"].nunique()) > 1:
-        raise SettingError(f"{side}={given!r} has rows of {count} machines: name a file of one machine")
     return {work_of(line): line for line in lines.to_dict("records")}
 
 

@@ -24,7 +24,6 @@ from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, flops_of_phase
 
-STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # numbers that an optimizer keeps of a weight
 CHECKED_SIDE = 128  # pixels of the images that are compared with the CPU, at most: larger ones would take minutes there
 
 
@@ -67,7 +66,8 @@ def diffusion_workload(settings):
         raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.multiple} for {settings.model}")
     forward, training = denoiser.inference_flops, denoiser.training_flops
     flops = flops_of_phase(settings.phase, forward, first_layer=3 * forward - training)
-    numbers = 1 if settings.phase == "inference" else 2 + STATES[settings.optimizer]
+    # Of each weight; training adds its gradient, and Adam two numbers.
+    numbers = 1 if settings.phase == "inference" else 2 if settings.optimizer == "sgd" else 4
     return Workload(
         name="diffusion",
         model=settings.model,

@@ -39,7 +39,7 @@ def open_session(context, workload, settings, phase, scope):
     """Return the session of a workload in a phase and scope; raises SettingError or MeasurementError."""
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
-    context.measure_precision(has_convolutions=workload.name in ("image", "diffusion", "convolution"))
+    context.measure_precision(has_convolutions=bool(settings.memory_format or "memory_format" in workload.columns))
     if workload.samples is not None:
         return OperatorSession(context, workload)
     if phase in ("prefill", "decode"):

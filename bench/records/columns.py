@@ -88,7 +88,7 @@ COLUMNS = {
     "compile": Column("work", "1 or 0, or a mode of torch.compile; in JAX always 1", words=COMPILE_WORDS),
     "memory_format": Column("work", "channels_first or channels_last", words="{}"),
     "batch_size": Column("work", "items in one step; sequences of an llm", words="batch {}"),
-    "image_size": Column("work", "pixels per side", words="{} px", said_for=("image", "diffusion")),
+    "image_size": Column("work", "pixels per side", words="{} px"),
     "sequence_length": Column("work", "tokens", words="{} tokens"),
     "prompt_tokens": Column("work", "tokens of each sequence in a step of prefill", words="prompt of {}"),
     "new_tokens": Column("work", "tokens that decode adds before it starts again", words="{} new tokens"),
