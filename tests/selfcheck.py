@@ -27,22 +27,28 @@ def check_loop(phase, model, block, script="image", what="a hand-written loop", 
     """Compare our step with a hand-written loop, a block of block_of(); returns whether they agree."""
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(script, environ)
-    framework = frameworks.load(settings.framework)
+    about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
+    return check(settings, WORKLOADS[script], phase, block, about)
+
+
+def check_matmul(by_hand, side=1024):
+    """Compare our rate of a matmul with that of a hand-written loop; by_hand: side -> block."""
+    settings = replace(read_settings("tflops"), precision="float32")
+    about = f"matmul of {side} x {side} x {side}, compared with a hand-written loop"
+    return check(settings, lambda _: operators.matmul((side,) * 3), None, by_hand(side), about)
+
+
+def check(settings, describe_workload, phase, block, about):
+    """Measure PAIRS of (our rate, theirs): blocks of equally many steps, one right after the other."""
+    framework, pairs = frameworks.load(settings.framework), []
     settings = settings.on(framework.find_device(settings).device)
-    workload = WORKLOADS[script](settings)
+    workload = describe_workload(settings)
     session = framework.open_session(workload, settings, phase, "device")
-    pairs = measure_pairs(session, workload, block)
-    session.close()
-    return compare(f"{model} {phase}, batch {settings.batch_size}, compared with {what}", pairs, workload.unit)
-
-
-def measure_pairs(session, workload, block):
-    """Return PAIRS of (our rate, theirs): blocks of equally many steps, one right after the other."""
-    pairs = []
     for _ in range(PAIRS):
         measured = measure(Job(session, workload.items_per_step, 1.0))
         pairs.append((measured.throughput, block(measured.windows, measured.steps_per_window)))
-    return pairs
+    session.close()
+    return compare(about, pairs, workload.unit)
 
 
 def block_of(step, wait, items=1):
@@ -67,20 +73,7 @@ def block_of(step, wait, items=1):
     return block
 
 
-def check_matmul(by_hand, side=1024):
-    """Compare our rate of a matmul with that of a hand-written loop; by_hand: side -> block."""
-    settings = read_settings("tflops", os.environ | {"PRECISION": "float32"})
-    framework = frameworks.load(settings.framework)
-    framework.find_device(settings)
-    settings = replace(settings, precision="float32")
-    workload = operators.matmul((side,) * 3)
-    session = framework.open_session(workload, settings, None, "device")
-    pairs = measure_pairs(session, workload, by_hand(side))
-    session.close()
-    return compare(f"matmul of {side} x {side} x {side}, compared with a hand-written loop", pairs, "matmuls")
-
-
-def compare(what, pairs, unit="images"):
+def compare(what, pairs, unit):
     """Print the ratio of (ours, theirs); returns whether its interval overlaps 0.98 to 1.02."""
     ratios = [ours / theirs for ours, theirs in pairs]
     low, high = intervals.median_interval(ratios)
