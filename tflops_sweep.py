@@ -57,8 +57,7 @@ class Sweep:
         """Write a row; returns whether it was measured."""
         self.bench.emit(row)
         self.rows.append(row)
-        if row["status"] != "ok":
-            tqdm.write(f"{describe_work(row)}: {row['status']}: {row['note']}", file=sys.stderr)
+        tqdm.write(f"{describe_work(row)}: {report.describe_rate(row)}", file=sys.stderr)
         return row["status"] == "ok"
 
     def skips(self, workload, precision, tflops):

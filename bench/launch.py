@@ -90,7 +90,7 @@ class Launcher:
         """Return the path of the results file."""
         return settings.results_dir / f"{self.host.machine}.csv"
 
-    def run_child(self, change, limit=None, compares=True, brief=False, quiet=True, on_row=lambda row: None):
+    def run_child(self, change, limit=None, compares=True, brief=False, quiet=True):
         """Run one child process to its end, or one for each of NUM_DEVICES under torchrun.
 
         Args:
@@ -99,7 +99,6 @@ class Launcher:
             compares: the model is compared with the CPU, and the parts of training are measured.
             brief: only the rate is measured.
             quiet: the child prints nothing.
-            on_row: called with each row as soon as it is measured.
 
         Returns:
             The rows, at least one: typed cells, with status and note if the child failed or died. Nothing is stored.
@@ -110,7 +109,7 @@ class Launcher:
         """
         environ = {name: text for name, text in (os.environ | change).items() if text is not None}
         settings = read_settings(self.script, environ)
-        run_id, rows, texts = uuid.uuid4().hex[:12], [], []
+        run_id, rows = uuid.uuid4().hex[:12], []
         # The first card is then the same one for CUDA and for nvidia-smi.
         environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         command = [sys.executable, *self.command]
@@ -123,21 +122,14 @@ class Launcher:
             file = Path(folder, "lines")
             file.touch()
             environ[run.TASK] = json.dumps(asdict(run.Task(str(file), compares, brief)))
-
-            def read_lines():
-                new = file.read_text().split("\n")[len(texts) : -1]  # what follows the last line end is incomplete
-                texts.extend(new)
-                for line in map(json.loads, new):
-                    if "mistake" in line:
-                        raise SettingError(line["mistake"])
-                    if rows and rows[-1]["status"] == run.BEGUN:
-                        rows.pop()
-                    rows.append(complete_row(self.host, run_id, line))
-                    if line["status"] != run.BEGUN:
-                        on_row(rows[-1])
-
-            status = processes.run_process(command, environ, limit, quiet, read_lines)
-            read_lines()
+            status = processes.run_process(command, environ, limit, quiet)
+            texts = file.read_text().split("\n")[:-1]  # what follows the last line end is incomplete
+        for line in map(json.loads, texts):
+            if "mistake" in line:
+                raise SettingError(line["mistake"])
+            if rows and rows[-1]["status"] == run.BEGUN:
+                rows.pop()
+            rows.append(complete_row(self.host, run_id, line))
         begun = rows.pop() if rows and rows[-1]["status"] == run.BEGUN else None
         if status == cli.INTERRUPTED:
             raise Interrupted(rows)
@@ -155,9 +147,7 @@ class Launcher:
             why = f"it ended with exit status {status}"
         if not begun and not rows:
             raise SettingError(f"before it measured anything, {why}: `make doctor` may say why")
-        rows.append((begun or rows[-1]) | {"status": death, "note": why})
-        on_row(rows[-1])
-        return rows
+        return [*rows, (begun or rows[-1]) | {"status": death, "note": why}]
 
     def measure(self, change, runs=None, limit=None, quiet=True):
         """Measure one combination in several fresh processes, and combine them.
@@ -174,14 +164,11 @@ class Launcher:
         settings = read_settings(self.script, os.environ | {k: v for k, v in change.items() if v is not None})
         is_single = self.script not in MODELS or settings.sustain or settings.epochs
         runs, complete = runs or settings.runs or (1 if is_single else DEFAULT_RUNS), []
-
-        def show(row):
-            if not quiet:
-                log.info("process %d of %d: %s", len(complete) + 1, runs, report.describe_rate(row))
-
         while len(complete) < runs:
+            if not quiet:
+                log.info("process %d of %d", len(complete) + 1, runs)
             try:
-                complete.append(self.run_child(change, limit, not complete, quiet=quiet, on_row=show))
+                complete.append(self.run_child(change, limit, not complete, quiet=quiet))
             except KeyboardInterrupt as error:
                 rows = complete or [getattr(error, "rows", [])]
                 raise Interrupted(describe_limits(combine(rows))) from None

@@ -10,17 +10,15 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from bench import cli
 
 GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
-POLL_SECONDS = 0.2
 
 
-def run_process(command, environ, limit=None, quiet=False, on_poll=lambda: None):
+def run_process(command, environ, limit=None, quiet=False):
     """Run a command to its end.
 
     Ctrl-C, SIGTERM and SIGHUP are forwarded as SIGTERM (a background job ignores SIGINT), and the child may finish what
@@ -30,12 +28,10 @@ def run_process(command, environ, limit=None, quiet=False, on_poll=lambda: None)
         environ: its whole environment.
         limit: seconds after which it is killed; None means no limit.
         quiet: discard what it prints.
-        on_poll: called several times a second while it runs.
 
     Returns:
         Its exit status, 130 after Ctrl-C; negative: the signal that ended it, SIGALRM for the time limit.
     """
-    deadline = time.monotonic() + limit if limit else float("inf")
     with cli.interrupts_held():
         out = subprocess.DEVNULL if quiet else None
         child = subprocess.Popen(
@@ -44,10 +40,8 @@ def run_process(command, environ, limit=None, quiet=False, on_poll=lambda: None)
     try:
         with suppress(OSError):  # Linux then kills the child first if memory runs out
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
-        while time.monotonic() < deadline:
-            with suppress(subprocess.TimeoutExpired):
-                return child.wait(POLL_SECONDS)
-            on_poll()
+        return child.wait(limit)
+    except subprocess.TimeoutExpired:
         return -signal.SIGALRM
     except KeyboardInterrupt:
         child.terminate()

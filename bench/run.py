@@ -146,6 +146,7 @@ def measure_workload(bench: Bench, describe_workload):
             found = series(bench, workload) if series else [measure_quantity(bench, workload, phase, scope)]
             for columns in found:
                 bench.emit(about | columns)
+                log.info(report.describe_rate(about | columns))
                 status = str(columns["status"])
         except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
             raise
