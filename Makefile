@@ -6,8 +6,8 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results noise doctor test \
-        selfcheck resolve-mac clean packages
+.PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results noise \
+        doctor test selfcheck resolve-mac clean packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).

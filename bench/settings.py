@@ -33,6 +33,7 @@ class ByDevice:
 
 
 MEMORY_FORMATS = ("channels_first", "channels_last")
+MIXED = ("mixed_float16", "mixed_bfloat16")
 MODELS = ("image", "mlp", "transformer", "llm", "diffusion")  # the workloads that are models
 
 
@@ -44,7 +45,7 @@ class Framework:
     memory_formats: tuple[str, ...] = MEMORY_FORMATS  # of image models, the default first
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     workloads: tuple[str, ...] = ("image", "mlp", "transformer")  # of MODELS
-    lacks: tuple[str, ...] = ()  # "mixed" precision, "float64", a number of CPU "threads"
+    lacks: tuple[str, ...] = ()  # precisions, a number of CPU "threads"
     always_compiles: bool = False  # COMPILE=0 means 1
 
 
@@ -52,7 +53,7 @@ FRAMEWORKS = {
     "torch": Framework("PyTorch", runs_on_many=True, workloads=MODELS),
     "tensorflow": Framework("TensorFlow", ("channels_last",), lacks=("float64",)),
     "jax": Framework("JAX", ("channels_last",), lacks=("float64",), always_compiles=True),
-    "mlx": Framework("MLX", ("channels_last",), workloads=MODELS[:4], lacks=("mixed", "float64", "threads")),
+    "mlx": Framework("MLX", ("channels_last",), workloads=MODELS[:4], lacks=(*MIXED, "float64", "threads")),
 }
 FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
@@ -131,7 +132,6 @@ def setting(kind, default, lists=None) -> Any:
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
-MIXED = ("mixed_float16", "mixed_bfloat16")
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
 TRAINING = ("training", "forward", "backward", "optimizer")  # phases of rows
 # The phases that use a setting, if only some do.
@@ -311,7 +311,7 @@ def refuse_contradictions(script, settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
     s, framework = settings, FRAMEWORKS[settings.framework]
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
-    is_mixed, is_generation = s.precision in MIXED, s.phase in ("prefill", "decode")
+    is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
     has_many = s.num_devices not in (None, 1)
     able = " and ".join(name for name, known in FRAMEWORKS.items() if script in known.workloads)
@@ -319,9 +319,8 @@ def refuse_contradictions(script, settings, environ):
         (script in MODELS and script not in framework.workloads, "framework", f"only {able} can run {script}"),
         (s.framework != "torch" and s.compile in COMPILE_MODES, "framework compile", "the mode is torch's: set 1 or 0"),
         (is_channels_first, "framework memory_format", "it supports only channels_last here"),
-        (is_mixed and "mixed" in framework.lacks, "framework precision", "set float16 or bfloat16 without mixed_"),
-        ("float64" in precisions and "float64" in framework.lacks, "framework precision", "it lacks float64"),
-        (is_mixed and is_generation, "phase precision", "mixed precision needs PHASE=training"),
+        (set(precisions) & set(framework.lacks), "framework precision", "it lacks this precision: set another one"),
+        (s.precision in MIXED and is_generation, "phase precision", "mixed precision needs PHASE=training"),
         (s.framework == "mlx" and s.compile == "1" and is_generation, "framework compile", "its cache uses Python"),
         (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting"),
         (s.ops and "convolution" in s.ops and "matmul" not in s.ops, "ops", "convolution needs matmul: add it"),
