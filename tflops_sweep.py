@@ -6,18 +6,19 @@ SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
 FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
 """
 
+import logging
 import math
 import sys
 from dataclasses import replace
 from operator import itemgetter
-
-from tqdm import tqdm
 
 from bench import cli, run
 from bench.launch import main
 from bench.records import cells, report
 from bench.records.columns import describe_work, format_number
 from bench.workloads import operators
+
+log = logging.getLogger("bench")
 
 TRIAL_SIZE = (512, 512, 512)  # of a matmul that estimates the speed before a large one is tried
 CPU_PEAK_SIDE, GPU_PEAK_SIDE = 1024, 4096  # M = N = K from which a matmul may reach a device's peak
@@ -28,26 +29,23 @@ REFUSED = ("wrong_output", "work_skipped", "constant_output")  # of one size; af
 
 
 class Sweep:
-    """A sweep in progress, in the child process: its rows so far, and the progress bar."""
+    """A sweep in progress, in the child process, and its rows so far."""
 
     def __init__(self, bench: run.Bench):
         # Energy needs five more seconds for each matmul, which would be most of a sweep's time.
         self.bench = replace(bench, instruments=replace(bench.instruments, counter=None))
         self.settings, self.rows = bench.settings, []
         self.peak_side = CPU_PEAK_SIDE if bench.device.device == "cpu" else GPU_PEAK_SIDE
-        self.bar = tqdm(unit=" measured", disable=None, leave=False, file=sys.stderr)  # None: only on a terminal
 
     def measure(self, workload, precision, seed=0):
         """Measure one operator and return its row without writing it; a failure is a row too."""
         settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed)
         row = cells.of_work(settings, workload, None, "device")
-        self.bar.set_description_str(describe_work(row))
         try:
             bench = replace(self.bench, settings=settings)
             row |= run.measure_quantity(bench, workload, None, "device", shows_bar=False)
         except Exception as error:
             row |= run.describe_failure(error)
-        self.bar.update()
         if row["status"] == "interrupted":  # Ctrl-C during the windows; the complete ones are kept
             self.keep(row)
             raise KeyboardInterrupt
@@ -57,7 +55,7 @@ class Sweep:
         """Write a row; returns whether it was measured."""
         self.bench.emit(row)
         self.rows.append(row)
-        tqdm.write(f"{describe_work(row)}: {report.describe_rate(row)}", file=sys.stderr)
+        log.info("%s: %s", describe_work(row), report.describe_rate(row))
         return row["status"] == "ok"
 
     def skips(self, workload, precision, tflops):
@@ -66,8 +64,7 @@ class Sweep:
         is_long = seconds > self.settings.max_seconds / 2  # a result needs a dozen steps or more
         if is_long:
             name = describe_work(workload.columns | {"model": workload.model, "precision": precision})
-            reason = f"one step would take about {seconds:.2g} s: a longer MAX_SECONDS includes it"
-            tqdm.write(f"{name} is skipped: {reason}", file=sys.stderr)
+            log.info("%s is skipped: a step would take %.2g s; a longer MAX_SECONDS includes it", name, seconds)
         return is_long
 
 
@@ -89,8 +86,6 @@ def run_sweep(bench: run.Bench, _):
                 measure_others(sweep, works)
     except KeyboardInterrupt:
         return cli.INTERRUPTED
-    finally:
-        sweep.bar.close()
     return 0 if any(row["status"] == "ok" for row in sweep.rows) else 1
 
 

@@ -165,7 +165,7 @@ class Launcher:
         is_single = self.script not in MODELS or settings.sustain or settings.epochs
         runs, complete = runs or settings.runs or (1 if is_single else DEFAULT_RUNS), []
         while len(complete) < runs:
-            if not quiet:
+            if runs > 1 and not quiet:
                 log.info("process %d of %d", len(complete) + 1, runs)
             try:
                 complete.append(self.run_child(change, limit, not complete, quiet=quiet))
