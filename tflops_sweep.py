@@ -43,7 +43,7 @@ class Sweep:
         row = cells.of_work(settings, workload, None, "device")
         try:
             bench = replace(self.bench, settings=settings)
-            row |= run.measure_quantity(bench, workload, None, "device", shows_bar=False)
+            row |= run.measure_quantity(bench, workload, None, "device")
         except Exception as error:
             row |= run.describe_failure(error)
         if row["status"] == "interrupted":  # Ctrl-C during the windows; the complete ones are kept

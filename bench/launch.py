@@ -304,11 +304,10 @@ def choose_batch_size(launcher: Launcher, change):
     rates, size = {}, 1
     while True:
         row = launcher.run_child(change | brief | {"BATCH_SIZE": str(size)}, brief=True)[-1]
+        log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
         if row["status"] != "ok":
-            log.info("BATCH_SIZE=%d: %s: %s", size, row["status"], row["note"])
             break
         rates[size] = row["throughput"]
-        log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
         gains = max(rates.values()) > MIN_GAIN * rates.get(size // 4, 0)
         free = None if row["device"] == "cuda" else resources.available_bytes()
         needs_too_much = free and 2 * (row.get("peak_memory_bytes") or 0) > free

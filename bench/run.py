@@ -180,15 +180,15 @@ def quantities(bench: Bench):
         yield "training", "epoch"
 
 
-def measure_quantity(bench: Bench, workload: Workload, phase, scope, shows_bar=True):
+def measure_quantity(bench: Bench, workload: Workload, phase, scope):
     """Open a session, measure it and close it; return the cells of its result.
 
     Raises:
         MeasurementError, or whatever the framework raises.
     """
     with open_job(bench, workload, phase, scope) as job:
-        bar = report.progress(workload, job.items_per_step) if shows_bar and not bench.group.ranks.rank else None
-        with bar or nullcontext() as on_window:
+        bar = nullcontext() if bench.group.ranks.rank else report.progress(workload, job.items_per_step)
+        with bar as on_window:
             measured = measure.measure(replace(job, on_window=on_window))
         if phase == "training" and scope != "input" and bench.group.ranks.are_many:
             refuse_unequal_weights(bench.group.gather(job.session.checksum()))

@@ -32,7 +32,7 @@ def sweep(monkeypatch):
     def call(rates=None, fails=None, again=1.0, interrupted=None, **environ):
         calls, fails = [], fails or {}
 
-        def measure_quantity(bench, workload, phase, scope, shows_bar):
+        def measure_quantity(bench, workload, phase, scope):
             settings, rate = bench.settings, (RATES | (rates or {})).get(workload.model)
             side = int(workload.columns.get("matrix_size", "0").split("x")[0])
             calls.append((settings.precision, workload.model, side, settings.seed))
