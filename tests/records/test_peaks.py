@@ -42,13 +42,12 @@ def row_of(**changes):
 def test_the_fraction_is_of_the_best_peak_in_the_same_precision():
     better = row_of(tflops="400", framework="tensorflow")
     unusable = row_of(tflops="900", flags="implausible"), row_of(tflops="800", status="interrupted")
-    others = row_of(tflops="50", precision="float32"), row_of(tflops="1", device="cpu"), row_of(tflops="")
-    best = peaks.measured_peaks([row_of(), better, *unusable, *others])
+    best = peaks.measured_peaks([row_of(), better, *unusable, row_of(tflops="50", precision="float32")])
     row = row_of(precision="mixed_float16", tflops=100.0)
-    assert peaks.fraction_of_peak(row, best) == 0.25
-    assert peaks.fraction_of_peak(row | {"precision": "float32"}, best) == 2.0
+    assert peaks.fraction_of(best, row, "tflops") == 0.25
+    assert peaks.fraction_of(best, row | {"precision": "float32"}, "tflops") == 2.0
     for unknown in ({"precision": "bfloat16"}, {"machine": "n"}, {"tflops": None}):
-        assert peaks.fraction_of_peak(row | unknown, best) is None
+        assert peaks.fraction_of(best, row | unknown, "tflops") is None
 
 
 def test_peaks_and_bandwidth_are_those_of_the_same_chip():
@@ -58,5 +57,5 @@ def test_peaks_and_bandwidth_are_those_of_the_same_chip():
     best = peaks.measured_peaks([row_of(tflops="1", **old), row_of(tflops="4", **new), *copies])
     row = {"machine": "m", "precision": "float16", "tflops": 2.0, "bandwidth": 10.0}
     chips = old, new, new | {"device": "cuda"}
-    assert [peaks.fraction_of_peak(row | chip, best) for chip in chips] == [2.0, 0.5, None]
-    assert [peaks.fraction_of_bandwidth(row | chip, best) for chip in chips] == [None, 0.25, None]
+    assert [peaks.fraction_of(best, row | chip, "tflops") for chip in chips] == [2.0, 0.5, None]
+    assert [peaks.fraction_of(best, row | chip, "bandwidth") for chip in chips] == [None, 0.25, None]

@@ -136,7 +136,6 @@ def change_program(repository):
 CHANGES = {
     "an edited row": (lambda r: write(r, {"seed": 3}), f"{CHIP}.csv, line 2: "),
     "a removed file": (lambda r: (r.folder / f"{CHIP}.csv").unlink(), f"{CHIP}.csv"),
-    "another file": (lambda r: (r.folder / "run.sh").write_text("true"), "results/run.sh"),
     "a wrong cell": (lambda r: write(r, {}, {"tflops": 9}), "line 3: tflops='9'"),
     "changed programs": (change_program, "line 3: commit="),
 }
