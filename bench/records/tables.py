@@ -75,9 +75,3 @@ def latest(rows):
         for name, quantity in (("peak", "tflops"), ("bandwidth", "bandwidth"))
     }
     return lines.assign(**shares)
-
-
-def limit_rows(frame, limit):
-    """Keep at most `limit` lines: own before published ones, and each machine's first before any machine's second."""
-    turns = pd.DataFrame({"published": frame["published"], "turn": frame.groupby("machine", sort=False).cumcount()})
-    return frame[frame.index.isin(turns.sort_values(["published", "turn"], kind="stable").index[:limit])]
