@@ -45,7 +45,7 @@ def test_a_line_has_its_settings_and_sizes_that_cannot_be_compared_are_told_apar
     write(folder, [{"image_size": "32"}, {"image_size": "", "source": "https://x.org/a"}, {"world_size": "2"}])
     write(folder, [quantised, rate(11) | setup | {"process_rates": "10 11 12"}])
     lines = collect(folder)
-    sizes = {"32 px", "224 px if stated", "224 px if stated, 2 devices", "prompt of 512, 4-bit"}
+    sizes = {"32 px", "224 px", "224 px, 2 devices", "prompt of 512, 4-bit"}
     assert {line["size"] for line in lines} == sizes
     (own,) = [line for line in lines if line["value"] == 11]
     assert (own["processes"], own["date"], own["flags"], own["all_setup"]) == (3, "2026-11-20", "drift", "2 threads")
