@@ -46,7 +46,6 @@ def fault_of(row, names=()):
 
 GOOD = {
     "a model": [IMAGE],
-    "eight GPUs": [IMAGE, H200, {"world_size": 8, "flops_per_item": 4.5e13, "tflops": 1440}],
     "decode": [IMAGE, MATMUL, DECODE, {"batch_size": 1}],
     "NUM_IMAGES": [IMAGE, PIPELINE, {"scope": "device", "stop_reason": "num_images", "items": 656, "seconds": 20.7053}],
     "an epoch": [IMAGE, PIPELINE, EPOCH],
