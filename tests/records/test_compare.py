@@ -49,9 +49,11 @@ def test_equal_work_is_compared_and_the_rest_is_listed(compare):
     assert "only in A: alexnet" in out
 
 
-def test_a_gpu_is_never_compared_with_a_cpu(compare):
-    assert not lines_of(compare([rate(1)], [rate(1) | {"device": "cuda"}])[1])
-    assert len(lines_of(compare([{"device": "mps", "model": "x"}], [{"device": "cuda", "model": "x"}])[1])) == 1
+def test_a_gpu_is_compared_with_a_gpu_and_never_with_a_cpu(compare):
+    _, out, _ = compare(
+        [rate(1), {"device": "mps", "model": "x"}], [{"device": "cuda"}, {"device": "cuda", "model": "x"}]
+    )
+    assert len(lines_of(out)) == 1
 
 
 def test_ci_can_fail_on_slower(compare):
