@@ -9,7 +9,6 @@ Ratios are B over A: above 1, B is faster. A row of one process has a ratio but 
 does not show how much processes differ.
 """
 
-import math
 import os
 import statistics
 import sys
@@ -17,12 +16,14 @@ from collections import Counter
 from pathlib import Path
 
 from bench import cli
-from bench.records import columns, layout, results, tables
+from bench.records import columns, report, results, tables
 from bench.records.columns import format_number
-from bench.records.verdict import MACHINE_CHANGED, Rate, compare_rates
+from bench.records.verdict import MACHINE_CHANGED, Rate, verdict_of
 from bench.settings import SettingError, read_settings
 
 MOST_NAMED = 5  # rows that only one side has
+LAYOUT = "{:>7}  {:<16}  {:<11}  {:>8}  {:>8}  {:<11}  {}"
+TITLES = ("B / A", "interval", "B is", "A", "B", "unit", "work [flags]")
 
 
 def read_side(side, environ, folder):
@@ -32,14 +33,12 @@ def read_side(side, environ, folder):
         {work: its line, as tables.latest() describes it}.
     """
     given = environ.get(side, "").strip()
-    if not given:
-        raise SettingError(f"{side}='' is empty: name a CSV file, or a machine that has one in {folder.name}/")
     path = Path(given) if Path(given).is_file() else folder / f"{given}.csv"
     if not path.is_file():
         known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
-        raise SettingError(f"{side}={given!r} is not a file or a machine in {folder.name}/ (machines: {known})")
+        raise SettingError(f"{side}={given!r} is not a CSV file or a machine in {folder.name}/ (machines: {known})")
     lines = tables.latest(tables.convert(results.read(path)))
-    lines = lines[~lines["published"] & (lines["value"] > 0)]
+    lines = lines.loc[~lines["published"] & (lines["value"] > 0)]
     if lines.empty:
         raise SettingError(f"{side}={given!r} has no results to compare")
     return {work_of(line): line for line in lines.to_dict("records")}
@@ -51,34 +50,27 @@ def work_of(line):
     return tuple(line[name] for name in tables.WORK if name not in any_size)
 
 
-def rate_of(line):
-    """Return the Rate of a line, whose value is TFLOP/s if it is an operator's."""
-    return Rate.of_row({"throughput": line["value"], "throughput_low": line["low"], "throughput_high": line["high"]})
-
-
 def compare(a, b):
-    """List the work that both sides have: dicts of the two lines, the ratio with its interval, and the verdict."""
+    """List the work that both sides have: dicts of the two lines, the ratio, a Rate, and the verdict."""
     found = []
     for work in (work for work in b if work in a):
-        pair = {"a": a[work], "b": b[work]}
-        comparison = compare_rates(rate_of(b[work]), rate_of(a[work]))
-        if 1 in (a[work]["processes"], b[work]["processes"]):
-            comparison = comparison._replace(low=math.nan, verdict="")
-        found.append(pair | comparison._asdict())
+        # The value of an operator is TFLOP/s.
+        base, rate = (Rate(line["value"], line["low"], line["high"]) for line in (a[work], b[work]))
+        ratio = rate.ratio(base)
+        is_single = 1 in (a[work]["processes"], b[work]["processes"])
+        ratio, verdict = (Rate(ratio.throughput), "") if is_single else (ratio, verdict_of(ratio))
+        found.append({"a": a[work], "b": b[work], "ratio": ratio, "verdict": verdict})
     return found
 
 
-CELLS = {
-    "work": lambda line: columns.describe_work(line["b"]),
-    "framework": lambda line: line["b"]["framework"],
-    "A": lambda line: format_number(line["a"]["value"]),
-    "B": lambda line: format_number(line["b"]["value"]),
-    "unit": lambda line: line["b"]["per"],
-    "B / A": lambda line: f"{line['ratio']:.3f}",
-    "interval": lambda line: f"{line['low']:.3f} to {line['high']:.3f}" if line["low"] > 0 else "",
-    "B is": lambda line: line["verdict"],
-    "flags": lambda line: "; ".join(f"{x.upper()}: {line[x]['flags']}" for x in "ab" if line[x]["flags"]),
-}
+def describe(line):
+    """Describe one comparison in a line of LAYOUT."""
+    a, b, ratio = line["a"], line["b"], line["ratio"]
+    interval = f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio.low > 0 else ""
+    rates = format_number(a["value"]), format_number(b["value"]), b["per"]
+    flags = [f" [{side}: {flagged['flags']}]" for side, flagged in (("A", a), ("B", b)) if flagged["flags"]]
+    work = f"{columns.describe_work(b)}, {b['framework']}{''.join(flags)}"
+    return LAYOUT.format(f"{ratio.throughput:.3f}", interval, line["verdict"], *rates, work)
 
 
 def list_remarks(a, b, lines):
@@ -116,11 +108,10 @@ def main(environ=os.environ):
         last = list(rows.values())[-1]
         print(f"{side}: {last['machine']} ({last['device_name'] or last['device']})")
     if lines:
-        mean = math.exp(statistics.fmean(math.log(line["ratio"]) for line in lines))
-        print(f"\n{layout.table(CELLS, lines)}\n\ngeometric mean of {len(lines)} ratios: {mean:.3f}")
+        print("", LAYOUT.format(*TITLES), *map(describe, lines), "", sep="\n")
     else:
         print("\nA and B have no work in common: nothing can be compared")
-    print("\n".join(layout.wrap(line, "  ") for line in list_remarks(a, b, lines)))
+    print("\n".join(report.wrap(line, "  ") for line in list_remarks(a, b, lines)))
     verdicts = {line["verdict"] for line in lines} - {""}
     return int(fails == "1" and (not verdicts or "slower" in verdicts))
 

@@ -17,7 +17,7 @@ from bench.host import environment
 from bench.host.ranks import refuse_ranks
 from bench.records import columns
 from bench.records.columns import format_number
-from bench.records.verdict import Rate, compare_rates
+from bench.records.verdict import Rate, verdict_of
 from bench.settings import FRAMEWORKS, SettingError, read_settings
 from best_settings import open_launcher
 
@@ -36,7 +36,7 @@ def describe_noise(rows):
     found = [Rate.of_row(row) for row in rows]
     middle = statistics.median(float(rate) for row in rows for rate in row["process_rates"].split())
     covered = sum(rate.low <= middle <= rate.high for rate in found)
-    verdicts = [compare_rates(b, a).verdict for a, b in itertools.combinations(found, 2)]
+    verdicts = [verdict_of(b.ratio(a)) for a, b in itertools.combinations(found, 2)]
     wrong = sum(verdict in ("faster", "slower") for verdict in verdicts)
     resolution = 100 * (statistics.median(rate.high / rate.low for rate in found) - 1)
     said = f"{covered} of {len(found)} intervals cover it; {wrong} of {len(verdicts)} verdicts are false"

@@ -24,7 +24,7 @@ ones: open it in a browser to choose, sort and filter. `make compare` compares t
 def plot(folder, say):
     """Draw all plots and write both pages; return the paths. say() gets a line for each file that is left out."""
     stored = select.load(folder, say)
-    paths = [*pictures.draw_all(stored, folder / "plots", say), *card.draw_all(stored, folder)]
+    paths = [*pictures.draw_all(stored, folder / "plots"), *card.draw_all(stored, folder)]
     shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]
     (folder / "README.md").write_text("\n\n".join([ABOUT, *shown]) + "\n", encoding="utf-8")
     return [*paths, folder / "README.md", html.write_page(stored.lines, folder / "index.html")]

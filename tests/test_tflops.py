@@ -106,7 +106,7 @@ def test_8_bits_are_compared_with_bfloat16_and_are_no_peak(sweep):
     # What SIZES has measured is not measured again.
     _, rows, calls = sweep({"matmul-8bit": 99.0}, OPS="matmul,int8,float8", PRECISION="bfloat16")
     assert calls.count(("bfloat16", "matmul", 128, 0)) == 1
-    assert [row["tflops"] for row in peaks.measured_peaks(rows).values()] == [0.4]
+    assert list(peaks.measured_peaks(rows).values()) == [0.4]
 
 
 def test_a_real_sweep_fills_rows(monkeypatch):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bench import cli
 from bench.plots import draw, select
 from bench.plots.draw import COLOURS
-from bench.records import columns, layout, peaks, tables
+from bench.records import columns, peaks, report
 from bench.records.columns import format_number
 from bench.records.flags import FLAGS
 from bench.settings import FRAMEWORKS, is_used_in, read_settings
@@ -124,13 +124,12 @@ def name_chip(line):
 
 def list_tiles(lines, last, formats):
     """List the best matmul in each of the formats and the memory bandwidth: [(figure with its unit, what it is)]."""
-    own = lines[~lines["published"] & (lines[tables.CHIP] == [last[name] for name in tables.CHIP]).all(axis=1)]
-    best = own[own["model"] == "matmul-peak"].groupby("precision")["tflops"].max()
-    found = [numbers for numbers in NUMBERS if numbers in formats and numbers in best]
-    tiles = [(best[numbers], "TFLOP/s", f"{numbers} matmul") for numbers in found]
-    moved = own.loc[own["workload"] == "bandwidth", "value"]
-    tiles += [(moved.max(), "GB/s", "memory bandwidth")] * bool(len(moved))
-    return [(f"{format_number(rate, '{:.3g}')} {unit}", what) for rate, unit, what in tiles]
+    best = peaks.measured_peaks(lines[~lines["published"]].to_dict("records"))
+    tiles = [(numbers, "TFLOP/s", f"{numbers} matmul") for numbers in NUMBERS if numbers in formats]
+    tiles.append(("bandwidth", "GB/s", "memory bandwidth"))
+    rates = [best.get((*peaks.chip_of(last), name)) for name, _, _ in tiles]
+    of = zip(rates, tiles, strict=True)
+    return [(f"{format_number(rate, '{:.3g}')} {unit}", what) for rate, (_, unit, what) in of if rate]
 
 
 def describe_limits(runs, lines):
@@ -249,5 +248,5 @@ def finish(folder, machine, framework):
     card = make_card(select.load(folder, said.append), machine, framework)
     if card is None:
         return [*said, "too few workloads were measured for a card"]
-    said += ["", card.name, *(layout.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]
+    said += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]
     return [*said, f"card: {cli.display_path(save_card(card, folder))}"]

@@ -69,10 +69,8 @@ def say_seconds(row):
 
 def say_size(row):
     """Describe what makes an item of this line larger than another one, for the choice of comparable lines."""
-    name, usual = USUAL.get(row["workload"], ("epoch", None))
+    name, usual = USUAL.get(row["workload"], ("image_size", ""))
     words = columns.words_of(row | {name: row[name] or usual}, SIZE)
-    if (row[name] or usual) == usual and name in words:
-        words[name] += " if stated"
     # Quantised weights are other work than the precisions of this program.
     is_quantised = row["workload"] == "llm" and row["precision"] not in BYTES
     return ", ".join([*words.values(), *([row["precision"]] if is_quantised else [])])

@@ -239,15 +239,10 @@ function showSelect(name, label, options, value, change) {
 
 function render() {
   const address = readAddress(location.hash), {chosen, options, lines: found} = choose(lines, address);
-  const kept = Object.fromEntries(Object.entries(address).filter(([name]) => ["rows", "sort", "q"].includes(name)));
   for (const [name, label] of Object.entries(CHOICES)) {
     const none = REQUIRED.includes(name) ? "usual" : "any";
-    showSelect(name, label, options[name].map((each) => [each, say(each) || none]), chosen[name], (value) => {
-      const next = choose(lines, {...chosen, [name]: value});
-      const said = Object.entries(next.chosen).filter(([each, to]) => next.options[each].length > 1
-        && (to !== "" || REQUIRED.includes(each)));
-      return {...Object.fromEntries(said), ...kept};
-    });
+    showSelect(name, label, options[name].map((each) => [each, say(each) || none]), chosen[name],
+      (value) => ({...address, ...choose(lines, {...chosen, [name]: value}).chosen}));
   }
   const asked = Object.hasOwn(LISTS, address.rows ?? "") ? address.rows : "best";
   showSelect("rows", "Lines of the table", Object.entries(LISTS), asked, (rows) => ({...address, rows}));

@@ -11,12 +11,16 @@ from bench.plots import draw, select
 from bench.plots.draw import COLOURS, Curve
 from bench.records import columns, tables, verdict
 from bench.records.columns import format_number
+from bench.settings import TRAINING
+from bench.workloads.workload import BYTES
 
 MAX_BARS = 20  # in a panel
 MAX_PANELS = 6
 MAX_CURVES = 20
 # In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.
 TITLED = ("model", "scope", "image_size", "sequence_length", "data", "matrix_size")
+# With select.WHO, the work that is compared over numbers of devices.
+SCALED = ["method_version", *(name for name in columns.WORK if name not in ("framework", "world_size", "nodes"))]
 # {key: (what the legend says, colour of the edge, colour of the face)}
 WHOSE = {
     False: ("measured by this program, with its interval", COLOURS[0], COLOURS[0]),
@@ -29,16 +33,14 @@ PARTS = {
 }
 
 
-def draw_all(stored, folder, say):
-    """Draw every plot into a folder and return the paths; say() gets a line for each without own rows."""
+def draw_all(stored, folder):
+    """Draw every plot that has rows into a folder and return the paths."""
     paths = []
     for picture in PICTURES:
         path = folder / f"{picture.__name__}.png"
-        figure = picture(stored)
-        if figure:
+        if figure := picture(stored):
             paths.append(draw.save(figure, path))
         else:
-            say(f"{path.stem}: no rows of our own to draw")
             path.unlink(missing_ok=True)
     return paths
 
@@ -63,13 +65,17 @@ def fastest(stored, workload, models, title, unit):
 
 
 def llm(stored):
-    found = select.generation(stored.believed)
+    """Draw tokens/s of one sequence, only in precisions of this program: quantised weights are other work."""
+    found = select.having(stored.believed, workload="llm", batch_size="1", scope="device")
+    found = found[found["precision"].isin(BYTES) & ~found["phase"].isin(TRAINING)]
+    found = select.best(found, "model", "phase", "prompt_tokens", "depth")
     panels = [(model, of) for (model, _), of in found.groupby(["model", "phase"], sort=False)]
     return bars(panels, "tokens/s of one sequence, random weights")
 
 
 def llm_training(stored):
-    found = select.training_of_llm(stored.believed)
+    found = select.having(stored.believed, workload="llm", phase="training", scope="device")
+    found = select.best(found, "model", "sequence_length", "lora_rank")
     panels = [(f"{model}, {tokens} tokens", of) for (model, tokens), of in found.groupby(["model", "sequence_length"])]
     return bars(panels, "tokens/s of training, random weights")
 
@@ -83,8 +89,13 @@ def diffusion(stored):
 
 
 def peaks(stored):
-    found = select.matmul_peaks(stored.believed)
-    moved = select.best(select.having(stored.believed, workload="bandwidth"))
+    """Draw the best matmul of each precision, own peaks and all published matmuls, and the memory bandwidth."""
+    lines = stored.believed
+    matmuls = lines["model"].isin(["matmul-peak", "matmul-8bit"]) | lines["published"] & (lines["workload"] == "matmul")
+    found = select.best(lines[matmuls & lines["value"].notna()], "precision")
+    how = found["memory_format"].where(found["memory_format"] == "", "as a 1x1 convolution")
+    found = found.assign(memory_format=how, batch_size="")
+    moved = select.best(select.having(lines, workload="bandwidth"))
     moved = moved.assign(**moved[tables.RATE] / 1000)
     panels = [("best matmul", found[found["precision"] == each]) for each in ("float32", "tf32", "float16", "bfloat16")]
     panels.append(("best matmul in 8 bits", found[found["model"] == "matmul-8bit"]))
@@ -100,13 +111,17 @@ def mlp(stored):
 
 
 def tflops(stored):
-    """Draw TFLOP/s over the size of matmuls; the legend has the best size of each line."""
+    """Draw TFLOP/s over the size of matmuls, the cube root of M N K; the legend has the best size of each line."""
 
     def name(top):
         best = " (published)" if top["published"] else f": best at M = {top['side']:.0f}"
         return f"{name_device(top)}, {top['precision']}{best}"
 
-    curves = curves_of(select.sizes(stored.believed), "side", ["precision"], name)
+    found = stored.believed[stored.believed["model"].str.match(r"^matmul(?:-\d+)?$") & stored.believed["value"].notna()]
+    sides = found["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
+    found = found.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
+    found = select.best(found, "precision", "model", "matrix_size").sort_values("side")
+    curves = curves_of(found, "side", ["precision"], name)
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
     return draw.lines(curves, {"value": "TFLOP/s"}, "Matmuls", x_name, is_log2=True)
 
@@ -117,7 +132,11 @@ def scaling(stored):
     def name(top):
         return f"{name_device(top)}: {columns.describe_work(top | {'world_size': '1', 'nodes': '1'})}"
 
-    curves = curves_of(select.scaling(stored.many), "devices", select.SCALED, name)
+    lines = select.believe(stored.lines)
+    found = lines[lines["phase"].isin(["inference", "training"]) & (lines["scope"] == "device") & ~lines["published"]]
+    found = select.best(found.assign(devices=found["world_size"].astype(float)), *SCALED, "devices")
+    several = found.groupby([*select.WHO, *SCALED])["devices"].transform("nunique") > 1
+    curves = curves_of(found[several].sort_values("devices"), "devices", SCALED, name)
     words = "The same work on more devices, each with its own batch; dotted: a rate that grows with them"
     figure = draw.lines(curves, {"value": "items/s of all devices"}, words, "devices", is_log2=True)
     if figure:
@@ -127,7 +146,10 @@ def scaling(stored):
 
 def sustained(stored):
     """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
-    runs = select.sustained_runs(stored.rows)[-MAX_CURVES:]
+    rows = stored.rows[(stored.rows["scope"] == "sustained") & stored.rows["throughput"].notna()]
+    rows = select.believe(rows.assign(rate=rows["items"] / rows["seconds"], shown=rows["device_name"], published=False))
+    latest = rows["run_id"] == rows.groupby(["machine", *tables.WORK], sort=False)["run_id"].transform("last")
+    runs = [run.sort_values("elapsed_seconds") for _, run in rows[latest].groupby("run_id", sort=False)][-MAX_CURVES:]
     panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
     panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
     curves = []
@@ -158,8 +180,13 @@ def scopes(stored):
 
 def best(stored):
     """Draw what each change of `make best` gained, from the default down to the fastest settings, with intervals."""
+    found = select.believe(stored.rows[(stored.rows["search"] != "") & stored.rows["throughput"].notna()])
+    of = ["machine", "kind", "framework", "workload", "model", "phase"]
+    found = found[found["search"] == found.groupby(of, sort=False)["search"].transform("last")]
+    names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high", "device_name": "shown"}
+    found = found.rename(columns=names).assign(published=False)
     panels = []
-    for path in select.searches(stored.rows)[-MAX_PANELS:]:
+    for _, path in list(found.groupby("search", sort=False))[-MAX_PANELS:]:
         rows = path.to_dict("records")
         changes = [f"+ {columns.describe_change(before, after)}" for before, after in pairwise(rows)]
         frame = path.reset_index()[tables.RATE].assign(
@@ -185,7 +212,7 @@ def bars(panels, unit):
         panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))
     drawn = []
     for title, found in panels[:MAX_PANELS]:
-        kept = tables.limit_rows(found.reset_index(drop=True), MAX_BARS).reset_index(drop=True)
+        kept = keep(found, MAX_BARS)
         rows = kept.to_dict("records")
         common, particular = settings_in_words(rows)
         frame = kept[tables.RATE].assign(
@@ -197,6 +224,12 @@ def bars(panels, unit):
         count = f" ({len(kept)} of {len(found)})" if len(found) > len(kept) else ""
         drawn.append((", ".join([title, *common]) + count, frame))
     return draw.bars(drawn, unit, WHOSE)
+
+
+def keep(lines, most):
+    """Keep at most this many lines, own ones first; the highest comes first."""
+    kept = lines.sort_values(["published", "value"], ascending=[True, False], kind="stable").head(most)
+    return kept.sort_values("value", ascending=False, kind="stable", ignore_index=True)
 
 
 def settings_in_words(rows):
@@ -223,10 +256,10 @@ def curves_of(found, x, apart, name=None):
         return []
     by = [*select.WHO, *apart]
     found = found.assign(x=found[x], value_low=found["low"], value_high=found["high"])
-    tops = found.loc[found.groupby(by, sort=False)["value"].idxmax()].sort_values("value", ascending=False)
+    tops = found.loc[found.groupby(by, sort=False)["value"].idxmax()]
     parts = dict(list(found.groupby(by)))
     curves = []
-    for top in tables.limit_rows(tops, MAX_CURVES).to_dict("records"):
+    for top in keep(tops, MAX_CURVES).to_dict("records"):
         words = name(top) if name else name_device(top) + (" (published)" if top["published"] else "")
         curves.append(Curve(words, parts[tuple(top[column] for column in by)], top["published"]))
     return curves

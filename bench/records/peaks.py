@@ -65,31 +65,29 @@ def chip_of(row):
 
 
 def measured_peaks(rows):
-    """Return the best matmuls and copies of any framework: {(*chip_of(row), precision or "bandwidth"): row}.
+    """Return the best that each chip reached: {(*chip_of(row), precision): TFLOP/s, (..., "bandwidth"): GB/s}.
 
     Args:
-        rows: dicts of text, from results.read(), or of numbers.
+        rows: dicts of text, from results.read(), or of numbers, of any framework.
     """
-    ok = [row for row in rows if row["status"] == "ok" and "implausible" not in row["flags"]]
-    matmuls = sorted((row for row in ok if row["model"] == "matmul-peak"), key=lambda row: float(row["tflops"] or 0))
-    copies = sorted((row for row in ok if row["workload"] == "bandwidth"), key=lambda row: float(row["throughput"]))
-    best = {(*chip_of(row), row["precision"]): row for row in matmuls}
-    return best | {(*chip_of(row), "bandwidth"): row for row in copies}
+    best = {}
+    for row in rows:
+        is_copy = row["workload"] == "bandwidth"
+        if (is_copy or row["model"] == "matmul-peak") and row["status"] == "ok" and "implausible" not in row["flags"]:
+            name, rate = ("bandwidth", row["throughput"]) if is_copy else (row["precision"], row["tflops"])
+            key = (*chip_of(row), name)
+            best[key] = max(best.get(key, 0), float(rate))
+    return best
 
 
-def fraction_of_peak(row, best):
-    """Return a row's TFLOP/s over its chip's measured peak in the same precision; None if either is unknown.
+def fraction_of(best, row, quantity):
+    """Return a row's "tflops" or "bandwidth" over the best that its chip reached; None if either is unknown.
 
-    It may exceed 1, because convolutions can be faster than the best matmul.
+    It may exceed 1: convolutions can be faster than the best matmul, and some machines read faster than they copy.
+
+    Args:
+        best: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
     """
-    peak = best.get((*chip_of(row), SIXTEEN_BITS.get(row["precision"], row["precision"])))
-    return float(row["tflops"]) / float(peak["tflops"]) if peak and row.get("tflops") else None
-
-
-def fraction_of_bandwidth(row, best):
-    """Return a row's GB/s over its chip's measured bandwidth; None if either is unknown.
-
-    It may exceed 1, because decode only reads, which some machines do faster than they copy.
-    """
-    copy = best.get((*chip_of(row), "bandwidth"))
-    return float(row["bandwidth"]) / float(copy["throughput"]) if copy and row.get("bandwidth") else None
+    precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
+    most = best.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else precision))
+    return float(row[quantity]) / most if most and row.get(quantity) else None

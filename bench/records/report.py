@@ -1,18 +1,29 @@
 """Report a run: a progress bar while it measures, then its result as text that fits the terminal."""
 
+import shutil
 import statistics
 import sys
+import textwrap
 import time
 from contextlib import contextmanager
 
 from tqdm import tqdm
 
-from bench.records import layout, peaks
+from bench.records import peaks
 from bench.records.columns import describe_setup, describe_work, format_number
 from bench.records.flags import FLAGS
 from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained
 
 REFRESH_SECONDS = 0.25
+LEAST_WIDTH = 60  # of a terminal; narrower ones wrap by themselves
+
+
+def wrap(line, indent=""):
+    """Break a line at the terminal's width, with later lines indented; leave it whole if stdout is not a terminal."""
+    if not sys.stdout.isatty():
+        return line
+    width = max(LEAST_WIDTH, shutil.get_terminal_size().columns)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 @contextmanager
@@ -51,7 +62,7 @@ def describe(rows, stored):
     first = rows[0]
     who = f"{first['framework']} {first['framework_version'] or ''} on {first['device_name'] or first['cpu_name']}"
     where = ", ".join(filter(None, [first["device"] or "ended early", describe_setup(first)]))
-    lines = [layout.wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
+    lines = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     best = peaks.measured_peaks(stored)
     sustained = [row for row in rows if row.get("elapsed_seconds")]
     lines += [describe_result(row, best) for row in rows if row not in sustained or row["status"] != "ok"]
@@ -60,7 +71,7 @@ def describe(rows, stored):
         said.append("run `make tflops` to compare this with the machine's peak")
     if max(count_processes(row) for row in rows) == 1 and not sustained:
         said.append("one process only: the interval does not include variation between processes")
-    lines += [layout.wrap(f"  {text}", "    ") for text in said if text]
+    lines += [wrap(f"  {text}", "    ") for text in said if text]
     return "\n".join(filter(None, [*lines, explain({flag for row in rows for flag in row["flags"].split()})]))
 
 
@@ -104,7 +115,7 @@ def describe_result(row, best):
         lines.append("flags: " + ", ".join(row["flags"].split()))
     label, indent = f"{name_part(row)} {row.get('epoch') or ''}".strip(), " " * 14
     lines = [f"  {label:<11} {lines[0]}", *(indent + line for line in lines[1:])]
-    return "\n".join(layout.wrap(line, indent) for line in lines)
+    return "\n".join(wrap(line, indent) for line in lines)
 
 
 def describe_interval(row):
@@ -125,12 +136,12 @@ def describe_details(row, best):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row.get("tflops"):
-        fraction = peaks.fraction_of_peak(row, best)
+        fraction = peaks.fraction_of(best, row, "tflops")
         share = f" ({100 * fraction:.3g} % of this machine's measured peak)" if fraction else ""
         rate = format_number(row["tflops"], "{:.3g}")
         details.append(f"{rate} TFLOP/s{share}, {row['measured_precision']} as measured")
     if row.get("bandwidth"):
-        fraction = peaks.fraction_of_bandwidth(row, best)
+        fraction = peaks.fraction_of(best, row, "bandwidth")
         share = f" ({100 * fraction:.3g} % of the bandwidth that `make tflops` measured)" if fraction else ""
         details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     return ", ".join(details + describe_physics(row))
@@ -175,8 +186,8 @@ def describe_scaling(rows):
         lines.append(f"scaling: {work}")
         for size, row in sorted(by_size.items()):
             ends = Rate.of_row(row).ratio(Rate.of_row(by_size[fewest]))
-            efficiency, low, high = (end and end * fewest / size for end in ends)
-            span = f" ({low:.3f} to {high:.3f})" if low and size != fewest else ""
+            efficiency, low, high = (end * fewest / size for end in ends)
+            span = f" ({low:.3f} to {high:.3f})" if low > 0 and size != fewest else ""
             rate, each = (format_number(float(row["throughput"]) / count) for count in (1, size))
             name = "device" if size == 1 else "devices"
             rates = f"{rate:>9} {row['unit']} {each:>9} per device"
@@ -197,7 +208,7 @@ def describe_slowdown(rows, stored):
 
 def explain(flags):
     """Explain the flags of a run, a line each."""
-    return "\n".join(layout.wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
+    return "\n".join(wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
 
 
 def name_part(row):

@@ -1,11 +1,10 @@
 """Store rows: one append-only CSV per machine, one row per measured quantity.
 
-An append is a single write under a file lock, so parallel runs do not mix their rows, and a kill or a full disk leaves
-whole rows.
+An append writes a new file under a lock and puts it in the place of the old one, so parallel runs do not mix their
+rows, and a kill or a full disk leaves whole rows.
 """
 
 import csv
-import errno
 import io
 import os
 from pathlib import Path
@@ -21,20 +20,8 @@ class ResultsError(SettingError):
 
 
 def prepare(path):
-    """Raise ResultsError unless rows can be appended to this file.
-
-    Called before anything is measured, so that no result is lost.
-    """
-    try:
-        read(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path), open(path, "a"):
-            pass
-    except OSError as error:
-        raise ResultsError(
-            f"RESULTS_DIR={str(path.parent)!r} cannot be written to ({error.strerror or error}): "
-            "name a writable folder, or change its permissions"
-        ) from None
+    """Raise ResultsError unless rows can be appended to this file; called before anything is measured."""
+    append(path)
 
 
 def append(path, *rows):
@@ -44,21 +31,23 @@ def append(path, *rows):
         ResultsError: a file that read() refuses, a stuck lock, a full disk.
         ValueError: a row has a key that is not a column.
     """
-    if unknown := set().union(*rows) - set(COLUMNS):
-        raise ValueError(f"no such columns: {', '.join(sorted(unknown))}")
+    part = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
-            stored = read(path)
-            if stored and path.read_text().partition("\n")[0] != _to_line(COLUMNS).strip():  # new columns
-                part = path.with_suffix(".part")
-                part.write_text("".join([_to_line(COLUMNS), *(_to_line(row.values()) for row in stored)]))
-                part.replace(path)
-            lines = "".join(_to_line(row.get(column) for column in COLUMNS) for row in rows)
-            _write_at_once(path, lines if stored else _to_line(COLUMNS) + lines, keeps=bool(stored))
+            stored = read(path)  # gains the columns that are new
+            with open(part, "w", encoding="utf-8", newline="") as file:
+                table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                table.writeheader()
+                table.writerows({name: _to_text(value) for name, value in row.items()} for row in [*stored, *rows])
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
     except OSError as error:
         reason = error.strerror or error
-        raise ResultsError(f"{path} cannot be written to ({reason}): free space or change the permissions") from None
+        raise ResultsError(
+            f"{path} cannot be written to ({reason}): free space, change the permissions, or set RESULTS_DIR"
+        ) from None
 
 
 def read(path):
@@ -95,26 +84,10 @@ def parse(text, path):
     return rows
 
 
-def _to_line(values):
-    """Format cells as a line of CSV: None is blank, floats have six digits, text has no line breaks."""
-    texts = (f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value) for value in values)
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow([" ".join(text.split()) for text in texts])
-    return line.getvalue()
-
-
-def _write_at_once(path, text, keeps):
-    """Append text in one write, or begin the file with it; if the disk is full, nothing of it stays."""
-    data = text.encode()
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | (0 if keeps else os.O_TRUNC), 0o644)
-    try:
-        size = os.fstat(file).st_size
-        if os.write(file, data) != len(data):
-            os.ftruncate(file, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(file)
-    finally:
-        os.close(file)
+def _to_text(value):
+    """Format a cell: None is blank, floats have six digits, text has no line breaks."""
+    text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+    return " ".join(text.split())
 
 
 def _locked(path):

@@ -23,8 +23,6 @@ from bench.records import peaks, results
 from bench.records.columns import COLUMNS
 from bench.settings import ROOT, SettingError, read_settings
 
-GENERATED = r"results/(README\.md|index\.html|(?:plots|cards)/[\w.-]+\.png)"
-MACHINE_FILE = r"results/(?!published\.csv)[a-z0-9]+(-[a-z0-9]+)*\.csv"
 NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?"
 HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\|~/"
 NEEDED = ("framework", "workload", "model", "device", "device_name", "unit", "throughput", "items", "seconds")
@@ -100,17 +98,12 @@ class Repository:
         """Return what a git command prints; None if it fails."""
         return environment.read_command("git", "-C", str(self.root), *command)
 
-    def changes(self):
-        """Return {path below results/: "A", "M", "D" ...} since the base."""
-        cells = (self.git("diff", "--name-status", "--no-renames", "-z", self.base, "--", "results") or "").split("\0")
-        new = self.git("ls-files", "--others", "--exclude-standard", "-z", "--", "results") or ""
-        return dict(zip(cells[1::2], cells[:-1:2], strict=True)) | dict.fromkeys(new.split("\0")[:-1], "A")
-
-    def read(self, path, commit=None):
-        """Return the rows of a CSV file in a commit, by default in the folder; raises ResultsError."""
-        if commit:
-            return results.parse(self.git("show", f"{commit}:{path}") or "", path)
-        return results.read(self.root / path)
+    def changed_files(self):
+        """List the machines' files that differ from the base: changed, removed or new, committed or not."""
+        files = "-z", "--", "results/*.csv", ":!results/published.csv"
+        changed = self.git("diff", "--name-only", "--no-renames", self.base, *files) or ""
+        new = self.git("ls-files", "--others", "--exclude-standard", *files) or ""
+        return (changed + new).split("\0")[:-1]
 
     def find_fault(self, commit):
         """Return (column, reason and fix) unless a row's commit has the programs of a commit of the main branch."""
@@ -123,11 +116,10 @@ class Repository:
 
 def check_file(repository, path, names=()):
     """Check the rows that a machine's file adds to the base; returns (those rows, problems as lines)."""
-    before, found, problems = [], {}, []
-    with suppress(results.ResultsError):  # of an earlier schema
-        before = repository.read(path, repository.base) if repository.base else []
+    found, problems = {}, []
     try:
-        rows = repository.read(path)
+        rows = results.read(repository.root / path)
+        before = results.parse(repository.git("show", f"{repository.base}:{path}") or "", path)
     except results.ResultsError as error:
         return [], [str(error)]
     commits = {commit: repository.find_fault(commit) for commit in {row["commit"] for row in rows}}
@@ -144,17 +136,11 @@ def check_file(repository, path, names=()):
 
 
 def check_results(repository):
-    """Check everything that changed below results/; returns (number of added rows, problems as lines)."""
+    """Check the machines' files that changed below results/; returns (number of added rows, problems as lines)."""
     if not repository.base:
         raise SettingError("BASE has no common commit with this branch: fetch it, or name another one")
-    count, problems = 0, []
-    for path, change in repository.changes().items():
-        if re.fullmatch(MACHINE_FILE, path) and change in ("A", "M"):
-            added, found = check_file(repository, path)
-            count, problems = count + len(added), problems + found
-        elif not re.fullmatch(GENERATED, path):
-            problems.append(f"{path!r} is removed, or is not a machine's file of rows: restore it, or leave it out")
-    return count, problems
+    checked = [check_file(repository, path) for path in repository.changed_files()]
+    return sum(len(added) for added, _ in checked), [line for _, problems in checked for line in problems]
 
 
 def own_names():

@@ -9,37 +9,29 @@ from bench.records.verdict import OPERATORS
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
 WORK = (*columns.WORK, "kind")
 RATE = ["value", "low", "high"]
-CHIP = list(peaks.CHIP)
+NUMBERS = {name: each.kind == "number" for name, each in columns.COLUMNS.items() if each.kind != "text"}  # may it be 0?
 
 
 def read_rows(paths, warn=print):
     """Read all rows of these CSV files as one frame, in the order of the files.
 
-    It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `file`, the name of a row's file,
-    and `kind`, "cpu" or "gpu". A file that is foreign, newer or damaged is left out, and warn() gets one line.
+    It has all columns: numbers as floats (NaN: unknown), the rest as text. Added is `kind`, "cpu" or "gpu". A file that
+    is foreign, newer or damaged is left out, and warn() gets one line.
     """
     frames = []
     for path in paths:
         try:
-            frames.append(convert(results.read(path)).assign(file=path.name))
-        except (results.ResultsError, OSError, ValueError) as error:
-            warn(f"{path} is left out: {' '.join(str(error).split())}")
-    return pd.concat(frames, ignore_index=True) if frames else convert([]).assign(file="")
+            frames.append(convert(results.read(path)))
+        except (results.ResultsError, OSError) as error:
+            warn(f"{path} is left out: {error}")
+    return pd.concat(frames, ignore_index=True) if frames else convert([])
 
 
 def convert(rows):
-    """Convert rows of text to a frame; raise ValueError for a number that cannot be one, as 0 cannot be a rate."""
+    """Convert rows of text to a frame; what is not a number, or cannot be this one, as 0 cannot be a rate, is NaN."""
     frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str)
-    kinds = {name: column.kind for name, column in columns.COLUMNS.items() if column.kind != "text"}
-    for name, kind in kinds.items():
-        try:
-            found = frame[name].replace("", "nan").astype(float)
-        except ValueError as error:
-            raise ValueError(f"its {name} is not a number: {error}") from None
-        is_sound = (found > 0) & np.isfinite(found)
-        if kind == "positive" and not (is_sound | found.isna()).all():
-            raise ValueError(f"its {name} is not always above 0 and finite")
-        frame[name] = found if kind == "number" else found.where(is_sound)
+    found = frame[list(NUMBERS)].apply(pd.to_numeric, errors="coerce")
+    frame[found.columns] = found.where(np.isfinite(found) & ((found > 0) | list(NUMBERS.values())))
     for name in (*columns.WORK, *columns.SETUP):
         frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
     return frame.assign(kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"))
@@ -75,20 +67,11 @@ def latest(rows):
         shown=lines["device_name"].where(published | (of_machines == 1), lines["machine"]),
         setup=[columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups],
     )
-    return add_shares(lines)
-
-
-def add_shares(lines):
-    """Add `of_peak` and `of_bandwidth` to the lines of this program; NaN if the chip's best is unknown."""
-    own = lines[~lines["published"] & ~lines["flags"].str.contains("implausible")]
-    matmul = own[own["model"] == "matmul-peak"].groupby([*CHIP, "precision"])["tflops"].max().rename("peak")
-    moved = own[own["workload"] == "bandwidth"].groupby(CHIP)["throughput"].max().rename("moved")
-    keys = lines[[*CHIP, "precision"]].replace({"precision": peaks.SIXTEEN_BITS})
-    best = keys.join(matmul, on=[*CHIP, "precision"]).join(moved, on=CHIP).where(~lines["published"])
-    return lines.assign(of_peak=lines["tflops"] / best["peak"], of_bandwidth=lines["bandwidth"] / best["moved"])
-
-
-def limit_rows(frame, limit):
-    """Keep at most `limit` lines: own before published ones, and each machine's first before any machine's second."""
-    turns = pd.DataFrame({"published": frame["published"], "turn": frame.groupby("machine", sort=False).cumcount()})
-    return frame[frame.index.isin(turns.sort_values(["published", "turn"], kind="stable").index[:limit])]
+    own = lines[~published]
+    rows = own.to_dict("records")
+    best = peaks.measured_peaks(rows)
+    shares = {
+        f"of_{name}": pd.Series([peaks.fraction_of(best, row, quantity) for row in rows], own.index, dtype=float)
+        for name, quantity in (("peak", "tflops"), ("bandwidth", "bandwidth"))
+    }
+    return lines.assign(**shares)

@@ -13,48 +13,31 @@ BURST_SECONDS = 30  # at the beginning of a sustained run
 
 
 class Rate(NamedTuple):
-    """Items per second, with the ends of its interval (both None: unknown)."""
+    """Items per second, with the ends of its interval (NaN: unknown)."""
 
     throughput: float
-    low: float | None = None
-    high: float | None = None
+    low: float = math.nan
+    high: float = math.nan
 
     @classmethod
     def of_row(cls, row):
-        """Build the Rate of a row, a dict of numbers or text; an interval with a blank or NaN end is unknown."""
-        ends = [float(row[name] or "nan") for name in ("throughput_low", "throughput_high")]
-        return cls(float(row["throughput"]), *([None, None] if any(map(math.isnan, ends)) else ends))
+        """Build the Rate of a row, a dict of numbers or text; a blank end is unknown."""
+        return cls(*(float(row[name] or "nan") for name in ("throughput", "throughput_low", "throughput_high")))
 
     def overlaps(self, other):
         """Return whether the two cannot be told apart; without intervals they cannot."""
-        if None in (self.low, other.low):
-            return True
-        return self.low <= other.high and other.low <= self.high
+        return not (self.low > other.high or self.high < other.low)
 
     def ratio(self, base):
-        """Divide by another Rate: (ratio, low, high), with the widest interval that both allow (None: unknown)."""
-        ratio = self.throughput / base.throughput
-        if None in (self.low, base.low):
-            return ratio, None, None
-        return ratio, self.low / base.high, self.high / base.low
+        """Divide by another Rate; the quotient, a Rate, has the widest interval that both allow."""
+        return Rate(self.throughput / base.throughput, self.low / base.high, self.high / base.low)
 
 
-class Comparison(NamedTuple):
-    """The ratio of two Rates with its interval (NaN: unknown), and what follows from it."""
-
-    ratio: float
-    low: float
-    high: float
-    verdict: str  # "faster", "slower", "same" or "cannot tell"
-
-
-def compare_rates(rate, base):
-    """Compare a Rate with another one of the same work: "same" is within 1 %; without intervals "cannot tell"."""
-    ratio, *ends = rate.ratio(base)
-    low, high = (math.nan, math.nan) if None in ends else ends
-    if low >= 1 - SAME and high <= 1 + SAME:
-        return Comparison(ratio, low, high, "same")
-    return Comparison(ratio, low, high, "faster" if low > 1 else "slower" if high < 1 else "cannot tell")
+def verdict_of(ratio):
+    """Return what the ratio of two Rates shows: "same" is within 1 %, and unknown ends give "cannot tell"."""
+    if ratio.low >= 1 - SAME and ratio.high <= 1 + SAME:
+        return "same"
+    return "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "cannot tell"
 
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):

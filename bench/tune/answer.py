@@ -51,7 +51,7 @@ def describe(search: Search, path):
 def describe_gain(faster, slower):
     """Describe the ratio of two Rates, with the interval that follows from both."""
     ratio, low, high = faster.ratio(slower)
-    return f"{ratio:.3g} times" + ("" if low is None else f" ({low:.3g} to {high:.3g})")
+    return f"{ratio:.3g} times" + (f" ({low:.3g} to {high:.3g})" if low > 0 else "")
 
 
 def describe_use(framework, device, workload, settings):

@@ -20,32 +20,14 @@ def read(folder):
     return tables.latest(tables.read_rows(sorted(folder.glob("*.csv")), pytest.fail))
 
 
-def lines_of(data):
-    """The lines as dicts, as readLines() of the script decodes them."""
-    return [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
-
-
-def collect(folder):
-    return lines_of(html.collect(read(folder)))
-
-
-def run_script(expression, **known):
-    """The value of a JavaScript expression that uses the page's functions."""
-    if not (node := shutil.which("node")):
-        pytest.skip("no node: nothing here runs JavaScript")
-    constants = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in known.items())
-    program = f"{SCRIPT.read_text()}\n{{ {constants} console.log(JSON.stringify({expression})) }}"
-    done = subprocess.run([node, "-"], input=program, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
-
-
 def test_a_line_has_its_settings_and_sizes_that_cannot_be_compared_are_told_apart(folder):
     setup = {"num_threads": "2", "flags": "drift", "timestamp": "2026-11-20T10:00:00+00:00"}
     quantised = {"workload": "llm", "precision": "4-bit", "prompt_tokens": "512", "image_size": ""}
     write(folder, [{"image_size": "32"}, {"image_size": "", "source": "https://x.org/a"}, {"world_size": "2"}])
     write(folder, [quantised, rate(11) | setup | {"process_rates": "10 11 12"}])
-    lines = collect(folder)
-    sizes = {"32 px", "224 px if stated", "224 px if stated, 2 devices", "prompt of 512, 4-bit"}
+    data = html.collect(read(folder))
+    lines = [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
+    sizes = {"32 px", "224 px", "224 px, 2 devices", "prompt of 512, 4-bit"}
     assert {line["size"] for line in lines} == sizes
     (own,) = [line for line in lines if line["value"] == 11]
     assert (own["processes"], own["date"], own["flags"], own["all_setup"]) == (3, "2026-11-20", "drift", "2 threads")
@@ -63,14 +45,18 @@ def test_cells_cannot_become_markup(folder):
 
 
 def test_the_address_chooses_and_the_best_of_each_machine_is_shown(folder):
+    if not (node := shutil.which("node")):
+        pytest.skip("no node: nothing here runs JavaScript")
     write(folder, [rate(10), rate(30) | {"precision": "tf32"}, rate(99) | {"flags": "implausible", "batch_size": "64"}])
     write(folder, [rate(500) | {"image_size": "32"}, rate(40) | {"phase": "inference"}])
     write(folder, [rate(20) | {"source": "https://x"}, rate(90) | {"source": "https://x", "status": "cpu_time"}], "b")
     data = html.collect(read(folder))
 
     def best(address):
-        program = "bestOf(choose(readLines(data), readAddress(address)).lines)"
-        return [(line["machine"], line["value"]) for line in run_script(program, data=data, address=address)]
+        chosen = f"bestOf(choose(readLines({json.dumps(data)}), readAddress({json.dumps(address)})).lines)"
+        program = f"{SCRIPT.read_text()}\nconsole.log(JSON.stringify({chosen}))"
+        done = subprocess.run([node, "-"], input=program, capture_output=True, text=True, check=True)
+        return [(line["machine"], line["value"]) for line in json.loads(done.stdout)]
 
     assert best("#phase=training") == best("") == [("a", 30), ("b", 20)]
     assert best("#phase=training&precision=float32") == [("b", 20), ("a", 10)]

@@ -8,11 +8,17 @@ from bench.plots import pictures, select
 from tests.records.examples import MATMUL, rate, write
 
 CITED = {"source": "https://x"}
-WRONG = {"batch_size": "64", "flags": "implausible"}
+OTHER_WORK = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}]
+WRONG = [
+    {"flags": "implausible", "batch_size": "64"},
+    CITED | {"status": "unsynchronised"},
+    CITED | {"status": "cpu_time"},
+]
 BERT = {"workload": "transformer", "model": "bert-large", "image_size": "", "sequence_length": "128"}
 MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
 LLM = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": ""}
 DECODE, TUNED = LLM | {"phase": "decode", "depth": "0"}, LLM | {"sequence_length": "128"}
+LARGE = [DECODE | CITED | {"precision": "4-bit"}, DECODE | {"batch_size": "4"}]
 NOISE = {"workload": "diffusion", "model": "sd-1.5", "image_size": "512"}
 PEAK = MATMUL | {"model": "matmul-peak", "tflops": "700"}
 COPY = {"workload": "bandwidth", "model": "copy", "phase": "", "tflops": ""}
@@ -31,23 +37,16 @@ def values_in(figure):
     [
         # The fastest settings; only resident batches of the usual size, on one device, timed with the right clock.
         (pictures.images, [rate(10), rate(30) | {"precision": "tf32"}, rate(20) | {"device": "cuda"}], [20, 30]),
-        (pictures.images, [rate(10), rate(98) | {"image_size": "128"}, rate(99) | {"scope": "end_to_end"}], [10]),
-        (pictures.images, [rate(10), rate(99) | WRONG, rate(98) | {"world_size": "2"}, rate(7) | CITED], [7, 10]),
-        (
-            pictures.images,
-            [rate(10), *(rate(99) | CITED | {"status": each} for each in ("unsynchronised", "cpu_time"))],
-            [10],
-        ),
+        (pictures.images, [rate(10), rate(7) | CITED, *(rate(99) | each for each in OTHER_WORK + WRONG)], [7, 10]),
         (pictures.transformers, [rate(3) | BERT, rate(9) | BERT | {"sequence_length": "512"}], [3]),
         # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
         (pictures.mlp, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP], [5000]),
         (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"optimizer": "adam"}, rate(9) | MLP | {"compile": "1"}], [5]),
         # Quantised weights and larger batches are other work; so are prompts and depths of another length.
-        (pictures.llm, [rate(5) | DECODE, rate(99) | DECODE | CITED | {"precision": "4-bit"}], [5]),
         (
             pictures.llm,
-            [rate(9) | DECODE, rate(8) | DECODE | {"depth": "512"}, rate(20) | DECODE | {"batch_size": "4"}],
-            [8, 9],
+            [rate(5) | DECODE, rate(8) | DECODE | {"depth": "512"}, *(rate(99) | each for each in LARGE)],
+            [5, 8],
         ),
         (pictures.llm_training, [rate(9) | TUNED, rate(7) | TUNED | {"lora_rank": "8"}, rate(3) | DECODE], [7, 9]),
         (

@@ -46,7 +46,6 @@ def fault_of(row, names=()):
 
 GOOD = {
     "a model": [IMAGE],
-    "eight GPUs": [IMAGE, H200, {"world_size": 8, "flops_per_item": 4.5e13, "tflops": 1440}],
     "decode": [IMAGE, MATMUL, DECODE, {"batch_size": 1}],
     "NUM_IMAGES": [IMAGE, PIPELINE, {"scope": "device", "stop_reason": "num_images", "items": 656, "seconds": 20.7053}],
     "an epoch": [IMAGE, PIPELINE, EPOCH],
@@ -136,7 +135,6 @@ def change_program(repository):
 CHANGES = {
     "an edited row": (lambda r: write(r, {"seed": 3}), f"{CHIP}.csv, line 2: "),
     "a removed file": (lambda r: (r.folder / f"{CHIP}.csv").unlink(), f"{CHIP}.csv"),
-    "another file": (lambda r: (r.folder / "run.sh").write_text("true"), "results/run.sh"),
     "a wrong cell": (lambda r: write(r, {}, {"tflops": 9}), "line 3: tflops='9'"),
     "changed programs": (change_program, "line 3: commit="),
 }
