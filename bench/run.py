@@ -210,11 +210,9 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope, shows_bar=T
     # After the session is closed: a pipeline's workers would slow the canary as heat does.
     if bench.canary and columns["status"] == "ok":
         try:
-            ratio, flags = bench.canary.compare()
+            columns |= {"canary_ratio": bench.canary.compare(), "canary_seconds": bench.canary.seconds}
         except KeyboardInterrupt:
             return columns | {"status": "interrupted"}
-        flags = " ".join([*columns["flags"].split(), *flags])
-        columns |= {"canary_ratio": ratio, "canary_seconds": bench.canary.seconds, "flags": flags}
     return columns
 
 

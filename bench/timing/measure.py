@@ -42,7 +42,6 @@ ENOUGH_QUEUES = 10
 MIN_MEASURED_SECONDS = 0.5
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
-HOST_SHARE, HOST_WAIT_SECONDS = 0.9, 1e-3  # of a step that the host limits: its submission, and the wait after it
 
 # The proof that every step runs, see prove_every_step_runs().
 SINGLE_STEPS = 12
@@ -120,7 +119,6 @@ class Ready:
     warmup_seconds: float = 0.0
     step_seconds: float = 0.0
     steps: int = 1  # in a window
-    flags: tuple[str, ...] = ()
 
 
 def measure(job: Job):
@@ -155,8 +153,6 @@ def measure_epoch(job: Job, order):
     """Return (seconds, flags) of one pass over the training data in this order of items; it is one window."""
 
     def run(job, _):
-        for watch in job.watches:
-            watch.start()
         start = job.clock()
         steps = job.session.train_epoch(order)
         job.session.synchronize()
@@ -205,7 +201,7 @@ def measure_energy(job: Job, steps, joules):
 
 def get_ready(job: Job):
     """Run the first step, warm up, and prove that the steps run; returns a Ready, raises MeasurementError."""
-    session, clock, steps, flags = job.session, job.clock, 1, ()
+    session, clock, steps = job.session, job.clock, 1
     first_step_seconds = timed(session, clock, 1)
     first_value, weights = session.read(), session.checksum()
     session.after_first_step()
@@ -213,23 +209,22 @@ def get_ready(job: Job):
     if job.mode == "step":
         step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
     elif job.mode == "part":  # the full step ran before it in this process; each timed step has a window of its own
-        step_seconds = timed(session, clock, PART_WARMUP_STEPS) / PART_WARMUP_STEPS
+        step_seconds = statistics.fmean(timed(session, clock, 1) for _ in range(PART_WARMUP_STEPS))
     else:
         step_seconds = drain_queue(job)
     warmup_seconds = clock() - start
     if job.mode != "stream" and session.read() == first_value:  # its last step had perhaps the same batch
-        prove_output_varies(session)
+        prove_output_varies(job)
     if job.mode == "step":
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_BARRIER_SHARE)
         steps = max(1, math.ceil(window / step_seconds))
         prove_every_step_runs(job, steps)
-        flags = ("limited_by_host",) * (session.context.device == "cuda" and is_limited_by_host(job, step_seconds))
     elif job.mode == "stream":
         steps = choose_stream_steps(step_seconds, session.num_workers, job.max_seconds)
         if steps > 1:
             prove_every_step_runs(job, steps)
             drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    return Ready(first_step_seconds, weights, warmup_seconds, step_seconds, steps, flags)
+    return Ready(first_step_seconds, weights, warmup_seconds, step_seconds, steps)
 
 
 def measure_ready(job: Job, ready, run):
@@ -240,8 +235,10 @@ def measure_ready(job: Job, ready, run):
     """
     session = job.session
     traces, updates = session.trace_count(), session.updates()
+    for watch in job.watches:
+        watch.start()
     series = run(job, ready.steps)
-    flags = [*ready.flags, *(flag for watch in job.watches for flag in watch.flags())]
+    flags = [flag for watch in job.watches for flag in watch.flags()]
     windows, steps = series.windows, series.steps
     done = steps * len(windows) + series.tail_steps
     if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
@@ -280,12 +277,10 @@ def measure_ready(job: Job, ready, run):
 
 
 def timed(session, clock, steps):
-    """Return the seconds from submitting the first step to reading a value of the last one; parts are timed singly.
+    """Return the seconds from submitting the first step to reading a value of the last one.
 
-    Of no steps, these are the seconds of a barrier and a read.
+    Of no steps, these are the seconds of a barrier and a read. Parts of a step are timed one at a time.
     """
-    if session.prepare and steps > 1:
-        return sum(timed(session, clock, 1) for _ in range(steps))
     if session.prepare and steps:
         session.prepare()
         session.synchronize()
@@ -333,32 +328,16 @@ def prove_every_step_runs(job: Job, steps):
     raise MeasurementError("work_skipped", f"{said}: steps of a window do not run")
 
 
-def prove_output_varies(session):
+def prove_output_varies(job: Job):
     """Raise MeasurementError (`constant_output`) if steps on different batches, cached or ignored, give one value."""
     values = []
     for _ in range(4):
-        if session.prepare:
-            session.prepare()
-        session.step()
-        values.append(session.read())
+        timed(job.session, job.clock, 1)
+        values.append(job.session.read())
         # NaN is unequal to itself; that fault is reported as not_finite.
         if values[-1] != values[0]:
             return
     raise MeasurementError("constant_output", "four steps on different data gave the same output")
-
-
-def is_limited_by_host(job: Job, step_seconds):
-    """Whether submitting a step to an idle device takes over 90 % of its time in a window, and it then soon ends.
-
-    To a busy device it may take as long because the queue is full (CUDA: 1024 kernels). Three steps must agree.
-    """
-    for _ in range(3):
-        start = job.clock()
-        job.session.step()
-        submitted = job.clock() - start
-        if submitted < HOST_SHARE * step_seconds or timed(job.session, job.clock, 0) > HOST_WAIT_SECONDS:
-            return False
-    return True
 
 
 def warm_up(session, clock, max_seconds):
@@ -447,8 +426,6 @@ def run_exactly(job: Job, steps):
 def collect(job: Job, steps, stop, tail_steps=0):
     """Measure windows until stop(their seconds, elapsed seconds) gives a reason, or until Ctrl-C; returns a Series."""
     clock, streams, series = job.clock, job.mode == "stream", Series(steps)
-    for watch in job.watches:
-        watch.start()
     began = last = clock()
     try:
         while not series.stop_reason:
