@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 
 from bench import cli
-from bench.host import environment, meters
+from bench.host import environment
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
 TRY_SECONDS = 300  # the first import after an installation reads a few GB
@@ -81,6 +81,7 @@ def report_framework(name):
     """Open a framework's device as a run does and print what it reports; return the exit status, 1 if it cannot run."""
     try:
         from bench import frameworks
+        from bench.host import meters
         from bench.workloads.operators import matmul
 
         environment.refuse_rosetta()

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench import cli
 from bench.host import sensors
-from bench.host.cpus import cpu_quota, usable_cores, usable_cpus
 from bench.host.environment import read_text
 from bench.host.ranks import read_ranks
+from bench.host.resources import cpu_quota, usable_cores, usable_cpus
 
 log = logging.getLogger("bench")
 
@@ -41,7 +43,7 @@ def reset_process_peak():
 
 def swapped_bytes():
     """Return the bytes written to swap since the system started; on a Mac, the bytes in swap."""
-    swap = sensors.psutil.swap_memory()
+    swap = psutil.swap_memory()
     # On a Mac psutil's `sout` also counts pages written to files.
     return swap.used if sys.platform == "darwin" else swap.sout
 
@@ -52,7 +54,7 @@ def others_cpu_seconds():
     Only the CPUs count that this process may use: in a container, other containers may have the others. NaN if
     its quota is less than its CPUs, because other containers may use the rest of each.
     """
-    cpus, times = usable_cpus(), sensors.psutil.cpu_times(percpu=True)
+    cpus, times = usable_cpus(), psutil.cpu_times(percpu=True)
     if (cpu_quota() or math.inf) < len(cpus):
         return math.nan
     busy = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in cpus))
@@ -61,11 +63,11 @@ def others_cpu_seconds():
 
 def own_cpu_seconds():
     """Return the CPU seconds of this process and its children, and of the other ranks of this machine."""
-    root, seconds = sensors.psutil.Process(), 0.0
+    root, seconds = psutil.Process(), 0.0
     if read_ranks().local_world_size > 1:  # torchrun, or Slurm's step, is the parent of all of them
         root = root.parent()
     for process in [root, *root.children(recursive=True)]:
-        with suppress(sensors.psutil.Error):  # it has just ended, so its parent's times include it
+        with suppress(psutil.Error):  # it has just ended, so its parent's times include it
             seconds += sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's
     return seconds
 

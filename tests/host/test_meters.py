@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import namedtuple
 
+import psutil
 import pytest
 
 from bench.host import meters, ranks, sensors
@@ -52,7 +53,7 @@ Times = namedtuple("Times", KINDS, defaults=[0] * len(KINDS.split()))
 def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
     """In a container, other containers' load is on CPUs that this one may not use."""
     times = [Times(user=10, system=2, idle=99, iowait=50, steal=1), Times(1000)]
-    monkeypatch.setattr(sensors.psutil, "cpu_times", lambda percpu: times)
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
     monkeypatch.setattr(meters, "usable_cpus", lambda: {0})
     monkeypatch.setattr(meters, "own_cpu_seconds", lambda: 4.0)
     for quota in (None, 1.0):
@@ -65,8 +66,8 @@ def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
 def test_own_time_is_what_the_system_counts_and_covers_the_other_ranks(monkeypatch):
     before = sum(os.times()[:4])
     assert before - 0.1 <= meters.own_cpu_seconds() <= sum(os.times()[:4]) + 0.1
-    root = sensors.psutil.Process()
-    monkeypatch.setattr(sensors.psutil.Process, "parent", lambda self: roots.append(self) or root)
+    root = psutil.Process()
+    monkeypatch.setattr(psutil.Process, "parent", lambda self: roots.append(self) or root)
     roots = []
     monkeypatch.setattr(meters, "read_ranks", lambda: ranks.Ranks(0, 2, 0, 2))
     assert meters.own_cpu_seconds() >= before - 0.1
