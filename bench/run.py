@@ -292,11 +292,9 @@ def measure_sustained(bench: Bench, workload: Workload):
     """Yield the cells of every ten seconds of a long run."""
     instruments, settings = bench.instruments, bench.settings
     with open_job(bench, workload, settings.phase, "sustained") as job:
-        joules = instruments.joules if instruments.counter else None
-        for elapsed, measured, watts in measure.sustain(job, settings.sustain, joules):
+        for elapsed, measured, watts in measure.sustain(job, settings.sustain, instruments.joules):
             columns = cells.of_measurement(measured, job.watches) | {"elapsed_seconds": elapsed}
-            if watts is not None:
-                columns |= cells.of_energy(instruments, watts, watts * measured.seconds / measured.items)
+            columns |= cells.of_energy(instruments, watts, watts * measured.seconds / measured.items)
             yield describe_work(bench, workload, "sustained", job.session, columns)
 
 

@@ -91,7 +91,7 @@ def find_card():
     CUDA counts the cards in the same order because bench/launch.py sets CUDA_DEVICE_ORDER.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    return next((card for card in list_cards() if card.index == first or (first and card.uuid.startswith(first))), None)
+    return next((card for card in list_cards() if first in (card.index, card.uuid)), None)
 
 
 def explain_missing_gpu(framework):
@@ -199,7 +199,7 @@ def describe_host(machine=None):
     """Return the Environment of this host; `machine` overrides its name."""
     cpu_name, cpu_count, gpu_cores, card = find_cpu_name(), os.cpu_count() or 1, find_apple_gpu_cores(), find_card()
     machine = machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores)
-    return Environment(machine, gpu_cores, cpu_name, cpu_count, next((card.driver for card in list_cards()), None))
+    return Environment(machine, gpu_cores, cpu_name, cpu_count, card and card.driver)
 
 
 if __name__ == "__main__":

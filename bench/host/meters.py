@@ -93,13 +93,12 @@ class Watch:
 
     def flags(self):
         """Return the flags of what it noticed. Heat comes first: a GPU's clock changes as soon as the work ends."""
-        pressure = sensors.read_thermal_pressure()
-        self.columns = read_or({}, self._instruments.read) | {"thermal_pressure": pressure}
-        reasons = self.columns.get("throttle_reasons", "").split()
+        self.columns = read_or({}, self._instruments.read)
+        pressure, reasons = (self.columns.get(name, "") for name in ("thermal_pressure", "throttle_reasons"))
         # An unknown counter is NaN, which is not greater.
         others = (read_or(math.nan, others_cpu_seconds) - self._others) / (self._clock() - self._start)
         noticed = {
-            "throttled": pressure not in (None, "nominal") or not sensors.SLOWED_BY.keys().isdisjoint(reasons),
+            "throttled": pressure not in ("", "nominal") or not sensors.SLOWED_BY.keys().isdisjoint(reasons.split()),
             "contended": others > CONTENDED_SHARE * usable_cores() or self._instruments.card_is_shared,
             "swapping": read_or(math.nan, swapped_bytes) > self._swapped,
         }
@@ -111,7 +110,7 @@ class Instruments:
     """The sensors of one device."""
 
     counter: Any = None  # one of sensors.py
-    read: Callable[[], dict] = dict  # () -> columns of temperature and clock
+    read: Callable[[], dict] = dict  # () -> columns about heat
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
     card_is_shared: bool = False  # another program used the card before the run
@@ -139,6 +138,7 @@ def open_instruments(device, device_name):
             found = sensors.NvidiaCard(device_name)
             read = found.read  # a card without an energy counter still has a temperature
         elif sys.platform == "darwin":
+            read = sensors.read_thermal_pressure
             found = sensors.AppleChip(device_name)
         else:
             raise OSError(f"no energy counter is known for {device_name or device}")

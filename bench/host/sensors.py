@@ -68,7 +68,6 @@ class AppleChip:
 
 
 def read_thermal_pressure():
-    """Return a Mac's thermal pressure, one of PRESSURE_LEVELS; None elsewhere. All but "nominal" slow it."""
-    # There is no such program elsewhere. notify(3).
-    level = (output_of("notifyutil", "-g", "com.apple.system.thermalpressurelevel") or "").rpartition(" ")[2]
-    return PRESSURE_LEVELS[int(level)] if level in tuple("01234") else None
+    """Return the column of a Mac's thermal pressure, one of PRESSURE_LEVELS; all but "nominal" slow it."""
+    printed = output_of("notifyutil", "-g", "com.apple.system.thermalpressurelevel") or ""  # notify(3)
+    return {"thermal_pressure": PRESSURE_LEVELS[int(printed.rpartition(" ")[2])]}

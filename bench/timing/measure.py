@@ -164,21 +164,20 @@ def measure_epoch(job: Job, order):
     return measured.seconds, list(measured.flags)
 
 
-def sustain(job: Job, seconds, joules=None):
+def sustain(job: Job, seconds, joules):
     """Measure the same work for a number of seconds, without a pause.
 
     Yields:
-        (seconds since the first window began, Measurement of the last ten of them, mean watts in them or None).
+        (seconds since the first window began, Measurement of the last ten of them, mean watts in them).
     """
-
     stop = lambda _, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS)  # noqa: E731
     with collector_at_rest():  # over all of it: a pause to collect would be a pause to cool down
         ready = get_ready(job)
         began, stop_reason = job.clock(), ""
         while job.clock() - began < seconds and stop_reason != "interrupted":
-            start, before = job.clock(), joules() if joules else None
+            start, before = job.clock(), joules()
             measured = measure_ready(job, ready, lambda job, steps: collect(job, steps, stop))
-            watts = (joules() - before) / (job.clock() - start) if joules else None
+            watts = (joules() - before) / (job.clock() - start)
             stop_reason = measured.stop_reason
             yield job.clock() - began, measured, watts
 
