@@ -66,7 +66,7 @@ def diffusion_workload(settings):
     if side % denoiser.multiple:
         raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.multiple} for {settings.model}")
     forward, training = denoiser.inference_flops, denoiser.training_flops
-    flops = flops_of_phase(settings.phase, forward, first_layer=3 * forward - training)
+    flops = flops_of_phase(settings.phase, forward, training - forward)
     numbers = 1 if settings.phase == "inference" else 2 + STATES[settings.optimizer]
     return Workload(
         name="diffusion",

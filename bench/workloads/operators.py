@@ -15,7 +15,6 @@ SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
 GEMV_SIDE = 8192  # of the weights
-GEMV_PRECISIONS = ("float32", "bfloat16", "int8")
 ATTENTION_TOKENS = (1024, 4096, 16_384)
 CPU_HEADS, GPU_HEADS = (1, 64), (32, 128)  # of attention, and the numbers in each
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
@@ -121,8 +120,7 @@ def list_others(device, side, emulates_bfloat16=False):
     """
     size, short = (side,) * 3, "float16" if emulates_bfloat16 else "bfloat16"
     usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
-    # PyTorch's gemv of int8 is a naive kernel on CUDA.
-    weights = [precision for precision in GEMV_PRECISIONS if (device, precision) != ("cuda", "int8")]
+    weights = ["float32", "bfloat16"] + ["int8"] * (device != "cuda")  # there PyTorch's gemv of int8 is a naive kernel
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
         "int8": [(matmul_of_bytes("int8", size), "int8"), (matmul(size), "bfloat16")],
