@@ -120,7 +120,7 @@ def list_others(device, side, emulates_bfloat16=False):
     """
     size, short = (side,) * 3, "float16" if emulates_bfloat16 else "bfloat16"
     usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
-    weights = ["float32", "bfloat16"] + ["int8"] * (device != "cuda")  # there PyTorch's gemv of int8 is a naive kernel
+    weights = ["float32", "bfloat16"] + ["int8"] * (device != "cuda")  # PyTorch's kernel there is a naive one
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
         "int8": [(matmul_of_bytes("int8", size), "int8"), (matmul(size), "bfloat16")],
