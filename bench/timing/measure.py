@@ -62,7 +62,7 @@ class Job:
     items_per_step: int
     max_seconds: float
     target_ci: float = 1.0  # percent
-    num_items: int | None = None  # at least this many, in whole steps; overrides the other two
+    num_items: int | None = None  # at least this many, in whole windows; overrides the other two
     clock: Callable[[], float] = time.perf_counter  # wall seconds
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
@@ -101,13 +101,11 @@ class Measurement:
 
 @dataclass
 class Series:
-    """Windows of equally many steps, in seconds, and a shorter piece at the end."""
+    """Windows of equally many steps, in seconds."""
 
     steps: int
     windows: list[float] = field(default_factory=list)
     stop_reason: str = ""
-    tail_steps: int = 0
-    tail_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,6 @@ class Ready:
     first_step_seconds: float = 0.0
     weights: tuple | None = None  # the session's checksum() after the first step
     warmup_seconds: float = 0.0
-    step_seconds: float = 0.0
     steps: int = 1  # in a window
 
 
@@ -223,7 +220,7 @@ def get_ready(job: Job):
         if steps > 1:
             prove_every_step_runs(job, steps)
             drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    return Ready(first_step_seconds, weights, warmup_seconds, step_seconds, steps)
+    return Ready(first_step_seconds, weights, warmup_seconds, steps)
 
 
 def measure_ready(job: Job, ready, run):
@@ -239,21 +236,21 @@ def measure_ready(job: Job, ready, run):
     series = run(job, ready.steps)
     flags = [flag for watch in job.watches for flag in watch.flags()]
     windows, steps = series.windows, series.steps
-    done = steps * len(windows) + series.tail_steps
+    done = steps * len(windows)
     if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
         flags += [] if math.isfinite(session.read()) else ["not_finite"]
         if updates is not None and (counted := session.updates() - updates) != done:
             raise MeasurementError("work_skipped", f"the optimizer counted {counted} of {done} timed steps")
         if ready.weights is not None and session.checksum() == ready.weights:
             raise MeasurementError("work_skipped", "the weights have not changed since the first step")
-        if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * ready.step_seconds:
+        if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
             flags += ["barrier_shows"]
     flags += [] if session.trace_count() == traces else ["recompiled"]
     # A pipeline's queue, full or empty at the start, may still show in the total.
     flags += ["short"] if session.queue_steps and done < ENOUGH_QUEUES * session.queue_steps else []
     flags += ["drift"] if has_drift(windows) else []
     middle, in_window = statistics.median(windows), job.items_per_step * steps
-    items, seconds = job.items_per_step * done, sum(windows) + series.tail_seconds
+    items, seconds = job.items_per_step * done, sum(windows)
     by_totals = job.mode == "stream" or job.num_items is not None
     throughput = items / seconds if by_totals else in_window / middle
     low, high = interval(windows)
@@ -415,14 +412,13 @@ def run_until_sure(job: Job, steps):
 
 
 def run_exactly(job: Job, steps):
-    """Measure a given number of items, rounded up to whole steps; returns a Series."""
+    """Measure a given number of items, rounded up to whole windows; returns a Series."""
     total = math.ceil(job.num_items / job.items_per_step)
     steps = max(1, min(steps, total // MIN_SAMPLES))
-    count, left = divmod(total, steps)
-    return collect(job, steps, lambda windows, _: "num_images" * (len(windows) == count), left)
+    return collect(job, steps, lambda windows, _: "num_images" * (len(windows) * steps >= total))
 
 
-def collect(job: Job, steps, stop, tail_steps=0):
+def collect(job: Job, steps, stop):
     """Measure windows until stop(their seconds, elapsed seconds) gives a reason, or until Ctrl-C; returns a Series."""
     clock, streams, series = job.clock, job.mode == "stream", Series(steps)
     began = last = clock()
@@ -435,9 +431,6 @@ def collect(job: Job, steps, stop, tail_steps=0):
             series.stop_reason = stop(series.windows, now - began)
             if job.on_window and not streams:
                 job.on_window(series.windows, steps)
-        if tail_steps:
-            series.tail_seconds = timed(job.session, clock, tail_steps)
-            series.tail_steps = tail_steps
     except KeyboardInterrupt:
         if not series.windows:
             raise

@@ -178,14 +178,15 @@ class StepWatch:
         return ["contended"]
 
 
-@pytest.mark.parametrize("num_items", [None, 1000, 640, 10])
-def test_steps_counted_are_steps_executed_and_a_given_number_of_items_is_rounded_up_to_them(num_items):
+@pytest.mark.parametrize(("num_items", "given"), [(None, 0), (1200, 21), (640, 10), (10, 1)])
+def test_steps_counted_are_steps_executed_and_a_given_number_of_items_is_rounded_up_to_them(num_items, given):
     fake = steps_of(0.004)
     fake.updates = lambda: fake.steps
     watch = StepWatch(fake)
     result = run(fake, items=64, watches=[watch], max_seconds=0.1, num_items=num_items)
     steps = watch.counts[1] - watch.counts[0]
-    assert steps == (math.ceil(num_items / 64) if num_items else result.windows * result.steps_per_window)
+    assert steps == result.windows * result.steps_per_window
+    assert steps == given or not given
     assert (result.items, result.stop_reason) == (64 * steps, "num_images" if num_items else "max_seconds")
     assert result.seconds == pytest.approx(0.004 * steps, rel=0.02)
     assert result.throughput == pytest.approx(64 * steps / result.seconds)
