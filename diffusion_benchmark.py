@@ -65,7 +65,7 @@ def diffusion_workload(settings):
     if side % denoiser.multiple:
         raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.multiple} for {settings.model}")
     forward, training = denoiser.inference_flops, denoiser.training_flops
-    flops = flops_of_phase(settings.phase, forward, first_layer=3 * forward - training)
+    flops = flops_of_phase(settings.phase, forward, training - forward)
     # Of each weight; training adds its gradient, and Adam two numbers.
     numbers = 1 if settings.phase == "inference" else 2 if settings.optimizer == "sgd" else 4
     return Workload(

@@ -76,7 +76,7 @@ def image_counts(model, side, phase):
     if row is None:
         return None, None
     forward, training = int(row["inference_flops"]), int(row["training_flops"])
-    flops = flops_of_phase(phase, forward, first_layer=3 * forward - training)
+    flops = flops_of_phase(phase, forward, training - forward)
     return int(row["parameters"]), flops if int(row["image_size"]) == side else None
 
 

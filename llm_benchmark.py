@@ -119,7 +119,7 @@ def training_workload(settings, decoder):
         loss="cross_entropy",
         sizes=decoder,
         parameters=count_trainable(decoder),
-        flops_per_item=flops_of_phase(settings.phase, forward // tokens, (2 * forward - backward) // tokens),
+        flops_per_item=flops_of_phase(settings.phase, forward // tokens, backward // tokens),
         item_bytes=16,  # int64: a token and its target
         resident_bytes=numbers * BYTES[settings.precision],
         columns={"data": "synthetic", "sequence_length": tokens, "prompt_tokens": None},

@@ -56,7 +56,7 @@ def mlp_counts(widths, phase):
     layers = list(pairwise(widths))
     flops = [2 * inputs * outputs for inputs, outputs in layers]
     parameters = sum((inputs + 1) * outputs for inputs, outputs in layers)
-    return parameters, flops_of_phase(phase, sum(flops), first_layer=flops[0])
+    return parameters, flops_of_phase(phase, sum(flops), 2 * sum(flops) - flops[0])
 
 
 if __name__ == "__main__":

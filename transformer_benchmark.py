@@ -96,7 +96,7 @@ def encoder_counts(encoder, phase):
     classifier = (w + 1) * w + (w + 1) * encoder.labels
     parameters = embeddings + 2 * w + encoder.num_layers * layer + classifier
     multiply_adds = encoder.num_layers * length * (4 * w * w + 2 * w * f + 2 * w * length) + w * w + w * encoder.labels
-    return parameters, flops_of_phase(phase, 2 * multiply_adds)
+    return parameters, flops_of_phase(phase, 2 * multiply_adds, 4 * multiply_adds)
 
 
 if __name__ == "__main__":

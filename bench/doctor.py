@@ -82,6 +82,7 @@ def report_framework(name):
     """Open a framework's device as a run does and print what it reports; return the exit status, 1 if it cannot run."""
     try:
         from bench import frameworks
+        from bench.host import meters
         from bench.workloads.operators import matmul
 
         environment.refuse_rosetta()

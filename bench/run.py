@@ -20,7 +20,7 @@ from types import ModuleType
 
 from bench import cli, frameworks
 from bench.frameworks import Device
-from bench.host import cpus, environment, meters, ranks, resources
+from bench.host import environment, meters, ranks, resources
 from bench.records import cells, report
 from bench.settings import MOST_WORKERS, SCOPES, TRAINING, SettingError, Settings, read_settings
 from bench.timing import MeasurementError, measure
@@ -108,7 +108,7 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
             log.warning("WARNING: %s; measuring the CPU", why)
     settings = settings.on(device.device, device.emulates_bfloat16)
     if settings.num_workers is None and settings.scope:
-        settings = replace(settings, num_workers=me.share(min(cpus.usable_cores(), MOST_WORKERS * me.local_world_size)))
+        settings = replace(settings, num_workers=min(me.share(resources.usable_cores()), MOST_WORKERS))
     if me.rank:  # only rank 0 logs and writes lines
         logging.getLogger("bench").setLevel(logging.ERROR)
     with framework.join_ranks(me, device.device) if me.are_many else ranks.Group() as group:
@@ -204,11 +204,9 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope):
     # After the session is closed: a pipeline's workers would slow the canary as heat does.
     if bench.canary and columns["status"] == "ok":
         try:
-            ratio, flags = bench.canary.compare()
+            columns |= {"canary_ratio": bench.canary.compare(), "canary_seconds": bench.canary.seconds}
         except KeyboardInterrupt:
             return columns | {"status": "interrupted"}
-        flags = " ".join([*columns["flags"].split(), *flags])
-        columns |= {"canary_ratio": ratio, "canary_seconds": bench.canary.seconds, "flags": flags}
     return columns
 
 
@@ -224,7 +222,7 @@ def open_job(bench: Bench, workload: Workload, phase, scope):
     # Batches are made in the system's memory, and all else is there too unless the device has memory of its own.
     needed = RESIDENT_BATCHES * workload.batch_bytes + (0 if bench.device.has_own_memory else workload.resident_bytes)
     free = resources.available_bytes()
-    if free and needed > free:
+    if needed > free:
         raise MemoryError(
             f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL or "
             "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
@@ -270,7 +268,7 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
         "output_error": session.output_error,
         "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.context.peak_memory_bytes(),
         "idle_watts": bench.instruments.idle_watts,
-        "note": session.context.note or workload.columns.get("note", ""),
+        "note": session.context.note,
     }
     if columns["status"] != "interrupted":
         session.check_last_step()
@@ -288,11 +286,9 @@ def measure_sustained(bench: Bench, workload: Workload):
     """Yield the cells of every ten seconds of a long run."""
     instruments, settings = bench.instruments, bench.settings
     with open_job(bench, workload, settings.phase, "sustained") as job:
-        joules = instruments.joules if instruments.counter else None
-        for elapsed, measured, watts in measure.sustain(job, settings.sustain, joules):
+        for elapsed, measured, watts in measure.sustain(job, settings.sustain, instruments.joules):
             columns = cells.of_measurement(measured, job.watches) | {"elapsed_seconds": elapsed}
-            if watts is not None:
-                columns |= cells.of_energy(instruments, watts, watts * measured.seconds / measured.items)
+            columns |= cells.of_energy(instruments, watts, watts * measured.seconds / measured.items)
             yield describe_work(bench, workload, "sustained", job.session, columns)
 
 

@@ -169,7 +169,7 @@ class Canary:
     seconds = 0.001
 
     def compare(self):
-        return 1.07, ["slowed"]
+        return 1.07
 
 
 @pytest.fixture
@@ -206,10 +206,10 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, part
     assert (line["optimizer"], line["throughput"] > 0, "canary_ratio" in line) == ("sgd", True, not is_brief)
     assert (line["temperature_c"], line["clock_mhz"]) == (61, 1980)
     if not is_brief:
-        assert line["power_watts"] == pytest.approx(50, rel=0.01)
-        assert line["idle_watts"] == (pytest.approx(50, rel=0.01) if is_first else None)
+        assert line["power_watts"] == pytest.approx(50, rel=0.1)
+        assert line["idle_watts"] == (pytest.approx(50, rel=0.1) if is_first else None)
         assert (line["joules_per_item"] > 0, line["power_scope"]) == (True, "gpu board")
-        assert (line["canary_ratio"], line["flags"].split()[-1]) == (1.07, "slowed")
+        assert (line["canary_ratio"], line["canary_seconds"]) == (1.07, 0.001)
 
 
 @pytest.mark.parametrize(("where", "what"), [(measure, "measure_energy"), (Canary, "compare")])

@@ -179,8 +179,7 @@ class DeviceContext(ABC):
 
     def can_compare(self, parameters):
         """Whether a model is compared with the CPU, which needs memory for it in float32; notes a lack of that."""
-        free = resources.available_bytes()
-        has_memory = free is None or HOST_BYTES * parameters < free
+        has_memory = HOST_BYTES * parameters < resources.available_bytes()
         if self.compares_with_cpu and not has_memory:
             self.notes.append("not compared with the CPU, which has too little memory for this model in float32")
         return self.compares_with_cpu and has_memory

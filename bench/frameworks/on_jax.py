@@ -12,7 +12,7 @@ import keras
 
 from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
 from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext, refuse_unknown_model
-from bench.host.cpus import usable_cores
+from bench.host.resources import usable_cores
 
 
 def find_device(settings):

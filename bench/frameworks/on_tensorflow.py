@@ -22,7 +22,7 @@ from tensorflow.python.eager import context as eager  # nothing public says wher
 
 from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
 from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext, refuse_unknown_model
-from bench.host.cpus import usable_cores
+from bench.host.resources import usable_cores
 from bench.settings import SettingError
 from bench.timing import MeasurementError
 

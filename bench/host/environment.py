@@ -21,7 +21,7 @@ from bench.settings import ROOT, SettingError, slug
 
 GIB = 2**30
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-NVIDIA, AMD = "0x10de", "0x1002"  # vendors on PCI
+NVIDIA = "0x10de"  # on PCI
 # Bytes: glibc then keeps freed memory and does not map large blocks separately.
 GLIBC_KEEPS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "1000000000000")
 # They change results on a CPU by up to a factor of two.
@@ -91,7 +91,7 @@ def find_card():
     CUDA counts the cards in the same order because bench/launch.py sets CUDA_DEVICE_ORDER.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    return next((card for card in list_cards() if card.index == first or (first and card.uuid.startswith(first))), None)
+    return next((card for card in list_cards() if first in (card.index, card.uuid)), None)
 
 
 def explain_missing_gpu(framework):
@@ -105,10 +105,9 @@ def explain_missing_gpu(framework):
             f"{framework} does not find a GPU, although NVIDIA's driver {cards[0].driver} is installed: unset "
             f"CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
         )
-    vendors = {read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")}
-    if NVIDIA in vendors:
+    if any(read_text(path).strip() == NVIDIA for path in PCI_DEVICES.glob("*/vendor")):
         return "this machine has an NVIDIA card without a driver: install it (in Docker: `docker run --gpus all`)"
-    return f"{framework} as installed does not support this machine's AMD GPU" if AMD in vendors else ""
+    return ""
 
 
 def find_apple_gpu_cores():
@@ -200,7 +199,7 @@ def describe_host(machine=None):
     """Return the Environment of this host; `machine` overrides its name."""
     cpu_name, cpu_count, gpu_cores, card = find_cpu_name(), os.cpu_count() or 1, find_apple_gpu_cores(), find_card()
     machine = machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores)
-    return Environment(machine, gpu_cores, cpu_name, cpu_count, next((card.driver for card in list_cards()), None))
+    return Environment(machine, gpu_cores, cpu_name, cpu_count, card and card.driver)
 
 
 if __name__ == "__main__":

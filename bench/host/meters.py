@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench import cli
 from bench.host import sensors
-from bench.host.cpus import cpu_quota, usable_cores, usable_cpus
 from bench.host.environment import read_text
 from bench.host.ranks import read_ranks
+from bench.host.resources import cpu_quota, usable_cores, usable_cpus
 
 log = logging.getLogger("bench")
 
@@ -41,7 +43,7 @@ def reset_process_peak():
 
 def swapped_bytes():
     """Return the bytes written to swap since the system started; on a Mac, the bytes in swap."""
-    swap = sensors.psutil.swap_memory()
+    swap = psutil.swap_memory()
     # On a Mac psutil's `sout` also counts pages written to files.
     return swap.used if sys.platform == "darwin" else swap.sout
 
@@ -52,7 +54,7 @@ def others_cpu_seconds():
     Only the CPUs count that this process may use: in a container, other containers may have the others. NaN if
     its quota is less than its CPUs, because other containers may use the rest of each.
     """
-    cpus, times = usable_cpus(), sensors.psutil.cpu_times(percpu=True)
+    cpus, times = usable_cpus(), psutil.cpu_times(percpu=True)
     if (cpu_quota() or math.inf) < len(cpus):
         return math.nan
     busy = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in cpus))
@@ -61,11 +63,11 @@ def others_cpu_seconds():
 
 def own_cpu_seconds():
     """Return the CPU seconds of this process and its children, and of the other ranks of this machine."""
-    root, seconds = sensors.psutil.Process(), 0.0
+    root, seconds = psutil.Process(), 0.0
     if read_ranks().local_world_size > 1:  # torchrun, or Slurm's step, is the parent of all of them
         root = root.parent()
     for process in [root, *root.children(recursive=True)]:
-        with suppress(sensors.psutil.Error):  # it has just ended, so its parent's times include it
+        with suppress(psutil.Error):  # it has just ended, so its parent's times include it
             seconds += sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's
     return seconds
 
@@ -91,13 +93,12 @@ class Watch:
 
     def flags(self):
         """Return the flags of what it noticed. Heat comes first: a GPU's clock changes as soon as the work ends."""
-        pressure = sensors.read_thermal_pressure()
-        self.columns = read_or({}, self._instruments.read) | {"thermal_pressure": pressure}
-        reasons = self.columns.get("throttle_reasons", "").split()
+        self.columns = read_or({}, self._instruments.read)
+        pressure, reasons = (self.columns.get(name, "") for name in ("thermal_pressure", "throttle_reasons"))
         # An unknown counter is NaN, which is not greater.
         others = (read_or(math.nan, others_cpu_seconds) - self._others) / (self._clock() - self._start)
         noticed = {
-            "throttled": pressure not in (None, "nominal") or not sensors.SLOWED_BY.keys().isdisjoint(reasons),
+            "throttled": pressure not in ("", "nominal") or not sensors.SLOWED_BY.keys().isdisjoint(reasons.split()),
             "contended": others > CONTENDED_SHARE * usable_cores() or self._instruments.card_is_shared,
             "swapping": read_or(math.nan, swapped_bytes) > self._swapped,
         }
@@ -109,7 +110,7 @@ class Instruments:
     """The sensors of one device."""
 
     counter: Any = None  # one of sensors.py
-    read: Callable[[], dict] = dict  # () -> columns of temperature and clock
+    read: Callable[[], dict] = dict  # () -> columns about heat
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
     card_is_shared: bool = False  # another program used the card before the run
@@ -137,6 +138,7 @@ def open_instruments(device, device_name):
             found = sensors.NvidiaCard(device_name)
             read = found.read  # a card without an energy counter still has a temperature
         elif sys.platform == "darwin":
+            read = sensors.read_thermal_pressure
             found = sensors.AppleChip(device_name)
         else:
             raise OSError(f"no energy counter is known for {device_name or device}")

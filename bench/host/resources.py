@@ -1,6 +1,6 @@
-"""Limits of this machine and container: free memory and shared memory.
+"""Limits of this machine and container: CPUs, free memory and shared memory.
 
-Linux kills a process that takes too much, so these limits are checked before anything is allocated.
+Linux kills a process that takes too much memory, so these limits are checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -11,23 +11,41 @@ import re
 import shutil
 import sys
 
-from bench.host import sensors
+import psutil
+
 from bench.host.environment import GIB, read_text
 from bench.host.ranks import read_ranks
 
 
+def usable_cpus():
+    """Return the numbers of the CPUs that this process may run on; a cluster may bind it to some."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def usable_cores():
+    """Return the number of cores that this process may use, which a cluster or a container may limit."""
+    cores = len(usable_cpus())
+    return max(1, min(cores, int(cpu_quota() or cores)))
+
+
+def cpu_quota():
+    """Return the CPUs that a container's quota allows; None if there is none, or if it is set by cgroup v1.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html
+    """
+    quota, _, period = read_text("/sys/fs/cgroup/cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() else None  # "max", or no such file
+
+
 def available_bytes():
-    """Return the memory in bytes that this process can use without swapping; None if the system does not report it."""
-    free = [sensors.psutil.virtual_memory().available] if sensors.psutil else []
-    free += container_free_bytes()
-    return read_ranks().share(min(free)) if free else None
+    """Return the memory in bytes that this process can use without swapping."""
+    return read_ranks().share(min([psutil.virtual_memory().available, *container_free_bytes()]))
 
 
 def container_free_bytes(group="/sys/fs/cgroup"):
     """Return [the bytes that a container's memory limit leaves]; [] without a limit, or if it is set by cgroup v1.
 
     Unused file pages count as free, because the kernel drops them before it kills a process.
-    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """
     limit, use, statistics = (read_text(f"{group}/memory.{name}").strip() for name in ("max", "current", "stat"))
     if not limit.isdecimal():  # "max", or no such file

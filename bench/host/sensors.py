@@ -8,11 +8,6 @@ from __future__ import annotations
 
 from bench.host.environment import find_card, output_of
 
-try:
-    import psutil
-except ImportError:  # `make doctor` runs before anything is installed
-    psutil = None
-
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
 # nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
@@ -29,7 +24,7 @@ class NvidiaCard:
         import pynvml
 
         card = find_card()
-        if card is None or card.name != device_name:  # AMD's card, a MIG slice, or cards in another order
+        if card is None or card.name != device_name:  # AMD's card, or cards in another order
             raise OSError(f"nvidia-smi does not report {device_name} as the first card")
         pynvml.nvmlInit()
         self._nvml, self._card = pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
@@ -42,19 +37,14 @@ class NvidiaCard:
         return self._nvml.nvmlDeviceGetUtilizationRates(self._card).gpu
 
     def read(self):
-        """Return columns: temperature, SM clock, and the REASONS why that clock is low; None if not reported."""
-        reasons = self._try("nvmlDeviceGetCurrentClocksEventReasons") or 0
+        """Return columns: temperature, SM clock, and the REASONS why that clock is low."""
+        nvml, card = self._nvml, self._card
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(card)
         return {
-            "clock_mhz": self._try("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
-            "temperature_c": self._try("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "clock_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
+            "temperature_c": nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
             "throttle_reasons": " ".join(name for name, bit in REASONS.items() if reasons & bit),
         }
-
-    def _try(self, function, *arguments):
-        try:
-            return getattr(self._nvml, function)(self._card, *arguments)
-        except self._nvml.NVMLError:
-            return None
 
 
 class AppleChip:
@@ -78,7 +68,6 @@ class AppleChip:
 
 
 def read_thermal_pressure():
-    """Return a Mac's thermal pressure, one of PRESSURE_LEVELS; None elsewhere. All but "nominal" slow it."""
-    # There is no such program elsewhere. notify(3).
-    level = (output_of("notifyutil", "-g", "com.apple.system.thermalpressurelevel") or "").rpartition(" ")[2]
-    return PRESSURE_LEVELS[int(level)] if level in tuple("01234") else None
+    """Return the column of a Mac's thermal pressure, one of PRESSURE_LEVELS; all but "nominal" slow it."""
+    printed = output_of("notifyutil", "-g", "com.apple.system.thermalpressurelevel") or ""  # notify(3)
+    return {"thermal_pressure": PRESSURE_LEVELS[int(printed.rpartition(" ")[2])]}

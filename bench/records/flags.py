@@ -6,13 +6,9 @@ FLAGS = {
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or the card before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
-    "limited_by_host": "Python takes over 90 % of a step's time to submit it, so the GPU waits for it: a larger "
-    "BATCH_SIZE or COMPILE=reduce-overhead may be faster",
     "short": "fewer than 10 queue lengths were measured, so batches prepared in advance may inflate the rate: set a "
     "larger MAX_SECONDS",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
-    "slowed": "a small matmul took more than 10 % longer after the measurement than at the start (heat, a power "
-    "limit): let the machine cool down and repeat the measurement",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
     "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",

@@ -65,9 +65,9 @@ def find_wrong_numbers(row):
     """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0."""
     numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.kind != "text"}
     n = SimpleNamespace(**numbers)
-    # NUM_IMAGES leaves some steps over after the last window, and a whole epoch has no windows.
-    steps, has_tail = n.windows * n.steps_per_window * (n.step_seconds_median > 0), row["stop_reason"] == "num_images"
-    by_totals = not steps or has_tail or row["scope"] in ("input", "end_to_end")
+    # The rate of NUM_IMAGES is that of all of them, and a whole epoch has no windows.
+    steps, is_given = n.windows * n.steps_per_window * (n.step_seconds_median > 0), row["stop_reason"] == "num_images"
+    by_totals = not steps or is_given or row["scope"] in ("input", "end_to_end")
     expected = {
         "throughput": n.items / n.seconds if by_totals else n.items / steps / n.step_seconds_median,
         "tflops": n.throughput * n.flops_per_item / 1e12,

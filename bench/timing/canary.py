@@ -1,7 +1,6 @@
 """A canary: a small matmul, timed before a run's first measurement and after each measurement of a rate.
 
-Its seconds are stored, so that a slow machine can be told from slow software. If the same matmul is slower after a
-measurement on a GPU, heat or a power limit has slowed the GPU down. On a CPU other programs do that at any time.
+Its seconds are stored, so that a slow machine can be told from slow software.
 """
 
 import functools
@@ -21,31 +20,29 @@ log = logging.getLogger("bench")
 CPU_SIDE, GPU_SIDE = 512, 2048  # of the matrices
 WINDOW_SECONDS, WINDOWS = 0.020, 30
 WARMUP_SECONDS = 0.5  # an idle GPU needs time to raise its clock
-SLOWED = 1.1  # a boosting card loses 2 to 5 % when it is warm
 
 
 def open_canary(framework, device, settings):
     """Return a Canary on this device: in NumPy on a CPU, else in the framework; None if the matmul fails."""
+    side = CPU_SIDE if device == "cpu" else GPU_SIDE
+    ((a, b),) = operands = data.operand_sets(((side, side),) * 2, 1, 0)
     if device == "cpu":  # NumPy is the same for all frameworks and their versions
-        ((a, b),) = data.operand_sets(((CPU_SIDE, CPU_SIDE),) * 2, 1, 0)
         step = functools.partial(np.matmul, a, b, out=np.empty_like(a))  # complete when it returns
-        session = SimpleNamespace(prepare=None, step=step, synchronize=lambda: None, read=lambda: None)
-        return Canary(session, may_flag=False)
+        return Canary(SimpleNamespace(prepare=None, step=step, synchronize=lambda: None, read=lambda: None))
     # The precision is the measured one, because the TF32 switch applies to the whole process.
-    matmul, shapes = operators.matmul((GPU_SIDE,) * 3), ((GPU_SIDE, GPU_SIDE),) * 2
-    workload = replace(matmul, make_batches=lambda _, seed: data.operand_sets(shapes, 1, seed))
+    workload = replace(operators.matmul((side,) * 3), make_batches=lambda *_: operands)
     try:
         return Canary(framework.open_session(workload, settings, None, "device"))
     except Exception as error:  # a missing canary is no reason to stop
-        log.info("no canary for heat: %s", error)
+        log.info("no canary: %s", error)
         return None
 
 
 class Canary:
     """Compares the machine's speed with `seconds`, those of one matmul at the start."""
 
-    def __init__(self, session, may_flag=True, clock=time.perf_counter):
-        self._session, self._may_flag, self._clock = session, may_flag, clock
+    def __init__(self, session, clock=time.perf_counter):
+        self._session, self._clock = session, clock
         start, done = clock(), 0
         while (elapsed := clock() - start) < WARMUP_SECONDS:
             timed(session, clock, 1)
@@ -54,9 +51,8 @@ class Canary:
         self.seconds = self._read()
 
     def compare(self):
-        """Return (ratio, flags) after a measurement: seconds now over seconds at the start, and `slowed` or nothing."""
-        ratio = self._read() / self.seconds
-        return ratio, ["slowed"] if self._may_flag and ratio > SLOWED else []
+        """Return the seconds of a matmul now over those at the start."""
+        return self._read() / self.seconds
 
     def _read(self):
         """Return the seconds per matmul: the lower quartile of short windows, of which other programs slow some."""

@@ -42,7 +42,6 @@ ENOUGH_QUEUES = 10
 MIN_MEASURED_SECONDS = 0.5
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
-HOST_SHARE, HOST_WAIT_SECONDS = 0.9, 1e-3  # of a step that the host limits: its submission, and the wait after it
 
 # The proof that every step runs, see prove_every_step_runs().
 SINGLE_STEPS = 12
@@ -63,7 +62,7 @@ class Job:
     items_per_step: int
     max_seconds: float
     target_ci: float = 1.0  # percent
-    num_items: int | None = None  # at least this many, in whole steps; overrides the other two
+    num_items: int | None = None  # at least this many, in whole windows; overrides the other two
     clock: Callable[[], float] = time.perf_counter  # wall seconds
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
@@ -102,13 +101,11 @@ class Measurement:
 
 @dataclass
 class Series:
-    """Windows of equally many steps, in seconds, and a shorter piece at the end."""
+    """Windows of equally many steps, in seconds."""
 
     steps: int
     windows: list[float] = field(default_factory=list)
     stop_reason: str = ""
-    tail_steps: int = 0
-    tail_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -118,9 +115,7 @@ class Ready:
     first_step_seconds: float = 0.0
     weights: tuple | None = None  # the session's checksum() after the first step
     warmup_seconds: float = 0.0
-    step_seconds: float = 0.0
     steps: int = 1  # in a window
-    flags: tuple[str, ...] = ()
 
 
 def measure(job: Job):
@@ -155,8 +150,6 @@ def measure_epoch(job: Job, order):
     """Return (seconds, flags) of one pass over the training data in this order of items; it is one window."""
 
     def run(job, _):
-        for watch in job.watches:
-            watch.start()
         start = job.clock()
         steps = job.session.train_epoch(order)
         job.session.synchronize()
@@ -168,21 +161,20 @@ def measure_epoch(job: Job, order):
     return measured.seconds, list(measured.flags)
 
 
-def sustain(job: Job, seconds, joules=None):
+def sustain(job: Job, seconds, joules):
     """Measure the same work for a number of seconds, without a pause.
 
     Yields:
-        (seconds since the first window began, Measurement of the last ten of them, mean watts in them or None).
+        (seconds since the first window began, Measurement of the last ten of them, mean watts in them).
     """
-
     stop = lambda _, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS)  # noqa: E731
     with collector_at_rest():  # over all of it: a pause to collect would be a pause to cool down
         ready = get_ready(job)
         began, stop_reason = job.clock(), ""
         while job.clock() - began < seconds and stop_reason != "interrupted":
-            start, before = job.clock(), joules() if joules else None
+            start, before = job.clock(), joules()
             measured = measure_ready(job, ready, lambda job, steps: collect(job, steps, stop))
-            watts = (joules() - before) / (job.clock() - start) if joules else None
+            watts = (joules() - before) / (job.clock() - start)
             stop_reason = measured.stop_reason
             yield job.clock() - began, measured, watts
 
@@ -205,7 +197,7 @@ def measure_energy(job: Job, steps, joules):
 
 def get_ready(job: Job):
     """Run the first step, warm up, and prove that the steps run; returns a Ready, raises MeasurementError."""
-    session, clock, steps, flags = job.session, job.clock, 1, ()
+    session, clock, steps = job.session, job.clock, 1
     first_step_seconds = timed(session, clock, 1)
     first_value, weights = session.read(), session.checksum()
     session.after_first_step()
@@ -213,23 +205,22 @@ def get_ready(job: Job):
     if job.mode == "step":
         step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
     elif job.mode == "part":  # the full step ran before it in this process; each timed step has a window of its own
-        step_seconds = timed(session, clock, PART_WARMUP_STEPS) / PART_WARMUP_STEPS
+        step_seconds = statistics.fmean(timed(session, clock, 1) for _ in range(PART_WARMUP_STEPS))
     else:
         step_seconds = drain_queue(job)
     warmup_seconds = clock() - start
     if job.mode != "stream" and session.read() == first_value:  # its last step had perhaps the same batch
-        prove_output_varies(session)
+        prove_output_varies(job)
     if job.mode == "step":
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_BARRIER_SHARE)
         steps = max(1, math.ceil(window / step_seconds))
         prove_every_step_runs(job, steps)
-        flags = ("limited_by_host",) * (session.context.device == "cuda" and is_limited_by_host(job, step_seconds))
     elif job.mode == "stream":
         steps = choose_stream_steps(step_seconds, session.num_workers, job.max_seconds)
         if steps > 1:
             prove_every_step_runs(job, steps)
             drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    return Ready(first_step_seconds, weights, warmup_seconds, step_seconds, steps, flags)
+    return Ready(first_step_seconds, weights, warmup_seconds, steps)
 
 
 def measure_ready(job: Job, ready, run):
@@ -240,24 +231,26 @@ def measure_ready(job: Job, ready, run):
     """
     session = job.session
     traces, updates = session.trace_count(), session.updates()
+    for watch in job.watches:
+        watch.start()
     series = run(job, ready.steps)
-    flags = [*ready.flags, *(flag for watch in job.watches for flag in watch.flags())]
+    flags = [flag for watch in job.watches for flag in watch.flags()]
     windows, steps = series.windows, series.steps
-    done = steps * len(windows) + series.tail_steps
+    done = steps * len(windows)
     if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
         flags += [] if math.isfinite(session.read()) else ["not_finite"]
         if updates is not None and (counted := session.updates() - updates) != done:
             raise MeasurementError("work_skipped", f"the optimizer counted {counted} of {done} timed steps")
         if ready.weights is not None and session.checksum() == ready.weights:
             raise MeasurementError("work_skipped", "the weights have not changed since the first step")
-        if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * ready.step_seconds:
+        if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
             flags += ["barrier_shows"]
     flags += [] if session.trace_count() == traces else ["recompiled"]
     # A pipeline's queue, full or empty at the start, may still show in the total.
     flags += ["short"] if session.queue_steps and done < ENOUGH_QUEUES * session.queue_steps else []
     flags += ["drift"] if has_drift(windows) else []
     middle, in_window = statistics.median(windows), job.items_per_step * steps
-    items, seconds = job.items_per_step * done, sum(windows) + series.tail_seconds
+    items, seconds = job.items_per_step * done, sum(windows)
     by_totals = job.mode == "stream" or job.num_items is not None
     throughput = items / seconds if by_totals else in_window / middle
     low, high = interval(windows)
@@ -280,12 +273,10 @@ def measure_ready(job: Job, ready, run):
 
 
 def timed(session, clock, steps):
-    """Return the seconds from submitting the first step to reading a value of the last one; parts are timed singly.
+    """Return the seconds from submitting the first step to reading a value of the last one.
 
-    Of no steps, these are the seconds of a barrier and a read.
+    Of no steps, these are the seconds of a barrier and a read. Parts of a step are timed one at a time.
     """
-    if session.prepare and steps > 1:
-        return sum(timed(session, clock, 1) for _ in range(steps))
     if session.prepare and steps:
         session.prepare()
         session.synchronize()
@@ -333,32 +324,16 @@ def prove_every_step_runs(job: Job, steps):
     raise MeasurementError("work_skipped", f"{said}: steps of a window do not run")
 
 
-def prove_output_varies(session):
+def prove_output_varies(job: Job):
     """Raise MeasurementError (`constant_output`) if steps on different batches, cached or ignored, give one value."""
     values = []
     for _ in range(4):
-        if session.prepare:
-            session.prepare()
-        session.step()
-        values.append(session.read())
+        timed(job.session, job.clock, 1)
+        values.append(job.session.read())
         # NaN is unequal to itself; that fault is reported as not_finite.
         if values[-1] != values[0]:
             return
     raise MeasurementError("constant_output", "four steps on different data gave the same output")
-
-
-def is_limited_by_host(job: Job, step_seconds):
-    """Whether submitting a step to an idle device takes over 90 % of its time in a window, and it then soon ends.
-
-    To a busy device it may take as long because the queue is full (CUDA: 1024 kernels). Three steps must agree.
-    """
-    for _ in range(3):
-        start = job.clock()
-        job.session.step()
-        submitted = job.clock() - start
-        if submitted < HOST_SHARE * step_seconds or timed(job.session, job.clock, 0) > HOST_WAIT_SECONDS:
-            return False
-    return True
 
 
 def warm_up(session, clock, max_seconds):
@@ -437,18 +412,15 @@ def run_until_sure(job: Job, steps):
 
 
 def run_exactly(job: Job, steps):
-    """Measure a given number of items, rounded up to whole steps; returns a Series."""
+    """Measure a given number of items, rounded up to whole windows; returns a Series."""
     total = math.ceil(job.num_items / job.items_per_step)
     steps = max(1, min(steps, total // MIN_SAMPLES))
-    count, left = divmod(total, steps)
-    return collect(job, steps, lambda windows, _: "num_images" * (len(windows) == count), left)
+    return collect(job, steps, lambda windows, _: "num_images" * (len(windows) * steps >= total))
 
 
-def collect(job: Job, steps, stop, tail_steps=0):
+def collect(job: Job, steps, stop):
     """Measure windows until stop(their seconds, elapsed seconds) gives a reason, or until Ctrl-C; returns a Series."""
     clock, streams, series = job.clock, job.mode == "stream", Series(steps)
-    for watch in job.watches:
-        watch.start()
     began = last = clock()
     try:
         while not series.stop_reason:
@@ -459,9 +431,6 @@ def collect(job: Job, steps, stop, tail_steps=0):
             series.stop_reason = stop(series.windows, now - began)
             if job.on_window and not streams:
                 job.on_window(series.windows, steps)
-        if tail_steps:
-            series.tail_seconds = timed(job.session, clock, tail_steps)
-            series.tail_steps = tail_steps
     except KeyboardInterrupt:
         if not series.windows:
             raise

@@ -15,8 +15,6 @@ SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
 GEMV_SIDE = 8192  # of the weights
-GEMV_PRECISIONS = ("float32", "bfloat16", "int8")
-INT8_ON_CUDA = "torch._int_mm may choose a kernel that is 6 to 13 times slower than TF32 (PyTorch issue 187094)"
 ATTENTION_TOKENS = (1024, 4096, 16_384)
 CPU_HEADS, GPU_HEADS = (1, 64), (32, 128)  # of attention, and the numbers in each
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
@@ -51,11 +49,11 @@ def matmul(size):
     return operator("matmul", ((m, k), (k, n)), sample_matmul, product=size)
 
 
-def matmul_of_bytes(precision, size, note=""):
-    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are. The row gets the note."""
+def matmul_of_bytes(precision, size):
+    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
     m, n, k = size
-    fields = {"columns": {"note": note}, "name": "matmul", "pools": (EIGHT_BITS[precision],)}
-    return operator("matmul-8bit", ((m, k), (n, k)), sample_weights, product=size, **fields)
+    pools = (EIGHT_BITS[precision],)
+    return operator("matmul-8bit", ((m, k), (n, k)), sample_weights, product=size, name="matmul", pools=pools)
 
 
 def gemv(precision):
@@ -122,12 +120,10 @@ def list_others(device, side, emulates_bfloat16=False):
     """
     size, short = (side,) * 3, "float16" if emulates_bfloat16 else "bfloat16"
     usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
-    note, weights = "", GEMV_PRECISIONS
-    if device == "cuda":  # PyTorch's gemv of int8 is a naive kernel there
-        note, weights = INT8_ON_CUDA, [precision for precision in weights if precision != "int8"]
+    weights = ["float32", "bfloat16"] + ["int8"] * (device != "cuda")  # PyTorch's kernel there is a naive one
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
-        "int8": [(matmul_of_bytes("int8", size, note), "int8"), (matmul(size), "bfloat16")],
+        "int8": [(matmul_of_bytes("int8", size), "int8"), (matmul(size), "bfloat16")],
         "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16")],
         "gemv": [(gemv(precision), precision) for precision in weights],
         "attention": [(attention(tokens, device), usual) for tokens in ATTENTION_TOKENS],
@@ -172,12 +168,11 @@ def sample_convolution(operands):
     """Return (indices, values) of a convolution with stride 1 and zero padding that keeps the image size."""
     x, kernel = operands
     reach = kernel.shape[-1] // 2
-    batch, out, row, column = indices = random_indices((len(x), len(kernel), *x.shape[2:]))
-    total = np.zeros(SAMPLES)
-    height, width = x.shape[2:]
-    for dy, dx in np.ndindex(kernel.shape[2:]):
-        y, z = row + dy - reach, column + dx - reach
-        inside = (y >= 0) & (y < height) & (z >= 0) & (z < width)
-        pixels = x[batch, :, y % height, z % width].astype(np.float64)
-        total += inside * np.einsum("sc,sc->s", pixels, kernel[out, :, dy, dx].astype(np.float64))
-    return indices, total
+    indices, values = random_indices((len(x), len(kernel), *x.shape[2:])), []
+    for image, channel, row, column in zip(*indices, strict=True):
+        top, left = max(0, reach - row), max(0, reach - column)  # of the kernel, that is outside the image
+        pixels = x[image, :, row - reach + top : row + reach + 1, column - reach + left : column + reach + 1]
+        height, width = pixels.shape[1:]
+        inside = kernel[channel, :, top : top + height, left : left + width]
+        values.append(np.sum(pixels.astype(np.float64) * inside))
+    return indices, np.array(values)

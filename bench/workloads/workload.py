@@ -48,12 +48,11 @@ class Workload:
         return batch[:-1] if self.loss else batch
 
 
-def flops_of_phase(phase, forward, first_layer=0):
-    """Return the FLOPs of a phase from those of a forward pass; None for the optimizer, which is not counted.
+def flops_of_phase(phase, forward, backward):
+    """Return the FLOPs of a phase from those of both passes; None for the optimizer, which is not counted.
 
-    The backward pass costs twice the forward pass: gradients of the weights and of each layer's inputs. The first
-    layer needs no gradient of its inputs, so its forward FLOPs (first_layer) count only once.
+    A backward pass costs twice the forward pass, for the gradients of the weights and of each layer's inputs. A layer
+    that reads the data needs no gradient of its inputs, so it counts once.
     """
-    backward = 2 * forward - first_layer
     by_phase = {"inference": forward, "forward": forward, "backward": backward, "training": forward + backward}
     return by_phase.get(phase)

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from bench.host import meters, ranks, sensors
+from bench.host import meters, ranks
 from tests.fakes import Clock
 
 
@@ -16,12 +18,11 @@ from tests.fakes import Clock
 def watch(monkeypatch):
     """Lets ten seconds pass on eight cores with meters that read these values; returns (flags, columns)."""
 
-    def call(others=lambda now: 0.0, swapped=lambda now: 7, pressure=None, read=dict, card_is_shared=False):
+    def call(others=lambda now: 0.0, swapped=lambda now: 7, read=dict, card_is_shared=False):
         clock = Clock()
         monkeypatch.setattr(meters, "usable_cores", lambda: 8)
         monkeypatch.setattr(meters, "others_cpu_seconds", lambda: others(clock.now))
         monkeypatch.setattr(meters, "swapped_bytes", lambda: swapped(clock.now))
-        monkeypatch.setattr(sensors, "read_thermal_pressure", lambda: pressure)
         found = meters.Watch(meters.Instruments(read=read, card_is_shared=card_is_shared), clock)
         clock.now = 100.0
         found.start()
@@ -52,7 +53,7 @@ Times = namedtuple("Times", KINDS, defaults=[0] * len(KINDS.split()))
 def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
     """In a container, other containers' load is on CPUs that this one may not use."""
     times = [Times(user=10, system=2, idle=99, iowait=50, steal=1), Times(1000)]
-    monkeypatch.setattr(sensors.psutil, "cpu_times", lambda percpu: times)
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
     monkeypatch.setattr(meters, "usable_cpus", lambda: {0})
     monkeypatch.setattr(meters, "own_cpu_seconds", lambda: 4.0)
     for quota in (None, 1.0):
@@ -65,8 +66,8 @@ def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
 def test_own_time_is_what_the_system_counts_and_covers_the_other_ranks(monkeypatch):
     before = sum(os.times()[:4])
     assert before - 0.1 <= meters.own_cpu_seconds() <= sum(os.times()[:4]) + 0.1
-    root = sensors.psutil.Process()
-    monkeypatch.setattr(sensors.psutil.Process, "parent", lambda self: roots.append(self) or root)
+    root = psutil.Process()
+    monkeypatch.setattr(psutil.Process, "parent", lambda self: roots.append(self) or root)
     roots = []
     monkeypatch.setattr(meters, "read_ranks", lambda: ranks.Ranks(0, 2, 0, 2))
     assert meters.own_cpu_seconds() >= before - 0.1
@@ -81,17 +82,17 @@ def test_the_peak_of_a_process_is_not_its_parents():
 
 
 @pytest.mark.parametrize(
-    ("reasons", "pressure", "flags"),
+    ("columns", "flags"),
     [
-        ("", None, []),
-        ("sw_power_cap", "nominal", []),
-        ("", "moderate", ["throttled"]),
-        ("sw_power_cap hw_thermal_slowdown", None, ["throttled"]),
+        ({}, []),
+        ({"thermal_pressure": "nominal"}, []),
+        ({"thermal_pressure": "moderate"}, ["throttled"]),
+        ({"throttle_reasons": "sw_power_cap"}, []),
+        ({"throttle_reasons": "sw_power_cap hw_thermal_slowdown"}, ["throttled"]),
     ],
 )
-def test_throttling_is_what_the_system_reports(watch, reasons, pressure, flags):
-    columns = {"temperature_c": 88, "throttle_reasons": reasons}
-    assert watch(read=lambda: columns, pressure=pressure) == (flags, columns | {"thermal_pressure": pressure})
+def test_throttling_is_what_the_system_reports(watch, columns, flags):
+    assert watch(read=lambda: columns) == (flags, columns)
 
 
 def fail(*now):
@@ -99,14 +100,7 @@ def fail(*now):
 
 
 def test_a_failing_sensor_stops_nothing(watch):
-    assert watch(fail, fail, read=fail) == ([], {"thermal_pressure": None})
-
-
-class Counter:
-    """The energy counter of a machine that draws 12 W."""
-
-    def __init__(self, clock):
-        self.joules = lambda: 1000 + 12 * clock.now
+    assert watch(fail, fail, read=fail) == ([], {})
 
 
 def test_idle_power_and_other_programs_on_a_card_are_measured_where_there_is_a_counter():
@@ -115,7 +109,7 @@ def test_idle_power_and_other_programs_on_a_card_are_measured_where_there_is_a_c
     def sleep(seconds):
         clock.now += seconds
 
-    counter = Counter(clock)
+    counter = SimpleNamespace(joules=lambda: 1000 + 12 * clock.now)  # 12 W
     instruments = meters.Instruments(counter).with_idle_watts(clock, sleep)
     assert instruments.idle_watts == pytest.approx(12)
     assert clock.now == meters.IDLE_SECONDS

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.host import resources, sensors
+from bench.host import resources
 from bench.host.ranks import Ranks
 
 GB = 10**9
@@ -27,7 +27,7 @@ def test_the_memory_limit_of_a_container(tmp_path, files, free):
 
 
 def test_available_memory_is_the_least_of_all_limits_and_ranks_share_it(monkeypatch):
-    monkeypatch.setattr(sensors.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
+    monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
     found = []
     for left, count in (([12 * GB, 20 * GB], 1), ([], 1), ([], 8)):
         monkeypatch.setattr(resources, "container_free_bytes", lambda left=left: left)

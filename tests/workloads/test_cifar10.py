@@ -1,12 +1,10 @@
-"""CIFAR-10 from a server on this machine: the real format, and downloads that fail."""
+"""CIFAR-10 in the format of its archive, and downloads that fail."""
 
 import functools
 import hashlib
 import io
 import logging
 import tarfile
-import threading
-from http.server import HTTPServer, SimpleHTTPRequestHandler
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from bench.settings import SettingError
 from bench.workloads import cifar10
 
+NOWHERE = "http://127.0.0.1:1/cifar.tar.gz"  # nothing answers there
 PER_FILE = 4  # images; the real archive has 10,000
 
 
@@ -22,33 +21,20 @@ def records(first_label):
     return b"".join(bytes([first_label + i]) + bytes([10 * i]) * cifar10.PIXELS for i in range(PER_FILE))
 
 
-@pytest.fixture
-def served(tmp_path):
-    """Serves an archive in the real format; returns (its URL, its hash, an empty folder to download to)."""
-    (tmp_path / "served").mkdir()
-    with tarfile.open(tmp_path / "served" / "cifar.tar.gz", "w:gz") as archive:
+def test_an_archive_becomes_batches_and_is_not_downloaded_again(tmp_path, monkeypatch):
+    with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
         for name in (*cifar10.TRAIN, *cifar10.TEST):
             content = records(5 if name in cifar10.TEST else 0)
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path / "served")
-    md5 = hashlib.md5((tmp_path / "served" / "cifar.tar.gz").read_bytes(), usedforsecurity=False).hexdigest()
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/cifar.tar.gz", f"md5:{md5}", tmp_path / "data"
-        server.shutdown()
-
-
-def test_an_archive_is_downloaded_once_and_becomes_batches(served, monkeypatch):
-    url, md5, folder = served
-    train, train_labels, test, test_labels = cifar10.load(folder, url, md5)
+    md5 = hashlib.md5((tmp_path / "cifar.tar.gz").read_bytes(), usedforsecurity=False).hexdigest()
+    load = functools.partial(cifar10.load, tmp_path, NOWHERE, f"md5:{md5}")
+    train, train_labels, test, test_labels = load()
     assert (train.shape, train.dtype, test.shape) == ((20, 3072), np.uint8, (4, 3072))
     assert train_labels.tolist() == [0, 1, 2, 3] * 5
     assert test_labels.tolist() == [5, 6, 7, 8]
     assert train[:4, 0].tolist() == train[:4, -1].tolist() == [0, 10, 20, 30]
-    cifar10.load.cache_clear()
-    load = functools.partial(cifar10.load, folder, "http://127.0.0.1:1/cifar.tar.gz", md5)  # nothing answers there
     monkeypatch.setattr(cifar10, "load", load)
     batches = cifar10.make_batches("cifar10", 3, seed=0)
     assert [(images.shape, images.dtype, labels.shape) for images, labels in batches] == [
@@ -60,9 +46,8 @@ def test_an_archive_is_downloaded_once_and_becomes_batches(served, monkeypatch):
     assert (train.shape, test.shape, train.max()) == ((20, 3072), (4, 3072), np.float32(30 / 255))
 
 
-def test_synthetic_images_replace_a_failed_download_with_one_warning(served, monkeypatch, caplog):
-    url, _, folder = served
-    monkeypatch.setattr(cifar10, "load", functools.partial(cifar10.load, folder, url, "md5:" + "0" * 32))
+def test_synthetic_images_replace_a_failed_download_with_one_warning(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(cifar10, "load", functools.partial(cifar10.load, tmp_path, NOWHERE))
     cifar10.choose.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
@@ -72,7 +57,7 @@ def test_synthetic_images_replace_a_failed_download_with_one_warning(served, mon
             cifar10.choose("cifar10")
     finally:
         cifar10.choose.cache_clear()
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.glob("*.gz")) == []
 
 
 def test_synthetic_images_are_seeded_and_a_model_can_learn_them():
