@@ -104,6 +104,9 @@ def report_framework(name):
     show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing])))
     if name == "torch" and not (shutil.which("cc") or shutil.which("gcc")):
         show("  compiler", "--", "COMPILE=1 needs one: `sudo apt install build-essential python3-dev`")
+    instruments = meters.open_instruments(device.device, device.device_name)
+    known = f"of the {instruments.counter.power_scope}" if instruments.counter else "stays blank: "
+    show("  energy", "ok" if instruments.counter else "--", known + instruments.why_no_energy)
     return 0
 
 

@@ -268,7 +268,7 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
         "output_error": session.output_error,
         "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.context.peak_memory_bytes(),
         "idle_watts": bench.instruments.idle_watts,
-        "note": session.context.note,
+        "note": session.context.note or workload.columns.get("note", ""),
     }
     if columns["status"] != "interrupted":
         session.check_last_step()

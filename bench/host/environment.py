@@ -21,7 +21,7 @@ from bench.settings import ROOT, SettingError, slug
 
 GIB = 2**30
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-NVIDIA = "0x10de"  # on PCI
+NVIDIA, AMD = "0x10de", "0x1002"  # vendors on PCI
 # Bytes: glibc then keeps freed memory and does not map large blocks separately.
 GLIBC_KEEPS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "1000000000000")
 # They change results on a CPU by up to a factor of two.
@@ -105,9 +105,10 @@ def explain_missing_gpu(framework):
             f"{framework} does not find a GPU, although NVIDIA's driver {cards[0].driver} is installed: unset "
             f"CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
         )
-    if any(read_text(path).strip() == NVIDIA for path in PCI_DEVICES.glob("*/vendor")):
+    vendors = {read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")}
+    if NVIDIA in vendors:
         return "this machine has an NVIDIA card without a driver: install it (in Docker: `docker run --gpus all`)"
-    return ""
+    return f"{framework} as installed does not support this machine's AMD GPU" if AMD in vendors else ""
 
 
 def find_apple_gpu_cores():

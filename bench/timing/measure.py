@@ -42,6 +42,7 @@ ENOUGH_QUEUES = 10
 MIN_MEASURED_SECONDS = 0.5
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
+HOST_SHARE, HOST_WAIT_SECONDS = 0.9, 1e-3  # of a step that the host limits: its submission, and the wait after it
 
 # The proof that every step runs, see prove_every_step_runs().
 SINGLE_STEPS = 12
@@ -116,6 +117,7 @@ class Ready:
     weights: tuple | None = None  # the session's checksum() after the first step
     warmup_seconds: float = 0.0
     steps: int = 1  # in a window
+    flags: tuple[str, ...] = ()
 
 
 def measure(job: Job):
@@ -197,7 +199,7 @@ def measure_energy(job: Job, steps, joules):
 
 def get_ready(job: Job):
     """Run the first step, warm up, and prove that the steps run; returns a Ready, raises MeasurementError."""
-    session, clock, steps = job.session, job.clock, 1
+    session, clock, steps, flags = job.session, job.clock, 1, ()
     first_step_seconds = timed(session, clock, 1)
     first_value, weights = session.read(), session.checksum()
     session.after_first_step()
@@ -215,12 +217,13 @@ def get_ready(job: Job):
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_BARRIER_SHARE)
         steps = max(1, math.ceil(window / step_seconds))
         prove_every_step_runs(job, steps)
+        flags = ("limited_by_host",) * (session.context.device == "cuda" and is_limited_by_host(job, step_seconds))
     elif job.mode == "stream":
         steps = choose_stream_steps(step_seconds, session.num_workers, job.max_seconds)
         if steps > 1:
             prove_every_step_runs(job, steps)
             drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    return Ready(first_step_seconds, weights, warmup_seconds, steps)
+    return Ready(first_step_seconds, weights, warmup_seconds, steps, flags)
 
 
 def measure_ready(job: Job, ready, run):
@@ -234,7 +237,7 @@ def measure_ready(job: Job, ready, run):
     for watch in job.watches:
         watch.start()
     series = run(job, ready.steps)
-    flags = [flag for watch in job.watches for flag in watch.flags()]
+    flags = [*ready.flags, *(flag for watch in job.watches for flag in watch.flags())]
     windows, steps = series.windows, series.steps
     done = steps * len(windows)
     if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
@@ -334,6 +337,20 @@ def prove_output_varies(job: Job):
         if values[-1] != values[0]:
             return
     raise MeasurementError("constant_output", "four steps on different data gave the same output")
+
+
+def is_limited_by_host(job: Job, step_seconds):
+    """Whether submitting a step to an idle device takes over 90 % of its time in a window, and it then soon ends.
+
+    To a busy device it may take as long because the queue is full (CUDA: 1024 kernels). Three steps must agree.
+    """
+    for _ in range(3):
+        start = job.clock()
+        job.session.step()
+        submitted = job.clock() - start
+        if submitted < HOST_SHARE * step_seconds or timed(job.session, job.clock, 0) > HOST_WAIT_SECONDS:
+            return False
+    return True
 
 
 def warm_up(session, clock, max_seconds):

@@ -15,6 +15,7 @@ SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
 GEMV_SIDE = 8192  # of the weights
+INT8_ON_CUDA = "torch._int_mm may choose a kernel that is 6 to 13 times slower than TF32 (PyTorch issue 187094)"
 ATTENTION_TOKENS = (1024, 4096, 16_384)
 CPU_HEADS, GPU_HEADS = (1, 64), (32, 128)  # of attention, and the numbers in each
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
@@ -49,11 +50,11 @@ def matmul(size):
     return operator("matmul", ((m, k), (k, n)), sample_matmul, product=size)
 
 
-def matmul_of_bytes(precision, size):
-    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
+def matmul_of_bytes(precision, size, note=""):
+    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are. The row gets the note."""
     m, n, k = size
-    pools = (EIGHT_BITS[precision],)
-    return operator("matmul-8bit", ((m, k), (n, k)), sample_weights, product=size, name="matmul", pools=pools)
+    fields = {"columns": {"note": note}, "name": "matmul", "pools": (EIGHT_BITS[precision],)}
+    return operator("matmul-8bit", ((m, k), (n, k)), sample_weights, product=size, **fields)
 
 
 def gemv(precision):
@@ -120,10 +121,12 @@ def list_others(device, side, emulates_bfloat16=False):
     """
     size, short = (side,) * 3, "float16" if emulates_bfloat16 else "bfloat16"
     usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
-    weights = ["float32", "bfloat16"] + ["int8"] * (device != "cuda")  # PyTorch's kernel there is a naive one
+    weights, note = ["float32", "bfloat16"], INT8_ON_CUDA
+    if device != "cuda":  # PyTorch's gemv of int8 is a naive kernel there
+        weights, note = [*weights, "int8"], ""
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
-        "int8": [(matmul_of_bytes("int8", size), "int8"), (matmul(size), "bfloat16")],
+        "int8": [(matmul_of_bytes("int8", size, note), "int8"), (matmul(size), "bfloat16")],
         "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16")],
         "gemv": [(gemv(precision), precision) for precision in weights],
         "attention": [(attention(tokens, device), usual) for tokens in ATTENTION_TOKENS],
