@@ -90,7 +90,7 @@ def test_num_images_are_rounded_up_and_the_bytes_of_a_step_become_a_bandwidth(ch
 
 def few_images(settings):
     images, labels = cifar10.synthetic_images(2000, seed=0)
-    return replace(mlp_workload(settings), dataset=lambda: (cifar10.as_floats(images), labels) * 2)
+    return replace(mlp_workload(settings), parameters=None, dataset=lambda: (cifar10.as_floats(images), labels) * 2)
 
 
 def test_epochs_are_lines_with_their_loss_and_accuracy(child):

@@ -17,7 +17,7 @@ import psutil
 from mlx import nn, optimizers
 
 from bench.frameworks import Device, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
-from bench.frameworks.on_mlx_networks import calibrate, count_parameters, leaves
+from bench.frameworks.on_mlx_networks import calibrate, leaves
 from bench.settings import SettingError
 from bench.timing import MeasurementError, check
 from bench.workloads.networks import RESNETS
@@ -55,18 +55,6 @@ def choose_device(use_gpu):
     return kind
 
 
-def refuse_unknown_model(name):
-    session.refuse_unknown_model(name, list(RESNETS), "the MLX models of this program")
-
-
-def open_session(workload, settings, phase, scope, compares=True):
-    """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("mlx", workload, BUILDERS, OPERATORS)
-    if workload.name == "image":
-        refuse_unknown_model(workload.model)
-    return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
-
-
 # The calls that users write. MLX allocates its outputs itself: `out` is not used.
 OPERATORS = {
     "matmul": mx.matmul,
@@ -96,6 +84,7 @@ def as_numpy(array):
 class DeviceContext(base.DeviceContext):
     """Where and how MLX computes."""
 
+    builders, operators, image_models = BUILDERS, OPERATORS, staticmethod(lambda: list(RESNETS))
     open_stream, as_array = staticmethod(jpeg_stream.open_stream), staticmethod(as_numpy)
     synchronize, release = staticmethod(mx.synchronize), staticmethod(mx.clear_cache)
 
@@ -107,7 +96,6 @@ class DeviceContext(base.DeviceContext):
         os.environ.setdefault("MLX_ENABLE_TF32", str(int(self.precision == "tf32")))
         mx.random.seed(self.seed)
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
-        self.traces = 0
         mx.clear_cache()
         self.used_before = mx.get_active_memory()
 
@@ -120,16 +108,10 @@ class DeviceContext(base.DeviceContext):
         """Return the function, compiled with COMPILE=1; `state`: trees of arrays that it reads or replaces as well."""
         if not self.compile:
             return function
-
-        def counted(*arguments):  # Python runs it once for each compilation
-            self.traces += 1
-            return function(*arguments)
-
-        return mx.compile(counted, inputs=list(state), outputs=list(state))
+        return mx.compile(self.counted(function), inputs=list(state), outputs=list(state))
 
     def build(self, workload, is_trained):
         module = BUILDERS[workload.name](workload)
-        check.check_parameters(count_parameters(module), workload.parameters)
         loss_of, pairs = cross_entropy if is_trained else None, self.pairs(workload)
         inputs = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
         calibrate(module, self.put_as(mx.float32, *inputs))
@@ -191,11 +173,6 @@ class DeviceContext(base.DeviceContext):
     def put_operands(self, arrays):
         return self.put(*arrays)  # a kernel is output, height, width, input
 
-    def gather(self, data, order, batch_size):
-        (order,) = self.put(order)
-        for start in range(0, len(order), batch_size):
-            yield tuple(each[order[start : start + batch_size]] for each in data)
-
     def sample(self, output, indices):
         if len(indices) == 4:
             indices = indices[0], indices[2], indices[3], indices[1]
@@ -232,7 +209,6 @@ class Model(base.Model):
 
     def __init__(self, context, module, loss_of):
         self.context, self.module = context, module.train(bool(loss_of))
-        self.parameters, context.traces = count_parameters(module), 0
         self._infer = context.compiled(module, module)
         if not loss_of:
             return
@@ -302,5 +278,5 @@ class Model(base.Model):
         self.module.train()
         return outputs
 
-    def trace_count(self):
-        return self.context.traces
+
+open_session = partial(session.open_session, DeviceContext)

@@ -131,6 +131,3 @@ class CachedModel(base.CachedModel):
     @torch.inference_mode()
     def _run(self, module, tokens):
         return module(tokens, past_key_values=self.cache, logits_to_keep=1)[:, -1]
-
-    def trace_count(self):
-        return self.context.trace_count()
