@@ -17,7 +17,6 @@ from bench.timing import MeasurementError, check
 
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
 HOST_BYTES = 6  # of each parameter while a model is in float32 on the CPU: its weights, and one of them converted
-CHECKED_TOKENS = 64  # of a language model's sequences in check_model()
 # Of the inputs of a probe: their numbers and sums overflow in float16, and in no format with float32's exponents.
 PROBE_SCALE = 2.0**16
 
@@ -79,6 +78,11 @@ class CachedModel:
     extend: Callable  # (tokens) -> logits of the last one (sequences, vocabulary); the cache gets the tokens
     extend_uncompiled: Callable  # the same without the compiler
 
+    def infer(self, place, tokens):
+        """Return the logits of tokens that follow this many others in the cache."""
+        self.seek(place)
+        return self.extend(tokens)
+
 
 class DeviceContext(ABC):
     """Where and how a framework computes: device, precision, compilation, memory."""
@@ -86,6 +90,7 @@ class DeviceContext(ABC):
     measured_precision: str  # as check.name_precision() names it
     output_error: float | None = None  # of a pair of items, against float32 on the CPU
     output_limit: float  # of that error
+    note = ""  # what a reader of its rows has to know
 
     builders: dict[str, Callable]  # by the name of a workload: (workload) -> the framework's own kind of model
     image_models: Callable  # () -> names
@@ -111,17 +116,11 @@ class DeviceContext(ABC):
         self.device, self.precision = device, settings.precision
         self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
         self.seed, self.optimizer = settings.seed, settings.optimizer
-        self.notes = []  # what a reader of its rows has to know
         self.traces = 0  # how often a function was compiled since the session was opened
         has_short_numbers = self.precision not in ("float32", "float64")
         self.compares_with_cpu = compares and (device != "cpu" or has_short_numbers)
         # In 16 bits rounding order alone can change outputs by 10 %.
         self.compares_compiled = self.compile and not has_short_numbers
-
-    @property
-    def note(self):
-        """Return all notes so far as one text."""
-        return "; ".join(self.notes)
 
     def operator(self, name):
         """Return the function of one operator, as it is timed."""
@@ -194,17 +193,15 @@ class DeviceContext(ABC):
         return _probed[key]
 
     def pairs(self, workload):
-        """Return the batches of two items, as NumPy, with which a model is prepared and checked; sequences are cut."""
-        length = CHECKED_TOKENS if workload.name == "llm" else None
-        pairs = (workload.make_checked or workload.make_batches)(2, self.seed)
-        return [tuple(each[:, :length] if length else each for each in pair) for pair in pairs]
+        """Return the batches of two items, as NumPy, with which a model is prepared and checked."""
+        return (workload.make_checked or workload.make_batches)(2, self.seed)
 
     def can_compare(self, parameters):
         """Whether a model is compared with the CPU, which needs memory for it in float32; notes a lack of that."""
         free = resources.available_bytes()
         has_memory = free is None or HOST_BYTES * parameters < free
         if self.compares_with_cpu and not has_memory:
-            self.notes.append("not compared with the CPU, which has too little memory for this model in float32")
+            self.note = "not compared with the CPU, which has too little memory for this model in float32"
         return self.compares_with_cpu and has_memory
 
     def check_model(self, evaluate, expected):

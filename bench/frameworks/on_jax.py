@@ -154,8 +154,6 @@ class DeviceContext(KerasContext):
         self.used_before, self.peak_before = self._read_memory()
 
     def evaluator(self, keras_model, workload, loss_of, compiled):
-        weights = values_of(keras_model)
-
         def infer(trained, others, *batch):
             return [keras_model.stateless_call(trained, others, list(workload.inputs_of(batch)), training=False)[0]]
 
@@ -169,8 +167,8 @@ class DeviceContext(KerasContext):
             return [outputs, gradient]
 
         run = differentiate if loss_of else infer
-        run = jax.jit(run) if compiled else run
-        return lambda *batch: run(*weights, *batch)
+        run = jax.jit(self.counted(run)) if compiled else run
+        return lambda *batch: run(*values_of(keras_model), *batch)
 
     def read(self, values):
         # An array on a GPU keeps the first copy on the host, so that only the first read would take time.

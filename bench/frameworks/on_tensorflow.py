@@ -87,7 +87,7 @@ class Model(base.Model):
         self.context, self.keras_model, self.loss_of = context, keras_model, loss_of
         self.weights = keras_model.trainable_variables
         self.last_weight = self.weights[-1]
-        self._infer = context.function(lambda *inputs: keras_model(list(inputs), training=False))
+        self.infer = context.function(lambda *inputs: keras_model(list(inputs), training=False))
         if loss_of:
             self.optimizer = keras_networks.build_optimizer(context, self.weights)
             self.train_step, self.losses_of = context.function(self._train), context.function(self._losses_of)
@@ -104,9 +104,6 @@ class Model(base.Model):
             loss, scaled = self._losses_of(*batch)
         self.optimizer.apply(tape.gradient(scaled, self.trained_weights()), self.weights)
         return loss
-
-    def infer(self, *inputs):
-        return self._infer(*inputs)
 
     def train(self, *batch):
         """Run all of it in one graph."""

@@ -104,9 +104,6 @@ class CachedModel(base.CachedModel):
         self.context, self.uncompiled = context, decoder.eval()
         self.parameters = sum(weight.numel() for weight in decoder.parameters())
         self.module = context.compiled(decoder)
-        if context.compile:
-            # With a static cache the compiled attention gets an explicit mask, and copies of the keys and values.
-            context.notes.append("compiled, attention reads more bytes than are counted")
 
     def open_cache(self, sequences, tokens):
         from transformers import StaticCache
