@@ -23,6 +23,8 @@ from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, flops_of_phase
 
+CHECKED_TOKENS = 64  # of the sequences with which a model is compared
+
 
 @dataclass(frozen=True)
 class Decoder:
@@ -116,6 +118,7 @@ def training_workload(settings, decoder):
         unit="tokens",
         items_per_step=settings.batch_size * tokens,
         make_batches=functools.partial(shifted_batches, decoder, tokens),
+        make_checked=functools.partial(shifted_batches, decoder, min(tokens, CHECKED_TOKENS)),
         loss="cross_entropy",
         sizes=decoder,
         parameters=count_trainable(decoder),

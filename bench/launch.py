@@ -309,7 +309,7 @@ def choose_batch_size(launcher: Launcher, change):
             break
         rates[size] = row["throughput"]
         gains = max(rates.values()) > MIN_GAIN * rates.get(size // 4, 0)
-        free = None if row["device"] == "cuda" else resources.available_bytes()
+        free = resources.available_bytes() if resources.shares_memory(row["device"]) else None
         needs_too_much = free and 2 * (row.get("peak_memory_bytes") or 0) > free
         if not gains or 2 * row["step_seconds_median"] > settings.max_seconds or needs_too_much:
             break

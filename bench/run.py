@@ -219,8 +219,8 @@ def open_job(bench: Bench, workload: Workload, phase, scope):
     """
     group, settings = bench.group, bench.settings
     bench.emit(cells.of_work(settings, workload, phase, scope) | {"status": BEGUN})
-    # Batches are made in the system's memory, and all else is there too unless the device has memory of its own.
-    needed = RESIDENT_BATCHES * workload.batch_bytes + (0 if bench.device.has_own_memory else workload.resident_bytes)
+    needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
+    needed += workload.resident_bytes if resources.shares_memory(bench.device.device) else 0
     free = resources.available_bytes()
     if needed > free:
         raise MemoryError(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench import frameworks, run
-from bench.host import meters
+from bench.host import environment, meters
 from bench.records.columns import COLUMNS
 from bench.timing import measure
 from bench.workloads import cifar10
@@ -90,7 +90,7 @@ def test_num_images_are_rounded_up_and_the_bytes_of_a_step_become_a_bandwidth(ch
 
 def few_images(settings):
     images, labels = cifar10.synthetic_images(2000, seed=0)
-    return replace(mlp_workload(settings), dataset=lambda: (cifar10.as_floats(images), labels) * 2)
+    return replace(mlp_workload(settings), parameters=None, dataset=lambda: (cifar10.as_floats(images), labels) * 2)
 
 
 def test_epochs_are_lines_with_their_loss_and_accuracy(child):
@@ -121,12 +121,13 @@ def test_a_failure_is_the_last_line(child, model, status, reason):
 
 
 @pytest.mark.parametrize(
-    ("own_memory", "inputs", "model", "fits"), [(False, 2, 2, False), (True, 2, 2, True), (True, 2000, 0, False)]
+    ("memory", "inputs", "model", "fits"), [("[N/A]", 2, 2, False), ("9 MiB", 2, 2, True), ("9 MiB", 2000, 0, False)]
 )
-def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, own_memory, inputs, model, fits):
-    device = frameworks.Device("cuda", None, "1", 1, has_own_memory=own_memory)
+def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, memory, inputs, model, fits):
+    device = frameworks.Device("cuda", None, "1", 1)
     monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
     monkeypatch.setattr(run.resources, "available_bytes", lambda: 2 * 10**6)
+    monkeypatch.setattr(run.resources, "find_card", lambda: environment.Card("NVIDIA GB10", memory=memory))
     if not fits:
         monkeypatch.setattr(on_numpy, "open_session", pytest.fail)
     sizes = {"item_bytes": 1000 * inputs, "resident_bytes": 10**6 * model}

@@ -2,8 +2,7 @@
 
     find_device(settings) -> Device
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error
-    open_session(workload, settings, phase, scope, compares=True) -> BaseSession of session.py
-        compares: whether the model is compared with the CPU; raises SettingError or MeasurementError
+    open_session = functools.partial(session.open_session, DeviceContext), its own DeviceContext
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, if FRAMEWORKS says runs_on_many
 
 base.py has the classes that such a module implements, session.py what is timed. FRAMEWORKS in bench/settings.py has
@@ -27,7 +26,6 @@ class Device:
     device_name: str | None  # None: the system knows the name better
     framework_version: str
     num_threads: int  # CPU threads
-    has_own_memory: bool = False  # a card's; else its arrays take the system's
     emulates_bfloat16: bool = False  # which is slow: such a card is fast in float16
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     world_size: int = 1  # ranks that do the same work in step, each on such a device

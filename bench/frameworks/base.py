@@ -4,6 +4,7 @@ session.py builds everything that is timed from these classes. This file imports
 methods that each framework defines as `name: Callable  # (arguments) -> result`; the other methods are defaults.
 """
 
+import math
 from abc import ABC
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from bench.timing import MeasurementError, check
 
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
 HOST_BYTES = 6  # of each parameter while a model is in float32 on the CPU: its weights, and one of them converted
-CHECKED_TOKENS = 64  # of a language model's sequences in check_model()
 # Of the inputs of a probe: their numbers and sums overflow in float16, and in no format with float32's exponents.
 PROBE_SCALE = 2.0**16
 
@@ -38,7 +38,6 @@ class Model:
     A batch is a tuple of arrays on the device: the model's inputs, then the target of the workload's loss.
     """
 
-    parameters: int  # trainable
     loss: Any  # mean of the last batch, without its graph
     last_weight: Any  # a small one that each step of training changes
     last_gradient: Any  # of last_weight
@@ -49,6 +48,11 @@ class Model:
     update: Callable  # (): the optimizer's step
     updates: Callable  # () -> how many steps the optimizer has counted; None if it may skip some
     trained_weights: Callable  # () -> arrays that training changes, in a fixed order
+
+    @property
+    def parameters(self):
+        """Return how many parameters are trainable."""
+        return sum(math.prod(weights.shape) for weights in self.trained_weights())
 
     def train(self, *batch):
         """Run one step of training."""
@@ -63,10 +67,6 @@ class Model:
     def prove_compiled(self, *inputs):
         """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
 
-    def trace_count(self):
-        """Return how often the framework has compiled a function of this model."""
-        return 0
-
 
 class CachedModel:
     """A language model with a cache of keys and values. Tokens are ids on the device, of shape (sequences, count)."""
@@ -78,9 +78,10 @@ class CachedModel:
     extend: Callable  # (tokens) -> logits of the last one (sequences, vocabulary); the cache gets the tokens
     extend_uncompiled: Callable  # the same without the compiler
 
-    def trace_count(self):
-        """Return how often the framework has compiled a function of this model."""
-        return 0
+    def infer(self, place, tokens):
+        """Return the logits of tokens that follow this many others in the cache."""
+        self.seek(place)
+        return self.extend(tokens)
 
 
 class DeviceContext(ABC):
@@ -89,15 +90,17 @@ class DeviceContext(ABC):
     measured_precision: str  # as check.name_precision() names it
     output_error: float | None = None  # of a pair of items, against float32 on the CPU
     output_limit: float  # of that error
+    note = ""  # what a reader of its rows has to know
 
-    build: Callable  # (workload, is_trained) -> Model that check.check_parameters() and check_model() have accepted
+    builders: dict[str, Callable]  # by the name of a workload: (workload) -> the framework's own kind of model
+    image_models: Callable  # () -> names
+    operators: dict[str, Callable]  # by name: (*operands) -> output, without gradients
+    build: Callable  # (workload, is_trained) -> Model that check_model() has accepted
     # (workload, tokens of some sequences in NumPy) -> (CachedModel, logits after these tokens in float32 on the CPU in
     # NumPy, or None without comparison)
     build_cached: Callable
     put: Callable  # (*arrays) -> a batch on the device, floats in this precision, images in this memory format
-    gather: Callable  # (arrays on the device, order, batch size) -> batches; the last one may be smaller
     open_stream: Callable  # (workload, settings, phase) -> Stream
-    operator: Callable  # (name) -> function of one operator, without gradients
     put_operands: Callable  # (arrays) -> an operator's operands on the device; integers as they are
     sample: Callable  # (operator's output, indices, channels first) -> float64 in NumPy
     synchronize: Callable  # (): waits until all submitted work is complete
@@ -113,16 +116,34 @@ class DeviceContext(ABC):
         self.device, self.precision = device, settings.precision
         self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
         self.seed, self.optimizer = settings.seed, settings.optimizer
-        self.notes = []  # what a reader of its rows has to know
+        self.traces = 0  # how often a function was compiled since the session was opened
         has_short_numbers = self.precision not in ("float32", "float64")
         self.compares_with_cpu = compares and (device != "cpu" or has_short_numbers)
         # In 16 bits rounding order alone can change outputs by 10 %.
         self.compares_compiled = self.compile and not has_short_numbers
 
-    @property
-    def note(self):
-        """Return all notes so far as one text."""
-        return "; ".join(self.notes)
+    def operator(self, name):
+        """Return the function of one operator, as it is timed."""
+        return self.operators[name]
+
+    def gather(self, data, order, batch_size):
+        """Yield batches of arrays on the device in this order; the last batch may be smaller."""
+        (order,) = self.put(order)
+        for start in range(0, len(order), batch_size):
+            yield tuple(each[order[start : start + batch_size]] for each in data)
+
+    def counted(self, function):
+        """Return the function for a compiler, which runs it once for each compilation."""
+
+        def call(*arguments):
+            self.traces += 1
+            return function(*arguments)
+
+        return call
+
+    def trace_count(self):
+        """Return how often the framework has compiled a function of the model that is timed."""
+        return self.traces
 
     def keep(self, values):
         """Return values in memory that later steps do not overwrite."""
@@ -172,16 +193,14 @@ class DeviceContext(ABC):
         return _probed[key]
 
     def pairs(self, workload):
-        """Return the batches of two items, as NumPy, with which a model is prepared and checked; sequences are cut."""
-        length = CHECKED_TOKENS if workload.name == "llm" else None
-        pairs = (workload.make_checked or workload.make_batches)(2, self.seed)
-        return [tuple(each[:, :length] if length else each for each in pair) for pair in pairs]
+        """Return the batches of two items, as NumPy, with which a model is prepared and checked."""
+        return (workload.make_checked or workload.make_batches)(2, self.seed)
 
     def can_compare(self, parameters):
         """Whether a model is compared with the CPU, which needs memory for it in float32; notes a lack of that."""
         has_memory = HOST_BYTES * parameters < resources.available_bytes()
         if self.compares_with_cpu and not has_memory:
-            self.notes.append("not compared with the CPU, which has too little memory for this model in float32")
+            self.note = "not compared with the CPU, which has too little memory for this model in float32"
         return self.compares_with_cpu and has_memory
 
     def check_model(self, evaluate, expected):

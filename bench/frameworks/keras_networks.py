@@ -4,7 +4,6 @@ transformers; their optimizers; a part of the DeviceContext.
 Whoever imports this sets KERAS_BACKEND first.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from bench.frameworks import base, session
-from bench.timing import MeasurementError, check
+from bench.frameworks import base
+from bench.timing import MeasurementError
 from bench.workloads.networks import RESNETS
 from bench.workloads.workload import LEARNING_RATES
 
@@ -24,6 +23,7 @@ LAST_KERNEL = -2  # place in the trainable variables; the last one is the bias o
 class KerasContext(base.DeviceContext):
     """The part of a DeviceContext that needs only NumPy and Keras: images and kernels are channels_last."""
 
+    image_models = staticmethod(lambda: [*RESNETS, "mobilenet_v2"])
     model_class: Callable[..., base.Model]  # takes a context, a Keras model and, if it is trained, a loss
     place: Any  # this device, as keras.device() takes it
     # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> [output, gradient of the
@@ -38,19 +38,17 @@ class KerasContext(base.DeviceContext):
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
         # Compiled work is compared with the same operators one by one on the CPU, also in float32.
         self.compares_with_cpu = self.compares_with_cpu or (compares and self.compile)
-        self.compares_compiled = False
 
     def build(self, workload, is_trained):
         loss_of, pairs, expected = cross_entropy if is_trained else None, self.pairs(workload), None
         keras.config.set_dtype_policy(self.policy)  # of new layers
         with keras.device(self.place):
-            model = BUILDERS[workload.name](workload)
-            check.check_parameters(count_parameters(model), workload.parameters)
+            model = self.builders[workload.name](workload)
             calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
         if self.can_compare(model.count_params()):
             keras.config.set_dtype_policy("float32")
             with keras.device("cpu:0"):
-                same = BUILDERS[workload.name](workload)
+                same = self.builders[workload.name](workload)
                 same.set_weights(self.as_arrays(each.value for each in model.weights))
                 batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
                 expected = self.as_arrays(self.evaluator(same, workload, loss_of, compiled=False)(*batch))
@@ -140,10 +138,6 @@ def build_image(workload):
     body = keras.applications.MobileNetV2(input_shape=shape, weights=None, include_top=False, pooling="avg")
     # torchvision's dropout before the classifier, which Keras leaves out
     return keras.Model([body.input], layers.Dense(classes)(layers.Dropout(0.2)(body.output)))
-
-
-def refuse_unknown_model(name):
-    session.refuse_unknown_model(name, [*RESNETS, "mobilenet_v2"], "Keras")
 
 
 def build_resnet(is_bottleneck, stages, shape, classes):
@@ -243,11 +237,6 @@ class Embeddings(layers.Layer):
         if self.types:
             x = x + self.types(ops.zeros_like(ids))
         return self.dropout(self.norm(x))
-
-
-def count_parameters(model):
-    """Return how many of a model's parameters are trainable."""
-    return sum(math.prod(v.shape) for v in model.trainable_variables)
 
 
 def calibrate(model, inputs):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
-from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext, refuse_unknown_model
+from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext
 from bench.host.resources import usable_cores
 
 
@@ -23,7 +23,7 @@ def find_device(settings):
     kind = name_of(device)
     threads = int(os.environ.get("NPROC") or usable_cores())
     name = None if kind == "cpu" else device.device_kind
-    return Device(kind, name, jax.__version__, threads, has_own_memory=kind == "cuda")
+    return Device(kind, name, jax.__version__, threads)
 
 
 def choose_device(use_gpu):
@@ -37,14 +37,6 @@ def choose_device(use_gpu):
 def name_of(device):
     """Return "cpu" or "cuda" (which JAX calls gpu); a plug-in's device keeps its name."""
     return {"gpu": "cuda"}.get(device.platform, device.platform)
-
-
-def open_session(workload, settings, phase, scope, compares=True):
-    """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("jax", workload, BUILDERS, OPERATORS)
-    if workload.name == "image":
-        refuse_unknown_model(workload.model)
-    return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
 LAYOUT = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
@@ -75,8 +67,6 @@ class Model(base.Model):
 
     def __init__(self, context, keras_model, loss_of):
         self.context, self.keras_model = context, keras_model
-        self.parameters = keras_networks.count_parameters(keras_model)
-        self.traced = []  # an entry for each compilation
         self._infer = self._jit(lambda *state: keras_model.stateless_call(*state, training=False)[0])
         self.optimizer = None
         if loss_of:
@@ -90,13 +80,7 @@ class Model(base.Model):
         self.slots = [variable.value for variable in self.optimizer.variables] if self.optimizer else []
 
     def _jit(self, function, **options):
-        traced = self.traced
-
-        def counted(*arguments):
-            traced.append(1)
-            return function(*arguments)
-
-        return jax.jit(counted, **options)
+        return jax.jit(self.context.counted(function), **options)
 
     def _compile_training(self, loss_of):
         model, optimizer = self.keras_model, self.optimizer
@@ -155,13 +139,11 @@ class Model(base.Model):
             return None
         return int(self.slots[0])  # the optimizer's iterations
 
-    def trace_count(self):
-        return len(self.traced)
-
 
 class DeviceContext(KerasContext):
     """Where and how JAX computes."""
 
+    builders, operators = BUILDERS, OPERATORS
     model_class, open_stream = Model, staticmethod(jpeg_stream.open_stream)
 
     def __init__(self, settings, compares):
@@ -172,8 +154,6 @@ class DeviceContext(KerasContext):
         self.used_before, self.peak_before = self._read_memory()
 
     def evaluator(self, keras_model, workload, loss_of, compiled):
-        weights = values_of(keras_model)
-
         def infer(trained, others, *batch):
             return [keras_model.stateless_call(trained, others, list(workload.inputs_of(batch)), training=False)[0]]
 
@@ -187,15 +167,12 @@ class DeviceContext(KerasContext):
             return [outputs, gradient]
 
         run = differentiate if loss_of else infer
-        run = jax.jit(run) if compiled else run
-        return lambda *batch: run(*weights, *batch)
+        run = jax.jit(self.counted(run)) if compiled else run
+        return lambda *batch: run(*values_of(keras_model), *batch)
 
     def read(self, values):
         # An array on a GPU keeps the first copy on the host, so that only the first read would take time.
         return super().read(values if self.device == "cpu" else jnp.copy(values))
-
-    def operator(self, name):
-        return OPERATORS[name]
 
     def gather(self, data, order, batch_size):
         for start in range(0, len(order), batch_size):
@@ -219,3 +196,6 @@ class DeviceContext(KerasContext):
 def take(data, rows):
     """Return these rows of each array, which it must have."""
     return tuple(jnp.take(each, rows, axis=0, mode="clip") for each in data)
+
+
+open_session = partial(session.open_session, DeviceContext)

@@ -7,18 +7,15 @@ training that leaves something unevaluated.
 
 import io
 import os
-import sys
 from contextlib import contextmanager
 from functools import partial
 
 import mlx.core as mx
 import numpy as np
-import psutil
 from mlx import nn, optimizers
 
 from bench.frameworks import Device, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
-from bench.frameworks.on_mlx_networks import calibrate, count_parameters, leaves
-from bench.settings import SettingError
+from bench.frameworks.on_mlx_networks import calibrate, leaves
 from bench.timing import MeasurementError, check
 from bench.workloads.networks import RESNETS
 from bench.workloads.workload import LEARNING_RATES
@@ -35,11 +32,8 @@ def find_device(settings):
     """Return the Device to run on."""
     kind = choose_device(settings.use_gpu)
     name = None if kind == "cpu" else mx.device_info()["device_name"]
-    # With memory that the system shares (DGX Spark, Jetson), CUDA reports all of the system's.
-    share = mx.device_info().get("total_memory", 0) / psutil.virtual_memory().total
-    has_own_memory = kind == "cuda" and not 0.9 < share < 1.1
     # On a CPU the operators of a stream run one after the other in one thread; the BLAS of a Mac may use more.
-    return Device(kind, name, mx.__version__, num_threads=1, has_own_memory=has_own_memory)
+    return Device(kind, name, mx.__version__, num_threads=1)
 
 
 def choose_device(use_gpu):
@@ -48,23 +42,9 @@ def choose_device(use_gpu):
     mx.cuda.is_available() only says how MLX was built.
     """
     has_gpu = mx.device_count(mx.gpu) > 0
-    if use_gpu and not has_gpu and mx.cuda.is_available():
-        raise SettingError("USE_GPU='1', but MLX finds no card: install or update the NVIDIA driver, or set USE_GPU=0")
     kind = "cpu" if use_gpu is False or not has_gpu else "mps" if mx.metal.is_available() else "cuda"
     mx.set_default_device(mx.cpu if kind == "cpu" else mx.gpu)
     return kind
-
-
-def refuse_unknown_model(name):
-    session.refuse_unknown_model(name, list(RESNETS), "the MLX models of this program")
-
-
-def open_session(workload, settings, phase, scope, compares=True):
-    """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("mlx", workload, BUILDERS, OPERATORS)
-    if workload.name == "image":
-        refuse_unknown_model(workload.model)
-    return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
 # The calls that users write. MLX allocates its outputs itself: `out` is not used.
@@ -96,18 +76,16 @@ def as_numpy(array):
 class DeviceContext(base.DeviceContext):
     """Where and how MLX computes."""
 
+    builders, operators, image_models = BUILDERS, OPERATORS, staticmethod(lambda: list(RESNETS))
     open_stream, as_array = staticmethod(jpeg_stream.open_stream), staticmethod(as_numpy)
     synchronize, release = staticmethod(mx.synchronize), staticmethod(mx.clear_cache)
 
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)
-        if self.device == "cpu" and sys.platform == "linux":
-            self.notes.append("MLX's build for Linux CPUs is for tests: it reaches a few GFLOP/s")
         # MLX reads it once: in a process with both precisions, the probe refuses a later tf32.
         os.environ.setdefault("MLX_ENABLE_TF32", str(int(self.precision == "tf32")))
         mx.random.seed(self.seed)
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
-        self.traces = 0
         mx.clear_cache()
         self.used_before = mx.get_active_memory()
 
@@ -120,19 +98,13 @@ class DeviceContext(base.DeviceContext):
         """Return the function, compiled with COMPILE=1; `state`: trees of arrays that it reads or replaces as well."""
         if not self.compile:
             return function
-
-        def counted(*arguments):  # Python runs it once for each compilation
-            self.traces += 1
-            return function(*arguments)
-
-        return mx.compile(counted, inputs=list(state), outputs=list(state))
+        return mx.compile(self.counted(function), inputs=list(state), outputs=list(state))
 
     def build(self, workload, is_trained):
         module = BUILDERS[workload.name](workload)
-        check.check_parameters(count_parameters(module), workload.parameters)
         loss_of, pairs = cross_entropy if is_trained else None, self.pairs(workload)
         inputs = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
-        calibrate(module, self.put_as(mx.float32, *inputs))
+        calibrate(module, self.put(*inputs, dtype=mx.float32))
         module.set_dtype(self.dtype)
         mx.eval(module.eval().parameters())
 
@@ -145,7 +117,7 @@ class DeviceContext(base.DeviceContext):
         repeats = max(1, workload.items_per_step // 2) if workload.name == "image" and self.device != "cpu" else 1
 
         def evaluate(dtype=self.dtype, compiled=lambda function, state: function, repeats=repeats):
-            batch = self.put_as(dtype, *(np.concatenate([each] * repeats) for each in pairs[0]))
+            batch = self.put(*(np.concatenate([each] * repeats) for each in pairs[0]), dtype=dtype)
             if not is_trained:
                 return [as_numpy(compiled(module, module)(*workload.inputs_of(batch))[-2:])]
             (_, output), gradients = compiled(nn.value_and_grad(module, loss_and_output), module)(*batch)
@@ -178,23 +150,15 @@ class DeviceContext(base.DeviceContext):
 
         return call
 
-    def put(self, *arrays):
-        return self.put_as(self.dtype, *arrays)
-
-    def put_as(self, dtype, *arrays):
+    def put(self, *arrays, dtype=None):
         """Return arrays of a batch in MLX: floats in this type, integers in MLX's own, images channels last."""
         arrays = [np.ascontiguousarray(each.transpose(0, 2, 3, 1) if each.ndim == 4 else each) for each in arrays]
-        copies = tuple(mx.array(each, dtype if each.dtype.kind == "f" else mx.int32) for each in arrays)
+        copies = tuple(mx.array(each, dtype or self.dtype if each.dtype.kind == "f" else mx.int32) for each in arrays)
         mx.eval(copies)
         return copies
 
     def put_operands(self, arrays):
         return self.put(*arrays)  # a kernel is output, height, width, input
-
-    def gather(self, data, order, batch_size):
-        (order,) = self.put(order)
-        for start in range(0, len(order), batch_size):
-            yield tuple(each[order[start : start + batch_size]] for each in data)
 
     def sample(self, output, indices):
         if len(indices) == 4:
@@ -232,7 +196,6 @@ class Model(base.Model):
 
     def __init__(self, context, module, loss_of):
         self.context, self.module = context, module.train(bool(loss_of))
-        self.parameters, context.traces = count_parameters(module), 0
         self._infer = context.compiled(module, module)
         if not loss_of:
             return
@@ -302,5 +265,5 @@ class Model(base.Model):
         self.module.train()
         return outputs
 
-    def trace_count(self):
-        return self.context.traces
+
+open_session = partial(session.open_session, DeviceContext)

@@ -6,7 +6,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from bench.frameworks import base
-from bench.frameworks.on_mlx_networks import count_parameters
+from bench.frameworks.on_mlx_networks import leaves
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 
@@ -64,7 +64,7 @@ class CachedModel(base.CachedModel):
         from mlx_lm.models.cache import make_prompt_cache
 
         self.module, self.make_cache = build_llm(workload), make_prompt_cache
-        self.parameters = count_parameters(self.module)
+        self.parameters = sum(each.size for each in leaves(self.module.parameters()))
         self.module.set_dtype(context.dtype)
         mx.eval(self.module.parameters())
 

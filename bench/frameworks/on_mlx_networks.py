@@ -140,11 +140,6 @@ class EncoderLayer(nn.Module):
         return self.norm2(x + self.dropout(self.lin2(nn.gelu(self.lin1(x)))))
 
 
-def count_parameters(module):
-    """Return how many of a module's parameters are trainable."""
-    return sum(weights.size for weights in leaves(module.trainable_parameters()))
-
-
 def leaves(tree):
     """Return the arrays of a tree, in order; those of the last layer are at the end."""
     return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]

@@ -21,7 +21,7 @@ import keras
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
 from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
-from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext, refuse_unknown_model
+from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext
 from bench.host.resources import usable_cores
 from bench.settings import SettingError
 from bench.timing import MeasurementError
@@ -42,7 +42,7 @@ def find_device(settings):
         name = details.get("device_name")
         refuse_new_card(details.get("compute_capability"))
     threads = tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()
-    return Device(kind, name, tf.__version__, threads, has_own_memory=kind == "cuda")
+    return Device(kind, name, tf.__version__, threads)
 
 
 def refuse_new_card(capability):
@@ -67,16 +67,6 @@ def choose_device(use_gpu):
     return "mps" if platform.system() == "Darwin" else "cuda"
 
 
-def open_session(workload, settings, phase, scope, compares=True):
-    """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("tensorflow", workload, BUILDERS, OPERATORS)
-    if workload.name == "image":
-        refuse_unknown_model(workload.model)
-    if settings.compile == "1" and choose_device(settings.use_gpu) == "mps":
-        raise MeasurementError("unsupported", "COMPILE=1 is XLA, which the Metal plug-in does not have")
-    return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
-
-
 convolve = partial(tf.nn.conv2d, strides=1, padding="SAME")
 # The calls that users write. TensorFlow allocates its outputs itself: `out` is not used.
 OPERATORS = {
@@ -97,17 +87,11 @@ class Model(base.Model):
         self.context, self.keras_model, self.loss_of = context, keras_model, loss_of
         self.weights = keras_model.trainable_variables
         self.last_weight = self.weights[-1]
-        self.parameters = keras_networks.count_parameters(keras_model)
-        self.functions = []
-        self._infer = self._function(lambda *inputs: keras_model(list(inputs), training=False))
+        self.infer = context.function(lambda *inputs: keras_model(list(inputs), training=False))
         if loss_of:
             self.optimizer = keras_networks.build_optimizer(context, self.weights)
-            self.train_step, self.losses_of = self._function(self._train), self._function(self._losses_of)
-            self.apply = self._function(lambda gradients: self.optimizer.apply(gradients, self.weights))
-
-    def _function(self, python_function):
-        self.functions.append(self.context.function(python_function))
-        return self.functions[-1]
+            self.train_step, self.losses_of = context.function(self._train), context.function(self._losses_of)
+            self.apply = context.function(lambda gradients: self.optimizer.apply(gradients, self.weights))
 
     def _losses_of(self, *batch):
         """Return (loss, the loss scaled for the optimizer) of a batch."""
@@ -120,9 +104,6 @@ class Model(base.Model):
             loss, scaled = self._losses_of(*batch)
         self.optimizer.apply(tape.gradient(scaled, self.trained_weights()), self.weights)
         return loss
-
-    def infer(self, *inputs):
-        return self._infer(*inputs)
 
     def train(self, *batch):
         """Run all of it in one graph."""
@@ -148,17 +129,17 @@ class Model(base.Model):
     def updates(self):
         return None if self.context.precision == "mixed_float16" else int(self.optimizer.iterations)
 
-    def trace_count(self):
-        return sum(function.experimental_get_tracing_count() for function in self.functions)
-
 
 class DeviceContext(KerasContext):
     """Where and how TensorFlow computes."""
 
+    builders, operators = BUILDERS, OPERATORS
     model_class, open_stream = Model, staticmethod(jpeg_stream.open_stream)
 
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)
+        if self.compile and self.device == "mps":
+            raise MeasurementError("unsupported", "COMPILE=1 is XLA, which the Metal plug-in does not have")
         self.place = "CPU:0" if self.device == "cpu" else "GPU:0"
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
         self.reset_peak_memory()
@@ -171,7 +152,7 @@ class DeviceContext(KerasContext):
             with keras.device(self.place):  # a graph ignores the scope that it is called in
                 return python_function(*arguments)
 
-        return tf.function(placed, jit_compile=self.compile)
+        return tf.function(self.counted(placed), jit_compile=self.compile)
 
     def evaluator(self, keras_model, workload, loss_of, compiled):
         weights, is_on_gpu = keras_model.trainable_variables, compiled and self.device != "cpu"
@@ -189,9 +170,6 @@ class DeviceContext(KerasContext):
         run = self.function(evaluate) if compiled else evaluate
         run = refuse_cpu_work(run) if is_on_gpu else run
         return lambda *batch: run(*batch)[:2]
-
-    def operator(self, name):
-        return OPERATORS[name]
 
     def gather(self, data, order, batch_size):
         (order,) = self.put(order)
@@ -232,3 +210,6 @@ def refuse_cpu_work(function):
         return results
 
     return checked
+
+
+open_session = partial(session.open_session, DeviceContext)

@@ -45,7 +45,6 @@ def find_device(settings):
         num_threads=torch.get_num_threads(),
         world_size=ranks.world_size,
         nodes=ranks.nodes,
-        has_own_memory=kind == "cuda" and not torch.cuda.get_device_properties().is_integrated,
         emulates_bfloat16=kind == "cuda" and not torch.version.hip and torch.cuda.get_device_capability() < (8, 0),
         count=count,
     )
@@ -60,14 +59,6 @@ def choose_device(use_gpu):
             "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
         )
     return found.type
-
-
-def open_session(workload, settings, phase, scope, compares=True):
-    """Return the session of a workload; raises SettingError or MeasurementError."""
-    session.refuse_unknown_workload("torch", workload, BUILDERS, OPERATORS)
-    if workload.name == "image":
-        session.refuse_unknown_model(workload.model, import_images().list_models(), "torchvision")
-    return session.open_session(DeviceContext(settings, compares), workload, settings, phase, scope)
 
 
 def set_float32(precision):
@@ -190,11 +181,6 @@ OPERATORS = {
 }
 
 
-def count_parameters(model):
-    """Return how many of a model's parameters are trainable."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
 def last_matrix(module):
     """Return the weight whose gradient is compared."""
     matrices = [weight for weight in module.parameters() if weight.requires_grad and weight.ndim > 1]
@@ -218,7 +204,9 @@ def evaluate(module, workload, batch, with_gradient, precision=None):
 class DeviceContext(base.DeviceContext):
     """Where and how PyTorch computes."""
 
-    def __init__(self, settings, compares=True):
+    builders, operators, image_models = BUILDERS, OPERATORS, staticmethod(lambda: import_images().list_models())
+
+    def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)
         set_float32("tf32" if self.precision == "tf32" else "ieee")
         torch.manual_seed(self.seed)
@@ -243,7 +231,6 @@ class DeviceContext(base.DeviceContext):
         magnify their rounding errors. The host holds one copy of it, which then moves to the device.
         """
         module = BUILDERS[workload.name](workload)
-        check.check_parameters(count_parameters(module), workload.parameters)
         compares = self.allocate(module)
         pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.pairs(workload)]
         # With random weights and the initial statistics, activations explode or vanish with depth. More than two items,
@@ -305,10 +292,6 @@ class DeviceContext(base.DeviceContext):
         format = format_of_images if array.ndim == 4 else torch.contiguous_format
         return array.to(self.device, dtype, memory_format=format, non_blocking=in_background)
 
-    def gather(self, data, order, batch_size):
-        for indices in torch.as_tensor(order, device=self.device).split(batch_size):
-            yield tuple(each[indices] for each in data)
-
     def sample(self, output, indices):
         return output[tuple(torch.from_numpy(each).to(self.device) for each in indices)].cpu().double().numpy()
 
@@ -357,7 +340,6 @@ class Model(base.Model):
         self.context, self.uncompiled, self.is_trained = context, module.train(is_trained), is_trained
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
-        self.parameters = count_parameters(module)
         self.last_weight = getattr(self.uncompiled, "probe", self.trained_weights()[-1])
         if not is_trained:
             return
@@ -414,5 +396,5 @@ class Model(base.Model):
         with torch.inference_mode(not self.is_trained):
             check.check_compiled(*(module(*inputs).detach().cpu().numpy() for module in modules))
 
-    def trace_count(self):
-        return self.context.trace_count()
+
+open_session = functools.partial(session.open_session, DeviceContext)

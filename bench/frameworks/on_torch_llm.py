@@ -104,9 +104,6 @@ class CachedModel(base.CachedModel):
         self.context, self.uncompiled = context, decoder.eval()
         self.parameters = sum(weight.numel() for weight in decoder.parameters())
         self.module = context.compiled(decoder)
-        if context.compile:
-            # With a static cache the compiled attention gets an explicit mask, and copies of the keys and values.
-            context.notes.append("compiled, attention reads more bytes than are counted")
 
     def open_cache(self, sequences, tokens):
         from transformers import StaticCache
@@ -131,6 +128,3 @@ class CachedModel(base.CachedModel):
     @torch.inference_mode()
     def _run(self, module, tokens):
         return module(tokens, past_key_values=self.cache, logits_to_keep=1)[:, -1]
-
-    def trace_count(self):
-        return self.context.trace_count()

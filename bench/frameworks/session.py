@@ -21,22 +21,20 @@ KEPT_NUMBERS = 10**6  # of the largest output of which several are kept
 PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
-def refuse_unknown_workload(framework, workload, builders, operators):
-    """Raise MeasurementError for an operator that the framework lacks, or a workload without a builder."""
-    name, known = (workload.model, operators) if workload.samples else (workload.name, builders)
+def open_session(kind, workload, settings, phase, scope, compares=True):
+    """Return the session of a workload in a phase and scope; raises SettingError or MeasurementError.
+
+    Args:
+        kind: the framework's DeviceContext, a class.
+        compares: whether the model is compared with the CPU.
+    """
+    name, known = (workload.model, kind.operators) if workload.samples else (workload.name, kind.builders)
     if name not in known:
-        raise MeasurementError("unsupported", f"{framework} has no {name} here")
-
-
-def refuse_unknown_model(name, known, library):
-    """Raise SettingError, with the nearest names, for a model that a library does not have."""
-    if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=3) or known[:3]
-        raise SettingError(f"MODEL={name!r} is not in {library}: did you mean {', '.join(near)}?")
-
-
-def open_session(context, workload, settings, phase, scope):
-    """Return the session of a workload in a phase and scope; raises SettingError or MeasurementError."""
+        raise MeasurementError("unsupported", f"{settings.framework} has no {name} here")
+    if name == "image" and workload.model not in (models := kind.image_models()):
+        near = difflib.get_close_matches(workload.model.lower(), models, n=3) or models[:3]
+        raise SettingError(f"MODEL={workload.model!r} is not in {settings.framework}: did you mean {', '.join(near)}?")
+    context = kind(settings, compares)
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
     context.measure_precision(has_convolutions=bool(settings.memory_format or "memory_format" in workload.columns))
@@ -107,7 +105,7 @@ class BaseSession:
 
     def trace_count(self):
         """Return how often the step was compiled."""
-        return 0
+        return self.context.trace_count()
 
     def close(self):
         """Stop the workers and free the device's memory; a second call does nothing."""
@@ -158,8 +156,10 @@ class ModelSession(BaseSession):
 
     def __init__(self, context, model, batches, workload):
         super().__init__(context, batches)
+        check.check_parameters(model.parameters, workload.parameters)
         self.model, self.parameters, self.inputs_of = model, model.parameters, workload.inputs_of
         self.measured_precision, self.output_error = context.measured_precision, context.output_error
+        context.traces = 0  # the checks were compiled too
 
     def after_first_step(self):
         if self.context.compile and self.trace_count() == 0:
@@ -170,9 +170,6 @@ class ModelSession(BaseSession):
 
     def prove_compiled(self):
         self.model.prove_compiled(*self.inputs_of(next(self.batches)))
-
-    def trace_count(self):
-        return self.model.trace_count()
 
 
 class Inference(ModelSession):
@@ -237,7 +234,6 @@ def build_cached(context, workload):
     """
     ids = np.random.default_rng(context.seed).integers(1, workload.sizes.vocab_size, size=(2, PROVED_TOKENS))
     model, expected = context.build_cached(workload, ids)
-    check.check_parameters(model.parameters, workload.parameters)
     (tokens,) = context.put(ids)
     model.open_cache(*ids.shape)
 
@@ -275,23 +271,16 @@ class Generation(Inference):
         super().__init__(context, model, itertools.cycle(steps), workload)
 
     def step(self):
-        self.place, self.tokens = next(self.batches)
-        if self.place == self.start:
-            self.model.seek(self.place)
-        self.last_result = self.model.extend(self.tokens)
+        self.inputs = place, tokens = next(self.batches)
+        if place == self.start:
+            self.model.seek(place)
+        self.last_result = self.model.extend(tokens)
 
     def prove_compiled(self):
-        self.place, self.tokens = next(self.batches)
-        check.check_compiled(self._again(self.model.extend), self._again(self.model.extend_uncompiled))
-
-    def check_last_step(self):
-        last = np.array(self.context.as_array(self.last_result))
-        check.check_last_output(last, self._again(self.model.extend), self.context.output_limit)
-
-    def _again(self, extend):
-        """Compute the logits of the last tokens once more, at the same place in the cache."""
-        self.model.seek(self.place)
-        return self.context.as_array(extend(self.tokens))
+        place, tokens = next(self.batches)
+        compiled = np.array(self.context.as_array(self.model.infer(place, tokens)))
+        self.model.seek(place)
+        check.check_compiled(compiled, self.context.as_array(self.model.extend_uncompiled(tokens)))
 
 
 class EpochSession(Training):

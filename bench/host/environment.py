@@ -44,6 +44,7 @@ class Card:
     index: str = "0"  # by slot, as with CUDA_DEVICE_ORDER=PCI_BUS_ID
     uuid: str = ""  # GPU-...
     driver: str = ""  # version
+    memory: str = ""  # "81559 MiB", or "[N/A]" if it uses the system's
 
 
 def refuse_rosetta():
@@ -81,8 +82,9 @@ def find_cpu_id(path="/proc/cpuinfo"):
 @functools.cache
 def list_cards():
     """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""
-    lines = output_of("nvidia-smi", "--query-gpu=name,index,uuid,driver_version", "--format=csv,noheader") or ""
-    return [Card(*texts) for texts in re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+)$", lines, re.MULTILINE)]
+    query = "--query-gpu=name,index,uuid,driver_version,memory.total"
+    lines = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
+    return [Card(*texts) for texts in re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+), (.+)$", lines, re.MULTILINE)]
 
 
 def find_card():

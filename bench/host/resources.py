@@ -13,7 +13,7 @@ import sys
 
 import psutil
 
-from bench.host.environment import GIB, read_text
+from bench.host.environment import GIB, find_card, read_text
 from bench.host.ranks import read_ranks
 
 
@@ -40,6 +40,11 @@ def cpu_quota():
 def available_bytes():
     """Return the memory in bytes that this process can use without swapping."""
     return read_ranks().share(min([psutil.virtual_memory().available, *container_free_bytes()]))
+
+
+def shares_memory(device):
+    """Return whether a device's arrays take the system's memory, as on a Mac, DGX Spark or Jetson."""
+    return device != "cuda" or bool((card := find_card()) and not card.memory[0].isdigit())
 
 
 def container_free_bytes(group="/sys/fs/cgroup"):

@@ -61,7 +61,7 @@ class Allocator:
         self.synchronized += 1
 
 
-def pretend(monkeypatch, name, capability=(9, 0), is_integrated=0):
+def pretend(monkeypatch, name, capability=(9, 0)):
     """Let on_torch see a GPU called cuda or mps; returns its Allocator."""
     device, allocator = AliasDevice(name), Allocator()
     on_cpu, scaler = torch.autocast, torch.amp.GradScaler
@@ -76,8 +76,6 @@ def pretend(monkeypatch, name, capability=(9, 0), is_integrated=0):
     module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: "NVIDIA Alias")
     monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    card = SimpleNamespace(is_integrated=is_integrated)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
     return allocator
 
 

@@ -3,69 +3,27 @@
 Some models fail on purpose, each in the way that its name says.
 """
 
+import functools
 import itertools
 
 import numpy as np
 
 from bench.frameworks import Device, base, session
-from bench.settings import SettingError
 
-FAILING = ("crashes", "is_interrupted", "is_constant", "is_stale")
+MODELS = ["linear", "too_big", "crashes", "is_interrupted", "is_stale"]
 
 
 def find_device(settings):
     return Device("cpu", None, np.__version__, 1)
 
 
-def open_session(workload, settings, phase, scope, compares=True):
-    if workload.model == "unknown":
-        raise SettingError(f"MODEL={workload.model!r} is not in NumPy: did you mean linear?")
-    if workload.model == "too_big":
-        raise MemoryError("unable to allocate 9 TiB")
-    if workload.model == "unsupported":
-        raise NotImplementedError("NumPy has\nno such operator")
-    return session.open_session(DeviceContext("cpu", settings, compares), workload, settings, phase, scope)
-
-
-class DeviceContext(base.DeviceContext):
-    def build(self, workload, is_trained):
-        model = Model(workload, self.seed)
-        if workload.model not in FAILING:
-            batch, *_ = self.pairs(workload)
-            self.check_model(lambda: [model.infer(*workload.inputs_of(batch))], None)
-            model.steps = 0
-        return model
-
-    def measure_precision(self, has_convolutions):
-        self.measured_precision, self.output_limit = "float32", 0.01
-
-    def open_stream(self, workload, settings, phase):
-        batches = itertools.cycle(workload.make_batches(settings.batch_size, self.seed))
-        return base.Stream(batches, settings.num_workers, queue_steps=2 * settings.num_workers)
-
-    def put(self, *arrays):
-        return arrays
-
-    def gather(self, data, order, batch_size):
-        for start in range(0, len(order), batch_size):
-            yield tuple(each[order[start : start + batch_size]] for each in data)
-
-    def as_array(self, values):
-        return values
-
-    def read(self, values):
-        return float(np.sqrt(np.square(values, dtype=float).sum()))
-
-    def synchronize(self):
-        pass
-
-
 class Model(base.Model):
-    def __init__(self, workload, seed):
+    def __init__(self, workload):
+        if workload.model == "too_big":
+            raise MemoryError("unable to allocate 9 TiB")
         self.name, self.steps, self.updated = workload.model, 0, 0
         shape = workload.sizes if workload.name == "mlp" else (3 * workload.sizes.side**2, workload.sizes.classes)
-        self.weights = np.random.default_rng(seed).standard_normal((shape[0], shape[-1]), dtype=np.float32) / 100
-        self.parameters = self.weights.size
+        self.weights = np.random.default_rng(0).standard_normal((shape[0], shape[-1]), dtype=np.float32) / 100
 
     def infer(self, inputs):
         self.steps += 1
@@ -73,10 +31,8 @@ class Model(base.Model):
             raise RuntimeError("a kernel failed")
         if self.name == "is_interrupted":
             raise KeyboardInterrupt
-        if self.name == "is_constant":
-            return np.ones(1)
         outputs = inputs.reshape(len(inputs), -1) @ self.weights
-        if self.name == "is_stale":  # gives what the step before should have given
+        if self.name == "is_stale":  # returns the output of the step before
             self.stale, outputs = outputs, getattr(self, "stale", outputs)
         return outputs
 
@@ -108,3 +64,39 @@ class Model(base.Model):
     @property
     def last_gradient(self):
         return self.gradient[-1]
+
+
+class DeviceContext(base.DeviceContext):
+    builders, operators, image_models = {"image": Model, "mlp": Model}, {}, staticmethod(lambda: MODELS)
+
+    def __init__(self, settings, compares):
+        super().__init__("cpu", settings, compares)
+
+    def build(self, workload, is_trained):
+        model = self.builders[workload.name](workload)
+        if workload.model not in MODELS[1:]:
+            batch, *_ = self.pairs(workload)
+            self.check_model(lambda: [model.infer(*workload.inputs_of(batch))], None)
+        return model
+
+    def measure_precision(self, has_convolutions):
+        self.measured_precision, self.output_limit = "float32", 0.01
+
+    def open_stream(self, workload, settings, phase):
+        batches = itertools.cycle(workload.make_batches(settings.batch_size, self.seed))
+        return base.Stream(batches, settings.num_workers, queue_steps=2 * settings.num_workers)
+
+    def put(self, *arrays):
+        return arrays
+
+    def as_array(self, values):
+        return values
+
+    def read(self, values):
+        return float(np.sqrt(np.square(values, dtype=float).sum()))
+
+    def synchronize(self):
+        pass
+
+
+open_session = functools.partial(session.open_session, DeviceContext)

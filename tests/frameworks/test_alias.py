@@ -36,7 +36,6 @@ def test_the_device_is_described(gpu):
     assert found == on_torch.find_device(read_settings("mlp", {"USE_GPU": "1"}))
     on_cuda = found.device == "cuda"
     assert found.device_name == ("NVIDIA Alias" if on_cuda else None)
-    assert found.has_own_memory == on_cuda
     assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).device == "cpu"
 
 
@@ -169,8 +168,3 @@ def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch, fresh_
     corrupt(monkeypatch, 2)
     with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):
         open_session("image", "inference", PRECISION="bfloat16")
-
-
-def test_a_card_that_shares_the_systems_memory_is_known(monkeypatch):
-    alias_device.pretend(monkeypatch, "cuda", is_integrated=1)
-    assert not on_torch.find_device(read_settings("mlp", {})).has_own_memory

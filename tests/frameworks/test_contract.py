@@ -101,26 +101,41 @@ WRONG = {
     "zero": (False, lambda output, gradient: [0 * output, gradient]),
     "not_a_number": (False, lambda output, gradient: [np.full_like(output, np.nan), gradient]),
     "no_gradient": (False, lambda output, gradient: [output, 0 * gradient]),
+    "dropped_layer": (True, lambda output, gradient: [output, gradient]),
     "doubled_gradient": (True, lambda output, gradient: [output, 2 * gradient]),
     "unsteady": (False, lambda output, gradient: [output * next(FACTORS), gradient]),
 }
+
+
+def drop_second_layer(model):
+    """Make its weights the identity; the ReLU after it then changes nothing either."""
+    if TESTED == "torch":
+        model[2].weight.data.copy_(FRAMEWORK.torch.eye(16))
+    elif TESTED == "mlx":
+        model.layers[2].weight = FRAMEWORK.mx.eye(16, dtype=model.layers[2].weight.dtype)
+    else:
+        model.trainable_variables[2].assign(np.eye(16))
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_device_that_computes_something_else_is_refused(monkeypatch, name):
     """The device is wrong, and not the CPU that it is compared with."""
     (compares, wrong), check_model = WRONG[name], base.DeviceContext.check_model
-    workload, settings = open_session.workload("mlp", "training"), open_session.settings("mlp", PRECISION="bfloat16")
+    environ, built, build = {"MODEL": "mlp-16-16", "PRECISION": "bfloat16"}, [], FRAMEWORK.BUILDERS["mlp"]
+    workload, settings = open_session.workload("mlp", "training", **environ), open_session.settings("mlp", **environ)
 
     def open_one():
         return FRAMEWORK.open_session(workload, settings, "training", "device", compares)
 
     def check_wrongly(self, evaluate, expected):
         assert (expected is not None) == compares
+        if name == "dropped_layer":
+            drop_second_layer(built[0])  # that of the device
         check_model(self, lambda: wrong(*evaluate()), expected)
 
     assert (open_one().output_error is not None) == compares
     monkeypatch.setattr(base.DeviceContext, "check_model", check_wrongly)
+    monkeypatch.setitem(FRAMEWORK.BUILDERS, "mlp", lambda workload: built.append(build(workload)) or built[-1])
     with pytest.raises(MeasurementError) as error:
         open_one()
     assert error.value.status == "wrong_output"
@@ -133,6 +148,19 @@ def test_float16_under_the_name_of_float32_is_refused(monkeypatch):
     with pytest.raises(MeasurementError, match="float16") as error, np.errstate(all="ignore"):
         open_session("mlp", "inference")
     assert error.value.status == "wrong_output"
+
+
+@pytest.mark.skipif(TESTED == "torch", reason="test_torch.py has its own compiler")
+def test_a_wrong_compiled_model_is_refused(monkeypatch):
+    counted = base.DeviceContext.counted
+
+    def scale(output):
+        return list(map(scale, output)) if isinstance(output, list) else 1.02 * output
+
+    wrong = lambda context, function: counted(context, lambda *inputs: scale(function(*inputs)))  # noqa: E731
+    monkeypatch.setattr(base.DeviceContext, "counted", wrong)
+    with pytest.raises(MeasurementError, match=r"differs|Metal"):  # in TensorFlow, Metal has no compiler
+        open_session("mlp", "inference", COMPILE="1")
 
 
 # Streams

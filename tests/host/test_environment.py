@@ -28,10 +28,11 @@ def answers(monkeypatch, **outputs):
 
 
 def test_cards_are_what_nvidia_smi_says_of_them(monkeypatch):
-    smi = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04\nNVIDIA GeForce RTX 4090, 1, GPU-2222, 580.159.04"
+    smi = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 2048 MiB\nNVIDIA GB10, 1, GPU-2222, 580.159.04, [N/A]"
     answers(monkeypatch, nvidia_smi=smi)
-    names = ("NVIDIA GeForce GT 1030", "0", "GPU-1111"), ("NVIDIA GeForce RTX 4090", "1", "GPU-2222")
-    assert list_cards.__wrapped__() == [Card(*each, "580.159.04") for each in names]
+    names = ("NVIDIA GeForce GT 1030", "0", "GPU-1111"), ("NVIDIA GB10", "1", "GPU-2222")
+    memory = "2048 MiB", "[N/A]"
+    assert list_cards.__wrapped__() == [Card(*each, "580.159.04", of) for each, of in zip(names, memory, strict=True)]
 
 
 def test_a_cpu_is_identified_by_its_family_model_and_stepping(tmp_path):
