@@ -53,19 +53,13 @@ all: $(READY) ## the standard set and a results card (20 to 30 minutes on two CP
 	@$(RUN) measure_all.py
 
 image: $(READY) ## images/s of an image model
-	@$(RUN) image_benchmark.py
-
 mlp: $(READY) ## images/s of a multilayer perceptron on CIFAR-10
-	@$(RUN) mlp_benchmark.py
-
 transformer: $(READY) ## sequences/s of BERT-like encoders
-	@$(RUN) transformer_benchmark.py
-
 llm: $(READY) ## tokens/s of a language model: prefill and decode, or PHASE=training
-	@$(RUN) llm_benchmark.py
-
 diffusion: $(READY) ## steps/s of a diffusion model, as in generating images
-	@$(RUN) diffusion_benchmark.py
+
+image mlp transformer llm diffusion:
+	@$(RUN) $@_benchmark.py
 
 tflops: $(READY) ## the machine's peaks: matmuls, convolutions, memory bandwidth
 	@$(RUN) tflops_sweep.py

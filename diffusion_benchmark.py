@@ -2,12 +2,10 @@
 
     make diffusion
     MODEL=sd-1.5 IMAGE_SIZE=256 BATCH_SIZE=1,4 make diffusion
-    MODEL=sdxl PHASE=training .venv/bin/python diffusion_benchmark.py
 
-One step predicts the noise in a batch of latent images, for one point in time and one prompt of each; a batch of N
-images counts as N steps. There is no text encoder, image decoder, scheduler or classifier-free guidance, which would
-need two steps of the model for one of the image. The model is that of the diffusers library, with random weights
-(bench/frameworks/on_torch_diffusion.py). `make settings` explains the settings.
+A step predicts the noise in a batch of latent images; a batch of N images counts as N steps. There is no text encoder,
+image decoder, scheduler or classifier-free guidance, which would need two steps of the model for one of the image. The
+models are those of the diffusers library, with random weights. `make settings` explains the settings.
 """
 
 import functools
@@ -22,7 +20,7 @@ from bench.records import report
 from bench.records.columns import format_number
 from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import BYTES, Workload, flops_of_phase
+from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
 CHECKED_SIDE = 128  # pixels of the images that are compared with the CPU, at most: larger ones would take minutes there
 
@@ -35,17 +33,12 @@ class Denoiser:
     config: dict  # arguments of that class
     image_size: int  # pixels a side
     pixels: int  # that a latent pixel, or a token of Flux, stands for on each side
-    multiple: int  # of pixels that a side must be
     steps: int  # of an image, as the model's authors sample it
     conditions: dict  # {argument: shape for an image}: embeddings of the prompt, and of sizes
     parameters: int
     inference_flops: int
     training_flops: int
-
-    @property
-    def takes_tokens(self):
-        """Whether the model takes a sequence of tokens with their places (Flux), not a latent image."""
-        return self.class_name.startswith("Flux")
+    takes_tokens: bool = False  # with their places (Flux), not a latent image
 
 
 # Configurations on huggingface.co: google/ddpm-cifar10-32, stable-diffusion-v1-5/stable-diffusion-v1-5,
@@ -58,12 +51,10 @@ DENOISERS = {
 
 def diffusion_workload(settings):
     """Describe the work: a step takes one batch of latent images of IMAGE_SIZE."""
-    if settings.model not in DENOISERS:
-        raise SettingError(f"MODEL={settings.model!r} must be one of: {', '.join(DENOISERS)}")
-    denoiser = DENOISERS[settings.model]
+    denoiser = find_model(DENOISERS, settings.model)
     side = settings.image_size or denoiser.image_size
-    if side % denoiser.multiple:
-        raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.multiple} for {settings.model}")
+    if side % denoiser.pixels:
+        raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {settings.model}")
     forward, training = denoiser.inference_flops, denoiser.training_flops
     flops = flops_of_phase(settings.phase, forward, training - forward)
     # Of each weight; training adds its gradient, and Adam two numbers.
@@ -85,13 +76,11 @@ def diffusion_workload(settings):
 
 
 def noise_batches(denoiser, batch_size, seed):
-    """Make seeded batches of normal noise.
+    """Make seeded batches of normal noise: a list of (noisy latents, times, *conditions, *places, noise).
 
-    Returns:
-        A list of (noisy latents, times, *conditions, *places, noise). Latents and noise are float32 of shape
-        (batch_size, channels, side, side), or for Flux (batch_size, side * side, channels) with the places of the
-        latents and of the prompt's tokens, int64 of shape (batch_size, tokens, 4): time, row, column, number. Times
-        are int64 below 1000. Flux's are float32, and powers of 2: 16 bits would change others.
+    Latents and noise are float32 of shape (batch_size, channels, side, side), or for Flux (batch_size, side * side,
+    channels) with the places of the latents and of the prompt's tokens, int64 of shape (batch_size, tokens, 4): time,
+    row, column, number. Times are powers of 2, which 16 bits do not change; a step takes as long at any time.
     """
     random, side = np.random.default_rng(seed), denoiser.image_size // denoiser.pixels
     channels, conditions = denoiser.config["in_channels"], denoiser.conditions.values()
@@ -106,21 +95,19 @@ def noise_batches(denoiser, batch_size, seed):
         return random.standard_normal((batch_size, *shape), dtype=np.float32)
 
     def times():
-        if denoiser.takes_tokens:
-            return np.float32(0.5) ** random.integers(4, size=batch_size).astype(np.float32)
-        return random.integers(1000, size=batch_size)
+        return np.float32(0.5) ** random.integers(4, size=batch_size).astype(np.float32)
 
     return [(draw(shape), times(), *map(draw, conditions), *places, draw(shape)) for _ in range(RESIDENT_BATCHES)]
 
 
 def describe(rows, stored):
     """Describe the rows as every benchmark does, and compute the time of a whole image."""
-    text, (row, *_) = report.describe(rows, stored), rows
-    if row["phase"] != "inference" or not row.get("throughput"):
-        return text
-    steps = DENOISERS[row["model"]].steps
-    rate, seconds = format_number(row["throughput"] / steps), format_number(steps / row["throughput"])
-    return f"{text}\n  computed, not measured: {steps} steps make {rate} images/s, or {seconds} s for an image"
+    text, row = report.describe(rows, stored), rows[0]
+    if row["phase"] == "inference" and row.get("throughput"):
+        steps = DENOISERS[row["model"]].steps
+        rate = format_number(row["throughput"] / steps)
+        text += f"\n  computed, not measured: {steps} steps for an image make {rate} images/s"
+    return text
 
 
 if __name__ == "__main__":

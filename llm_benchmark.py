@@ -21,7 +21,7 @@ import numpy as np
 from bench.launch import main
 from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import BYTES, Workload, flops_of_phase
+from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
 CHECKED_TOKENS = 64  # of the sequences with which a model is compared
 
@@ -131,9 +131,7 @@ def training_workload(settings, decoder):
 
 def find_decoder(settings):
     """Return the Decoder of the settings; raises SettingError if it is unknown or its positions do not suffice."""
-    if settings.model not in DECODERS:
-        raise SettingError(f"MODEL={settings.model!r} must be one of: {', '.join(DECODERS)}")
-    decoder = DECODERS[settings.model]
+    decoder = find_model(DECODERS, settings.model)
     tokens, asked = settings.prompt_tokens, f"PROMPT_TOKENS='{settings.prompt_tokens}'"
     if settings.phase == "decode":
         tokens = settings.depth + settings.new_tokens

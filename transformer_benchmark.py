@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.launch import main
-from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import Workload, flops_of_phase
+from bench.workloads.workload import Workload, find_model, flops_of_phase
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,7 @@ ENCODERS = {
 
 def transformer_workload(settings):
     """Describe the work: a step takes one batch of sequences of SEQUENCE_LENGTH tokens."""
-    if settings.model not in ENCODERS:
-        raise SettingError(f"MODEL={settings.model!r} must be one of: {', '.join(ENCODERS)}")
-    encoder = replace(ENCODERS[settings.model], sequence_length=settings.sequence_length)
+    encoder = replace(find_model(ENCODERS, settings.model), sequence_length=settings.sequence_length)
     parameters, flops = encoder_counts(encoder, settings.phase)
     return Workload(
         name="transformer",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.apply import apply, copy_with, is_caught
+from tests.mutants.__main__ import apply, copy_with, is_caught
 from tests.mutants.bugs import BUGS
 
 SAMPLE = ("no_read", "accept_another_last_output")

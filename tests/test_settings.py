@@ -110,13 +110,6 @@ def test_runs_that_the_lists_ask_for(script, environ, changes):
         assert list_runs(script, environ | change) == [{}]
 
 
-def test_a_phase_is_not_repeated_for_a_setting_that_it_does_not_use():
-    runs = list_runs("llm", {"DEPTH": "0,512", "PROMPT_TOKENS": "8,16,32", "BATCH_SIZE": "1,4"})
-    assert len(runs) == len({tuple(run.items()) for run in runs}) == 2 * 3 + 2 * 2
-    decode = [run for run in runs if run["PHASE"] == "decode"]
-    assert {(run["PROMPT_TOKENS"], run["DEPTH"]) for run in decode} == {("8", "0"), ("8", "512")}
-
-
 def test_the_page_of_settings_has_each_with_its_scripts_and_defaults():
     rows = re.findall(r"^\| ([A-Z_]+) \| (.*?) \| (.*?) \| ", Path("docs/settings.md").read_text(), re.M)
     assert sorted(name for name, *_ in rows) == sorted({*KNOWN_NAMES} - {*SYNONYMS})

@@ -11,7 +11,7 @@ const CHOICES = {
   workload: "Workload", model: "Model", phase: "Phase", scope: "Measured", size: "Input size",
   precision: "Precision", batch_size: "Batch size", framework: "Framework", kind: "Device",
 };
-const ORDER = ["image", "mlp", "transformer", "llm", "diffusion", "matmul", "convolution", "bandwidth"]; // others come last
+const ORDER = ["image", "mlp", "transformer", "llm", "matmul", "convolution", "bandwidth"]; // others come last
 const REQUIRED = ["workload", "model", "phase", "scope", "size"];
 const WORDS = {
   device: "the model, on resident batches", input: "the input pipeline", end_to_end: "model and input together",

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.settings import SettingError
+
 LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5, "adamw": 3e-4}
 LORA_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")  # that get an adapter
 LORA_SCALE = 2.0  # alpha / rank, so alpha = 2 x rank
@@ -18,7 +20,7 @@ class Workload:
     A framework looks up `name` in its BUILDERS (or `model` in its OPERATORS) and `loss` in its LOSSES.
     """
 
-    name: str  # "image", "mlp", "transformer", "llm" or "diffusion"; of an operator "matmul", "attention" ...
+    name: str  # of MODELS in bench/settings.py; of an operator "matmul", "attention" ...
     model: str
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves
@@ -46,6 +48,13 @@ class Workload:
     def inputs_of(self, batch):
         """Return the model's inputs of a batch, which also has a target if there is a loss."""
         return batch[:-1] if self.loss else batch
+
+
+def find_model(models, name):
+    """Return the model of this name; raises SettingError if there is none."""
+    if name not in models:
+        raise SettingError(f"MODEL={name!r} must be one of: {', '.join(models)}")
+    return models[name]
 
 
 def flops_of_phase(phase, forward, backward):

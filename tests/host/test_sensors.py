@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.host import environment, meters, sensors
+from bench.host import environment, meters
 from bench.host.environment import Card
-from bench.host.sensors import read_thermal_pressure
 
 SLOW, FAST = "NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090"
 
@@ -66,8 +65,3 @@ def test_an_apple_chip_adds_up_its_parts(monkeypatch):
     counter = meters.open_instruments("mps", "Apple M1 Max").counter
     assert (counter.joules(), counter.power_scope) == (1.8, "cpu+gpu+dram+ane")
     assert meters.open_instruments("cpu", "Apple M1 Ultra").counter.power_scope == "gpu+dram+ane"
-
-
-def test_thermal_pressure_is_named(monkeypatch):
-    monkeypatch.setattr(sensors, "output_of", lambda *command: "com.apple.system.thermalpressurelevel 2")
-    assert read_thermal_pressure() == {"thermal_pressure": "heavy"}

@@ -115,15 +115,6 @@ def test_scaling_is_of_the_same_work_and_method(folder, load):
     assert lines[-1].get_xydata().tolist() == [[1, 10], [2, 20]]  # dotted
 
 
-def test_own_panels_come_first_and_a_plot_has_room_for_some(folder, load):
-    write(folder, [rate(1) | DECODE | {"model": f"theirs-{i}"} | CITED for i in range(7)])
-    for i in range(23):
-        write(folder, [rate(10) | DECODE | {"model": "ours"}], f"m{i}")
-    axes = pictures.llm(load()).axes
-    assert len(axes) == pictures.MAX_PANELS
-    assert len(axes[0].get_yticks()) == pictures.MAX_BARS
-
-
 def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):
     (folder / "plots").mkdir()
     (folder / "plots" / "images.png").write_text("from an earlier run")

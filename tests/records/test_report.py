@@ -1,24 +1,11 @@
-"""What a run prints: shares of the peak, a machine that has become slower, efficiency of several devices."""
+"""What a run prints of a machine that has become slower, and of several devices."""
 
 import pytest
 
 from bench.records import columns, report
 
-ROW = dict.fromkeys(columns.COLUMNS) | {
-    **{"status": "ok", "flags": "", "note": "", "workload": "image", "model": "resnet50", "phase": "inference"},
-    **{"scope": "device", "framework": "torch", "framework_version": "2.15.0+cu132", "device": "cpu", "machine": "m"},
-    **{"device_name": "AMD EPYC with a rather long name", "precision": "float32", "batch_size": 16, "num_threads": 2},
-    **{"image_size": 224, "memory_format": "channels_first", "unit": "images/s", "first_step_seconds": 1.4},
-    **{"measured_precision": "float32", "cpu_id": "", "python": "3.11"},
-}
-MEASURED = {"throughput": 13.5, "throughput_low": 12.6, "throughput_high": 13.7, "windows": 9, "process_rates": "13.5"}
-
-
-def test_the_share_of_the_measured_peak_is_named():
-    peak = dict.fromkeys(columns.COLUMNS, "") | {"status": "ok", "workload": "matmul", "model": "matmul-peak"}
-    peak |= {name: ROW[name] for name in ("machine", "device", "device_name", "precision")} | {"tflops": "0.5"}
-    text = report.describe([ROW | MEASURED | {"tflops": 0.1}], [peak])
-    assert "20 % of this machine's measured peak" in text
+ROW = dict.fromkeys(columns.COLUMNS) | {"status": "ok", "device": "cpu", "framework": "torch", "phase": "inference"}
+ROW |= {"workload": "image", "model": "resnet50", "scope": "device", "unit": "images/s", "machine": "m", "cpu_id": ""}
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.settings import SettingError, read_settings
-from mlp_benchmark import hidden_widths, mlp_counts, mlp_workload
-from transformer_benchmark import ENCODERS, encoder_counts, transformer_workload
+from bench.settings import SettingError
+from mlp_benchmark import hidden_widths, mlp_counts
+from transformer_benchmark import ENCODERS, encoder_counts
 
 
 def test_an_mlp_name_gives_its_layers():
@@ -41,12 +41,3 @@ def test_bert_base_flops_follow_from_its_parameters():
     assert flops / 128 == pytest.approx(2 * 85_054_464 + 12 * 4 * 128 * 768, rel=0.01)
     assert encoder_counts(encoder, "training")[1] == 3 * flops
     assert encoder_counts(replace(encoder, sequence_length=512), "inference")[1] > 4 * flops
-
-
-def test_scripts_describe_their_workloads():
-    mlp = mlp_workload(read_settings("mlp", {"MODEL": "mlp-3000-1000", "DATA": "synthetic"}))
-    assert (mlp.unit, mlp.items_per_step, mlp.sizes) == ("images", 32, (3072, 3000, 1000, 10))
-    environ = {"MODEL": "bert-base", "SEQUENCE_LENGTH": "64", "BATCH_SIZE": "2"}
-    ((ids, labels), *_) = transformer_workload(read_settings("transformer", environ)).make_batches(2, seed=0)
-    assert (ids.shape, labels.shape) == ((2, 64), (2,))
-    assert 1 <= ids.min() <= ids.max() < 30522
