@@ -29,6 +29,8 @@ def test_a_mistake_is_one_line():
     status, out, err = call("make", "image", f"PYTHON={sys.executable}", "BATCHSIZE=64", USE_GPU="0")
     said = [line for line in err.splitlines() if "BATCHSIZE" in line]
     assert (status, out, len(said), "Traceback" in err) == (2, "", 1, False)
+    _, out, _ = call("make", "-n", "doctor", "PYTHON=chosen")
+    assert out.index("chosen") < out.index(".venv")
 
 
 def test_ctrl_c_ends_a_real_run_with_its_workers_and_files(tmp_path):

@@ -4,12 +4,14 @@ import functools
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from bench import frameworks, run
 from bench.host import environment, meters
 from bench.records.columns import COLUMNS
+from bench.settings import SettingError
 from bench.timing import measure
 from bench.workloads import cifar10
 from bench.workloads.workload import Workload
@@ -145,6 +147,12 @@ def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
     assert (code, line["status"], line["windows"]) == (130, "interrupted", 3)
     assert line["throughput"] > 0
     assert child(MODEL="is_interrupted") == (130, [])  # before the first window
+
+
+def test_a_framework_that_cannot_be_loaded_is_named_with_the_reason(monkeypatch):
+    monkeypatch.setattr(frameworks.importlib, "import_module", Mock(side_effect=OSError("libcudart.so.13: no file")))
+    with pytest.raises(SettingError, match=r"jax.*libcudart"):
+        frameworks.load("jax")
 
 
 def test_a_gpu_that_is_missing_is_warned_of(child, caplog):

@@ -40,6 +40,7 @@ def test_defaults_depend_on_the_script_and_the_device():
         ("image", {"BATCH_SIZE": "AUTO", "MAX_SECONDS": "0.5"}, (AUTO, 0.5)),
         ("image", {"SCOPE": "input,device", "MACHINE": "../../tmp/x"}, (("input", "device"), "tmp-x")),
         ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_last"}, ("tensorflow", "channels_last")),
+        ("image", {"FRAMEWORK": "jax", "COMPILE": "0"}, ("jax", "1")),  # it always compiles
         ("tflops", {"SIZES": "64, 8X16x32"}, (((64, 64, 64), (8, 16, 32)),)),
         ("another", {"MODEL": "", "BATCH_SIZE": "many", "SEED": "3"}, (None, None, 3)),  # not its settings
     ],

@@ -5,16 +5,9 @@ from types import SimpleNamespace
 import jax
 
 from bench.frameworks import on_jax
-from bench.settings import read_settings
 from tests.frameworks.sessions import Opener
 
 open_session = Opener("jax")
-
-
-def test_a_row_says_that_it_is_compiled():
-    for compile in ({}, {"COMPILE": "0"}):
-        assert read_settings("image", {"FRAMEWORK": "jax"} | compile).compile == "1"
-    assert read_settings("tflops", {"FRAMEWORK": "jax"}).compile is None
 
 
 def test_synchronize_waits_for_all_that_was_submitted():

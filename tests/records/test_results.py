@@ -3,6 +3,7 @@
 import errno
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,11 +77,8 @@ def test_an_impossible_place_is_refused_at_once_and_a_full_disk_leaves_whole_row
     with pytest.raises(ResultsError):
         results.prepare(path / "m.csv")
     before = path.read_text()
-
-    def fail(file):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(results.os, "fsync", fail)
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(results.os, "fsync", full)
     with pytest.raises(ResultsError, match="No space left on device"):
         results.append(path, ROW)
     assert path.read_text() == before

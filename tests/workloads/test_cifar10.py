@@ -4,6 +4,7 @@ import functools
 import hashlib
 import io
 import logging
+import os
 import tarfile
 
 import numpy as np
@@ -58,6 +59,7 @@ def test_synthetic_images_replace_a_failed_download_with_one_warning(tmp_path, m
     finally:
         cifar10.choose.cache_clear()
     assert list(tmp_path.glob("*.gz")) == []
+    assert "DATA" not in os.environ
 
 
 def test_synthetic_images_are_seeded_and_a_model_can_learn_them():
