@@ -30,7 +30,7 @@ OWN = dict(zip(NUMBERS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
 LINE = 115  # letters
 PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
 FOOTER = (
-    "Filled: measured by this program; dark lines: the range of {} processes and their intervals. Hollow: published.",
+    "Filled: measured by this program, with the range of its processes ({}) and their intervals. Hollow: published.",
     "The bars of a workload share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
 )
 
