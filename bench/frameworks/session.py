@@ -67,6 +67,7 @@ class BaseSession:
     output_error: float | None = None
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands
+    may_repeat = False  # whether last_result may be the same after different batches
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
 
     def __init__(self, context, batches):
@@ -194,6 +195,7 @@ class Training(ModelSession):
         super().__init__(context, model, batches, workload)
         self.phase = phase
         self.prepare = self.run_earlier_parts if phase in ("backward", "optimizer") else None
+        self.may_repeat = phase in ("forward", "backward")  # losses round to one value in 16 bits
 
     def run_earlier_parts(self):
         self.model.forward(*next(self.batches))

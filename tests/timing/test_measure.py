@@ -124,7 +124,10 @@ def test_steps_that_the_optimizer_did_not_count_and_weights_that_end_as_they_beg
 
 
 def test_a_constant_output_is_refused_and_no_number_or_compiling_in_the_windows_is_flagged():
-    assert refusal(Device(Clock(), values=lambda steps: 1.25)).status == "constant_output"
+    fake = Device(Clock(), values=lambda steps: 1.25)
+    assert refusal(fake).status == "constant_output"
+    fake.may_repeat = True  # a loss in 16 bits
+    assert run(fake).windows
     fake = Device(Clock(), values=lambda steps: math.nan)
     fake.trace_count = lambda: fake.steps // 100
     assert run(fake).flags == ("not_finite", "recompiled")
