@@ -153,7 +153,7 @@ def measure_workload(bench: Bench, describe_workload):
         except KeyboardInterrupt:
             return cli.INTERRUPTED
         except Exception as error:
-            columns = describe_failure(error)
+            columns = frameworks.describe_failure(error)
             bench.emit(about | columns)
             status = columns["status"]
             if bench.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
@@ -312,13 +312,3 @@ def measure_epochs(bench: Bench, workload: Workload):
                 "accuracy": job.session.evaluate(),
             }
             yield describe_work(bench, workload, "epoch", job.session, columns)
-
-
-def describe_failure(error):
-    """Return the status and the note of a failed measurement; an unexpected failure also prints its traceback."""
-    if isinstance(error, MeasurementError):
-        return {"status": error.status, "note": str(error)}
-    status, reason = frameworks.describe_failure(error)
-    if status == "failed" and not isinstance(error, OSError):  # a full disk and the like say enough
-        traceback.print_exception(error)
-    return {"status": status, "note": reason}

@@ -104,10 +104,6 @@ class BaseSession:
     def check_last_step(self):
         """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it."""
 
-    def trace_count(self):
-        """Return how often the step was compiled."""
-        return self.context.trace_count()
-
     def close(self):
         """Stop the workers and free the device's memory; a second call does nothing."""
         if vars(self):
@@ -163,7 +159,7 @@ class ModelSession(BaseSession):
         context.traces = 0  # the checks were compiled too
 
     def after_first_step(self):
-        if self.context.compile and self.trace_count() == 0:
+        if self.context.compile and self.context.trace_count() == 0:
             raise MeasurementError("unsupported", "the compiler skipped this model: it would run uncompiled")
         if self.context.compares_compiled:
             self.prove_compiled()

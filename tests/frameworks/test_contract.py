@@ -88,7 +88,7 @@ def test_close_frees_the_model_and_can_be_called_twice():
     ],
 )
 def test_failures_are_told_apart(error, status):
-    assert frameworks.describe_failure(error)[0] == status
+    assert frameworks.describe_failure(error)["status"] == status
 
 
 # Wrong devices
