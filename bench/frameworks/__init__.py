@@ -33,11 +33,6 @@ class Device:
     world_size: int = 1  # ranks that do the same work in step, each on such a device
     nodes: int = 1  # machines that they run on
 
-    def cells(self):
-        """Return its cells of a row."""
-        names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
-        return {name: getattr(self, name) for name in names}
-
 
 def load(name):
     """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing."""
