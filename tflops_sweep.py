@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from operator import itemgetter
 
-from bench import cli, run
+from bench import cli, frameworks, run
 from bench.launch import main
 from bench.records import cells, report
 from bench.records.columns import describe_work, format_number
@@ -45,7 +45,7 @@ class Sweep:
             bench = replace(self.bench, settings=settings)
             row |= run.measure_quantity(bench, workload, None, "device")
         except Exception as error:
-            row |= run.describe_failure(error)
+            row |= frameworks.describe_failure(error)
         if row["status"] == "interrupted":  # Ctrl-C during the windows; the complete ones are kept
             self.keep(row)
             raise KeyboardInterrupt

@@ -117,7 +117,9 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
         instruments = meters.Instruments()  # the energy and heat of one card would be those of one rank only
         if not me.are_many:
             instruments = meters.open_instruments(device.device, device.device_name)
-        write = (lambda line: emit(device.cells() | line)) if me.rank == 0 else (lambda line: None)
+        names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
+        known = {name: getattr(device, name) for name in names}
+        write = (lambda line: emit(known | line)) if me.rank == 0 else (lambda line: None)
         return measure_work(Bench(settings, task, framework, device, instruments, group, write), describe_workload)
 
 
@@ -153,7 +155,7 @@ def measure_workload(bench: Bench, describe_workload):
         except KeyboardInterrupt:
             return cli.INTERRUPTED
         except Exception as error:
-            columns = describe_failure(error)
+            columns = frameworks.describe_failure(error)
             bench.emit(about | columns)
             status = columns["status"]
             if bench.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
@@ -298,7 +300,7 @@ def measure_epochs(bench: Bench, workload: Workload):
     with open_job(bench, workload, "training", "epoch") as job:
         for epoch in range(1, bench.settings.epochs + 1):
             seconds, flags = measure.measure_epoch(job, epoch_order(count, bench.settings.seed, epoch))
-            losses = job.session.losses()
+            losses = [float(loss) for loss in job.session.losses]
             flags += [] if math.isfinite(sum(losses)) else ["not_finite"]
             columns = {
                 "status": "ok",
@@ -312,13 +314,3 @@ def measure_epochs(bench: Bench, workload: Workload):
                 "accuracy": job.session.evaluate(),
             }
             yield describe_work(bench, workload, "epoch", job.session, columns)
-
-
-def describe_failure(error):
-    """Return the status and the note of a failed measurement; an unexpected failure also prints its traceback."""
-    if isinstance(error, MeasurementError):
-        return {"status": error.status, "note": str(error)}
-    status, reason = frameworks.describe_failure(error)
-    if status == "failed" and not isinstance(error, OSError):  # a full disk and the like say enough
-        traceback.print_exception(error)
-    return {"status": status, "note": reason}

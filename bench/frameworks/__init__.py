@@ -12,10 +12,12 @@ the names. A file called torch.py would shadow the real one, hence the prefix.
 import importlib
 import re
 import sys
+import traceback
 from dataclasses import dataclass
 from importlib import metadata
 
 from bench.settings import SettingError
+from bench.timing import MeasurementError
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,6 @@ class Device:
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     world_size: int = 1  # ranks that do the same work in step, each on such a device
     nodes: int = 1  # machines that they run on
-
-    def cells(self):
-        """Return its cells of a row."""
-        names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
-        return {name: getattr(self, name) for name in names}
 
 
 def load(name):
@@ -82,11 +79,15 @@ UNSUPPORTED = (
 
 
 def describe_failure(error):
-    """Return (status, reason) of an exception, the reason on one line."""
+    """Return the status and the note of a failed measurement; an unexpected failure also prints its traceback."""
+    if isinstance(error, MeasurementError):
+        return {"status": error.status, "note": str(error)}
     reason = " ".join(str(error).split()) or type(error).__name__
     full = f"{type(error).__name__}: {reason}"
     if isinstance(error, MemoryError) or any(text in full.lower() for text in OUT_OF_MEMORY):
-        return "out_of_memory", reason
+        return {"status": "out_of_memory", "note": reason}
     if isinstance(error, NotImplementedError) or any(text in full.lower() for text in UNSUPPORTED):
-        return "unsupported", reason
-    return "failed", full
+        return {"status": "unsupported", "note": reason}
+    if not isinstance(error, OSError):  # a full disk and the like say enough
+        traceback.print_exception(error)
+    return {"status": "failed", "note": full}

@@ -68,27 +68,16 @@ class Model(base.Model):
     def __init__(self, context, keras_model, loss_of):
         self.context, self.keras_model = context, keras_model
         self._infer = self._jit(lambda *state: keras_model.stateless_call(*state, training=False)[0])
-        self.optimizer = None
-        if loss_of:
-            self.optimizer = keras_networks.build_optimizer(context, keras_model.trainable_variables)
-            self._compile_training(loss_of)
+        weights = keras_model.trainable_variables
+        self.optimizer = optimizer = keras_networks.build_optimizer(context, weights) if loss_of else None
         self.read_variables()
-
-    def read_variables(self):
-        """Take the values of the Keras model and of the optimizer."""
-        self.trained, self.others = values_of(self.keras_model)
-        self.slots = [variable.value for variable in self.optimizer.variables] if self.optimizer else []
-
-    def _jit(self, function, **options):
-        return jax.jit(self.context.counted(function), **options)
-
-    def _compile_training(self, loss_of):
-        model, optimizer = self.keras_model, self.optimizer
+        if not loss_of:
+            return
 
         def losses(trained, others, slots, *batch):
             """Return (the loss scaled for the optimizer, (loss, the other variables))."""
             *inputs, target = batch
-            outputs, others = model.stateless_call(trained, others, inputs, training=True)
+            outputs, others = keras_model.stateless_call(trained, others, inputs, training=True)
             loss = loss_of(outputs, target)
             with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, slots, strict=True))):
                 return optimizer.scale_loss(loss), (loss, others)
@@ -105,6 +94,14 @@ class Model(base.Model):
         self._forward = self._jit(forward)
         self._backward = self._jit(lambda scaled, pull_back: pull_back(jnp.ones_like(scaled))[0])
         self._update = self._jit(optimizer.stateless_apply, donate_argnums=(0, 2))
+
+    def read_variables(self):
+        """Take the values of the Keras model and of the optimizer."""
+        self.trained, self.others = values_of(self.keras_model)
+        self.slots = [variable.value for variable in self.optimizer.variables] if self.optimizer else []
+
+    def _jit(self, function, **options):
+        return jax.jit(self.context.counted(function), **options)
 
     def infer(self, *inputs):
         return self._infer(self.trained, self.others, list(inputs))

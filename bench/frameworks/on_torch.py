@@ -181,14 +181,8 @@ OPERATORS = {
 }
 
 
-def last_matrix(module):
-    """Return the weight whose gradient is compared."""
-    matrices = [weight for weight in module.parameters() if weight.requires_grad and weight.ndim > 1]
-    return getattr(module, "probe", matrices[-1])
-
-
 def evaluate(module, workload, batch, with_gradient, precision=None):
-    """Return [output, gradient of the mean loss by last_matrix()] of a batch in NumPy, or only the output.
+    """Return [output, gradient of the mean loss by the last matrix] of a batch in NumPy, or only the output.
 
     The gradient is scaled by LOSS_SCALE: small ones would be zero in float16. `precision` is a context, autocast().
     """
@@ -197,7 +191,8 @@ def evaluate(module, workload, batch, with_gradient, precision=None):
         loss = LOSSES[workload.loss](outputs, batch[-1]) if with_gradient else None
     found = [outputs.detach()]
     if with_gradient:
-        found += torch.autograd.grad(base.LOSS_SCALE * loss, last_matrix(module))
+        matrices = [weight for weight in module.parameters() if weight.requires_grad and weight.ndim > 1]
+        found += torch.autograd.grad(base.LOSS_SCALE * loss, getattr(module, "probe", matrices[-1]))
     return [each.cpu().float().numpy() for each in found]
 
 
@@ -212,8 +207,8 @@ class DeviceContext(base.DeviceContext):
         torch.manual_seed(self.seed)
         self.dtype = (WHOLE_MODEL | EIGHT_BITS).get(self.precision, torch.float32)
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)
-        self.memory("reset_peak_memory_stats")
-        self.used_before = self.memory("memory_allocated") or 0
+        self.reset_peak_memory()
+        self.used_before = 0 if self.device == "cpu" else torch.accelerator.memory_allocated()
         if self.compile:  # importing it takes a second
             torch._dynamo.utils.counters.clear()
 
@@ -309,15 +304,11 @@ class DeviceContext(base.DeviceContext):
             torch.accelerator.synchronize()
 
     def reset_peak_memory(self):
-        self.memory("reset_peak_memory_stats")
+        if self.device != "cpu":
+            torch.accelerator.reset_peak_memory_stats()
 
     def peak_memory_bytes(self):
-        peak = self.memory("max_memory_allocated")
-        return None if peak is None else peak - self.used_before
-
-    def memory(self, function):
-        """Call a memory function of torch.accelerator; returns None on the CPU."""
-        return None if self.device == "cpu" else getattr(torch.accelerator, function)()
+        return None if self.device == "cpu" else torch.accelerator.max_memory_allocated() - self.used_before
 
     def trace_count(self):
         # torch._dynamo takes a second to import: only where models are compiled.
@@ -327,7 +318,8 @@ class DeviceContext(base.DeviceContext):
         if self.compile:
             torch._dynamo.reset()  # after eight models it would stop compiling, and not say so
             gc.collect()  # a model compiled for training holds its weights in a cycle
-        self.memory("empty_cache")
+        if self.device != "cpu":
+            torch.accelerator.empty_cache()
 
 
 class Model(base.Model):

@@ -104,10 +104,6 @@ class BaseSession:
     def check_last_step(self):
         """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it."""
 
-    def trace_count(self):
-        """Return how often the step was compiled."""
-        return self.context.trace_count()
-
     def close(self):
         """Stop the workers and free the device's memory; a second call does nothing."""
         if vars(self):
@@ -163,7 +159,7 @@ class ModelSession(BaseSession):
         context.traces = 0  # the checks were compiled too
 
     def after_first_step(self):
-        if self.context.compile and self.trace_count() == 0:
+        if self.context.compile and self.context.trace_count() == 0:
             raise MeasurementError("unsupported", "the compiler skipped this model: it would run uncompiled")
         if self.context.compares_compiled:
             self.prove_compiled()
@@ -288,6 +284,8 @@ class Generation(Inference):
 class EpochSession(Training):
     """Whole passes over the training data, which is on the device; batches are gathered there."""
 
+    losses: list  # of the last epoch's steps, each still on the device
+
     def __init__(self, context, model, workload):
         super().__init__(context, model, iter(()), workload)
         train_inputs, train_labels, test_inputs, self.test_labels = workload.dataset()
@@ -299,15 +297,11 @@ class EpochSession(Training):
 
     def train_epoch(self, order):
         """Submit a step for each batch of the training data in this order; return how many."""
-        self._losses = []
+        self.losses = []
         for batch in self.context.gather(self.train_data, order, self.batch_size):
             self.model.train(*batch)
-            self._losses.append(self.model.loss)
-        return len(self._losses)
-
-    def losses(self):
-        """Return the losses of the epoch's steps, as floats."""
-        return [float(loss) for loss in self._losses]
+            self.losses.append(self.model.loss)
+        return len(self.losses)
 
     def evaluate(self):
         """Return the share of the test data that is classified correctly."""

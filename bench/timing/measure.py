@@ -219,7 +219,10 @@ def get_ready(job: Job):
         prove_every_step_runs(job, steps)
         flags = ("limited_by_host",) * (session.context.device == "cuda" and is_limited_by_host(job, step_seconds))
     elif job.mode == "stream":
-        steps = choose_stream_steps(step_seconds, session.num_workers, job.max_seconds)
+        workers = max(1, session.num_workers)  # they deliver in turns: a window has a multiple of them, if time allows
+        if workers * step_seconds <= job.max_seconds / MIN_SAMPLES:
+            window = max(MIN_WINDOW_SECONDS, job.max_seconds / STREAM_WINDOWS)
+            steps = workers * max(1, round(window / (step_seconds * workers)))
         if steps > 1:
             prove_every_step_runs(job, steps)
             drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
@@ -233,7 +236,7 @@ def measure_ready(job: Job, ready, run):
         MeasurementError: `work_skipped` if the optimizer's step count differs from ours, or no weight changed.
     """
     session = job.session
-    traces, updates = session.trace_count(), session.updates()
+    traces, updates = session.context.trace_count(), session.updates()
     for watch in job.watches:
         watch.start()
     series = run(job, ready.steps)
@@ -248,7 +251,7 @@ def measure_ready(job: Job, ready, run):
             raise MeasurementError("work_skipped", "the weights have not changed since the first step")
         if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
             flags += ["barrier_shows"]
-    flags += [] if session.trace_count() == traces else ["recompiled"]
+    flags += [] if session.context.trace_count() == traces else ["recompiled"]
     # A pipeline's queue, full or empty at the start, may still show in the total.
     flags += ["short"] if session.queue_steps and done < ENOUGH_QUEUES * session.queue_steps else []
     flags += ["drift"] if has_drift(windows) else []
@@ -397,15 +400,6 @@ def drain_queue(job: Job):
         elapsed = job.clock() - start
         if steps >= max(2 * session.queue_steps, MIN_WARMUP_STEPS) or elapsed >= job.max_seconds:
             return seconds / block
-
-
-def choose_stream_steps(step_seconds, num_workers, max_seconds):
-    """Return the steps per window of a pipeline: a multiple of its workers, which deliver in turns, if time allows."""
-    workers = max(1, num_workers)
-    if workers * step_seconds > max_seconds / MIN_SAMPLES:
-        return 1
-    window = max(MIN_WINDOW_SECONDS, max_seconds / STREAM_WINDOWS)
-    return workers * max(1, round(window / (step_seconds * workers)))
 
 
 def run_until_sure(job: Job, steps):

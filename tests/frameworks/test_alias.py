@@ -19,12 +19,6 @@ def gpu(request, monkeypatch):
     return alias_device.pretend(monkeypatch, request.param)
 
 
-@pytest.fixture
-def fresh_probes(monkeypatch):
-    """Probe the device's precision anew, and forget it after the test."""
-    monkeypatch.setattr(base, "_probed", {})
-
-
 def step(session):
     if session.prepare:
         session.prepare()
@@ -147,8 +141,9 @@ def in_11_bits(tensor):
     return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
 
 
-def test_a_gpu_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch, fresh_probes):
+def test_a_gpu_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch):
     """Test with a matmul as an M5 may compute it."""
+    monkeypatch.setattr(base, "_probed", {})
     alias_device.pretend(monkeypatch, "mps")
     matmul = torch.matmul
     monkeypatch.setattr(torch, "matmul", lambda left, right: matmul(in_11_bits(left), in_11_bits(right)))
@@ -156,8 +151,9 @@ def test_a_gpu_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch, fre
     assert open_session("image", "inference").measured_precision == "matmul tf32, convolution float32"
 
 
-def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch, fresh_probes):
+def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch):
     """MPS computes some convolutions in bfloat16 with an error of 6 %, which is no known precision."""
+    monkeypatch.setattr(base, "_probed", {})
     alias_device.pretend(monkeypatch, "mps")
     convolve = torch.nn.functional.conv2d
     with monkeypatch.context() as probed:

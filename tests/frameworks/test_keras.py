@@ -20,10 +20,10 @@ def test_a_step_is_traced_once_for_each_shape():
     session = open_session()
     for _ in range(3):
         session.step()
-    assert session.trace_count() == 1
+    assert session.context.trace_count() == 1
     inputs, labels = next(session.batches)
     session.model.train(inputs[:3], labels[:3])
-    assert session.trace_count() == 2
+    assert session.context.trace_count() == 2
 
 
 def test_mixed_float16_scales_the_loss_and_takes_it_out_again():

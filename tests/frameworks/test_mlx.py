@@ -86,7 +86,7 @@ def test_a_compiled_step_is_compiled_once_and_computes_the_same(phase):
         for _ in range(3):
             session.step()
         values.append(session.read())
-        assert session.trace_count() == int(compiled)
+        assert session.context.trace_count() == int(compiled)
     assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
