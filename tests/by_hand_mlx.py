@@ -7,8 +7,8 @@ import mlx.core as mx
 from mlx import nn, optimizers
 
 from bench.frameworks import on_mlx, on_mlx_networks
-from bench.workloads.networks import RESNETS
 from bench.workloads.operators import MAX_SETS
+from bench.workloads.workload import RESNETS
 from tests.selfcheck import block_of, check_loop, check_matmul
 
 MODEL, SIDE = "resnet18", 32  # MLX's build for Linux CPUs would take minutes for larger images

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.host import environment, sensors
+from bench.host import environment, meters
 from bench.host.environment import SETUP_VARIABLES
 from bench.settings import FRAMEWORKS, KNOWN_NAMES, read_settings
 
@@ -35,7 +35,7 @@ def plain_environment(monkeypatch, tmp_path):
     for name in [*KNOWN_NAMES, *SETUP_VARIABLES, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
-    monkeypatch.setattr(sensors, "read_thermal_pressure", dict)
+    monkeypatch.setattr(meters, "read_thermal_pressure", dict)
     monkeypatch.setattr(environment, "list_cards", list)
     monkeypatch.setattr(environment, "PCI_DEVICES", tmp_path)
     monkeypatch.setattr(environment, "find_apple_gpu_cores", lambda: None)  # seconds, on a Mac

@@ -13,8 +13,7 @@ from keras import layers, ops
 
 from bench.frameworks import base
 from bench.timing import MeasurementError
-from bench.workloads.networks import RESNETS
-from bench.workloads.workload import LEARNING_RATES
+from bench.workloads.workload import LEARNING_RATES, RESNETS
 
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
 LAST_KERNEL = -2  # place in the trainable variables; the last one is the bias of the same layer

@@ -17,8 +17,7 @@ from mlx import nn, optimizers
 from bench.frameworks import Device, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, leaves
 from bench.timing import MeasurementError, check
-from bench.workloads.networks import RESNETS
-from bench.workloads.workload import LEARNING_RATES
+from bench.workloads.workload import LEARNING_RATES, RESNETS
 
 BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.build_trainable}
 OPTIMIZERS = {

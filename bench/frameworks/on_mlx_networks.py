@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from bench.workloads.networks import RESNETS
+from bench.workloads.workload import RESNETS
 
 
 def build_image(workload):

@@ -13,7 +13,7 @@ import platform
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import cli
@@ -50,7 +50,7 @@ class Card:
 def refuse_rosetta():
     """Raise SettingError for an x86-64 Python on an arm64 Mac: frameworks crash with an illegal instruction."""
     is_x86 = platform.system() == "Darwin" and platform.machine() == "x86_64"
-    if is_x86 and output_of("sysctl", "-n", "hw.optional.arm64") == "1":
+    if is_x86 and (output_of("sysctl", "-n", "hw.optional.arm64") or "").strip() == "1":
         raise SettingError(
             f"PYTHON={sys.executable!r} is an x86-64 program on an arm64 Mac: install an arm64 Python "
             "(`arch -arm64 brew install python@3.12`), then `make clean`"
@@ -63,20 +63,6 @@ def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
         return slug(gpu_name if "nvidia" in gpu_name.lower() else f"nvidia {gpu_name}")
     chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", cpu_name or "", flags=re.I)
     return slug(f"{chip.strip() or 'cpu'} " + (f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"))
-
-
-def find_cpu_name():
-    if platform.system() == "Darwin":
-        return output_of("sysctl", "-n", "machdep.cpu.brand_string")
-    found = re.search(r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo"), re.M)
-    return found[1].strip() if found else platform.processor() or platform.machine() or None
-
-
-def find_cpu_id(path="/proc/cpuinfo"):
-    """Return "AuthenticAMD family 25 model 17 stepping 1"; None if the system does not report all four."""
-    found = dict(re.findall(r"^(vendor_id|cpu family|model|stepping)\s*:\s*(\S+)", read_text(path), re.M))
-    words = "{vendor_id} family {cpu family} model {model} stepping {stepping}"
-    return words.format(**found) if len(found) == 4 else None
 
 
 @functools.cache
@@ -119,18 +105,6 @@ def find_apple_gpu_cores():
     return int(cores[1]) if cores else None
 
 
-def find_memory_gb():
-    on_mac = output_of("sysctl", "-n", "hw.memsize")
-    return round(int(on_mac or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) / GIB, 1)
-
-
-def find_os():
-    if platform.system() == "Darwin":
-        return f"macOS {platform.mac_ver()[0]}"
-    name = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release"), re.MULTILINE)
-    return (f"{name[1]}, " if name else "") + f"{platform.system()} {platform.release()}"
-
-
 def find_power_source(folder="/sys/class/power_supply"):
     """Return "ac" or "battery"; None if the system does not report it, as most desktops and servers."""
     if on_mac := re.search("drawing from '(AC|Battery)", output_of("pmset", "-g", "batt") or ""):
@@ -155,15 +129,10 @@ def find_commit():
     """Return the short commit of this repository; new rows in results/ and untracked files do not make it dirty."""
     commit = output_of("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
     changes = output_of("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
-    return f"{commit}-dirty" if commit and changes else commit
+    return commit and commit.strip() + ("-dirty" if changes else "")
 
 
 def output_of(*command):
-    """Return what a command prints, stripped; None if it prints nothing, or as read_command()."""
-    return (read_command(*command) or "").strip() or None
-
-
-def read_command(*command):
     """Return what a command prints; None if it is missing, fails or hangs."""
     try:
         return subprocess.run(command, capture_output=True, timeout=20, check=True).stdout.decode(errors="replace")
@@ -187,22 +156,49 @@ class Environment:
     gpu_cores: int | None  # Apple silicon only: one chip is sold with several core counts
     cpu_name: str | None
     cpu_count: int  # logical CPUs
+    cpu_id: str | None  # Linux on x86: tells chips of one name apart
     driver: str | None  # version of the NVIDIA driver
-    cpu_id: str | None = field(default_factory=find_cpu_id)  # Linux on x86: tells chips of one name apart
-    memory_gb: float | None = field(default_factory=find_memory_gb)  # installed, in units of 2**30 bytes
-    os: str = field(default_factory=find_os)
-    power_source: str | None = field(default_factory=find_power_source)  # "ac" or "battery"
-    low_power_mode: int | None = field(default_factory=find_low_power_mode)  # 1 or 0
-    allocator: str | None = field(default_factory=find_allocator)  # SETUP_VARIABLES that are set
-    commit: str | None = field(default_factory=find_commit)  # of this repository; ends in "-dirty" if it was changed
-    python: str = field(default_factory=platform.python_version)
+    memory_gb: float  # installed, in units of 2**30 bytes
+    os: str
+    power_source: str | None  # "ac" or "battery"
+    low_power_mode: int | None  # 1 or 0
+    allocator: str | None  # SETUP_VARIABLES that are set
+    commit: str | None  # of this repository; ends in "-dirty" if it was changed
+    python: str  # version
 
 
 def describe_host(machine=None):
     """Return the Environment of this host; `machine` overrides its name."""
-    cpu_name, cpu_count, gpu_cores, card = find_cpu_name(), os.cpu_count() or 1, find_apple_gpu_cores(), find_card()
-    machine = machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores)
-    return Environment(machine, gpu_cores, cpu_name, cpu_count, card and card.driver)
+    cpu_count, cpu_id, gpu_cores, card = os.cpu_count() or 1, None, find_apple_gpu_cores(), find_card()
+    if platform.system() == "Darwin":
+        cpu_name = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None
+        os_name = f"macOS {platform.mac_ver()[0]}"
+    else:
+        cpu = read_text("/proc/cpuinfo")
+        found = re.search(r"^model name\s*:\s*(.+)$", cpu, re.MULTILINE)
+        cpu_name = found[1].strip() if found else platform.processor() or platform.machine() or None
+        chip = dict(re.findall(r"^(vendor_id|cpu family|model|stepping)\s*:\s*(\S+)", cpu, re.MULTILINE))
+        if len(chip) == 4:
+            cpu_id = "{vendor_id} family {cpu family} model {model} stepping {stepping}".format(**chip)
+        release = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release"), re.MULTILINE)
+        os_name = (f"{release[1]}, " if release else "") + f"{platform.system()} {platform.release()}"
+    on_mac = output_of("sysctl", "-n", "hw.memsize")
+    memory_bytes = int(on_mac or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return Environment(
+        machine=machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores),
+        gpu_cores=gpu_cores,
+        cpu_name=cpu_name,
+        cpu_count=cpu_count,
+        cpu_id=cpu_id,
+        driver=card and card.driver,
+        memory_gb=round(memory_bytes / GIB, 1),
+        os=os_name,
+        power_source=find_power_source(),
+        low_power_mode=find_low_power_mode(),
+        allocator=find_allocator(),
+        commit=find_commit(),
+        python=platform.python_version(),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Meter energy, heat and other programs during a measurement. All meters are optional; none can stop a measurement."""
+"""Meter energy, heat and other programs during a measurement. All meters are optional; none can stop a measurement.
+
+An energy counter has `power_scope`, what it measures ("gpu board"), and joules(), a reading that grows from an unknown
+start. A sensor that cannot be read raises an exception whose text says why and how to get it.
+"""
 
 import logging
 import math
@@ -15,8 +19,7 @@ from typing import Any
 import psutil
 
 from bench import cli
-from bench.host import sensors
-from bench.host.environment import read_text
+from bench.host.environment import find_card, output_of, read_text
 from bench.host.ranks import read_ranks
 from bench.host.resources import cpu_quota, usable_cores, usable_cpus
 
@@ -25,6 +28,11 @@ log = logging.getLogger("bench")
 CONTENDED_SHARE = 0.10  # of the usable cores' time
 SHARED_PERCENT = 5.0  # of a card's time, before the run
 IDLE_SECONDS = 5.0
+APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
+PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
+# nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
+SLOWED_BY = {"hw_slowdown": 0x8, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake": 0x80}
+REASONS = {"sw_power_cap": 0x4} | SLOWED_BY  # the power limit is normal under full load
 
 
 def process_peak_bytes():
@@ -57,18 +65,13 @@ def others_cpu_seconds():
     cpus, times = usable_cpus(), psutil.cpu_times(percpu=True)
     if (cpu_quota() or math.inf) < len(cpus):
         return math.nan
-    busy = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in cpus))
-    return busy - own_cpu_seconds()
-
-
-def own_cpu_seconds():
-    """Return the CPU seconds of this process and its children, and of the other ranks of this machine."""
-    root, seconds = psutil.Process(), 0.0
+    seconds = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in cpus))
+    root = psutil.Process()  # of our own processes: this one, its children, and the other ranks of this machine
     if read_ranks().local_world_size > 1:  # torchrun, or Slurm's step, is the parent of all of them
         root = root.parent()
     for process in [root, *root.children(recursive=True)]:
         with suppress(psutil.Error):  # it has just ended, so its parent's times include it
-            seconds += sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's
+            seconds -= sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's
     return seconds
 
 
@@ -98,7 +101,7 @@ class Watch:
         # An unknown counter is NaN, which is not greater.
         others = (read_or(math.nan, others_cpu_seconds) - self._others) / (self._clock() - self._start)
         noticed = {
-            "throttled": pressure not in ("", "nominal") or not sensors.SLOWED_BY.keys().isdisjoint(reasons.split()),
+            "throttled": pressure not in ("", "nominal") or not SLOWED_BY.keys().isdisjoint(reasons.split()),
             "contended": others > CONTENDED_SHARE * usable_cores() or self._instruments.card_is_shared,
             "swapping": read_or(math.nan, swapped_bytes) > self._swapped,
         }
@@ -109,7 +112,7 @@ class Watch:
 class Instruments:
     """The sensors of one device."""
 
-    counter: Any = None  # one of sensors.py
+    counter: Any = None  # NvidiaCard or AppleChip
     read: Callable[[], dict] = dict  # () -> columns about heat
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
@@ -130,16 +133,74 @@ class Instruments:
         return replace(self, idle_watts=watts if watts > 0 else None, card_is_shared=busy > SHARED_PERCENT)
 
 
+class NvidiaCard:
+    """Reads the first card of CUDA_VISIBLE_DEVICES. https://docs.nvidia.com/deploy/nvml-api/"""
+
+    power_scope = "gpu board"
+
+    def __init__(self, device_name):
+        import pynvml
+
+        card = find_card()
+        if card is None or card.name != device_name:  # AMD's card, or cards in another order
+            raise OSError(f"nvidia-smi does not report {device_name} as the first card")
+        pynvml.nvmlInit()
+        self._nvml, self._card = pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
+
+    def joules(self):
+        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card) / 1000  # NVML counts millijoules
+
+    def busy_percent(self):
+        """Return how much of the last moments the card was in use, by any program."""
+        return self._nvml.nvmlDeviceGetUtilizationRates(self._card).gpu
+
+    def read(self):
+        """Return columns: temperature, SM clock, and the REASONS why that clock is low."""
+        nvml, card = self._nvml, self._card
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(card)
+        return {
+            "clock_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
+            "temperature_c": nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": " ".join(name for name, bit in REASONS.items() if reasons & bit),
+        }
+
+
+class AppleChip:
+    """Reads the energy of the whole chip, as IOReport estimates it. https://github.com/ml-energy/zeus-apple-silicon"""
+
+    def __init__(self, chip_name):
+        from zeus_apple_silicon import AppleEnergyMonitor
+
+        self._monitor = AppleEnergyMonitor()
+        counted = self._monitor.get_cumulative_energy()
+        parts = {part: name for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None}
+        if "Ultra" in (chip_name or ""):  # two dies, and the package reads the CPU counters of only one
+            parts.pop("cpu", None)
+        if not parts:
+            raise OSError("this Mac's chip has no energy counters")
+        self._names, self.power_scope = list(parts.values()), "+".join(parts)
+
+    def joules(self):
+        counted = self._monitor.get_cumulative_energy()
+        return sum(getattr(counted, name) for name in self._names) / 1000
+
+
+def read_thermal_pressure():
+    """Return the column of a Mac's thermal pressure, one of PRESSURE_LEVELS; all but "nominal" slow it."""
+    printed = output_of("notifyutil", "-g", "com.apple.system.thermalpressurelevel") or ""  # notify(3)
+    return {"thermal_pressure": PRESSURE_LEVELS[int(printed.rpartition(" ")[2])]}
+
+
 def open_instruments(device, device_name):
     """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
     read, counter, why = dict, None, ""
     try:
         if device == "cuda":
-            found = sensors.NvidiaCard(device_name)
+            found = NvidiaCard(device_name)
             read = found.read  # a card without an energy counter still has a temperature
         elif sys.platform == "darwin":
-            read = sensors.read_thermal_pressure
-            found = sensors.AppleChip(device_name)
+            read = read_thermal_pressure
+            found = AppleChip(device_name)
         else:
             raise OSError(f"no energy counter is known for {device_name or device}")
         found.joules()

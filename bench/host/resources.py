@@ -37,26 +37,23 @@ def cpu_quota():
     return int(quota) / int(period) if quota.isdecimal() else None  # "max", or no such file
 
 
-def available_bytes():
-    """Return the memory in bytes that this process can use without swapping."""
-    return read_ranks().share(min([psutil.virtual_memory().available, *container_free_bytes()]))
+def available_bytes(group="/sys/fs/cgroup"):
+    """Return the memory in bytes that this rank can use without swapping: its share of the system's or container's.
+
+    A limit that cgroup v1 sets is not known. Unused file pages count as free, because the kernel drops them before it
+    kills a process.
+    """
+    free = psutil.virtual_memory().available
+    limit, use, statistics = (read_text(f"{group}/memory.{name}").strip() for name in ("max", "current", "stat"))
+    if limit.isdecimal():  # else "max", or no such file
+        unused = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
+        free = min(free, int(limit) - int(use) + int(unused[1] if unused else 0))
+    return read_ranks().share(free)
 
 
 def shares_memory(device):
     """Return whether a device's arrays take the system's memory, as on a Mac, DGX Spark or Jetson."""
     return device != "cuda" or bool((card := find_card()) and not card.memory[0].isdigit())
-
-
-def container_free_bytes(group="/sys/fs/cgroup"):
-    """Return [the bytes that a container's memory limit leaves]; [] without a limit, or if it is set by cgroup v1.
-
-    Unused file pages count as free, because the kernel drops them before it kills a process.
-    """
-    limit, use, statistics = (read_text(f"{group}/memory.{name}").strip() for name in ("max", "current", "stat"))
-    if not limit.isdecimal():  # "max", or no such file
-        return []
-    unused = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
-    return [int(limit) - int(use) + int(unused[1] if unused else 0)]
 
 
 def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm"):

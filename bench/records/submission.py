@@ -96,7 +96,7 @@ class Repository:
 
     def git(self, *command):
         """Return what a git command prints; None if it fails."""
-        return environment.read_command("git", "-C", str(self.root), *command)
+        return environment.output_of("git", "-C", str(self.root), *command)
 
     def changed_files(self):
         """List the machines' files that differ from the base: changed, removed or new, committed or not."""

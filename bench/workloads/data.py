@@ -39,14 +39,15 @@ def operand_sets(shapes, sets, seed, pools=(normal_pool,)):
     By default they are float32, normal with unit variance. Each array is cut from its own offset in the pool, because
     generating billions of numbers would take minutes.
     """
-    starts = itertools.count(0, 65_537)
-
-    def cut(shape, pool):
-        start = next(starts) % (POOL_NUMBERS // 2)
-        # Slice first: the result of resize() keeps a reference to its whole argument.
-        return np.resize(pool(seed)[start : start + math.prod(shape)], shape)
-
-    return [tuple(map(cut, shapes, itertools.cycle(pools))) for _ in range(sets)]
+    start, batches = 0, []
+    for _ in range(sets):
+        operands = []
+        for shape, pool in zip(shapes, itertools.cycle(pools), strict=False):
+            # Slice first: the result of resize() keeps a reference to its whole argument.
+            operands.append(np.resize(pool(seed)[start : start + math.prod(shape)], shape))
+            start = (start + 65_537) % (POOL_NUMBERS // 2)
+        batches.append(tuple(operands))
+    return batches
 
 
 def epoch_order(count, seed, epoch):
@@ -71,18 +72,15 @@ def write_jpegs(folder, count, seed):
     random = np.random.default_rng(seed)
     paths = [f"{folder}/{i:05}.jpg" for i in range(count)]
     for path in paths:
-        random_scene(random).save(path, quality=90)
+        width, height = (int(side) for side in random.integers(200, 501, size=2))
+        coarse = Image.fromarray(random.integers(256, size=(6, 8, 3), dtype=np.uint8))
+        scene = coarse.resize((width, height), Image.Resampling.BICUBIC)
+        draw = ImageDraw.Draw(scene)
+        for _ in range(12):
+            (left, right), (top, bottom) = (sorted(random.integers(side, size=2).tolist()) for side in (width, height))
+            shape = draw.ellipse if random.random() < 0.5 else draw.rectangle
+            shape((left, top, right, bottom), fill=tuple(random.integers(256, size=3).tolist()))
+        noise = 4 * random.standard_normal((height, width, 3), dtype=np.float32)
+        noisy = np.clip(np.asarray(scene) + noise, 0, 255).astype(np.uint8)
+        Image.fromarray(noisy).save(path, quality=90)
     return paths
-
-
-def random_scene(random):
-    width, height = (int(side) for side in random.integers(200, 501, size=2))
-    coarse = Image.fromarray(random.integers(256, size=(6, 8, 3), dtype=np.uint8))
-    scene = coarse.resize((width, height), Image.Resampling.BICUBIC)
-    draw = ImageDraw.Draw(scene)
-    for _ in range(12):
-        (left, right), (top, bottom) = (sorted(random.integers(side, size=2).tolist()) for side in (width, height))
-        shape = draw.ellipse if random.random() < 0.5 else draw.rectangle
-        shape((left, top, right, bottom), fill=tuple(random.integers(256, size=3).tolist()))
-    noise = 4 * random.standard_normal((height, width, 3), dtype=np.float32)
-    return Image.fromarray(np.clip(np.asarray(scene) + noise, 0, 255).astype(np.uint8))

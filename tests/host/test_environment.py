@@ -35,13 +35,14 @@ def test_cards_are_what_nvidia_smi_says_of_them(monkeypatch):
     assert list_cards.__wrapped__() == [Card(*each, "580.159.04", of) for each, of in zip(names, memory, strict=True)]
 
 
-def test_a_cpu_is_identified_by_its_family_model_and_stepping(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    lines = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
-    cpuinfo.write_text(lines * 2)
-    assert environment.find_cpu_id(cpuinfo) == "AuthenticAMD family 25 model 17 stepping 1"
-    cpuinfo.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")  # Arm
-    assert environment.find_cpu_id(cpuinfo) is None
+def test_a_cpu_is_identified_by_its_family_model_and_stepping(monkeypatch):
+    amd = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
+    arm = "processor\t: 0\nBogoMIPS\t: 50.00\n"
+    answers(monkeypatch)
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    for cpuinfo, cpu_id in ((amd * 2, "AuthenticAMD family 25 model 17 stepping 1"), (arm, None)):
+        monkeypatch.setattr(environment, "read_text", lambda path, cpuinfo=cpuinfo: cpuinfo)
+        assert environment.describe_host("m").cpu_id == cpu_id
 
 
 def test_a_mac_tells_its_gpu_its_power_and_its_processor(monkeypatch):

@@ -54,7 +54,8 @@ def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
     times = [Times(user=10, system=2, idle=99, iowait=50, steal=1), Times(1000)]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
     monkeypatch.setattr(meters, "usable_cpus", lambda: {0})
-    monkeypatch.setattr(meters, "own_cpu_seconds", lambda: 4.0)
+    own = SimpleNamespace(cpu_times=lambda: (2, 1, 1, 0), children=lambda recursive: [])
+    monkeypatch.setattr(psutil, "Process", lambda: own)
     for quota in (None, 1.0):
         monkeypatch.setattr(meters, "cpu_quota", lambda quota=quota: quota)
         assert meters.others_cpu_seconds() == 10 + 2 + 1 - 4

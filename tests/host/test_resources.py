@@ -12,28 +12,27 @@ GB = 10**9
 
 
 @pytest.mark.parametrize(
-    ("files", "free"),
+    ("files", "ranks", "free"),
     [
-        ({"max": 2 * GB, "current": GB}, [GB]),
-        ({"max": 2 * GB, "current": 2 * GB, "stat": f"anon 5\ninactive_file {GB}\nfile 7"}, [GB]),  # unused file pages
-        ({"max": "max", "current": GB}, []),
-        ({}, []),
+        ({"max": 12 * GB, "current": GB}, 1, 11 * GB),
+        (
+            {"max": 12 * GB, "current": 12 * GB, "stat": f"anon 5\ninactive_file {GB}\nfile 7"},
+            1,
+            GB,
+        ),  # unused file pages
+        ({"max": 20 * GB, "current": 0}, 1, 16 * GB),
+        ({"max": "max", "current": GB}, 1, 16 * GB),
+        ({}, 8, 2 * GB),
     ],
 )
-def test_the_memory_limit_of_a_container(tmp_path, files, free):
+def test_available_memory_is_the_least_of_the_systems_and_the_containers_and_ranks_share_it(
+    monkeypatch, tmp_path, files, ranks, free
+):
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    assert resources.container_free_bytes(tmp_path) == free
-
-
-def test_available_memory_is_the_least_of_all_limits_and_ranks_share_it(monkeypatch):
     monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
-    found = []
-    for left, count in (([12 * GB, 20 * GB], 1), ([], 1), ([], 8)):
-        monkeypatch.setattr(resources, "container_free_bytes", lambda left=left: left)
-        monkeypatch.setattr(resources, "read_ranks", lambda count=count: Ranks(0, count, 0, count))
-        found.append(resources.available_bytes())
-    assert found == [12 * GB, 16 * GB, 2 * GB]
+    monkeypatch.setattr(resources, "read_ranks", lambda: Ranks(0, ranks, 0, ranks))
+    assert resources.available_bytes(tmp_path) == free
 
 
 def test_workers_that_need_more_shared_memory_than_docker_gives_are_told_how_much(monkeypatch, tmp_path):
