@@ -35,7 +35,14 @@ class ImageSizes:
 def image_workload(settings):
     """Describe the work: a step takes one batch of images, which are on the device or come from JPEG files."""
     sizes = ImageSizes(settings.image_size or IMAGE_SIZE.get(settings.model, 224))
-    parameters, flops = image_counts(settings.model, sizes.side, settings.phase)
+    parameters = flops = None  # of a model that flops.csv lacks
+    with COUNTS.open(newline="") as lines:
+        counts = next((row for row in csv.DictReader(lines) if row["model"] == settings.model), None)
+    if counts:
+        parameters = int(counts["parameters"])
+        if int(counts["image_size"]) == sizes.side:  # convolutions and matmuls, counted at one image size
+            forward, training = int(counts["inference_flops"]), int(counts["training_flops"])
+            flops = flops_of_phase(settings.phase, forward, training - forward)
     return Workload(
         name="image",
         model=settings.model,
@@ -64,20 +71,6 @@ def image_batches(sizes, batch_size, seed):
         (random.standard_normal(shape, dtype=np.float32), random.integers(sizes.classes, size=batch_size))
         for _ in range(RESIDENT_BATCHES)
     ]
-
-
-def image_counts(model, side, phase):
-    """Return (trainable parameters, FLOPs per image) of an image model; None for a count that flops.csv lacks.
-
-    flops.csv counts convolutions and matmuls at one image size.
-    """
-    with COUNTS.open(newline="") as lines:
-        row = next((row for row in csv.DictReader(lines) if row["model"] == model), None)
-    if row is None:
-        return None, None
-    forward, training = int(row["inference_flops"]), int(row["training_flops"])
-    flops = flops_of_phase(phase, forward, training - forward)
-    return int(row["parameters"]), flops if int(row["image_size"]) == side else None
 
 
 if __name__ == "__main__":

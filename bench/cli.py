@@ -1,18 +1,28 @@
-"""The entry point of every script: turns each error into one line on stderr and an exit status.
+"""The start and end of processes: the entry point of every script, and child processes with their signals.
 
-Exit status 2 is a user's mistake, 130 an interruption, 3 an unexpected error, which also prints its traceback.
+An error becomes one line on stderr and an exit status: 2 is a user's mistake, 130 an interruption, 3 an unexpected
+error, which also prints its traceback.
+
+A child runs in a session of its own, so a terminal's Ctrl-C reaches it once, through its parent. Its standard input is
+a pipe that only the parent holds open. If the parent exits for any reason, or closes the pipe on purpose, the child
+kills itself and its workers (end_with_parent). torchrun passes standard input on to its ranks, so this holds for each
+of them too.
 """
 
 import logging
 import os
 import signal
+import subprocess
 import sys
+import threading
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from bench.settings import SettingError
 
 MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
+GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
 
 
 def run_script(main):
@@ -67,6 +77,55 @@ def interrupts_held():
             signal.signal(number, handler)
     if caught:
         raise KeyboardInterrupt
+
+
+def run_process(command, environ, limit=None, quiet=False):
+    """Run a command to its end.
+
+    Ctrl-C, SIGTERM and SIGHUP are forwarded as SIGTERM (a background job ignores SIGINT), and the child may finish what
+    it writes; a second one kills it.
+
+    Args:
+        environ: its whole environment.
+        limit: seconds after which it is killed; None means no limit.
+        quiet: discard what it prints.
+
+    Returns:
+        Its exit status, 130 after Ctrl-C; negative: the signal that ended it, SIGALRM for the time limit.
+    """
+    with interrupts_held():
+        out = subprocess.DEVNULL if quiet else None
+        child = subprocess.Popen(
+            command, env=environ, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        with suppress(OSError):  # Linux then kills the child first if memory runs out
+            Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
+        return child.wait(limit)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGALRM
+    except KeyboardInterrupt:
+        child.terminate()
+        child.wait()
+        return INTERRUPTED
+    finally:
+        child.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE_SECONDS)
+        with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def end_with_parent():
+    """Kill this process and its workers as soon as the parent closes standard input; called once by a child."""
+
+    def wait_for_end():
+        while os.read(0, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)  # this process leads its group
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 def display_path(path):

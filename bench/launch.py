@@ -20,12 +20,11 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench import cli, processes, run
+from bench import cli, run
 from bench.host import environment, ranks, resources
-from bench.records import cells, peaks, report, results
+from bench.records import cells, report, results
 from bench.records.combine import combine
-from bench.records.verdict import Rate, name_bottleneck
-from bench.settings import ALL, AUTO, MODELS, SCOPES, SettingError, list_runs, read_settings
+from bench.settings import ALL, AUTO, MODELS, SettingError, list_runs, read_settings
 
 log = logging.getLogger("bench")
 
@@ -57,7 +56,7 @@ def main(script, describe_workload, measure_work=run.measure_workload, describe=
     def start():
         are_many = ranks.read_ranks().are_many
         if run.TASK in os.environ:
-            processes.end_with_parent()
+            cli.end_with_parent()
             status = run.run_child(script, describe_workload, measure_work)
             if are_many:
                 # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, 179291).
@@ -122,14 +121,14 @@ class Launcher:
             file = Path(folder, "lines")
             file.touch()
             environ[run.TASK] = json.dumps(asdict(run.Task(str(file), compares, brief)))
-            status = processes.run_process(command, environ, limit, quiet)
+            status = cli.run_process(command, environ, limit, quiet)
             texts = file.read_text().split("\n")[:-1]  # what follows the last line end is incomplete
         for line in map(json.loads, texts):
             if "mistake" in line:
                 raise SettingError(line["mistake"])
             if rows and rows[-1]["status"] == run.BEGUN:
                 rows.pop()
-            rows.append(complete_row(self.host, run_id, line))
+            rows.append(cells.complete_row(self.host, run_id, line))
         begun = rows.pop() if rows and rows[-1]["status"] == run.BEGUN else None
         if status == cli.INTERRUPTED:
             raise Interrupted(rows)
@@ -171,33 +170,12 @@ class Launcher:
                 complete.append(self.run_child(change, limit, not complete, quiet=quiet))
             except KeyboardInterrupt as error:
                 rows = complete or [getattr(error, "rows", [])]
-                raise Interrupted(describe_limits(combine(rows))) from None
+                raise Interrupted(combine(rows)) from None
             if complete[-1][-1]["status"] != "ok":
                 break
             if settings.scope and not settings.sustain and "SCOPE" not in os.environ:
                 change = {"SCOPE": "device"} | change
-        return describe_limits(combine(complete))
-
-
-def complete_row(host, run_id, line):
-    """Return the row of a child's line: with the cells of its host, and a flag if it is implausible."""
-    row = cells.of_host(host, run_id) | line
-    return peaks.flag_implausible(row | {"device_name": row["device_name"] or host.cpu_name})
-
-
-def describe_limits(rows):
-    """Return the rows, the one of the end-to-end rate with the part that limits it."""
-    by_scope = {
-        row["scope"]: row for row in rows if row["status"] == "ok" and row["phase"] in ("inference", "training")
-    }
-    if set(SCOPES) <= set(by_scope):
-        row = by_scope["end_to_end"]
-        rates = (Rate.of_row(by_scope[scope]) for scope in SCOPES)
-        row["bottleneck"], why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
-        row["note"] = "; ".join(filter(None, [why, row["note"]]))
-        if row["bottleneck"] == "device":  # the queue was full at the end too: being full at the start added nothing
-            row["flags"] = " ".join(flag for flag in row["flags"].split() if flag != "short")
-    return rows
+        return combine(complete)
 
 
 def run_all(launcher: Launcher, describe):
@@ -254,10 +232,10 @@ def measure_as_rank(launcher: Launcher, measure_work, describe):
             "of every other setting, and RUNS=1, or set NUM_DEVICES instead of using torchrun"
         )
     status = run.measure_settings(launcher.script, launcher.describe_workload, measure_work, run.Task(), lines.append)
-    rows = [complete_row(launcher.host, run_id, line) for line in lines if line["status"] != run.BEGUN]
+    rows = [cells.complete_row(launcher.host, run_id, line) for line in lines if line["status"] != run.BEGUN]
     if me.rank == 0 and rows:
         path = launcher.path(settings)
-        store(path, describe_limits(combine([rows])), describe)
+        store(path, combine([rows]), describe)
         print(f"added to {cli.display_path(path)}", flush=True)
     return status
 

@@ -20,9 +20,9 @@ from mlp_benchmark import mlp_workload
 STAND_IN = """
 import json, os, signal, subprocess, sys, time
 sys.path.insert(0, os.environ["BENCH_ROOT"])
-from bench import processes
+from bench import cli
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-processes.end_with_parent()
+cli.end_with_parent()
 task, what, rank = json.loads(os.environ["BENCH_TASK"]), os.environ["MODEL"], os.environ.get("RANK")
 with open(os.environ["LOG"], "a") as log:
     log.write(json.dumps([what, task["is_first"], os.environ.get("SCOPE", "")]) + "\\n")

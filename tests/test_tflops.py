@@ -14,7 +14,7 @@ RATES |= {"matmul-8bit": 0.9, "attention": 0.1}
 
 def measure_settings(monkeypatch, environ):
     """Run the sweep in this process, as a child does; returns (exit status, rows)."""
-    about, lines = cells.of_host(describe_host("m"), "id"), []
+    about, lines = cells.complete_row(describe_host("m"), "id", {}), []
     with monkeypatch.context() as changed:
         for name, value in ({"USE_GPU": "0"} | environ).items():
             changed.setenv(name, value)

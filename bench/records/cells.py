@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from bench.records import peaks
 from bench.records.columns import COLUMNS, SCHEMA, WORK
 from bench.settings import AUTO, DECLARED, is_used_in
 from bench.timing.measure import METHOD_VERSION
@@ -31,14 +32,15 @@ def of_work(settings, workload, phase, scope):
     }
 
 
-def of_host(host, run_id):
-    """Return a row with every column, filled with the cells that all rows of a run share: machine, commit, time."""
+def complete_row(host, run_id, line):
+    """Return the row of a child's line: every column, with the cells of the host, and a flag if it is implausible."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return (
-        dict.fromkeys(COLUMNS)
-        | asdict(host)
-        | {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
-    )
+    shared = {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
+    row = dict.fromkeys(COLUMNS) | asdict(host) | shared | line
+    row["device_name"] = row["device_name"] or host.cpu_name
+    if peaks.is_implausible(row):
+        row["flags"] = f"{row['flags']} implausible".strip()
+    return row
 
 
 def of_measurement(measured, watches):

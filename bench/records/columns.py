@@ -25,17 +25,6 @@ class Column:
     words: str | dict[str, str] | Callable[[str], str] | None = None
     said_for: tuple[str, ...] = ()  # the workloads that show it; empty: all
 
-    def say(self, value, workload):
-        """Describe a value of this column; "" for the usual value."""
-        text = "" if value is None else str(value)
-        if text in ("", self.blank) or (self.said_for and workload not in self.said_for):
-            return ""
-        if isinstance(self.words, dict):
-            return self.words.get(text, text)
-        if callable(self.words):
-            return self.words(text)
-        return self.words.format(text).removesuffix("s" if text == "1" else "")
-
 
 def say_allocator(text):
     """Describe the allocator's variables: a preloaded library by its file, what `make best` sets for glibc in words."""
@@ -142,17 +131,25 @@ COLUMNS = {
 }
 
 
-def names_of(role):
-    """List the names of the columns with this role."""
-    return tuple(name for name, column in COLUMNS.items() if column.role == role)
-
-
-WORK, SETUP, VERSIONS = names_of("work"), names_of("setup"), names_of("version")
+# The names of the columns with a role.
+WORK, SETUP, VERSIONS = (
+    tuple(name for name, column in COLUMNS.items() if column.role == role) for role in ("work", "setup", "version")
+)
 
 
 def words_of(row, names=WORK):
     """Describe a row's cells: {column: words}, without those of usual values."""
-    found = {name: COLUMNS[name].say(row.get(name), row.get("workload")) for name in names}
+    found = {}
+    for name in names:
+        column, text = COLUMNS[name], "" if row.get(name) is None else str(row[name])
+        if text in ("", column.blank) or (column.said_for and row.get("workload") not in column.said_for):
+            continue
+        if isinstance(column.words, dict):
+            found[name] = column.words.get(text, text)
+        elif callable(column.words):
+            found[name] = column.words(text)
+        else:
+            found[name] = column.words.format(text).removesuffix("s" if text == "1" else "")
     return {name: words for name, words in found.items() if words}
 
 

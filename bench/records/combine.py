@@ -1,12 +1,14 @@
 """Combine what several processes measured of the same work: a row is a result."""
 
 from bench.records.columns import WORK
+from bench.records.verdict import Rate, name_bottleneck
+from bench.settings import SCOPES
 
 OF_THE_FIRST = ("output_error", "idle_watts")  # cells that only the first process measures
 
 
 def combine(processes):
-    """Return one row for each quantity, with the warnings of all processes.
+    """Return one row for each quantity, with the warnings of all processes, and with the part that limits a pipeline.
 
     Its cells are those of the process with the median rate (of two in the middle the slower one), so that they fit each
     other. Its interval reaches from the lowest to the highest end of the processes' own intervals.
@@ -20,7 +22,18 @@ def combine(processes):
         for row in rows:
             key = (*(row.get(name) for name in WORK), row.get("elapsed_seconds"))
             quantities.setdefault(key, []).append(row)
-    return [combine_quantity(rows) for rows in quantities.values()]
+    combined = [combine_quantity(rows) for rows in quantities.values()]
+    by_scope = {
+        row["scope"]: row for row in combined if row["status"] == "ok" and row["phase"] in ("inference", "training")
+    }
+    if set(SCOPES) <= set(by_scope):
+        row = by_scope["end_to_end"]
+        rates = (Rate.of_row(by_scope[scope]) for scope in SCOPES)
+        row["bottleneck"], why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
+        row["note"] = "; ".join(filter(None, [why, row["note"]]))
+        if row["bottleneck"] == "device":  # the queue was full at the end too: being full at the start added nothing
+            row["flags"] = " ".join(flag for flag in row["flags"].split() if flag != "short")
+    return combined
 
 
 def combine_quantity(rows):
@@ -30,19 +43,15 @@ def combine_quantity(rows):
         return rows[0]
     reasons = [f"{row['status']} in a process: {row['note']}" for row in rows if row not in ok]
     middle = sorted(ok, key=lambda row: row["throughput"])[(len(ok) - 1) // 2]
+    interval = {}  # None for one process without an interval of its own
+    for end, choose in (("throughput_low", min), ("throughput_high", max)):
+        ends = [row[end] for row in ok if row.get(end) is not None]
+        ends += [row["throughput"] for row in ok] if len(ok) > 1 else []
+        interval[end] = choose(ends, default=None)
     return middle | {
+        **interval,
         **{name: next((row[name] for row in ok if row.get(name) is not None), None) for name in OF_THE_FIRST},
-        "throughput_low": reach(ok, "throughput_low", min),
-        "throughput_high": reach(ok, "throughput_high", max),
         "note": "; ".join(filter(None, [middle["note"], *reasons])),
         "process_rates": " ".join(f"{row['throughput']:.4g}" for row in ok),
         "flags": " ".join(dict.fromkeys(flag for row in ok for flag in (row.get("flags") or "").split())),
     }
-
-
-def reach(rows, end, choose):
-    """Return the end of the interval over all processes; None for one process without an interval of its own."""
-    ends = [row[end] for row in rows if row.get(end) is not None]
-    if len(rows) > 1:
-        ends += [row["throughput"] for row in rows]
-    return choose(ends, default=None)

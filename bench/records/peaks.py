@@ -54,11 +54,6 @@ def is_implausible(row):
     return (row.get("tflops") or 0) > devices * tflops or (moved or 0) > devices * bandwidth
 
 
-def flag_implausible(row):
-    """Return the row, with a flag if it exceeds what its chip can do."""
-    return row | {"flags": f"{row['flags']} implausible".strip()} if is_implausible(row) else row
-
-
 def chip_of(row):
     """Return what tells chips apart: rows of one machine may come from CPUs that differ only in their cpu_id."""
     return tuple(row.get(name) or "" for name in CHIP)

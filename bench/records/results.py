@@ -31,10 +31,12 @@ def append(path, *rows):
         ResultsError: a file that read() refuses, a stuck lock, a full disk.
         ValueError: a row has a key that is not a column.
     """
+    from filelock import FileLock  # only here: `make submit` reads files without any package
+
     part = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):  # its Timeout is an OSError
             stored = read(path)  # gains the columns that are new
             with open(part, "w", encoding="utf-8", newline="") as file:
                 table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -88,9 +90,3 @@ def _to_text(value):
     """Format a cell: None is blank, floats have six digits, text has no line breaks."""
     text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
     return " ".join(text.split())
-
-
-def _locked(path):
-    from filelock import FileLock  # only here: `make submit` reads files without any package
-
-    return FileLock(f"{path}.lock", timeout=LOCK_SECONDS)  # its Timeout is an OSError

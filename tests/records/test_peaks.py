@@ -2,7 +2,9 @@
 
 import pytest
 
+from bench.host.environment import describe_host
 from bench.records import peaks
+from bench.records.cells import complete_row
 from bench.records.columns import COLUMNS
 
 A100 = {"device_name": "NVIDIA A100-SXM4-40GB"}
@@ -27,9 +29,9 @@ M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "prec
     ],
 )
 def test_more_than_a_chip_can_do_is_implausible(cells, implausible):
-    row = {"device": "cuda", "device_name": "NVIDIA H200", "gpu_cores": None, "precision": "bfloat16"} | cells
-    assert peaks.is_implausible(row) == implausible
-    assert peaks.flag_implausible(row | {"flags": "drift"})["flags"] == "drift" + " implausible" * implausible
+    row = {"device": "cuda", "device_name": "NVIDIA H200", "gpu_cores": None, "precision": "bfloat16"}
+    row = complete_row(describe_host("m"), "id", row | {"flags": "drift"} | cells)
+    assert row["flags"] == "drift" + " implausible" * implausible
 
 
 def row_of(**changes):
