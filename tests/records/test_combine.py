@@ -47,8 +47,6 @@ def test_the_part_that_limits_the_end_to_end_rate_is_named(device, pipeline, nam
     rates = {"device": device, "input": pipeline, "end_to_end": 9.0}
     rows = [row(rate, rate * 0.99, rate * 1.01, scope=scope, flags="short") for scope, rate in rates.items()]
     found = combine([rows])[-1]
-    assert (found["bottleneck"], found["flags"]) == (
-        name,
-        "" if name == "device" else "short",
-    )  # with a full queue at both ends the rate is not inflated
+    flags = "" if name == "device" else "short"  # with a full queue at both ends the rate is not inflated
+    assert (found["bottleneck"], found["flags"]) == (name, flags)
     assert "bottleneck" not in combine([rows[:2]])[-1]
