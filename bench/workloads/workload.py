@@ -11,8 +11,8 @@ LORA_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")  # that get an adapt
 LORA_SCALE = 2.0  # alpha / rank, so alpha = 2 x rank
 BYTES = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}  # of a number, by precision
 BYTES |= {"mixed_float16": 4, "mixed_bfloat16": 4}  # of a weight
-# For the frameworks that build them layer by layer:
 # (bottleneck blocks, not pairs of 3 x 3 convolutions; blocks in each of the four stages): He et al. 2015, table 1.
+# For the frameworks that build them layer by layer.
 RESNETS = {
     "resnet18": (False, (2, 2, 2, 2)),
     "resnet34": (False, (3, 4, 6, 3)),

@@ -11,23 +11,20 @@ from bench.host.ranks import Ranks
 GB = 10**9
 
 
+CACHE = f"anon 5\ninactive_file {GB}\nfile 7"  # unused file pages
+
+
 @pytest.mark.parametrize(
     ("files", "ranks", "free"),
     [
         ({"max": 12 * GB, "current": GB}, 1, 11 * GB),
-        (
-            {"max": 12 * GB, "current": 12 * GB, "stat": f"anon 5\ninactive_file {GB}\nfile 7"},
-            1,
-            GB,
-        ),  # unused file pages
+        ({"max": 12 * GB, "current": 12 * GB, "stat": CACHE}, 1, GB),
         ({"max": 20 * GB, "current": 0}, 1, 16 * GB),
         ({"max": "max", "current": GB}, 1, 16 * GB),
         ({}, 8, 2 * GB),
     ],
 )
-def test_available_memory_is_the_least_of_the_systems_and_the_containers_and_ranks_share_it(
-    monkeypatch, tmp_path, files, ranks, free
-):
+def test_available_memory_is_the_least_of_all_limits_and_ranks_share_it(monkeypatch, tmp_path, files, ranks, free):
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
     monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
