@@ -70,7 +70,7 @@ best: $(READY) ## the fastest settings of a workload on this machine, and the ga
 plot: $(READER) ## draw all plots and cards, and write the results page
 	@$(READ) plot_results.py
 
-compare: $(READER) ## compare two machines or results files, A=... B=...; FAIL_ON_SLOWER=1: exit 1 if B is slower
+compare: $(READER) ## compare two machines or results files, A=... B=...
 	@$(READ) compare_results.py
 
 submit: ## check this machine's rows and print how to send them; sends nothing

@@ -19,11 +19,11 @@ import tflops_sweep
 from bench import cli, doctor
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.launch import Launcher, find_device
+from bench.launch import Interrupted, Launcher, find_device
 from bench.plots import card
 from bench.records import cells, columns, report, results
 from bench.records.columns import format_number
-from bench.settings import DECLARED, TRAINING, SettingError, find_given, is_used, list_runs, read_settings
+from bench.settings import TRAINING, SettingError, read_settings, refuse_other_settings
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 from best_settings import WORKLOADS, open_launcher
@@ -115,6 +115,9 @@ def measure_set(settings, host, found, path):
         """Measure and store one piece of work, and say its result."""
         try:
             rows = launcher.measure(change, runs, LIMIT)
+        except Interrupted as error:
+            results.append(path, *error.rows)
+            raise
         except SettingError as error:
             say(f"{launcher.script} {change.get('MODEL', '')}: {error}")
             return []
@@ -124,9 +127,9 @@ def measure_set(settings, host, found, path):
 
     formats = standard_set.FORMATS[:1] if found.device == "cpu" else standard_set.FORMATS
     sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
-    # The second size is that of a full sweep, or of a quick one.
+    # A quick sweep lacks the second size of a full one.
     second, peaks = "x".join([sizes["SIZES"].split(",")[1]] * 3), find_peaks(stored)
-    if "float32" not in peaks or not any(row["matrix_size"] == second for row in stored):
+    if "float32" not in peaks or not (settings.quick or any(row["matrix_size"] == second for row in stored)):
         sweep = Launcher("tflops", tflops_sweep.first_size, [tflops_sweep.__file__], host)
         asked = sizes | {"PRECISION": ",".join(["float32", *formats]), "MAKEFLAGS": ""}
         peaks = find_peaks(measure(sweep, asked, 1, tflops_sweep.describe))
@@ -147,11 +150,7 @@ def main():
     """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
     refuse_ranks("make all")
     settings = read_settings("all")
-    for given in (find_given(name, os.environ) for name in DECLARED if not is_used(name, "all")):
-        if given:  # the set is the same on every machine
-            raise SettingError(f"{given}={os.environ[given]!r} would change the set of `make all`: unset {given}")
-    if len(list_runs("all")) > 1:
-        raise SettingError(f"USE_GPU={os.environ['USE_GPU']!r}: `make all` measures one device: set a single value")
+    refuse_other_settings("all")  # the set is the same on every machine
     if not settings.quick and doctor.examine((settings.framework,)):
         return 1
     found = find_device(settings)

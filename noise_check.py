@@ -18,7 +18,7 @@ from bench.host.ranks import refuse_ranks
 from bench.records import columns
 from bench.records.columns import format_number
 from bench.records.verdict import Rate, verdict_of
-from bench.settings import FRAMEWORKS, SettingError, read_settings
+from bench.settings import FRAMEWORKS, SettingError, read_settings, refuse_other_settings
 from best_settings import open_launcher
 
 log = logging.getLogger("bench")
@@ -48,6 +48,7 @@ def main():
     """Run the rounds, print what they show, and return the exit status."""
     refuse_ranks("make noise")
     settings = read_settings("noise")
+    refuse_other_settings("noise")
     host, rows = environment.describe_host(settings.machine), {}
     scripts = [each for each in CHANGES if each in FRAMEWORKS[settings.framework].workloads]
     for number in range(settings.rounds):

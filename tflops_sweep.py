@@ -16,6 +16,7 @@ from bench import cli, frameworks, run
 from bench.launch import main
 from bench.records import cells, report
 from bench.records.columns import describe_work, format_number
+from bench.settings import SettingError
 from bench.workloads import operators
 
 log = logging.getLogger("bench")
@@ -86,6 +87,8 @@ def run_sweep(bench: run.Bench, _):
                 measure_others(sweep, works)
     except KeyboardInterrupt:
         return cli.INTERRUPTED
+    if not sweep.rows:
+        raise SettingError(f"MAX_SECONDS={bench.settings.max_seconds:g} skips all that SIZES and OPS ask for: set more")
     return 0 if any(row["status"] == "ok" for row in sweep.rows) else 1
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from bench import cli, run
 from bench.host import environment, ranks, resources
 from bench.records import cells, report, results
+from bench.records.columns import COLUMNS
 from bench.records.combine import combine
 from bench.settings import ALL, AUTO, MODELS, SettingError, list_runs, read_settings
 
@@ -146,7 +147,8 @@ class Launcher:
             why = f"it ended with exit status {status}"
         if not begun and not rows:
             raise SettingError(f"before it measured anything, {why}: `make doctor` may say why")
-        return [*rows, (begun or rows[-1]) | {"status": death, "note": why}]
+        unknown = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")
+        return [*rows, (begun or rows[-1]) | unknown | {"status": death, "note": why, "flags": ""}]
 
     def measure(self, change, runs=None, limit=None, quiet=True):
         """Measure one combination in several fresh processes, and combine them.
@@ -155,7 +157,7 @@ class Launcher:
         (SUSTAIN, EPOCHS, `make tflops`). Only the first one measures the input pipeline, unless SCOPE asks for it.
 
         Returns:
-            The combined rows, one for each quantity. After a failure there is no further process.
+            The combined rows, one for each quantity. After a process without any result there is no further one.
 
         Raises:
             SettingError, and Interrupted with the combined rows of the complete processes, or else of the first one.
@@ -171,7 +173,7 @@ class Launcher:
             except KeyboardInterrupt as error:
                 rows = complete or [getattr(error, "rows", [])]
                 raise Interrupted(combine(rows)) from None
-            if complete[-1][-1]["status"] != "ok":
+            if not any(row["status"] == "ok" for row in complete[-1]):
                 break
             if settings.scope and not settings.sustain and "SCOPE" not in os.environ:
                 change = {"SCOPE": "device"} | change
@@ -195,6 +197,11 @@ def run_all(launcher: Launcher, describe):
             log.info("combination %d of %d: %s", number, len(changes), wanted)
         try:
             rows = launcher.measure(change, quiet=False)
+        except SettingError as error:
+            if len(changes) == 1:
+                raise
+            log.error("%s", error)  # such as an unknown MODEL: the other combinations still run
+            continue
         except Interrupted as error:
             rows, is_interrupted = error.rows, True
             log.info("interrupted: what was complete is stored")
@@ -247,11 +254,14 @@ def plan_run(launcher, change):
         SettingError: the combination cannot run, which the user learns before anything is measured.
     """
     settings = read_settings(launcher.script, os.environ | change)
-    if settings.num_devices == ALL:
+    if settings.num_devices not in (None, 1):
         count = find_device(settings).count if settings.use_gpu is not False else 0
-        if count == 0:
-            raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of CPU processes")
-        change = change | {"NUM_DEVICES": str(count)}
+        if settings.num_devices == ALL:
+            if count == 0:
+                raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of processes")
+            change = change | {"NUM_DEVICES": str(count)}
+        elif 0 < count < settings.num_devices:
+            raise SettingError(f"NUM_DEVICES='{settings.num_devices}': the number of GPUs here is {count}: set that")
     # Only a child knows the device; this is a guess.
     has_gpu = settings.use_gpu is not False and (environment.find_card() or sys.platform == "darwin")
     workload = launcher.describe_workload(settings.on("gpu" if has_gpu else "cpu"))

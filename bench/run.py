@@ -24,7 +24,7 @@ from bench.host import environment, meters, ranks, resources
 from bench.records import cells, report
 from bench.settings import MOST_WORKERS, SCOPES, TRAINING, SettingError, Settings, read_settings
 from bench.timing import MeasurementError, measure
-from bench.timing.canary import Canary, open_canary
+from bench.timing.canary import measure_canary
 from bench.workloads.data import RESIDENT_BATCHES, epoch_order
 from bench.workloads.workload import Workload
 
@@ -55,7 +55,7 @@ class Bench:
     instruments: meters.Instruments
     group: ranks.Group
     emit: Callable[[dict], None]  # called with each line, on rank 0 only
-    canary: Canary | None = None
+    canary_seconds: float | None = None
 
 
 def run_child(script, describe_workload, measure_work):
@@ -128,17 +128,17 @@ def measure_workload(bench: Bench, describe_workload):
 
     The line of a failure or an interruption is the last one: its status says what happened, its note why.
     """
-    task, settings, instruments, canary, status = bench.task, bench.settings, bench.instruments, None, ""
+    task, settings, instruments, canary_seconds, status = bench.task, bench.settings, bench.instruments, None, ""
     if task.is_brief:
         instruments = replace(instruments, counter=None)
     elif task.is_first:  # idle power takes five seconds
         if instruments.why_no_energy:
             log.info("power and energy are not measured: %s", instruments.why_no_energy)
         instruments = instruments.with_idle_watts()
-    # A sustained run is long enough to show heat itself, and ranks would get out of step.
+    # A sustained run shows heat itself, and ranks would get out of step.
     if not (task.is_brief or settings.sustain or bench.group.ranks.are_many):
-        canary = open_canary(bench.framework, bench.device.device, settings)
-    bench = replace(bench, instruments=instruments, canary=canary)
+        canary_seconds = measure_canary(bench.framework, bench.device.device, settings)
+    bench = replace(bench, instruments=instruments, canary_seconds=canary_seconds)
     for phase, scope in quantities(bench):
         workload = describe_workload(replace(settings, phase=phase))
         about = cells.of_work(settings, workload, phase, scope)
@@ -202,14 +202,8 @@ def measure_quantity(bench: Bench, workload: Workload, phase, scope):
                 columns |= cells.of_energy(bench.instruments, *watts)
             except KeyboardInterrupt:  # the throughput is known by now
                 columns["status"] = "interrupted"
-        columns = describe_work(bench, workload, scope, job.session, columns)
-    # After the session is closed: a pipeline's workers would slow the canary as heat does.
-    if bench.canary and columns["status"] == "ok":
-        try:
-            columns |= {"canary_ratio": bench.canary.compare(), "canary_seconds": bench.canary.seconds}
-        except KeyboardInterrupt:
-            return columns | {"status": "interrupted"}
-    return columns
+        columns["canary_seconds"] = bench.canary_seconds
+        return describe_work(bench, workload, scope, job.session, columns)
 
 
 @contextmanager

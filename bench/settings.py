@@ -16,7 +16,7 @@ AUTO = 0  # BATCH_SIZE=auto, until launch.py has chosen one
 ALL = 0  # NUM_DEVICES=all, until launch.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
-MAKE_VARIABLES = ("PYTHON", "A", "B", "FAIL_ON_SLOWER")  # of the Makefile, not settings of a run
+MAKE_VARIABLES = ("PYTHON", "A", "B")  # of the Makefile, not settings of a run
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 
 
@@ -266,6 +266,15 @@ def list_runs(script, environ=os.environ):
     return list(runs.values())
 
 
+def refuse_other_settings(script, environ=os.environ):
+    """Raise SettingError for a setting that would change what a script of fixed work ("all", "noise") measures."""
+    for given in (find_given(name, environ) for name in DECLARED if not is_used(name, script)):
+        if given:
+            raise SettingError(f"{given}={environ[given]!r} would change the work of `make {script}`: unset {given}")
+    if len(list_runs(script, environ)) > 1:
+        raise SettingError(f"USE_GPU={environ['USE_GPU']!r}: `make {script}` measures one device: set a single value")
+
+
 def is_used_in(name, phase):
     """Return whether a phase uses the setting of this name ("depth")."""
     return phase in PHASES.get(name, (phase,))
@@ -297,7 +306,7 @@ def read_entries(name, script, environ):
         default = of(name, "default", script)
         return default if isinstance(default, tuple) else (default,)
     text = environ[variable].strip()
-    entries = [entry.strip() for entry in text.split(",")] if of(name, "lists", script) else [text]
+    entries = list(dict.fromkeys(map(str.strip, text.split(",")))) if of(name, "lists", script) else [text]
     if not all(entries):
         raise SettingError(f"{variable}={text!r} has an empty value: fill it in, or unset {variable}")
     try:

@@ -10,9 +10,11 @@ import psutil
 import pytest
 
 from bench import launch
+from bench.frameworks import Device
 from bench.host.environment import describe_host
 from bench.launch import Launcher
 from bench.records import report, results
+from bench.settings import SettingError
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
 
@@ -38,13 +40,15 @@ if what == "stuck":
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
     with open(os.environ["PIDS"], "a") as pids:
         print(os.getpid(), worker, file=pids)
-if what == "ok": emit(throughput=4.0 + number, throughput_low=3.5 + number, throughput_high=4.5 + number)
+if what in ("ok", "no input"): emit(throughput=4.0 + number, throughput_low=3.5 + number, throughput_high=4.5 + number)
 if what == "third is interrupted":
     if number == 3: os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
     emit(throughput=4.0 + number, throughput_low=None, throughput_high=None)
 if what == "interrupts":
     emit(throughput=5.0, throughput_low=4.0, throughput_high=6.0, status="interrupted")
     os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
+if what == "no input" and number == 1: emit(scope="input", status="unsupported", note="no memory"); sys.exit(1)
+if what == "typo": print('{"mistake": "MODEL"}', file=open(task["lines"], "a")); sys.exit(2)
 if what == "fails": emit(status="unsupported", note="not here"); sys.exit(1)
 if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
 if what == "stuck": time.sleep(100)
@@ -112,6 +116,19 @@ def test_a_combination_that_fails_runs_once_and_the_others_run(run_all):
     assert (status, [what for what, *_ in asked]) == (0, ["fails", "ok", "ok"])
     assert [(row["model"], row["status"]) for row in rows[1:]] == [("fails", "unsupported"), ("ok", "ok")]
     assert run_all("fails")[0] == 1
+    assert run_all("typo", "ok", RUNS="1")[3][-1]["status"] == "ok"
+
+
+def test_an_input_pipeline_that_fails_ends_only_the_first_process(run_all):
+    status, _, asked, (device, pipeline) = run_all("no input", RUNS="2")
+    assert (status, len(asked), device["process_rates"], pipeline["status"]) == (0, 2, "5 6", "unsupported")
+
+
+def test_more_gpus_than_there_are_are_refused(stand_in, monkeypatch):
+    monkeypatch.delenv("USE_GPU")
+    monkeypatch.setattr(launch, "find_device", lambda settings: Device("cuda", "H100", "2", 1, count=1))
+    with pytest.raises(SettingError, match="NUM_DEVICES='2'"):
+        launch.plan_run(stand_in, {"NUM_DEVICES": "2"})
 
 
 def test_a_child_that_is_killed_leaves_a_row_and_the_others_run(run_all):

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.settings import ALL, AUTO, DECLARED, KNOWN_NAMES, SYNONYMS, SettingError, list_runs, read_settings
+from bench.settings import (
+    ALL,
+    AUTO,
+    DECLARED,
+    KNOWN_NAMES,
+    SYNONYMS,
+    SettingError,
+    list_runs,
+    read_settings,
+    refuse_other_settings,
+)
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -84,6 +94,11 @@ def test_contradictions_are_refused_with_all_that_was_given(script, environ):
 def test_a_misspelt_variable_is_refused_with_what_was_meant(name, meant):
     message = refusal(**{name: "64"})
     assert (message.startswith(f"{name}='64' "), meant in message) == (True, True)
+
+
+def test_settings_that_would_change_fixed_work_are_refused():
+    with pytest.raises(SettingError, match="BATCH_SIZE"):
+        refuse_other_settings("noise", {"BATCH_SIZE": "8"})
 
 
 def test_ordinary_variables_are_left_alone():

@@ -37,8 +37,8 @@ class Device:
 def load(name):
     """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing."""
     if name == "torch":
-        # Before 2.13 attention in bfloat16 sees later tokens on MPS; 2.9 has cudnn.conv.fp32_precision.
-        refuse_old("torch", "2.13" if sys.platform == "darwin" else "2.9")
+        # Before 2.15 fused optimizers ignore the gradient scaler on MPS; 2.9 has cudnn.conv.fp32_precision.
+        refuse_old("torch", "2.15" if sys.platform == "darwin" else "2.9")
     try:
         return importlib.import_module(f"{__name__}.on_{name}")
     except ModuleNotFoundError:

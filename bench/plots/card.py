@@ -13,7 +13,7 @@ from bench.plots.draw import COLOURS
 from bench.records import columns, peaks, report
 from bench.records.columns import format_number
 from bench.records.flags import FLAGS
-from bench.settings import FRAMEWORKS, is_used_in, read_settings
+from bench.settings import FRAMEWORKS, SettingError, is_used_in, read_settings
 from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
@@ -84,7 +84,10 @@ def find_own(mine, work):
     if not mine:
         return []
     environ = {"FRAMEWORK": mine[0]["framework"], "MODEL": work.model, "PHASE": work.phase} | dict(work.settings)
-    settings = read_settings(work.script, environ)
+    try:
+        settings = read_settings(work.script, environ)
+    except SettingError:  # the framework does not have it
+        return []
     usual = {name: ("", str(getattr(settings, name))) for name in DEFAULTS if is_used_in(name, work.phase)}
     mine = [line for line in mine if all(line[name] in values for name, values in usual.items())]
     found = {numbers: [line for line in mine if line["precision"] == work.precision(numbers)] for numbers in NUMBERS}

@@ -126,8 +126,7 @@ COLUMNS = {
     "clock_mhz": Column("result", "clock of the device right after the last window", "meter"),
     "throttle_reasons": Column("result", "NVIDIA driver's reasons for a lower clock right after the last window"),
     "thermal_pressure": Column("result", "that a Mac reports after the last window: nominal, moderate, heavy ..."),
-    "canary_ratio": Column("result", "time of a small matmul after the measurement over canary_seconds", "positive"),
-    "canary_seconds": Column("result", "its time before the run, by NumPy if the device is the cpu", "positive"),
+    "canary_seconds": Column("result", "of a small matmul before the run; NumPy's on a cpu", "positive"),
 }
 
 

@@ -110,7 +110,7 @@ def describe_result(row, best):
         is_partial = row["status"] == "interrupted" and lines
         lines.append(f"{row['status']}: {row['note'] or ('of the complete windows' if is_partial else '')}")
     elif row["note"]:
-        lines.append(row["note"].partition(";")[0] if row.get("bottleneck") else f"note: {row['note']}")
+        lines.append(row["note"] if row.get("bottleneck") else f"note: {row['note']}")
     if row["flags"]:
         lines.append("flags: " + ", ".join(row["flags"].split()))
     label, indent = f"{name_part(row)} {row.get('epoch') or ''}".strip(), " " * 14

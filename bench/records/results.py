@@ -44,7 +44,7 @@ def append(path, *rows):
                 table.writerows({name: _to_text(value) for name, value in row.items()} for row in [*stored, *rows])
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(path)
+            part.replace(path) if stored or rows else part.unlink()
     except OSError as error:
         reason = error.strerror or error
         raise ResultsError(

@@ -55,6 +55,11 @@ def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_same
     assert make(folder, framework="tensorflow") is None
 
 
+def test_work_that_a_framework_refuses_is_left_out(folder):
+    write(folder, own_rows(framework="mlx"))  # the set has compiled decode, which MLX lacks
+    assert make(folder, framework="mlx")
+
+
 @pytest.mark.parametrize(
     ("changes", "count"),
     [({"commit": "c-dirty"}, 1), ({"flags": "contended"}, 1), ({"process_rates": "1"}, 1), ({}, 0)],

@@ -56,10 +56,10 @@ def test_a_gpu_is_compared_with_a_gpu_and_never_with_a_cpu(compare):
     assert len(lines_of(out)) == 1
 
 
-def test_ci_can_fail_on_slower(compare):
-    assert compare([rate(100)], [rate(50)])[0] == compare([], [], FAIL_ON_SLOWER="0")[0] == 0
-    assert compare([], [], FAIL_ON_SLOWER="1")[0] == 1  # slower
-    assert compare([], [], B="nothing")[0] == compare([], [], FAIL_ON_SLOWER="yes")[0] == 2
+def test_a_name_without_rows_is_a_mistake_and_steps_of_make_best_are_left_out(compare):
+    assert compare([rate(100)], [rate(50)], B="nothing")[0] == 2
+    tuned = rate(500) | {"search": "a", "timestamp": "2099-01-01T00:00:00+00:00"}
+    assert "0.500" in compare([rate(100)], [rate(50), tuned])[1]
 
 
 def test_peaks_are_compared_at_whatever_size_they_were_reached(compare):
