@@ -5,17 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.settings import (
-    ALL,
-    AUTO,
-    DECLARED,
-    KNOWN_NAMES,
-    SYNONYMS,
-    SettingError,
-    list_runs,
-    read_settings,
-    refuse_other_settings,
-)
+from bench import settings
+from bench.settings import ALL, AUTO, DECLARED, KNOWN_NAMES, SYNONYMS, SettingError, list_runs, read_settings
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -98,7 +89,7 @@ def test_a_misspelt_variable_is_refused_with_what_was_meant(name, meant):
 
 def test_settings_that_would_change_fixed_work_are_refused():
     with pytest.raises(SettingError, match="BATCH_SIZE"):
-        refuse_other_settings("noise", {"BATCH_SIZE": "8"})
+        settings.refuse_other_settings("noise", {"BATCH_SIZE": "8"})
 
 
 def test_ordinary_variables_are_left_alone():

@@ -9,8 +9,6 @@ from bench.host import resources
 from bench.host.ranks import Ranks
 
 GB = 10**9
-
-
 CACHE = f"anon 5\ninactive_file {GB}\nfile 7"  # unused file pages
 
 
