@@ -9,71 +9,60 @@ Each trial of a combination is a process of its own. bench/tune/search.py decide
 bench/tune/candidates.py lists what can be tried. `make help` lists the settings.
 """
 
-import importlib
 import logging
 import os
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bench import cli
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.launch import Launcher
+from bench.parent import results_path, run_child
 from bench.records import results
 from bench.records.columns import describe_work, format_number
 from bench.records.combine import combine
-from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, MODELS, SettingError, list_runs, read_settings, refuse_misspelt
+from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, WORKLOADS, Run, SettingError, is_used, read_runs
 from bench.tune import answer, candidates
 from bench.tune.search import Dimension, Search, median_rate
 
 log = logging.getLogger("bench")
 
-# {script: Settings -> Workload}: image_workload() of image_benchmark.py ...
-WORKLOADS = {name: getattr(importlib.import_module(f"{name}_benchmark"), f"{name}_workload") for name in MODELS}
 TRIAL_SECONDS, FULL_SECONDS = 3.0, 10.0  # MAX_SECONDS of a trial, and of a full run unless it is set
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
 FULL_LIMIT = 600  # seconds after which a full run is ended, and the first trial, which may download what it needs
 FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0", "SUSTAIN": None, "NUM_IMAGES": None}
-NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
-
-
-def open_launcher(script, host):
-    """Return the Launcher of a workload's benchmark."""
-    return Launcher(script, WORKLOADS[script], [str(Path(__file__).with_name(f"{script}_benchmark.py"))], host)
+NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 
 def read_search(environ):
     """Read the settings of `make best`.
 
     Returns:
-        (settings of the search, settings of its workload, runs of the workload's lists as list_runs() returns them).
+        (settings of the search, the runs of its workload, as read_runs() returns them).
 
     Raises:
         SettingError: also for what a search cannot hold fixed: other quantities, lists of other settings.
     """
-    plain = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
-    own = read_settings("best", plain)
-    refuse_misspelt((own.workload, "best"), environ)
-    settings, changes = read_settings(own.workload, plain), list_runs(own.workload, plain)
+    search, *_ = read_runs("best", environ, also=WORKLOADS)
+    runs = read_runs(search.settings.workload, environ, also=("best",))
     for name, only in FIXED.items():
-        if plain.get(name) not in (None, only):
-            raise SettingError(f"{name}={plain[name]!r} does not suit `make best`, which measures one rate: unset it")
-    if "auto" in plain.get("BATCH_SIZE", "").lower():
-        raise SettingError(f"BATCH_SIZE={plain['BATCH_SIZE']!r}: `make best` finds the batch size itself: unset it")
-    for name in sorted(set().union(*changes) - set(candidates.LISTS)):
-        if name in plain:
-            raise SettingError(f"{name}={plain[name]!r} must be one value in `make best`: run it once for each")
-    return own, settings, changes
+        if environ.get(name) not in (None, only):
+            raise SettingError(f"{name}={environ[name]!r} does not suit `make best`, which measures one rate: unset it")
+    if "auto" in environ.get("BATCH_SIZE", "").lower():
+        raise SettingError(f"BATCH_SIZE={environ['BATCH_SIZE']!r}: `make best` finds the batch size itself: unset it")
+    for name in sorted(runs[0].choices.keys() - set(candidates.LISTS)):
+        if name in environ:
+            raise SettingError(f"{name}={environ[name]!r} must be one value in `make best`: run it once for each")
+    return search.settings, runs
 
 
 @dataclass
-class Runs:
-    """Starts the processes of one search."""
+class Trials:
+    """Runs the processes of one search."""
 
-    launcher: Launcher
-    held: dict[str, str]  # {variable: text} that every process gets
+    run: Run  # of the default
+    host: environment.Environment
     limit: float  # seconds after which a trial is ended
     longest: float  # MAX_SECONDS of a full run
     dimensions: list[Dimension] = field(default_factory=list)
@@ -82,19 +71,21 @@ class Runs:
     def attempt(self, candidate, is_full):
         """Run a candidate in a process of its own, print its rate, and return its row."""
         limit = FULL_LIMIT if is_full or not self.started else self.limit
-        change = self.held | candidates.change_of(self.dimensions, candidate)
-        change["MAX_SECONDS"] = f"{min(FULL_SECONDS if is_full else TRIAL_SECONDS, self.longest):g}"
-        is_first = (candidate, is_full) not in self.started
+        is_new = (candidate, is_full) not in self.started
         self.started.add((candidate, is_full))
+        change = candidates.change_of(self.dimensions, candidate)
+        change["MAX_SECONDS"] = f"{min(FULL_SECONDS if is_full else TRIAL_SECONDS, self.longest):g}"
         try:
-            row = self.launcher.run_child(change, round(limit), is_first, brief=True)[-1]
+            run = self.run.with_settings(**change)
+            row = run_child(run, self.host, is_first=False, compares_with_cpu=is_new, limit=round(limit))[-1]
         except SettingError as error:
             row = {"status": "failed", "note": str(error), "device": None}
-        said = f"{row['status']}: {row['note']}"
+        result = f"{row['status']}: {row['note']}"
         if row["status"] == "ok":
-            said = f"{format_number(row['throughput'])} {row['unit']}"
-        log.info("%s%s: %s", candidates.describe(self.dimensions, candidate), " (full run)" * is_full, said)
-        return row | {"allocator": environment.find_allocator(os.environ | change)}
+            result = f"{format_number(row['throughput'])} {row['unit']}"
+        name = candidates.describe_candidate(self.dimensions, candidate)
+        log.info("%s%s: %s", name, " (full run)" if is_full else "", result)
+        return row | {"allocator": environment.find_allocator(self.run.environ | change)}
 
 
 def combine_path(search):
@@ -111,21 +102,22 @@ def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
     refuse_ranks("make best")
     begun, status = time.monotonic(), 0
-    own, settings, changes = read_search(os.environ)
-    launcher = open_launcher(own.workload, environment.describe_host(settings.machine))
-    path = launcher.path(settings)
+    own, runs = read_search(os.environ)
+    run = runs[0]
+    if is_used("scope", own.workload):
+        run = run.with_settings(SCOPE="device")
+    host = environment.describe_host(run.settings.machine)
+    path = results_path(run, host)
     results.prepare(path)
-    # make's command line, in MAKEFLAGS, has settings that no process knows.
-    held = changes[0] | ({"SCOPE": "device"} if settings.scope else {}) | {"MAKEFLAGS": ""}
-    longest = settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
+    longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
     available = 60 * own.max_minutes
-    runs = Runs(launcher, held, max(LEAST_LIMIT, LIMIT_SHARE * available), longest)
+    trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest)
     log.info("trying the default first; Ctrl-C ends the search and prints the best so far")
-    first = runs.attempt((), is_full=False)
+    first = trials.attempt((), is_full=False)
     if not first["device"]:
         raise SettingError(f"the default failed ({first['note']}): `make {own.workload}` shows more")
-    runs.dimensions = candidates.list_dimensions(own.workload, os.environ | held, changes, first)
-    search = Search(runs.dimensions, runs.attempt, lambda: (time.monotonic() - begun) / available)
+    trials.dimensions = candidates.list_dimensions(run, runs, first)
+    search = Search(trials.dimensions, trials.attempt, lambda: (time.monotonic() - begun) / available)
     search.trials[search.default] = [first]
     try:
         search.run()
@@ -133,12 +125,13 @@ def main():
         status = cli.INTERRUPTED
     fastest, rows = search.fastest(), combine_path(search)
     print(f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}")
-    print("\n".join(answer.describe(search, rows)))
+    print("\n".join(answer.describe_answer(search, rows)))
     if fastest:
-        given = {name: os.environ[name] for name in KNOWN_NAMES if name in os.environ} | held
-        given |= candidates.change_of(search.dimensions, fastest)
-        given = {name: text for name, text in given.items() if name not in NOT_REPEATED}
-        print("\n".join(answer.describe_use(settings.framework, first["device"], own.workload, given)))
+        change = candidates.change_of(search.dimensions, fastest)
+        environ = run.with_settings(**change).environ
+        repeated = [name for name in dict.fromkeys((*KNOWN_NAMES, *change)) if name not in NOT_REPEATED]
+        given = {name: environ[name] for name in repeated if name in environ}
+        print("\n".join(answer.describe_use(run.settings.framework, first["device"], own.workload, given)))
     if rows:
         results.append(path, *rows.values())
         print(f"\nadded to {cli.display_path(path)}")

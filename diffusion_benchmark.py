@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.launch import main
+from bench.parent import main
 from bench.records import report
 from bench.records.columns import format_number
 from bench.settings import ROOT, SettingError
@@ -70,6 +70,7 @@ def diffusion_workload(settings):
         sizes=denoiser,
         parameters=denoiser.parameters,
         flops_per_item=flops if side == denoiser.image_size else None,
+        has_convolutions=True,
         resident_bytes=numbers * denoiser.parameters * BYTES[settings.precision],
         columns={"image_size": side, "data": "synthetic"},
     )
@@ -100,9 +101,9 @@ def noise_batches(denoiser, batch_size, seed):
     return [(draw(shape), times(), *map(draw, conditions), *places, draw(shape)) for _ in range(RESIDENT_BATCHES)]
 
 
-def describe(rows, stored):
-    """Describe the rows as every benchmark does, and compute the time of a whole image."""
-    text, row = report.describe(rows, stored), rows[0]
+def describe_images(rows, stored):
+    """Describe the rows as every benchmark does, and compute the rate of whole images."""
+    text, row = report.describe_run(rows, stored), rows[0]
     if row["phase"] == "inference" and row.get("throughput"):
         steps = DENOISERS[row["model"]].steps
         rate = format_number(row["throughput"] / steps)
@@ -111,4 +112,4 @@ def describe(rows, stored):
 
 
 if __name__ == "__main__":
-    sys.exit(main("diffusion", diffusion_workload, describe=describe))
+    sys.exit(main("diffusion", diffusion_workload, describe_rows=describe_images))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.launch import main
+from bench.parent import main
 from bench.settings import ROOT
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import Workload, flops_of_phase
@@ -53,6 +53,8 @@ def image_workload(settings):
         sizes=sizes,
         parameters=parameters,
         flops_per_item=flops,
+        has_convolutions=True,
+        has_pipeline=True,
         item_bytes=4 * 3 * sizes.side**2,  # float32
         columns={"image_size": sizes.side, "data": "synthetic"},
     )

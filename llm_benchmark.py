@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.launch import main
+from bench.parent import main
 from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase

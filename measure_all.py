@@ -9,24 +9,22 @@ processes. After an interruption, run the same command again: work that has its 
 versions is skipped.
 """
 
-import os
 import sys
 from contextlib import suppress
 
 from tqdm import tqdm
 
-import tflops_sweep
-from bench import cli, doctor
+from bench import cli, doctor, workloads
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.launch import Interrupted, Launcher, find_device
+from bench.parent import count_processes, find_device, measure_runs, results_path
 from bench.plots import card
-from bench.records import cells, columns, report, results
+from bench.records import columns, report, results
 from bench.records.columns import format_number
-from bench.settings import TRAINING, SettingError, read_settings, refuse_other_settings
+from bench.records.rows import work_cells
+from bench.settings import TRAINING, Run, SettingError, read_fixed_run
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
-from best_settings import WORKLOADS, open_launcher
 
 LIMIT = 600  # seconds after which a process is ended
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
@@ -34,32 +32,41 @@ BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
 UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
 
 
-def plan_work(device, formats, is_quick):
-    """Return the work of the set in these formats of numbers: (script, change of the environment, its settings)."""
-    found = []
-    for work in (work for work in STANDARD_SET if device in work.devices and (work.is_quick or not is_quick)):
+def plan_work(run: Run, device, formats):
+    """Return the runs of the set on this device, in these formats of numbers; run: of `make all`."""
+    is_quick = run.settings.quick
+    usual = {"RUNS": str(run.settings.runs or (1 if is_quick else standard_set.RUNS))}
+    runs = []
+    for work in STANDARD_SET:
+        if device not in work.devices or (is_quick and not work.is_quick):
+            continue
         for numbers in (numbers for numbers in formats if numbers in work.numbers):
-            change = work.change(numbers) | {"MAKEFLAGS": ""}
+            change = usual | work.change(numbers)
             if is_quick:
-                change |= standard_set.QUICK | ({"SCOPE": "device"} if work.script == "image" else {})
+                change |= standard_set.QUICK
+                if work.workload == "image":
+                    change["SCOPE"] = "device"
             with suppress(SettingError):  # this framework does not have it
-                found.append((work.script, change, read_settings(work.script, os.environ | change).on(device)))
-    return found
+                runs.append(run.with_settings(work.workload, **change))
+    return runs
 
 
-def is_done(stored, script, settings, runs):
-    """Return whether rows have this work, in at least `runs` processes or as a failure.
+def is_done(stored, run: Run, device):
+    """Return whether rows have the work of a run, in at least as many processes or as a failure.
 
     Args:
         stored: rows of this machine, device, commit and versions, as text.
     """
-    work = cells.of_work(settings, WORKLOADS[script](settings), settings.phase, "device")
-    wanted = {name: work[name] for name in columns.WORK if name in work}
+    settings = run.settings.on(device)
+    cells = work_cells(settings, workloads.describe_workload(run.command, settings), settings.phase, "device")
+    wanted = {name: cells[name] for name in columns.WORK if name in cells}
     if settings.num_threads:
         wanted["num_threads"] = settings.num_threads
     texts = {name: "" if value is None else str(value) for name, value in wanted.items()}
     return any(
-        len(row["process_rates"].split()) >= runs if row["status"] == "ok" else row["status"] not in UNFINISHED
+        len(row["process_rates"].split()) >= count_processes(run)
+        if row["status"] == "ok"
+        else row["status"] not in UNFINISHED
         for row in stored
         if texts.items() <= row.items()
     )
@@ -82,14 +89,14 @@ def list_fast(peaks, formats):
     return ["float32", *(name for name in formats if name not in slow)]
 
 
-def describe(rows, _):
-    """Describe the combined rows of a workload, a line each."""
+def describe_lines(rows, _):
+    """Describe the combined rows of a run, a line each."""
     lines = []
     for row in (row for row in rows if row["phase"] not in TRAINING[1:]):
-        said = f"{row['status']}: {row['note']}"
+        result = f"{row['status']}: {row['note']}"
         if row["status"] == "ok":
-            said = f"{format_number(row['throughput'])} {row['unit']}, {report.describe_interval(row)}"
-        lines.append(f"{columns.describe_work(row)}: {said}")
+            result = f"{format_number(row['throughput'])} {row['unit']}, {report.describe_interval(row)}"
+        lines.append(f"{columns.describe_work(row)}: {result}")
     return "\n".join(lines)
 
 
@@ -99,67 +106,67 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure_set(settings, host, found, path):
+def measure_and_store(run: Run, host, path, describe_rows=describe_lines):
+    """Measure a run, store and say its result; return its rows, none after a mistake in the settings."""
+    rows = []
+    try:
+        for rows in measure_runs([run], host, LIMIT):
+            results.append(path, *rows)
+            say(describe_rows(rows, None))
+    except SettingError as error:
+        say(f"{run.command} {run.settings.model or ''}: {error}")
+    return rows
+
+
+def measure_set(run: Run, host, found, path):
     """Measure everything that is missing; say each result, or why there is none.
+
+    Args:
+        run: of `make all`.
+        found: the Device that its framework finds.
 
     Returns:
         Whether there is any result, new or stored.
     """
+    settings = run.settings
     same = {"commit": host.commit, "python": host.python, "framework": settings.framework, "machine": host.machine}
     same |= {"framework_version": found.framework_version, "device": found.device, "allocator": host.allocator}
     stored = [row for row in results.read(path) if all(row[name] == (text or "") for name, text in same.items())]
     has_result = any(row["status"] == "ok" for row in stored)
-    runs = settings.runs or (1 if settings.quick else standard_set.RUNS)
-
-    def measure(launcher, change, runs, describe):
-        """Measure and store one piece of work, and say its result."""
-        try:
-            rows = launcher.measure(change, runs, LIMIT)
-        except Interrupted as error:
-            results.append(path, *error.rows)
-            raise
-        except SettingError as error:
-            say(f"{launcher.script} {change.get('MODEL', '')}: {error}")
-            return []
-        results.append(path, *rows)
-        say(describe(rows, stored))
-        return rows
-
     formats = standard_set.FORMATS[:1] if found.device == "cpu" else standard_set.FORMATS
-    sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
-    # A quick sweep lacks the second size of a full one.
-    second, peaks = "x".join([sizes["SIZES"].split(",")[1]] * 3), find_peaks(stored)
-    if "float32" not in peaks or not (settings.quick or any(row["matrix_size"] == second for row in stored)):
-        sweep = Launcher("tflops", tflops_sweep.first_size, [tflops_sweep.__file__], host)
-        asked = sizes | {"PRECISION": ",".join(["float32", *formats]), "MAKEFLAGS": ""}
-        peaks = find_peaks(measure(sweep, asked, 1, tflops_sweep.describe))
+    peaks = find_peaks(stored)
+    has_full_sweep = any(row["matrix_size"] == standard_set.ONLY_FULL for row in stored)
+    if "float32" not in peaks or not (settings.quick or has_full_sweep):
+        sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
+        sweep = run.with_settings("tflops", **sizes, PRECISION=",".join(["float32", *formats]), RUNS="1")
+        peaks = find_peaks(measure_and_store(sweep, host, path, report.describe_sweep))
     formats = ["float32"] if settings.quick else list_fast(peaks, formats)
-    planned = plan_work(found.device, formats, settings.quick)
-    missing = [(script, change) for script, change, asked in planned if not is_done(stored, script, asked, runs)]
+    planned = plan_work(run, found.device, formats)
+    missing = [run for run in planned if not is_done(stored, run, found.device)]
     if len(missing) < len(planned):
         say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
-    say(f"up to {runs * len(missing)} processes follow; on a terminal the bar estimates how long they take")
+    count = sum(map(count_processes, missing))
+    say(f"up to {count} processes follow; on a terminal the bar estimates how long they take")
     with tqdm(missing, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
-        for script, change in bar:
-            rows = measure(open_launcher(script, host), change, runs, describe)
-            has_result |= any(row["status"] == "ok" for row in rows)
+        for run in bar:
+            has_result |= any(row["status"] == "ok" for row in measure_and_store(run, host, path))
     return has_result
 
 
 def main():
     """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
     refuse_ranks("make all")
-    settings = read_settings("all")
-    refuse_other_settings("all")  # the set is the same on every machine
+    run = read_fixed_run("all")  # the set is the same on every machine
+    settings = run.settings
     if not settings.quick and doctor.examine((settings.framework,)):
         return 1
     found = find_device(settings)
     host = environment.describe_host(settings.machine)
-    path = settings.results_dir / f"{host.machine}.csv"
+    path = results_path(run, host)
     results.prepare(path)
     say(f"\nthe standard set on {host.machine} ({found.device}), {settings.framework} {found.framework_version}")
     say("after an interruption, run the same command again to measure the rest")
-    has_result = measure_set(settings, host, found, path)
+    has_result = measure_set(run, host, found, path)
     for words in card.finish(settings.results_dir, host.machine, settings.framework):
         say(words)
     say(f"added to {cli.display_path(path)}; `make submit` prints how to send the results")

@@ -13,7 +13,7 @@ import re
 import sys
 from itertools import pairwise
 
-from bench.launch import main
+from bench.parent import main
 from bench.settings import SettingError
 from bench.workloads import CIFAR_CLASSES, CIFAR_SIDE, TRAIN_IMAGES, cifar10
 from bench.workloads.workload import Workload, flops_of_phase

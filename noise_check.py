@@ -15,15 +15,15 @@ import sys
 from bench import cli
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
+from bench.parent import measure_runs
 from bench.records import columns
 from bench.records.columns import format_number
 from bench.records.verdict import Rate, verdict_of
-from bench.settings import FRAMEWORKS, SettingError, read_settings, refuse_other_settings
-from best_settings import open_launcher
+from bench.settings import FRAMEWORKS, SettingError, read_fixed_run
 
 log = logging.getLogger("bench")
 
-RUNS = 5
+RUNS = 5  # processes of a result
 CHANGES = {
     "image": {"SCOPE": "device"},
     "mlp": {"MODEL": "mlp-5x1024", "DATA": "synthetic"},
@@ -47,17 +47,15 @@ def describe_noise(rows):
 def main():
     """Run the rounds, print what they show, and return the exit status."""
     refuse_ranks("make noise")
-    settings = read_settings("noise")
-    refuse_other_settings("noise")
-    host, rows = environment.describe_host(settings.machine), {}
-    scripts = [each for each in CHANGES if each in FRAMEWORKS[settings.framework].workloads]
+    run = read_fixed_run("noise")
+    settings, host, rows = run.settings, environment.describe_host(run.settings.machine), {}
     for number in range(settings.rounds):
-        for script in scripts:
-            log.info("round %d of %d: %s", number + 1, settings.rounds, script)
-            row = open_launcher(script, host).measure(CHANGES[script] | {"MAKEFLAGS": ""}, RUNS)[0]
+        for workload in (name for name in CHANGES if name in FRAMEWORKS[settings.framework].workloads):
+            log.info("round %d of %d: %s", number + 1, settings.rounds, workload)
+            ((row, *_),) = measure_runs([run.with_settings(workload, **CHANGES[workload], RUNS=str(RUNS))], host)
             if row["status"] != "ok":
-                raise SettingError(f"the {script} workload failed ({row['note']}): `make {script}` shows more")
-            rows.setdefault(script, []).append(row)
+                raise SettingError(f"the {workload} workload failed ({row['note']}): `make {workload}` shows more")
+            rows.setdefault(workload, []).append(row)
     print(f"A result is the median of {RUNS} processes, and its interval should cover the median of all processes.")
     print("The resolution is the smallest difference between two results that can be detected on this machine.\n")
     print("\n".join(map(describe_noise, rows.values())))

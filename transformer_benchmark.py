@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.launch import main
+from bench.parent import main
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import Workload, find_model, flops_of_phase
 

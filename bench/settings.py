@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 SCOPES = ("device", "input", "end_to_end")
-AUTO = 0  # BATCH_SIZE=auto, until launch.py has chosen one
-ALL = 0  # NUM_DEVICES=all, until launch.py has counted them
+AUTO = 0  # BATCH_SIZE=auto, until parent.py has chosen one
+ALL = 0  # NUM_DEVICES=all, until parent.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 MAKE_VARIABLES = ("PYTHON", "A", "B")  # of the Makefile, not settings of a run
@@ -34,7 +34,7 @@ class ByDevice:
 
 MEMORY_FORMATS = ("channels_first", "channels_last")
 MIXED = ("mixed_float16", "mixed_bfloat16")
-MODELS = ("image", "mlp", "transformer", "llm", "diffusion")  # the workloads that are models
+WORKLOADS = ("image", "mlp", "transformer", "llm", "diffusion")
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Framework:
     title: str  # as its makers write it
     memory_formats: tuple[str, ...] = MEMORY_FORMATS  # of image models, the default first
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
-    workloads: tuple[str, ...] = ("image", "mlp", "transformer")  # of MODELS
+    workloads: tuple[str, ...] = ("image", "mlp", "transformer")
     lacks: tuple[str, ...] = ()  # precisions, a number of CPU "threads"
     always_compiles: bool = False  # COMPILE=0 means 1
 
 
 FRAMEWORKS = {
-    "torch": Framework("PyTorch", runs_on_many=True, workloads=MODELS),
+    "torch": Framework("PyTorch", runs_on_many=True, workloads=WORKLOADS),
     "tensorflow": Framework("TensorFlow", ("channels_last",), lacks=("float64",)),
     "jax": Framework("JAX", ("channels_last",), lacks=("float64",), always_compiles=True),
-    "mlx": Framework("MLX", ("channels_last",), workloads=MODELS[:4], lacks=(*MIXED, "float64", "threads")),
+    "mlx": Framework("MLX", ("channels_last",), workloads=WORKLOADS[:4], lacks=(*MIXED, "float64", "threads")),
 }
 FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
@@ -119,15 +119,16 @@ def slug(text):
 EACH, TOGETHER = "each", "together"
 
 
-def setting(kind, default, lists=None) -> Any:
-    """Declare one setting; docs/settings.md says what it means. Each argument may be a dict if scripts differ.
+def setting(kind, default, commands=None, lists=None) -> Any:
+    """Declare one setting; docs/settings.md says what it means. Kind, default and lists may be dicts by command.
 
     Args:
         kind: text -> value, or ValueError with what the text must be.
-        default: the value if the setting is unset; a tuple is a list. Its dict names the scripts that use the setting.
+        default: the value if the setting is unset; a tuple is a list.
+        commands: the commands that use the setting; None means every command.
         lists: what a comma list means: EACH or TOGETHER; None allows one value only.
     """
-    return field(metadata={"kind": kind, "default": default, "lists": lists})
+    return field(metadata={"kind": kind, "default": default, "commands": commands, "lists": lists})
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -144,70 +145,78 @@ SQUARES = tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 819
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run. A setting that the script does not use is None."""
+    """The settings of one run. A setting that the command does not use is None."""
 
-    use_gpu: bool | None = setting(zero_or_one, None, EACH)  # None: the GPU if there is one
-    num_devices: int = setting(whole(1, all=ALL), dict.fromkeys(MODELS, 1), EACH)
+    use_gpu: bool | None = setting(zero_or_one, None, lists=EACH)  # None: the GPU if there is one
+    num_devices: int = setting(whole(1, all=ALL), 1, WORKLOADS, EACH)
     framework: str = setting(one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch")
     model: str = setting(
         str,
         {"image": "resnet50", "mlp": MLPS, "transformer": ("distilbert", "bert-large")}
         | {"llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m")}
         | {"diffusion": ByDevice(gpu="sd-1.5", cpu="ddpm-cifar10")},
+        WORKLOADS,
         EACH,
     )
     phase: str = setting(
-        dict.fromkeys(MODELS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode", "training")},
+        dict.fromkeys(WORKLOADS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode", "training")},
         {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")}
         | {"diffusion": "inference"},
+        WORKLOADS,
         EACH,
     )
     batch_size: int = setting(
         whole(1, auto=AUTO),
         {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1}
         | {"diffusion": 1},
+        WORKLOADS,
         EACH,
     )
-    num_images: int | None = setting(whole(1), {"image": None, "mlp": None})  # None: as many as the interval needs
-    image_size: int | None = setting(whole(32, 4096), {"image": None, "diffusion": None})  # pixels; None: the model's
+    num_images: int | None = setting(whole(1), None, ("image", "mlp"))  # None: as many as the interval needs
+    image_size: int | None = setting(whole(32, 4096), None, ("image", "diffusion"))  # pixels; None: the model's
     precision: Any = setting(
-        dict.fromkeys(MODELS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
+        dict.fromkeys(WORKLOADS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
         {"image": "float32", "mlp": "float32", "transformer": "float32"}
         | dict.fromkeys(("llm", "diffusion"), ByDevice(gpu="bfloat16", cpu="float32"))
         | {"tflops": ("float32", "tf32", "float16", "bfloat16")},
-        dict.fromkeys(MODELS, EACH) | {"tflops": TOGETHER},
+        (*WORKLOADS, "tflops"),
+        dict.fromkeys(WORKLOADS, EACH) | {"tflops": TOGETHER},
     )
-    compile: str = setting(one_of("0", "1", *COMPILE_MODES), dict.fromkeys(MODELS, "0"), EACH)
+    compile: str = setting(one_of("0", "1", *COMPILE_MODES), "0", WORKLOADS, EACH)
     # "": the framework's first one
-    memory_format: str = setting(one_of(*MEMORY_FORMATS), {"image": "", "diffusion": ""}, EACH)
+    memory_format: str = setting(one_of(*MEMORY_FORMATS), "", ("image", "diffusion"), EACH)
     optimizer: str = setting(
-        dict.fromkeys(MODELS, one_of("sgd", "adam")) | dict.fromkeys(("llm", "diffusion"), one_of(*OPTIMIZERS)),
+        dict.fromkeys(WORKLOADS, one_of("sgd", "adam")) | dict.fromkeys(("llm", "diffusion"), one_of(*OPTIMIZERS)),
         {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw", "diffusion": "adamw"},
+        WORKLOADS,
         EACH,
     )
-    sequence_length: int = setting(whole(1, 512), {"transformer": 128}, EACH)  # tokens
-    prompt_tokens: int = setting(whole(1), {"llm": 512}, EACH)
-    lora_rank: int = setting(whole(0, 1024), {"llm": 0}, EACH)  # 0: train all weights
-    checkpointing: bool = setting(zero_or_one, {"llm": False}, EACH)
-    new_tokens: int = setting(whole(1), {"llm": 128})
-    depth: int = setting(whole(0), {"llm": 0}, EACH)  # tokens
-    data: str | None = setting(one_of("cifar10", "synthetic"), {"mlp": None})  # None: cifar10 if it can be had
-    epochs: int = setting(whole(0, 1000), {"mlp": 0})
-    sustain: int | None = setting(whole(60, 86_400), dict.fromkeys(MODELS))  # seconds
-    sizes: tuple[tuple[int, int, int], ...] = setting(matrix_size, {"tflops": SQUARES}, TOGETHER)  # (m, n, k)
-    ops: tuple[str, ...] = setting(one_of(*OPS), {"tflops": OPS}, TOGETHER)
-    scope: tuple[str, ...] = setting(one_of(*SCOPES), {"image": SCOPES}, TOGETHER)
-    num_workers: int = setting(whole(0, 1024), {"image": None})  # None: the number of cores, at most MOST_WORKERS
+    sequence_length: int = setting(whole(1, 512), 128, ("transformer",), EACH)  # tokens
+    prompt_tokens: int = setting(whole(1), 512, ("llm",), EACH)
+    lora_rank: int = setting(whole(0, 1024), 0, ("llm",), EACH)  # 0: train all weights
+    checkpointing: bool = setting(zero_or_one, False, ("llm",), EACH)
+    new_tokens: int = setting(whole(1), 128, ("llm",))
+    depth: int = setting(whole(0), 0, ("llm",), EACH)  # tokens
+    data: str | None = setting(one_of("cifar10", "synthetic"), None, ("mlp",))  # None: cifar10 if it can be had
+    epochs: int = setting(whole(0, 1000), 0, ("mlp",))
+    sustain: int | None = setting(whole(60, 86_400), None, WORKLOADS)  # seconds
+    sizes: tuple[tuple[int, int, int], ...] = setting(matrix_size, SQUARES, ("tflops",), TOGETHER)  # (m, n, k)
+    ops: tuple[str, ...] = setting(one_of(*OPS), OPS, ("tflops",), TOGETHER)
+    # None: all in the first process of a run, "device" in the others
+    scope: tuple[str, ...] | None = setting(one_of(*SCOPES), None, ("image",), TOGETHER)
+    num_workers: int | None = setting(whole(0, 1024), None, ("image",))  # None: the number of cores, up to MOST_WORKERS
     num_threads: int | None = setting(whole(1, 4096), None)  # None: the framework's own number
-    max_seconds: float = setting(above_zero, dict.fromkeys(MODELS, 3.0) | {"tflops": 1.0})  # of one measurement
-    runs: int | None = setting(whole(1, 1000), None)  # processes; None: Launcher.measure() decides
+    max_seconds: float = setting(  # of one measurement
+        above_zero, dict.fromkeys(WORKLOADS, 3.0) | {"tflops": 1.0}, (*WORKLOADS, "tflops")
+    )
+    runs: int | None = setting(whole(1, 1000), None)  # processes; None: parent.count_processes() decides
     machine: str | None = setting(slug, None)  # None: the name of the GPU or CPU
     results_dir: Path = setting(lambda text: Path(text).expanduser(), ROOT / "results")
     seed: int = setting(whole(0), 0)
-    workload: str = setting(one_of(*MODELS), {"best": "image"})
-    rounds: int = setting(whole(1, 1000), {"noise": 2})
-    max_minutes: float = setting(above_zero, {"best": 20.0})
-    quick: bool = setting(zero_or_one, {"all": False})
+    workload: str = setting(one_of(*WORKLOADS), "image", ("best",))
+    rounds: int = setting(whole(1, 1000), 2, ("noise",))
+    max_minutes: float = setting(above_zero, 20.0, ("best",))
+    quick: bool = setting(zero_or_one, False, ("all",))
 
     def on(self, device, emulates_bfloat16=False):
         """Return the settings with the defaults that depend on the device ("cpu", "cuda", "mps" ...)."""
@@ -223,56 +232,95 @@ DECLARED = {declared.name: declared.metadata for declared in fields(Settings)}
 KNOWN_NAMES = [*map(str.upper, DECLARED), *SYNONYMS, *MAKE_VARIABLES]
 
 
-def read_settings(script, environ=os.environ):
-    """Read the settings of one run of a script ("image") from the environment.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One combination of the settings of a command, parsed once. Each of its processes gets its environment."""
 
-    If a list asks for several runs, its first entry counts; list_runs() returns all of them.
+    command: str  # "image": what follows make
+    settings: Settings
+    environ: dict[str, str]  # the whole environment, without make's own variable
+    choices: dict[str, str] = field(default_factory=dict)  # {variable: text} of lists of which this run is one entry
+
+    def with_settings(self, command=None, **texts):
+        """Return the run after a change of its environment, or the same one of another command.
+
+        Args:
+            texts: {variable: text, or None to unset it}.
+
+        Raises:
+            SettingError: a wrong value, or settings that exclude each other.
+        """
+        environ = {name: text for name, text in (self.environ | texts).items() if text is not None}
+        command = command or self.command
+        return Run(command, parse_settings(command, environ), environ, self.choices)
+
+
+def read_runs(command, environ=os.environ, also=()):
+    """Read the runs that a command's settings and their comma lists ask for: at least one.
+
+    Runs that differ only in settings which their phase does not use count once.
+
+    Args:
+        command: what follows make: "image".
+        also: other commands whose settings may be on make's command line.
 
     Raises:
         SettingError: a wrong value, a misspelt name, or settings that exclude each other.
     """
-    refuse_misspelt((script,), environ)
+    refuse_misspelt((command, *also), environ)
+    environ = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
+    lists = []
+    for name in DECLARED:
+        entries = read_entries(name, command, environ)
+        if len(entries) > 1 and declared_for(name, "lists", command) == EACH:
+            given = find_given(name, environ)
+            texts = [text.strip() for text in environ[given].split(",")] if given else entries
+            lists.append([(given or name.upper(), text) for text in texts])
+    runs = {}
+    for choices in map(dict, product(*lists)):
+        run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
+        phase = run.settings.phase
+        used = ((name, text) for name, text in choices.items() if is_used_in(SYNONYMS.get(name, name).lower(), phase))
+        runs.setdefault(frozenset(used), run)
+    return list(runs.values())
+
+
+def read_settings(command, environ=os.environ):
+    """Read the settings of a command that has one run; raises SettingError as read_runs() does."""
+    refuse_misspelt((command,), environ)
+    return parse_settings(command, environ)
+
+
+def read_fixed_run(command, environ=os.environ):
+    """Read the run of a command of fixed work, such as "all"; raises SettingError for a setting that would change it."""
+    runs = read_runs(command, environ)
+    for given in (find_given(name, environ) for name in DECLARED if not is_used(name, command)):
+        if given:
+            raise SettingError(f"{given}={environ[given]!r} would change the work of `make {command}`: unset {given}")
+    if len(runs) > 1:
+        raise SettingError(f"USE_GPU={environ['USE_GPU']!r}: `make {command}` measures one device: set a single value")
+    return runs[0]
+
+
+def parse_settings(command, environ):
+    """Parse the settings of one run; of a list that asks for several runs, the first entry counts.
+
+    Raises:
+        SettingError: a wrong value, or settings that exclude each other.
+    """
     values = {}
     for name in DECLARED:
-        entries = read_entries(name, script, environ)
-        values[name] = entries if is_used(name, script) and of(name, "lists", script) == TOGETHER else entries[0]
+        entries = read_entries(name, command, environ)
+        is_list = is_used(name, command) and declared_for(name, "lists", command) == TOGETHER and entries != (None,)
+        values[name] = entries if is_list else entries[0]
     framework = FRAMEWORKS[values["framework"]]
     if values["memory_format"] == "":
         values["memory_format"] = framework.memory_formats[0]
     if values["compile"] == "0" and framework.always_compiles:
         values["compile"] = "1"
     settings = Settings(**values)
-    refuse_contradictions(script, settings, environ)
+    refuse_contradictions(command, settings, environ)
     return settings
-
-
-def list_runs(script, environ=os.environ):
-    """Return the runs that comma lists ask for, each as a change of the environment: {variable: text}.
-
-    Runs that differ only in settings which their phase does not use count once.
-    """
-    choices = []
-    for name in DECLARED:
-        entries = read_entries(name, script, environ)
-        if len(entries) > 1 and of(name, "lists", script) == EACH:
-            given = find_given(name, environ)
-            texts = [text.strip() for text in environ[given].split(",")] if given else entries
-            choices.append([(given or name.upper(), text) for text in texts])
-    runs = {}
-    for run in map(dict, product(*choices)):
-        phase = read_settings(script, {**environ, **run}).phase
-        used = ((name, text) for name, text in run.items() if is_used_in(SYNONYMS.get(name, name).lower(), phase))
-        runs.setdefault(frozenset(used), run)
-    return list(runs.values())
-
-
-def refuse_other_settings(script, environ=os.environ):
-    """Raise SettingError for a setting that would change what a script of fixed work ("all", "noise") measures."""
-    for given in (find_given(name, environ) for name in DECLARED if not is_used(name, script)):
-        if given:
-            raise SettingError(f"{given}={environ[given]!r} would change the work of `make {script}`: unset {given}")
-    if len(list_runs(script, environ)) > 1:
-        raise SettingError(f"USE_GPU={environ['USE_GPU']!r}: `make {script}` measures one device: set a single value")
 
 
 def is_used_in(name, phase):
@@ -280,15 +328,16 @@ def is_used_in(name, phase):
     return phase in PHASES.get(name, (phase,))
 
 
-def of(name, key, script):
-    """Return what a setting's declaration says about a script."""
+def declared_for(name, key, command):
+    """Return what the declaration of a setting says about a command: its "kind", "default" or "lists"."""
     value = DECLARED[name][key]
-    return value.get(script) if isinstance(value, dict) else value
+    return value.get(command) if isinstance(value, dict) else value
 
 
-def is_used(name, script):
-    default = DECLARED[name]["default"]
-    return not isinstance(default, dict) or script in default
+def is_used(name, command):
+    """Return whether a command uses a setting."""
+    commands = DECLARED[name]["commands"]
+    return commands is None or command in commands
 
 
 def find_given(name, environ):
@@ -297,35 +346,35 @@ def find_given(name, environ):
     return next((variable for variable in names if variable in environ), None)
 
 
-def read_entries(name, script, environ):
+def read_entries(name, command, environ):
     """Return the values of a setting as a tuple: one, or one for each entry of a list."""
-    if not is_used(name, script):
+    if not is_used(name, command):
         return (None,)
     variable = find_given(name, environ)
     if not variable:
-        default = of(name, "default", script)
+        default = declared_for(name, "default", command)
         return default if isinstance(default, tuple) else (default,)
     text = environ[variable].strip()
-    entries = list(dict.fromkeys(map(str.strip, text.split(",")))) if of(name, "lists", script) else [text]
+    entries = list(dict.fromkeys(map(str.strip, text.split(",")))) if declared_for(name, "lists", command) else [text]
     if not all(entries):
         raise SettingError(f"{variable}={text!r} has an empty value: fill it in, or unset {variable}")
     try:
-        return tuple(map(of(name, "kind", script), entries))
+        return tuple(map(declared_for(name, "kind", command), entries))
     except ValueError as error:
         every = ", in every entry" if len(entries) > 1 else ""
         raise SettingError(f"{variable}={text!r} must be {error}{every}") from None
 
 
-def refuse_contradictions(script, settings, environ):
+def refuse_contradictions(command, settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
     s, framework = settings, FRAMEWORKS[settings.framework]
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
     is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
     has_many = s.num_devices not in (None, 1)
-    able = " and ".join(name for name, known in FRAMEWORKS.items() if script in known.workloads)
+    able = " and ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
     table = [  # (whether they exclude each other, their names, the reason or the fix)
-        (script in MODELS and script not in framework.workloads, "framework", f"only {able} can run {script}"),
+        (command in WORKLOADS and command not in framework.workloads, "framework", f"only {able} can run {command}"),
         (s.framework != "torch" and s.compile in COMPILE_MODES, "framework compile", "the mode is torch's: set 1 or 0"),
         (is_channels_first, "framework memory_format", "it supports only channels_last here"),
         (set(precisions) & set(framework.lacks), "framework precision", "it lacks this precision: set another one"),
@@ -348,10 +397,10 @@ def refuse_contradictions(script, settings, environ):
             raise SettingError(f"{words} cannot run: {reason}")
 
 
-def refuse_misspelt(scripts, environ):
+def refuse_misspelt(commands, environ):
     """Raise SettingError for a name that is not a setting but was probably meant as one.
 
-    On make's command line (in MAKEFLAGS) any unknown name is refused, and so is a setting that none of the scripts
+    On make's command line (in MAKEFLAGS) any unknown name is refused, and so is a setting that none of the commands
     uses. The environment has many names of other programs: there only near misses of our settings are refused.
     """
     # A backslash escapes a space within a value.
@@ -360,7 +409,7 @@ def refuse_misspelt(scripts, environ):
             near = difflib.get_close_matches(name.upper(), KNOWN_NAMES, n=1)
             raise SettingError(f"{name} is not a setting: {f'did you mean {near[0]}?' if near else 'see `make help`'}")
         meant = SYNONYMS.get(name, name).lower()
-        if name not in MAKE_VARIABLES and not any(is_used(meant, script) for script in scripts):
+        if name not in MAKE_VARIABLES and not any(is_used(meant, command) for command in commands):
             raise SettingError(f"{name} is not used by this command: leave it out (`make settings` lists what uses it)")
     ours = [name for name in KNOWN_NAMES if name not in MAKE_VARIABLES]
     for name in sorted(environ.keys() - {*KNOWN_NAMES, "COMPILER"}):

@@ -17,7 +17,7 @@ def checks():
     yield check_matmul(matmul)
     for phase in ("inference", "training"):
         block = loop(phase, *mlp())
-        yield check_loop(phase, "mlp-5x1024", block, script="mlp", DATA="synthetic", BATCH_SIZE="32")
+        yield check_loop(phase, "mlp-5x1024", block, workload="mlp", DATA="synthetic", BATCH_SIZE="32")
 
 
 def matmul(side):

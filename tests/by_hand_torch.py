@@ -91,7 +91,7 @@ def check_training(rank, tokens=64):
     block = block_of(step_of("training", None, loss, optimizer), wait, tokens * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "PRECISION": "float32", "LORA_RANK": str(rank)}
     what = f"a hand-written loop, LoRA of rank {rank}"
-    return check_loop("training", "smollm2-135m", block, script="llm", what=what, **environ)
+    return check_loop("training", "smollm2-135m", block, workload="llm", what=what, **environ)
 
 
 def check_language_model(phase, tokens=64):
@@ -111,7 +111,7 @@ def check_language_model(phase, tokens=64):
     step = torch.inference_mode()(lambda: next(done))
     block = block_of(step, wait, (tokens if phase == "prefill" else 1) * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
-    return check_loop(phase, "smollm2-135m", block, script="llm", **environ)
+    return check_loop(phase, "smollm2-135m", block, workload="llm", **environ)
 
 
 def check_denoiser(phase, batch_size=1):
@@ -133,7 +133,7 @@ def check_denoiser(phase, batch_size=1):
 
     block = block_of(step_of(phase, infer, loss, optimizer), wait, batch_size)
     environ = {"BATCH_SIZE": str(batch_size), "PRECISION": "float32"}
-    return check_loop(phase, "ddpm-cifar10", block, script="diffusion", **environ)
+    return check_loop(phase, "ddpm-cifar10", block, workload="diffusion", **environ)
 
 
 def matmul(side):

@@ -5,6 +5,7 @@ so that a machine that drifts or is busy moves both. The interval of the median 
 behaviour with fakes; this proves the numbers, on this machine.
 """
 
+import functools
 import importlib
 import os
 import statistics
@@ -16,19 +17,18 @@ from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.measure import Job, measure
-from bench.workloads import operators
-from best_settings import WORKLOADS
+from bench.workloads import describe_workload, operators
 
 PAIRS = 15
 TOLERANCE = 0.02
 
 
-def check_loop(phase, model, block, script="image", what="a hand-written loop", **environ):
+def check_loop(phase, model, block, workload="image", what="a hand-written loop", **environ):
     """Compare our step with a hand-written loop, a block of block_of(); returns whether they agree."""
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
-    settings = read_settings(script, environ)
+    settings = read_settings(workload, environ)
     about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
-    return check(settings, WORKLOADS[script], phase, block, about)
+    return check(settings, functools.partial(describe_workload, workload), phase, block, about)
 
 
 def check_matmul(by_hand, side=1024):
@@ -38,14 +38,14 @@ def check_matmul(by_hand, side=1024):
     return check(settings, lambda _: operators.matmul((side,) * 3), None, by_hand(side), about)
 
 
-def check(settings, describe_workload, phase, block, about):
+def check(settings, describe, phase, block, about):
     """Measure PAIRS of (our rate, theirs): blocks of equally many steps, one right after the other."""
     framework, pairs = frameworks.load(settings.framework), []
     settings = settings.on(framework.find_device(settings).device)
-    workload = describe_workload(settings)
+    workload = describe(settings)
     session = framework.open_session(workload, settings, phase, "device")
     for _ in range(PAIRS):
-        measured = measure(Job(session, workload.items_per_step, 1.0))
+        (measured,) = measure(Job(session, workload.items_per_step, 1.0))
         pairs.append((measured.throughput, block(measured.windows, measured.steps_per_window)))
     session.close()
     return compare(about, pairs, workload.unit)

@@ -7,7 +7,7 @@ import pytest
 import measure_all
 import noise_check
 from bench.frameworks import Device
-from bench.launch import Launcher
+from bench.parent import Launcher
 from bench.records import cells, results
 from bench.settings import FRAMEWORKS, SettingError, list_runs, read_settings
 from bench.workloads import standard_set
@@ -36,7 +36,7 @@ class Children:
         settings = read_settings(launcher.script, change).on(self.device.device)
         workload = launcher.describe_workload(settings)
         line = {"framework_version": self.device.framework_version, "device": self.device.device, "status": "ok"}
-        row = cells.complete_row(launcher.host, "", line | cells.of_work(settings, workload, settings.phase, "device"))
+        row = cells.complete_row(launcher.host, "", line | rows.work_cells(settings, workload, settings.phase, "device"))
         row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0) | {"process_rates": runs * "1 "}
         row |= {"framework": read_settings("all").framework, "num_threads": read_settings("all").num_threads or 2}
         if launcher.script == "tflops":

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import best_settings
-from bench.launch import Launcher
+from bench.parent import Launcher
 from bench.records import results
 from bench.settings import list_runs
 from bench.tune import candidates

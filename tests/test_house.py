@@ -17,12 +17,10 @@ LAYERS = [
     ["bench.workloads", "bench.host"],
     ["bench.timing"],
     ["bench.frameworks", "bench.records"],
-    ["bench.run", "bench.tune"],
-    ["bench.launch", "bench.plots"],
+    ["bench.child", "bench.tune"],
+    ["bench.parent", "bench.plots"],
     ["bench.doctor"],
-    [path.stem for path in SCRIPTS if path.stem not in ("best_settings", "noise_check", "measure_all")],
-    ["best_settings"],
-    ["noise_check", "measure_all"],
+    [path.stem for path in SCRIPTS],
 ]
 STANDARD_LIBRARY_ONLY = ("bench.settings", "bench.host.environment", "bench.records.submission", "bench.timing.measure")
 

@@ -43,7 +43,7 @@ def test_ranks_of_torchrun_share_their_machine_and_only_the_first_one_stores(mon
     def measure_work(bench, describe):
         assert (bench.settings.num_workers, bench.instruments.counter) == (3, None)  # the fewest of any rank
         bench.emit(
-            cells.of_work(bench.settings, describe(bench.settings), "inference", "device") | {"status": "failed"}
+            rows.work_cells(bench.settings, describe(bench.settings), "inference", "device") | {"status": "failed"}
         )
         return 1
 
@@ -75,7 +75,7 @@ SCRIPT = """
 import os, sys
 sys.path.insert(0, os.getcwd())
 from bench.frameworks import session
-from bench.launch import main
+from bench.parent import main
 from mlp_benchmark import mlp_workload
 
 def fail(self):

@@ -37,7 +37,7 @@ def open_session(kind, workload, settings, phase, scope, compares=True):
     context = kind(settings, compares)
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
-    context.measure_precision(has_convolutions=bool(settings.memory_format or "memory_format" in workload.columns))
+    context.measure_precision(workload.has_convolutions)
     if workload.samples is not None:
         return OperatorSession(context, workload)
     if phase in ("prefill", "decode"):
@@ -80,9 +80,31 @@ class BaseSession:
         """Return when all submitted work is complete."""
         self.context.synchronize()
 
-    def read(self):
-        """Wait for, and return, a number that depends on the last step."""
-        return self.context.read(self.last_result)
+    def read(self, output=None):
+        """Wait for, and return, a number that depends on the last step, or on a kept output of an earlier one."""
+        return self.context.read(self.last_result if output is None else output)
+
+    def keep_output(self):
+        """Return last_result in memory that later steps do not overwrite."""
+        return self.context.keep(self.last_result)
+
+    @property
+    def device(self):
+        """Return the kind of device: "cpu", "cuda", "mps" ..."""
+        return self.context.device
+
+    @property
+    def note(self):
+        """Return what a reader of the row has to know; "" if nothing."""
+        return self.context.note
+
+    def trace_count(self):
+        """Return how often the framework has compiled a function of the model that is timed."""
+        return self.context.trace_count()
+
+    def peak_memory_bytes(self):
+        """Return the most memory that this session allocated on the device; None if the framework cannot tell."""
+        return self.context.peak_memory_bytes()
 
     def has_outputs(self):
         """Return whether last_result is an output of only the last step, and so small that several may be kept."""

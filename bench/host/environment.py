@@ -76,7 +76,7 @@ def list_cards():
 def find_card():
     """Return the first card of CUDA_VISIBLE_DEVICES; None if there is none.
 
-    CUDA counts the cards in the same order because bench/launch.py sets CUDA_DEVICE_ORDER.
+    CUDA counts the cards in the same order because bench/parent.py sets CUDA_DEVICE_ORDER.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     return next((card for card in list_cards() if first in (card.index, card.uuid)), None)

@@ -85,19 +85,23 @@ def read_or(otherwise, read):
 
 
 class Watch:
-    """Notices heat, other programs and swapping between start() and flags(); `columns` has what it read."""
+    """Notices heat, other programs and swapping between start() and stop()."""
 
     def __init__(self, instruments, clock=time.perf_counter):
-        self._instruments, self._clock, self.columns = instruments, clock, {}
+        self._instruments = instruments
+        self._clock = clock
 
     def start(self):
-        self.columns, self._start = {}, self._clock()
+        self._start = self._clock()
         self._others, self._swapped = read_or(math.nan, others_cpu_seconds), read_or(math.nan, swapped_bytes)
 
-    def flags(self):
-        """Return the flags of what it noticed. Heat comes first: a GPU's clock changes as soon as the work ends."""
-        self.columns = read_or({}, self._instruments.read)
-        pressure, reasons = (self.columns.get(name, "") for name in ("thermal_pressure", "throttle_reasons"))
+    def stop(self):
+        """Return (flags of what it noticed, {column: reading} of the sensors).
+
+        Heat is read first: a GPU's clock changes as soon as the work ends.
+        """
+        readings = read_or({}, self._instruments.read)
+        pressure, reasons = (readings.get(name, "") for name in ("thermal_pressure", "throttle_reasons"))
         # An unknown counter is NaN, which is not greater.
         others = (read_or(math.nan, others_cpu_seconds) - self._others) / (self._clock() - self._start)
         noticed = {
@@ -105,7 +109,7 @@ class Watch:
             "contended": others > CONTENDED_SHARE * usable_cores() or self._instruments.card_is_shared,
             "swapping": read_or(math.nan, swapped_bytes) > self._swapped,
         }
-        return [flag for flag, is_noticed in noticed.items() if is_noticed]
+        return [flag for flag, is_noticed in noticed.items() if is_noticed], readings
 
 
 @dataclass(frozen=True)

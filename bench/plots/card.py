@@ -13,7 +13,7 @@ from bench.plots.draw import COLOURS
 from bench.records import columns, peaks, report
 from bench.records.columns import format_number
 from bench.records.flags import FLAGS
-from bench.settings import FRAMEWORKS, SettingError, is_used_in, read_settings
+from bench.settings import FRAMEWORKS, SettingError, is_used_in, parse_settings
 from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
@@ -85,7 +85,7 @@ def find_own(mine, work):
         return []
     environ = {"FRAMEWORK": mine[0]["framework"], "MODEL": work.model, "PHASE": work.phase} | dict(work.settings)
     try:
-        settings = read_settings(work.script, environ)
+        settings = parse_settings(work.workload, environ)
     except SettingError:  # the framework does not have it
         return []
     usual = {name: ("", str(getattr(settings, name))) for name in DEFAULTS if is_used_in(name, work.phase)}
@@ -95,7 +95,7 @@ def find_own(mine, work):
 
 
 def is_work(line, work):
-    return (line["workload"], line["model"], line["phase"]) == (work.script, work.model, work.phase)
+    return (line["workload"], line["model"], line["phase"]) == (work.workload, work.model, work.phase)
 
 
 def choose_published(published, own, kind):

@@ -4,7 +4,8 @@ from bench.records.columns import WORK
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
 
-OF_THE_FIRST = ("output_error", "idle_watts")  # cells that only the first process measures
+# Columns that only the first process measures.
+OF_THE_FIRST = ("output_error", "canary_seconds", "idle_watts", "power_watts", "joules_per_item", "power_scope")
 
 
 def combine(processes):

@@ -15,6 +15,9 @@ from bench.records.flags import FLAGS
 from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained
 
 REFRESH_SECONDS = 0.25
+# Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
+LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
+LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution", "attention": "attention {sequence_length}"}
 LEAST_WIDTH = 60  # of a terminal; narrower ones wrap by themselves
 
 
@@ -52,8 +55,8 @@ def progress(workload, items_per_step):
         yield on_window
 
 
-def describe(rows, stored):
-    """Describe the rows of one combination: what ran, each result with its interval and details, and all warnings.
+def describe_run(rows, stored):
+    """Describe the rows of one run: what ran, each result with its interval and details, and all warnings.
 
     Args:
         rows: combined rows, numbers as numbers.
@@ -73,6 +76,30 @@ def describe(rows, stored):
         said.append("one process only: the interval does not include variation between processes")
     lines += [wrap(f"  {text}", "    ") for text in said if text]
     return "\n".join(filter(None, [*lines, explain({flag for row in rows for flag in row["flags"].split()})]))
+
+
+def describe_sweep(rows, _):
+    """Describe a sweep: a table of TFLOP/s by work and precision, GB/s, and what failed."""
+    first = rows[0]
+    ok = [row for row in rows if row["status"] == "ok"]
+    framework = f"{first['framework']} {first.get('framework_version') or ''}"
+    lines = [f"{framework} on {first.get('device_name') or first['cpu_name']} ({first.get('device')})"]
+    table = {}  # {work: {precision: text}}
+    for row in (row for row in ok if row.get("tflops")):
+        name = LABELS.get(row["model"], row["model"]).format_map(row)
+        table.setdefault(name, {})[row["precision"]] = format_number(row["tflops"], "{:.3g}")
+    precisions = dict.fromkeys(precision for found in table.values() for precision in found)
+    if table:
+        lines.append("  TFLOP/s (int8 TOP/s)" + "".join(f"{precision:>13}" for precision in precisions))
+    for name, found in table.items():
+        lines.append(f"  {name:<20}" + "".join(f"{found.get(precision, ''):>13}" for precision in precisions).rstrip())
+    for row in rows:
+        if row["status"] != "ok":
+            lines.append(f"  {describe_work(row)}: {row['status']}: {row['note']}")
+        elif row["unit"] == "GB/s":
+            lines.append(f"  {describe_work(row)}: {row['throughput']:.4g} GB/s")
+    flags = {flag for row in ok for flag in row["flags"].split()}
+    return "\n".join(filter(None, [*lines, explain(flags)]))
 
 
 def count_processes(row):

@@ -16,9 +16,9 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bench.timing import MeasurementError
@@ -64,10 +64,12 @@ class Job:
     max_seconds: float
     target_ci: float = 1.0  # percent
     num_items: int | None = None  # at least this many, in whole windows; overrides the other two
+    sustained_seconds: float | None = None  # of a sustained run, which has a Measurement for every ten; overrides all
     clock: Callable[[], float] = time.perf_counter  # wall seconds
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
-    watches: Sequence[Any] = ()  # meters: start() before the first window, flags() after the last
+    watch: Any = None  # a meters.Watch: start() before the first window, stop() after the last
+    joules: Callable[[], float] = lambda: math.nan  # reads the energy counter of a sustained run
 
     @property
     def mode(self):
@@ -98,41 +100,92 @@ class Measurement:
     warmup_seconds: float
     stop_reason: str  # "target_ci", "max_seconds", "num_images", "interval" or "interrupted"
     flags: tuple[str, ...]
-
-
-@dataclass
-class Series:
-    """Windows of equally many steps, in seconds."""
-
-    steps: int
-    windows: list[float] = field(default_factory=list)
-    stop_reason: str = ""
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What is known of a session after warm-up; by default, of one that needs none."""
-
-    first_step_seconds: float = 0.0
-    weights: tuple | None = None  # the session's checksum() after the first step
-    warmup_seconds: float = 0.0
-    steps: int = 1  # in a window
-    flags: tuple[str, ...] = ()
+    readings: dict  # {column: reading} of the sensors
+    elapsed_seconds: float | None  # since the first window of a sustained run began
+    watts: float  # mean over these windows; NaN without an energy counter
 
 
 def measure(job: Job):
-    """Measure a job's steps with garbage collection disabled.
+    """Measure a job's steps with garbage collection disabled, from the first step to the verdict.
 
-    Returns:
-        A Measurement. After Ctrl-C: of the complete windows, with stop_reason "interrupted".
+    Yields:
+        One Measurement; in a sustained run one for every ten seconds, without a pause between them. After Ctrl-C: that
+        of the complete windows, with stop_reason "interrupted", and no other one.
 
     Raises:
         MeasurementError: `work_skipped`, `constant_output`, `wrong_output` or `unsupported`: there is no valid result.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
-    with collector_at_rest():
-        ready = get_ready(job)
-        return measure_ready(job, ready, run_until_sure if job.num_items is None else run_exactly)
+    session, clock, mode = job.session, job.clock, job.mode
+    with collector_at_rest():  # over all of a sustained run: a pause to collect would be a pause to cool down
+        # The first step: it compiles, or tries several algorithms.
+        first_step_seconds = timed(session, clock, 1)
+        first_value, first_weights = session.read(), session.checksum()
+        session.after_first_step()
+
+        # The warm-up, until the pace is steady; of a pipeline, until no batch is left that was prepared before.
+        start = clock()
+        if mode == "step":
+            step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
+        elif mode == "part":  # the full step ran before it in this process
+            step_seconds = statistics.fmean(timed(session, clock, 1) for _ in range(PART_WARMUP_STEPS))
+        else:
+            step_seconds = drain_queue(job)
+        warmup_seconds = clock() - start
+
+        # The proof that outputs depend on the data and that every step of a window runs.
+        if mode != "stream" and not session.may_repeat and session.read() == first_value:  # perhaps of the same batch
+            prove_output_varies(job)
+        steps = choose_steps(job, step_seconds)
+        prove_every_step_runs(job, steps)
+        if mode == "stream" and steps > 1:
+            drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
+        is_slowed_by_host = mode == "step" and session.device == "cuda" and is_limited_by_host(job, step_seconds)
+
+        began, stop_reason = clock(), ""
+        while not stop_reason or (job.sustained_seconds and clock() - began < job.sustained_seconds):
+            # The windows.
+            counters, joules, start = start_counters(job), job.joules(), clock()
+            windows, steps, stop_reason = collect_windows(job, steps)
+            done, seconds, watts = steps * len(windows), sum(windows), (job.joules() - joules) / (clock() - start)
+
+            # The verdict.
+            flags, readings = check_counters(job, counters, done, stop_reason)
+            if is_slowed_by_host:
+                flags.append("limited_by_host")
+            if mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
+                flags.append("barrier_shows")
+            if mode == "stream" and done < ENOUGH_QUEUES * session.queue_steps:
+                flags.append("short")  # a queue that was full or empty at the start may still show in the total
+            if has_drift(windows):
+                flags.append("drift")
+            if stop_reason != "interrupted" and first_weights is not None and session.checksum() == first_weights:
+                raise MeasurementError("work_skipped", "the weights have not changed since the first step")
+            in_window = job.items_per_step * steps
+            is_total = mode == "stream" or job.num_items is not None
+            throughput = job.items_per_step * done / seconds if is_total else in_window / statistics.median(windows)
+            low, high = interval(windows)
+            yield Measurement(
+                throughput=throughput,
+                # A mean over all seconds may lie outside the median's interval; its own is not narrower.
+                throughput_low=min(throughput, in_window / high) if high else None,
+                throughput_high=max(throughput, in_window / low) if low else None,
+                step_seconds_median=statistics.median(windows) / steps,
+                step_seconds_p95=p95(windows) if steps == 1 else None,
+                windows=len(windows),
+                steps_per_window=steps,
+                items=job.items_per_step * done,
+                seconds=seconds,
+                first_step_seconds=first_step_seconds,
+                warmup_seconds=warmup_seconds,
+                stop_reason=stop_reason,
+                flags=tuple(flags),
+                readings=readings,
+                elapsed_seconds=clock() - began if job.sustained_seconds else None,
+                watts=watts,
+            )
+            if stop_reason == "interrupted":
+                return
 
 
 @contextmanager
@@ -149,36 +202,16 @@ def collector_at_rest():
 
 
 def measure_epoch(job: Job, order):
-    """Return (seconds, flags) of one pass over the training data in this order of items; it is one window."""
-
-    def run(job, _):
-        start = job.clock()
-        steps = job.session.train_epoch(order)
-        job.session.synchronize()
-        job.session.read()
-        return Series(steps, [job.clock() - start], "epoch")
-
+    """Return (seconds, flags) of one pass over the training data in this order of items."""
+    session, clock = job.session, job.clock
     with collector_at_rest():
-        measured = measure_ready(job, Ready(), run)
-    return measured.seconds, list(measured.flags)
-
-
-def sustain(job: Job, seconds, joules):
-    """Measure the same work for a number of seconds, without a pause.
-
-    Yields:
-        (seconds since the first window began, Measurement of the last ten of them, mean watts in them).
-    """
-    stop = lambda _, elapsed: "interval" * (elapsed >= SUSTAINED_SECONDS)  # noqa: E731
-    with collector_at_rest():  # over all of it: a pause to collect would be a pause to cool down
-        ready = get_ready(job)
-        began, stop_reason = job.clock(), ""
-        while job.clock() - began < seconds and stop_reason != "interrupted":
-            start, before = job.clock(), joules()
-            measured = measure_ready(job, ready, lambda job, steps: collect(job, steps, stop))
-            watts = (joules() - before) / (job.clock() - start)
-            stop_reason = measured.stop_reason
-            yield job.clock() - began, measured, watts
+        counters, start = start_counters(job), clock()
+        steps = session.train_epoch(order)
+        session.synchronize()
+        session.read()
+        seconds = clock() - start
+        flags, _ = check_counters(job, counters, steps, "epoch")
+    return seconds, flags
 
 
 def measure_energy(job: Job, steps, joules):
@@ -197,85 +230,45 @@ def measure_energy(job: Job, steps, joules):
     return spent / seconds, spent / (done * job.items_per_step)
 
 
-def get_ready(job: Job):
-    """Run the first step, warm up, and prove that the steps run; returns a Ready, raises MeasurementError."""
-    session, clock, steps, flags = job.session, job.clock, 1, ()
-    first_step_seconds = timed(session, clock, 1)
-    first_value, weights = session.read(), session.checksum()
-    session.after_first_step()
-    start = clock()
-    if job.mode == "step":
-        step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
-    elif job.mode == "part":  # the full step ran before it in this process; each timed step has a window of its own
-        step_seconds = statistics.fmean(timed(session, clock, 1) for _ in range(PART_WARMUP_STEPS))
-    else:
-        step_seconds = drain_queue(job)
-    warmup_seconds = clock() - start
-    if job.mode != "stream" and not session.may_repeat and session.read() == first_value:  # perhaps of the same batch
-        prove_output_varies(job)
+def choose_steps(job: Job, step_seconds):
+    """Return the number of steps in a window: so many that its end takes less than 1 % of it.
+
+    A part of training has one. The workers of a pipeline deliver in turns, so a window has a multiple of them, if there
+    is time for that.
+    """
     if job.mode == "step":
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_BARRIER_SHARE)
-        steps = max(1, math.ceil(window / step_seconds))
-        prove_every_step_runs(job, steps)
-        flags = ("limited_by_host",) * (session.context.device == "cuda" and is_limited_by_host(job, step_seconds))
-    elif job.mode == "stream":
-        workers = max(1, session.num_workers)  # they deliver in turns: a window has a multiple of them, if time allows
-        if workers * step_seconds <= job.max_seconds / MIN_SAMPLES:
-            window = max(MIN_WINDOW_SECONDS, job.max_seconds / STREAM_WINDOWS)
-            steps = workers * max(1, round(window / (step_seconds * workers)))
-        if steps > 1:
-            prove_every_step_runs(job, steps)
-            drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    return Ready(first_step_seconds, weights, warmup_seconds, steps, flags)
+        return max(1, math.ceil(window / step_seconds))
+    workers = max(1, job.session.num_workers or 0)
+    if job.mode == "part" or workers * step_seconds > job.max_seconds / MIN_SAMPLES:
+        return 1
+    window = max(MIN_WINDOW_SECONDS, job.max_seconds / STREAM_WINDOWS)
+    return workers * max(1, round(window / (step_seconds * workers)))
 
 
-def measure_ready(job: Job, ready, run):
-    """Measure the windows of run(job, steps); returns a Measurement with its flags.
+def start_counters(job: Job):
+    """Start the watch; return (compilations so far, the optimizer's steps so far)."""
+    if job.watch:
+        job.watch.start()
+    return job.session.trace_count(), job.session.updates()
+
+
+def check_counters(job: Job, before, done, stop_reason):
+    """Return (flags, readings of the sensors) after `done` steps since start_counters(), which returned `before`.
 
     Raises:
-        MeasurementError: `work_skipped` if the optimizer's step count differs from ours, or no weight changed.
+        MeasurementError: `work_skipped` if the optimizer's step count differs from ours.
     """
-    session = job.session
-    traces, updates = session.context.trace_count(), session.updates()
-    for watch in job.watches:
-        watch.start()
-    series = run(job, ready.steps)
-    flags = [*ready.flags, *(flag for watch in job.watches for flag in watch.flags())]
-    windows, steps = series.windows, series.steps
-    done = steps * len(windows)
-    if series.stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
-        flags += [] if math.isfinite(session.read()) else ["not_finite"]
-        if updates is not None and (counted := session.updates() - updates) != done:
+    traces, updates = before
+    flags, readings = job.watch.stop() if job.watch else ([], {})
+    if stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
+        if not math.isfinite(job.session.read()):
+            flags.append("not_finite")
+        if updates is not None and (counted := job.session.updates() - updates) != done:
             raise MeasurementError("work_skipped", f"the optimizer counted {counted} of {done} timed steps")
-        if ready.weights is not None and session.checksum() == ready.weights:
-            raise MeasurementError("work_skipped", "the weights have not changed since the first step")
-        if job.mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
-            flags += ["barrier_shows"]
-    flags += [] if session.context.trace_count() == traces else ["recompiled"]
-    # A pipeline's queue, full or empty at the start, may still show in the total.
-    flags += ["short"] if session.queue_steps and done < ENOUGH_QUEUES * session.queue_steps else []
-    flags += ["drift"] if has_drift(windows) else []
-    middle, in_window = statistics.median(windows), job.items_per_step * steps
-    items, seconds = job.items_per_step * done, sum(windows)
-    by_totals = job.mode == "stream" or job.num_items is not None
-    throughput = items / seconds if by_totals else in_window / middle
-    low, high = interval(windows)
-    return Measurement(
-        throughput=throughput,
-        # A mean over all seconds may lie outside the median's interval; its own is not narrower.
-        throughput_low=min(throughput, in_window / high) if high else None,
-        throughput_high=max(throughput, in_window / low) if low else None,
-        step_seconds_median=middle / steps,
-        step_seconds_p95=p95(windows) if steps == 1 else None,
-        windows=len(windows),
-        steps_per_window=steps,
-        items=items,
-        seconds=seconds,
-        first_step_seconds=ready.first_step_seconds,
-        warmup_seconds=ready.warmup_seconds,
-        stop_reason=series.stop_reason,
-        flags=tuple(flags),
-    )
+    if job.session.trace_count() != traces:
+        flags.append("recompiled")
+    return flags, readings
 
 
 def timed(session, clock, steps):
@@ -315,10 +308,10 @@ def prove_every_step_runs(job: Job, steps):
                 start, outputs = clock(), []
                 for _ in range(KEPT_OUTPUTS):
                     session.step()
-                    outputs.append(session.context.keep(session.last_result))
+                    outputs.append(session.keep_output())
                 session.synchronize()
                 for output in outputs:
-                    session.context.read(output)
+                    session.read(output)
                 all_read = min(all_read, (clock() - start) / KEPT_OUTPUTS)
         idle = idle_barrier_seconds(job)
         single = min(single, *(timed(session, clock, 1) for _ in range(SINGLE_STEPS)))
@@ -402,51 +395,56 @@ def drain_queue(job: Job):
             return seconds / block
 
 
-def run_until_sure(job: Job, steps):
-    """Measure windows until the interval is narrow enough or the time is over; returns a Series."""
-    next_look = ENOUGH_WINDOWS
+def collect_windows(job: Job, steps):
+    """Measure windows until a stop rule gives a reason, or until Ctrl-C.
 
-    def stop(windows, elapsed):
-        nonlocal next_look
-        # Looking after every window would cost time between them and invite a lucky stop: look every 10 %. A pipeline
-        # runs for the whole time, because it would work ahead while statistics are computed.
-        if job.mode != "stream" and len(windows) >= next_look:
-            next_look = math.ceil(next_look * 1.1)
-            low, high = interval(windows)
-            is_narrow = 50 * (high - low) / statistics.median(windows) <= job.target_ci  # half of it, in percent
-            if is_narrow and sum(windows) >= MIN_MEASURED_SECONDS:
-                return "target_ci"
-        late = elapsed >= job.max_seconds
-        return "max_seconds" if (late and len(windows) >= LEAST_WINDOWS) or elapsed >= 3 * job.max_seconds else ""
-
-    return collect(job, steps, stop)
-
-
-def run_exactly(job: Job, steps):
-    """Measure a given number of items, rounded up to whole windows; returns a Series."""
-    total = math.ceil(job.num_items / job.items_per_step)
-    steps = max(1, min(steps, total // MIN_SAMPLES))
-    return collect(job, steps, lambda windows, _: "num_images" * (len(windows) * steps >= total))
-
-
-def collect(job: Job, steps, stop):
-    """Measure windows until stop(their seconds, elapsed seconds) gives a reason, or until Ctrl-C; returns a Series."""
-    clock, streams, series = job.clock, job.mode == "stream", Series(steps)
+    Returns:
+        (seconds of each window, steps in each, the reason): `interval` in a sustained run, `num_images` after a given
+        number of items, which may need shorter windows, or what stop_if_sure() returns.
+    """
+    clock, is_stream, total, next_look = job.clock, job.mode == "stream", 0, ENOUGH_WINDOWS
+    if job.num_items is not None and not job.sustained_seconds:
+        total = math.ceil(job.num_items / job.items_per_step)
+        steps = max(1, min(steps, total // MIN_SAMPLES))
+    windows, stop_reason = [], ""
     began = last = clock()
     try:
-        while not series.stop_reason:
+        while not stop_reason:
             seconds = timed(job.session, clock, steps)
             now = clock()
-            series.windows.append(now - last if streams else seconds)
+            windows.append(now - last if is_stream else seconds)
             last = now
-            series.stop_reason = stop(series.windows, now - began)
-            if job.on_window and not streams:
-                job.on_window(series.windows, steps)
+            if job.sustained_seconds:
+                stop_reason = "interval" if now - began >= SUSTAINED_SECONDS else ""
+            elif total:
+                stop_reason = "num_images" if len(windows) * steps >= total else ""
+            else:
+                # Looking at the interval after every window would cost time between them and invite a lucky stop: look
+                # every 10 %. A pipeline runs for the whole time, because it would work ahead in the meantime.
+                looks = not is_stream and len(windows) >= next_look
+                next_look = math.ceil(next_look * 1.1) if looks else next_look
+                stop_reason = stop_if_sure(job, windows, now - began, looks)
+            if job.on_window and not is_stream:
+                job.on_window(windows, steps)
     except KeyboardInterrupt:
-        if not series.windows:
+        if not windows:
             raise
-        series.stop_reason = "interrupted"
-    return series
+        stop_reason = "interrupted"
+    return windows, steps, stop_reason
+
+
+def stop_if_sure(job: Job, windows, elapsed, looks):
+    """Return `target_ci` if the interval is narrow enough, `max_seconds` if the time is over, or else "".
+
+    Args:
+        looks: whether the interval is computed.
+    """
+    if looks and sum(windows) >= MIN_MEASURED_SECONDS:
+        low, high = interval(windows)
+        if 50 * (high - low) / statistics.median(windows) <= job.target_ci:  # half of it, in percent
+            return "target_ci"
+    is_late = elapsed >= job.max_seconds and len(windows) >= LEAST_WINDOWS
+    return "max_seconds" if is_late or elapsed >= 3 * job.max_seconds else ""
 
 
 def interval(windows):

@@ -11,14 +11,14 @@ from bench.tune import candidates, recipe
 from bench.tune.search import Search
 
 
-def describe(search: Search, path):
+def describe_answer(search: Search, path):
     """Return the lines of the answer, as far as it was measured.
 
     Args:
         path: {candidate: the combined row of its full runs}, from the default to the fastest.
     """
     fastest, lines, before = search.fastest(), [], None
-    words = functools.partial(candidates.describe, search.dimensions)
+    words = functools.partial(candidates.describe_candidate, search.dimensions)
     rates = {candidate: Rate.of_row(row) for candidate, row in path.items()}
     for candidate, rate in rates.items():
         low, high, count = format_number(rate.low), format_number(rate.high), len(search.full[candidate])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bench.host.environment import ALLOCATOR_VARIABLES, GLIBC_KEEPS, find_allocator
 from bench.records.columns import describe_change
-from bench.settings import SettingError, read_settings
+from bench.settings import Run, SettingError
 from bench.tune.search import Dimension
 
 ALLOCATOR = "ALLOCATOR"  # a dimension that is not a setting: it stands for variables of the environment
@@ -30,23 +30,24 @@ LISTS = (*GUESSES, "BATCH_SIZE")  # settings that may be a list
 NOT_IN_TRAINING = ("bfloat16", "float16")
 
 
-def list_dimensions(script, environ, changes, row):
+def list_dimensions(run: Run, runs, row):
     """Return the Dimensions of a search, each with at least two values or one that doubles.
 
     Args:
-        script: the workload's name in the settings' declarations ("image").
-        changes: list_runs() of the workload, which has the lists of the environment.
-        row: of a run of the default, which knows device and batch size.
+        run: of the default; its environment has what the user gave.
+        runs: what the lists of the environment ask for, as read_runs() returns them.
+        row: of the default, which knows device and batch size.
     """
     device, found = row["device"], []
-    settings = read_settings(script, environ).on(device)
+    settings = run.settings.on(device)
     settings = replace(settings, precision=row.get("precision", settings.precision))  # what this card takes by default
+    environ = run.environ
 
     def is_allowed(name, value):  # in this framework and phase
         if settings.phase == "training" and value in NOT_IN_TRAINING:
             return False
         try:
-            return bool(read_settings(script, environ | {name: value}))
+            return bool(run.with_settings(**{name: value}))
         except SettingError:
             return False
 
@@ -58,7 +59,8 @@ def list_dimensions(script, environ, changes, row):
             allowed = {value: gain for value, gain in faster.items() if is_allowed(name, value)}
             found.append(Dimension(name, {default: 1.0} | allowed))
     for name in filter(environ.__contains__, LISTS):
-        found.append(Dimension(name, {change[name].lower(): 1.0 for change in changes if name in change}))
+        values = {other.choices[name].lower(): 1.0 for other in runs if name in other.choices}
+        found.append(Dimension(name, values))
     is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
     if device == "cpu" and platform.libc_ver()[0] == "glibc" and not is_fixed:
         found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3}))
@@ -79,7 +81,7 @@ def change_of(dimensions, candidate):
     return change
 
 
-def describe(dimensions, candidate, before=None):
+def describe_candidate(dimensions, candidate, before=None):
     """Return the difference between a candidate and another one, by default the default, in words."""
     default = tuple(next(iter(dimension.gains)) for dimension in dimensions)
     cells = []

@@ -88,7 +88,8 @@ def convolution_1x1(size):
     height = math.gcd(m, 2 ** (m.bit_length() // 2))
     shapes = (1, k, height, m // height), (n, k, 1, 1)
     columns = {"memory_format": "channels_last", "batch_size": 1}
-    return operator("conv1x1", shapes, sample_convolution, product=size, columns=columns, name="convolution")
+    fields = {"name": "convolution", "has_convolutions": True}
+    return operator("conv1x1", shapes, sample_convolution, product=size, columns=columns, **fields)
 
 
 def convolution_3x3(device):
@@ -96,7 +97,7 @@ def convolution_3x3(device):
     batch, channels, side = 4 if device == "cpu" else 32, 128, 256
     shapes = (batch, channels, side, side), (channels, channels, 3, 3)
     columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch}
-    fields = {"name": "convolution", "unit": "images", "items_per_step": batch}
+    fields = {"name": "convolution", "has_convolutions": True, "unit": "images", "items_per_step": batch}
     fields["flops_per_item"] = 2 * 9 * channels * channels * side * side
     return operator("conv3x3", shapes, sample_convolution, columns=columns, **fields)
 

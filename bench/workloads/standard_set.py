@@ -11,6 +11,7 @@ RUNS = 3
 # `make tflops` skips sizes that take too long: the largest ones are for GPUs.
 PEAKS = {"SIZES": "1024,2048,4096,8192"}
 QUICK_PEAKS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
+ONLY_FULL = "2048x2048x2048"  # a matmul that shows that a sweep was not a quick one
 QUICK = {"MAX_SECONDS": "1"}
 FORMATS = ("bfloat16", "float16")  # of 16 bits; float16 only on a GPU
 GPUS = ("cuda", "mps")
@@ -21,7 +22,7 @@ class Work:
     """One line of the set. It is measured in float32, and in each format of 16 bits that the device is fast in."""
 
     title: str
-    script: str  # image_benchmark.py ...
+    workload: str  # "image" is image_benchmark.py
     model: str
     phase: str
     batch_size: int
@@ -38,9 +39,9 @@ class Work:
     def change(self, numbers):
         """Return the environment of a run in a format of numbers."""
         about = {"MODEL": self.model, "PHASE": self.phase, "BATCH_SIZE": str(self.batch_size)}
-        if self.script == "mlp":
+        if self.workload == "mlp":
             about["DATA"] = "synthetic"
-        if self.script == "image" and (numbers != "float32" or not self.has_pipeline):
+        if self.workload == "image" and (numbers != "float32" or not self.has_pipeline):
             about["SCOPE"] = "device"
         return about | dict(self.settings) | {"PRECISION": self.precision(numbers)}
 

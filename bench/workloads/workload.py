@@ -29,7 +29,7 @@ class Workload:
     A framework looks up `name` in its BUILDERS (or `model` in its OPERATORS) and `loss` in its LOSSES.
     """
 
-    name: str  # of MODELS in bench/settings.py; of an operator "matmul", "attention" ...
+    name: str  # of WORKLOADS in bench/settings.py; of an operator "matmul", "attention" ...
     model: str
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves
@@ -41,6 +41,8 @@ class Workload:
     sizes: Any = None  # what the builders of this kind of model read: ImageSizes, widths, an Encoder, a Decoder
     parameters: int | None = None  # number of trainable parameters; None: unknown
     flops_per_item: int | None = None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
+    has_convolutions: bool = False  # then their precision is measured too
+    has_pipeline: bool = False  # then batches also come from JPEG files: SCOPE
     item_bytes: int = 0  # of one item's inputs; 0: small
     resident_bytes: int = 0  # of operands, or of a language model's weights, and its cache or gradients and optimizer
     bytes_per_step: int | None = None  # that a step must read from memory; None: memory is not the limit

@@ -16,7 +16,7 @@ from tests.fakes import Clock
 
 @pytest.fixture
 def watch(monkeypatch):
-    """Lets ten seconds pass on eight cores with meters that read these values; returns (flags, columns)."""
+    """Lets ten seconds pass on eight cores with meters that read these values; returns (flags, readings)."""
 
     def call(others=lambda now: 0.0, swapped=lambda now: 7, read=dict, card_is_shared=False):
         clock = Clock()
@@ -27,7 +27,7 @@ def watch(monkeypatch):
         clock.now = 100.0
         found.start()
         clock.now = 110.0
-        return found.flags(), found.columns
+        return found.stop()
 
     return call
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 MEASURE, INTERVALS, CHECK = "bench/timing/measure.py", "bench/timing/intervals.py", "bench/timing/check.py"
-SESSION, TORCH, RUN = "bench/frameworks/session.py", "bench/frameworks/on_torch.py", "bench/run.py"
+SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/on_torch.py", "bench/child.py"
 BASE = "bench/frameworks/base.py"
 TIMING = ("tests/timing/test_measure.py",)
 CHECKS = ("tests/timing/test_check.py",)
@@ -11,7 +11,7 @@ OPERATORS = ("tests/workloads/test_operators.py",)
 STEPS = ("tests/frameworks/test_steps.py",)
 LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squared_error_of_the_noise",)
 COMBINE, COMBINED = "bench/records/combine.py", ("tests/records/test_combine.py",)
-ROWS = ("tests/test_run.py",)
+ROWS = ("tests/test_child.py",)
 LLM = "llm_benchmark.py"
 TRAINS = ("tests/frameworks/test_llm.py",)
 WRONG = ("tests/frameworks/test_contract.py",)
@@ -42,14 +42,14 @@ BUGS = {
     # Several processes
     "intervals_that_shrink": Bug(COMBINE, '"throughput_low", min', '"throughput_low", max', COMBINED),
     "the_fastest_process": Bug(COMBINE, "[(len(ok) - 1) // 2]", "[-1]", COMBINED),
-    "the_first_process_compares_nothing": Bug(RUN, "compares=bench.task.is_first", "compares=False", ROWS),
-    "accept_unequal_weights_of_ranks": Bug(RUN, "    if unlike:\n", "    if False:\n", ("tests/test_ranks.py",)),
+    "the_first_process_compares_nothing": Bug(CHILD, "compares=compares", "compares=False", ROWS),
+    "accept_unequal_weights_of_ranks": Bug(CHILD, "    if unlike:\n", "    if False:\n", ("tests/test_ranks.py",)),
     "divide_by_the_wrong_batch_size": Bug(
-        RUN, "items_per_step=workload.items_per_step * ", "items_per_step=2 * workload.items_per_step * ", ROWS
+        CHILD, "items_per_step=workload.items_per_step * ", "items_per_step=2 * workload.items_per_step * ", ROWS
     ),
     "a_peak_of_lucky_rates": Bug(
         "tflops_sweep.py",
-        "sweep.measure(operators.matmul(size), precision, seed=1), ",
+        "sweep.measure_operator(operators.matmul(size), precision, seed=1), ",
         "best, ",
         ("tests/test_tflops.py",),
     ),
@@ -66,19 +66,19 @@ BUGS = {
     # A series of windows
     "drop_the_slowest_window": Bug(
         MEASURE,
-        "    middle, in_window = ",
-        "    windows = sorted(windows)[:-1]\n    middle, in_window = ",
+        "            in_window = ",
+        "            windows = sorted(windows)[:-1]\n            in_window = ",
         TIMING,
     ),
     "first_step_in_a_window": Bug(
         MEASURE,
-        "    series = run(job, ready.steps)\n",
-        "    series = run(job, ready.steps)\n    series.windows[0] += ready.first_step_seconds\n",
+        "            in_window = ",
+        "            windows[0] += first_step_seconds\n            in_window = ",
         TIMING,
     ),
     "no_warm_up": Bug(MEASURE, "MIN_WARMUP_SECONDS and is_steady(paces)", "0", TIMING),
-    "gaps_in_a_pipeline": Bug(MEASURE, "now - last if streams else seconds", "seconds", TIMING),
-    "stop_at_a_lucky_moment": Bug(MEASURE, "next_look = math.ceil(next_look * 1.1)", "next_look = 2", TIMING),
+    "gaps_in_a_pipeline": Bug(MEASURE, "now - last if is_stream else seconds", "seconds", TIMING),
+    "stop_at_a_lucky_moment": Bug(MEASURE, "next_look = math.ceil(next_look * 1.1) if", "next_look = 2 if", TIMING),
     "narrow_interval": Bug(INTERVALS, "2**n // 40", "2**n // 6", ("tests/timing/test_intervals.py",)),
     "forget_autocorrelation": Bug(
         INTERVALS, "    rho = sign_autocorrelation(samples)\n", "    rho = 0\n", ("tests/timing/test_intervals.py",)
@@ -94,7 +94,7 @@ BUGS = {
         MEASURE, "        if updates is not None and (", "        if False and (", TIMING
     ),
     "accept_weights_that_do_not_move": Bug(
-        MEASURE, "ready.weights is not None and session.checksum() == ready.weights", "False", TIMING
+        MEASURE, "first_weights is not None and session.checksum() == first_weights", "False", TIMING
     ),
     "tf32_as_float32": Bug(CHECK, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
     "accept_a_wrong_output": Bug(BASE, "check.require(error <= self.output_limit, ", "check.require(True, ", WRONG),

@@ -4,7 +4,7 @@ import pytest
 
 from bench.host.environment import describe_host
 from bench.records import peaks
-from bench.records.cells import complete_row
+from bench.records.rows import complete_row
 from bench.records.columns import COLUMNS
 
 A100 = {"device_name": "NVIDIA A100-SXM4-40GB"}

@@ -12,14 +12,15 @@ import pytest
 from bench.records.verdict import burst_and_sustained
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
-from bench.timing.measure import Job, MeasurementError, measure, measure_energy, prove_every_step_runs, run_until_sure
+from bench.timing.measure import Job, MeasurementError, collect_windows, measure, measure_energy, prove_every_step_runs
 from tests.fakes import Clock, Device
 
 
-def run(fake, items=1, watches=(), **limits):
+def run(fake, items=1, watch=None, **limits):
     """Measure a fake device."""
     limits = {"max_seconds": 3.0} | limits
-    return measure(Job(fake, items, **limits, clock=fake.clock, watches=watches))
+    (measured,) = measure(Job(fake, items, **limits, clock=fake.clock, watch=watch))
+    return measured
 
 
 def refusal(fake, **limits):
@@ -149,13 +150,13 @@ def test_wall_time_is_reported_not_cpu_time():
     )
     job = Job(sleeping, 1, 0.2, target_ci=1e-9)
     assert job.clock is time.perf_counter
-    assert min(run_until_sure(job, 1).windows) >= 0.030
+    assert min(collect_windows(job, 1)[0]) >= 0.030
 
 
 def test_a_window_is_k_steps_and_one_synchronise_and_nothing_else():
     fake, seen = steps_of(0.004), [[]]
     on_window = lambda windows, steps: seen.append(list(fake.calls))  # noqa: E731
-    run_until_sure(Job(fake, 1, 3.0, clock=fake.clock, on_window=on_window), 7)
+    collect_windows(Job(fake, 1, 3.0, clock=fake.clock, on_window=on_window), 7)
     assert len(seen) == 21
     for before, after in itertools.pairwise(seen):
         assert after[len(before) :] == ["step"] * 7 + ["synchronize", "read"]
@@ -164,7 +165,7 @@ def test_a_window_is_k_steps_and_one_synchronise_and_nothing_else():
 def test_the_interval_is_looked_at_every_tenth_window_so_that_luck_does_not_stop_a_run(monkeypatch):
     fake, counts = steps_of(0.030), []
     monkeypatch.setattr(measure_module, "interval", lambda windows: counts.append(len(windows)) or (0, 1))
-    run_until_sure(Job(fake, 1, 5, clock=fake.clock), 1)
+    collect_windows(Job(fake, 1, 5, clock=fake.clock), 1)
     assert counts[0] == 20
     assert all(after >= 1.1 * before for before, after in itertools.pairwise(counts))
 
@@ -178,9 +179,9 @@ class StepWatch:
     def start(self):
         self.counts.append(self.fake.steps)
 
-    def flags(self):
+    def stop(self):
         self.counts.append(self.fake.steps)
-        return ["contended"]
+        return ["contended"], {"temperature_c": 61}
 
 
 @pytest.mark.parametrize(("num_items", "given"), [(None, 0), (1200, 21), (640, 10), (10, 1)])
@@ -188,7 +189,7 @@ def test_steps_counted_are_steps_executed_and_a_given_number_of_items_is_rounded
     fake = steps_of(0.004)
     fake.updates = lambda: fake.steps
     watch = StepWatch(fake)
-    result = run(fake, items=64, watches=[watch], max_seconds=0.1, num_items=num_items)
+    result = run(fake, items=64, watch=watch, max_seconds=0.1, num_items=num_items)
     steps = watch.counts[1] - watch.counts[0]
     assert steps == result.windows * result.steps_per_window
     assert steps == given or not given
@@ -196,7 +197,7 @@ def test_steps_counted_are_steps_executed_and_a_given_number_of_items_is_rounded
     assert result.seconds == pytest.approx(0.004 * steps, rel=0.02)
     assert result.throughput == pytest.approx(64 * steps / result.seconds)
     assert (result.throughput_low is None) == (steps == 1)
-    assert result.flags == ("contended",)
+    assert (result.flags, result.readings) == (("contended",), {"temperature_c": 61})
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -393,9 +394,9 @@ def test_windows_of_a_pipeline_leave_nothing_out():
     clock = Ticking()
     fake = Pipeline(clock, prepare=0.1)
     shown = []
-    series = run_until_sure(Job(fake, 1, 3, clock=clock, on_window=shown.append), 2)
-    assert sum(series.windows) == pytest.approx(clock.now, abs=0.0015)
-    assert len(series.windows) > 6
+    windows, *_ = collect_windows(Job(fake, 1, 3, clock=clock, on_window=shown.append), 2)
+    assert sum(windows) == pytest.approx(clock.now, abs=0.0015)
+    assert len(windows) > 6
     assert not shown
 
 
@@ -424,24 +425,24 @@ def test_the_energy_window_has_synchronised_work_alone():
 
 
 def sustained(seconds, fake):
-    return measure_module.sustain(Job(fake, 2, 3.0, clock=fake.clock), seconds, EnergyCounter(fake))
+    return measure(Job(fake, 2, 3.0, clock=fake.clock, sustained_seconds=seconds, joules=EnergyCounter(fake)))
 
 
 def test_a_sustained_run_is_cut_into_tens_of_seconds_of_which_ctrl_c_keeps_the_complete_ones():
     fake = Device(Clock())
     parts = list(sustained(60, fake))
-    assert [elapsed for elapsed, *_ in parts] == pytest.approx([10, 20, 30, 40, 50, 60], abs=0.3)
-    assert all(part.seconds == pytest.approx(10, abs=0.1) for _, part, _ in parts)
-    assert {part.stop_reason for _, part, _ in parts} == {"interval"}
-    assert sum(part.items for _, part, _ in parts) <= 2 * fake.steps
-    assert [watts for *_, watts in parts] == pytest.approx([110] * 6, rel=0.01)
-    *complete, last = [part.stop_reason for _, part, _ in sustained(600, interrupted_at(2500))]
+    assert [part.elapsed_seconds for part in parts] == pytest.approx([10, 20, 30, 40, 50, 60], abs=0.3)
+    assert all(part.seconds == pytest.approx(10, abs=0.1) for part in parts)
+    assert {part.stop_reason for part in parts} == {"interval"}
+    assert sum(part.items for part in parts) <= 2 * fake.steps
+    assert [part.watts for part in parts] == pytest.approx([110] * 6, rel=0.01)
+    *complete, last = [part.stop_reason for part in sustained(600, interrupted_at(2500))]
     assert (set(complete), last) == ({"interval"}, "interrupted")
 
 
 def test_a_machine_that_grows_hot_is_slower_in_the_last_third():
     parts = sustained(120, Device(Clock(), work=lambda i: 0.010 if i < 4000 else 0.020))
-    burst, last = burst_and_sustained([(elapsed, part.seconds, part.items) for elapsed, part, _ in parts])
+    burst, last = burst_and_sustained([(part.elapsed_seconds, part.seconds, part.items) for part in parts])
     assert (burst, last) == (pytest.approx(200, rel=0.01), pytest.approx(100, rel=0.01))
     assert burst_and_sustained([(10, 10, 50)]) == (5, None)  # too short for a last third
     assert burst_and_sustained([(10, 10, 50), (20, 10, 50), (30, 10, 40), (40, 10, 30)])[1] is None

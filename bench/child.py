@@ -1,11 +1,12 @@
-"""A child process: measures one combination of settings and writes what it measured, a line for each quantity.
+"""A child process: measures one run and writes what it measured, a line for each quantity.
 
 settings -> device -> session -> measurement -> line
 
-A line is JSON: the cells of a row that only this process knows. The child does not know the results file, the other
-processes, or what is printed; bench/launch.py does. The progress bar and the log are on stderr.
+A line is JSON: the part of a row that only this process knows. The child does not know the results file, the other
+processes, or what is printed; bench/parent.py does. The progress bar and the log are on stderr.
 """
 
+import atexit
 import json
 import logging
 import math
@@ -21,8 +22,9 @@ from types import ModuleType
 from bench import cli, frameworks
 from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
-from bench.records import cells, report
-from bench.settings import MOST_WORKERS, SCOPES, TRAINING, SettingError, Settings, read_settings
+from bench.records import report
+from bench.records.rows import energy_cells, measurement_cells, work_cells
+from bench.settings import MOST_WORKERS, SCOPES, TRAINING, SettingError, Settings, parse_settings
 from bench.timing import MeasurementError, measure
 from bench.timing.canary import measure_canary
 from bench.workloads.data import RESIDENT_BATCHES, epoch_order
@@ -40,13 +42,13 @@ class Task:
     """What the parent process asks for, besides the settings, which are ordinary variables."""
 
     lines: str = ""  # path of the file that gets the lines
-    is_first: bool = True  # of several processes: it compares the model with the CPU and measures the parts of training
-    is_brief: bool = False  # only the rate: no canary, no energy, no parts of training
+    is_first: bool = True  # of several processes: also measures pipelines, parts of training, energy and the canary
+    compares_with_cpu: bool = True  # compares the model with the CPU
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What the measurements of one process share."""
+class Process:
+    """What the measurements of this process share."""
 
     settings: Settings  # resolved for the device
     task: Task
@@ -55,14 +57,19 @@ class Bench:
     instruments: meters.Instruments
     group: ranks.Group
     emit: Callable[[dict], None]  # called with each line, on rank 0 only
-    canary_seconds: float | None = None
 
 
-def run_child(script, describe_workload, measure_work):
+def main(command, describe_workload, measure_quantities):
     """Measure what the environment's settings ask for, and append the lines to the task's file; return the exit status.
 
     A mistake in the settings is a line too, with the key `mistake`.
+
+    Args:
+        command: what follows make: "image".
+        describe_workload: Settings -> Workload.
+        measure_quantities: (Process, describe_workload) -> exit status, such as measure_workload().
     """
+    cli.end_with_parent()
     task = Task(**json.loads(os.environ[TASK]))
     with open(task.lines, "a") as file:
 
@@ -71,10 +78,16 @@ def run_child(script, describe_workload, measure_work):
             file.flush()
 
         try:
-            return measure_settings(script, describe_workload, measure_work, task, emit)
+            settings = parse_settings(command, os.environ)
+            status = measure_run(settings, describe_workload, measure_quantities, task, emit)
         except (SettingError, ModuleNotFoundError) as error:
             emit({"mistake": cli.explain(error)})
-            return cli.MISTAKE
+            status = cli.MISTAKE
+    if ranks.read_ranks().are_many:
+        # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, 179291).
+        atexit._run_exitfuncs()
+        os._exit(status)
+    return status
 
 
 def find_device(settings):
@@ -82,20 +95,18 @@ def find_device(settings):
     return frameworks.load(settings.framework).find_device(settings)
 
 
-def measure_settings(script, describe_workload, measure_work, task, emit):
+def measure_run(settings, describe_workload, measure_quantities, task, emit):
     """Open the framework and the device, measure, and return the exit status.
 
     Args:
-        script: its name in the settings' declarations ("image").
-        describe_workload: Settings -> Workload.
-        measure_work: (Bench, describe_workload) -> exit status; usually measure_workload().
+        describe_workload, measure_quantities: as main() takes them.
         emit: called with each line.
 
     Raises:
         SettingError, ModuleNotFoundError: a mistake of the user, or a missing package.
     """
     environment.refuse_rosetta()
-    me, settings = ranks.read_ranks(), read_settings(script)
+    me = ranks.read_ranks()
     if me.are_many and os.environ.get("OMP_NUM_THREADS") == "1":
         del os.environ["OMP_NUM_THREADS"]  # torchrun's default, not the user's: each rank gets its share of the cores
     framework = frameworks.load(settings.framework)
@@ -107,116 +118,119 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
         if why:
             log.warning("WARNING: %s; measuring the CPU", why)
     settings = settings.on(device.device, device.emulates_bfloat16)
-    if settings.num_workers is None and settings.scope:
+    if settings.num_workers is None:
         settings = replace(settings, num_workers=min(me.share(resources.usable_cores()), MOST_WORKERS))
     if me.rank:  # only rank 0 logs and writes lines
         logging.getLogger("bench").setLevel(logging.ERROR)
     with framework.join_ranks(me, device.device) if me.are_many else ranks.Group() as group:
-        if settings.num_workers:  # equal on all ranks, because the number of steps in a window depends on it
-            settings = replace(settings, num_workers=min(group.gather(settings.num_workers)))
+        # It is equal on all ranks, because the number of steps in a window depends on it.
+        settings = replace(settings, num_workers=min(group.gather(settings.num_workers)))
         instruments = meters.Instruments()  # the energy and heat of one card would be those of one rank only
         if not me.are_many:
             instruments = meters.open_instruments(device.device, device.device_name)
+        if not task.is_first:
+            instruments = replace(instruments, counter=None)
         names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
         known = {name: getattr(device, name) for name in names}
         write = (lambda line: emit(known | line)) if me.rank == 0 else (lambda line: None)
-        return measure_work(Bench(settings, task, framework, device, instruments, group, write), describe_workload)
+        process = Process(settings, task, framework, device, instruments, group, write)
+        return measure_quantities(process, describe_workload)
 
 
-def measure_workload(bench: Bench, describe_workload):
-    """Measure one combination: every quantity that the settings ask for, up to the first failure.
+def measure_workload(process: Process, describe_workload):
+    """Measure every quantity that the settings ask for, up to the first failure; return the exit status.
 
     The line of a failure or an interruption is the last one: its status says what happened, its note why.
     """
-    task, settings, instruments, canary_seconds, status = bench.task, bench.settings, bench.instruments, None, ""
-    if task.is_brief:
-        instruments = replace(instruments, counter=None)
-    elif task.is_first:  # idle power takes five seconds
-        if instruments.why_no_energy:
-            log.info("power and energy are not measured: %s", instruments.why_no_energy)
-        instruments = instruments.with_idle_watts()
-    # A sustained run shows heat itself, and ranks would get out of step.
-    if not (task.is_brief or settings.sustain or bench.group.ranks.are_many):
-        canary_seconds = measure_canary(bench.framework, bench.device.device, settings)
-    bench = replace(bench, instruments=instruments, canary_seconds=canary_seconds)
-    for phase, scope in quantities(bench):
+    settings, status, canary_seconds = process.settings, "", None
+    if process.task.is_first:
+        if process.instruments.why_no_energy:
+            log.info("power and energy are not measured: %s", process.instruments.why_no_energy)
+        process = replace(process, instruments=process.instruments.with_idle_watts())
+        # A sustained run shows heat itself, and ranks would get out of step.
+        if not (settings.sustain or process.group.ranks.are_many):
+            canary_seconds = measure_canary(process.framework, process.device.device, settings)
+    for phase, scope in list_quantities(process, describe_workload(settings)):
         workload = describe_workload(replace(settings, phase=phase))
-        about = cells.of_work(settings, workload, phase, scope)
+        work = work_cells(settings, workload, phase, scope) | {"canary_seconds": canary_seconds}
         log.info("%s %s: building and checking, then measuring", phase, scope)
-        series = {"epoch": measure_epochs, "sustained": measure_sustained}.get(scope)
+        measure_scope = {"epoch": measure_epochs, "sustained": measure_sustained}.get(scope, measure_once)
         try:
-            found = series(bench, workload) if series else [measure_quantity(bench, workload, phase, scope)]
-            for columns in found:
-                bench.emit(about | columns)
-                log.info(report.describe_rate(about | columns))
-                status = str(columns["status"])
+            for row in measure_scope(process, workload, phase, scope):
+                process.emit(work | row)
+                log.info(report.describe_rate(work | row))
+                status = str(row["status"])
         except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
             raise
         except KeyboardInterrupt:
             return cli.INTERRUPTED
         except Exception as error:
-            columns = frameworks.describe_failure(error)
-            bench.emit(about | columns)
-            status = columns["status"]
-            if bench.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
-                print(f"rank {bench.group.ranks.rank}: {status}: {columns['note']}", file=sys.stderr)
+            failure = frameworks.describe_failure(error)
+            process.emit(work | failure)
+            status = failure["status"]
+            if process.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
+                print(f"rank {process.group.ranks.rank}: {status}: {failure['note']}", file=sys.stderr)
                 raise SystemExit(1) from None
         if status != "ok":
             break
     return EXIT_STATUS.get(status, 1)
 
 
-def quantities(bench: Bench):
+def list_quantities(process: Process, workload: Workload):
     """Yield (phase, scope) of every line that the settings ask for; the parts of training follow the full step."""
-    settings, task = bench.settings, bench.task
+    settings, is_first = process.settings, process.task.is_first
     if settings.sustain:
         yield settings.phase, "sustained"
         return
+    asked = settings.scope or (SCOPES if workload.has_pipeline and is_first else ("device",))
     for scope in SCOPES:
-        if scope not in (settings.scope or ("device",)):
-            continue
-        yield settings.phase, scope
-        if (settings.phase, scope) == ("training", "device") and task.is_first and not task.is_brief:
+        if scope in asked:
+            yield settings.phase, scope
+        if scope == "device" and scope in asked and settings.phase == "training" and is_first:
             yield from ((part, "device") for part in TRAINING[1:])
     if settings.epochs:
         yield "training", "epoch"
 
 
-def measure_quantity(bench: Bench, workload: Workload, phase, scope):
+def measure_once(process: Process, workload: Workload, phase, scope):
+    """Yield the cells of the one result of a quantity."""
+    yield measure_quantity(process, workload, phase, scope)
+
+
+def measure_quantity(process: Process, workload: Workload, phase, scope):
     """Open a session, measure it and close it; return the cells of its result.
 
     Raises:
         MeasurementError, or whatever the framework raises.
     """
-    with open_job(bench, workload, phase, scope) as job:
-        bar = nullcontext() if bench.group.ranks.rank else report.progress(workload, job.items_per_step)
+    with open_job(process, workload, phase, scope) as job:
+        bar = nullcontext() if process.group.ranks.rank else report.progress(workload, job.items_per_step)
         with bar as on_window:
-            measured = measure.measure(replace(job, on_window=on_window))
-        if phase == "training" and scope != "input" and bench.group.ranks.are_many:
-            refuse_unequal_weights(bench.group.gather(job.session.checksum()))
-        columns = cells.of_measurement(measured, job.watches)
+            (measured,) = measure.measure(replace(job, on_window=on_window))
+        if phase == "training" and scope != "input" and process.group.ranks.are_many:
+            refuse_unequal_weights(process.group.gather(job.session.checksum()))
+        row = measurement_cells(measured)
         # For a part of training the counter would include the parts that run before each step.
-        if bench.instruments.counter and job.mode != "part" and scope != "input" and columns["status"] == "ok":
+        if process.instruments.counter and job.mode != "part" and scope != "input" and row["status"] == "ok":
             try:
-                watts = measure.measure_energy(job, measured.steps_per_window, bench.instruments.joules)
-                columns |= cells.of_energy(bench.instruments, *watts)
+                watts = measure.measure_energy(job, measured.steps_per_window, process.instruments.joules)
+                row |= energy_cells(process.instruments, *watts)
             except KeyboardInterrupt:  # the throughput is known by now
-                columns["status"] = "interrupted"
-        columns["canary_seconds"] = bench.canary_seconds
-        return describe_work(bench, workload, scope, job.session, columns)
+                row["status"] = "interrupted"
+        return complete_result(process, workload, scope, job.session, row)
 
 
 @contextmanager
-def open_job(bench: Bench, workload: Workload, phase, scope):
+def open_job(process: Process, workload: Workload, phase, scope):
     """Open the session of a quantity, as a Job of all ranks, and close it at the end.
 
     Raises:
         MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this process.
     """
-    group, settings = bench.group, bench.settings
-    bench.emit(cells.of_work(settings, workload, phase, scope) | {"status": BEGUN})
+    group, settings = process.group, process.settings
+    process.emit(work_cells(settings, workload, phase, scope) | {"status": BEGUN})
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
-    needed += workload.resident_bytes if resources.shares_memory(bench.device.device) else 0
+    needed += workload.resident_bytes if resources.shares_memory(process.device.device) else 0
     free = resources.available_bytes()
     if needed > free:
         raise MemoryError(
@@ -224,19 +238,19 @@ def open_job(bench: Bench, workload: Workload, phase, scope):
             "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
         )
     # Each rank has its own data, and its own order of them.
-    own = replace(settings, seed=settings.seed + group.ranks.rank)
-    session = bench.framework.open_session(workload, own, phase, scope, compares=bench.task.is_first)
+    rank_settings = replace(settings, seed=settings.seed + group.ranks.rank)
+    compares = process.task.compares_with_cpu
+    session = process.framework.open_session(workload, rank_settings, phase, scope, compares=compares)
     meters.reset_process_peak()  # what was checked needs more memory than the work
     try:
-        items = settings.num_images if phase == settings.phase and scope in SCOPES else None
-        watches = (meters.Watch(bench.instruments),) if group.ranks.rank == 0 else ()
         yield measure.Job(
             group.watch_over(session),
-            items_per_step=workload.items_per_step * bench.device.world_size,
+            items_per_step=workload.items_per_step * process.device.world_size,
             max_seconds=settings.max_seconds,
-            num_items=items,
+            num_items=settings.num_images if phase == settings.phase and scope in SCOPES else None,
+            sustained_seconds=settings.sustain,
             clock=group.clock,
-            watches=watches,
+            watch=None if group.ranks.rank else meters.Watch(process.instruments),
         )
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
@@ -245,30 +259,30 @@ def open_job(bench: Bench, workload: Workload, phase, scope):
         session.close()
 
 
-def describe_work(bench: Bench, workload: Workload, scope, session, columns):
+def complete_result(process: Process, workload: Workload, scope, session, row):
     """Return the cells of a result with those of its work: FLOPs, bytes, precision, memory.
 
     Raises:
         MeasurementError: the last timed output is wrong. That is checked here, after the peak memory has been read.
     """
     if workload.flops_per_item and scope != "input":
-        columns["flops_per_item"] = workload.flops_per_item
-        columns["tflops"] = columns["throughput"] * workload.flops_per_item / 1e12
+        row["flops_per_item"] = workload.flops_per_item
+        row["tflops"] = row["throughput"] * workload.flops_per_item / 1e12
     if workload.bytes_per_step:
-        columns["bytes_per_step"] = workload.bytes_per_step
-        columns["bandwidth"] = columns["throughput"] / workload.items_per_step * workload.bytes_per_step / 1e9
-    on_cpu = bench.device.device == "cpu"
-    columns |= {
+        row["bytes_per_step"] = workload.bytes_per_step
+        row["bandwidth"] = row["throughput"] / workload.items_per_step * workload.bytes_per_step / 1e9
+    on_cpu = process.device.device == "cpu"
+    row |= {
         "parameters": session.parameters,
         "measured_precision": session.measured_precision,
         "output_error": session.output_error,
-        "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.context.peak_memory_bytes(),
-        "idle_watts": bench.instruments.idle_watts,
-        "note": session.context.note or workload.columns.get("note", ""),
+        "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.peak_memory_bytes(),
+        "idle_watts": process.instruments.idle_watts,
+        "note": session.note or workload.columns.get("note", ""),
     }
-    if columns["status"] != "interrupted":
+    if row["status"] != "interrupted":
         session.check_last_step()
-    return columns
+    return row
 
 
 def refuse_unequal_weights(checksums):
@@ -278,25 +292,26 @@ def refuse_unequal_weights(checksums):
         raise MeasurementError("wrong_output", f"after training, rank 0 has other weights than the ranks {unlike}")
 
 
-def measure_sustained(bench: Bench, workload: Workload):
+def measure_sustained(process: Process, workload: Workload, phase, scope):
     """Yield the cells of every ten seconds of a long run."""
-    instruments, settings = bench.instruments, bench.settings
-    with open_job(bench, workload, settings.phase, "sustained") as job:
-        for elapsed, measured, watts in measure.sustain(job, settings.sustain, instruments.joules):
-            columns = cells.of_measurement(measured, job.watches) | {"elapsed_seconds": elapsed}
-            columns |= cells.of_energy(instruments, watts, watts * measured.seconds / measured.items)
-            yield describe_work(bench, workload, "sustained", job.session, columns)
+    instruments = process.instruments
+    with open_job(process, workload, phase, scope) as job:
+        for measured in measure.measure(replace(job, joules=instruments.joules)):
+            row = measurement_cells(measured) | {"elapsed_seconds": measured.elapsed_seconds}
+            row |= energy_cells(instruments, measured.watts, measured.watts * measured.seconds / measured.items)
+            yield complete_result(process, workload, scope, job.session, row)
 
 
-def measure_epochs(bench: Bench, workload: Workload):
+def measure_epochs(process: Process, workload: Workload, phase, scope):
     """Train whole epochs; yield the cells of each: seconds, loss and accuracy."""
     count = len(workload.dataset()[1])
-    with open_job(bench, workload, "training", "epoch") as job:
-        for epoch in range(1, bench.settings.epochs + 1):
-            seconds, flags = measure.measure_epoch(job, epoch_order(count, bench.settings.seed, epoch))
+    with open_job(process, workload, phase, scope) as job:
+        for epoch in range(1, process.settings.epochs + 1):
+            seconds, flags = measure.measure_epoch(job, epoch_order(count, process.settings.seed, epoch))
             losses = [float(loss) for loss in job.session.losses]
-            flags += [] if math.isfinite(sum(losses)) else ["not_finite"]
-            columns = {
+            if not math.isfinite(sum(losses)):
+                flags.append("not_finite")
+            row = {
                 "status": "ok",
                 "epoch": epoch,
                 "stop_reason": "epoch",
@@ -307,4 +322,4 @@ def measure_epochs(bench: Bench, workload: Workload):
                 "loss_mean": statistics.fmean(losses),
                 "accuracy": job.session.evaluate(),
             }
-            yield describe_work(bench, workload, "epoch", job.session, columns)
+            yield complete_result(process, workload, scope, job.session, row)

@@ -12,7 +12,7 @@ import pytest
 from bench import launch
 from bench.frameworks import Device
 from bench.host.environment import describe_host
-from bench.launch import Launcher
+from bench.parent import Launcher
 from bench.records import report, results
 from bench.settings import SettingError
 from image_benchmark import image_workload
@@ -152,7 +152,7 @@ def test_a_time_limit_ends_all_processes(stand_in, tmp_path):
 
 PARENT = """
 import sys
-from bench.launch import Launcher
+from bench.parent import Launcher
 from bench.host.environment import describe_host
 from image_benchmark import image_workload
 Launcher("image", image_workload, [sys.argv[1]], describe_host("m")).run_child({"MODEL": "stuck"})

@@ -1,4 +1,4 @@
-"""Fill the cells of a row: what the settings and the work say, and what a measurement adds."""
+"""Fill the cells of a row, {column: value}: what the settings and the work say, and what a measurement adds."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from bench.settings import AUTO, DECLARED, is_used_in
 from bench.timing.measure import METHOD_VERSION
 
 
-def of_work(settings, workload, phase, scope):
+def work_cells(settings, workload, phase, scope):
     """Return the cells that describe the work: the settings that its phase uses, and what the workload knows better.
 
     A setting fills the column of work that has its name.
@@ -43,14 +43,15 @@ def complete_row(host, run_id, line):
     return row
 
 
-def of_measurement(measured, watches):
-    """Return the cells of a Measurement and of what the watches read in the meantime."""
-    read = {name: value for watch in watches for name, value in watch.columns.items()}
+def measurement_cells(measured):
+    """Return the cells of a Measurement."""
+    cells = asdict(measured) | measured.readings
+    del cells["readings"], cells["watts"]
     status = "interrupted" if measured.stop_reason == "interrupted" else "ok"
-    return asdict(measured) | read | {"flags": " ".join(dict.fromkeys(measured.flags)), "status": status}
+    return cells | {"flags": " ".join(dict.fromkeys(measured.flags)), "status": status}
 
 
-def of_energy(instruments, watts, joules_per_item):
+def energy_cells(instruments, watts, joules_per_item):
     """Return the cells of power and energy; {} if the power is unknown or its counter is stuck."""
     if not watts > 0:
         return {}

@@ -1,0 +1,318 @@
+"""The parent process: reads the runs, starts their processes, combines, prints and stores what they measured.
+
+A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
+results differ between them (RUNS). A child only writes lines (bench/child.py); nobody but this process writes into
+results/. It imports no framework.
+"""
+
+import functools
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from pathlib import Path
+
+from bench import child, cli
+from bench.host import environment, ranks, resources
+from bench.records import report, results
+from bench.records.columns import COLUMNS
+from bench.records.combine import combine
+from bench.records.rows import complete_row
+from bench.settings import ALL, AUTO, ROOT, WORKLOADS, Run, SettingError, read_runs
+
+log = logging.getLogger("bench")
+
+DEFAULT_RUNS = 5  # processes of each run
+MIN_GAIN = 1.02  # of a doubled batch size; two in a row below it end the doubling
+# By command: the script that a child runs.
+SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a child process; `rows` is what it had measured."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+
+def main(command, describe_workload=None, measure_quantities=child.measure_workload, describe_rows=report.describe_run):
+    """Run one benchmark from the environment's settings: the main function of every benchmark script.
+
+    Args:
+        command: what follows make: "image".
+        describe_workload: Settings -> Workload; None if the command measures several.
+        measure_quantities: what a child does, as child.measure_workload() does.
+        describe_rows: (combined rows of a run, stored rows) -> the text to print.
+
+    Returns:
+        The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/cli.py.
+    """
+    if child.TASK in os.environ:
+        start = functools.partial(child.main, command, describe_workload, measure_quantities)
+    elif ranks.read_ranks().are_many:
+        start = functools.partial(measure_as_rank, command, describe_workload, measure_quantities, describe_rows)
+    else:
+        start = functools.partial(measure_command, command, describe_workload, describe_rows)
+    return cli.run_script(start)
+
+
+def measure_command(command, describe_workload, describe_rows):
+    """Measure every run of the environment's settings; print and store each as soon as it is measured.
+
+    Returns:
+        The exit status: 0 if at least one row has a result; 130 after Ctrl-C, which ends everything.
+    """
+    runs = read_runs(command)
+    host = environment.describe_host(runs[0].settings.machine)
+    path = results_path(runs[0], host)
+    results.prepare(path)
+    runs = plan_runs(runs, describe_workload)
+    runs = [choose_batch_size(run, host) if run.settings.batch_size == AUTO else run for run in runs]
+    measured, status = [], 0
+    try:
+        for rows in measure_runs(runs, host, quiet=False):
+            measured += rows
+            store(path, rows, describe_rows)
+    except KeyboardInterrupt:
+        log.info("interrupted: what was complete is stored")
+        status = cli.INTERRUPTED
+    if table := report.describe_scaling(measured):
+        print(table)
+    if measured:
+        print(f"added to {cli.display_path(path)}", flush=True)
+    return status or (0 if any(row["status"] == "ok" for row in measured) else 1)
+
+
+def measure_as_rank(command, describe_workload, measure_quantities, describe_rows):
+    """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
+    me, lines, run_id = ranks.read_ranks(), [], uuid.uuid4().hex[:12]
+    # With NUM_DEVICES, settings for one device are refused.
+    run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
+    if others or run.settings.runs not in (None, 1) or run.settings.batch_size == AUTO:
+        raise SettingError(
+            f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
+            "of every other setting, and RUNS=1, or set NUM_DEVICES instead of using torchrun"
+        )
+    host = environment.describe_host(run.settings.machine)
+    status = child.measure_run(run.settings, describe_workload, measure_quantities, child.Task(), lines.append)
+    rows = [complete_row(host, run_id, line) for line in lines if line["status"] != child.BEGUN]
+    if me.rank == 0 and rows:
+        path = results_path(run, host)
+        store(path, combine([rows]), describe_rows)
+        print(f"added to {cli.display_path(path)}", flush=True)
+    return status
+
+
+def results_path(run: Run, host):
+    """Return the path of the machine's results file."""
+    return run.settings.results_dir / f"{host.machine}.csv"
+
+
+def store(path, rows, describe_rows):
+    """Print the combined rows of a run and add them to the results file."""
+    stored = results.read(path)
+    try:
+        results.append(path, *rows)
+    finally:  # print the rows even if they cannot be stored
+        print(describe_rows(rows, stored), flush=True)
+
+
+def plan_runs(runs, describe_workload):
+    """Return the runs with what only this machine knows: the number of GPUs, the data of `make mlp`.
+
+    Raises:
+        SettingError: a run cannot be measured, which the user learns before anything is.
+    """
+    runs = [count_devices(run) if run.settings.num_devices not in (None, 1) else run for run in runs]
+    if describe_workload is None:
+        return runs
+    # Only a child knows the device; this is a guess.
+    has_card = environment.find_card() or sys.platform == "darwin"
+    for index, run in enumerate(runs):
+        workload = describe_workload(
+            run.settings.on("gpu" if has_card and run.settings.use_gpu is not False else "cpu")
+        )
+        if run.command == "mlp":  # all processes of a run have the same data
+            runs[index] = run.with_settings(DATA=workload.columns["data"])
+    return runs
+
+
+def count_devices(run: Run):
+    """Return the run with the number of GPUs instead of NUM_DEVICES=all; raises SettingError if there are too few."""
+    settings = run.settings
+    count = find_device(settings).count if settings.use_gpu is not False else 0
+    if settings.num_devices == ALL:
+        if count == 0:
+            raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of processes")
+        return run.with_settings(NUM_DEVICES=str(count))
+    if 0 < count < settings.num_devices:
+        raise SettingError(f"NUM_DEVICES='{settings.num_devices}': the number of GPUs here is {count}: set that")
+    return run
+
+
+def find_device(settings):
+    """Return the Device that the settings' framework finds, in a process of its own."""
+    try:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+            return pool.submit(child.find_device, settings).result()
+    except BrokenProcessPool:
+        raise SettingError(f"FRAMEWORK={settings.framework!r} crashes: `make doctor` says why") from None
+
+
+def choose_batch_size(run: Run, host):
+    """Return the run with the fastest batch size that fits instead of BATCH_SIZE=auto.
+
+    Batch sizes are doubled from 1, with a short process of each, until one fails or two doublings in a row gain less
+    than 2 %. A step that would take longer than MAX_SECONDS, or more of the system's memory than is free, is not tried.
+    """
+    log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
+    short = run.with_settings(MAX_SECONDS="0.5", SCOPE="device", SUSTAIN=None, NUM_IMAGES=None)
+    rates, size = {}, 1
+    while True:
+        row = run_child(short.with_settings(BATCH_SIZE=str(size)), host, is_first=False)[-1]
+        log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
+        if row["status"] != "ok":
+            break
+        rates[size] = row["throughput"]
+        gains = max(rates.values()) > MIN_GAIN * rates.get(size // 4, 0)
+        free = resources.available_bytes() if resources.shares_memory(row["device"]) else None
+        needs_too_much = free and 2 * (row.get("peak_memory_bytes") or 0) > free
+        if not gains or 2 * row["step_seconds_median"] > run.settings.max_seconds or needs_too_much:
+            break
+        size *= 2
+    fastest = max(rates, key=rates.__getitem__, default=1)  # if 1 fails, measuring it says why
+    return run.with_settings(BATCH_SIZE=str(fastest))
+
+
+def count_processes(run: Run):
+    """Return the number of processes of a run: RUNS, or five, or one for work that takes a given time.
+
+    The same is true of work that hardly varies (`make tflops`).
+    """
+    settings = run.settings
+    if settings.runs:
+        return settings.runs
+    return 1 if run.command == "tflops" or settings.sustain or settings.epochs else DEFAULT_RUNS
+
+
+def measure_runs(runs, host, limit=None, quiet=True):
+    """Measure each run in several fresh processes; after one without any result, its other processes are left out.
+
+    Args:
+        limit: seconds after which a process is killed; None means no limit.
+        quiet: the processes and this function print nothing.
+
+    Yields:
+        The combined rows of a run, one for each quantity, when its last process has ended. After Ctrl-C, what was complete
+        comes before the KeyboardInterrupt.
+
+    Raises:
+        SettingError: in the only run. Of several, the others are measured.
+    """
+    processes = {run: [] for run in runs}  # by run: the rows of each of its processes
+    ended = set()
+    order = [(run, number) for run in runs for number in range(count_processes(run))]
+    for run, number in order:
+        if run in ended:
+            continue
+        if not quiet:
+            log_progress(runs, run, number)
+        try:
+            rows = run_child(run, host, is_first=number == 0, compares_with_cpu=number == 0, limit=limit, quiet=quiet)
+        except SettingError as error:  # such as an unknown MODEL
+            if len(runs) == 1:
+                raise
+            log.error("%s", error)
+            ended.add(run)
+            continue
+        except KeyboardInterrupt as error:
+            if rows := combine(processes[run] or [getattr(error, "rows", [])]):
+                yield rows
+            raise
+        processes[run].append(rows)
+        if number + 1 == count_processes(run) or not any(row["status"] == "ok" for row in rows):
+            ended.add(run)
+            yield combine(processes[run])
+
+
+def log_progress(runs, run: Run, number):
+    """Log which run comes next, and which of its processes."""
+    if len(runs) > 1 and number == 0:
+        wanted = ", ".join(f"{name}={text}" for name, text in run.choices.items())
+        log.info("combination %d of %d: %s", runs.index(run) + 1, len(runs), wanted)
+    if count_processes(run) > 1:
+        log.info("process %d of %d", number + 1, count_processes(run))
+
+
+def run_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None, quiet=True):
+    """Run one process of a run to its end, or one for each of NUM_DEVICES under torchrun.
+
+    Args:
+        host: this machine, which names the results file.
+        is_first: the process also measures what one process is enough for (child.Task).
+        compares_with_cpu: the model is compared with the CPU.
+        limit: seconds after which the process is killed; None means no limit.
+        quiet: the process prints nothing.
+
+    Returns:
+        The rows, at least one: typed cells, with status and note if the process failed or died. Nothing is stored.
+
+    Raises:
+        SettingError: a mistake in the settings, or the process died before it began to measure.
+        Interrupted: after Ctrl-C, with the rows so far.
+    """
+    environ, run_id, rows = dict(run.environ), uuid.uuid4().hex[:12], []
+    # The first card is then the same one for CUDA and for nvidia-smi.
+    environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
+    has_ranks = run.settings.num_devices not in (None, 1)
+    if has_ranks:
+        environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
+        # 127.0.0.1, because a laptop's own name often has no address.
+        options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={run.settings.num_devices}"]
+        command[1:1] = ["-m", "torch.distributed.run", *options]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "lines")
+        file.touch()
+        environ[child.TASK] = json.dumps(asdict(child.Task(str(file), is_first, compares_with_cpu)))
+        status = cli.run_process(command, environ, limit, quiet)
+        texts = file.read_text().split("\n")[:-1]  # what follows the last line end is incomplete
+    for line in map(json.loads, texts):
+        if "mistake" in line:
+            raise SettingError(line["mistake"])
+        if rows and rows[-1]["status"] == child.BEGUN:
+            rows.pop()
+        rows.append(complete_row(host, run_id, line))
+    begun = rows.pop() if rows and rows[-1]["status"] == child.BEGUN else None
+    if status == cli.INTERRUPTED:
+        raise Interrupted(rows)
+    if status in (0, 1) and rows and (status == 0 or rows[-1]["status"] != "ok"):
+        return rows
+    death, why = explain_death(status, has_ranks)
+    if not begun and not rows:
+        raise SettingError(f"before it measured anything, {why}: `make doctor` may say why")
+    unknown = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")
+    return [*rows, (begun or rows[-1]) | unknown | {"status": death, "note": why, "flags": ""}]
+
+
+def explain_death(status, has_ranks):
+    """Return the status and the note of the row of a process that died with this exit status."""
+    if status == -signal.SIGKILL:
+        why = f"it was ended by signal {-status}, probably because memory ran out: choose a smaller BATCH_SIZE or MODEL"
+        return "out_of_memory", why
+    if status == -signal.SIGALRM:
+        return "crashed", "it was ended by its time limit"
+    if has_ranks:
+        return "crashed", "a rank failed, see above"
+    if status >= 0:
+        return "crashed", f"it ended with exit status {status}"
+    return "crashed", f"it was ended by signal {-status}"
