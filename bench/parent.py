@@ -212,8 +212,8 @@ def measure_runs(runs, host, limit=None, quiet=True):
         quiet: the processes and this function print nothing.
 
     Yields:
-        The combined rows of a run, one for each quantity, when its last process has ended. After Ctrl-C, what was complete
-        comes before the KeyboardInterrupt.
+        The combined rows of a run, one for each quantity, when its last process has ended. After Ctrl-C, what was
+        complete comes before the KeyboardInterrupt.
 
     Raises:
         SettingError: in the only run. Of several, the others are measured.

@@ -292,7 +292,7 @@ def read_settings(command, environ=os.environ):
 
 
 def read_fixed_run(command, environ=os.environ):
-    """Read the run of a command of fixed work, such as "all"; raises SettingError for a setting that would change it."""
+    """Read the run of a command of fixed work ("all"); raises SettingError for a setting that would change the work."""
     runs = read_runs(command, environ)
     for given in (find_given(name, environ) for name in DECLARED if not is_used(name, command)):
         if given:

@@ -7,10 +7,12 @@ import pytest
 import measure_all
 import noise_check
 from bench.frameworks import Device
-from bench.parent import Launcher
-from bench.records import cells, results
-from bench.settings import FRAMEWORKS, SettingError, list_runs, read_settings
-from bench.workloads import standard_set
+from bench.parent import count_processes
+from bench.records import results
+from bench.records.rows import complete_row, work_cells
+from bench.settings import FRAMEWORKS, SettingError, read_fixed_run, read_settings
+from bench.workloads import describe_workload, standard_set
+from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 
 RATES = {"float32": 0.1, "bfloat16": 0.2, "float16": 0.4}  # TFLOP/s of the best matmul
@@ -29,33 +31,36 @@ class Children:
     def __init__(self):
         self.changes, self.fails, self.ends_after, self.device = [], {}, None, CPU
 
-    def measure(self, launcher, change, runs, limit):
+    def measure_runs(self, runs, host, limit):
         if len(self.changes) == self.ends_after:
             raise KeyboardInterrupt
-        self.changes.append(change | {"script": launcher.script})
-        settings = read_settings(launcher.script, change).on(self.device.device)
-        workload = launcher.describe_workload(settings)
+        (run,) = runs
+        self.changes.append(run)
+        settings = run.settings.on(self.device.device)
+        is_sweep = run.command == "tflops"
+        workload = matmul(settings.sizes[0]) if is_sweep else describe_workload(run.command, settings)
         line = {"framework_version": self.device.framework_version, "device": self.device.device, "status": "ok"}
-        row = cells.complete_row(launcher.host, "", line | rows.work_cells(settings, workload, settings.phase, "device"))
-        row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0) | {"process_rates": runs * "1 "}
-        row |= {"framework": read_settings("all").framework, "num_threads": read_settings("all").num_threads or 2}
-        if launcher.script == "tflops":
+        row = complete_row(host, "", line | work_cells(settings, workload, settings.phase, "device"))
+        row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0)
+        row |= {"process_rates": count_processes(run) * "1 ", "num_threads": settings.num_threads or 2}
+        if is_sweep:
             sizes = [{"matrix_size": f"{m}x{n}x{k}", "precision": "float32"} for m, n, k in settings.sizes]
             peaks = [{"model": "matmul-peak", "precision": name, "tflops": rate} for name, rate in RATES.items()]
-            return [row | each for each in sizes + peaks]
-        work = launcher.script, change["MODEL"], change["PHASE"]
+            yield [row | each for each in sizes + peaks]
+            return
+        work = run.command, settings.model, settings.phase
         if self.fails.get(work) == "mistake":
             raise SettingError("it needs a package")
         if work in self.fails:
-            return [row | {"status": self.fails[work], "note": "9 TiB", "throughput": None, "process_rates": ""}]
-        return [row]
+            row |= {"status": self.fails[work], "note": "9 TiB", "throughput": None, "process_rates": ""}
+        yield [row]
 
 
 @pytest.fixture
 def make_all(monkeypatch):
     """Run `make all` with fake children; returns (exit status, number of pieces that ran now, rows in the file)."""
     children = Children()
-    monkeypatch.setattr(Launcher, "measure", lambda *arguments: children.measure(*arguments))
+    monkeypatch.setattr(measure_all, "measure_runs", children.measure_runs)
     monkeypatch.setattr(measure_all, "find_device", lambda settings: children.device)
     monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
     monkeypatch.setattr(measure_all.card, "finish", lambda *arguments: [])
@@ -77,9 +82,8 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     monkeypatch.setenv("FRAMEWORK", framework)
     models, formats = set(), ("float32", *standard_set.FORMATS)
     for device in ("cpu", "cuda", "mps"):
-        for script, change, settings in measure_all.plan_work(device, formats, is_quick=False):
-            assert len(list_runs(script, {"FRAMEWORK": framework, **change})) == 1
-            models.add(measure_all.WORKLOADS[script](settings).model)
+        for run in measure_all.plan_work(read_fixed_run("all"), device, formats):
+            models.add(describe_workload(run.command, run.settings.on(device)).model)
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import best_settings
-from bench.parent import Launcher
 from bench.records import results
-from bench.settings import list_runs
+from bench.settings import read_runs
 from bench.tune import candidates
 
 CPU, CUDA = ({"device": device, "batch_size": 16} for device in ("cpu", "cuda"))
@@ -38,7 +37,8 @@ GIVEN = {"PRECISION": "bfloat16", "COMPILE": "1,max-autotune", "BATCH_SIZE": "32
     ],
 )
 def test_what_is_tried(row, script, environ, tried):
-    found = candidates.list_dimensions(script, environ, list_runs(script, environ), row)
+    runs = read_runs(script, environ)
+    found = candidates.list_dimensions(runs[0], runs, row)
     found = {each.name: "doubles" if each.doubles else " ".join(each.gains) for each in found}
     assert found == {name: text for name, text in tried.items() if " " in text or text == "doubles"}
 
@@ -60,9 +60,10 @@ def search(monkeypatch, tmp_path, capsys):
     def call(last=10**6, rates=RATES, fails=(("mixed_bfloat16", "1"),), fails_in_full=()):
         asked = []
 
-        def run_child(launcher, change, limit=None, compares=True, brief=False, **options):
+        def run_child(run, host, is_first, compares_with_cpu, limit):
             if len(asked) == last:
                 raise KeyboardInterrupt
+            change, compares = run.environ, compares_with_cpu
             asked.append(change | {"compares": compares})
             row = {name.lower(): change.get(name, text) for name, text in DEFAULTS.items()}
             keeps = "keep" if "MALLOC_TRIM_THRESHOLD_" in change else ""
@@ -76,7 +77,7 @@ def search(monkeypatch, tmp_path, capsys):
                 return [row | {"status": "wrong_output", "note": "NaN", "throughput": None}]
             return [row]
 
-        monkeypatch.setattr(Launcher, "run_child", run_child)
+        monkeypatch.setattr(best_settings, "run_child", run_child)
         monkeypatch.setattr(best_settings, "time", SimpleNamespace(monotonic=lambda: float(len(asked))))
         status = best_settings.main()
         stored = [row for path in (tmp_path / "results").glob("*.csv") for row in results.read(path)]

@@ -8,10 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from bench import frameworks, run
+from bench import child as child_process
+from bench import frameworks
 from bench.host import environment, meters
 from bench.records.columns import COLUMNS
-from bench.settings import SettingError
+from bench.settings import SettingError, read_settings
 from bench.timing import measure
 from bench.workloads import cifar10
 from bench.workloads.workload import Workload
@@ -35,6 +36,7 @@ def tiny_workload(settings):
         parameters=1920,
         flops_per_item=3840,
         item_bytes=4 * 3 * 8 * 8,
+        has_pipeline=True,
         columns={"image_size": 8, "data": "synthetic"},
     )
 
@@ -43,9 +45,9 @@ def tiny_workload(settings):
 def child(monkeypatch):
     """Measure these settings in this process, as a child does; returns (exit status, its lines)."""
     monkeypatch.setattr(frameworks, "load", lambda name: on_numpy)
-    monkeypatch.setattr(run, "measure_canary", lambda *device: None)  # it takes longer than all else here
+    monkeypatch.setattr(child_process, "measure_canary", lambda *device: None)  # it takes longer than all else here
 
-    def call(script="image", workload=tiny_workload, task=None, **environ):
+    def call(command="image", workload=tiny_workload, task=None, **environ):
         values = {"MODEL": "linear", "MAX_SECONDS": "0.03", "BATCH_SIZE": "8", "USE_GPU": "0"}
         values |= {} if "SUSTAIN" in environ else {"SCOPE": "device"}
         lines = []
@@ -53,10 +55,11 @@ def child(monkeypatch):
             for name, value in (values | environ).items():
                 if value is not None:
                     changed.setenv(name, value)
-            status = run.measure_settings(script, workload, run.measure_workload, task or run.Task(), lines.append)
+            settings, task = read_settings(command), task or child_process.Task()
+            status = child_process.measure_run(settings, workload, child_process.measure_workload, task, lines.append)
         # Each measurement is announced, so that the death of the process has a row.
-        begun = [(line["phase"], line["scope"]) for line in lines if line["status"] == run.BEGUN]
-        lines = [line for line in lines if line["status"] != run.BEGUN]
+        begun = [(line["phase"], line["scope"]) for line in lines if line["status"] == child_process.BEGUN]
+        lines = [line for line in lines if line["status"] != child_process.BEGUN]
         assert begun[: len(lines)] == list(dict.fromkeys((line["phase"], line["scope"]) for line in lines))
         assert {name for line in lines for name in line} <= set(COLUMNS)
         return status, lines
@@ -128,8 +131,8 @@ def test_a_failure_is_the_last_line(child, model, status, reason):
 def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, memory, inputs, model, fits):
     device = frameworks.Device("cuda", None, "1", 1)
     monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
-    monkeypatch.setattr(run.resources, "available_bytes", lambda: 2 * 10**6)
-    monkeypatch.setattr(run.resources, "find_card", lambda: environment.Card("NVIDIA GB10", memory=memory))
+    monkeypatch.setattr(child_process.resources, "available_bytes", lambda: 2 * 10**6)
+    monkeypatch.setattr(child_process.resources, "find_card", lambda: environment.Card("NVIDIA GB10", memory=memory))
     if not fits:
         monkeypatch.setattr(on_numpy, "open_session", pytest.fail)
     sizes = {"item_bytes": 1000 * inputs, "resident_bytes": 10**6 * model}
@@ -142,7 +145,7 @@ def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
         if len(windows) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run.report, "progress", lambda *work: nullcontext(press))
+    monkeypatch.setattr(child_process.report, "progress", lambda *work: nullcontext(press))
     code, (line,) = child(MAX_SECONDS="0.3", SCOPE="device,input")
     assert (code, line["status"], line["windows"]) == (130, "interrupted", 3)
     assert line["throughput"] > 0
@@ -178,16 +181,22 @@ def instrumented(child, monkeypatch):
     heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
     monkeypatch.setattr(meters, "IDLE_SECONDS", 0.05)
     monkeypatch.setattr(meters, "open_instruments", lambda *device: meters.Instruments(Counter(), lambda: heat))
-    monkeypatch.setattr(run, "measure_canary", lambda *device: 0.001)
+    monkeypatch.setattr(child_process, "measure_canary", lambda *device: 0.001)
     monkeypatch.setattr(measure, "ENERGY_SECONDS", 0.05)
     monkeypatch.setattr(measure, "SUSTAINED_SECONDS", 0.1)
     return child
 
 
 @pytest.mark.parametrize(
-    ("task", "parts"), [({}, PARTS), ({"is_first": False}, PARTS[:1]), ({"is_brief": True}, PARTS[:1])]
+    ("task", "measured"),
+    [
+        ({}, [*PARTS, "input"]),
+        ({"compares_with_cpu": False}, [*PARTS, "input"]),
+        ({"is_first": False}, ["training", "input"]),
+        ({"is_first": False, "scope": None}, ["training"]),
+    ],
 )
-def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, parts):
+def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, measured):
     compared, open_session = [], on_numpy.open_session
 
     def note(*arguments, compares):
@@ -195,20 +204,22 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, part
         return open_session(*arguments, compares=compares)
 
     monkeypatch.setattr(on_numpy, "open_session", note)
-    is_first, is_brief = task.get("is_first", True), task.get("is_brief", False)
-    status, lines = instrumented(PHASE="training", SCOPE="device,input", task=run.Task(**task))
-    assert (status, [line["phase"] for line in lines]) == (0, [*parts, "training"])
-    assert set(compared) == {is_first}  # only the first process compares the model with the CPU
+    scope = task.pop("scope", "device,input")
+    task = child_process.Task(**task)
+    status, lines = instrumented(PHASE="training", SCOPE=scope, task=task)
+    parts = [line["scope"] if line["scope"] == "input" else line["phase"] for line in lines]
+    assert (status, parts) == (0, measured)
+    assert set(compared) == {task.compares_with_cpu}
     # Energy is only that of whole steps with the model.
     with_energy = [(line["phase"], line["scope"]) for line in lines if "power_watts" in line]
-    assert with_energy == ([] if is_brief else [(part, "device") for part in parts[:2]])
+    assert with_energy == ([(part, "device") for part in PARTS[:2]] if task.is_first else [])
     line = lines[0]
     assert (line["optimizer"], line["throughput"] > 0) == ("sgd", True)
-    assert line["canary_seconds"] == (None if is_brief else 0.001)
+    assert line["canary_seconds"] == (0.001 if task.is_first else None)
     assert (line["temperature_c"], line["clock_mhz"]) == (61, 1980)
-    if not is_brief:
+    if task.is_first:
         assert line["power_watts"] == pytest.approx(50, rel=0.1)
-        assert line["idle_watts"] == (pytest.approx(50, rel=0.1) if is_first else None)
+        assert line["idle_watts"] == pytest.approx(50, rel=0.1)
         assert (line["joules_per_item"] > 0, line["power_scope"]) == (True, "gpu board")
 
 
@@ -223,8 +234,10 @@ def test_ctrl_c_after_the_windows_keeps_the_throughput(instrumented, monkeypatch
 
 
 def test_a_sustained_run_has_a_line_for_each_part(instrumented, monkeypatch):
-    sustain = measure.sustain
-    monkeypatch.setattr(measure, "sustain", lambda job, seconds, joules: sustain(job, 0.35, joules))
+    job = measure.Job
+    monkeypatch.setattr(
+        measure, "Job", lambda *session, **limits: job(*session, **limits | {"sustained_seconds": 0.35})
+    )
     code, lines = instrumented(SUSTAIN="60")
     assert (code, len(lines) >= 3) == (0, True)
     assert {(line["scope"], line["stop_reason"]) for line in lines} == {("sustained", "interval")}

@@ -9,14 +9,12 @@ import time
 import psutil
 import pytest
 
-from bench import launch
+from bench import parent
 from bench.frameworks import Device
 from bench.host.environment import describe_host
-from bench.parent import Launcher
 from bench.records import report, results
-from bench.settings import SettingError
+from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
-from mlp_benchmark import mlp_workload
 
 # A child in place of a benchmark: its MODEL says what becomes of it. The worker shares its process group.
 STAND_IN = """
@@ -27,7 +25,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 cli.end_with_parent()
 task, what, rank = json.loads(os.environ["BENCH_TASK"]), os.environ["MODEL"], os.environ.get("RANK")
 with open(os.environ["LOG"], "a") as log:
-    log.write(json.dumps([what, task["is_first"], os.environ.get("SCOPE", "")]) + "\\n")
+    log.write(json.dumps([what, task["is_first"]]) + "\\n")
 number = len(open(os.environ["LOG"]).readlines())
 def emit(**line):
     row = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image",
@@ -57,13 +55,20 @@ if what == "stuck": time.sleep(100)
 
 @pytest.fixture
 def stand_in(monkeypatch, tmp_path):
-    """Return a Launcher of the stand-in, whose children note what they were asked for in tmp_path/log."""
+    """Replace the child by the stand-in, which notes what it was asked for in tmp_path/log; return its path."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
-    values = {"RESULTS_DIR": tmp_path, "PIDS": tmp_path / "pids", "LOG": tmp_path / "log", "BENCH_ROOT": os.getcwd()}
+    values = {
+        "RESULTS_DIR": tmp_path,
+        "MACHINE": "m",
+        "PIDS": tmp_path / "pids",
+        "LOG": tmp_path / "log",
+        "BENCH_ROOT": os.getcwd(),
+    }
     for name, value in (values | {"USE_GPU": "0"}).items():
         monkeypatch.setenv(name, str(value))
-    return Launcher("image", image_workload, [str(script)], describe_host("m"))
+    monkeypatch.setitem(parent.SCRIPTS, "image", str(script))
+    return script
 
 
 @pytest.fixture
@@ -74,7 +79,7 @@ def run_all(stand_in, monkeypatch, tmp_path, capfd):
         for name, value in ({"MODEL": ",".join(models)} | environ).items():
             monkeypatch.setenv(name, value)
         (tmp_path / "log").unlink(missing_ok=True)
-        status = launch.run_all(stand_in, report.describe)
+        status = parent.measure_command("image", image_workload, report.describe_run)
         asked = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         return status, capfd.readouterr().out, asked, results.read(tmp_path / "m.csv")
 
@@ -103,11 +108,10 @@ def test_five_processes_give_one_row(run_all):
     status, out, asked, (row,) = run_all("ok")
     assert (status, out.count("added to ")) == (0, 1)
     # Only the first one compares with the CPU and measures the pipeline.
-    assert asked == [["ok", True, ""], *[["ok", False, "device"]] * 4]
+    assert asked == [["ok", True], *[["ok", False]] * 4]
     assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == ["7", "4.5", "9.5"]
     assert row["process_rates"] == "5 6 7 8 9"
     assert (row["machine"], row["device_name"], row["schema"]) == ("m", row["cpu_name"], "2")
-    assert [scope for *_, scope in run_all("ok", RUNS="2", SCOPE="input")[2]] == ["input", "input"]
 
 
 def test_a_combination_that_fails_runs_once_and_the_others_run(run_all):
@@ -124,11 +128,10 @@ def test_an_input_pipeline_that_fails_ends_only_the_first_process(run_all):
     assert (status, len(asked), device["process_rates"], pipeline["status"]) == (0, 2, "5 6", "unsupported")
 
 
-def test_more_gpus_than_there_are_are_refused(stand_in, monkeypatch):
-    monkeypatch.delenv("USE_GPU")
-    monkeypatch.setattr(launch, "find_device", lambda settings: Device("cuda", "H100", "2", 1, count=1))
+def test_more_gpus_than_there_are_are_refused(monkeypatch):
+    monkeypatch.setattr(parent, "find_device", lambda settings: Device("cuda", "H100", "2", 1, count=1))
     with pytest.raises(SettingError, match="NUM_DEVICES='2'"):
-        launch.plan_run(stand_in, {"NUM_DEVICES": "2"})
+        parent.plan_runs(read_runs("image", {"NUM_DEVICES": "2"}), image_workload)
 
 
 def test_a_child_that_is_killed_leaves_a_row_and_the_others_run(run_all):
@@ -145,23 +148,27 @@ def test_ctrl_c_stores_what_was_complete(run_all):
 
 
 def test_a_time_limit_ends_all_processes(stand_in, tmp_path):
-    (row,) = stand_in.run_child({"MODEL": "stuck"}, limit=3)  # by then the child has noted its process ids
+    (run,) = read_runs("image", os.environ | {"MODEL": "stuck"})
+    (row,) = parent.run_child(run, describe_host("m"), limit=3)  # by then the child has noted its process ids
     assert (row["status"], "time limit" in row["note"]) == ("crashed", True)
     assert have_ended(read_pids(tmp_path, 2))
 
 
 PARENT = """
 import sys
-from bench.parent import Launcher
+from bench import parent
 from bench.host.environment import describe_host
-from image_benchmark import image_workload
-Launcher("image", image_workload, [sys.argv[1]], describe_host("m")).run_child({"MODEL": "stuck"})
+from bench.settings import read_runs
+parent.SCRIPTS["image"] = sys.argv[1]
+parent.run_child(*read_runs("image"), describe_host("m"))
 """
 
 
 def test_a_parent_that_is_killed_leaves_no_process(stand_in, tmp_path):
     """Kill the parent of two ranks, which are children of torchrun."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, *stand_in.command], env=os.environ | {"NUM_DEVICES": "2"})
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, stand_in], env=os.environ | {"NUM_DEVICES": "2", "MODEL": "stuck"}
+    )
     pids = read_pids(tmp_path, 4)
     parent.kill()
     parent.wait()
@@ -189,16 +196,16 @@ def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastes
     """Try sizes on a machine of `rows`, {batch size: cells of its trial}; a size without a row has run out."""
     sizes = []
 
-    def trial(launcher, change, brief):
-        assert (brief, change["SUSTAIN"]) == (True, None)
-        sizes.append(int(change["BATCH_SIZE"]))
+    def trial(run, host, is_first):
+        assert (is_first, run.settings.sustain) == (False, None)
+        sizes.append(run.settings.batch_size)
         row = {"status": "ok", "unit": "images/s", "scope": "device", "phase": "training", "device": device}
         row |= {"step_seconds_median": 0.001, "note": ""}
         return [row | rows.get(sizes[-1], {"status": "out_of_memory", "note": "full"})]
 
-    for name, value in {"BATCH_SIZE": "auto", "SUSTAIN": "60", "MAX_SECONDS": "10"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Launcher, "run_child", trial)
-    monkeypatch.setattr(launch.resources, "available_bytes", lambda: 1000)
-    change = launch.choose_batch_size(Launcher("mlp", mlp_workload, [], describe_host("m")), {"MODEL": "mlp-8"})
-    assert (change["BATCH_SIZE"], sizes) == (fastest, tried)
+    monkeypatch.setattr(parent, "run_child", trial)
+    monkeypatch.setattr(parent.resources, "available_bytes", lambda: 1000)
+    environ = {"MODEL": "mlp-8", "BATCH_SIZE": "auto", "SUSTAIN": "60", "MAX_SECONDS": "10"}
+    (run,) = read_runs("mlp", environ)
+    chosen = parent.choose_batch_size(run, None).settings
+    assert (chosen.batch_size, chosen.sustain, sizes) == (int(fastest), 60, tried)

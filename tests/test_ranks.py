@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import frameworks, launch, run
+from bench import child, frameworks, parent
 from bench.host import meters, ranks
-from bench.records import cells, results
+from bench.records import results
+from bench.records.rows import work_cells
 from bench.timing import MeasurementError
 from image_benchmark import image_workload
 
@@ -40,11 +41,10 @@ class TwoRanks(ranks.Group):
 
 
 def test_ranks_of_torchrun_share_their_machine_and_only_the_first_one_stores(monkeypatch, tmp_path):
-    def measure_work(bench, describe):
-        assert (bench.settings.num_workers, bench.instruments.counter) == (3, None)  # the fewest of any rank
-        bench.emit(
-            rows.work_cells(bench.settings, describe(bench.settings), "inference", "device") | {"status": "failed"}
-        )
+    def measure_work(process, describe):
+        settings = process.settings
+        assert (settings.num_workers, process.instruments.counter) == (3, None)  # the fewest of any rank
+        process.emit(work_cells(settings, describe(settings), "inference", "device") | {"status": "failed"})
         return 1
 
     environ = {"NUM_WORKERS": "4", "MACHINE": "m", "RESULTS_DIR": str(tmp_path)}
@@ -58,15 +58,15 @@ def test_ranks_of_torchrun_share_their_machine_and_only_the_first_one_stores(mon
     for rank in "10":
         assert not (tmp_path / "m.csv").exists()
         monkeypatch.setenv("RANK", rank)
-        assert launch.main("image", image_workload, measure_work) == 1
+        assert parent.main("image", image_workload, measure_work) == 1
     assert [row["world_size"] for row in results.read(tmp_path / "m.csv")] == ["4"]
     assert "OMP_NUM_THREADS" not in os.environ
 
 
 def test_ranks_must_have_the_same_weights_after_training():
-    run.refuse_unequal_weights([(1.0, 2.0), (1.0, 2.0)])
+    child.refuse_unequal_weights([(1.0, 2.0), (1.0, 2.0)])
     with pytest.raises(MeasurementError, match=r"\[1\]") as error:
-        run.refuse_unequal_weights([(1.0, 2.0), (1.0, 2.0000001)])
+        child.refuse_unequal_weights([(1.0, 2.0), (1.0, 2.0000001)])
     assert error.value.status == "wrong_output"
 
 
@@ -74,8 +74,8 @@ def test_ranks_must_have_the_same_weights_after_training():
 SCRIPT = """
 import os, sys
 sys.path.insert(0, os.getcwd())
+from bench import parent
 from bench.frameworks import session
-from bench.parent import main
 from mlp_benchmark import mlp_workload
 
 def fail(self):
@@ -83,7 +83,8 @@ def fail(self):
 
 if os.environ.get("RANK") == "1":
     session.Training.run_earlier_parts = fail
-sys.exit(main("mlp", mlp_workload))
+parent.SCRIPTS["mlp"] = os.path.abspath(__file__)
+sys.exit(parent.main("mlp", mlp_workload))
 """
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import settings
-from bench.settings import ALL, AUTO, DECLARED, KNOWN_NAMES, SYNONYMS, SettingError, list_runs, read_settings
+from bench.settings import ALL, AUTO, DECLARED, KNOWN_NAMES, SYNONYMS, SettingError, read_runs, read_settings
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -16,15 +16,15 @@ ImageOS IMAGE IMAGES IMAGE_NAME SCOPES PHASES EPOCHREALTIME FRAMEWORK_DIR PYTHON
 """
 
 
-def refusal(script="image", **environ):
+def refusal(command="image", **environ):
     """Return the message of a refusal."""
     with pytest.raises(SettingError) as error:
-        read_settings(script, environ)
+        read_settings(command, environ)
     return str(error.value)
 
 
-def test_defaults_depend_on_the_script_and_the_device():
-    image, mlp, llm = (read_settings(script, {}) for script in ("image", "mlp", "llm"))
+def test_defaults_depend_on_the_command_and_the_device():
+    image, mlp, llm = (read_settings(command, {}) for command in ("image", "mlp", "llm"))
     assert (image.framework, image.phase, mlp.phase, mlp.scope) == ("torch", "inference", "training", None)
     assert [image.on(device).batch_size for device in ("cpu", "cuda", "mps")] == [16, 64, 64]
     found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"))]
@@ -34,7 +34,7 @@ def test_defaults_depend_on_the_script_and_the_device():
 
 
 @pytest.mark.parametrize(
-    ("script", "environ", "values"),
+    ("command", "environ", "values"),
     [
         ("image", {"USE_GPU": "1", "BATCH_SIZE": "64", "IMAGE_MODEL": "resnet18"}, (True, 64, "resnet18")),
         ("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "NUM_DEVICES": "All"}, (8, "float32", ALL)),
@@ -46,8 +46,8 @@ def test_defaults_depend_on_the_script_and_the_device():
         ("another", {"MODEL": "", "BATCH_SIZE": "many", "SEED": "3"}, (None, None, 3)),  # not its settings
     ],
 )
-def test_what_users_type_becomes_values(script, environ, values):
-    settings = read_settings(script, environ)
+def test_what_users_type_becomes_values(command, environ, values):
+    settings = read_settings(command, environ)
     assert tuple(getattr(settings, SYNONYMS.get(name, name).lower()) for name in environ) == values
 
 
@@ -66,15 +66,15 @@ def test_a_wrong_value_is_named(name, values):
 
 
 @pytest.mark.parametrize(
-    ("script", "environ"),
+    ("command", "environ"),
     [
         ("image", {"SUSTAIN": "60", "SCOPE": "input"}),
         ("mlp", {"NUM_DEVICES": "all", "FRAMEWORK": "tf"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
     ],
 )
-def test_contradictions_are_refused_with_all_that_was_given(script, environ):
-    message = refusal(script, **environ)
+def test_contradictions_are_refused_with_all_that_was_given(command, environ):
+    message = refusal(command, **environ)
     assert all(f"{name}={text!r}" in message for name, text in environ.items())
 
 
@@ -89,7 +89,16 @@ def test_a_misspelt_variable_is_refused_with_what_was_meant(name, meant):
 
 def test_settings_that_would_change_fixed_work_are_refused():
     with pytest.raises(SettingError, match="BATCH_SIZE"):
-        settings.refuse_other_settings("noise", {"BATCH_SIZE": "8"})
+        settings.read_fixed_run("noise", {"BATCH_SIZE": "8"})
+
+
+def test_a_run_changes_its_settings_and_its_command():
+    (run,) = read_runs("image", {"BATCH_SIZE": "4", "RUNS": "2"})
+    other = run.with_settings("llm", PHASE="decode", RUNS=None)
+    assert (other.settings.phase, other.settings.batch_size, other.settings.runs) == ("decode", 4, None)
+    assert (run.settings.batch_size, run.environ) == (4, {"BATCH_SIZE": "4", "RUNS": "2"})
+    with pytest.raises(SettingError, match="DEPTH='x'"):
+        other.with_settings(DEPTH="x")
 
 
 def test_ordinary_variables_are_left_alone():
@@ -103,7 +112,7 @@ def test_an_unknown_name_on_makes_command_line_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("script", "environ", "changes"),
+    ("command", "environ", "changes"),
     [
         ("image", {"BATCH_SIZE": "4", "SCOPE": "device,input"}, [{}]),
         ("tflops", {"PRECISION": "float32,tf32", "SIZES": "8,9"}, [{}]),
@@ -111,19 +120,22 @@ def test_an_unknown_name_on_makes_command_line_is_refused():
         ("llm", {"PHASE": " Prefill", "DEPTH": "0,512"}, [{"DEPTH": "0"}]),  # prefill does not use DEPTH
     ],
 )
-def test_runs_that_the_lists_ask_for(script, environ, changes):
-    assert list_runs(script, environ) == changes
-    for change in changes:  # a child reads the same settings without a list
-        assert list_runs(script, environ | change) == [{}]
+def test_runs_that_the_lists_ask_for(command, environ, changes):
+    runs = read_runs(command, environ | {"MAKEFLAGS": ""})
+    assert [run.choices for run in runs] == changes
+    for run in runs:  # a child reads the same settings without a list
+        assert run.environ == environ | run.choices
+        assert [(child.choices, child.settings) for child in read_runs(command, run.environ)] == [({}, run.settings)]
 
 
-def test_the_page_of_settings_has_each_with_its_scripts_and_defaults():
+def test_the_page_of_settings_has_each_with_its_commands_and_defaults():
     rows = re.findall(r"^\| ([A-Z_]+) \| (.*?) \| (.*?) \| ", Path("docs/settings.md").read_text(), re.M)
     assert sorted(name for name, *_ in rows) == sorted({*KNOWN_NAMES} - {*SYNONYMS})
-    for name, shown, scripts in rows[: len(DECLARED)]:
-        default = DECLARED[name.lower()]["default"]
-        by_script = default if isinstance(default, dict) else {"every command": default}
-        assert scripts == ", ".join(by_script)
-        for entries in by_script.values():
+    for name, shown, used_by in rows[: len(DECLARED)]:
+        default, commands = (DECLARED[name.lower()][key] for key in ("default", "commands"))
+        assert used_by == ", ".join(commands or ["every command"])
+        by_command = default if isinstance(default, dict) else {"": default}
+        assert commands is None or set(by_command) <= {"", *commands}
+        for entries in by_command.values():
             values = entries if isinstance(entries, tuple) else (entries,)
             assert all(value in shown for value in values if isinstance(value, str))

@@ -3,24 +3,25 @@
 import pytest
 
 import tflops_sweep
-from bench import run
+from bench import child
 from bench.host.environment import describe_host
-from bench.records import cells, peaks
+from bench.records import peaks
+from bench.records.rows import complete_row
+from bench.settings import read_settings
 from bench.timing import MeasurementError
 
 RATES = {"matmul": {32: 0.1, 64: 0.4, 128: 0.3, 512: 0.35}, "conv1x1": 0.2, "conv3x3": 0.25}
 RATES |= {"matmul-8bit": 0.9, "attention": 0.1}
 
 
-def measure_settings(monkeypatch, environ):
+def run_sweep(monkeypatch, environ):
     """Run the sweep in this process, as a child does; returns (exit status, rows)."""
-    about, lines = cells.complete_row(describe_host("m"), "id", {}), []
+    about, lines = complete_row(describe_host("m"), "id", {}), []
     with monkeypatch.context() as changed:
         for name, value in ({"USE_GPU": "0"} | environ).items():
             changed.setenv(name, value)
-        status = run.measure_settings(
-            "tflops", tflops_sweep.first_size, tflops_sweep.run_sweep, run.Task(), lines.append
-        )
+        settings = read_settings("tflops")
+        status = child.measure_run(settings, None, tflops_sweep.measure_sweep, child.Task(), lines.append)
     return status, [about | line for line in lines]
 
 
@@ -32,8 +33,8 @@ def sweep(monkeypatch):
     def call(rates=None, fails=None, again=1.0, interrupted=None, **environ):
         calls, fails = [], fails or {}
 
-        def measure_quantity(bench, workload, phase, scope):
-            settings, rate = bench.settings, (RATES | (rates or {})).get(workload.model)
+        def measure_quantity(process, workload, phase, scope):
+            settings, rate = process.settings, (RATES | (rates or {})).get(workload.model)
             side = int(workload.columns.get("matrix_size", "0").split("x")[0])
             calls.append((settings.precision, workload.model, side, settings.seed))
             if reason := fails.get(settings.precision) or fails.get(side):
@@ -45,9 +46,9 @@ def sweep(monkeypatch):
                 rate = rate[side] * (again if settings.seed else 1)
             return found | {"throughput": rate, "tflops": rate}
 
-        monkeypatch.setattr(run, "measure_quantity", measure_quantity)
+        monkeypatch.setattr(child, "measure_quantity", measure_quantity)
         asked = {"SIZES": "32,64,128", "PRECISION": "float32", "OPS": "matmul,convolution,bandwidth"}
-        return *measure_settings(monkeypatch, asked | environ), calls
+        return *run_sweep(monkeypatch, asked | environ), calls
 
     return call
 
@@ -112,6 +113,6 @@ def test_8_bits_are_compared_with_bfloat16_and_are_no_peak(sweep):
 def test_a_real_sweep_fills_rows(monkeypatch):
     monkeypatch.setattr(tflops_sweep, "CPU_PEAK_SIDE", 64)
     environ = {"SIZES": "32,64x64x128", "PRECISION": "float32", "OPS": "matmul", "MAX_SECONDS": "0.05"}
-    status, rows = measure_settings(monkeypatch, environ)
+    status, rows = run_sweep(monkeypatch, environ)
     assert status == 0
     assert {"matmul", "matmul-peak", "conv1x1"} <= {row["model"] for row in rows if row["status"] == "ok"}

@@ -4,8 +4,8 @@ import pytest
 
 from bench.host.environment import describe_host
 from bench.records import peaks
-from bench.records.rows import complete_row
 from bench.records.columns import COLUMNS
+from bench.records.rows import complete_row
 
 A100 = {"device_name": "NVIDIA A100-SXM4-40GB"}
 M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "precision": "float32"}
