@@ -43,7 +43,8 @@ class Sweep:
         row = work_cells(settings, workload, None, "device")
         try:
             process = replace(self.process, settings=settings)
-            row |= child.measure_quantity(process, workload, None, "device")
+            (result,) = child.measure_quantity(process, workload, None, "device")
+            row |= result
         except Exception as error:
             row |= frameworks.describe_failure(error)
         if row["status"] == "interrupted":  # Ctrl-C during the windows; the complete ones are kept

@@ -154,7 +154,7 @@ def measure_workload(process: Process, describe_workload):
         workload = describe_workload(replace(settings, phase=phase))
         work = work_cells(settings, workload, phase, scope) | {"canary_seconds": canary_seconds}
         log.info("%s %s: building and checking, then measuring", phase, scope)
-        measure_scope = {"epoch": measure_epochs, "sustained": measure_sustained}.get(scope, measure_once)
+        measure_scope = {"epoch": measure_epochs, "sustained": measure_sustained}.get(scope, measure_quantity)
         try:
             for row in measure_scope(process, workload, phase, scope):
                 process.emit(work | row)
@@ -192,13 +192,8 @@ def list_quantities(process: Process, workload: Workload):
         yield "training", "epoch"
 
 
-def measure_once(process: Process, workload: Workload, phase, scope):
-    """Yield the cells of the one result of a quantity."""
-    yield measure_quantity(process, workload, phase, scope)
-
-
 def measure_quantity(process: Process, workload: Workload, phase, scope):
-    """Open a session, measure it and close it; return the cells of its result.
+    """Open a session, measure it and close it; yield the cells of its one result.
 
     Raises:
         MeasurementError, or whatever the framework raises.
@@ -217,7 +212,7 @@ def measure_quantity(process: Process, workload: Workload, phase, scope):
                 row |= energy_cells(process.instruments, *watts)
             except KeyboardInterrupt:  # the throughput is known by now
                 row["status"] = "interrupted"
-        return complete_result(process, workload, scope, job.session, row)
+        yield complete_result(process, workload, scope, job.session, row)
 
 
 @contextmanager

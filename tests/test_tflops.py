@@ -41,10 +41,10 @@ def sweep(monkeypatch):
                 raise MeasurementError(reason, "not here")
             found = {"status": "interrupted" if side == interrupted else "ok", "flags": "", "note": ""}
             if rate is None:
-                return found | {"throughput": 40.0, "tflops": None}
+                return [found | {"throughput": 40.0, "tflops": None}]
             if isinstance(rate, dict):
                 rate = rate[side] * (again if settings.seed else 1)
-            return found | {"throughput": rate, "tflops": rate}
+            return [found | {"throughput": rate, "tflops": rate}]
 
         monkeypatch.setattr(child, "measure_quantity", measure_quantity)
         asked = {"SIZES": "32,64,128", "PRECISION": "float32", "OPS": "matmul,convolution,bandwidth"}

@@ -1,11 +1,11 @@
 """Define what a framework's file implements: a DeviceContext, a Model and, for language models, a CachedModel.
 
-session.py builds everything that is timed from these classes. This file imports no framework. A class lists the
-methods that each framework defines as `name: Callable  # (arguments) -> result`; the other methods are defaults.
+session.py builds everything that is timed from these classes. This file imports no framework. Each framework defines the
+abstract methods; the other methods are defaults.
 """
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ class Stream:
     queue_steps: int  # batches that may be ready or in a worker's hands
 
 
-class Model:
+class Model(ABC):
     """A model on its device, and the parts of its training.
 
     A batch is a tuple of arrays on the device: the model's inputs, then the target of the workload's loss.
@@ -42,12 +42,29 @@ class Model:
     last_weight: Any  # a small one that each step of training changes
     last_gradient: Any  # of last_weight
 
-    infer: Callable  # (*inputs) -> output without gradients; its first axis is that of the items
-    forward: Callable  # (*batch): the forward pass of training and its loss; keeps what the backward pass needs
-    backward: Callable  # (): keeps the gradients
-    update: Callable  # (): the optimizer's step
-    updates: Callable  # () -> how many steps the optimizer has counted; None if it may skip some
-    trained_weights: Callable  # () -> arrays that training changes, in a fixed order
+    @abstractmethod
+    def infer(self, *inputs):
+        """Compute the output without gradients; its first axis is that of the items."""
+
+    @abstractmethod
+    def forward(self, *batch):
+        """Compute the forward pass of training and its loss; keep what the backward pass needs."""
+
+    @abstractmethod
+    def backward(self):
+        """Compute the gradients of the last forward pass and keep them."""
+
+    @abstractmethod
+    def update(self):
+        """Run the optimizer's step with the gradients of the last backward pass."""
+
+    @abstractmethod
+    def updates(self):
+        """Return how many steps the optimizer has counted; None if it may skip some."""
+
+    @abstractmethod
+    def trained_weights(self):
+        """Return the arrays that training changes, in a fixed order."""
 
     @property
     def parameters(self):
@@ -68,15 +85,26 @@ class Model:
         """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
 
 
-class CachedModel:
+class CachedModel(ABC):
     """A language model with a cache of keys and values. Tokens are ids on the device, of shape (sequences, count)."""
 
     parameters: int  # trainable
 
-    open_cache: Callable  # (sequences, tokens): replaces the cache with an empty one for this number of tokens of each
-    seek: Callable  # (length): truncates the cache to its first tokens
-    extend: Callable  # (tokens) -> logits of the last one (sequences, vocabulary); the cache gets the tokens
-    extend_uncompiled: Callable  # the same without the compiler
+    @abstractmethod
+    def open_cache(self, sequences, tokens):
+        """Replace the cache with an empty one for this number of tokens of each sequence."""
+
+    @abstractmethod
+    def seek(self, length):
+        """Truncate the cache to its first tokens."""
+
+    @abstractmethod
+    def extend(self, tokens):
+        """Add tokens to the cache; return the logits of the last one (sequences, vocabulary)."""
+
+    @abstractmethod
+    def extend_uncompiled(self, tokens):
+        """Do what extend() does, without the compiler."""
 
     def infer(self, place, tokens):
         """Return the logits of tokens that follow this many others in the cache."""
@@ -93,23 +121,65 @@ class DeviceContext(ABC):
     note = ""  # what a reader of its rows has to know
 
     builders: dict[str, Callable]  # by the name of a workload: (workload) -> the framework's own kind of model
-    image_models: Callable  # () -> names
     operators: dict[str, Callable]  # by name: (*operands) -> output, without gradients
-    build: Callable  # (workload, is_trained) -> Model that check_model() has accepted
-    # (workload, tokens of some sequences in NumPy) -> (CachedModel, logits after these tokens in float32 on the CPU in
-    # NumPy, or None without comparison)
-    build_cached: Callable
-    put: Callable  # (*arrays) -> a batch on the device, floats in this precision, images in this memory format
-    open_stream: Callable  # (workload, settings, phase) -> Stream
-    put_operands: Callable  # (arrays) -> an operator's operands on the device; integers as they are
-    sample: Callable  # (operator's output, indices, channels first) -> float64 in NumPy
-    synchronize: Callable  # (): waits until all submitted work is complete
-    read: Callable  # (values) -> their norm, a float, once they are computed; a single value may always be zero
-    as_array: Callable  # (values) -> the same in NumPy, at most float32
-    # ("matmul" or "convolution", left, right) -> (result in NumPy, channels first; whether the device's was float16).
-    # Left and right are float32 in NumPy: matrices, or images (items, channels, height, width) and kernels (outputs,
-    # inputs, height, width) without padding. Computes in this precision.
-    probe: Callable
+
+    @staticmethod
+    @abstractmethod
+    def image_models():
+        """Return the names of the image models that can be built."""
+
+    @abstractmethod
+    def build(self, workload, is_trained):
+        """Return the Model of a workload, which check_model() has accepted."""
+
+    def build_cached(self, workload, ids):
+        """Return (CachedModel, logits after some tokens), if the framework has language models.
+
+        Args:
+            ids: the tokens of some sequences in NumPy. Their logits are computed in float32 on the CPU and returned in
+                NumPy; None if nothing is compared.
+        """
+
+    @abstractmethod
+    def put(self, *arrays):
+        """Return a batch on the device: floats in this precision, images in this memory format."""
+
+    @abstractmethod
+    def open_stream(self, workload, settings, phase):
+        """Return a Stream of batches from JPEG files."""
+
+    @abstractmethod
+    def put_operands(self, arrays):
+        """Return an operator's operands on the device; integers as they are."""
+
+    @abstractmethod
+    def sample(self, output, indices):
+        """Return an operator's output at these indices (of channels first) as float64 in NumPy."""
+
+    @abstractmethod
+    def synchronize(self):
+        """Wait until all submitted work is complete."""
+
+    @abstractmethod
+    def read(self, values):
+        """Return the norm of values, a float, once they are computed; that of a single value may always be zero."""
+
+    @abstractmethod
+    def as_array(self, values):
+        """Return values in NumPy, at most float32."""
+
+    @abstractmethod
+    def probe(self, name, left, right):
+        """Compute an operator in this precision, to find out what the hardware computes in.
+
+        Args:
+            name: "matmul" or "convolution", without padding.
+            left, right: float32 in NumPy: matrices, or images (items, channels, height, width) and kernels (outputs,
+                inputs, height, width).
+
+        Returns:
+            (the result in NumPy, channels first; whether the device's was float16).
+        """
 
     def __init__(self, device, settings, compares=True):
         """Store the settings. compares: whether models are compared with the CPU."""

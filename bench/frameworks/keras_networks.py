@@ -22,7 +22,10 @@ LAST_KERNEL = -2  # place in the trainable variables; the last one is the bias o
 class KerasContext(base.DeviceContext):
     """The part of a DeviceContext that needs only NumPy and Keras: images and kernels are channels_last."""
 
-    image_models = staticmethod(lambda: [*RESNETS, "mobilenet_v2"])
+    @staticmethod
+    def image_models():
+        return [*RESNETS, "mobilenet_v2"]
+
     model_class: Callable[..., base.Model]  # takes a context, a Keras model and, if it is trained, a loss
     place: Any  # this device, as keras.device() takes it
     # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> [output, gradient of the

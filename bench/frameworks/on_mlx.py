@@ -75,7 +75,13 @@ def as_numpy(array):
 class DeviceContext(base.DeviceContext):
     """Where and how MLX computes."""
 
-    builders, operators, image_models = BUILDERS, OPERATORS, staticmethod(lambda: list(RESNETS))
+    builders = BUILDERS
+    operators = OPERATORS
+
+    @staticmethod
+    def image_models():
+        return list(RESNETS)
+
     open_stream, as_array = staticmethod(jpeg_stream.open_stream), staticmethod(as_numpy)
     synchronize, release = staticmethod(mx.synchronize), staticmethod(mx.clear_cache)
 

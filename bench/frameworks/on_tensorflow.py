@@ -87,11 +87,14 @@ class Model(base.Model):
         self.context, self.keras_model, self.loss_of = context, keras_model, loss_of
         self.weights = keras_model.trainable_variables
         self.last_weight = self.weights[-1]
-        self.infer = context.function(lambda *inputs: keras_model(list(inputs), training=False))
+        self.output_of = context.function(lambda *inputs: keras_model(list(inputs), training=False))
         if loss_of:
             self.optimizer = keras_networks.build_optimizer(context, self.weights)
             self.train_step, self.losses_of = context.function(self._train), context.function(self._losses_of)
             self.apply = context.function(lambda gradients: self.optimizer.apply(gradients, self.weights))
+
+    def infer(self, *inputs):
+        return self.output_of(*inputs)
 
     def _losses_of(self, *batch):
         """Return (loss, the loss scaled for the optimizer) of a batch."""

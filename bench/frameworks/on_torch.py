@@ -199,7 +199,12 @@ def evaluate(module, workload, batch, with_gradient, precision=None):
 class DeviceContext(base.DeviceContext):
     """Where and how PyTorch computes."""
 
-    builders, operators, image_models = BUILDERS, OPERATORS, staticmethod(lambda: import_images().list_models())
+    builders = BUILDERS
+    operators = OPERATORS
+
+    @staticmethod
+    def image_models():
+        return import_images().list_models()
 
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)

@@ -151,16 +151,17 @@ def measure(job: Job):
 
             # The verdict.
             flags, readings = check_counters(job, counters, done, stop_reason)
+            if stop_reason != "interrupted":  # by Ctrl-C, in a step whose result cannot be read
+                if first_weights is not None and session.checksum() == first_weights:
+                    raise MeasurementError("work_skipped", "the weights have not changed since the first step")
+                if mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
+                    flags.append("barrier_shows")
             if is_slowed_by_host:
                 flags.append("limited_by_host")
-            if mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
-                flags.append("barrier_shows")
             if mode == "stream" and done < ENOUGH_QUEUES * session.queue_steps:
                 flags.append("short")  # a queue that was full or empty at the start may still show in the total
             if has_drift(windows):
                 flags.append("drift")
-            if stop_reason != "interrupted" and first_weights is not None and session.checksum() == first_weights:
-                raise MeasurementError("work_skipped", "the weights have not changed since the first step")
             in_window = job.items_per_step * steps
             is_total = mode == "stream" or job.num_items is not None
             throughput = job.items_per_step * done / seconds if is_total else in_window / statistics.median(windows)
