@@ -1,7 +1,7 @@
 """Define what a framework's file implements: a DeviceContext, a Model and, for language models, a CachedModel.
 
-session.py builds everything that is timed from these classes. This file imports no framework. Each framework defines the
-abstract methods; the other methods are defaults.
+session.py builds everything that is timed from these classes. This file imports no framework. Each framework defines
+the abstract methods; the other methods are defaults.
 """
 
 import math

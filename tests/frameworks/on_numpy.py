@@ -67,8 +67,8 @@ class Model(base.Model):
 
 
 class DeviceContext(base.DeviceContext):
-    builders = {"image": Model, "mlp": Model}
-    operators = {}  # so the methods for operators are never called
+    builders, operators = {"image": Model, "mlp": Model}, {}
+    # Without operators these are never called.
     put_operands = sample = probe = None
 
     @staticmethod
