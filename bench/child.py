@@ -122,7 +122,7 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit):
         settings = replace(settings, num_workers=min(me.share(resources.usable_cores()), MOST_WORKERS))
     if me.rank:  # only rank 0 logs and writes lines
         logging.getLogger("bench").setLevel(logging.ERROR)
-    with framework.join_ranks(me, device.device) if me.are_many else ranks.Group() as group:
+    with framework.join_ranks(me, device.device) if me.are_many else nullcontext(ranks.Group()) as group:
         # It is equal on all ranks, because the number of steps in a window depends on it.
         settings = replace(settings, num_workers=min(group.gather(settings.num_workers)))
         instruments = meters.Instruments()  # the energy and heat of one card would be those of one rank only

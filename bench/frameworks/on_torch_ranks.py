@@ -51,6 +51,9 @@ class Group(ranks.Group):
         dist.broadcast(shared, 0)
         return shared.item()
 
+    def __enter__(self):
+        return self
+
     def __exit__(self, kind, error, trace):
         if kind is None:
             self.barrier()  # a rank that leaves early would look like one that was killed
