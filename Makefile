@@ -112,20 +112,18 @@ clean: ## remove the virtual environments and uv (.venv*, .uv)
 packages common-packages:
 	@"$(PYTHON)" bench/packages.py $(if $(filter packages,$@),$(NAME))
 
+INSTALL = sh bench/install.sh $< $(@D) && touch $@
+
 .venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt requirements-torch-cu126.txt) requirements-common.txt bench/install.sh
-	@sh bench/install.sh $< $(@D)
-	@touch $@
+	@$(INSTALL)
 
 .venv-plot/installed: requirements-common.txt bench/install.sh
-	@sh bench/install.sh $< $(@D)
-	@touch $@
+	@$(INSTALL)
 
 .SECONDEXPANSION:
 .PRECIOUS: .venv-%/installed
 .venv-%/installed: requirements-cuda-%.txt $$(wildcard requirements-cpu-$$*.txt) requirements-common.txt bench/install.sh
-	@sh bench/install.sh $< $(@D)
-	@touch $@
+	@$(INSTALL)
 
 %/tested: requirements-test.txt %/installed
-	@sh bench/install.sh $< $(@D)
-	@touch $@
+	@$(INSTALL)

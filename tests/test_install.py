@@ -118,7 +118,8 @@ def test_each_machine_gets_the_build_for_its_gpu_or_one_line_that_says_why_not(i
 
 def test_a_failed_attempt_and_a_broken_driver_are_told(install):
     _, lines, _ = install(refuses="--torch-backend")
-    assert lines[-2].startswith("error") and "--torch-backend=cpu" in lines[-1]
+    assert lines[-2].startswith("error")
+    assert "--torch-backend=cpu" in lines[-1]
     _, lines, _ = install(**{"nvidia-smi": BROKEN_SMI})
     assert "nvidia-smi" in lines[0]
 
@@ -134,7 +135,10 @@ def test_plots_and_comparisons_with_a_chosen_python_need_the_common_packages_onl
     for command in ("plot", "compare"):
         done = subprocess.run(["make", "-n", command, "PYTHON=chosen"], capture_output=True, text=True)
         first, *_ = done.stdout.splitlines()
-        assert "packages.py" in first and "torch" not in first
+        assert "packages.py" in first
+        assert "torch" not in first
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     assert packages.main() == 2
-    assert "pandas" in (said := capsys.readouterr().err) and "torch" not in said
+    said = capsys.readouterr().err
+    assert "pandas" in said
+    assert "torch" not in said
