@@ -7,7 +7,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results noise \
-        doctor test selfcheck resolve-mac clean packages
+        doctor test selfcheck resolve-mac clean packages common-packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
@@ -32,7 +32,7 @@ else
 RUN := "$(PYTHON)"
 READY := packages
 READ := $(RUN)
-READER :=
+READER := common-packages
 endif
 
 # Runs a module that needs no packages.
@@ -109,23 +109,21 @@ resolve-mac-%: .venv/tested
 clean: ## remove the virtual environments and uv (.venv*, .uv)
 	rm -rf .venv .venv-* .uv
 
-packages:
-	@"$(PYTHON)" bench/packages.py $(NAME)
+packages common-packages:
+	@"$(PYTHON)" bench/packages.py $(if $(filter packages,$@),$(NAME))
 
-.venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt) requirements-common.txt bench/install.sh
-	@sh bench/install.sh $< $(@D)
-	@touch $@
+INSTALL = sh bench/install.sh $< $(@D) && touch $@
+
+.venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt requirements-torch-cu126.txt) requirements-common.txt bench/install.sh
+	@$(INSTALL)
 
 .venv-plot/installed: requirements-common.txt bench/install.sh
-	@sh bench/install.sh $< $(@D)
-	@touch $@
+	@$(INSTALL)
 
 .SECONDEXPANSION:
 .PRECIOUS: .venv-%/installed
 .venv-%/installed: requirements-cuda-%.txt $$(wildcard requirements-cpu-$$*.txt) requirements-common.txt bench/install.sh
-	@sh bench/install.sh $< $(@D)
-	@touch $@
+	@$(INSTALL)
 
 %/tested: requirements-test.txt %/installed
-	@sh bench/install.sh $< $(@D)
-	@touch $@
+	@$(INSTALL)

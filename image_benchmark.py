@@ -9,6 +9,7 @@ weights; other frameworks build the same layers (build_image() in bench/framewor
 """
 
 import csv
+import difflib
 import functools
 import sys
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.parent import main
-from bench.settings import ROOT
+from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import Workload, flops_of_phase
 
@@ -37,7 +38,11 @@ def image_workload(settings):
     sizes = ImageSizes(settings.image_size or IMAGE_SIZE.get(settings.model, 224))
     parameters = flops = None  # of a model that flops.csv lacks
     with COUNTS.open(newline="") as lines:
-        counts = next((row for row in csv.DictReader(lines) if row["model"] == settings.model), None)
+        models = {row["model"]: row for row in csv.DictReader(lines)}
+    counts = models.get(settings.model)
+    # A framework may have models that flops.csv lacks, but hardly one whose name is nearly the same.
+    if not counts and (near := difflib.get_close_matches(settings.model.lower(), models, n=3, cutoff=0.8)):
+        raise SettingError(f"MODEL={settings.model!r} is not an image model: did you mean {', '.join(near)}?")
     if counts:
         parameters = int(counts["parameters"])
         if int(counts["image_size"]) == sizes.side:  # convolutions and matmuls, counted at one image size

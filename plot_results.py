@@ -13,6 +13,7 @@ import sys
 
 from bench import cli
 from bench.plots import card, html, pictures, select
+from bench.records.results import replace_file
 from bench.settings import SettingError, read_settings
 
 ABOUT = """# Results
@@ -26,7 +27,7 @@ def plot(folder, say):
     stored = select.load(folder, say)
     paths = [*pictures.draw_all(stored, folder / "plots"), *card.draw_all(stored, folder)]
     shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]
-    (folder / "README.md").write_text("\n\n".join([ABOUT, *shown]) + "\n", encoding="utf-8")
+    replace_file(folder / "README.md", ("\n\n".join([ABOUT, *shown]) + "\n").encode())
     return [*paths, folder / "README.md", html.write_page(stored.lines, folder / "index.html")]
 
 

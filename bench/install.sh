@@ -2,7 +2,6 @@
 # Build an environment from a requirements file. Called by `make`:   sh bench/install.sh requirements-cuda.txt .venv
 #
 # Uses the user's uv, or installs one in .uv. uv is fast, and downloads a Python if none of the installed ones fits.
-# Without uv, uses pip and an installed Python 3.11 or 3.12.
 set -eu
 requirements=$1
 venv=$2
@@ -11,33 +10,76 @@ PATH=$PATH:$PWD/.uv/bin
 has() { command -v "$1" >/dev/null 2>&1; }
 works() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -c "" 2>/dev/null; }
 say() { echo "$*" >&2; }
+stop() { say "$*"; exit 2; }
 
-# Without an NVIDIA driver, CUDA's libraries would be gigabytes of no use: a requirements-cpu-<name>.txt replaces them.
+# Print the first card of CUDA_VISIBLE_DEVICES as "550.54.14, compute capability 8.0", or the first card of all if
+# nvidia-smi does not know that one. Old drivers do not report the compute capability.
+find_card() {
+    first=${CUDA_VISIBLE_DEVICES:-0}
+    for fields in "driver_version,compute_cap --id=${first%%,*}" driver_version,compute_cap driver_version; do
+        nvidia-smi --format=csv,noheader --query-gpu=$fields 2>/dev/null && break
+    done | sed -n '/^[0-9]/{s/,/, compute capability/;p;q;}'
+}
+
+# Print the CUDA that the card can use. PyTorch's build for CUDA 12 has no kernels for Blackwell (10.0 and newer).
+choose_cuda() {
+    echo "$card" | awk -F ', [a-z ]*' '{ driver = $1 + 0; capability = $2 + 0 ? $2 + 0 : 7.5 }
+        driver < 525                     { print "needs-525"; exit }
+        driver < 580 && capability >= 10 { print "needs-580"; exit }
+        driver < 580 || capability < 7.5 { print "cuda12"; exit }
+                                         { print "cuda13" }'
+}
+
+# uv takes Intel's built-in graphics for a card: they are device 02.0 of the first bus. AMD's gfx000 is the CPU.
+choose_gpu() {
+    card=$(find_card)
+    displays=$(grep -l ^0x03 /sys/bus/pci/devices/*/class 2>/dev/null | grep -v ':00:02\.0/' | sed 's/class$/vendor/')
+    if [ "$card" ]; then gpu=$(choose_cuda)
+    elif rocm_agent_enumerator 2>/dev/null | grep -q 'gfx[1-9]'; then gpu=hip
+    elif cat /dev/null $displays | grep -q 0x8086; then gpu=xpu
+    elif has nvidia-smi; then say "no NVIDIA card can be used: \`nvidia-smi\` says why"
+    fi
+}
+
+card=
+gpu=cpu
+case $requirements:${USE_GPU:-} in *:0) ;; requirements-cuda*) choose_gpu ;; esac
 cpu=requirements-cpu-${requirements#requirements-cuda-}
-if [ -e "$cpu" ] && ! nvidia-smi >/dev/null 2>&1; then requirements=$cpu; fi
+
+# What is installed for which GPU. For cuda13 it is what PyPI has. PyTorch's other builds are in its own index.
+options=
+case $requirements:$gpu in
+    *:needs-*) stop "NVIDIA driver $card: install driver ${gpu#needs-} or newer, or set PYTHON=... or USE_GPU=0" ;;
+    requirements-cuda.txt:cuda12) options="--torch-backend=cu126 --override requirements-torch-cu126.txt" ;;
+    requirements-cuda.txt:cpu) options=--torch-backend=cpu ;;
+    requirements-cuda.txt:hip | requirements-cuda.txt:xpu) options=--torch-backend=auto ;;
+    *:cuda12)
+        sed 's/\[cuda13\]/[cuda12]/' "$requirements" >"$venv.txt"
+        requirements=$venv.txt ;;
+    *:cpu | *:hip | *:xpu) [ ! -e "$cpu" ] || requirements=$cpu ;;
+esac
 
 if ! has uv; then
     say "fetching uv into .uv"
-    { python3 -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv; } >&2 || rm -rf .uv
+    { python3 -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv; } >&2 ||
+        { rm -rf .uv && stop "uv could not be installed: install it or Python's venv (python3-venv), or set PYTHON=..."; }
 fi
+works || { rm -rf "$venv" && uv venv --quiet --python-preference system --python '>=3.11,<3.13' "$venv"; }
+"$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads
 
 quiet=--quiet
 [ ! -t 2 ] || quiet=  # a terminal shows the progress
-if has uv; then
-    works || { rm -rf "$venv" && uv venv --quiet --python-preference system --python '>=3.11,<3.13' "$venv"; }
-    install="uv pip install $quiet --python $venv/bin/python"
-else
-    for python in python3.12 python3.11; do has "$python" && break; done
-    has "$python" || { say "no uv, and no Python 3.11 or 3.12 with venv (Debian: python3-venv): install one of them, or set PYTHON=..."; exit 2; }
-    works || "$python" -m venv --clear "$venv"
-    install="$venv/bin/python -m pip install $quiet --disable-pip-version-check"
+install="uv pip install $quiet --python $venv/bin/python"
+say "installing $requirements into $venv${card:+, NVIDIA driver $card}${options:+, $options}: up to a few GB"
+if ! $install $options -r "$requirements" >&2; then
+    [ "$options" ] || exit 2
+    [ "$gpu" != cuda12 ] || stop "NVIDIA driver $card needs PyTorch for CUDA 12.6, which uv could not get:" \
+        "install driver 580 or newer (if the compute capability is 7.5 or newer), or set PYTHON=..."
+    say "uv could not get PyTorch with $options: installing the build of PyPI, for CUDA 13"
+    $install -r "$requirements" >&2
 fi
 
-"$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads
-say "installing $requirements into $venv (up to a few GB the first time)"
-# uv chooses PyTorch's build for this machine (CPU only, CUDA 12 or 13 by the driver, ROCm, XPU) if PyTorch's own index
-# can be reached and has the pinned version.
-if [ "$requirements" = requirements-cuda.txt ] && has uv && $install --torch-backend=auto -r "$requirements" 2>/dev/null; then
-    exit
-fi
-$install -r "$requirements" >&2
+[ "$requirements" = requirements-cuda.txt ] && [ "$gpu" != cpu ] || exit 0
+"$venv/bin/python" -c "import sys, torch; sys.exit(not torch.version.${gpu%1?})" && exit
+say "PyTorch has no support for this GPU ($gpu): unset UV_TORCH_BACKEND, update uv, \`make clean\`, then make again"
+[ -z "$card" ] || exit 2

@@ -1,6 +1,6 @@
 """Refuse an interpreter without the packages that a framework needs, in one line that names all of them.
 
-    python3 bench/packages.py torch
+    python3 bench/packages.py torch     without a name: what plots and comparisons need
 
 `make` calls it if PYTHON is set, because it then installs nothing. Standard library only, for any Python.
 """
@@ -18,7 +18,7 @@ OWN = {
 PACKAGES = {"PIL": "pillow", "mlx_lm": "mlx-lm"}  # names of packages that differ from their modules'
 
 
-def main(framework):
+def main(framework=""):
     """Return the exit status, 2 if a package is missing; torchvision and transformers only serve some workloads."""
     needed: list[str] = [*COMMON, *OWN.get(framework, ())]
     missing = [PACKAGES.get(name, name) for name in needed if find_spec(name) is None]
@@ -31,4 +31,4 @@ def main(framework):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

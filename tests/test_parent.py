@@ -123,6 +123,12 @@ def test_a_combination_that_fails_runs_once_and_the_others_run(run_all):
     assert run_all("typo", "ok", RUNS="1")[3][-1]["status"] == "ok"
 
 
+def test_a_misspelt_image_model_is_told_before_anything_runs(run_all, tmp_path):
+    with pytest.raises(SettingError, match="resnet50"):
+        run_all("ok", "resnet5O")
+    assert not (tmp_path / "log").exists()
+
+
 def test_an_input_pipeline_that_fails_ends_only_the_first_process(run_all):
     status, _, asked, (device, pipeline) = run_all("no input", RUNS="2")
     assert (status, len(asked), device["process_rates"], pipeline["status"]) == (0, 2, "5 6", "unsupported")

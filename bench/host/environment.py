@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench import cli
@@ -89,6 +90,9 @@ def explain_missing_gpu(framework):
             return "jax itself does not support the GPU of a Mac: docs/mac.md describes a plug-in"
         return f"{framework} does not find the GPU: `make clean`, then make again, with macOS 14 or newer"
     if cards := list_cards():
+        # CUDA's libraries are missing in an environment that `make` built on a login node.
+        if Path(sys.prefix).parent == ROOT and not find_spec("nvidia"):
+            return f"{framework} was installed without CUDA: `make clean`, then make again on this machine"
         return (
             f"{framework} does not find a GPU, although NVIDIA's driver {cards[0].driver} is installed: unset "
             f"CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"

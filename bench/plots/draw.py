@@ -1,5 +1,6 @@
 """Draw bars and lines with matplotlib, without a screen. No other file imports matplotlib."""
 
+import io
 from typing import NamedTuple
 
 import matplotlib
@@ -9,6 +10,8 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
+
+from bench.records.results import replace_file
 
 plt.rcParams |= {"text.parse_math": False, "font.size": 8, "axes.titlesize": 9.5, "savefig.dpi": 130}
 
@@ -40,7 +43,9 @@ class Curve(NamedTuple):
 def save(figure, path, **options):
     """Write a figure to a PNG file, by default with the text outside of its axes; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, **(options or {"bbox_inches": "tight"}))
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", **(options or {"bbox_inches": "tight"}))
+    replace_file(path, picture.getvalue())
     plt.close(figure)
     return path
 

@@ -13,6 +13,7 @@ import pandas as pd
 from bench.records import columns, tables
 from bench.records.columns import format_number
 from bench.records.flags import FLAGS
+from bench.records.results import replace_file
 from bench.workloads.workload import BYTES
 
 HERE = Path(__file__).parent
@@ -37,7 +38,7 @@ def write_page(lines, path):
     page, style, script = ((HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     data = json.dumps(collect(lines), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {"style": style, "script": script, "data": data}
-    path.write_text(re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page), encoding="utf-8")
+    replace_file(path, re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page).encode())
     return path
 
 

@@ -33,23 +33,33 @@ def append(path, *rows):
     """
     from filelock import FileLock  # only here: `make submit` reads files without any package
 
-    part = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):  # its Timeout is an OSError
             stored = read(path)  # gains the columns that are new
-            with open(part, "w", encoding="utf-8", newline="") as file:
-                table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                table.writeheader()
-                table.writerows({name: _to_text(value) for name, value in row.items()} for row in [*stored, *rows])
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path) if stored or rows else part.unlink()
+            text = io.StringIO(newline="")
+            table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+            table.writeheader()
+            table.writerows({name: _to_text(value) for name, value in row.items()} for row in [*stored, *rows])
+            replace_file(path, text.getvalue().encode())
+            if not (stored or rows):
+                path.unlink()
     except OSError as error:
         reason = error.strerror or error
         raise ResultsError(
             f"{path} cannot be written to ({reason}): free space, change the permissions, or set RESULTS_DIR"
         ) from None
+
+
+def replace_file(path, content):
+    """Put bytes in the place of a file, or of a symbolic link; a kill or a full disk leaves what was there."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)  # may be a link, too
+    with open(part, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
 def read(path):

@@ -35,6 +35,18 @@ def test_cards_are_what_nvidia_smi_says_of_them(monkeypatch):
     assert list_cards.__wrapped__() == [Card(*each, "580.159.04", of) for each, of in zip(names, memory, strict=True)]
 
 
+def test_a_build_without_cuda_from_a_login_node_is_told(monkeypatch):
+    monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.159.03")])
+    for prefix, package, fix in (
+        (environment.ROOT / ".venv", None, "make clean"),
+        (environment.ROOT / ".venv", "nvidia", "CUDA_VISIBLE_DEVICES"),
+        ("/opt/conda", None, "CUDA_VISIBLE_DEVICES"),
+    ):
+        monkeypatch.setattr(environment.sys, "prefix", str(prefix))
+        monkeypatch.setattr(environment, "find_spec", lambda name, package=package: package)
+        assert fix in environment.explain_missing_gpu("torch")
+
+
 def test_a_cpu_is_identified_by_its_family_model_and_stepping(monkeypatch):
     amd = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
     arm = "processor\t: 0\nBogoMIPS\t: 50.00\n"

@@ -126,3 +126,16 @@ def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):
     assert drawn == folder / "plots" / "images.png"
     assert "(plots/images.png)" in written.read_text()
     assert drawn.stat().st_size > 1000 < page.stat().st_size
+
+
+def test_nothing_is_written_through_a_symbolic_link(folder, tmp_path):
+    (folder / "plots").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    write(folder, [rate(10)])
+    for path in (folder / "README.md", folder / "index.html", folder / "plots" / "images.png"):
+        path.symlink_to(tmp_path / "mine")
+        path.with_suffix(".part").symlink_to(tmp_path / "mine")
+    written = plot_results.plot(folder, lambda line: None)
+    assert len(written) == 3
+    assert not any(path.is_symlink() for path in written)
+    assert (tmp_path / "mine").read_text() == "mine"

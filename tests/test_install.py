@@ -1,0 +1,146 @@
+"""What bench/install.sh installs for which GPU, with stand-ins for the programs that it asks."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench import packages
+
+# Its file `cards` has a line for each card; an old driver's has no compute capability.
+NVIDIA_SMI = """#!/bin/sh
+case "$2 $3" in
+    *compute_cap\\ --id=[0-9]) sed -n "$((${3#--id=} + 1))p" cards | grep , ;;
+    *compute_cap\\ --id=*) echo "No devices were found" && false ;;
+    *compute_cap*) grep , cards || { echo 'Field "compute_cap" is not a valid field to query.' && false; } ;;
+    *) cat cards ;;
+esac
+"""
+BROKEN_SMI = "#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not communicate with the driver.'\nexit 9\n"
+ROCM = "#!/bin/sh\necho gfx000\necho gfx1100\n"
+UV = """#!/bin/sh
+case "$*" in
+    venv*) mkdir -p .venv/bin && cp fake_python .venv/bin/python ;;
+    *{refuses}*) echo "error: {refuses}" >&2; exit 2 ;;
+    *) echo "$*" >>asked ;;
+esac
+"""
+PYTHON = '#!/bin/sh\ncase "$*" in *torch.version.{built_for}\\)*) exit 0 ;; *torch.version*) exit 1 ;; esac\n'
+TOOLS = ("sh", "awk", "cat", "cp", "grep", "mkdir", "rm", "sed", "xargs")
+
+TORCH, JAX, TENSORFLOW = (f"requirements-cuda{name}.txt" for name in ("", "-jax", "-tensorflow"))
+PYPI, CPU, AUTO = f"-r {TORCH}", f"--torch-backend=cpu -r {TORCH}", f"--torch-backend=auto -r {TORCH}"
+CU126 = f"--torch-backend=cu126 --override requirements-torch-cu126.txt -r {TORCH}"
+H200, A100, RTX_5090, V100 = "580.159.03, 9.0", "550.54.14, 8.0", "570.86.10, 12.0", "535.104.05, 7.0"
+TWO = "550.54.14, 12.0\n550.54.14, 8.0"
+BUILT_IN, ARC = ("0000:00:02.0", "0x8086"), ("0000:03:00.0", "0x8086")
+
+# machine: (its settings, exit status, what uv was asked to install at last, words of the last line)
+MACHINES = {
+    "an H200 with driver 580": ({"cards": H200}, 0, PYPI, H200[:10]),
+    "an H200 and an old uv": ({"cards": H200, "refuses": "--torch-backend"}, 0, PYPI, H200[:10]),
+    "an A100 with driver 550": ({"cards": A100}, 0, CU126, "550.54.14"),
+    "an A100, no index": ({"cards": A100, "refuses": "cu126"}, 2, None, "driver 580 PYTHON="),
+    "an A100 and a very old uv": ({"cards": A100, "refuses": "--torch-backend"}, 2, None, "driver 580 PYTHON="),
+    "an RTX 5090 with driver 570": ({"cards": RTX_5090}, 2, None, "driver 580 PYTHON= USE_GPU=0"),
+    "a B200 with driver 570": ({"cards": "570.86.10, 10.0"}, 2, None, "driver 580"),
+    "a V100 with driver 535": ({"cards": V100}, 0, CU126, "535.104.05"),
+    "a V100 with driver 580": ({"cards": "580.95.05, 7.0"}, 0, CU126, "580.95.05"),
+    "a T4 with driver 580": ({"cards": "580.95.05, 7.5"}, 0, PYPI, "580.95.05"),
+    "a B200 with driver 580": ({"cards": "580.95.05, 10.0"}, 0, PYPI, "580.95.05"),
+    "a K80 with driver 470": ({"cards": "470.82.01"}, 2, None, "driver 525 PYTHON= USE_GPU=0"),
+    "the first of two": ({"cards": TWO}, 2, None, "driver 580"),
+    "the second of two": ({"cards": TWO, "CUDA_VISIBLE_DEVICES": "1,0"}, 0, CU126, "550.54.14"),
+    "a part of a card": ({"cards": A100, "CUDA_VISIBLE_DEVICES": "MIG-1"}, 0, CU126, "550.54.14"),
+    "no driver": ({}, 0, CPU, "cpu"),
+    "no driver, no index": ({"refuses": "--torch-backend"}, 0, PYPI, "PyPI"),
+    "a driver that fails": ({"nvidia-smi": BROKEN_SMI}, 0, CPU, "cpu"),
+    "a card that is not wanted": ({"cards": H200, "built_for": "none", "USE_GPU": "0"}, 0, CPU, "cpu"),
+    "a build for the CPU": ({"cards": H200, "built_for": "none"}, 2, PYPI, "make clean"),
+    "an AMD card": ({"rocm_agent_enumerator": ROCM, "built_for": "hip"}, 0, AUTO, "auto"),
+    "ROCm without a card": ({"rocm_agent_enumerator": ROCM.replace("gfx1100", "")}, 0, CPU, "cpu"),
+    "an AMD card that uv does not know": ({"rocm_agent_enumerator": ROCM}, 0, AUTO, "hip uv"),
+    "an Intel card": ({"displays": [BUILT_IN, ARC], "built_for": "xpu"}, 0, AUTO, "auto"),
+    "Intel's built-in graphics": ({"displays": [BUILT_IN]}, 0, CPU, "cpu"),
+    "JAX, driver 580": ({"cards": H200, "file": JAX}, 0, f"-r {JAX}", JAX),
+    "JAX, driver 550": ({"cards": A100, "file": JAX}, 0, "-r .venv.txt", ".venv.txt"),
+    "JAX, no driver": ({"file": JAX}, 0, "-r requirements-cpu-jax.txt", "cpu-jax"),
+    "TensorFlow, no driver": ({"file": TENSORFLOW}, 0, f"-r {TENSORFLOW}", TENSORFLOW),
+    "plots": ({"file": "requirements-common.txt", "cards": RTX_5090}, 0, "-r requirements-common.txt", "common"),
+}
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Return a function that runs install.sh on a machine: (exit status, lines, what uv was asked to install)."""
+
+    def write(name, text):
+        path = tmp_path / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def call(file=TORCH, cards="", refuses="nothing", built_for="cuda", displays=(), **given):
+        for slot, vendor in displays:
+            (tmp_path / "pci" / slot).mkdir(parents=True)
+            (tmp_path / "pci" / slot / "class").write_text("0x030000\n")
+            (tmp_path / "pci" / slot / "vendor").write_text(f"{vendor}\n")
+        if cards:
+            (tmp_path / "cards").write_text(f"{cards}\n")
+            write("nvidia-smi", NVIDIA_SMI)
+        for name in given.keys() & {"nvidia-smi", "rocm_agent_enumerator"}:
+            write(name, given.pop(name))
+        write("uv", UV.format(refuses=refuses))
+        write("../fake_python", PYTHON.format(built_for=built_for))
+        environ = {"PATH": str(tmp_path / "bin")} | given
+        command = ["sh", "install.sh", file, ".venv"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environ)
+        asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
+        return done.returncode, done.stderr.splitlines(), [line.partition("/bin/python ")[2] for line in asked]
+
+    (tmp_path / "bin").mkdir()
+    for tool in TOOLS:
+        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    for path in Path().glob("requirements-*.txt"):
+        shutil.copy(path, tmp_path)
+    # No test sees the graphics of whoever runs it.
+    script = Path("bench/install.sh").read_text().replace("/sys/bus/pci/devices", str(tmp_path / "pci"))
+    (tmp_path / "install.sh").write_text(script)
+    return call
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_each_machine_gets_the_build_for_its_gpu_or_one_line_that_says_why_not(install, tmp_path, machine):
+    given, status, installed, words = MACHINES[machine]
+    found, lines, asked = install(**given)
+    assert (found, asked[-1:]) == (status, [installed] if installed else []), lines
+    assert all(word in lines[-1] for word in words.split()), lines
+    assert installed or "refuses" in given or (len(lines) == 1 and not (tmp_path / ".venv").exists())
+
+
+def test_a_failed_attempt_and_a_broken_driver_are_told(install):
+    _, lines, _ = install(refuses="--torch-backend")
+    assert lines[-2].startswith("error")
+    assert "--torch-backend=cpu" in lines[-1]
+    _, lines, _ = install(**{"nvidia-smi": BROKEN_SMI})
+    assert "nvidia-smi" in lines[0]
+
+
+def test_packages_for_cuda_12_differ_in_one_word(install, tmp_path):
+    for name in ("jax", "mlx"):
+        install(file=f"requirements-cuda-{name}.txt", cards=A100)
+        ours = Path(f"requirements-cuda-{name}.txt").read_text()
+        assert (tmp_path / ".venv.txt").read_text() == ours.replace("[cuda13]", "[cuda12]") != ours
+
+
+def test_plots_and_comparisons_with_a_chosen_python_need_the_common_packages_only(monkeypatch, capsys):
+    for command in ("plot", "compare"):
+        done = subprocess.run(["make", "-n", command, "PYTHON=chosen"], capture_output=True, text=True)
+        first, *_ = done.stdout.splitlines()
+        assert "packages.py" in first
+        assert "torch" not in first
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    assert packages.main() == 2
+    said = capsys.readouterr().err
+    assert "pandas" in said
+    assert "torch" not in said
