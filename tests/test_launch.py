@@ -17,6 +17,7 @@ from bench.records import report, results
 from bench.settings import SettingError
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
+from tests.rows import ROW
 
 # A child in place of a benchmark: its MODEL says what becomes of it. The worker shares its process group.
 STAND_IN = """
@@ -192,8 +193,7 @@ def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastes
     def trial(launcher, change, brief):
         assert (brief, change["SUSTAIN"]) == (True, None)
         sizes.append(int(change["BATCH_SIZE"]))
-        row = {"status": "ok", "unit": "images/s", "scope": "device", "phase": "training", "device": device}
-        row |= {"step_seconds_median": 0.001, "note": ""}
+        row = ROW | {"device": device, "step_seconds_median": 0.001}
         return [row | rows.get(sizes[-1], {"status": "out_of_memory", "note": "full"})]
 
     for name, value in {"BATCH_SIZE": "auto", "SUSTAIN": "60", "MAX_SECONDS": "10"}.items():

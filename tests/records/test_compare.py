@@ -6,14 +6,14 @@ import pytest
 
 import compare_results
 from bench import cli
-from tests.records import examples
-from tests.records.examples import write
+from tests import rows
+from tests.rows import write
 
 FIVE = {"process_rates": "1 2 3 4 5"}
 
 
 def rate(throughput, width=0.01):
-    return examples.rate(throughput, width) | FIVE
+    return rows.rate(throughput, width) | FIVE
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def lines_of(out):
 def test_equal_work_is_compared_and_the_rest_is_listed(compare):
     a = [rate(100), rate(10) | {"model": "vgg16"}, rate(7) | {"model": "alexnet"}]
     b = [rate(200) | {"framework_version": "2.16"}, rate(5) | {"model": "vgg16"}, rate(1) | {"batch_size": "99"}]
-    single = examples.rate(9) | {"model": "vgg11", "process_rates": "9"}
+    single = rows.rate(9) | {"model": "vgg11", "process_rates": "9"}
     status, out, err = compare([*a, single], [*b, single])
     assert (status, err) == (0, "")
     faster, slower, single = lines_of(out)
