@@ -5,6 +5,9 @@ Numbers are numbers, as in a run; write() stores rows as a run does, and as_text
 
 from bench.records import results
 from bench.records.columns import COLUMNS, SCHEMA
+from bench.records.combine import combine
+from bench.records.flags import FLAGS
+from bench.workloads.standard_set import STANDARD_SET
 
 ROW = dict.fromkeys(COLUMNS) | {"schema": SCHEMA, "method_version": 2, "run_id": "0123456789ab"}
 ROW |= {"timestamp": "2026-11-20T11:34:42+00:00", "commit": "0123456789ab", "status": "ok", "flags": "", "note": ""}
@@ -41,3 +44,145 @@ def write(folder, rows, machine="a"):
     if rows:
         results.append(folder / f"{machine}.csv", *(ROW | {"machine": machine} | row for row in rows))
     return folder / f"{machine}.csv"
+
+
+# What the commands print in tests/test_outputs.py
+
+
+def measure(throughput, *cells):
+    """Return the row of one process: ROW with this rate, the TFLOP/s that follow from it, and these cells."""
+    row = ROW | rate(throughput)
+    for more in cells:
+        row |= more
+    row["tflops"] = throughput * row["flops_per_item"] / 1e12 if row["flops_per_item"] else None
+    return row
+
+
+def repeat(first, *others):
+    """Combine five processes that differ by some percent; `others` are what only the first one measured."""
+    again = [[first | rate(factor * first["throughput"])] for factor in (0.98, 1.01, 0.97, 1.03)]
+    return combine([[first, *others], *again])
+
+
+ON_CPU = {"phase": "inference", "memory_format": "channels_first", "num_threads": 2, "flops_per_item": 8.2e9}
+ON_CPU |= {"peak_memory_bytes": 1.49e9, "canary_seconds": 0.0018}
+INPUT = ON_CPU | {"scope": "input", "num_workers": 2, "flops_per_item": None, "first_step_seconds": 0.0054}
+END_TO_END = ON_CPU | {"scope": "end_to_end", "num_workers": 2, "flags": "short"}
+IMAGE = repeat(measure(13.45, ON_CPU), measure(821.9, INPUT), measure(12.47, END_TO_END))
+OTHER_CHIP = as_text(ROW | {"cpu_id": "family 6", "canary_seconds": 0.0009})
+SLOWER_BEFORE, FASTER_BEFORE = (as_text(ROW | {"canary_seconds": seconds}) for seconds in (0.0017, 0.0012))
+
+ON_GPU = GPU | {"precision": "mixed_bfloat16", "measured_precision": "bfloat16", "optimizer": "sgd", "batch_size": 64}
+ON_GPU |= {"memory_format": "channels_last", "peak_memory_bytes": 11.3e9, "temperature_c": 61}
+POWER = {"power_watts": 612.4, "power_scope": "gpu board", "joules_per_item": 0.245, "idle_watts": 71.3}
+TRAINING = repeat(
+    measure(2498, ON_GPU, POWER),
+    measure(8210, ON_GPU, POWER, {"phase": "forward", "flops_per_item": 8.2e9}),
+    measure(3990, ON_GPU, {"phase": "backward", "flops_per_item": 1.58e10, "flags": "drift"}),
+    measure(152_000, ON_GPU, {"phase": "optimizer", "flops_per_item": None, "flags": "drift barrier_shows"}),
+)
+GPU_PEAKS = [
+    as_text(ROW | GPU | PEAK | {"precision": "float32", "tflops": 51.2}),
+    as_text(ROW | GPU | PEAK | {"precision": "bfloat16", "tflops": 710.0}),
+    as_text(ROW | GPU | COPY | {"throughput": 3900.0}),
+]
+
+ON_MLP = MLP | {"optimizer": "sgd", "num_threads": 2, "flops_per_item": 3.8e7, "peak_memory_bytes": 0.9e9}
+EPOCH = {"scope": "epoch", "items": 50_000, "seconds": 28.0, "windows": None}
+EPOCHS = combine(
+    [
+        [
+            measure(1790, ON_MLP),
+            measure(1786, ON_MLP, EPOCH, {"epoch": 1, "loss_mean": 1.8312, "accuracy": 0.4127}),
+            measure(1786, ON_MLP, EPOCH, {"epoch": 2, "loss_mean": 1.5908, "accuracy": 0.4655}),
+        ]
+    ]
+)
+
+WATTS = {"scope": "sustained", "power_watts": 28.4, "power_scope": "cpu+gpu+dram", "joules_per_item": 0.98}
+MAC = {"machine": "example-mac", "device": "mps", "device_name": "Example Mac", "power_source": "battery"}
+SUSTAINED = [
+    measure(rate, ON_CPU, MAC, WATTS, {"elapsed_seconds": 10.1 * i, "seconds": 10.0, "items": 10 * rate})
+    for i, rate in enumerate((31.0, 30.5, 30.0, 29.0, 28.0, 27.0, 26.5, 26.5, 26.0), 1)
+]
+
+SCALING = [
+    repeat(measure(throughput, ON_GPU, {"world_size": size}))[0]
+    for size, throughput in ((1, 2498), (2, 4810), (4, 9020))
+]
+
+ON_LLM = GPU | LLM | {"precision": "bfloat16", "measured_precision": "bfloat16", "flops_per_item": 2.7e8}
+ON_LLM |= {"peak_memory_bytes": 0.51e9, "first_step_seconds": 0.0312}
+PREFILL = repeat(measure(61_200, ON_LLM, {"phase": "prefill", "prompt_tokens": 512, "step_seconds_median": 0.00837}))
+DECODE = ON_LLM | {"phase": "decode", "new_tokens": 128, "depth": 512, "bytes_per_step": 2.9e8, "bandwidth": 101.5}
+DECODE = repeat(measure(350, DECODE, {"output_error": 0.0062}))
+
+FAILED = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")
+FAILED |= {"status": "out_of_memory", "note": "CUDA out of memory. Tried to allocate 9.00 GiB", "flags": ""}
+DIED = FAILED | {"status": "crashed", "note": "it was ended by signal 11"}
+FAILURES = {
+    "one scope": repeat(measure(13.45, ON_CPU), ROW | INPUT | FAILED),
+    "every process": combine([[ROW | ON_GPU | FAILED]]),
+    "one process of three": combine([[measure(100)], [measure(102)], [ROW | DIED]]),
+    "Ctrl-C": combine([[measure(99, {"status": "interrupted", "throughput_low": None, "windows": 3})]]),
+}
+FLAGGED = combine([[measure(13.45, ON_CPU, {"flags": " ".join(FLAGS), "note": "the first batches were slower"})]])
+
+
+ON_SWEEP = {"device_name": "Example CPU", "num_threads": 2}
+CONVOLUTION = OPERATOR | {"workload": "convolution", "model": "conv3x3", "memory_format": "channels_last"}
+ATTENTION = OPERATOR | {"workload": "attention", "model": "attention", "sequence_length": 1024}
+GEMV = OPERATOR | {"workload": "gemv", "model": "gemv", "matrix_size": "1x8192x8192", "unit": "GB/s", "tflops": None}
+SMALL, LARGE = {"matrix_size": "1024x1024x1024"}, {"matrix_size": "4096x4096x4096"}
+BFLOAT16, INT8 = {"precision": "bfloat16"}, {"precision": "int8", "model": "matmul-8bit"}
+REFUSED = FAILED | {"status": "unsupported", "note": "no kernel for float8 on this device"}
+SWEEP = [
+    ROW | MATMUL | SMALL | {"tflops": 0.18},
+    ROW | CONVOLUTION | SMALL | {"model": "conv1x1", "tflops": 0.178, "flags": "contended"},
+    ROW | PEAK | SMALL | {"tflops": 0.1785, "note": "the best size, measured again"},
+    ROW | CONVOLUTION | {"batch_size": 4, "image_size": 256, "tflops": 0.19},
+    ROW | MATMUL | SMALL | BFLOAT16 | {"tflops": 0.378},
+    ROW | MATMUL | LARGE | BFLOAT16 | {"tflops": 0.41, "flags": "drift"},
+    ROW | PEAK | LARGE | BFLOAT16 | {"tflops": 0.404},
+    ROW | COPY | {"throughput": 35.0},
+    ROW | MATMUL | SMALL | INT8 | {"tflops": 0.808},
+    ROW | MATMUL | SMALL | {"precision": "float8_e4m3", "model": "matmul-8bit"} | REFUSED,
+    ROW | GEMV | {"throughput": 19.8, "flags": "drift"},
+    ROW | ATTENTION | {"tflops": 0.0709},
+]
+
+# {file: rows} for `make compare`
+FIVE = {"process_rates": "1 2 3 4 5"}
+BEFORE = [
+    rate(100) | FIVE | {"canary_seconds": 0.0018},
+    rate(10) | FIVE | {"model": "vgg16", "canary_seconds": 0.0018},
+    rate(50) | FIVE | {"model": "vit_b_16", "canary_seconds": 0.0018},
+    rate(70) | FIVE | {"model": "convnext_tiny"},
+    rate(9) | {"model": "vgg11", "process_rates": "9"},
+    rate(7) | FIVE | {"model": "alexnet"},
+    PEAK | LARGE | FIVE | {"tflops": 2.0},
+]
+AFTER = [
+    rate(200) | FIVE | {"framework_version": "2.16", "canary_seconds": 0.0024},
+    rate(5) | FIVE | {"model": "vgg16", "flags": "drift contended", "canary_seconds": 0.0024},
+    rate(50, 0.001) | FIVE | {"model": "vit_b_16", "canary_seconds": 0.0024},
+    rate(70.1, 0.0001) | FIVE | {"model": "convnext_tiny"},
+    rate(8) | {"model": "vgg11", "process_rates": "8"},
+    rate(1) | FIVE | {"model": "alexnet", "batch_size": 64},
+    PEAK | SMALL | FIVE | {"tflops": 2.4},
+    rate(300) | FIVE | {"search": "a trial of make best"},
+]
+
+# {workload: rows of equal measurements} for `make noise`
+NOISE = {
+    "image": [repeat(measure(throughput, ON_CPU))[0] for throughput in (13.4, 13.6)],
+    "mlp": [repeat(measure(throughput, ON_MLP))[0] for throughput in (1700, 1990, 1720)],
+}
+
+
+def standard_set(**changes):
+    """Yield rows of the whole standard set in float32."""
+    for i, work in enumerate(work for work in STANDARD_SET if "float32" in work.numbers):
+        about = {"workload": work.script, "model": work.model, "phase": work.phase, "batch_size": work.batch_size}
+        row = rate(100 + i) | about | {"image_size": None, "process_rates": "1 2 3", "run_id": i}
+        yield row | changes
