@@ -22,7 +22,7 @@ from bench.host import environment
 from bench.host.ranks import refuse_ranks
 from bench.launch import Launcher
 from bench.records import results
-from bench.records.columns import describe_work, format_number
+from bench.records.columns import format_number
 from bench.records.combine import combine
 from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, MODELS, SettingError, list_runs, read_settings, refuse_misspelt
 from bench.tune import answer, candidates
@@ -132,7 +132,6 @@ def main():
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
     fastest, rows = search.fastest(), combine_path(search)
-    print(f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}")
     print("\n".join(answer.describe(search, rows)))
     if fastest:
         given = {name: os.environ[name] for name in KNOWN_NAMES if name in os.environ} | held

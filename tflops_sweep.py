@@ -23,6 +23,7 @@ log = logging.getLogger("bench")
 
 TRIAL_SIZE = (512, 512, 512)  # of a matmul that estimates the speed before a large one is tried
 CPU_PEAK_SIDE, GPU_PEAK_SIDE = 1024, 4096  # M = N = K from which a matmul may reach a device's peak
+MATMULS = ("matmul", "matmul-8bit")
 # Names in the table of results: a matmul of 8 bits has the line of the matmuls of its size.
 LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
 LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution", "attention": "attention {sequence_length}"}
@@ -143,20 +144,25 @@ def describe(rows, _):
     framework = f"{first['framework']} {first.get('framework_version') or ''}"
     lines = [f"{framework} on {first.get('device_name') or first['cpu_name']} ({first.get('device')})"]
     table = {}  # {work: {precision: text}}
-    for row in (row for row in ok if row.get("tflops")):
+    # Larger matmuls may be measured in some precisions only, and later than the convolutions.
+    for row in sorted((row for row in ok if row.get("tflops")), key=lambda row: row["model"] not in MATMULS):
         name = LABELS.get(row["model"], row["model"]).format_map(row)
         table.setdefault(name, {})[row["precision"]] = format_number(row["tflops"], "{:.3g}")
     precisions = dict.fromkeys(precision for found in table.values() for precision in found)
     if table:
-        lines.append("  TFLOP/s (int8 TOP/s)" + "".join(f"{precision:>13}" for precision in precisions))
+        title = "TFLOP/s (int8 TOP/s)" if "int8" in precisions else "TFLOP/s"
+        lines.append(f"  {title:<20}" + "".join(f"{precision:>13}" for precision in precisions))
     for name, found in table.items():
         lines.append(f"  {name:<20}" + "".join(f"{found.get(precision, ''):>13}" for precision in precisions).rstrip())
     for row in rows:
         if row["status"] != "ok":
             lines.append(f"  {describe_work(row)}: {row['status']}: {row['note']}")
         elif row["unit"] == "GB/s":
-            lines.append(f"  {describe_work(row)}: {row['throughput']:.4g} GB/s")
-    flags = {flag for row in ok for flag in row["flags"].split()}
+            kind = "memory bandwidth, " if row["workload"] == "bandwidth" else ""
+            lines.append(f"  {kind}{describe_work(row)}: {row['throughput']:.4g} GB/s")
+    flagged = [row for row in ok if row["flags"]]
+    lines += [f"  flags of {describe_work(row)}: {', '.join(row['flags'].split())}" for row in flagged]
+    flags = {flag for row in flagged for flag in row["flags"].split()}
     return "\n".join([*lines, *([report.explain(flags)] if flags else [])])
 
 

@@ -89,21 +89,15 @@ GPU_PEAKS = [
 
 ON_MLP = MLP | {"optimizer": "sgd", "num_threads": 2, "flops_per_item": 3.8e7, "peak_memory_bytes": 0.9e9}
 EPOCH = {"scope": "epoch", "items": 50_000, "seconds": 28.0, "windows": None}
-EPOCHS = combine(
-    [
-        [
-            measure(1790, ON_MLP),
-            measure(1786, ON_MLP, EPOCH, {"epoch": 1, "loss_mean": 1.8312, "accuracy": 0.4127}),
-            measure(1786, ON_MLP, EPOCH, {"epoch": 2, "loss_mean": 1.5908, "accuracy": 0.4655}),
-        ]
-    ]
-)
+EPOCHS = [measure(1790, ON_MLP, {"process_rates": "1790"})]
+for epoch, loss, accuracy in ((1, 1.8312, 0.4127), (2, 1.5908, 0.4655)):
+    EPOCHS.append(measure(1786, ON_MLP, EPOCH, {"epoch": epoch, "loss_mean": loss, "accuracy": accuracy}))
 
 WATTS = {"scope": "sustained", "power_watts": 28.4, "power_scope": "cpu+gpu+dram", "joules_per_item": 0.98}
 MAC = {"machine": "example-mac", "device": "mps", "device_name": "Example Mac", "power_source": "battery"}
 SUSTAINED = [
-    measure(rate, ON_CPU, MAC, WATTS, {"elapsed_seconds": 10.1 * i, "seconds": 10.0, "items": 10 * rate})
-    for i, rate in enumerate((31.0, 30.5, 30.0, 29.0, 28.0, 27.0, 26.5, 26.5, 26.0), 1)
+    measure(speed, ON_CPU, MAC, WATTS, {"elapsed_seconds": 10.1 * i, "seconds": 10.0, "items": 10 * speed})
+    for i, speed in enumerate((31.0, 30.5, 30.0, 29.0, 28.0, 27.0, 26.5, 26.5, 26.0), 1)
 ]
 
 SCALING = [
@@ -128,8 +122,6 @@ FAILURES = {
 }
 FLAGGED = combine([[measure(13.45, ON_CPU, {"flags": " ".join(FLAGS), "note": "the first batches were slower"})]])
 
-
-ON_SWEEP = {"device_name": "Example CPU", "num_threads": 2}
 CONVOLUTION = OPERATOR | {"workload": "convolution", "model": "conv3x3", "memory_format": "channels_last"}
 ATTENTION = OPERATOR | {"workload": "attention", "model": "attention", "sequence_length": 1024}
 GEMV = OPERATOR | {"workload": "gemv", "model": "gemv", "matrix_size": "1x8192x8192", "unit": "GB/s", "tflops": None}
@@ -151,38 +143,64 @@ SWEEP = [
     ROW | ATTENTION | {"tflops": 0.0709},
 ]
 
-# {file: rows} for `make compare`
-FIVE = {"process_rates": "1 2 3 4 5"}
+# `make compare` of two files of one machine. In AFTER the canary is slower.
+FIVE = {"machine": "example-cpu", "process_rates": "1 2 3 4 5", "canary_seconds": 0.0018}
+ONE = FIVE | {"process_rates": "1"}
+LATER = {"framework_version": "2.16", "canary_seconds": 0.0024}
 BEFORE = [
-    rate(100) | FIVE | {"canary_seconds": 0.0018},
-    rate(10) | FIVE | {"model": "vgg16", "canary_seconds": 0.0018},
-    rate(50) | FIVE | {"model": "vit_b_16", "canary_seconds": 0.0018},
-    rate(70) | FIVE | {"model": "convnext_tiny"},
-    rate(9) | {"model": "vgg11", "process_rates": "9"},
-    rate(7) | FIVE | {"model": "alexnet"},
-    PEAK | LARGE | FIVE | {"tflops": 2.0},
+    FIVE | rate(100),
+    FIVE | rate(10) | {"model": "vgg16"},
+    FIVE | rate(50) | {"model": "vit_b_16"},
+    FIVE | rate(70, 0.001) | {"model": "convnext_tiny"},
+    ONE | rate(9) | {"model": "vgg11"},
+    FIVE | rate(7) | {"model": "alexnet"},
+    FIVE | GPU | rate(4000),
+    FIVE | PEAK | SMALL | {"tflops": 1.5},
+    FIVE | PEAK | LARGE | {"tflops": 2.0},  # the latest peak counts, at any size and by any operator
 ]
 AFTER = [
-    rate(200) | FIVE | {"framework_version": "2.16", "canary_seconds": 0.0024},
-    rate(5) | FIVE | {"model": "vgg16", "flags": "drift contended", "canary_seconds": 0.0024},
-    rate(50, 0.001) | FIVE | {"model": "vit_b_16", "canary_seconds": 0.0024},
-    rate(70.1, 0.0001) | FIVE | {"model": "convnext_tiny"},
-    rate(8) | {"model": "vgg11", "process_rates": "8"},
-    rate(1) | FIVE | {"model": "alexnet", "batch_size": 64},
-    PEAK | SMALL | FIVE | {"tflops": 2.4},
-    rate(300) | FIVE | {"search": "a trial of make best"},
+    FIVE | rate(200) | LATER,
+    FIVE | rate(5) | LATER | {"model": "vgg16", "flags": "drift contended"},
+    FIVE | rate(50) | LATER | {"model": "vit_b_16"},
+    FIVE | rate(70.1, 0.001) | LATER | {"model": "convnext_tiny"},
+    ONE | rate(8) | LATER | {"model": "vgg11"},
+    FIVE | rate(1) | LATER | {"model": "alexnet", "batch_size": 64},
+    FIVE | rate(600) | LATER | {"device": "mps", "device_name": "Example Mac"},
+    FIVE | PEAK | SMALL | LATER | {"tflops": 2.4, "memory_format": "channels_last", "batch_size": 1},
+    FIVE | rate(300) | {"search": "0123456789ab"},  # of `make best`
 ]
 
-# {workload: rows of equal measurements} for `make noise`
+# `make noise`: {workload: a row of each round}
 NOISE = {
     "image": [repeat(measure(throughput, ON_CPU))[0] for throughput in (13.4, 13.6)],
     "mlp": [repeat(measure(throughput, ON_MLP))[0] for throughput in (1700, 1990, 1720)],
 }
+
+# `make best`: {candidate: the rows of its trials or full runs}
+FAST, FASTEST = {"output_error": 0.0062}, {"output_error": 0.0062, "flags": "drift"}
+TRIALS = {
+    ("float32", "0", "channels_first"): [measure(100, ON_CPU)],
+    ("bfloat16", "0", "channels_first"): [measure(190, ON_CPU, FAST)],
+    ("mixed_bfloat16", "0", "channels_first"): [ROW | FAILED],
+    ("bfloat16", "1", "channels_first"): [measure(260, ON_CPU, FAST)],
+    ("bfloat16", "1", "channels_last"): [measure(320, ON_CPU, FAST), measure(330, ON_CPU, FASTEST)],
+}
+FULL = {candidate: 2 * found for candidate, found in TRIALS.items() if candidate[0] != "mixed_bfloat16"}
 
 
 def standard_set(**changes):
     """Yield rows of the whole standard set in float32."""
     for i, work in enumerate(work for work in STANDARD_SET if "float32" in work.numbers):
         about = {"workload": work.script, "model": work.model, "phase": work.phase, "batch_size": work.batch_size}
+        about["unit"] = {"transformer": "sequences/s", "llm": "tokens/s"}.get(work.script, "images/s")
         row = rate(100 + i) | about | {"image_size": None, "process_rates": "1 2 3", "run_id": i}
         yield row | changes
+
+
+# A card: the standard set, the peaks, an input pipeline, a doubtful row and a published one
+CARD = [row | {"tflops": 0.12, "bandwidth": 8.12 if row["phase"] == "decode" else None} for row in standard_set()]
+CARD += [PEAK | LARGE | {"tflops": 0.18}, PEAK | LARGE | BFLOAT16 | {"tflops": 0.404}, COPY | {"throughput": 35.0}]
+CARD += [row | {"image_size": None} for row in IMAGE]
+DIRTY = {"flags": "drift", "commit": "9876543210ab-dirty", "process_rates": "1", "tflops": 0.2}
+CARD.append(rate(240) | BFLOAT16 | DIRTY | {"phase": "inference", "image_size": None})
+PUBLISHED = GPU | {"source": "https://example.org", "phase": "inference", "batch_size": 64, "throughput_low": None}

@@ -67,10 +67,10 @@ def describe(rows, stored):
     sustained = [row for row in rows if row.get("elapsed_seconds")]
     lines += [describe_result(row, best) for row in rows if row not in sustained or row["status"] != "ok"]
     said = [describe_sustained(sustained), describe_slowdown(rows, stored)]
-    if not best and any(row.get("tflops") for row in rows):
+    if not best and any(row.get("tflops") for row in rows if row not in sustained):
         said.append("run `make tflops` to compare this with the machine's peak")
     if max(count_processes(row) for row in rows) == 1 and not sustained:
-        said.append("one process only: the interval does not include variation between processes")
+        said.append("one process only: how much processes differ is unknown")
     lines += [wrap(f"  {text}", "    ") for text in said if text]
     return "\n".join(filter(None, [*lines, explain({flag for row in rows for flag in row["flags"].split()})]))
 
@@ -104,11 +104,12 @@ def describe_result(row, best):
     elif row.get("throughput"):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if count_processes(row) > 1:
-            lines.append(row["process_rates"].replace(" ", ", "))
+            lines.append(", ".join(map(format_number, row["process_rates"].split())))
         lines.append(describe_details(row, best))
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
-        lines.append(f"{row['status']}: {row['note'] or ('of the complete windows' if is_partial else '')}")
+        reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
+        lines.append(f"{row['status']}: {reason}")
     elif row["note"]:
         lines.append(row["note"] if row.get("bottleneck") else f"note: {row['note']}")
     if row["flags"]:
@@ -139,10 +140,10 @@ def describe_details(row, best):
         fraction = peaks.fraction_of(best, row, "tflops")
         share = f" ({100 * fraction:.3g} % of this machine's measured peak)" if fraction else ""
         rate = format_number(row["tflops"], "{:.3g}")
-        details.append(f"{rate} TFLOP/s{share}, {row['measured_precision']} as measured")
+        details.append(f"{rate} TFLOP/s{share}, measured precision {row['measured_precision']}")
     if row.get("bandwidth"):
         fraction = peaks.fraction_of(best, row, "bandwidth")
-        share = f" ({100 * fraction:.3g} % of the bandwidth that `make tflops` measured)" if fraction else ""
+        share = f" ({100 * fraction:.3g} % of this machine's measured bandwidth)" if fraction else ""
         details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     return ", ".join(details + describe_physics(row))
 
@@ -151,9 +152,9 @@ def describe_physics(row):
     """List power and temperature if they are known."""
     said = []
     if row.get("power_watts"):
-        per_item = f", {row['joules_per_item']:.3g} J per item"
+        per_item = f", {row['joules_per_item']:.3g} J per {row['unit'].removesuffix('s/s')}"
         idle = f", idle {row['idle_watts']:.3g} W" if row.get("idle_watts") is not None else ""
-        said.append(f"{row['power_watts']:.4g} W of the {row['power_scope']}{per_item}{idle}")
+        said.append(f"{row['power_watts']:.4g} W ({row['power_scope']}){per_item}{idle}")
     if row.get("temperature_c") is not None:
         said.append(f"{row['temperature_c']:.0f} C")
     return said
@@ -165,8 +166,8 @@ def describe_sustained(rows):
     burst, sustained = burst_and_sustained(parts) if parts else (None, None)
     if burst is None or sustained is None:
         return ""
-    rates = f"burst {format_number(burst)} (first 30 s), sustained {format_number(sustained)}"
-    return f"{rates} {rows[0]['unit']} (last third): sustained is {sustained / burst:.3f} of burst"
+    first, last = (f"{format_number(rate)} {rows[0]['unit']}" for rate in (burst, sustained))
+    return f"burst {first} (first 30 s), sustained {last} (last third): {100 * sustained / burst:.3g} % of the burst"
 
 
 def describe_scaling(rows):
