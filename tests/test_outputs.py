@@ -134,5 +134,5 @@ def test_a_command_prints(name, tmp_path, monkeypatch, capsys):
     file = FOLDER / f"{name}.txt"
     if "REWRITE_OUTPUTS" in os.environ:
         file.write_text("\n".join(printed) + "\n")
-    if difference := list(difflib.unified_diff(file.read_text().splitlines(), printed, file.name, "now", lineterm="")):
-        pytest.fail("\n".join([*difference, "", "To accept this: REWRITE_OUTPUTS=1"]), pytrace=False)
+    difference = list(difflib.unified_diff(file.read_text().splitlines(), printed, file.name, "now", lineterm=""))
+    assert not difference, "\n".join(["", *difference, "", "To accept this: REWRITE_OUTPUTS=1"])
