@@ -20,7 +20,7 @@ from bench.host import environment
 from bench.host.ranks import refuse_ranks
 from bench.parent import results_path, run_child
 from bench.records import results
-from bench.records.columns import describe_work, format_number
+from bench.records.columns import format_number
 from bench.records.combine import combine
 from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, WORKLOADS, Run, SettingError, is_used, read_runs
 from bench.tune import answer, candidates
@@ -124,7 +124,6 @@ def main():
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
     fastest, rows = search.fastest(), combine_path(search)
-    print(f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}")
     print("\n".join(answer.describe_answer(search, rows)))
     if fastest:
         change = candidates.change_of(search.dimensions, fastest)

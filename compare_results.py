@@ -63,13 +63,18 @@ def compare(a, b):
     return found
 
 
+def describe_work(line):
+    """Describe a line's work, with the framework and the kind of device: a file may have the work of both kinds."""
+    return f"{columns.describe_work(line)}, {line['framework']} on {line['kind'].upper()}"
+
+
 def describe(line):
     """Describe one comparison in a line of LAYOUT."""
     a, b, ratio = line["a"], line["b"], line["ratio"]
     interval = f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio.low > 0 else ""
     rates = format_number(a["value"]), format_number(b["value"]), b["per"]
     flags = [f" [{side}: {flagged['flags']}]" for side, flagged in (("A", a), ("B", b)) if flagged["flags"]]
-    work = f"{columns.describe_work(b)}, {b['framework']}{''.join(flags)}"
+    work = f"{describe_work(b)}{''.join(flags)}"
     return LAYOUT.format(f"{ratio.throughput:.3f}", interval, line["verdict"], *rates, work)
 
 
@@ -89,9 +94,9 @@ def list_remarks(a, b, lines):
     for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):
         in_a, in_b = (", ".join(sorted({line[side][name] for line in lines} - {""})) or "unknown" for side in "ab")
         if in_a != in_b:
-            said.append(f"{name}: {in_a} in A, {in_b} in B")
+            said.append(f"{name}: {in_a} in A; {in_b} in B")
     for side, one, other in (("A", a, b), ("B", b, a)):
-        if only := [f"{columns.describe_work(one[work])} ({one[work]['framework']})" for work in one.keys() - other]:
+        if only := [describe_work(one[work]) for work in one.keys() - other]:
             more = f", and {len(only) - MOST_NAMED} more" if len(only) > MOST_NAMED else ""
             said.append(f"only in {side}: {'; '.join(sorted(only)[:MOST_NAMED])}{more}")
     return said
@@ -104,7 +109,8 @@ def main(environ=os.environ):
     lines = compare(a, b)
     for side, rows in (("A", a), ("B", b)):
         last = list(rows.values())[-1]
-        print(f"{side}: {last['machine']} ({last['device_name'] or last['device']})")
+        names = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
+        print(f"{side}: {', '.join(dict.fromkeys(names))}")
     if lines:
         print("", LAYOUT.format(*TITLES), *map(describe, lines), "", sep="\n")
     else:

@@ -31,6 +31,13 @@ CHANGES = {
 }
 
 
+def describe_rounds(rows):
+    """Describe the combined rows of each workload, {workload: one from each round}."""
+    about = f"A result is the median of {RUNS} processes, and its interval should cover the median of all processes."
+    about += "\nThe resolution is the smallest difference between two results that can be detected on this machine."
+    return "\n".join([about, "", *map(describe_noise, rows.values())])
+
+
 def describe_noise(rows):
     """Return a line about the combined rows of one work, one from each round."""
     found = [Rate.of_row(row) for row in rows]
@@ -39,7 +46,7 @@ def describe_noise(rows):
     verdicts = [verdict_of(b.ratio(a)) for a, b in itertools.combinations(found, 2)]
     wrong = sum(verdict in ("faster", "slower") for verdict in verdicts)
     resolution = 100 * (statistics.median(rate.high / rate.low for rate in found) - 1)
-    said = f"{covered} of {len(found)} intervals cover it; {wrong} of {len(verdicts)} verdicts are false"
+    said = f"{covered} of {len(found)} intervals cover this; {wrong} of {len(verdicts)} verdicts are false"
     rate = f"{format_number(middle)} {rows[0]['unit']}"
     return f"{columns.describe_work(rows[0])}: {rate}; {said}; resolution {resolution:.2g} %"
 
@@ -56,9 +63,7 @@ def main():
             if row["status"] != "ok":
                 raise SettingError(f"the {workload} workload failed ({row['note']}): `make {workload}` shows more")
             rows.setdefault(workload, []).append(row)
-    print(f"A result is the median of {RUNS} processes, and its interval should cover the median of all processes.")
-    print("The resolution is the smallest difference between two results that can be detected on this machine.\n")
-    print("\n".join(map(describe_noise, rows.values())))
+    print(describe_rounds(rows))
     return 0
 
 

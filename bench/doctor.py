@@ -30,7 +30,7 @@ def examine(frameworks=tuple(FRAMEWORKS)):
         show("environment", "ok", f"speed is affected by {found}")
     source, commit = environment.find_power_source(), environment.find_commit()
     if environment.find_low_power_mode() or source == "battery":
-        show("power", "no", "battery or low-power mode slow everything: plug it in, turn low-power mode off")
+        show("power", "no", "on battery or in low-power mode, which is slower: plug it in, turn low-power mode off")
     else:
         show("power", "ok", source or "the system does not report its power source")
     if commit is None:
@@ -105,7 +105,7 @@ def report_framework(name):
     if name == "torch" and not (shutil.which("cc") or shutil.which("gcc")):
         show("  compiler", "--", "COMPILE=1 needs one: `sudo apt install build-essential python3-dev`")
     instruments = meters.open_instruments(device.device, device.device_name)
-    known = f"of the {instruments.counter.power_scope}" if instruments.counter else "stays blank: "
+    known = f"measured ({instruments.counter.power_scope})" if instruments.counter else "stays blank: "
     show("  energy", "ok" if instruments.counter else "--", known + instruments.why_no_energy)
     return 0
 

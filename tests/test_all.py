@@ -5,7 +5,6 @@ from dataclasses import asdict
 import pytest
 
 import measure_all
-import noise_check
 from bench.frameworks import Device
 from bench.parent import count_processes
 from bench.records import results
@@ -136,13 +135,3 @@ def test_a_failure_ends_only_its_own_work_and_is_not_repeated_but_a_crash_is(mak
     assert [make_all()[1] for _ in range(2)] == [2, 2]  # what has no row, or crashed, is tried again
     make_all.children.fails = {}
     assert [make_all()[1] for _ in range(2)] == [2, 0]
-
-
-def test_noise_counts_what_the_intervals_cover_and_false_verdicts():
-    rows = [
-        {"throughput": rate, "throughput_low": rate - 1, "throughput_high": rate + 1, "process_rates": f"{rate} {rate}"}
-        for rate in (100.0, 100.5, 110.0)
-    ]
-    said = noise_check.describe_noise([row | {"workload": "image", "unit": "images/s"} for row in rows])
-    assert "2 of 3 intervals" in said
-    assert "2 of 3 verdicts" in said

@@ -11,6 +11,7 @@ import best_settings
 from bench.records import results
 from bench.settings import read_runs
 from bench.tune import candidates
+from tests.rows import ROW, rate
 
 CPU, CUDA = ({"device": device, "batch_size": 16} for device in ("cpu", "cuda"))
 
@@ -65,14 +66,11 @@ def search(monkeypatch, tmp_path, capsys):
                 raise KeyboardInterrupt
             change, compares = run.environ, compares_with_cpu
             asked.append(change | {"compares": compares})
-            row = {name.lower(): change.get(name, text) for name, text in DEFAULTS.items()}
+            row = ROW | {name.lower(): change.get(name, text) for name, text in DEFAULTS.items()}
             keeps = "keep" if "MALLOC_TRIM_THRESHOLD_" in change else ""
-            rate = 10.0 * math.prod(rates.get(value, 1) for value in (*row.values(), keeps))
-            row |= {"status": "ok", "note": "", "flags": "", "run_id": str(len(asked)), "unit": "images/s"}
-            row |= {"workload": "image", "model": "resnet50", "phase": "inference", "scope": "device", "device": "cpu"}
-            row |= {"framework": "torch", "framework_version": "2.15", "device_name": "a", "machine": "a", "schema": 2}
+            gains = [rates.get(text, 1) for text in (*(row[name.lower()] for name in DEFAULTS), keeps)]
+            row |= {"run_id": str(len(asked)), "phase": "inference"} | rate(10.0 * math.prod(gains))
             row |= {"output_error": 0.0062 if row["precision"] != "float32" and compares else None}
-            row |= {"throughput": rate, "throughput_low": 0.99 * rate, "throughput_high": 1.01 * rate}
             if (row["precision"], row["compile"]) in (fails_in_full if change["MAX_SECONDS"] == "10" else fails):
                 return [row | {"status": "wrong_output", "note": "NaN", "throughput": None}]
             return [row]

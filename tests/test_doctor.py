@@ -1,15 +1,6 @@
-"""The doctor: a framework that crashes is a line, and one that runs is verified."""
+"""The doctor on this machine; tests/outputs/doctor.txt shows what it prints about other ones."""
 
 from bench import doctor
-
-
-def test_a_framework_that_crashes_is_a_line(monkeypatch, capsys, tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nkill -ILL $$\n")
-    python.chmod(0o755)
-    monkeypatch.setenv("PYTHON", str(python))
-    assert doctor.examine(["torch"]) == 1
-    assert "illegal instruction" in capsys.readouterr().out
 
 
 def test_a_real_framework_is_tried(capsys):

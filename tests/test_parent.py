@@ -15,6 +15,7 @@ from bench.host.environment import describe_host
 from bench.records import report, results
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
+from tests.rows import ROW
 
 # A child in place of a benchmark: its MODEL says what becomes of it. The worker shares its process group.
 STAND_IN = """
@@ -205,8 +206,7 @@ def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastes
     def trial(run, host, is_first):
         assert (is_first, run.settings.sustain) == (False, None)
         sizes.append(run.settings.batch_size)
-        row = {"status": "ok", "unit": "images/s", "scope": "device", "phase": "training", "device": device}
-        row |= {"step_seconds_median": 0.001, "note": ""}
+        row = ROW | {"device": device, "step_seconds_median": 0.001}
         return [row | rows.get(sizes[-1], {"status": "out_of_memory", "note": "full"})]
 
     monkeypatch.setattr(parent, "run_child", trial)

@@ -154,7 +154,7 @@ def list_doubts(own, lines):
     """List the reasons to doubt the figures: few processes, flags in words, changed or mixed versions."""
     said = []
     if few := sum(line["processes"] < RUNS for line in lines):
-        said.append(f"{few} of {len(lines)} intervals may be too narrow: they are of fewer than {RUNS} processes.")
+        said.append(f"{few} of {len(lines)} intervals may be too narrow: they come from fewer than {RUNS} processes.")
     named = {}
     for work, found in own.items():
         for flag in " ".join(line["flags"] for line in found).split():
@@ -164,7 +164,7 @@ def list_doubts(own, lines):
         said.append("The programs were changed: a commit ends in -dirty.")
     for name in ("commit", "framework_version", "method_version"):
         if len(versions := {line[name] for line in lines}) > 1:
-            said.append(f"The figures are of {len(versions)} versions ({name}).")
+            said.append(f"The figures come from {len(versions)} versions ({name}).")
     return said
 
 

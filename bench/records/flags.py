@@ -4,12 +4,12 @@
 FLAGS = {
     "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
-    "contended": "other programs used more than 10 % of the CPU time, or the card before the run: close them",
+    "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
     "limited_by_host": "Python takes over 90 % of a step's time to submit it, so the GPU waits for it: a larger "
     "BATCH_SIZE or COMPILE=reduce-overhead may be faster",
-    "short": "fewer than 10 queue lengths were measured, so batches prepared in advance may inflate the rate: set a "
-    "larger MAX_SECONDS",
+    "short": "so few batches were measured that those prepared in advance may inflate the rate: set a larger "
+    "MAX_SECONDS",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "not_finite": "the output contains inf or NaN: choose another PRECISION",

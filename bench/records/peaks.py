@@ -80,9 +80,12 @@ def fraction_of(best, row, quantity):
 
     It may exceed 1: convolutions can be faster than the best matmul, and some machines read faster than they copy.
 
+    The rate of several GPUs is compared with several times the best of one; processes on a CPU share it.
+
     Args:
         best: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
     """
     precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
     most = best.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else precision))
-    return float(row[quantity]) / most if most and row.get(quantity) else None
+    devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
+    return float(row[quantity]) / (devices * most) if most and row.get(quantity) else None

@@ -15,6 +15,7 @@ from bench.records.flags import FLAGS
 from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained
 
 REFRESH_SECONDS = 0.25
+MATMULS = ("matmul", "matmul-8bit")
 # Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
 LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
 LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution", "attention": "attention {sequence_length}"}
@@ -70,10 +71,10 @@ def describe_run(rows, stored):
     sustained = [row for row in rows if row.get("elapsed_seconds")]
     lines += [describe_result(row, best) for row in rows if row not in sustained or row["status"] != "ok"]
     said = [describe_sustained(sustained), describe_slowdown(rows, stored)]
-    if not best and any(row.get("tflops") for row in rows):
+    if not best and any(row.get("tflops") for row in rows if row not in sustained):
         said.append("run `make tflops` to compare this with the machine's peak")
     if max(count_processes(row) for row in rows) == 1 and not sustained:
-        said.append("one process only: the interval does not include variation between processes")
+        said.append("one process only: how much processes differ is unknown")
     lines += [wrap(f"  {text}", "    ") for text in said if text]
     return "\n".join(filter(None, [*lines, explain({flag for row in rows for flag in row["flags"].split()})]))
 
@@ -85,20 +86,25 @@ def describe_sweep(rows, _):
     framework = f"{first['framework']} {first.get('framework_version') or ''}"
     lines = [f"{framework} on {first.get('device_name') or first['cpu_name']} ({first.get('device')})"]
     table = {}  # {work: {precision: text}}
-    for row in (row for row in ok if row.get("tflops")):
+    # Larger matmuls may be measured in some precisions only, and later than the convolutions.
+    for row in sorted((row for row in ok if row.get("tflops")), key=lambda row: row["model"] not in MATMULS):
         name = LABELS.get(row["model"], row["model"]).format_map(row)
         table.setdefault(name, {})[row["precision"]] = format_number(row["tflops"], "{:.3g}")
-    precisions = dict.fromkeys(precision for found in table.values() for precision in found)
+    precisions = dict.fromkeys(precision for rates in table.values() for precision in rates)
     if table:
-        lines.append("  TFLOP/s (int8 TOP/s)" + "".join(f"{precision:>13}" for precision in precisions))
-    for name, found in table.items():
-        lines.append(f"  {name:<20}" + "".join(f"{found.get(precision, ''):>13}" for precision in precisions).rstrip())
+        title = "TFLOP/s (int8 TOP/s)" if "int8" in precisions else "TFLOP/s"
+        lines.append(f"  {title:<20}" + "".join(f"{precision:>13}" for precision in precisions))
+    for name, rates in table.items():
+        lines.append(f"  {name:<20}" + "".join(f"{rates.get(precision, ''):>13}" for precision in precisions).rstrip())
     for row in rows:
         if row["status"] != "ok":
             lines.append(f"  {describe_work(row)}: {row['status']}: {row['note']}")
         elif row["unit"] == "GB/s":
-            lines.append(f"  {describe_work(row)}: {row['throughput']:.4g} GB/s")
-    flags = {flag for row in ok for flag in row["flags"].split()}
+            kind = "memory bandwidth, " if row["workload"] == "bandwidth" else ""
+            lines.append(f"  {kind}{describe_work(row)}: {row['throughput']:.4g} GB/s")
+    flagged = [row for row in ok if row["flags"]]
+    lines += [f"  flags of {describe_work(row)}: {', '.join(row['flags'].split())}" for row in flagged]
+    flags = {flag for row in flagged for flag in row["flags"].split()}
     return "\n".join(filter(None, [*lines, explain(flags)]))
 
 
@@ -131,11 +137,12 @@ def describe_result(row, best):
     elif row.get("throughput"):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if count_processes(row) > 1:
-            lines.append(row["process_rates"].replace(" ", ", "))
+            lines.append(", ".join(map(format_number, row["process_rates"].split())))
         lines.append(describe_details(row, best))
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
-        lines.append(f"{row['status']}: {row['note'] or ('of the complete windows' if is_partial else '')}")
+        reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
+        lines.append(f"{row['status']}: {reason}")
     elif row["note"]:
         lines.append(row["note"] if row.get("bottleneck") else f"note: {row['note']}")
     if row["flags"]:
@@ -166,10 +173,10 @@ def describe_details(row, best):
         fraction = peaks.fraction_of(best, row, "tflops")
         share = f" ({100 * fraction:.3g} % of this machine's measured peak)" if fraction else ""
         rate = format_number(row["tflops"], "{:.3g}")
-        details.append(f"{rate} TFLOP/s{share}, {row['measured_precision']} as measured")
+        details.append(f"{rate} TFLOP/s{share}, measured precision {row['measured_precision']}")
     if row.get("bandwidth"):
         fraction = peaks.fraction_of(best, row, "bandwidth")
-        share = f" ({100 * fraction:.3g} % of the bandwidth that `make tflops` measured)" if fraction else ""
+        share = f" ({100 * fraction:.3g} % of this machine's measured bandwidth)" if fraction else ""
         details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     return ", ".join(details + describe_physics(row))
 
@@ -178,9 +185,9 @@ def describe_physics(row):
     """List power and temperature if they are known."""
     said = []
     if row.get("power_watts"):
-        per_item = f", {row['joules_per_item']:.3g} J per item"
+        per_item = f", {row['joules_per_item']:.3g} J per {row['unit'].removesuffix('s/s')}"
         idle = f", idle {row['idle_watts']:.3g} W" if row.get("idle_watts") is not None else ""
-        said.append(f"{row['power_watts']:.4g} W of the {row['power_scope']}{per_item}{idle}")
+        said.append(f"{row['power_watts']:.4g} W ({row['power_scope']}){per_item}{idle}")
     if row.get("temperature_c") is not None:
         said.append(f"{row['temperature_c']:.0f} C")
     return said
@@ -192,8 +199,8 @@ def describe_sustained(rows):
     burst, sustained = burst_and_sustained(parts) if parts else (None, None)
     if burst is None or sustained is None:
         return ""
-    rates = f"burst {format_number(burst)} (first 30 s), sustained {format_number(sustained)}"
-    return f"{rates} {rows[0]['unit']} (last third): sustained is {sustained / burst:.3f} of burst"
+    first, last = (f"{format_number(rate)} {rows[0]['unit']}" for rate in (burst, sustained))
+    return f"burst {first} (first 30 s), sustained {last} (last third): {100 * sustained / burst:.3g} % of the burst"
 
 
 def describe_scaling(rows):

@@ -4,7 +4,7 @@ import functools
 import shlex
 
 from bench.records import report
-from bench.records.columns import format_number
+from bench.records.columns import describe_work, format_number
 from bench.records.verdict import Rate
 from bench.settings import KNOWN_NAMES
 from bench.tune import candidates, recipe
@@ -17,16 +17,22 @@ def describe_answer(search: Search, path):
     Args:
         path: {candidate: the combined row of its full runs}, from the default to the fastest.
     """
-    fastest, lines, before = search.fastest(), [], None
+    fastest, before = search.fastest(), None
+    first = search.trials[search.default][0]
+    lines = [f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}"]
     words = functools.partial(candidates.describe_candidate, search.dimensions)
     rates = {candidate: Rate.of_row(row) for candidate, row in path.items()}
+    steps = []  # (the change, what was measured)
     for candidate, rate in rates.items():
         low, high, count = format_number(rate.low), format_number(rate.high), len(search.full[candidate])
         ends = f"({low} to {high}, {count} process{'es' * (count > 1)})"
         measured = f"{format_number(rate.throughput)} {path[candidate]['unit']} {ends}"
         gain = f", {describe_gain(rate, rates[before])}" if before else ""
-        lines.append(f"  {'+ ' * bool(before) + words(candidate, before):<28} {measured}{gain}")
+        name = f"+ {words(candidate, before)}" if before else words(candidate)
+        steps.append((name, f"{measured}{gain}"))
         before = candidate
+    width = max((len(name) for name, _ in steps), default=0)
+    lines += [f"  {name:<{width}}  {measured}" for name, measured in steps]
     lines.append(f"fastest of {len(search.trials)} tried: {words(fastest)}" if fastest else "no combination works")
     if fastest:
         row = path.get(fastest) or search.trials[fastest][0]
@@ -43,7 +49,7 @@ def describe_answer(search: Search, path):
         failed = [f"{row['status']}: {row['note']}" for row in rows if row["status"] != "ok"]
         lines += [f"failed: {words(candidate)}: {reason}" for reason in failed[:1]]
     if untried := search.untried():
-        more = f" and {len(untried) - 1} more" if len(untried) > 1 else ""
+        more = f"; and {len(untried) - 1} more" if len(untried) > 1 else ""
         lines.append(f"not tried: {words(untried[0])}{more} (a larger MAX_MINUTES tries more)")
     return lines
 

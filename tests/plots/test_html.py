@@ -10,7 +10,7 @@ import pytest
 
 from bench.plots import html
 from bench.records import tables
-from tests.records.examples import rate, write
+from tests.rows import rate, write
 
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt; \u202etxt \u2028 \x07"

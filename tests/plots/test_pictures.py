@@ -5,7 +5,7 @@ from matplotlib.text import Annotation
 
 import plot_results
 from bench.plots import pictures, select
-from tests.records.examples import MATMUL, rate, write
+from tests.rows import MATMUL, rate, write
 
 CITED = {"source": "https://x"}
 OTHER_WORK = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}]

@@ -3,12 +3,12 @@
 import pytest
 
 from bench.records.combine import combine
+from tests.rows import ROW
 
 
 def row(rate, low=None, high=None, **changes):
-    about = {"model": "m", "phase": "inference", "scope": "device", "status": "ok", "device": "cpu"}
-    cells = {"throughput": rate, "throughput_low": low, "throughput_high": high, "flags": "", "note": ""}
-    return about | cells | {"seconds": 1 / rate} | changes
+    cells = {"throughput": rate, "throughput_low": low, "throughput_high": high, "seconds": 1 / rate}
+    return ROW | cells | changes
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_only_the_first_process_measures_and_warnings_of_all_are_kept():
 
 
 def test_a_failure_of_some_processes_is_in_the_note():
-    failed = {"model": "m", "phase": "inference", "scope": "device", "status": "crashed", "note": "x", "flags": ""}
+    failed = row(1.0, status="crashed", note="x", throughput=None)
     assert combine([[failed]]) == [failed]
     (found,) = combine([[row(3.0)], [failed]])
     assert (found["status"], found["process_rates"], found["note"]) == ("ok", "3", "crashed in a process: x")
@@ -49,4 +49,4 @@ def test_the_part_that_limits_the_end_to_end_rate_is_named(device, pipeline, nam
     found = combine([rows])[-1]
     flags = "" if name == "device" else "short"  # with a full queue at both ends the rate is not inflated
     assert (found["bottleneck"], found["flags"]) == (name, flags)
-    assert "bottleneck" not in combine([rows[:2]])[-1]
+    assert combine([rows[:2]])[-1]["bottleneck"] is None

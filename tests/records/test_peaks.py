@@ -4,8 +4,8 @@ import pytest
 
 from bench.host.environment import describe_host
 from bench.records import peaks
-from bench.records.columns import COLUMNS
 from bench.records.rows import complete_row
+from tests.rows import PEAK, ROW, as_text
 
 A100 = {"device_name": "NVIDIA A100-SXM4-40GB"}
 M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "precision": "float32"}
@@ -35,9 +35,7 @@ def test_more_than_a_chip_can_do_is_implausible(cells, implausible):
 
 
 def row_of(**changes):
-    row = dict.fromkeys(COLUMNS, "")
-    row |= {"model": "matmul-peak", "status": "ok", "machine": "m", "device": "cuda", "precision": "float16"}
-    return row | {"tflops": "100", "framework": "torch"} | changes
+    return as_text(ROW | PEAK | {"precision": "float16"} | changes)
 
 
 def test_shares_are_of_the_best_of_the_same_chip_and_precision():
@@ -47,7 +45,7 @@ def test_shares_are_of_the_best_of_the_same_chip_and_precision():
     copies = [row_of(workload="bandwidth", model="copy", throughput=rate, **new) for rate in ("20", "40", "30")]
     unusable = [row_of(tflops="900", flags="implausible", **new), row_of(tflops="800", status="interrupted", **new)]
     best = peaks.measured_peaks([*matmuls, row_of(tflops="9", precision="float32", **new), *copies, *unusable])
-    row = {"machine": "m", "precision": "mixed_float16", "tflops": 2.0, "bandwidth": 10.0}
+    row = ROW | {"precision": "mixed_float16", "tflops": 2.0, "bandwidth": 10.0}
     chips = old, new, new | {"device": "cuda"}, new | {"tflops": None, "bandwidth": None}
     assert [peaks.fraction_of(best, row | chip, "tflops") for chip in chips] == [2.0, 0.5, None, None]
     assert [peaks.fraction_of(best, row | chip, "bandwidth") for chip in chips] == [None, 0.25, None, None]

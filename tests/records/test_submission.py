@@ -7,77 +7,69 @@ import subprocess
 import pytest
 
 from bench.records import submission
-from bench.records.columns import COLUMNS, SCHEMA
+from bench.records.columns import COLUMNS
 from bench.settings import read_settings
+from tests.rows import GPU, LLM, MATMUL, ROW, as_text
 
-CHIP = "some-cpu"
-COMMON = {
-    **{"schema": SCHEMA, "method_version": 2, "run_id": "0123456789ab", "timestamp": "2026-11-20T11:34:42+00:00"},
-    **{"status": "ok", "machine": CHIP, "device": "cpu", "device_name": "Some Xeon", "cpu_name": "Some Xeon"},
-    **{"cpu_count": 2, "os": "Debian, Linux 6.18", "commit": "0" * 12, "framework": "torch", "precision": "float32"},
-}
-IMAGE = {
-    **{"workload": "image", "model": "resnet50", "phase": "inference", "scope": "device", "batch_size": 16},
-    **{"unit": "images/s", "throughput": 32, "throughput_low": 30, "throughput_high": 34},
-    **{"step_seconds_median": 0.5, "windows": 20, "steps_per_window": 2, "items": 640, "seconds": 20.2},
-    **{"flops_per_item": 8e9, "tflops": 0.256},
-}
-DECODE = {"workload": "llm", "model": "smollm2-135m", "phase": "decode", "unit": "tokens/s"}
-DECODE |= {"bytes_per_step": 5e8, "bandwidth": 1, "flops_per_item": "", "tflops": ""}
-PIPELINE = {"scope": "end_to_end", "throughput": 31.6832, "tflops": 0.253465}
-EPOCH = {"scope": "epoch", "windows": "", "steps_per_window": "", "step_seconds_median": ""}
-MATMUL = {"workload": "matmul", "model": "matmul", "batch_size": "", "items": 40, "throughput": 2, "unit": "matmuls/s"}
-MATMUL |= {"throughput_low": "", "throughput_high": "", "flops_per_item": 2e11, "tflops": 0.4}
-H200 = {"machine": "nvidia-h200", "device": "cuda", "device_name": "NVIDIA H200"}
-FAILED = {"status": "out_of_memory", "note": "CUDA out of memory", "workload": "image", "model": "resnet50"}
+CHIP = ROW["machine"]
+ENDS = {"throughput_low": None, "throughput_high": None}
+OF_ONE = ENDS | {"batch_size": 1, "items": 40, "throughput": 6.25, "flops_per_item": None, "tflops": None}
+MULTIPLY = MATMUL | OF_ONE | {"batch_size": None, "flops_per_item": 2e11, "tflops": 1.25}
+DECODE = LLM | OF_ONE | {"phase": "decode", "bytes_per_step": 1.6e9, "bandwidth": 10}
+PIPELINE = {"scope": "end_to_end", "throughput": 640 / 6.5, "tflops": 2.363077} | ENDS
+EPOCH = {"scope": "epoch", "windows": None, "steps_per_window": None, "step_seconds_median": None}
+H200 = GPU | {"device_name": "NVIDIA H200"}
+FAILED = {name: None for name, column in COLUMNS.items() if column.role == "result"}
+FAILED |= {"status": "out_of_memory", "note": "CUDA out of memory"}
 
 
 def text(*cells):
     """Return a row of text, of these cells."""
-    row = dict.fromkeys(COLUMNS, "") | COMMON
+    row = dict(ROW)
     for more in cells:
         row |= more
-    return {name: str(value) for name, value in row.items()}
+    return as_text(row)
 
 
 def fault_of(row, names=()):
-    return next(submission.find_faults(row, "nvidia-h200" if row["device"] == "cuda" else CHIP, names), None)
+    return next(submission.find_faults(row, "example-gpu" if row["device"] == "cuda" else CHIP, names), None)
 
 
 GOOD = {
-    "a model": [IMAGE],
-    "decode": [IMAGE, MATMUL, DECODE, {"batch_size": 1}],
-    "NUM_IMAGES": [IMAGE, PIPELINE, {"scope": "device", "stop_reason": "num_images", "items": 656, "seconds": 20.7053}],
-    "an epoch": [IMAGE, PIPELINE, EPOCH],
+    "a model": [],
+    "a matmul": [MULTIPLY],
+    "decode": [DECODE],
+    "NUM_IMAGES": [PIPELINE, {"scope": "device", "stop_reason": "num_images", "items": 656, "seconds": 6.6625}],
+    "an epoch": [PIPELINE, EPOCH],
     "a failure": [FAILED],
 }
 
 
 @pytest.mark.parametrize("cells", GOOD.values(), ids=GOOD)
 def test_results_and_failures_of_this_program_pass(cells):
-    assert fault_of(text(*cells), names=["xeon", "alice"]) is None
+    assert fault_of(text(*cells), names=["example", "alice"]) is None
 
 
 # The first cell is the one that is refused.
 BAD = [
-    ([IMAGE], {"machine": "another"}),
-    ([IMAGE], {"source": "https://example.org"}),
-    ([IMAGE], {"throughput": ""}),
-    ([IMAGE], {"throughput": "nan"}),
-    ([IMAGE], {"seconds": 0}),
-    ([IMAGE], {"allocator": "LD_PRELOAD=/home/alice/lib.so"}),
+    ([], {"machine": "another"}),
+    ([], {"source": "https://example.org"}),
+    ([], {"throughput": ""}),
+    ([], {"throughput": "nan"}),
+    ([], {"seconds": 0}),
+    ([], {"allocator": "LD_PRELOAD=/home/alice/lib.so"}),
     ([FAILED], {"note": "of Alice's disk"}),
-    ([IMAGE], {"throughput": 320, "throughput_high": 340, "tflops": 2.56}),
-    ([IMAGE], {"throughput": 32, "throughput_low": 33}),
-    ([IMAGE, PIPELINE], {"throughput": 32}),
-    ([IMAGE, DECODE], {"bandwidth": 2}),
-    ([IMAGE, H200], {"throughput": 32, "tflops": 320, "flops_per_item": 1e13}),  # more than 67 x 1.3 x 2.25
+    ([], {"throughput": 320, "throughput_high": 340, "tflops": 7.68}),
+    ([], {"throughput": 100, "throughput_low": 100.1}),
+    ([PIPELINE], {"throughput": 100}),
+    ([DECODE], {"bandwidth": 20}),
+    ([H200], {"throughput": 100, "tflops": 320, "flops_per_item": 3.2e12}),  # more than 67 x 1.3 x 2.25
 ]
 
 
 @pytest.mark.parametrize(("cells", "change"), BAD, ids=[str(change) for _, change in BAD])
 def test_a_wrong_cell_is_refused(cells, change):
-    fault = fault_of(text(*cells, change), names=["alice", "xeon"])
+    fault = fault_of(text(*cells, change), names=["alice", "example"])
     assert fault is not None
     assert fault[0] == next(iter(change))
 
@@ -108,7 +100,7 @@ def write(repository, *changes, machine=CHIP):
         table = csv.DictWriter(file, [name for name in COLUMNS if name != "note"], extrasaction="ignore")
         table.writeheader()
         same = {"commit": repository.commit, "machine": machine}
-        table.writerows(text(IMAGE, same, change) for change in changes)
+        table.writerows(text(same, change) for change in changes)
 
 
 def check(repository):

@@ -5,13 +5,13 @@ import math
 import pytest
 
 from bench.records import tables
-from tests.records import examples
-from tests.records.examples import rate
+from tests import rows
+from tests.rows import rate
 
 
 @pytest.fixture
 def write(tmp_path):
-    return lambda *rows, machine="a": examples.write(tmp_path / "results", rows, machine)
+    return lambda *changes, machine="a": rows.write(tmp_path / "results", changes, machine)
 
 
 def summary(*paths):

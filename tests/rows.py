@@ -1,0 +1,206 @@
+"""Rows to begin with, of machines that do not exist: ROW is complete, and a test changes the cells that it is about.
+
+Numbers are numbers, as in a run; write() stores rows as a run does, and as_text() is what reading them back returns.
+"""
+
+from bench.records import results
+from bench.records.columns import COLUMNS, SCHEMA
+from bench.records.combine import combine
+from bench.records.flags import FLAGS
+from bench.workloads.standard_set import STANDARD_SET
+
+ROW = dict.fromkeys(COLUMNS) | {"schema": SCHEMA, "method_version": 2, "run_id": "0123456789ab"}
+ROW |= {"timestamp": "2026-11-20T11:34:42+00:00", "commit": "0123456789ab", "status": "ok", "flags": "", "note": ""}
+ROW |= {"machine": "example-cpu", "device": "cpu", "device_name": "Example CPU", "cpu_name": "Example CPU"}
+ROW |= {"cpu_id": "family 25", "cpu_count": 2, "memory_gb": 23.5, "os": "Debian GNU/Linux 12, Linux 6.18"}
+ROW |= {"python": "3.11.7", "framework": "torch", "framework_version": "2.15", "world_size": 1, "seed": 0}
+ROW |= {"workload": "image", "model": "resnet50", "phase": "training", "scope": "device", "precision": "float32"}
+ROW |= {"measured_precision": "float32", "compile": 0, "batch_size": 16, "image_size": 224, "unit": "images/s"}
+ROW |= {"throughput": 100.0, "throughput_low": 99.0, "throughput_high": 101.0, "step_seconds_median": 0.16}
+ROW |= {"windows": 20, "steps_per_window": 2, "items": 640, "seconds": 6.5, "first_step_seconds": 1.2}
+ROW |= {"flops_per_item": 2.4e10, "tflops": 2.4}
+GPU = {"machine": "example-gpu", "device": "cuda", "device_name": "Example GPU", "driver": "580.65"}
+
+OPERATOR = {"phase": None, "batch_size": None, "image_size": None, "flops_per_item": None}
+MATMUL = OPERATOR | {"workload": "matmul", "model": "matmul", "matrix_size": "64x64x64", "unit": "matmuls/s"}
+PEAK = MATMUL | {"model": "matmul-peak"}
+COPY = OPERATOR | {"workload": "bandwidth", "model": "copy", "unit": "GB/s", "tflops": None}
+LLM = {"workload": "llm", "model": "smollm2-135m", "batch_size": 1, "image_size": None, "unit": "tokens/s"}
+MLP = {"workload": "mlp", "model": "mlp-5x1024", "batch_size": 32, "image_size": 32, "data": "synthetic"}
+
+
+def rate(throughput, width=0.01):
+    """Return the cells of a rate whose interval is this wide to both sides."""
+    ends = {"throughput_low": throughput * (1 - width), "throughput_high": throughput * (1 + width)}
+    return {"throughput": float(throughput)} | ends
+
+
+def as_text(row):
+    return {name: "" if value is None else str(value) for name, value in row.items()}
+
+
+def write(folder, rows, machine="a"):
+    """Append rows, each as changes of ROW, to <machine>.csv; returns the path."""
+    if rows:
+        results.append(folder / f"{machine}.csv", *(ROW | {"machine": machine} | row for row in rows))
+    return folder / f"{machine}.csv"
+
+
+# What the commands print in tests/test_outputs.py
+
+
+def measure(throughput, *cells):
+    """Return the row of one process: ROW with this rate, the TFLOP/s that follow from it, and these cells."""
+    row = ROW | rate(throughput)
+    for more in cells:
+        row |= more
+    row["tflops"] = throughput * row["flops_per_item"] / 1e12 if row["flops_per_item"] else None
+    return row
+
+
+def repeat(first, *others):
+    """Combine five processes that differ by some percent; `others` are what only the first one measured."""
+    again = [[first | rate(factor * first["throughput"])] for factor in (0.98, 1.01, 0.97, 1.03)]
+    return combine([[first, *others], *again])
+
+
+ON_CPU = {"phase": "inference", "memory_format": "channels_first", "num_threads": 2, "flops_per_item": 8.2e9}
+ON_CPU |= {"peak_memory_bytes": 1.49e9, "canary_seconds": 0.0018}
+INPUT = ON_CPU | {"scope": "input", "num_workers": 2, "flops_per_item": None, "first_step_seconds": 0.0054}
+END_TO_END = ON_CPU | {"scope": "end_to_end", "num_workers": 2, "flags": "short"}
+IMAGE = repeat(measure(13.45, ON_CPU), measure(821.9, INPUT), measure(12.47, END_TO_END))
+OTHER_CHIP = as_text(ROW | {"cpu_id": "family 6", "canary_seconds": 0.0009})
+SLOWER_BEFORE, FASTER_BEFORE = (as_text(ROW | {"canary_seconds": seconds}) for seconds in (0.0017, 0.0012))
+
+ON_GPU = GPU | {"precision": "mixed_bfloat16", "measured_precision": "bfloat16", "optimizer": "sgd", "batch_size": 64}
+ON_GPU |= {"memory_format": "channels_last", "peak_memory_bytes": 11.3e9, "temperature_c": 61}
+POWER = {"power_watts": 612.4, "power_scope": "gpu board", "joules_per_item": 0.245, "idle_watts": 71.3}
+TRAINING = repeat(
+    measure(2498, ON_GPU, POWER),
+    measure(8210, ON_GPU, POWER, {"phase": "forward", "flops_per_item": 8.2e9}),
+    measure(3990, ON_GPU, {"phase": "backward", "flops_per_item": 1.58e10, "flags": "drift"}),
+    measure(152_000, ON_GPU, {"phase": "optimizer", "flops_per_item": None, "flags": "drift barrier_shows"}),
+)
+GPU_PEAKS = [
+    as_text(ROW | GPU | PEAK | {"precision": "float32", "tflops": 51.2}),
+    as_text(ROW | GPU | PEAK | {"precision": "bfloat16", "tflops": 710.0}),
+    as_text(ROW | GPU | COPY | {"throughput": 3900.0}),
+]
+
+ON_MLP = MLP | {"optimizer": "sgd", "num_threads": 2, "flops_per_item": 3.8e7, "peak_memory_bytes": 0.9e9}
+EPOCH = {"scope": "epoch", "items": 50_000, "seconds": 28.0, "windows": None}
+EPOCHS = [measure(1790, ON_MLP, {"process_rates": "1790"})]
+for epoch, loss, accuracy in ((1, 1.8312, 0.4127), (2, 1.5908, 0.4655)):
+    EPOCHS.append(measure(1786, ON_MLP, EPOCH, {"epoch": epoch, "loss_mean": loss, "accuracy": accuracy}))
+
+WATTS = {"scope": "sustained", "power_watts": 28.4, "power_scope": "cpu+gpu+dram", "joules_per_item": 0.98}
+MAC = {"machine": "example-mac", "device": "mps", "device_name": "Example Mac", "power_source": "battery"}
+SUSTAINED = [
+    measure(speed, ON_CPU, MAC, WATTS, {"elapsed_seconds": 10.1 * i, "seconds": 10.0, "items": 10 * speed})
+    for i, speed in enumerate((31.0, 30.5, 30.0, 29.0, 28.0, 27.0, 26.5, 26.5, 26.0), 1)
+]
+
+SCALING = [
+    repeat(measure(throughput, ON_GPU, {"world_size": size}))[0]
+    for size, throughput in ((1, 2498), (2, 4810), (4, 9020))
+]
+
+ON_LLM = GPU | LLM | {"precision": "bfloat16", "measured_precision": "bfloat16", "flops_per_item": 2.7e8}
+ON_LLM |= {"peak_memory_bytes": 0.51e9, "first_step_seconds": 0.0312}
+PREFILL = repeat(measure(61_200, ON_LLM, {"phase": "prefill", "prompt_tokens": 512, "step_seconds_median": 0.00837}))
+DECODE = ON_LLM | {"phase": "decode", "new_tokens": 128, "depth": 512, "bytes_per_step": 2.9e8, "bandwidth": 101.5}
+DECODE = repeat(measure(350, DECODE, {"output_error": 0.0062}))
+
+FAILED = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")
+FAILED |= {"status": "out_of_memory", "note": "CUDA out of memory. Tried to allocate 9.00 GiB", "flags": ""}
+DIED = FAILED | {"status": "crashed", "note": "it was ended by signal 11"}
+FAILURES = {
+    "one scope": repeat(measure(13.45, ON_CPU), ROW | INPUT | FAILED),
+    "every process": combine([[ROW | ON_GPU | FAILED]]),
+    "one process of three": combine([[measure(100)], [measure(102)], [ROW | DIED]]),
+    "Ctrl-C": combine([[measure(99, {"status": "interrupted", "throughput_low": None, "windows": 3})]]),
+}
+FLAGGED = combine([[measure(13.45, ON_CPU, {"flags": " ".join(FLAGS), "note": "the first batches were slower"})]])
+
+CONVOLUTION = OPERATOR | {"workload": "convolution", "model": "conv3x3", "memory_format": "channels_last"}
+ATTENTION = OPERATOR | {"workload": "attention", "model": "attention", "sequence_length": 1024}
+GEMV = OPERATOR | {"workload": "gemv", "model": "gemv", "matrix_size": "1x8192x8192", "unit": "GB/s", "tflops": None}
+SMALL, LARGE = {"matrix_size": "1024x1024x1024"}, {"matrix_size": "4096x4096x4096"}
+BFLOAT16, INT8 = {"precision": "bfloat16"}, {"precision": "int8", "model": "matmul-8bit"}
+REFUSED = FAILED | {"status": "unsupported", "note": "no kernel for float8 on this device"}
+SWEEP = [
+    ROW | MATMUL | SMALL | {"tflops": 0.18},
+    ROW | CONVOLUTION | SMALL | {"model": "conv1x1", "tflops": 0.178, "flags": "contended"},
+    ROW | PEAK | SMALL | {"tflops": 0.1785, "note": "the best size, measured again"},
+    ROW | CONVOLUTION | {"batch_size": 4, "image_size": 256, "tflops": 0.19},
+    ROW | MATMUL | SMALL | BFLOAT16 | {"tflops": 0.378},
+    ROW | MATMUL | LARGE | BFLOAT16 | {"tflops": 0.41, "flags": "drift"},
+    ROW | PEAK | LARGE | BFLOAT16 | {"tflops": 0.404},
+    ROW | COPY | {"throughput": 35.0},
+    ROW | MATMUL | SMALL | INT8 | {"tflops": 0.808},
+    ROW | MATMUL | SMALL | {"precision": "float8_e4m3", "model": "matmul-8bit"} | REFUSED,
+    ROW | GEMV | {"throughput": 19.8, "flags": "drift"},
+    ROW | ATTENTION | {"tflops": 0.0709},
+]
+
+# `make compare` of two files of one machine. In AFTER the canary is slower.
+FIVE = {"machine": "example-cpu", "process_rates": "1 2 3 4 5", "canary_seconds": 0.0018}
+ONE = FIVE | {"process_rates": "1"}
+LATER = {"framework_version": "2.16", "canary_seconds": 0.0024}
+BEFORE = [
+    FIVE | rate(100),
+    FIVE | rate(10) | {"model": "vgg16"},
+    FIVE | rate(50) | {"model": "vit_b_16"},
+    FIVE | rate(70, 0.001) | {"model": "convnext_tiny"},
+    ONE | rate(9) | {"model": "vgg11"},
+    FIVE | rate(7) | {"model": "alexnet"},
+    FIVE | GPU | rate(4000),
+    FIVE | PEAK | SMALL | {"tflops": 1.5},
+    FIVE | PEAK | LARGE | {"tflops": 2.0},  # the latest peak counts, at any size and by any operator
+]
+AFTER = [
+    FIVE | rate(200) | LATER,
+    FIVE | rate(5) | LATER | {"model": "vgg16", "flags": "drift contended"},
+    FIVE | rate(50) | LATER | {"model": "vit_b_16"},
+    FIVE | rate(70.1, 0.001) | LATER | {"model": "convnext_tiny"},
+    ONE | rate(8) | LATER | {"model": "vgg11"},
+    FIVE | rate(1) | LATER | {"model": "alexnet", "batch_size": 64},
+    FIVE | rate(600) | LATER | {"device": "mps", "device_name": "Example Mac"},
+    FIVE | PEAK | SMALL | LATER | {"tflops": 2.4, "memory_format": "channels_last", "batch_size": 1},
+    FIVE | rate(300) | {"search": "0123456789ab"},  # of `make best`
+]
+
+# `make noise`: {workload: a row of each round}
+NOISE = {
+    "image": [repeat(measure(throughput, ON_CPU))[0] for throughput in (13.4, 13.6)],
+    "mlp": [repeat(measure(throughput, ON_MLP))[0] for throughput in (1700, 1990, 1720)],
+}
+
+# `make best`: {candidate: the rows of its trials or full runs}
+FAST, FASTEST = {"output_error": 0.0062}, {"output_error": 0.0062, "flags": "drift"}
+TRIALS = {
+    ("float32", "0", "channels_first"): [measure(100, ON_CPU)],
+    ("bfloat16", "0", "channels_first"): [measure(190, ON_CPU, FAST)],
+    ("mixed_bfloat16", "0", "channels_first"): [ROW | FAILED],
+    ("bfloat16", "1", "channels_first"): [measure(260, ON_CPU, FAST)],
+    ("bfloat16", "1", "channels_last"): [measure(320, ON_CPU, FAST), measure(330, ON_CPU, FASTEST)],
+}
+FULL = {candidate: 2 * found for candidate, found in TRIALS.items() if candidate[0] != "mixed_bfloat16"}
+
+
+def standard_set(**changes):
+    """Yield rows of the whole standard set in float32."""
+    for i, work in enumerate(work for work in STANDARD_SET if "float32" in work.numbers):
+        about = {"workload": work.workload, "model": work.model, "phase": work.phase, "batch_size": work.batch_size}
+        about["unit"] = {"transformer": "sequences/s", "llm": "tokens/s"}.get(work.workload, "images/s")
+        row = rate(100 + i) | about | {"image_size": None, "process_rates": "1 2 3", "run_id": i}
+        yield row | changes
+
+
+# A card: the standard set, the peaks, an input pipeline, a doubtful row and a published one
+CARD = [row | {"tflops": 0.12, "bandwidth": 8.12 if row["phase"] == "decode" else None} for row in standard_set()]
+CARD += [PEAK | LARGE | {"tflops": 0.18}, PEAK | LARGE | BFLOAT16 | {"tflops": 0.404}, COPY | {"throughput": 35.0}]
+CARD += [row | {"image_size": None} for row in IMAGE]
+DIRTY = {"flags": "drift", "commit": "9876543210ab-dirty", "process_rates": "1", "tflops": 0.2}
+CARD.append(rate(240) | BFLOAT16 | DIRTY | {"phase": "inference", "image_size": None})
+PUBLISHED = GPU | {"source": "https://example.org", "phase": "inference", "batch_size": 64, "throughput_low": None}

@@ -1,0 +1,137 @@
+"""What users see: each command prints, from the rows of tests/rows.py, what its file in tests/outputs/ has.
+
+    REWRITE_OUTPUTS=1 .venv/bin/python -m pytest tests/test_outputs.py
+
+writes these files anew. Read their diff as a user would. The terminal has 100 columns.
+"""
+
+import difflib
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import best_settings
+import compare_results
+import measure_all
+import noise_check
+from bench import doctor, frameworks
+from bench.host import environment, meters
+from bench.plots import card, draw
+from bench.records import report
+from bench.tune import answer
+from bench.tune.search import Dimension, Search
+from tests import rows
+
+FOLDER = Path(__file__).with_name("outputs")
+
+
+def print_sustained(*_):
+    print("\n".join(map(report.describe_rate, rows.SUSTAINED)))  # while it runs
+    print(report.describe_run(rows.SUSTAINED, []))
+
+
+def print_scaling(*_):
+    for row in rows.SCALING:
+        print(report.describe_run([row], rows.GPU_PEAKS))
+    print(report.describe_scaling(rows.SCALING))
+
+
+def print_failures(*_):
+    for name, found in rows.FAILURES.items():
+        print(f"# {name}\n{report.describe_run(found, rows.GPU_PEAKS)}\n")
+
+
+def print_best(*_):
+    guesses = {"PRECISION": ("float32", "bfloat16", "mixed_bfloat16"), "COMPILE": "01"}
+    guesses["MEMORY_FORMAT"] = ("channels_first", "channels_last")
+    dimensions = [Dimension(name, dict.fromkeys(values, 1.0)) for name, values in guesses.items()]
+    search = Search(dimensions, None, None, rows.TRIALS, rows.FULL, list(rows.FULL))
+    print("\n".join(answer.describe_answer(search, best_settings.combine_path(search))))
+    settings = dict(zip(guesses, search.fastest(), strict=True)) | environment.GLIBC_KEEPS | {"MACHINE": "my machine"}
+    print("\n".join(answer.describe_use("torch", "cpu", "image", settings)))
+
+
+def compare(before, after, folder):
+    rows.write(folder, before, "before")
+    rows.write(folder, after, "after")
+    compare_results.main({"RESULTS_DIR": str(folder), "A": "before", "B": "after"})
+
+
+def print_all(folder, monkeypatch):
+    for found in (rows.IMAGE, rows.TRAINING, rows.FAILURES["every process"]):
+        print(measure_all.describe_lines(found, []))
+    figures = []
+    monkeypatch.setattr(draw, "save", lambda figure, path, **options: figures.append(figure) or path)
+    rows.write(folder, rows.CARD, "example-cpu")
+    rows.write(folder, [rows.PUBLISHED], "published")
+    print("\n".join(card.finish(folder, "example-cpu", "torch")))
+    print("\n# The card; texts of the same height are a line")
+    lines = {}  # {inches from the top: texts}
+    for text in figures[0].axes[0].texts:
+        lines.setdefault(round(text.get_position()[1], 2), []).append(text.get_text())
+    print("\n".join("   ".join(filter(None, lines[height])) for height in sorted(lines)))
+
+
+def print_doctor(folder, monkeypatch):
+    """Examine a machine on battery whose PyTorch works, TensorFlow crashes, JAX lacks a library, MLX is missing."""
+    session, power = SimpleNamespace(measured_precision="float32"), SimpleNamespace(power_scope="gpu board")
+    device = frameworks.Device("cuda", "Example GPU", "2.15", 2)
+    framework = SimpleNamespace(find_device=lambda settings: device, open_session=lambda *_: session)
+    for module, name, value in (
+        (frameworks, "load", lambda name: framework),
+        (meters, "open_instruments", lambda *_: meters.Instruments(power, dict)),
+        (environment, "refuse_rosetta", lambda: None),
+        (environment, "find_commit", lambda: "0123456789ab-dirty"),
+        (environment, "find_power_source", lambda: "battery"),
+        (doctor.platform, "python_version", lambda: "3.11.7"),
+        (doctor.shutil, "which", lambda name: None),
+        (doctor, "ROOT", folder),
+        (sys, "platform", "linux"),
+    ):
+        monkeypatch.setattr(module, name, value)
+    programs = {"tensorflow": "kill -ILL $$", "jax": "echo 'ImportError: libcudart.so.13' >&2; exit 1"}
+    for name, program in programs.items():
+        python = folder / f".venv-{name}" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\n{program}\n")
+        python.chmod(0o755)
+    for name in (*programs, "mlx"):
+        (folder / f"requirements-cuda-{name}.txt").touch()
+    doctor.examine(["tensorflow", "jax", "mlx"])
+    doctor.report_framework("torch")  # as in a process of its own
+
+
+COMMANDS = {
+    "image": lambda *_: print(report.describe_run(rows.IMAGE, [rows.OTHER_CHIP, rows.SLOWER_BEFORE])),
+    "training": lambda *_: print(report.describe_run(rows.TRAINING, rows.GPU_PEAKS)),
+    "epochs": lambda *_: print(report.describe_run(rows.EPOCHS, [])),
+    "sustained": print_sustained,
+    "scaling": print_scaling,
+    "prefill": lambda *_: print(report.describe_run(rows.PREFILL, rows.GPU_PEAKS)),
+    "decode": lambda *_: print(report.describe_run(rows.DECODE, rows.GPU_PEAKS)),
+    "failures": print_failures,
+    "flags": lambda *_: print(report.describe_run(rows.FLAGGED, [rows.FASTER_BEFORE])),
+    "tflops": lambda *_: print(report.describe_sweep(rows.SWEEP, [])),
+    "best": print_best,
+    "compare": lambda folder, _: compare(rows.BEFORE, rows.AFTER, folder),
+    "compare_nothing": lambda folder, _: compare([{}], [rows.GPU], folder),
+    "noise": lambda *_: print(noise_check.describe_rounds(rows.NOISE)),
+    "doctor": print_doctor,
+    "all": print_all,
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_prints(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    COMMANDS[name](tmp_path, monkeypatch)
+    printed = capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
+    file = FOLDER / f"{name}.txt"
+    if "REWRITE_OUTPUTS" in os.environ:
+        file.write_text("\n".join(printed) + "\n")
+    difference = list(difflib.unified_diff(file.read_text().splitlines(), printed, file.name, "now", lineterm=""))
+    assert not difference, "\n".join(["", *difference, "", "To accept this: REWRITE_OUTPUTS=1"])
