@@ -7,6 +7,7 @@ rows, and a kill or a full disk leaves whole rows.
 import csv
 import io
 import os
+from collections import Counter
 from pathlib import Path
 
 from bench.records.columns import COLUMNS, SCHEMA
@@ -33,23 +34,27 @@ def append(path, *rows):
     """
     from filelock import FileLock  # only here: `make submit` reads files without any package
 
-    part = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):  # its Timeout is an OSError
-            stored = read(path)  # gains the columns that are new
-            with open(part, "w", encoding="utf-8", newline="") as file:
-                table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                table.writeheader()
-                table.writerows({name: _to_text(value) for name, value in row.items()} for row in [*stored, *rows])
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path) if stored or rows else part.unlink()
+            write(path, [*read(path), *rows])  # stored rows gain the columns that are new
     except OSError as error:
         reason = error.strerror or error
         raise ResultsError(
             f"{path} cannot be written to ({reason}): free space, change the permissions, or set RESULTS_DIR"
         ) from None
+
+
+def write(path, rows):
+    """Replace a file's rows, in the form of append(); without rows only try it. OSError leaves the file as it was."""
+    part = path.with_suffix(".part")
+    with open(part, "w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows({name: _to_text(value) for name, value in row.items()} for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path) if rows else part.unlink()
 
 
 def read(path):
@@ -71,8 +76,9 @@ def parse(text, path):
     header, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     if not lines:
         return []
-    if unknown := set(header) - set(COLUMNS) or {"schema", "machine"} - set(header):
-        raise ResultsError(f"{path} is not a results file of this version ({unknown}): move it away")
+    # The difference has unknown columns, and those that are there twice.
+    if wrong := set(Counter(header) - Counter(list(COLUMNS))) or {"schema", "machine"} - set(header):
+        raise ResultsError(f"{path} is not a results file of this version (columns {sorted(wrong)[:3]}): move it away")
     rows = []
     for number, cells in enumerate(lines, 2):
         if len(cells) != len(header):
