@@ -7,7 +7,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results noise \
-        doctor test selfcheck resolve-mac clean packages common-packages
+        receive doctor test selfcheck resolve-mac clean packages common-packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
@@ -75,6 +75,9 @@ compare: $(READER) ## compare two machines or results files, A=... B=...
 
 submit: ## check this machine's rows and print how to send them; sends nothing
 	@$(call any_python,bench.records.submission submit)
+
+receive: ## add the rows of an issue or a CSV file to results/, ISSUE=file (-: standard input)
+	@$(call any_python,bench.records.submission receive)
 
 check-results: ## check the rows added to results/ since BASE (default: origin/main), as CI does
 	@$(call any_python,bench.records.submission check)

@@ -16,7 +16,7 @@ AUTO = 0  # BATCH_SIZE=auto, until parent.py has chosen one
 ALL = 0  # NUM_DEVICES=all, until parent.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
-MAKE_VARIABLES = ("PYTHON", "A", "B")  # of the Makefile, not settings of a run
+MAKE_VARIABLES = ("PYTHON", "A", "B", "ISSUE")  # of the Makefile, not settings of a run
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 
 

@@ -30,7 +30,7 @@ SETTINGS = [name for name in columns.WORK if name not in (*CHOSEN, *SIZE)]
 VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": "method", "commit": "commit"}
 TEXTS = [*CHOSEN, "kind", "machine", "shown", "per", "flags", "source", "note"]
 MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
-MEASURES += [*tables.RATE, "step_seconds_median", "step_seconds_p95", "first_step_seconds", "processes"]
+MEASURES += [*tables.RATE, "step_seconds_median", "step_seconds_p95", "first_step_seconds", "processes", "computers"]
 
 
 def write_page(lines, path):

@@ -142,6 +142,7 @@ function describe(line) {
     Result: result(line), Interval: interval(line),
     Measured: isPublished(line) ? "by others" : line.processes > 1 ? `in ${line.processes} processes` : "in one process",
     Work: workOf(line), Settings: settingsOf(line), Setup: line.all_setup, Machine: join(line.machine, say(line.kind)),
+    "Rows from": isPublished(line) ? "" : `${line.computers} computer${line.computers > 1 ? "s" : ""} of this name`,
     Versions: line.versions, Date: line.date,
     "Step, median": measured(line.step_seconds_median, "s"),
     "Step, 95th percentile": measured(line.step_seconds_p95, "s"),

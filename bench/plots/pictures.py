@@ -73,6 +73,19 @@ def llm(stored):
     return bars(panels, "tokens/s of one sequence, random weights")
 
 
+def llm_depth(stored):
+    """Draw tokens/s of decode over the mean tokens in the cache, for models with several depths of our own."""
+    apart = [name for name in ("model", "precision", "weight_bits") if name in columns.COLUMNS]
+    found = select.having(stored.believed, workload="llm", phase="decode", batch_size="1", scope="device")
+    sizes = found[["depth", "new_tokens"]].apply(pd.to_numeric, errors="coerce")
+    found = found.assign(tokens=sizes["depth"] + (sizes["new_tokens"] + 1) / 2).dropna(subset="tokens")
+    found = select.best(found, *apart, "tokens").sort_values("tokens")
+    own = found[~found["published"]].groupby("model")["tokens"].nunique()
+    curves = curves_of(found[found["model"].isin(own[own > 1].index)], "tokens", apart)
+    x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
+    return draw.lines(curves, {"value": "tokens/s"}, "Decode of one sequence, random weights", x_name, is_log2=True)
+
+
 def llm_training(stored):
     found = select.having(stored.believed, workload="llm", phase="training", scope="device")
     found = select.best(found, "model", "sequence_length", "lora_rank")
@@ -114,7 +127,7 @@ def tflops(stored):
     """Draw TFLOP/s over the size of matmuls, the cube root of M N K; the legend has the best size of each line."""
 
     def name(top):
-        best = " (published)" if top["published"] else f": best at M = {top['side']:.0f}"
+        best = "" if top["published"] else f": best at M = {top['side']:.0f}"
         return f"{name_device(top)}, {top['precision']}{best}"
 
     found = stored.believed[stored.believed["model"].str.match(r"^matmul(?:-\d+)?$") & stored.believed["value"].notna()]
@@ -200,7 +213,8 @@ def best(stored):
     return draw.bars(panels, "items/s, with the interval of the processes", keys) if panels else None
 
 
-PICTURES = (images, mlp, transformers, llm, llm_training, diffusion, tflops, peaks, scopes, best, scaling, sustained)
+PICTURES = (images, mlp, transformers, llm, llm_depth, llm_training, diffusion)
+PICTURES += (tflops, peaks, scopes, best, scaling, sustained)
 
 
 def bars(panels, unit):
@@ -241,10 +255,10 @@ def settings_in_words(rows):
     return [said[0][name] for name in common if said[0].get(name)], particular
 
 
-def name_device(row):
-    """Name the device and the framework."""
+def name_device(row, more=()):
+    """Name the device and the framework, and what the columns in `more` say."""
     on_cpu = "" if row["kind"] == "gpu" or row["published"] else " (CPU)"
-    return f"{row['shown']}{on_cpu}, {row['framework']}"
+    return ", ".join([f"{row['shown']}{on_cpu}", row["framework"], *columns.words_of(row, more).values()])
 
 
 def curves_of(found, x, apart, name=None):
@@ -260,6 +274,6 @@ def curves_of(found, x, apart, name=None):
     parts = dict(list(found.groupby(by)))
     curves = []
     for top in keep(tops, MAX_CURVES).to_dict("records"):
-        words = name(top) if name else name_device(top) + (" (published)" if top["published"] else "")
+        words = (name(top) if name else name_device(top, apart)) + (" (published)" if top["published"] else "")
         curves.append(Curve(words, parts[tuple(top[column] for column in by)], top["published"]))
     return curves

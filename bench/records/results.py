@@ -7,6 +7,7 @@ rows, and a kill or a full disk leaves whole rows.
 import csv
 import io
 import os
+from collections import Counter
 from pathlib import Path
 
 from bench.records.columns import COLUMNS, SCHEMA
@@ -36,19 +37,23 @@ def append(path, *rows):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):  # its Timeout is an OSError
-            stored = read(path)  # gains the columns that are new
-            text = io.StringIO(newline="")
-            table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-            table.writeheader()
-            table.writerows({name: _to_text(value) for name, value in row.items()} for row in [*stored, *rows])
-            replace_file(path, text.getvalue().encode())
-            if not (stored or rows):
-                path.unlink()
+            write(path, [*read(path), *rows])  # stored rows gain the columns that are new
     except OSError as error:
         reason = error.strerror or error
         raise ResultsError(
             f"{path} cannot be written to ({reason}): free space, change the permissions, or set RESULTS_DIR"
         ) from None
+
+
+def write(path, rows):
+    """Replace a file's rows, in the form of append(); without rows only try it. OSError leaves the file as it was."""
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows({name: _to_text(value) for name, value in row.items()} for row in rows)
+    replace_file(path, text.getvalue().encode())
+    if not rows:
+        path.unlink()
 
 
 def replace_file(path, content):
@@ -81,8 +86,9 @@ def parse(text, path):
     header, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     if not lines:
         return []
-    if unknown := set(header) - set(COLUMNS) or {"schema", "machine"} - set(header):
-        raise ResultsError(f"{path} is not a results file of this version ({unknown}): move it away")
+    # The difference has unknown columns, and those that are there twice.
+    if wrong := set(Counter(header) - Counter(list(COLUMNS))) or {"schema", "machine"} - set(header):
+        raise ResultsError(f"{path} is not a results file of this version (columns {sorted(wrong)[:3]}): move it away")
     rows = []
     for number, cells in enumerate(lines, 2):
         if len(cells) != len(header):

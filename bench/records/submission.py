@@ -1,27 +1,33 @@
 """Check the rows that a machine adds to results/, before they are sent and when they arrive.
 
-    make submit           checks this machine's rows and prints how to send them; it sends nothing
-    make check-results    checks what was added since BASE (default: the merge base with main or origin/main)
+    make submit                checks this machine's rows and prints how to send them; it sends nothing
+    make receive ISSUE=file    adds the rows in the text of an issue, or in a CSV file, to results/; -: standard input
+    make check-results         checks what was added since BASE (default: the merge base with main or origin/main)
 
 The files in the folder count, committed or not. Exit status: 0 no problems, 1 problems, one line each. Standard library
 only.
 """
 
+import csv
 import getpass
 import os
 import platform
 import re
+import shutil
 import sys
+import webbrowser
 from contextlib import suppress
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
+from urllib.parse import quote
 
 from bench import cli
 from bench.host import environment
 from bench.records import peaks, results
-from bench.records.columns import COLUMNS
-from bench.settings import ROOT, SettingError, read_settings
+from bench.records.columns import COLUMNS, WORK, describe_work, format_number
+from bench.settings import ROOT, TRAINING, WORKLOADS, SettingError, read_settings
 
 NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?"
 HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\|~/"
@@ -31,6 +37,14 @@ FREE_TEXT = ("note", "allocator")  # may quote the system
 ROUNDING = 2e-5  # cells have six digits, and a product has three of them
 AGAIN = "remove the row, and measure it again"
 EDITED = "the row was published, and is changed or missing: restore it, and add rows only at the end"
+KEY = itemgetter("run_id", *WORK, "elapsed_seconds")  # by which a row is known
+# A remote on github.com, as git@github.com:OWNER/NAME.git, https://github.com/OWNER/NAME or git writes it otherwise.
+REMOTE = r"(?:[\w+]+://)?(?:[^@/\s]+@)?(?:(?:ssh|www)\.)?github\.com(?::\d+)?[:/]/?([\w.-]+/[\w.-]{1,100}?)(?:\.git)?/?"
+REMOTES = re.compile(rf"^(upstream|origin)\t{REMOTE} \(fetch\)", re.ASCII | re.IGNORECASE | re.MULTILINE)
+MOST_LINK = 2000  # characters; GitHub refuses more than 8,192, and empties the fields of some shorter links
+MOST_TEXT = 60_000  # characters; an issue has at most 65,536, with the form's other fields
+MOST_BYTES = 1_000_000  # that are received
+TEXT_BROWSERS = ("elinks", "links", "lynx", "w3m", "www-browser")  # as the module webbrowser knows them
 
 
 def find_faults(row, machine, names=()):
@@ -53,6 +67,8 @@ def find_faults(row, machine, names=()):
             yield name, f"must be above 0: {AGAIN}"
         if not text and name in NEEDED and row["status"] == "ok":
             yield name, f"must not be blank: {AGAIN}"
+        if not text.isprintable() or text.startswith(tuple("=+-@")):
+            yield name, "has a control character, or begins as a formula does (=, +, -, @): remove that character"
         if re.search(HOME, text):
             yield name, "has the path of a home folder: remove it from the cell"
         if name in FREE_TEXT and any(re.search(rf"\b{re.escape(own)}\b", text, re.I) for own in names):
@@ -116,23 +132,28 @@ class Repository:
 
 def check_file(repository, path, names=()):
     """Check the rows that a machine's file adds to the base; returns (those rows, problems as lines)."""
-    found, problems = {}, []
     try:
         rows = results.read(repository.root / path)
         before = results.parse(repository.git("show", f"{repository.base}:{path}") or "", path)
     except results.ResultsError as error:
         return [], [str(error)]
-    commits = {commit: repository.find_fault(commit) for commit in {row["commit"] for row in rows}}
-    for line, (row, old) in enumerate(zip_longest(rows, before), 2):
-        if old is None and (fault := next(find_faults(row, PurePosixPath(path).stem, names), commits[row["commit"]])):
+    pairs = list(zip_longest(rows, before))
+    return rows[len(before) :], list(check_rows(repository, path, pairs, PurePosixPath(path).stem, names))
+
+
+def check_rows(repository, path, pairs, machine, names=()):
+    """Yield the problems of rows, given as pairs (row, the published row of its place or None), as lines."""
+    found = {}
+    commits = {commit: repository.find_fault(commit) for commit in {row["commit"] for row, _ in pairs if row}}
+    for line, (row, old) in enumerate(pairs, 2):
+        if old is None and (fault := next(find_faults(row, machine, names), commits[row["commit"]])):
             column, words = fault
             found.setdefault(f"{column}={row[column][:80]!r} {words}", []).append(line)
         elif old not in (None, row):
             found.setdefault(EDITED, []).append(line)
     for words, lines in found.items():
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        problems.append(f"{path}, line {lines[0]}: {words}{more}")
-    return rows[len(before) :], problems
+        yield f"{path}, line {lines[0]}: {words}{more}"
 
 
 def check_results(repository):
@@ -161,21 +182,96 @@ def submit(settings, repository):
     added, problems = check_file(repository, path, own_names())
     if problems or not added:
         return problems or [f"{path} adds no row to the main branch: measure something first"]
-    print(f"Rows of {machine}\n")
-    for name in SHOWN:
-        print(f"{name}: {', '.join(dict.fromkeys(row[name] for row in added if row[name]))}")
+    about = "\n".join(f"{name}: {', '.join(dict.fromkeys(row[name] for row in added if row[name]))}" for name in SHOWN)
+    print(f"Rows of {machine}\n\n{about}")
     branch = f"rows-{machine}"
     print(f"\n{path}: {len(added)} new rows, no problems. Nothing has been sent. To send them:")
     print(f"1. git switch {branch} || git switch -c {branch}; git add {path} && git commit -m 'Rows of {machine}'")
     print("2. push that branch to your fork and open a pull request with the text above")
-    print(f"3. or, without git: open the issue form 'Add my machine' on GitHub and attach {path}")
+    projects = dict(REMOTES.findall(repository.git("remote", "-v") or ""))
+    if project := projects.get("upstream") or projects.get("origin"):
+        offer_issue(project, file, about, added)
+    else:
+        print(f"3. or, without git: open the issue form 'Add my machine' on GitHub and attach {path}")
     return []
 
 
+def offer_issue(project, file, about, rows):
+    """Write the text of an issue, `about` and the new rows of a machine's file, next to it; print how to send it."""
+    title, path, text = f"Rows of {file.stem}", cli.display_path(file), file.with_suffix(".txt")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    block = "\n".join(["```", lines[0], *lines[-len(rows) :], f"{len(rows)} rows", "```"])
+    start = "\n".join([title, "", about, "", *list_headlines(rows), "", ""])
+    fits = len(start + block) <= MOST_TEXT
+    text.write_text(start + (block if fits else f"attach {path}") + "\n", encoding="utf-8")
+    form = f"https://github.com/{project}/issues/new?template=add-my-machine.yml&title={quote(title)}&machine="
+    while len(link := form + quote(about)) > MOST_LINK:
+        about = about[:-1]
+    print(f"3. or, without git: open this form, and paste {cli.display_path(text)} into its second field\n   {link}")
+    if fits and shutil.which("gh"):
+        print(f"4. or: gh issue create --repo {project} --title '{title}' --body-file '{cli.display_path(text)}'")
+    with suppress(webbrowser.Error, EOFError):  # without a browser, and after Ctrl-D
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        is_asked = is_terminal and Path(webbrowser.get().name).name not in TEXT_BROWSERS
+        if is_asked and not input("Press Enter to open the form in a browser, or type anything else not to: "):
+            webbrowser.open(link)
+
+
+def list_headlines(rows):
+    """List the rates of models, without those of parts of training, with their intervals in words."""
+    for row in rows:
+        is_model = row["status"] == "ok" and row["workload"] in WORKLOADS and row["scope"] == "device"
+        if is_model and row["phase"] not in TRAINING[1:] and row["throughput_low"]:
+            rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
+            yield f"- {describe_work(row)}, {row['framework']}: {rate} {row['unit']}, {low} to {high}"
+
+
+def receive(settings, repository, issue):
+    """Add the new rows of an issue, a path or "-", to the file of their machine, all or none; returns the problems."""
+    name = f"ISSUE={issue!r}"
+    try:
+        with open(0 if issue == "-" else issue, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise SettingError(f"{name} has more than 1 MB: receive it in parts")
+        rows = results.parse(find_block(data.decode(), name), name)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SettingError(f"{name} cannot be read ({error}): name a file in UTF-8, or - for standard input") from None
+    machine = rows[0]["machine"] if rows else ""
+    if not re.fullmatch("(?!published$)[a-z0-9-]{1,100}", machine):
+        raise SettingError(f"{name}: machine={machine[:80]!r} must be a name of a-z, 0-9 and hyphens: ask for another")
+    path = settings.results_dir / f"{machine}.csv"
+    stored = results.read(path)
+    known = {KEY(row): row for row in stored}
+    pairs = [(row, None if (there := known.setdefault(KEY(row), row)) is row else there) for row in rows]
+    problems = list(check_rows(repository, f"the rows of {name}", pairs, machine))
+    if not problems:
+        new = [row for row, there in pairs if there is None]
+        results.write(path, [*stored, *new])
+        print(f"{cli.display_path(path)}: {len(new)} rows added, {len(rows) - len(new)} were there already")
+        if any((ROOT / venv / "installed").exists() for venv in (".venv", ".venv-plot")):
+            print("run `make plot` to redraw the plots and the results page")
+    return problems
+
+
+def find_block(text, name):
+    """Return the CSV of the only block in an issue's text, if its last line counts the rows; a plain CSV as it is."""
+    lines = [line.rstrip(" \r") for line in text.split("\n")]  # GitHub adds them
+    fences = [number for number, line in enumerate(lines) if line.startswith("```")]
+    if not fences:
+        return "\n".join(lines)
+    block = lines[fences[0] + 1 : fences[-1]]
+    if len(fences) != 2 or block[-1:] != [f"{len(block) - 2} rows"]:
+        raise SettingError(f"{name} must have one whole block of rows that ends with their number: ask for it again")
+    return "\n".join([*block[:-1], ""])
+
+
 def main():
-    """Run `check` or `submit`, as the command line says; returns the exit status."""
+    """Run `check`, `submit` or `receive`, as the command line says; returns the exit status."""
     if sys.argv[1:] == ["submit"]:
         problems = submit(read_settings("submit"), Repository())
+    elif sys.argv[1:] == ["receive"]:
+        problems = receive(read_settings("receive"), Repository(), os.environ.get("ISSUE", ""))
     else:
         count, problems = check_results(Repository(ROOT, os.environ.get("BASE")))
         print(f"{count} new rows, {len(problems) or 'no'} problems")

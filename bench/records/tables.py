@@ -9,6 +9,7 @@ from bench.records.verdict import OPERATORS
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
 WORK = (*columns.WORK, "kind")
 RATE = ["value", "low", "high"]
+COMPUTER = ["cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores"]  # a machine's rows may be from several
 NUMBERS = {name: each.kind == "number" for name, each in columns.COLUMNS.items() if each.kind != "text"}  # may it be 0?
 
 
@@ -41,9 +42,9 @@ def latest(rows):
     """Select the latest result of each machine, work and setup, and all published figures, whatever their status.
 
     The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
-    and its interval, `low` and `high`; `processes`, how many; `published`: whether others measured it; `shown`, the
-    name of the device; `setup`: in words, if a machine has several for the same work; `of_peak` and `of_bandwidth`,
-    TFLOP/s and GB/s over the best ones that this program measured on the same chip.
+    and its interval, `low` and `high`; `processes`, how many; `computers`, how many its machine's own rows are
+    from; `published`: whether others measured it; `shown`, the name of the device; `setup`: in words, if a machine has
+    several for the same work; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
     """
     counts = ((rows["status"] == "ok") | (rows["source"] != "")) & (rows["scope"] != "sustained")
     done = rows[counts].sort_values("timestamp", kind="stable")
@@ -55,6 +56,7 @@ def latest(rows):
     several = lines.duplicated(work, keep=False) & ~published
     of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
+    computers = done[done["source"] == ""].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()
     value = lines["tflops"].where(is_operator, lines["throughput"])
     scale = (value / lines["throughput"]).where(is_operator | value.isna(), 1.0)
     lines = lines.assign(
@@ -63,6 +65,7 @@ def latest(rows):
         high=lines["throughput_high"] * scale,
         per=lines["unit"].mask(is_operator, "TFLOP/s").mask(is_operator & (lines["precision"] == "int8"), "TOP/s"),
         processes=lines["process_rates"].str.split().str.len().clip(lower=1),
+        computers=lines["machine"].map(computers),
         published=published,
         shown=lines["device_name"].where(published | (of_machines == 1), lines["machine"]),
         setup=[columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups],

@@ -19,6 +19,7 @@ MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size
 LLM = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": ""}
 DECODE, TUNED = LLM | {"phase": "decode", "depth": "0"}, LLM | {"sequence_length": "128"}
 LARGE = [DECODE | CITED | {"precision": "4-bit"}, DECODE | {"batch_size": "4"}]
+DEEP = DECODE | rate(5) | {"new_tokens": "127"}
 NOISE = {"workload": "diffusion", "model": "sd-1.5", "image_size": "512"}
 PEAK = MATMUL | {"model": "matmul-peak", "tflops": "700"}
 COPY = {"workload": "bandwidth", "model": "copy", "phase": "", "tflops": ""}
@@ -48,6 +49,12 @@ def values_in(figure):
             [rate(5) | DECODE, rate(8) | DECODE | {"depth": "512"}, *(rate(99) | each for each in LARGE)],
             [5, 8],
         ),
+        # A model needs two depths of our own; then figures of others are next to them.
+        (
+            pictures.llm_depth,
+            [DEEP, DEEP | rate(8) | {"depth": "512"}, DEEP | rate(6) | CITED, DEEP | {"model": "llama-3.2-1b"}, *LARGE],
+            [5, 6, 8],
+        ),
         (pictures.llm_training, [rate(9) | TUNED, rate(7) | TUNED | {"lora_rank": "8"}, rate(3) | DECODE], [7, 9]),
         (
             pictures.diffusion,
@@ -63,6 +70,15 @@ def values_in(figure):
 def test_the_rows_of_a_picture(folder, load, picture, rows, values):
     write(folder, rows)
     assert values_in(picture(load())) == values
+
+
+def test_decode_is_drawn_over_the_mean_tokens_in_the_cache_a_line_for_each_precision(folder, load):
+    write(folder, [DEEP | rate(4)])
+    assert pictures.llm_depth(load()) is None
+    write(folder, [DEEP | {"depth": "512", "new_tokens": "1"}, DEEP | rate(9) | {"precision": "bfloat16"}])
+    (axes,) = pictures.llm_depth(load()).axes
+    lines = [each.lines[0].get_xydata().tolist() for each in axes.containers]
+    assert lines == [[[64, 9]], [[64, 4], [513, 5]]]
 
 
 def test_epochs_over_depth_with_seconds_as_published(folder, load):

@@ -1,14 +1,18 @@
 """Added rows pass; each wrong cell, edited row or foreign file is refused in one line, at the right place."""
 
 import csv
+import io
 import os
 import subprocess
+from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from bench.records import submission
+from bench.plots import html
+from bench.records import results, submission, tables
 from bench.records.columns import COLUMNS
-from bench.settings import read_settings
+from bench.settings import SettingError, read_settings
 from tests.rows import GPU, LLM, MATMUL, ROW, as_text
 
 CHIP = ROW["machine"]
@@ -64,6 +68,8 @@ BAD = [
     ([PIPELINE], {"throughput": 100}),
     ([DECODE], {"bandwidth": 20}),
     ([H200], {"throughput": 100, "tflops": 320, "flops_per_item": 3.2e12}),  # more than 67 x 1.3 x 2.25
+    ([], {"note": "a\nb"}),
+    ([], {"note": "right\u202eleft"}),
 ]
 
 
@@ -72,6 +78,13 @@ def test_a_wrong_cell_is_refused(cells, change):
     fault = fault_of(text(*cells, change), names=["alice", "example"])
     assert fault is not None
     assert fault[0] == next(iter(change))
+
+
+@pytest.mark.parametrize("sign", "=+-@")
+def test_a_formula_is_refused_in_every_text_cell(sign):
+    names = [name for name, column in COLUMNS.items() if column.kind == "text"]
+    faults = [fault_of(text({name: f"{sign}cmd"})) for name in names]
+    assert [fault and fault[0] for fault in faults] == names
 
 
 @pytest.fixture
@@ -140,11 +153,175 @@ def test_changes_that_are_not_added_rows_are_refused_in_one_line(repository, cha
     assert "\n" not in line
 
 
-def test_submit_prints_how_to_send_this_machines_rows(repository, monkeypatch, capsys):
+@pytest.fixture
+def submit(repository, monkeypatch):
+    """Write a machine's file with these changes of rows, and submit it; returns the problems."""
     for name, value in {"RESULTS_DIR": str(repository.folder), "MACHINE": CHIP, "LOGNAME": "alice"}.items():
         monkeypatch.setenv(name, value)
-    for cells, passes in (({"seed": 1}, True), ({"allocator": "LD_PRELOAD=alice.so"}, False)):
-        write(repository, {}, cells)
-        problems = submission.submit(read_settings("submit"), submission.Repository(repository.folder.parent))
-        assert (problems == []) == passes
-        assert (f"results/{CHIP}.csv" in capsys.readouterr().out) == passes
+
+    def write_and_submit(*changes):
+        write(repository, *changes)
+        return submission.submit(read_settings("submit"), submission.Repository(repository.folder.parent))
+
+    return write_and_submit
+
+
+def test_submit_prints_how_to_send_this_machines_rows(submit, repository, capsys):
+    assert submit({}, {"seed": 1}) == []
+    assert f"results/{CHIP}.csv" in capsys.readouterr().out
+    assert not (repository.folder / f"{CHIP}.txt").exists()  # there is no remote
+    assert submit({}, {"allocator": "LD_PRELOAD=alice.so"}) != []
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *["https://github.com/o/n", "https://me:token@GitHub.com/o/n.git/", "git@github.com:o/n.git", "github.com:o/n"],
+        *["ssh://git@github.com/o/n", "ssh://git@ssh.github.com:443/o/n.git", "git://www.github.com/o/n"],
+    ],
+)
+def test_a_remote_on_github_is_found_however_it_is_written(address):
+    assert submission.REMOTES.findall(f"other\tx (fetch)\norigin\t{address} (fetch)\n") == [("origin", "o/n")]
+
+
+@pytest.mark.parametrize("address", ["https://example.org/github.com/o/n", "git@notgithub.com:o/n", "/github.com/o/n"])
+def test_another_remote_is_not_on_github(address):
+    assert submission.REMOTES.findall(f"origin\t{address} (fetch)\n") == []
+
+
+def test_the_link_fills_in_title_and_machine_and_is_cut(submit, repository, capsys):
+    repository("remote", "add", "origin", "https://github.com/fork/name")
+    repository("remote", "add", "upstream", "https://github.com/owner/name")
+    for device in ('Gr\u00fc\u00dfe & #1 + 2 "x"/y?', "\u00fc" * 3000):
+        assert submit({}, {"device_name": device}) == []
+        link = next(line.strip() for line in capsys.readouterr().out.splitlines() if "https:" in line)
+        assert len(link) <= 2000
+        assert urlsplit(link).path == "/owner/name/issues/new"
+        fields = parse_qs(urlsplit(link).query)
+        assert fields["title"] == [f"Rows of {CHIP}"]
+        assert fields["machine"][0].startswith(f"device_name: {device}"[:300])
+
+
+@pytest.mark.parametrize(
+    ("answer", "browser", "opens"),
+    [("\n", "firefox", True), ("n\n", "firefox", False), ("", "firefox", False), ("\n", "/usr/bin/lynx", False)],
+)
+def test_only_enter_opens_the_link_and_only_in_a_graphical_browser(
+    submit, repository, monkeypatch, capsys, answer, browser, opens
+):
+    opened = []
+    monkeypatch.setattr(submission.webbrowser, "get", lambda: SimpleNamespace(name=browser))
+    monkeypatch.setattr(submission.webbrowser, "open", opened.append)
+    repository("remote", "add", "origin", "https://github.com/owner/name")
+    for is_terminal in (False, True):
+        for name, stream in {"stdin": io.StringIO(answer), "stdout": io.StringIO()}.items():
+            monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
+            monkeypatch.setattr(submission.sys, name, stream)
+        assert submit({}, {"seed": 1}) == []
+        assert len(opened) == (opens and is_terminal)
+
+
+NEW = [{"run_id": "first", "seed": 1}, {"run_id": "second", "driver": 'a "driver", ``` <b>'}]
+
+
+@pytest.fixture
+def issue(submit, repository, capsys):
+    """The text of an issue with two new rows; results/ has only the published one."""
+    repository("remote", "add", "origin", "git@github.com:owner/name.git")
+    assert submit({}, *NEW) == []
+    write(repository, {})
+    return (repository.folder / f"{CHIP}.txt").read_text()
+
+
+def receive(repository, text):
+    """Receive a text; returns the problems, also if they are an error."""
+    path = repository.folder.parent / "issue.txt"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    try:
+        return submission.receive(read_settings("receive"), submission.Repository(path.parent), str(path))
+    except SettingError as error:
+        return [str(error)]
+
+
+def test_rows_are_received_as_they_were_sent_and_once(issue, repository, capsys):
+    path = repository.folder / f"{CHIP}.csv"
+    write(repository, {}, *NEW)
+    results.write(path, results.read(path))  # with all columns
+    whole = path.read_bytes()
+    for text in (f"### Rows\r\n\r\n{issue}\r\n- [X] checked".replace("\n", "  \r\n"), whole.decode()):
+        write(repository, {})
+        for added, there in ((2, 0), (0, 2)):
+            capsys.readouterr()
+            assert receive(repository, text) == []
+            there += text == whole.decode()  # has the published row as well
+            assert f"{added} rows added, {there} were" in capsys.readouterr().out
+            assert path.read_bytes() == whole
+    assert check(repository) == (2, [])
+
+
+def test_a_text_that_is_too_long_for_an_issue_asks_for_the_file(issue, submit, repository):
+    assert submit({}, *({"run_id": i, "driver": "x" * 1000} for i in range(60))) == []
+    text = (repository.folder / f"{CHIP}.txt").read_text()
+    assert len(text) < 60_000
+    assert text.endswith(f"{CHIP}.csv\n")
+
+
+def cut(text, *lines):
+    return "".join(line for number, line in enumerate(text.splitlines(True)) if number - text.count("\n") not in lines)
+
+
+# What is done to a text, and what the line about it names.
+HOSTILE = {
+    "cut in a row": (lambda text: text[: text.rindex("Example")], "block"),
+    "cut between rows": (lambda text: cut(text, -1, -2, -3), "block"),
+    "without a row": (lambda text: cut(text, -3), "block"),
+    "without a block": (lambda text: text.partition("```")[0], "not a results file"),
+    "without rows": (lambda text: cut(text, -3, -4).replace("2 rows", "0 rows"), "machine=''"),
+    "two blocks": (lambda text: text + text, "block"),
+    "another folder": (lambda text: text.replace(f",{CHIP},", ",../results,"), "machine='../results'"),
+    "an absolute name": (lambda text: text.replace(f",{CHIP},", ",/results,"), "machine='/results'"),
+    "a name with NUL": (lambda text: text.replace(f",{CHIP},", ",a\0b,"), r"machine='a\x00b'"),
+    "a name with a newline": (lambda text: text.replace(f",{CHIP},", ',"a\nb",'), "block"),
+    "the name of the published figures": (lambda text: text.replace(f",{CHIP},", ",published,"), "machine='published'"),
+    "two machines": (lambda text: text[::-1].replace(f",{CHIP},"[::-1], ",x,", 1)[::-1], "machine='x'"),
+    "100,000 rows": (lambda text: text.replace(row := text.splitlines(True)[-3], row * 100_000), "1 MB"),
+    "a doubled column": (lambda text: text.replace(",seed,", ",run_id,"), "run_id"),
+    "a renamed column": (lambda text: text.replace(",seed,", ",sead,"), "sead"),
+    "a foreign commit": (
+        lambda text: text.replace(text.partition("commit: ")[2][:12], "f" * 12),
+        "commit='ffffffffffff'",
+    ),
+    "a changed published row": (lambda text: text.replace(",first,", f",{ROW['run_id']},"), "published"),
+    "a row twice, changed": (lambda text: text.replace(",first,", ",second,"), "published"),
+    "a formula": (lambda text: text.replace("Example CPU", "=cmd"), "device_name='=cmd'"),
+    "a cell that is too large": (lambda text: text.replace(",Example CPU,", f",{'x' * 200_000},", 1), "limit"),
+    "not UTF-8": (lambda text: text.replace("Example", "\udcff"), "UTF-8"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_text_is_one_line_and_nothing_is_written(issue, repository, change, words):
+    folder = repository.folder.parent
+
+    def list_files():
+        files = [path for path in folder.rglob("*") if path.is_file() and path.name != "issue.txt"]
+        return {path: path.read_bytes() for path in files if ".git" not in path.parts}
+
+    before = list_files()
+    (line,) = receive(repository, change(issue))
+    assert words in line
+    assert "\n" not in line
+    assert list_files() == before
+
+
+def test_html_in_every_text_cell_is_received_and_is_text_on_the_page(issue, repository):
+    fixed = {"schema", "run_id", "timestamp", "status", "source", "machine", "commit", "world_size", "device"}
+    cells = {name: "<script>alert(1)</script>" for name, each in COLUMNS.items() if each.kind == "text"}
+    write(repository, {}, *({"run_id": i} | {n: t for n, t in cells.items() if n not in fixed} for i in range(2)))
+    text = (repository.folder / f"{CHIP}.csv").read_text()
+    write(repository, {})
+    assert receive(repository, text) == []
+    lines = tables.latest(tables.read_rows([repository.folder / f"{CHIP}.csv"], pytest.fail))
+    assert (lines["model"] == "<script>alert(1)</script>").any()
+    assert "<script>alert" not in html.write_page(lines, repository.folder / "index.html").read_text()
