@@ -9,6 +9,7 @@ processes. After an interruption, run the same command again: work that has its 
 versions is skipped.
 """
 
+import math
 import os
 import sys
 from contextlib import suppress
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 import tflops_sweep
 from bench import cli, doctor
-from bench.host import environment
+from bench.host import environment, resources
 from bench.host.ranks import refuse_ranks
 from bench.launch import Interrupted, Launcher, find_device
 from bench.plots import card
@@ -34,11 +35,18 @@ BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
 UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
 
 
-def plan_work(device, formats, is_quick):
-    """Return the work of the set in these formats of numbers: (script, change of the environment, its settings)."""
+def plan_work(device, formats, is_quick, shared_gb=math.inf):
+    """Return the work of the set in these formats of numbers: (script, change of the environment, its settings).
+
+    Args:
+        shared_gb: memory in units of 2**30 bytes, if the device shares the system's.
+    """
     found = []
     for work in (work for work in STANDARD_SET if device in work.devices and (work.is_quick or not is_quick)):
         for numbers in (numbers for numbers in formats if numbers in work.numbers):
+            if shared_gb < work.shared_gb:
+                say(f"{work.title}, batch {work.batch_size}, is skipped: it needs {work.shared_gb} GB of shared memory")
+                continue
             change = work.change(numbers) | {"MAKEFLAGS": ""}
             if is_quick:
                 change |= standard_set.QUICK | ({"SCOPE": "device"} if work.script == "image" else {})
@@ -134,7 +142,8 @@ def measure_set(settings, host, found, path):
         asked = sizes | {"PRECISION": ",".join(["float32", *formats]), "MAKEFLAGS": ""}
         peaks = find_peaks(measure(sweep, asked, 1, tflops_sweep.describe))
     formats = ["float32"] if settings.quick else list_fast(peaks, formats)
-    planned = plan_work(found.device, formats, settings.quick)
+    shared_gb = host.memory_gb if resources.shares_memory(found.device) else math.inf
+    planned = plan_work(found.device, formats, settings.quick, shared_gb)
     missing = [(script, change) for script, change, asked in planned if not is_done(stored, script, asked, runs)]
     if len(missing) < len(planned):
         say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")

@@ -70,11 +70,18 @@ def test_images_lie_in_the_memory_format_asked_for():
 
 def test_silent_fallback_to_the_cpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *version: True)
     assert on_torch.choose_device(None) == "mps"
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     with pytest.raises(SettingError, match="USE_GPU=0"):
         on_torch.choose_device(None)
     assert on_torch.choose_device(False) == "cpu"
+
+
+def test_the_gpu_of_a_mac_needs_macos_15(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *version: version <= (14, 9))
+    assert on_torch.choose_device(True) == "cpu"
 
 
 def test_older_and_newer_switches_of_float32_agree():
