@@ -7,7 +7,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results noise \
-        receive doctor test selfcheck resolve-mac clean packages common-packages
+        receive doctor test selfcheck resolve-mac check-mac clean packages common-packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
@@ -102,12 +102,23 @@ endif
 selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten minutes)
 	@$(RUN) -m tests.selfcheck
 
+# macOS 14 on Apple silicon.
+UV_MAC := MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip
+FOR_MAC := --quiet --only-binary :all: --python-platform aarch64-apple-darwin --python-version
+
 resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## check that requirements-mac.txt resolves for Apple silicon
 
 resolve-mac-%: .venv/tested
-	@MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip compile --quiet --only-binary :all: \
-	    --python-platform aarch64-apple-darwin --python-version $* requirements-mac.txt >/dev/null
+	@$(UV_MAC) compile $(FOR_MAC) $* requirements-mac.txt >/dev/null
 	@echo "Python $* on Apple silicon: resolved"
+
+# Their functions differ between macOS and Linux.
+CHECKED_FOR_MAC := torch|mlx|mlx-metal|mlx-lm|tensorflow|psutil|zeus-apple-silicon
+check-mac: .venv/tested ## check that our code fits the packages for Apple silicon (minutes, 2 GB)
+	@set -e; pins=$$($(UV_MAC) compile $(FOR_MAC) 3.12 requirements-mac.txt | grep -E '^($(CHECKED_FOR_MAC))=='); \
+	    echo $$pins; $(UV_MAC) install $(FOR_MAC) 3.12 --no-deps --target .venv-mac-wheels $$pins
+	@PYTHONPATH=.venv-mac-wheels .venv/bin/python -m basedpyright --pythonpath .venv/bin/python --pythonversion 3.12 \
+	    --pythonplatform Darwin
 
 clean: ## remove the virtual environments and uv (.venv*, .uv)
 	rm -rf .venv .venv-* .uv

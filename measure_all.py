@@ -9,13 +9,14 @@ processes. After an interruption, run the same command again: work that has its 
 versions is skipped.
 """
 
+import math
 import sys
 from contextlib import suppress
 
 from tqdm import tqdm
 
 from bench import cli, doctor, workloads
-from bench.host import environment
+from bench.host import environment, resources
 from bench.host.ranks import refuse_ranks
 from bench.parent import count_processes, find_device, measure_runs, results_path
 from bench.plots import card
@@ -32,8 +33,13 @@ BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
 UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
 
 
-def plan_work(run: Run, device, formats):
-    """Return the runs of the set on this device, in these formats of numbers; run: of `make all`."""
+def plan_work(run: Run, device, formats, shared_gb=math.inf):
+    """Return the runs of the set on this device, in these formats of numbers.
+
+    Args:
+        run: of `make all`.
+        shared_gb: memory in units of 2**30 bytes, if the device shares the system's.
+    """
     is_quick = run.settings.quick
     usual = {"RUNS": str(run.settings.runs or (1 if is_quick else standard_set.RUNS))}
     runs = []
@@ -41,6 +47,9 @@ def plan_work(run: Run, device, formats):
         if device not in work.devices or (is_quick and not work.is_quick):
             continue
         for numbers in (numbers for numbers in formats if numbers in work.numbers):
+            if shared_gb < work.shared_gb:
+                say(f"{work.title}, batch {work.batch_size}, is skipped: it needs {work.shared_gb} GB of shared memory")
+                continue
             change = usual | work.change(numbers)
             if is_quick:
                 change |= standard_set.QUICK
@@ -141,7 +150,8 @@ def measure_set(run: Run, host, found, path):
         sweep = run.with_settings("tflops", **sizes, PRECISION=",".join(["float32", *formats]), RUNS="1")
         peaks = find_peaks(measure_and_store(sweep, host, path, report.describe_sweep))
     formats = ["float32"] if settings.quick else list_fast(peaks, formats)
-    planned = plan_work(run, found.device, formats)
+    shared_gb = host.memory_gb if resources.shares_memory(found.device) else math.inf
+    planned = plan_work(run, found.device, formats, shared_gb)
     missing = [run for run in planned if not is_done(stored, run, found.device)]
     if len(missing) < len(planned):
         say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")

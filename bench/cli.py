@@ -9,6 +9,7 @@ kills itself and its workers (end_with_parent). torchrun passes standard input o
 of them too.
 """
 
+import functools
 import logging
 import os
 import signal
@@ -79,6 +80,14 @@ def interrupts_held():
         raise KeyboardInterrupt
 
 
+@functools.cache
+def keep_awake():
+    """Keep a Mac from falling asleep as long as this process lives; does nothing elsewhere."""
+    command = ["caffeinate", "-i", "-w", str(os.getpid())]
+    with suppress(OSError):  # without the program the Mac may sleep
+        return subprocess.Popen(command, start_new_session=True) if sys.platform == "darwin" else None
+
+
 def run_process(command, environ, limit=None, quiet=False):
     """Run a command to its end.
 
@@ -93,6 +102,7 @@ def run_process(command, environ, limit=None, quiet=False):
     Returns:
         Its exit status, 130 after Ctrl-C; negative: the signal that ended it, SIGALRM for the time limit.
     """
+    keep_awake()
     with interrupts_held():
         out = subprocess.DEVNULL if quiet else None
         child = subprocess.Popen(

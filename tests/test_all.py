@@ -86,6 +86,18 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 
+def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
+    sizes = [
+        {
+            run.settings.batch_size
+            for run in measure_all.plan_work(read_fixed_run("all"), "mps", ["bfloat16"], gigabytes)
+        }
+        for gigabytes in (16, 32)
+    ]
+    assert sizes[1] - sizes[0] == {256}
+    assert capsys.readouterr().out.count("batch 256") == 1
+
+
 def test_an_interruption_doubles_and_loses_nothing(make_all):
     make_all.children.ends_after = 6
     with pytest.raises(KeyboardInterrupt):

@@ -152,9 +152,10 @@ def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
     assert child(MODEL="is_interrupted") == (130, [])  # before the first window
 
 
-def test_a_framework_that_cannot_be_loaded_is_named_with_the_reason(monkeypatch):
-    monkeypatch.setattr(frameworks.importlib, "import_module", Mock(side_effect=OSError("libcudart.so.13: no file")))
-    with pytest.raises(SettingError, match=r"jax.*libcudart"):
+@pytest.mark.parametrize("kind", [OSError, type("NotFoundError", (Exception,), {})])  # the latter is TensorFlow's
+def test_a_framework_that_cannot_be_loaded_is_named_with_the_reason(monkeypatch, kind):
+    monkeypatch.setattr(frameworks.importlib, "import_module", Mock(side_effect=kind("libcudart.so.13:\nno file")))
+    with pytest.raises(SettingError, match=r"jax.*libcudart.so.13: no file"):
         frameworks.load("jax")
 
 

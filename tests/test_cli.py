@@ -33,6 +33,22 @@ def test_an_interrupt_waits_until_what_starts_processes_is_whole(number):
     assert made == ["whole"]
 
 
+def test_a_mac_is_kept_awake_by_the_first_process_that_is_started(monkeypatch):
+    started, start = [], subprocess.Popen
+
+    def note(command, **how):
+        started.append(command)
+        if command[0] == "caffeinate":
+            raise FileNotFoundError  # a system without it
+        return start(command, **how)
+
+    monkeypatch.setattr(cli.subprocess, "Popen", note)
+    monkeypatch.setattr(cli.sys, "platform", "darwin")
+    cli.keep_awake.cache_clear()
+    assert [cli.run_process(["true"], os.environ) for _ in range(2)] == [0, 0]
+    assert started == [["caffeinate", "-i", "-w", str(os.getpid())], ["true"], ["true"]]
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
 def test_a_full_disk_is_one_line():
     program = "import sys; from bench import cli; sys.exit(cli.run_script(lambda: print('x')))"

@@ -43,8 +43,9 @@ def load(name):
         return importlib.import_module(f"{__name__}.on_{name}")
     except ModuleNotFoundError:
         raise
-    except (ImportError, OSError) as error:  # OSError: torch, if a shared library is missing
-        raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {' '.join(str(error).split())}") from None
+    except Exception as error:  # such as TensorFlow's own NotFoundError for a Metal plug-in of another version
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {reason}") from None
 
 
 def refuse_old(package, oldest):
@@ -67,9 +68,11 @@ OUT_OF_MEMORY = (
     *("out of memory", "outofmemoryerror", "can't allocate memory", "alloc_failed", "killed by signal: killed"),
     *("resourceexhaustederror", "failed to allocate memory", "dst tensor is not initialized", "resource_exhausted"),
     *("invalid buffer size", "insufficient memory", "greater than the maximum allowed buffer size"),
+    *("unable to allocate", "resource limit ("),  # MLX
 )
 UNSUPPORTED = (
     *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
+    "not supported on mps",  # float64, and more than 2**32 numbers
     *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
     *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
     *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),

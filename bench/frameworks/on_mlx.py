@@ -32,7 +32,8 @@ def find_device(settings):
     kind = choose_device(settings.use_gpu)
     name = None if kind == "cpu" else mx.device_info()["device_name"]
     # On a CPU the operators of a stream run one after the other in one thread; the BLAS of a Mac may use more.
-    return Device(kind, name, mx.__version__, num_threads=1)
+    version = mx.__version__  # pyright: ignore[reportAttributeAccessIssue]  # not in MLX's stubs
+    return Device(kind, name, version, num_threads=1)
 
 
 def choose_device(use_gpu):

@@ -83,7 +83,9 @@ def build_mlp(workload):
     layers = []
     for inputs, outputs in pairwise(workload.sizes):
         layer = nn.Linear(inputs, outputs)
-        layer.weight, layer.bias = nn.init.glorot_uniform()(layer.weight), mx.zeros(outputs)
+        fill = nn.init.glorot_uniform()
+        layer.weight = fill(layer.weight)  # pyright: ignore[reportCallIssue]  # its annotation makes `gain` required
+        layer.bias = mx.zeros(outputs)
         layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

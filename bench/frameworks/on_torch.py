@@ -11,14 +11,17 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
+import psutil
 import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
 from bench.frameworks import Device, base, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
+from bench.host.environment import GIB
 from bench.host.ranks import read_ranks
 from bench.settings import SettingError
 from bench.timing import check
+from bench.workloads.standard_set import SHARED_GB
 from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
@@ -38,6 +41,8 @@ def find_device(settings):
         torch.accelerator.set_device_index(ranks.local_rank)
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(torch.get_num_threads()))
+    if kind == "mps":
+        limit_memory()
     return Device(
         device=kind,
         device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
@@ -54,11 +59,20 @@ def choose_device(use_gpu):
     found = torch.accelerator.current_accelerator(check_available=True)
     if use_gpu is False or found is None:
         return "cpu"
+    if found.type == "mps" and not torch.backends.mps.is_macos_or_newer(15, 0):
+        return "cpu"  # PyTorch does not check it, and would abort in the middle of a run
     if found.type == "mps" and os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         raise SettingError(
             "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
         )
     return found.type
+
+
+def limit_memory():
+    """Let a small Mac run out of memory; by default it swaps until its time limit."""
+    is_small = psutil.virtual_memory().total < SHARED_GB * GIB
+    if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
+        torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
 
 
 def set_float32(precision):

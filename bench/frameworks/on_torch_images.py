@@ -1,6 +1,8 @@
 """Images in PyTorch: torchvision's classification models, and the pipeline that reads JPEG files."""
 
+import os
 import sys
+from contextlib import suppress
 
 import torch
 import torchvision
@@ -47,16 +49,24 @@ def open_stream(workload, settings, phase, pins_memory):
         num_workers=workers,
         prefetch_factor=PREFETCH if workers else None,
         pin_memory=pins_memory,
-        worker_init_fn=silence_worker,
+        worker_init_fn=prepare_worker,
     )
     with cli.interrupts_held():
         batches = iter(loader)
     return base.Stream(batches, workers, queue_steps=workers * queued)
 
 
-def silence_worker(worker):
-    """Let a worker print no traceback of a connection that the main process has closed, as Ctrl-C does."""
+def prepare_worker(worker):
+    """Let a worker end quietly and at once.
+
+    It prints no traceback of a connection that the main process has closed, as Ctrl-C does.
+    """
     sys.excepthook = lambda *_: None
+    # On a Mac a worker starts torch_shm_manager, which outlives it. If the manager inherited the pipe whose end tells
+    # the main process that the worker is dead, the main process would wait five seconds for each worker.
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError):  # that of the listing itself is closed
+            os.set_inheritable(descriptor, descriptor <= 2)
 
 
 class JpegDataset(Dataset):

@@ -150,7 +150,9 @@ class OperatorSession(BaseSession):
         samples = [workload.samples(operands) for operands in sets]
         on_device = [context.put_operands(operands) for operands in sets]
         super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
-        self.measured_precision = context.measured_precision
+        self.measured_precision = self.rounding = context.measured_precision
+        if workload.model == "conv3x3" and context.device == "mps" and "16" in context.precision:
+            self.rounding = "lower"  # MLX uses Winograd's method, with an error of 5.8 % in bfloat16
         self.work = context.operator(workload.model)
         self.step()
         self.check_last_step()
@@ -167,7 +169,7 @@ class OperatorSession(BaseSession):
     def check_last_step(self):
         """Compare the last output at sampled places with float64."""
         indices, expected = self.samples
-        check.check_samples(self.context.sample(self.output, indices), expected, self.measured_precision)
+        check.check_samples(self.context.sample(self.output, indices), expected, self.rounding)
 
 
 class ModelSession(BaseSession):

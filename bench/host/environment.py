@@ -34,6 +34,8 @@ SETUP_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "CUDA_LAUNCH_BLOCKING",  # waits after every kernel
     "TORCHINDUCTOR_LAYOUT_OPTIMIZATION",  # 0: a factor of 4.5 in training of convolutions on MPS
+    *("PYTORCH_MPS_PREFER_METAL", "PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION"),
+    *("MLX_CONV_WINOGRAD", "MLX_DISABLE_COMPILE", "MLX_MAX_OPS_PER_BUFFER"),
 )
 
 
@@ -88,7 +90,8 @@ def explain_missing_gpu(framework):
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         if framework == "jax":
             return "jax itself does not support the GPU of a Mac: docs/mac.md describes a plug-in"
-        return f"{framework} does not find the GPU: `make clean`, then make again, with macOS 14 or newer"
+        needed = "macOS 15 or newer, or FRAMEWORK=mlx" if framework == "torch" else "macOS 14 or newer"
+        return f"{framework} does not find the GPU: `make clean`, then make again, with {needed}"
     if cards := list_cards():
         # CUDA's libraries are missing in an environment that `make` built on a login node.
         if Path(sys.prefix).parent == ROOT and not find_spec("nvidia"):
@@ -176,7 +179,8 @@ def describe_host(machine=None):
     cpu_count, cpu_id, gpu_cores, card = os.cpu_count() or 1, None, find_apple_gpu_cores(), find_card()
     if platform.system() == "Darwin":
         cpu_name = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None
-        os_name = f"macOS {platform.mac_ver()[0]}"
+        # A Python that was built with an older SDK is told that macOS 26 is 16.
+        os_name = f"macOS {(output_of('sw_vers', '-productVersion') or platform.mac_ver()[0]).strip()}"
     else:
         cpu = read_text("/proc/cpuinfo")
         found = re.search(r"^model name\s*:\s*(.+)$", cpu, re.MULTILINE)

@@ -99,10 +99,11 @@ def check_samples(got, expected, measured_precision):
 def probe_inputs(name):
     """Return two seeded normal inputs of the operator in float32, and its result in float64.
 
-    Libraries do not use tensor cores for much smaller inputs.
+    Libraries do not use tensor cores for much smaller inputs. With more channels, MLX on Metal would use Winograd's
+    method, whose errors are not those of a number format.
     """
     random = np.random.default_rng(0)
-    shapes = {"matmul": ((1024, 1024), (1024, 1024)), "convolution": ((4, 128, 32, 32), (128, 128, 3, 3))}[name]
+    shapes = {"matmul": ((1024, 1024), (1024, 1024)), "convolution": ((4, 64, 32, 32), (64, 64, 3, 3))}[name]
     left, right = (random.standard_normal(shape, dtype=np.float32) for shape in shapes)
     if name == "matmul":
         return left, right, left.astype(np.float64) @ right.astype(np.float64)

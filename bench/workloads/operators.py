@@ -17,6 +17,7 @@ EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precis
 GEMV_SIDE = 8192  # of the weights
 INT8_ON_CUDA = "torch._int_mm may choose a kernel that is 6 to 13 times slower than TF32 (PyTorch issue 187094)"
 ATTENTION_TOKENS = (1024, 4096, 16_384)
+MPS_TOKENS = 4096  # at most: more scores than an array of older systems may have would end the process
 CPU_HEADS, GPU_HEADS = (1, 64), (32, 128)  # of attention, and the numbers in each
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
@@ -122,6 +123,7 @@ def list_others(device, side, emulates_bfloat16=False):
     """
     size, short = (side,) * 3, "float16" if emulates_bfloat16 else "bfloat16"
     usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
+    longest = MPS_TOKENS if device == "mps" else max(ATTENTION_TOKENS)
     weights, note = ["float32", "bfloat16"], INT8_ON_CUDA
     if device != "cuda":  # PyTorch's gemv of int8 is a naive kernel there
         weights, note = [*weights, "int8"], ""
@@ -130,7 +132,7 @@ def list_others(device, side, emulates_bfloat16=False):
         "int8": [(matmul_of_bytes("int8", size, note), "int8"), (matmul(size), "bfloat16")],
         "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16")],
         "gemv": [(gemv(precision), precision) for precision in weights],
-        "attention": [(attention(tokens, device), usual) for tokens in ATTENTION_TOKENS],
+        "attention": [(attention(tokens, device), usual) for tokens in ATTENTION_TOKENS if tokens <= longest],
     }
 
 

@@ -15,6 +15,7 @@ ONLY_FULL = "2048x2048x2048"  # a matmul that shows that a sweep was not a quick
 QUICK = {"MAX_SECONDS": "1"}
 FORMATS = ("bfloat16", "float16")  # of 16 bits; float16 only on a GPU
 GPUS = ("cuda", "mps")
+SHARED_GB = 32  # of memory that the system and its GPU share: with less, training with large batches swaps
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Work:
     numbers: tuple[str, ...] = ("float32", *FORMATS)
     settings: tuple[tuple[str, str], ...] = ()  # other than the defaults
     has_pipeline: bool = False  # in float32 the input pipeline is measured too
+    shared_gb: int = 0  # memory in units of 2**30 bytes that it needs if the GPU shares the system's
 
     def precision(self, numbers):
         """Return the PRECISION for a format of numbers: weights in 16 bits would lose the small updates of training."""
@@ -47,6 +49,7 @@ class Work:
 
 
 LARGE_BATCH = {"devices": GPUS, "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}
+LARGE_BATCH |= {"shared_gb": SHARED_GB}
 COMPILED = {"devices": ("cuda",), "numbers": ("bfloat16",), "settings": (("COMPILE", "reduce-overhead"),)}
 STANDARD_SET = (
     Work("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True),

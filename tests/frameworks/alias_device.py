@@ -41,6 +41,8 @@ class AliasDevice(str):
 class Allocator:
     """An allocator that only counts."""
 
+    fraction = None  # that may be allocated, of what the system recommends
+
     def __init__(self):
         self.allocated = self.most_allocated = self.synchronized = 0
 
@@ -50,6 +52,9 @@ class Allocator:
 
     def free(self, size):
         self.allocated -= size
+
+    def limit(self, fraction):
+        self.fraction = fraction
 
     def empty_cache(self):
         pass
@@ -76,6 +81,7 @@ def pretend(monkeypatch, name, capability=(9, 0)):
     module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: "NVIDIA Alias")
     monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", allocator.limit)
     return allocator
 
 

@@ -1,5 +1,7 @@
 """Our branches for cuda and mps, walked on the CPU: see alias_device.py. A real GPU runs test_torch.py itself."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from tests.frameworks import alias_device
 from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")
+WATERMARK = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 
 
 @pytest.fixture(params=["cuda", "mps"])
@@ -31,6 +34,16 @@ def test_the_device_is_described(gpu):
     on_cuda = found.device == "cuda"
     assert found.device_name == ("NVIDIA Alias" if on_cuda else None)
     assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).device == "cpu"
+
+
+@pytest.mark.parametrize(("gib", "environ", "fraction"), [(16, {}, 1), (32, {}, None), (16, {WATERMARK: "0"}, None)])
+def test_a_small_mac_runs_out_of_memory_instead_of_swapping(monkeypatch, gib, environ, fraction):
+    allocator = alias_device.pretend(monkeypatch, "mps")
+    monkeypatch.setattr(on_torch.psutil, "virtual_memory", lambda: SimpleNamespace(total=gib * 2**30))
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
+    on_torch.find_device(read_settings("mlp", {}))
+    assert allocator.fraction == fraction
 
 
 @pytest.mark.parametrize("phase", ["inference", "training", "forward", "backward", "optimizer"])

@@ -84,6 +84,9 @@ def test_close_frees_the_model_and_can_be_called_twice():
         (type("ResourceExhaustedError", (Exception,), {})("no more"), "out_of_memory"),  # TensorFlow's
         (RuntimeError("CUDA out of memory. Tried"), "out_of_memory"),
         (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "unsupported"),
+        (RuntimeError("[metal::malloc] Resource limit (499000) exceeded."), "out_of_memory"),
+        (RuntimeError("[malloc] Unable to allocate 9 bytes."), "out_of_memory"),
+        (RuntimeError("Output dim sizes larger than 2**32 elements not supported on MPS device."), "unsupported"),
         (RuntimeError("odd"), "failed"),
     ],
 )

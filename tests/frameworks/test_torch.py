@@ -1,12 +1,16 @@
 """What is special to PyTorch: small models, few steps. Where an accelerator is found, the same tests run on it."""
 
 import csv
+import functools
+import time
+from multiprocessing import connection
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.frameworks import on_torch, on_torch_images
@@ -66,11 +70,18 @@ def test_images_lie_in_the_memory_format_asked_for():
 
 def test_silent_fallback_to_the_cpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *version: True)
     assert on_torch.choose_device(None) == "mps"
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     with pytest.raises(SettingError, match="USE_GPU=0"):
         on_torch.choose_device(None)
     assert on_torch.choose_device(False) == "cpu"
+
+
+def test_the_gpu_of_a_mac_needs_macos_15(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *version: version <= (14, 9))
+    assert on_torch.choose_device(True) == "cpu"
 
 
 def test_older_and_newer_switches_of_float32_agree():
@@ -93,6 +104,21 @@ def test_a_stream_never_ends_and_reads_every_file():
     first, second = ([int(each) for _ in range(count // 4) for each in next(stream.batches)[1]] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(count))
     assert first != second
+
+
+def test_nothing_that_outlives_a_worker_holds_the_pipe_that_tells_of_its_death(monkeypatch):
+    """The main process would wait five seconds for each worker on a Mac, of which these workers have the settings."""
+    monkeypatch.setenv("LIKE_A_MAC", "1")
+    monkeypatch.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, multiprocessing_context="spawn"))
+    settings = read_settings("image", {"BATCH_SIZE": "1", "NUM_WORKERS": "2", "USE_GPU": "0", "IMAGE_SIZE": "32"})
+    stream = on_torch_images.open_stream(image_workload(settings), settings, "inference", False)
+    kept = [next(stream.batches) for _ in range(4)]  # of both workers: while we have one, a worker's manager lives
+    for worker in stream.batches._workers:
+        worker.terminate()
+        while worker.is_alive():
+            time.sleep(0.01)
+        assert connection.wait([worker.sentinel], timeout=0)
+    assert kept[0][0].is_shared()
 
 
 def test_the_jpeg_pool_is_seeded_and_like_photographs(tmp_path):

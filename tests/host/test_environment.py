@@ -60,10 +60,16 @@ def test_a_cpu_is_identified_by_its_family_model_and_stepping(monkeypatch):
 def test_a_mac_tells_its_gpu_its_power_and_its_processor(monkeypatch):
     profile = json.dumps({"SPDisplaysDataType": [{"sppci_cores": "32"}, {"_name": "a monitor"}]}, indent=2)
     power = "Now drawing from 'Battery Power'\n lowpowermode         1\n"
-    answers(monkeypatch, system_profiler=profile, pmset=power, sysctl="1")
+    answers(monkeypatch, system_profiler=profile, pmset=power, sysctl="1", sw_vers="26.1\n")
     assert (find_apple_gpu_cores(), environment.find_power_source()) == (32, "battery")
     assert environment.find_low_power_mode() == 1
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(platform, "mac_ver", lambda: ("16.0", ("", "", ""), "arm64"))  # of an older SDK
+    assert environment.describe_host("m").os == "macOS 26.1"
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    missing = environment.explain_missing_gpu("torch")
+    assert "macOS 15" in missing
+    assert "FRAMEWORK=mlx" in missing
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")  # Python runs in Rosetta
     with pytest.raises(SettingError):
         environment.refuse_rosetta()

@@ -8,6 +8,7 @@ from bench.records.rows import complete_row
 from tests.rows import PEAK, ROW, as_text
 
 A100 = {"device_name": "NVIDIA A100-SXM4-40GB"}
+M1 = {"device": "mps", "device_name": "Apple M1", "gpu_cores": 8, "precision": "float16"}
 M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "precision": "float32"}
 
 
@@ -22,7 +23,8 @@ M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "prec
         # The direct convolution has 2.25 times the multiplications of Winograd's, and MLX on a Mac saves more.
         ({"workload": "image", "precision": "float32", "tflops": 2.9 * 67}, False),
         ({"workload": "convolution", "precision": "float32", "tflops": 3.0 * 67}, True),
-        (M4_MAX | {"workload": "image", "framework": "mlx", "tflops": 6.5 * 18.4}, False),
+        (M1 | {"workload": "image", "tflops": 6.5 * 2.617}, False),
+        (M1 | {"workload": "image", "tflops": 6.7 * 2.617}, True),
         (A100 | {"bandwidth": 1.4 * 1555}, True),
         (A100 | {"workload": "bandwidth", "throughput": 1.4 * 1555}, True),
         ({"device": "cpu", "tflops": 1e6}, False),

@@ -51,7 +51,7 @@ def test_the_probe_names_the_precision(round_inputs, name):
 
 def test_the_probe_of_convolutions_is_one_without_padding():
     images, kernels, exact = check.probe_inputs("convolution")
-    assert exact.shape == (4, 128, 30, 30)
+    assert exact.shape == (4, 64, 30, 30)
     assert exact[1, 2, 3, 4] == pytest.approx(np.sum(images[1, :, 3:6, 4:7].astype(np.float64) * kernels[2]))
 
 

@@ -1,7 +1,9 @@
 """Operators: what they count, their operands, and that a wrong result is refused."""
 
 import functools
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from bench.frameworks import on_torch
+from bench.frameworks.session import OperatorSession
 from bench.settings import read_settings
 from bench.timing import MeasurementError
 from bench.workloads import data, operators
@@ -71,6 +74,24 @@ def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision,
         open_session(workload, precision)
     assert error.value.status == "wrong_output"
     assert wrong or "float64's by 1.0e-02" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "accepts"), [("mps", 0.06, True), ("cuda", 0.06, False), ("mps", 1, False)]
+)
+def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypatch, device, error, accepts):
+    monkeypatch.setattr(operators, "CACHE_BYTES", 1)
+    workload = operators.operator("conv3x3", ((1, 2, 8, 8), (2, 2, 3, 3)), operators.sample_convolution)
+    wrong = lambda *operands: (1 + error) * operators.sample_convolution(operands)[1]  # noqa: E731
+    fakes = {"put_operands": list, "operator": lambda name: wrong, "sample": lambda output, indices: output}
+    context = SimpleNamespace(device=device, precision="float16", measured_precision="float16", seed=0, **fakes)
+    with nullcontext() if accepts else pytest.raises(MeasurementError, match="the output differs"):
+        OperatorSession(context, workload)
+
+
+def test_attention_has_at_most_4096_tokens_on_a_mac():
+    longest = [operators.list_others(device, 64)["attention"][-1][0] for device in ("cuda", "mps")]
+    assert [work.columns["sequence_length"] for work in longest] == [16384, 4096]
 
 
 def test_the_numbers_of_8_bits_need_no_rounding():
