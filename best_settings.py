@@ -113,8 +113,7 @@ def main():
     begun, status = time.monotonic(), 0
     own, settings, changes = read_search(os.environ)
     launcher = open_launcher(own.workload, environment.describe_host(settings.machine))
-    path = launcher.path(settings)
-    results.prepare(path)
+    results.prepare(settings.results_dir)
     # make's command line, in MAKEFLAGS, has settings that no process knows.
     held = changes[0] | ({"SCOPE": "device"} if settings.scope else {}) | {"MAKEFLAGS": ""}
     longest = settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
@@ -140,6 +139,7 @@ def main():
         given = {name: text for name, text in given.items() if name not in NOT_REPEATED}
         print("\n".join(answer.describe_use(settings.framework, first["device"], own.workload, given)))
     if rows:
+        path = results.path_of(settings.results_dir, first)
         results.append(path, *rows.values())
         print(f"\nadded to {cli.display_path(path)}")
     return status or (0 if fastest else 1)

@@ -32,6 +32,8 @@ LIMIT = 600  # seconds after which a process is ended
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
 BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
 UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
+# Columns that agree in the rows of this run and those that an earlier one has stored.
+SAME = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
 
 
 def plan_work(device, formats, is_quick):
@@ -99,16 +101,18 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure_set(settings, host, found, path):
+def measure_set(settings, host, about):
     """Measure everything that is missing; say each result, or why there is none.
+
+    Args:
+        about: a row of this machine and device without a result.
 
     Returns:
         Whether there is any result, new or stored.
     """
-    same = {"commit": host.commit, "python": host.python, "framework": settings.framework, "machine": host.machine}
-    same |= {"framework_version": found.framework_version, "device": found.device, "allocator": host.allocator}
-    stored = [row for row in results.read(path) if all(row[name] == (text or "") for name, text in same.items())]
-    has_result = any(row["status"] == "ok" for row in stored)
+    device, stored = about["device"], results.read(results.path_of(settings.results_dir, about))
+    stored = [row for row in stored if all(row[name] == (about[name] or "") for name in SAME)]
+    statuses = [row["status"] for row in stored]
     runs = settings.runs or (1 if settings.quick else standard_set.RUNS)
 
     def measure(launcher, change, runs, describe):
@@ -116,16 +120,18 @@ def measure_set(settings, host, found, path):
         try:
             rows = launcher.measure(change, runs, LIMIT)
         except Interrupted as error:
-            results.append(path, *error.rows)
+            if error.rows:
+                results.append(results.path_of(settings.results_dir, error.rows[0]), *error.rows)
             raise
         except SettingError as error:
             say(f"{launcher.script} {change.get('MODEL', '')}: {error}")
             return []
-        results.append(path, *rows)
+        results.append(results.path_of(settings.results_dir, rows[0]), *rows)
         say(describe(rows, stored))
+        statuses.extend(row["status"] for row in rows)
         return rows
 
-    formats = standard_set.FORMATS[:1] if found.device == "cpu" else standard_set.FORMATS
+    formats = standard_set.FORMATS[:1] if device == "cpu" else standard_set.FORMATS
     sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
     # A quick sweep lacks the second size of a full one.
     second, peaks = "x".join([sizes["SIZES"].split(",")[1]] * 3), find_peaks(stored)
@@ -134,16 +140,15 @@ def measure_set(settings, host, found, path):
         asked = sizes | {"PRECISION": ",".join(["float32", *formats]), "MAKEFLAGS": ""}
         peaks = find_peaks(measure(sweep, asked, 1, tflops_sweep.describe))
     formats = ["float32"] if settings.quick else list_fast(peaks, formats)
-    planned = plan_work(found.device, formats, settings.quick)
+    planned = plan_work(device, formats, settings.quick)
     missing = [(script, change) for script, change, asked in planned if not is_done(stored, script, asked, runs)]
     if len(missing) < len(planned):
         say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
     say(f"up to {runs * len(missing)} processes follow; on a terminal the bar estimates how long they take")
     with tqdm(missing, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
         for script, change in bar:
-            rows = measure(open_launcher(script, host), change, runs, describe)
-            has_result |= any(row["status"] == "ok" for row in rows)
-    return has_result
+            measure(open_launcher(script, host), change, runs, describe)
+    return "ok" in statuses
 
 
 def main():
@@ -155,13 +160,15 @@ def main():
         return 1
     found = find_device(settings)
     host = environment.describe_host(settings.machine)
-    path = settings.results_dir / f"{host.machine}.csv"
-    results.prepare(path)
-    say(f"\nthe standard set on {host.machine} ({found.device}), {settings.framework} {found.framework_version}")
+    line = {name: getattr(found, name) for name in ("device", "device_name", "framework_version")}
+    about = cells.complete_row(host, "", line | {"framework": settings.framework})
+    results.prepare(settings.results_dir)
+    say(f"\nthe standard set on {about['machine']} ({found.device}), {settings.framework} {found.framework_version}")
     say("after an interruption, run the same command again to measure the rest")
-    has_result = measure_set(settings, host, found, path)
-    for words in card.finish(settings.results_dir, host.machine, settings.framework):
+    has_result = measure_set(settings, host, about)
+    for words in card.finish(settings.results_dir, about["machine"], settings.framework):
         say(words)
+    path = results.path_of(settings.results_dir, about)
     say(f"added to {cli.display_path(path)}; `make submit` prints how to send the results")
     return 0 if has_result else 1
 

@@ -78,17 +78,13 @@ class Launcher:
     Args:
         script, describe_workload: as main() takes them.
         command: of a child, after the interpreter.
-        host: this machine, which names the results file.
+        host: this machine.
     """
 
     script: str
     describe_workload: Callable
     command: list[str]
     host: environment.Environment
-
-    def path(self, settings):
-        """Return the path of the results file."""
-        return settings.results_dir / f"{self.host.machine}.csv"
 
     def run_child(self, change, limit=None, compares=True, brief=False, quiet=True):
         """Run one child process to its end, or one for each of NUM_DEVICES under torchrun.
@@ -110,8 +106,6 @@ class Launcher:
         environ = {name: text for name, text in (os.environ | change).items() if text is not None}
         settings = read_settings(self.script, environ)
         run_id, rows = uuid.uuid4().hex[:12], []
-        # The first card is then the same one for CUDA and for nvidia-smi.
-        environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         command = [sys.executable, *self.command]
         if settings.num_devices not in (None, 1):
             environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
@@ -186,8 +180,8 @@ def run_all(launcher: Launcher, describe):
     Returns:
         The exit status: 0 if at least one row has a result; 130 after Ctrl-C, which ends everything.
     """
-    path = launcher.path(read_settings(launcher.script))
-    results.prepare(path)
+    folder = read_settings(launcher.script).results_dir
+    results.prepare(folder)
     changes = [plan_run(launcher, change) for change in list_runs(launcher.script)]
     changes = [choose_batch_size(launcher, change) for change in changes]
     found, is_interrupted = [], False
@@ -206,26 +200,28 @@ def run_all(launcher: Launcher, describe):
             rows, is_interrupted = error.rows, True
             log.info("interrupted: what was complete is stored")
         if rows:
-            store(path, rows, describe)
+            store(folder, rows, describe)
         found += rows
         if is_interrupted:
             break
     if table := report.describe_scaling(found):
         print(table)
-    if found:
+    for path in dict.fromkeys(results.path_of(folder, row) for row in found):
         print(f"added to {cli.display_path(path)}", flush=True)
     if is_interrupted:
         return cli.INTERRUPTED
     return 0 if any(row["status"] == "ok" for row in found) else 1
 
 
-def store(path, rows, describe):
-    """Print the rows of one combination and add them to the results file."""
-    stored = results.read(path)
+def store(folder, rows, describe):
+    """Print the rows of one combination and add them to the file of their machine; return its path."""
+    path, stored = results.path_of(folder, rows[0]), []
     try:
+        stored = results.read(path)
         results.append(path, *rows)
     finally:  # print the rows even if they cannot be stored
         print(describe(rows, stored), flush=True)
+    return path
 
 
 def measure_as_rank(launcher: Launcher, measure_work, describe):
@@ -241,8 +237,7 @@ def measure_as_rank(launcher: Launcher, measure_work, describe):
     status = run.measure_settings(launcher.script, launcher.describe_workload, measure_work, run.Task(), lines.append)
     rows = [cells.complete_row(launcher.host, run_id, line) for line in lines if line["status"] != run.BEGUN]
     if me.rank == 0 and rows:
-        path = launcher.path(settings)
-        store(path, combine([rows]), describe)
+        path = store(settings.results_dir, combine([rows]), describe)
         print(f"added to {cli.display_path(path)}", flush=True)
     return status
 

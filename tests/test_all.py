@@ -1,6 +1,6 @@
 """`make all`: the set is valid everywhere, an interruption doubles and loses nothing, a failure ends its own work."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -36,6 +36,7 @@ class Children:
         settings = read_settings(launcher.script, change).on(self.device.device)
         workload = launcher.describe_workload(settings)
         line = {"framework_version": self.device.framework_version, "device": self.device.device, "status": "ok"}
+        line["device_name"] = self.device.device_name
         row = cells.complete_row(launcher.host, "", line | cells.of_work(settings, workload, settings.phase, "device"))
         row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0) | {"process_rates": runs * "1 "}
         row |= {"framework": read_settings("all").framework, "num_threads": read_settings("all").num_threads or 2}
@@ -107,6 +108,8 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     monkeypatch.setattr(measure_all.environment, "describe_host", changed)
     assert make_all()[1] == count
     make_all.children.device = CUDA
+    assert make_all()[1] == count
+    make_all.children.device = replace(CUDA, device_name="another card")
     assert make_all()[1] == count
     make_all.children.device = CPU
     assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU  # one process of a quick run is not enough

@@ -5,15 +5,17 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from bench import launch
 from bench.frameworks import Device
-from bench.host.environment import describe_host
+from bench.host import environment
+from bench.host.environment import Card, describe_host
 from bench.launch import Launcher
-from bench.records import report, results
+from bench.records import cells, report, results
 from bench.settings import SettingError
 from image_benchmark import image_workload
 from mlp_benchmark import mlp_workload
@@ -122,6 +124,32 @@ def test_a_combination_that_fails_runs_once_and_the_others_run(run_all):
 def test_an_input_pipeline_that_fails_ends_only_the_first_process(run_all):
     status, _, asked, (device, pipeline) = run_all("no input", RUNS="2")
     assert (status, len(asked), device["process_rates"], pipeline["status"]) == (0, 2, "5 6", "unsupported")
+
+
+@pytest.mark.parametrize(
+    ("device", "device_name", "machine", "file"),
+    [
+        ("cuda", "NVIDIA H200", None, "nvidia-h200"),
+        ("cpu", None, None, "some-2-cores"),
+        ("xpu", "Intel(R) Arc(TM) A770 Graphics", None, "intel-arc-a770-graphics"),
+        ("mps", "some chip", None, "some-2-cores"),
+        ("cuda", "NVIDIA H200", "m", "m"),
+    ],
+)
+def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_path, device, device_name, machine, file):
+    monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
+    host = replace(describe_host(machine), cpu_name="Some CPU", cpu_count=2)
+    row = cells.complete_row(host, "id", {"device": device, "device_name": device_name})
+    assert launch.store(tmp_path, [row], lambda rows, stored: "") == tmp_path / f"{file}.csv"
+    (stored,) = results.read(tmp_path / f"{file}.csv")
+    assert (stored["machine"], stored["driver"]) == (file, "580.1")
+
+
+def test_rows_that_cannot_be_stored_are_printed(tmp_path, capsys):
+    (tmp_path / "m.csv").write_text("device,fps\nm1,3\n")
+    with pytest.raises(SettingError):
+        launch.store(tmp_path, [{"machine": "m"}], lambda rows, stored: "5 images/s")
+    assert "5 images/s" in capsys.readouterr().out
 
 
 def test_more_gpus_than_there_are_are_refused(stand_in, monkeypatch):

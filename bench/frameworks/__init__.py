@@ -10,6 +10,7 @@ the names. A file called torch.py would shadow the real one, hence the prefix.
 """
 
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -39,6 +40,8 @@ def load(name):
     if name == "torch":
         # Before 2.15 fused optimizers ignore the gradient scaler on MPS; 2.9 has cudnn.conv.fp32_precision.
         refuse_old("torch", "2.15" if sys.platform == "darwin" else "2.9")
+    # The first card is then the same one for CUDA and for nvidia-smi.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         return importlib.import_module(f"{__name__}.on_{name}")
     except ModuleNotFoundError:

@@ -58,11 +58,14 @@ def refuse_rosetta():
 
 
 def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
-    """Return a slug of the host's fastest device: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores."""
-    if gpu_name:
-        return slug(gpu_name if "nvidia" in gpu_name.lower() else f"nvidia {gpu_name}")
-    chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", cpu_name or "", flags=re.I)
-    return slug(f"{chip.strip() or 'cpu'} " + (f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"))
+    """Return a slug of the device that ran: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores.
+
+    Args:
+        gpu_name: None if a CPU ran, or a Mac's GPU, which has the name of the chip.
+    """
+    chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", gpu_name or cpu_name or "", flags=re.I)
+    cores = f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"
+    return slug(chip if gpu_name else f"{chip.strip() or 'cpu'} {cores}")
 
 
 @functools.cache
@@ -76,10 +79,12 @@ def list_cards():
 def find_card():
     """Return the first card of CUDA_VISIBLE_DEVICES; None if there is none.
 
-    CUDA counts the cards in the same order because bench/launch.py sets CUDA_DEVICE_ORDER.
+    CUDA counts the cards in the same order because frameworks.load() sets CUDA_DEVICE_ORDER. It accepts the start of a
+    card's UUID. A MIG slice (MIG-...) is not a card.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    return next((card for card in list_cards() if first in (card.index, card.uuid)), None)
+    found = (card for card in list_cards() if first == card.index or (first[4:] and card.uuid.startswith(first)))
+    return next(found, None)
 
 
 def explain_missing_gpu(framework):
@@ -152,7 +157,7 @@ def read_text(path):
 class Environment:
     """One host. Names are as the system reports them."""
 
-    machine: str  # in every row, and the name of the CSV file
+    machine: str | None  # the user's name for it; None: each row is named after the device that ran
     gpu_cores: int | None  # Apple silicon only: one chip is sold with several core counts
     cpu_name: str | None
     cpu_count: int  # logical CPUs
@@ -168,8 +173,8 @@ class Environment:
 
 
 def describe_host(machine=None):
-    """Return the Environment of this host; `machine` overrides its name."""
-    cpu_count, cpu_id, gpu_cores, card = os.cpu_count() or 1, None, find_apple_gpu_cores(), find_card()
+    """Return the Environment of this host; `machine` names it instead of its devices."""
+    cpu_count, cpu_id, cards = os.cpu_count() or 1, None, list_cards()
     if platform.system() == "Darwin":
         cpu_name = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None
         os_name = f"macOS {platform.mac_ver()[0]}"
@@ -185,12 +190,12 @@ def describe_host(machine=None):
     on_mac = output_of("sysctl", "-n", "hw.memsize")
     memory_bytes = int(on_mac or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return Environment(
-        machine=machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores),
-        gpu_cores=gpu_cores,
+        machine=machine,
+        gpu_cores=find_apple_gpu_cores(),
         cpu_name=cpu_name,
         cpu_count=cpu_count,
         cpu_id=cpu_id,
-        driver=card and card.driver,
+        driver=cards[0].driver if cards else None,
         memory_gb=round(memory_bytes / GIB, 1),
         os=os_name,
         power_source=find_power_source(),

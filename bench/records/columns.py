@@ -46,7 +46,7 @@ COLUMNS = {
     "source": Column("identity", "of a published figure; blank for a measurement by this program"),
     "note": Column("result", "the reason of a status, or what limits the machine"),
     # machine
-    "machine": Column("identity", "the host, named after its first visible NVIDIA card, else after its chip"),
+    "machine": Column("identity", "named after the device that ran (a Mac after its chip), or by MACHINE"),
     "device": Column("identity", "what ran: cpu, cuda, mps"),
     "device_name": Column("identity", "its name as the system reports it"),
     "gpu_cores": Column("identity", "Apple GPU cores"),

@@ -151,9 +151,19 @@ def own_names():
     return names - {"", "root", "user", "localhost"}
 
 
+def find_machine(repository):
+    """Return the name of the only file with new rows; raises SettingError if there is none, or several."""
+    machines = [PurePosixPath(path).stem for path in repository.changed_files()] if repository.base else []
+    if not machines:
+        raise SettingError("no file in results/ has rows that the main branch lacks: run `make image`, or set MACHINE")
+    if len(machines) > 1:
+        raise SettingError(f"several files have new rows: set MACHINE to the one to send, {' or '.join(machines)}")
+    return machines[0]
+
+
 def submit(settings, repository):
     """Check this machine's rows and print how to send them; returns the problems as lines."""
-    machine = environment.describe_host(settings.machine).machine
+    machine = settings.machine or find_machine(repository)
     file = settings.results_dir / f"{machine}.csv"
     if not file.is_file():
         raise SettingError(f"MACHINE={machine!r} has no file {cli.display_path(file)}: run `make image` first")

@@ -8,7 +8,7 @@ import pytest
 
 from bench.records import submission
 from bench.records.columns import COLUMNS, SCHEMA
-from bench.settings import read_settings
+from bench.settings import SettingError, read_settings
 
 CHIP = "some-cpu"
 COMMON = {
@@ -156,3 +156,9 @@ def test_submit_prints_how_to_send_this_machines_rows(repository, monkeypatch, c
         problems = submission.submit(read_settings("submit"), submission.Repository(repository.folder.parent))
         assert (problems == []) == passes
         assert (f"results/{CHIP}.csv" in capsys.readouterr().out) == passes
+    monkeypatch.delenv("MACHINE")  # then it is the file with new rows, if only one has any
+    own = submission.Repository(repository.folder.parent)
+    assert len(submission.submit(read_settings("submit"), own)) == 1
+    write(repository, {}, machine="another")
+    with pytest.raises(SettingError, match=f"{CHIP} or another|another or {CHIP}"):
+        submission.submit(read_settings("submit"), own)
