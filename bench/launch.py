@@ -284,7 +284,7 @@ def choose_batch_size(launcher: Launcher, change):
         return change
     log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
     brief = {"MAX_SECONDS": "0.5", "SCOPE": "device", "MAKEFLAGS": None, "SUSTAIN": None, "NUM_IMAGES": None}
-    rates, size = {}, 1
+    rates, size, shares_memory = {}, 1, resources.shares_memory(find_device(settings))
     while True:
         row = launcher.run_child(change | brief | {"BATCH_SIZE": str(size)}, brief=True)[-1]
         log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
@@ -292,7 +292,7 @@ def choose_batch_size(launcher: Launcher, change):
             break
         rates[size] = row["throughput"]
         gains = max(rates.values()) > MIN_GAIN * rates.get(size // 4, 0)
-        free = resources.available_bytes() if resources.shares_memory(row["device"]) else None
+        free = resources.available_bytes() if shares_memory else None
         needs_too_much = free and 2 * (row.get("peak_memory_bytes") or 0) > free
         if not gains or 2 * row["step_seconds_median"] > settings.max_seconds or needs_too_much:
             break

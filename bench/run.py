@@ -106,6 +106,9 @@ def measure_settings(script, describe_workload, measure_work, task, emit):
             why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
         if why:
             log.warning("WARNING: %s; measuring the CPU", why)
+    for words in (environment.explain_choice(device.device_name), device.note):
+        if words and task.is_first and not me.are_many:
+            log.warning("WARNING: %s", words)
     settings = settings.on(device.device, device.emulates_bfloat16)
     if settings.num_workers is None and settings.scope:
         settings = replace(settings, num_workers=min(me.share(resources.usable_cores()), MOST_WORKERS))
@@ -129,9 +132,9 @@ def measure_workload(bench: Bench, describe_workload):
     The line of a failure or an interruption is the last one: its status says what happened, its note why.
     """
     task, settings, instruments, canary_seconds, status = bench.task, bench.settings, bench.instruments, None, ""
-    if task.is_brief:
+    if task.is_brief or not task.is_first:  # idle power and energy take five seconds each
         instruments = replace(instruments, counter=None)
-    elif task.is_first:  # idle power takes five seconds
+    else:
         if instruments.why_no_energy:
             log.info("power and energy are not measured: %s", instruments.why_no_energy)
         instruments = instruments.with_idle_watts()
@@ -216,7 +219,7 @@ def open_job(bench: Bench, workload: Workload, phase, scope):
     group, settings = bench.group, bench.settings
     bench.emit(cells.of_work(settings, workload, phase, scope) | {"status": BEGUN})
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
-    needed += workload.resident_bytes if resources.shares_memory(bench.device.device) else 0
+    needed += workload.resident_bytes if resources.shares_memory(bench.device) else 0
     free = resources.available_bytes()
     if needed > free:
         raise MemoryError(
@@ -264,7 +267,7 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
         "output_error": session.output_error,
         "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.context.peak_memory_bytes(),
         "idle_watts": bench.instruments.idle_watts,
-        "note": session.context.note or workload.columns.get("note", ""),
+        "note": session.context.notes() or workload.columns.get("note", ""),
     }
     if columns["status"] != "interrupted":
         session.check_last_step()

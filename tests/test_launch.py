@@ -139,10 +139,13 @@ def test_an_input_pipeline_that_fails_ends_only_the_first_process(run_all):
 def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_path, device, device_name, machine, file):
     monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
     host = replace(describe_host(machine), cpu_name="Some CPU", cpu_count=2)
-    row = cells.complete_row(host, "id", {"device": device, "device_name": device_name})
+    monkeypatch.setenv("HOME", "/home/alice")
+    line = {"device": device, "device_name": device_name, "note": "gcc -I/home/alice/include -I/usr/include"}
+    row = cells.complete_row(host, "id", line)
     assert launch.store(tmp_path, [row], lambda rows, stored: "") == tmp_path / f"{file}.csv"
     (stored,) = results.read(tmp_path / f"{file}.csv")
     assert (stored["machine"], stored["driver"]) == (file, "580.1")
+    assert stored["note"] == "gcc -I~/include -I/usr/include"
 
 
 def test_rows_that_cannot_be_stored_are_printed(tmp_path, capsys):
@@ -228,5 +231,6 @@ def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastes
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(Launcher, "run_child", trial)
     monkeypatch.setattr(launch.resources, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(launch, "find_device", lambda settings: Device(device, None, "2", 1))
     change = launch.choose_batch_size(Launcher("mlp", mlp_workload, [], describe_host("m")), {"MODEL": "mlp-8"})
     assert (change["BATCH_SIZE"], sizes) == (fastest, tried)

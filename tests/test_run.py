@@ -123,10 +123,18 @@ def test_a_failure_is_the_last_line(child, model, status, reason):
 
 
 @pytest.mark.parametrize(
-    ("memory", "inputs", "model", "fits"), [("[N/A]", 2, 2, False), ("9 MiB", 2, 2, True), ("9 MiB", 2000, 0, False)]
+    ("device", "is_integrated", "memory", "inputs", "model", "fits"),
+    [
+        ("cuda", None, "[N/A]", 2, 2, False),
+        ("cuda", None, "9 MiB", 2, 2, True),
+        ("cuda", None, "9 MiB", 2000, 0, False),
+        ("cuda", True, "9 MiB", 2, 2, False),
+        ("xpu", False, "", 2, 2, True),
+        ("mps", None, "", 2, 2, False),
+    ],
 )
-def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, memory, inputs, model, fits):
-    device = frameworks.Device("cuda", None, "1", 1)
+def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, device, is_integrated, memory, inputs, model, fits):
+    device = frameworks.Device(device, None, "1", 1, is_integrated=is_integrated)
     monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
     monkeypatch.setattr(run.resources, "available_bytes", lambda: 2 * 10**6)
     monkeypatch.setattr(run.resources, "find_card", lambda: environment.Card("NVIDIA GB10", memory=memory))
@@ -153,6 +161,22 @@ def test_a_framework_that_cannot_be_loaded_is_named_with_the_reason(monkeypatch)
     monkeypatch.setattr(frameworks.importlib, "import_module", Mock(side_effect=OSError("libcudart.so.13: no file")))
     with pytest.raises(SettingError, match=r"jax.*libcudart"):
         frameworks.load("jax")
+
+
+def test_a_second_kind_of_card_and_a_slow_start_are_told_once(child, monkeypatch, caplog):
+    cards = [environment.Card("NVIDIA GeForce GT 1030", "0"), environment.Card("NVIDIA GeForce RTX 4090", "1")]
+    monkeypatch.setattr(environment, "list_cards", lambda: cards)
+    device = frameworks.Device("cuda", cards[0].name, "1", 1, note="kernels are compiled first")
+    monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
+    child(task=run.Task(is_first=False))
+    assert "WARNING" not in caplog.text
+    child()
+    assert ("CUDA_VISIBLE_DEVICES=1" in caplog.text, device.note in caplog.text) == (True, True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert environment.explain_choice(cards[0].name) == ""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(environment, "list_cards", lambda: cards[:1] * 8)
+    assert environment.explain_choice(cards[0].name) == ""
 
 
 def test_a_gpu_that_is_missing_is_warned_of(child, caplog):
@@ -201,14 +225,14 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, part
     assert set(compared) == {is_first}  # only the first process compares the model with the CPU
     # Energy is only that of whole steps with the model.
     with_energy = [(line["phase"], line["scope"]) for line in lines if "power_watts" in line]
-    assert with_energy == ([] if is_brief else [(part, "device") for part in parts[:2]])
+    assert with_energy == ([(part, "device") for part in parts[:2]] if is_first and not is_brief else [])
     line = lines[0]
     assert (line["optimizer"], line["throughput"] > 0) == ("sgd", True)
     assert line["canary_seconds"] == (None if is_brief else 0.001)
     assert (line["temperature_c"], line["clock_mhz"]) == (61, 1980)
-    if not is_brief:
+    if with_energy:
         assert line["power_watts"] == pytest.approx(50, rel=0.1)
-        assert line["idle_watts"] == (pytest.approx(50, rel=0.1) if is_first else None)
+        assert line["idle_watts"] == pytest.approx(50, rel=0.1)
         assert (line["joules_per_item"] > 0, line["power_scope"]) == (True, "gpu board")
 
 

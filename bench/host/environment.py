@@ -58,14 +58,11 @@ def refuse_rosetta():
 
 
 def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
-    """Return a slug of the device that ran: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores.
-
-    Args:
-        gpu_name: None if a CPU ran, or a Mac's GPU, which has the name of the chip.
-    """
+    """Return a slug of the GPU or chip that ran: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores."""
     chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", gpu_name or cpu_name or "", flags=re.I)
-    cores = f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"
-    return slug(chip if gpu_name else f"{chip.strip() or 'cpu'} {cores}")
+    if gpu_name:
+        return slug(chip)
+    return slug(f"{chip.strip() or 'cpu'} " + (f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"))
 
 
 @functools.cache
@@ -83,8 +80,15 @@ def find_card():
     card's UUID. A MIG slice (MIG-...) is not a card.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    found = (card for card in list_cards() if first == card.index or (first[4:] and card.uuid.startswith(first)))
-    return next(found, None)
+    return next((card for card in list_cards() if first and (card.index == first or card.uuid.startswith(first))), None)
+
+
+def explain_choice(device_name):
+    """Return one clause about another kind of card than the one that runs; "" without one, or if the user chose."""
+    others = [card for card in list_cards() if card.name != device_name]
+    if len(others) in (0, len(list_cards())) or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return ""
+    return f"{device_name} is measured: for {others[0].name}, set CUDA_VISIBLE_DEVICES={others[0].index}"
 
 
 def explain_missing_gpu(framework):

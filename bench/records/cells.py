@@ -1,5 +1,6 @@
 """Fill the cells of a row: what the settings and the work say, and what a measurement adds."""
 
+import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -41,6 +42,7 @@ def complete_row(host, run_id, line):
     gpu_name = row["device_name"] if row["device"] not in ("cpu", "mps") else None  # a Mac has one name for both
     row["machine"] = host.machine or name_machine(host.cpu_name, host.cpu_count, gpu_name, host.gpu_cores)
     row["device_name"] = row["device_name"] or host.cpu_name
+    row["note"] = row["note"].replace(f"{os.path.expanduser('~')}/", "~/")  # as a compiler's command quotes it
     if peaks.is_implausible(row):
         row["flags"] = f"{row['flags']} implausible".strip()
     return row

@@ -4,7 +4,8 @@ from bench.records.columns import WORK
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
 
-OF_THE_FIRST = ("output_error", "idle_watts")  # cells that only the first process measures
+# Cells that only the first process measures.
+OF_THE_FIRST = ("output_error", "idle_watts", "power_watts", "power_scope", "joules_per_item")
 
 
 def combine(processes):
