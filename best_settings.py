@@ -34,7 +34,7 @@ log = logging.getLogger("bench")
 WORKLOADS = {name: getattr(importlib.import_module(f"{name}_benchmark"), f"{name}_workload") for name in MODELS}
 TRIAL_SECONDS, FULL_SECONDS = 3.0, 10.0  # MAX_SECONDS of a trial, and of a full run unless it is set
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
-FULL_LIMIT = 600  # seconds after which a full run is ended, and the first trial, which may download what it needs
+FULL_LIMIT = 600  # seconds after which a full run is ended
 FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0", "SUSTAIN": None, "NUM_IMAGES": None}
 NOT_REPEATED = (*MAKE_VARIABLES, "MAKEFLAGS", "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
@@ -81,7 +81,7 @@ class Runs:
 
     def attempt(self, candidate, is_full):
         """Run a candidate in a process of its own, print its rate, and return its row."""
-        limit = FULL_LIMIT if is_full or not self.started else self.limit
+        limit = (FULL_LIMIT if is_full else self.limit) if self.started else cli.FIRST_LIMIT
         change = self.held | candidates.change_of(self.dimensions, candidate)
         change["MAX_SECONDS"] = f"{min(FULL_SECONDS if is_full else TRIAL_SECONDS, self.longest):g}"
         is_first = (candidate, is_full) not in self.started

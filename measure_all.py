@@ -1,6 +1,6 @@
 """Measure the standard set on this machine, and draw a card that shows the results.
 
-    make all                              20 to 30 minutes on two CPU cores; not measured yet on a GPU
+    make all                              20 to 30 minutes on two CPU cores; on a GPU perhaps 40 to 100
     QUICK=1 make all                      three minutes: fewer workloads, one short process each, wider intervals
     FRAMEWORK=tensorflow make all
 
@@ -28,7 +28,7 @@ from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 from best_settings import WORKLOADS, open_launcher
 
-LIMIT = 600  # seconds after which a process is ended
+LIMIT = 600  # seconds after which a process is ended, except the first one
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
 BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
 UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
@@ -38,8 +38,8 @@ SAME = ("commit", "python", "framework", "framework_version", "machine", "device
 
 def plan_work(device, formats, is_quick):
     """Return the work of the set in these formats of numbers: (script, change of the environment, its settings)."""
-    found = []
-    for work in (work for work in STANDARD_SET if device in work.devices and (work.is_quick or not is_quick)):
+    found, names = [], {device, "cpu" if device == "cpu" else "gpu"}
+    for work in (work for work in STANDARD_SET if names & set(work.devices) and (work.is_quick or not is_quick)):
         for numbers in (numbers for numbers in formats if numbers in work.numbers):
             change = work.change(numbers) | {"MAKEFLAGS": ""}
             if is_quick:
@@ -104,8 +104,7 @@ def say(words):
 def measure_set(settings, host, about):
     """Measure everything that is missing; say each result, or why there is none.
 
-    Args:
-        about: a row of this machine and device without a result.
+    `about` is a row of this machine and device without a result.
 
     Returns:
         Whether there is any result, new or stored.
@@ -118,7 +117,7 @@ def measure_set(settings, host, about):
     def measure(launcher, change, runs, describe):
         """Measure and store one piece of work, and say its result."""
         try:
-            rows = launcher.measure(change, runs, LIMIT)
+            rows = launcher.measure(change, runs, LIMIT if statuses else cli.FIRST_LIMIT)
         except Interrupted as error:
             if error.rows:
                 results.append(results.path_of(settings.results_dir, error.rows[0]), *error.rows)
@@ -164,6 +163,7 @@ def main():
     about = cells.complete_row(host, "", line | {"framework": settings.framework})
     results.prepare(settings.results_dir)
     say(f"\nthe standard set on {about['machine']} ({found.device}), {settings.framework} {found.framework_version}")
+    say("20 to 30 minutes on two CPU cores, an estimated 40 to 100 on a GPU; a few with QUICK=1")
     say("after an interruption, run the same command again to measure the rest")
     has_result = measure_set(settings, host, about)
     for words in card.finish(settings.results_dir, about["machine"], settings.framework):

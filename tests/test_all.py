@@ -77,8 +77,10 @@ def make_all(monkeypatch):
 def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     monkeypatch.setenv("FRAMEWORK", framework)
     models, formats = set(), ("float32", *standard_set.FORMATS)
-    for device in ("cpu", "cuda", "mps"):
-        for script, change, settings in measure_all.plan_work(device, formats, is_quick=False):
+    for device in ("cpu", "cuda", "mps", "xpu"):
+        planned = measure_all.plan_work(device, formats, is_quick=False)
+        assert planned
+        for script, change, settings in planned:
             assert len(list_runs(script, {"FRAMEWORK": framework, **change})) == 1
             models.add(measure_all.WORKLOADS[script](settings).model)
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
@@ -135,6 +137,11 @@ def test_a_failure_ends_only_its_own_work_and_is_not_repeated_but_a_crash_is(mak
     assert [make_all()[1] for _ in range(2)] == [2, 2]  # what has no row, or crashed, is tried again
     make_all.children.fails = {}
     assert [make_all()[1] for _ in range(2)] == [2, 0]
+
+
+def test_the_rows_of_the_sweep_are_results_too(make_all):
+    make_all.children.fails = {(work.script, work.model, work.phase): "unsupported" for work in STANDARD_SET}
+    assert [make_all()[0] for _ in range(2)] == [0, 0]
 
 
 def test_noise_counts_what_the_intervals_cover_and_false_verdicts():

@@ -24,7 +24,7 @@ from bench.records.columns import COLUMNS
 from bench.settings import ROOT, SettingError, read_settings
 
 NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?"
-HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\|~/"
+HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\"
 NEEDED = ("framework", "workload", "model", "device", "device_name", "unit", "throughput", "items", "seconds")
 SHOWN = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "framework_version", "workload", "commit")
 FREE_TEXT = ("note", "allocator")  # may quote the system
@@ -101,7 +101,7 @@ class Repository:
     def changed_files(self):
         """List the machines' files that differ from the base: changed, removed or new, committed or not."""
         files = "-z", "--", "results/*.csv", ":!results/published.csv"
-        changed = self.git("diff", "--name-only", "--no-renames", self.base, *files) or ""
+        changed = self.git("diff", "--name-only", "--no-renames", self.base or "HEAD", *files) or ""
         new = self.git("ls-files", "--others", "--exclude-standard", *files) or ""
         return (changed + new).split("\0")[:-1]
 
@@ -151,19 +151,13 @@ def own_names():
     return names - {"", "root", "user", "localhost"}
 
 
-def find_machine(repository):
-    """Return the name of the only file with new rows; raises SettingError if there is none, or several."""
-    machines = [PurePosixPath(path).stem for path in repository.changed_files()] if repository.base else []
-    if not machines:
-        raise SettingError("no file in results/ has rows that the main branch lacks: run `make image`, or set MACHINE")
-    if len(machines) > 1:
-        raise SettingError(f"several files have new rows: set MACHINE to the one to send, {' or '.join(machines)}")
-    return machines[0]
-
-
 def submit(settings, repository):
-    """Check this machine's rows and print how to send them; returns the problems as lines."""
-    machine = settings.machine or find_machine(repository)
+    """Check MACHINE's rows, or the only new ones, and print how to send them; returns the problems as lines."""
+    changed = [PurePosixPath(path).stem for path in repository.changed_files()]
+    if not settings.machine and len(changed) != 1:
+        found = " or ".join(changed) or "but there is none: run `make image` first"
+        raise SettingError(f"set MACHINE to the file with new rows to send, {found}")
+    machine = settings.machine or changed[0]
     file = settings.results_dir / f"{machine}.csv"
     if not file.is_file():
         raise SettingError(f"MACHINE={machine!r} has no file {cli.display_path(file)}: run `make image` first")

@@ -49,7 +49,7 @@ GOOD = {
     "decode": [IMAGE, MATMUL, DECODE, {"batch_size": 1}],
     "NUM_IMAGES": [IMAGE, PIPELINE, {"scope": "device", "stop_reason": "num_images", "items": 656, "seconds": 20.7053}],
     "an epoch": [IMAGE, PIPELINE, EPOCH],
-    "a failure": [FAILED],
+    "a failure": [FAILED, {"note": "Command 'gcc -I~/bench/include' failed"}],
 }
 
 
