@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from bench import cli
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.parent import results_path, run_child
+from bench.parent import run_child
 from bench.records import results
 from bench.records.columns import format_number
 from bench.records.combine import combine
@@ -30,7 +30,7 @@ log = logging.getLogger("bench")
 
 TRIAL_SECONDS, FULL_SECONDS = 3.0, 10.0  # MAX_SECONDS of a trial, and of a full run unless it is set
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
-FULL_LIMIT = 600  # seconds after which a full run is ended, and the first trial, which may download what it needs
+FULL_LIMIT = 600  # seconds after which a full run is ended
 FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0", "SUSTAIN": None, "NUM_IMAGES": None}
 NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
@@ -70,7 +70,7 @@ class Trials:
 
     def attempt(self, candidate, is_full):
         """Run a candidate in a process of its own, print its rate, and return its row."""
-        limit = FULL_LIMIT if is_full or not self.started else self.limit
+        limit = (FULL_LIMIT if is_full else self.limit) if self.started else cli.FIRST_LIMIT
         is_new = (candidate, is_full) not in self.started
         self.started.add((candidate, is_full))
         change = candidates.change_of(self.dimensions, candidate)
@@ -107,8 +107,7 @@ def main():
     if is_used("scope", own.workload):
         run = run.with_settings(SCOPE="device")
     host = environment.describe_host(run.settings.machine)
-    path = results_path(run, host)
-    results.prepare(path)
+    results.prepare(run.settings.results_dir)
     longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
     available = 60 * own.max_minutes
     trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest)
@@ -132,6 +131,7 @@ def main():
         given = {name: environ[name] for name in repeated if name in environ}
         print("\n".join(answer.describe_use(run.settings.framework, first["device"], own.workload, given)))
     if rows:
+        path = results.path_of(run.settings.results_dir, first)
         results.append(path, *rows.values())
         print(f"\nadded to {cli.display_path(path)}")
     return status or (0 if fastest else 1)

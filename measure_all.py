@@ -1,6 +1,6 @@
 """Measure the standard set on this machine, and draw a card that shows the results.
 
-    make all                              20 to 30 minutes on two CPU cores; not measured yet on a GPU
+    make all                              20 to 30 minutes on two CPU cores; on a GPU perhaps 40 to 100
     QUICK=1 make all                      three minutes: fewer workloads, one short process each, wider intervals
     FRAMEWORK=tensorflow make all
 
@@ -18,19 +18,21 @@ from tqdm import tqdm
 from bench import cli, doctor, workloads
 from bench.host import environment, resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import count_processes, find_device, measure_runs, results_path
+from bench.parent import count_processes, find_device, measure_runs
 from bench.plots import card
 from bench.records import columns, report, results
 from bench.records.columns import format_number
-from bench.records.rows import work_cells
+from bench.records.rows import complete_row, work_cells
 from bench.settings import TRAINING, Run, SettingError, read_fixed_run
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 
-LIMIT = 600  # seconds after which a process is ended
+LIMIT = 600  # seconds after which a process is ended, except the first one
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
 BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
 UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
+# Columns that agree in the rows of this run and those that an earlier one has stored.
+SAME = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
 
 
 def plan_work(run: Run, device, formats, shared_gb=math.inf):
@@ -42,9 +44,10 @@ def plan_work(run: Run, device, formats, shared_gb=math.inf):
     """
     is_quick = run.settings.quick
     usual = {"RUNS": str(run.settings.runs or (1 if is_quick else standard_set.RUNS))}
+    names = {device, "cpu" if device == "cpu" else "gpu"}
     runs = []
     for work in STANDARD_SET:
-        if device not in work.devices or (is_quick and not work.is_quick):
+        if names.isdisjoint(work.devices) or (is_quick and not work.is_quick):
             continue
         for numbers in (numbers for numbers in formats if numbers in work.numbers):
             if shared_gb < work.shared_gb:
@@ -115,52 +118,54 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure_and_store(run: Run, host, path, describe_rows=describe_lines):
+def measure_and_store(run: Run, host, limit=LIMIT, describe_rows=describe_lines):
     """Measure a run, store and say its result; return its rows, none after a mistake in the settings."""
     rows = []
     try:
-        for rows in measure_runs([run], host, LIMIT):
-            results.append(path, *rows)
+        for rows in measure_runs([run], host, limit):
+            results.append(results.path_of(run.settings.results_dir, rows[0]), *rows)
             say(describe_rows(rows, None))
     except SettingError as error:
         say(f"{run.command} {run.settings.model or ''}: {error}")
     return rows
 
 
-def measure_set(run: Run, host, found, path):
+def measure_set(run: Run, host, found, blank):
     """Measure everything that is missing; say each result, or why there is none.
 
     Args:
         run: of `make all`.
         found: the Device that its framework finds.
+        blank: a row of this machine and device without a result.
 
     Returns:
         Whether there is any result, new or stored.
     """
-    settings = run.settings
-    same = {"commit": host.commit, "python": host.python, "framework": settings.framework, "machine": host.machine}
-    same |= {"framework_version": found.framework_version, "device": found.device, "allocator": host.allocator}
-    stored = [row for row in results.read(path) if all(row[name] == (text or "") for name, text in same.items())]
-    has_result = any(row["status"] == "ok" for row in stored)
-    formats = standard_set.FORMATS[:1] if found.device == "cpu" else standard_set.FORMATS
+    is_quick, device = run.settings.quick, found.device
+    stored = results.read(results.path_of(run.settings.results_dir, blank))
+    stored = [row for row in stored if all(row[name] == (blank[name] or "") for name in SAME)]
+    statuses = [row["status"] for row in stored]
+    formats = standard_set.FORMATS[:1] if device == "cpu" else standard_set.FORMATS
     peaks = find_peaks(stored)
     has_full_sweep = any(row["matrix_size"] == standard_set.ONLY_FULL for row in stored)
-    if "float32" not in peaks or not (settings.quick or has_full_sweep):
-        sizes = standard_set.QUICK_PEAKS if settings.quick else standard_set.PEAKS
+    if "float32" not in peaks or not (is_quick or has_full_sweep):
+        sizes = standard_set.QUICK_PEAKS if is_quick else standard_set.PEAKS
         sweep = run.with_settings("tflops", **sizes, PRECISION=",".join(["float32", *formats]), RUNS="1")
-        peaks = find_peaks(measure_and_store(sweep, host, path, report.describe_sweep))
-    formats = ["float32"] if settings.quick else list_fast(peaks, formats)
-    shared_gb = host.memory_gb if resources.shares_memory(found.device) else math.inf
-    planned = plan_work(run, found.device, formats, shared_gb)
-    missing = [run for run in planned if not is_done(stored, run, found.device)]
+        rows = measure_and_store(sweep, host, LIMIT if statuses else cli.FIRST_LIMIT, report.describe_sweep)
+        statuses += [row["status"] for row in rows]
+        peaks = find_peaks(rows)
+    formats = ["float32"] if is_quick else list_fast(peaks, formats)
+    shared_gb = host.memory_gb if resources.shares_memory(found) else math.inf
+    planned = plan_work(run, device, formats, shared_gb)
+    missing = [run for run in planned if not is_done(stored, run, device)]
     if len(missing) < len(planned):
         say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
     count = sum(map(count_processes, missing))
     say(f"up to {count} processes follow; on a terminal the bar estimates how long they take")
     with tqdm(missing, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
         for run in bar:
-            has_result |= any(row["status"] == "ok" for row in measure_and_store(run, host, path))
-    return has_result
+            statuses += [row["status"] for row in measure_and_store(run, host)]
+    return "ok" in statuses
 
 
 def main():
@@ -172,13 +177,16 @@ def main():
         return 1
     found = find_device(settings)
     host = environment.describe_host(settings.machine)
-    path = results_path(run, host)
-    results.prepare(path)
-    say(f"\nthe standard set on {host.machine} ({found.device}), {settings.framework} {found.framework_version}")
+    line = {name: getattr(found, name) for name in ("device", "device_name", "framework_version")}
+    blank = complete_row(host, "", line | {"framework": settings.framework})
+    results.prepare(settings.results_dir)
+    say(f"\nthe standard set on {blank['machine']} ({found.device}), {settings.framework} {found.framework_version}")
+    say("20 to 30 minutes on two CPU cores, an estimated 40 to 100 on a GPU; a few with QUICK=1")
     say("after an interruption, run the same command again to measure the rest")
-    has_result = measure_set(run, host, found, path)
-    for words in card.finish(settings.results_dir, host.machine, settings.framework):
+    has_result = measure_set(run, host, found, blank)
+    for words in card.finish(settings.results_dir, blank["machine"], settings.framework):
         say(words)
+    path = results.path_of(settings.results_dir, blank)
     say(f"added to {cli.display_path(path)}; `make submit` prints how to send the results")
     return 0 if has_result else 1
 

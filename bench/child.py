@@ -117,6 +117,9 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit):
             why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
         if why:
             log.warning("WARNING: %s; measuring the CPU", why)
+    for warning in (environment.explain_choice(device.device_name), device.note):
+        if warning and task.is_first and not me.are_many:
+            log.warning("WARNING: %s", warning)
     settings = settings.on(device.device, device.emulates_bfloat16)
     if settings.num_workers is None:
         settings = replace(settings, num_workers=min(me.share(resources.usable_cores()), MOST_WORKERS))
@@ -225,7 +228,7 @@ def open_job(process: Process, workload: Workload, phase, scope):
     group, settings = process.group, process.settings
     process.emit(work_cells(settings, workload, phase, scope) | {"status": BEGUN})
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
-    needed += workload.resident_bytes if resources.shares_memory(process.device.device) else 0
+    needed += workload.resident_bytes if resources.shares_memory(process.device) else 0
     free = resources.available_bytes()
     if needed > free:
         raise MemoryError(
@@ -273,7 +276,7 @@ def complete_result(process: Process, workload: Workload, scope, session, row):
         "output_error": session.output_error,
         "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.peak_memory_bytes(),
         "idle_watts": process.instruments.idle_watts,
-        "note": session.note or workload.columns.get("note", ""),
+        "note": session.notes() or workload.columns.get("note", ""),
     }
     if row["status"] != "interrupted":
         session.check_last_step()

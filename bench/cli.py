@@ -23,6 +23,7 @@ from pathlib import Path
 from bench.settings import SettingError
 
 MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
+FIRST_LIMIT = 2400  # seconds of a command's first process, which may download data or compile a framework's kernels
 GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
 
 

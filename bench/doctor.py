@@ -12,13 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
+from pathlib import Path
 
 from bench import cli
 from bench.host import environment
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
-
-TRY_SECONDS = 300  # the first import after an installation reads a few GB
 
 
 def examine(frameworks=tuple(FRAMEWORKS)):
@@ -58,11 +58,11 @@ def try_framework(name):
     if not own and not os.path.exists(interpreter):
         show(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it")
         return False
-    print(f"trying {name} ...", file=sys.stderr, flush=True)
+    print(f"trying {name}, which may take minutes the first time ...", file=sys.stderr, flush=True)
     fix = "set PYTHON to another interpreter" if own else f"`make clean`, `make image FRAMEWORK={name}`"
     command = [interpreter, "-m", "bench.doctor", name]
     try:
-        done = subprocess.run(command, timeout=TRY_SECONDS, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(command, timeout=cli.FIRST_LIMIT, capture_output=True, text=True, errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
         show(name, "no", f"{error}: {fix}")
         return False
@@ -101,9 +101,11 @@ def report_framework(name):
     words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
     words += f"matmul verified in {session.measured_precision}"
     missing = environment.explain_missing_gpu(name) if device.device == "cpu" else ""
-    show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing])))
-    if name == "torch" and not (shutil.which("cc") or shutil.which("gcc")):
-        show("  compiler", "--", "COMPILE=1 needs one: `sudo apt install build-essential python3-dev`")
+    choice = environment.explain_choice(device.device_name)
+    show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing, choice, device.note])))
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if name == "torch" and not ((shutil.which("cc") or shutil.which("gcc")) and header.exists()):
+        show("  compiler", "--", "COMPILE=1 needs cc and Python.h: `sudo apt install build-essential python3-dev`")
     instruments = meters.open_instruments(device.device, device.device_name)
     known = f"measured ({instruments.counter.power_scope})" if instruments.counter else "stays blank: "
     show("  energy", "ok" if instruments.counter else "--", known + instruments.why_no_energy)

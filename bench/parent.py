@@ -72,21 +72,21 @@ def measure_command(command, describe_workload, describe_rows):
     """
     runs = read_runs(command)
     host = environment.describe_host(runs[0].settings.machine)
-    path = results_path(runs[0], host)
-    results.prepare(path)
+    folder = runs[0].settings.results_dir
+    results.prepare(folder)
     runs = plan_runs(runs, describe_workload)
     runs = [choose_batch_size(run, host) if run.settings.batch_size == AUTO else run for run in runs]
     measured, status = [], 0
     try:
         for rows in measure_runs(runs, host, quiet=False):
             measured += rows
-            store(path, rows, describe_rows)
+            store(folder, rows, describe_rows)
     except KeyboardInterrupt:
         log.info("interrupted: what was complete is stored")
         status = cli.INTERRUPTED
     if table := report.describe_scaling(measured):
         print(table)
-    if measured:
+    for path in dict.fromkeys(results.path_of(folder, row) for row in measured):
         print(f"added to {cli.display_path(path)}", flush=True)
     return status or (0 if any(row["status"] == "ok" for row in measured) else 1)
 
@@ -105,24 +105,20 @@ def measure_as_rank(command, describe_workload, measure_quantities, describe_row
     status = child.measure_run(run.settings, describe_workload, measure_quantities, child.Task(), lines.append)
     rows = [complete_row(host, run_id, line) for line in lines if line["status"] != child.BEGUN]
     if me.rank == 0 and rows:
-        path = results_path(run, host)
-        store(path, combine([rows]), describe_rows)
+        path = store(run.settings.results_dir, combine([rows]), describe_rows)
         print(f"added to {cli.display_path(path)}", flush=True)
     return status
 
 
-def results_path(run: Run, host):
-    """Return the path of the machine's results file."""
-    return run.settings.results_dir / f"{host.machine}.csv"
-
-
-def store(path, rows, describe_rows):
-    """Print the combined rows of a run and add them to the results file."""
-    stored = results.read(path)
+def store(folder, rows, describe_rows):
+    """Print the combined rows of a run and add them to the file of their machine; return its path."""
+    path, stored = results.path_of(folder, rows[0]), []
     try:
+        stored = results.read(path)
         results.append(path, *rows)
     finally:  # print the rows even if they cannot be stored
         print(describe_rows(rows, stored), flush=True)
+    return path
 
 
 def plan_runs(runs, describe_workload):
@@ -176,6 +172,7 @@ def choose_batch_size(run: Run, host):
     """
     log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
     short = run.with_settings(MAX_SECONDS="0.5", SCOPE="device", SUSTAIN=None, NUM_IMAGES=None)
+    shares_memory = resources.shares_memory(find_device(run.settings))
     rates, size = {}, 1
     while True:
         row = run_child(short.with_settings(BATCH_SIZE=str(size)), host, is_first=False)[-1]
@@ -184,7 +181,7 @@ def choose_batch_size(run: Run, host):
             break
         rates[size] = row["throughput"]
         gains = max(rates.values()) > MIN_GAIN * rates.get(size // 4, 0)
-        free = resources.available_bytes() if resources.shares_memory(row["device"]) else None
+        free = resources.available_bytes() if shares_memory else None
         needs_too_much = free and 2 * (row.get("peak_memory_bytes") or 0) > free
         if not gains or 2 * row["step_seconds_median"] > run.settings.max_seconds or needs_too_much:
             break
@@ -257,7 +254,7 @@ def run_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None,
     """Run one process of a run to its end, or one for each of NUM_DEVICES under torchrun.
 
     Args:
-        host: this machine, which names the results file.
+        host: this machine.
         is_first: the process also measures what one process is enough for (child.Task).
         compares_with_cpu: the model is compared with the CPU.
         limit: seconds after which the process is killed; None means no limit.
@@ -271,8 +268,6 @@ def run_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None,
         Interrupted: after Ctrl-C, with the rows so far.
     """
     environ, run_id, rows = dict(run.environ), uuid.uuid4().hex[:12], []
-    # The first card is then the same one for CUDA and for nvidia-smi.
-    environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
     has_ranks = run.settings.num_devices not in (None, 1)
     if has_ranks:

@@ -1,6 +1,6 @@
 """`make all`: the set is valid everywhere, an interruption doubles and loses nothing, a failure ends its own work."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -39,6 +39,7 @@ class Children:
         is_sweep = run.command == "tflops"
         workload = matmul(settings.sizes[0]) if is_sweep else describe_workload(run.command, settings)
         line = {"framework_version": self.device.framework_version, "device": self.device.device, "status": "ok"}
+        line["device_name"] = self.device.device_name
         row = complete_row(host, "", line | work_cells(settings, workload, settings.phase, "device"))
         row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0)
         row |= {"process_rates": count_processes(run) * "1 ", "num_threads": settings.num_threads or 2}
@@ -80,9 +81,10 @@ def make_all(monkeypatch):
 def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     monkeypatch.setenv("FRAMEWORK", framework)
     models, formats = set(), ("float32", *standard_set.FORMATS)
-    for device in ("cpu", "cuda", "mps"):
-        for run in measure_all.plan_work(read_fixed_run("all"), device, formats):
-            models.add(describe_workload(run.command, run.settings.on(device)).model)
+    for device in ("cpu", "cuda", "mps", "xpu"):
+        planned = measure_all.plan_work(read_fixed_run("all"), device, formats)
+        assert planned
+        models |= {describe_workload(run.command, run.settings.on(device)).model for run in planned}
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 
@@ -123,6 +125,8 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     assert make_all()[1] == count
     make_all.children.device = CUDA
     assert make_all()[1] == count
+    make_all.children.device = replace(CUDA, device_name="another card")
+    assert make_all()[1] == count
     make_all.children.device = CPU
     assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU  # one process of a quick run is not enough
 
@@ -147,3 +151,8 @@ def test_a_failure_ends_only_its_own_work_and_is_not_repeated_but_a_crash_is(mak
     assert [make_all()[1] for _ in range(2)] == [2, 2]  # what has no row, or crashed, is tried again
     make_all.children.fails = {}
     assert [make_all()[1] for _ in range(2)] == [2, 0]
+
+
+def test_the_rows_of_the_sweep_are_results_too(make_all):
+    make_all.children.fails = {(work.workload, work.model, work.phase): "unsupported" for work in STANDARD_SET}
+    assert [make_all()[0] for _ in range(2)] == [0, 0]

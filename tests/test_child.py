@@ -126,10 +126,18 @@ def test_a_failure_is_the_last_line(child, model, status, reason):
 
 
 @pytest.mark.parametrize(
-    ("memory", "inputs", "model", "fits"), [("[N/A]", 2, 2, False), ("9 MiB", 2, 2, True), ("9 MiB", 2000, 0, False)]
+    ("device", "is_integrated", "memory", "inputs", "model", "fits"),
+    [
+        ("cuda", None, "[N/A]", 2, 2, False),
+        ("cuda", None, "9 MiB", 2, 2, True),
+        ("cuda", None, "9 MiB", 2000, 0, False),
+        ("cuda", True, "9 MiB", 2, 2, False),
+        ("xpu", False, "", 2, 2, True),
+        ("mps", None, "", 2, 2, False),
+    ],
 )
-def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, memory, inputs, model, fits):
-    device = frameworks.Device("cuda", None, "1", 1)
+def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, device, is_integrated, memory, inputs, model, fits):
+    device = frameworks.Device(device, None, "1", 1, is_integrated=is_integrated)
     monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
     monkeypatch.setattr(child_process.resources, "available_bytes", lambda: 2 * 10**6)
     monkeypatch.setattr(child_process.resources, "find_card", lambda: environment.Card("NVIDIA GB10", memory=memory))
@@ -157,6 +165,22 @@ def test_a_framework_that_cannot_be_loaded_is_named_with_the_reason(monkeypatch,
     monkeypatch.setattr(frameworks.importlib, "import_module", Mock(side_effect=kind("libcudart.so.13:\nno file")))
     with pytest.raises(SettingError, match=r"jax.*libcudart.so.13: no file"):
         frameworks.load("jax")
+
+
+def test_a_second_kind_of_card_and_a_slow_start_are_told_once(child, monkeypatch, caplog):
+    cards = [environment.Card("NVIDIA GeForce GT 1030", "0"), environment.Card("NVIDIA GeForce RTX 4090", "1")]
+    monkeypatch.setattr(environment, "list_cards", lambda: cards)
+    device = frameworks.Device("cuda", cards[0].name, "1", 1, note="kernels are compiled first")
+    monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
+    child(task=child_process.Task(is_first=False))
+    assert "WARNING" not in caplog.text
+    child()
+    assert ("CUDA_VISIBLE_DEVICES=1" in caplog.text, device.note in caplog.text) == (True, True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert environment.explain_choice(cards[0].name) == ""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(environment, "list_cards", lambda: cards[:1] * 8)
+    assert environment.explain_choice(cards[0].name) == ""
 
 
 def test_a_gpu_that_is_missing_is_warned_of(child, caplog):

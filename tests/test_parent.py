@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from bench import parent
 from bench.frameworks import Device
-from bench.host.environment import describe_host
+from bench.host import environment
+from bench.host.environment import Card, describe_host
 from bench.records import report, results
+from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
 from tests.rows import ROW
@@ -135,6 +138,35 @@ def test_an_input_pipeline_that_fails_ends_only_the_first_process(run_all):
     assert (status, len(asked), device["process_rates"], pipeline["status"]) == (0, 2, "5 6", "unsupported")
 
 
+@pytest.mark.parametrize(
+    ("device", "device_name", "machine", "file"),
+    [
+        ("cuda", "NVIDIA H200", None, "nvidia-h200"),
+        ("cpu", None, None, "some-2-cores"),
+        ("xpu", "Intel(R) Arc(TM) A770 Graphics", None, "intel-arc-a770-graphics"),
+        ("mps", "some chip", None, "some-2-cores"),
+        ("cuda", "NVIDIA H200", "m", "m"),
+    ],
+)
+def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_path, device, device_name, machine, file):
+    monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
+    host = replace(describe_host(machine), cpu_name="Some CPU", cpu_count=2)
+    monkeypatch.setenv("HOME", "/home/alice")
+    line = {"device": device, "device_name": device_name, "note": "gcc -I/home/alice/include -I/usr/include"}
+    row = complete_row(host, "id", line)
+    assert parent.store(tmp_path, [row], lambda rows, stored: "") == tmp_path / f"{file}.csv"
+    (stored,) = results.read(tmp_path / f"{file}.csv")
+    assert (stored["machine"], stored["driver"]) == (file, "580.1")
+    assert stored["note"] == "gcc -I~/include -I/usr/include"
+
+
+def test_rows_that_cannot_be_stored_are_printed(tmp_path, capsys):
+    (tmp_path / "m.csv").write_text("device,fps\nm1,3\n")
+    with pytest.raises(SettingError):
+        parent.store(tmp_path, [{"machine": "m"}], lambda rows, stored: "5 images/s")
+    assert "5 images/s" in capsys.readouterr().out
+
+
 def test_more_gpus_than_there_are_are_refused(monkeypatch):
     monkeypatch.setattr(parent, "find_device", lambda settings: Device("cuda", "H100", "2", 1, count=1))
     with pytest.raises(SettingError, match="NUM_DEVICES='2'"):
@@ -211,6 +243,7 @@ def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastes
 
     monkeypatch.setattr(parent, "run_child", trial)
     monkeypatch.setattr(parent.resources, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(parent, "find_device", lambda settings: Device(device, None, "2", 1))
     environ = {"MODEL": "mlp-8", "BATCH_SIZE": "auto", "SUSTAIN": "60", "MAX_SECONDS": "10"}
     (run,) = read_runs("mlp", environ)
     chosen = parent.choose_batch_size(run, None).settings

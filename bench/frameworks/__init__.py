@@ -10,6 +10,7 @@ the names. A file called torch.py would shadow the real one, hence the prefix.
 """
 
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -32,6 +33,8 @@ class Device:
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     world_size: int = 1  # ranks that do the same work in step, each on such a device
     nodes: int = 1  # machines that they run on
+    is_integrated: bool | None = None  # a GPU whose memory is the system's; None: the framework cannot tell
+    note: str = ""  # what the user has to know before the first step
 
 
 def load(name):
@@ -39,6 +42,8 @@ def load(name):
     if name == "torch":
         # Before 2.15 fused optimizers ignore the gradient scaler on MPS; 2.9 has cudnn.conv.fp32_precision.
         refuse_old("torch", "2.15" if sys.platform == "darwin" else "2.9")
+    # The first card is then the same one for CUDA and for nvidia-smi.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         return importlib.import_module(f"{__name__}.on_{name}")
     except ModuleNotFoundError:

@@ -229,6 +229,10 @@ class DeviceContext(ABC):
     def peak_memory_bytes(self):
         """Return the most memory that this session allocated on the device; None if the framework cannot tell."""
 
+    def notes(self):
+        """Return what a reader of a row has to know, once the row is measured."""
+        return self.note
+
     def release(self):
         """Free what a closed session leaves behind."""
 

@@ -36,24 +36,29 @@ def find_device(settings):
         tf.config.threading.set_intra_op_parallelism_threads(settings.num_threads)
         tf.config.threading.set_inter_op_parallelism_threads(settings.num_threads)
     kind = choose_device(settings.use_gpu)
-    name = None
+    name, note = None, ""
     if kind == "cuda":  # Metal's plug-in calls every chip METAL
         details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
         name = details.get("device_name")
-        refuse_new_card(details.get("compute_capability"))
+        note = explain_new_card(details.get("compute_capability"))
     threads = tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()
-    return Device(kind, name, tf.__version__, threads)
+    return Device(kind, name, tf.__version__, threads, note=note)
 
 
-def refuse_new_card(capability):
-    """Raise SettingError for a card of NVIDIA's that is too new for this TensorFlow, which would end the process."""
-    built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # "sm_89", "compute_90"
+def explain_new_card(capability):
+    """Return a clause if kernels must be compiled from PTX first; raises SettingError if the process would end."""
+    built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # "sm_89"; "compute_90" is PTX
     newest = max((int(re.sub(r"\D", "", each)) // 10 for each in built), default=0)
-    if capability and newest and capability[0] > newest:
+    if not (capability and newest):
+        return ""
+    if capability[0] > newest:
         raise SettingError(
             f"FRAMEWORK='tensorflow': {tf.__version__} has no kernels for compute capability {capability[0]}.x (only "
             f"up to {newest}.x): set FRAMEWORK=torch, or USE_GPU=0"
         )
+    if any(re.match(rf"sm_{capability[0]}\d\b", each) for each in built):
+        return ""
+    return "TensorFlow compiles its kernels for this card when it first uses them, which may take half an hour once"
 
 
 def choose_device(use_gpu):

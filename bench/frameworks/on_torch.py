@@ -30,6 +30,7 @@ WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": 
 EIGHT_BITS = {"int8": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+INTEGRATED = {"cuda": "is_integrated", "xpu": "is_integrated_gpu"}  # of a device's properties
 join_ranks = on_torch_ranks.Group
 
 
@@ -37,12 +38,15 @@ def find_device(settings):
     """Return the Device to run on; raises SettingError if operators would move to the CPU silently."""
     ranks, kind = read_ranks(), choose_device(settings.use_gpu)
     count = 0 if kind == "cpu" else torch.accelerator.device_count()
+    if settings.num_devices not in (None, 1) and kind not in ("cpu", "cuda", "mps"):
+        raise SettingError(f"NUM_DEVICES='{settings.num_devices or 'all'}' cannot run on {kind}: unset it")
     if ranks.are_many and count > 1:  # Slurm may show each rank only its own
         torch.accelerator.set_device_index(ranks.local_rank)
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(torch.get_num_threads()))
     if kind == "mps":
         limit_memory()
+    properties = torch.get_device_module(kind).get_device_properties() if kind in INTEGRATED else None
     return Device(
         device=kind,
         device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
@@ -52,6 +56,7 @@ def find_device(settings):
         nodes=ranks.nodes,
         emulates_bfloat16=kind == "cuda" and not torch.version.hip and torch.cuda.get_device_capability() < (8, 0),
         count=count,
+        is_integrated=properties and bool(getattr(properties, INTEGRATED[kind], False)),
     )
 
 
@@ -332,6 +337,12 @@ class DeviceContext(base.DeviceContext):
     def trace_count(self):
         # torch._dynamo takes a second to import: only where models are compiled.
         return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.compile else 0
+
+    def notes(self):
+        # torch.compile runs a part without a CUDA graph if it cannot capture it, and only logs that.
+        skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
+        said = f"CUDA graphs skipped by torch.compile: {skips}" if skips else ""
+        return "; ".join(filter(None, [self.note, said]))
 
     def release(self):
         if self.compile:

@@ -93,10 +93,9 @@ class BaseSession:
         """Return the kind of device: "cpu", "cuda", "mps" ..."""
         return self.context.device
 
-    @property
-    def note(self):
+    def notes(self):
         """Return what a reader of the row has to know; "" if nothing."""
-        return self.context.note
+        return self.context.notes()
 
     def trace_count(self):
         """Return how often the framework has compiled a function of the model that is timed."""

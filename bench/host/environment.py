@@ -61,10 +61,10 @@ def refuse_rosetta():
 
 
 def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
-    """Return a slug of the host's fastest device: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores."""
+    """Return a slug of the GPU or chip that ran: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores."""
+    chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", gpu_name or cpu_name or "", flags=re.I)
     if gpu_name:
-        return slug(gpu_name if "nvidia" in gpu_name.lower() else f"nvidia {gpu_name}")
-    chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", cpu_name or "", flags=re.I)
+        return slug(chip)
     return slug(f"{chip.strip() or 'cpu'} " + (f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"))
 
 
@@ -79,10 +79,19 @@ def list_cards():
 def find_card():
     """Return the first card of CUDA_VISIBLE_DEVICES; None if there is none.
 
-    CUDA counts the cards in the same order because bench/parent.py sets CUDA_DEVICE_ORDER.
+    CUDA counts the cards in the same order because frameworks.load() sets CUDA_DEVICE_ORDER. It accepts the start of a
+    card's UUID. A MIG slice (MIG-...) is not a card.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    return next((card for card in list_cards() if first in (card.index, card.uuid)), None)
+    return next((card for card in list_cards() if first and (card.index == first or card.uuid.startswith(first))), None)
+
+
+def explain_choice(device_name):
+    """Return one clause about another kind of card than the one that runs; "" without one, or if the user chose."""
+    others = [card for card in list_cards() if card.name != device_name]
+    if len(others) in (0, len(list_cards())) or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return ""
+    return f"{device_name} is measured: for {others[0].name}, set CUDA_VISIBLE_DEVICES={others[0].index}"
 
 
 def explain_missing_gpu(framework):
@@ -159,7 +168,7 @@ def read_text(path):
 class Environment:
     """One host. Names are as the system reports them."""
 
-    machine: str  # in every row, and the name of the CSV file
+    machine: str | None  # the user's name for it; None: each row is named after the device that ran
     gpu_cores: int | None  # Apple silicon only: one chip is sold with several core counts
     cpu_name: str | None
     cpu_count: int  # logical CPUs
@@ -175,8 +184,8 @@ class Environment:
 
 
 def describe_host(machine=None):
-    """Return the Environment of this host; `machine` overrides its name."""
-    cpu_count, cpu_id, gpu_cores, card = os.cpu_count() or 1, None, find_apple_gpu_cores(), find_card()
+    """Return the Environment of this host; `machine` names it instead of its devices."""
+    cpu_count, cpu_id, cards = os.cpu_count() or 1, None, list_cards()
     if platform.system() == "Darwin":
         cpu_name = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None
         # A Python that was built with an older SDK is told that macOS 26 is 16.
@@ -193,12 +202,12 @@ def describe_host(machine=None):
     on_mac = output_of("sysctl", "-n", "hw.memsize")
     memory_bytes = int(on_mac or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return Environment(
-        machine=machine or name_machine(cpu_name, cpu_count, card and card.name, gpu_cores),
-        gpu_cores=gpu_cores,
+        machine=machine,
+        gpu_cores=find_apple_gpu_cores(),
         cpu_name=cpu_name,
         cpu_count=cpu_count,
         cpu_id=cpu_id,
-        driver=card and card.driver,
+        driver=cards[0].driver if cards else None,
         memory_gb=round(memory_bytes / GIB, 1),
         os=os_name,
         power_source=find_power_source(),

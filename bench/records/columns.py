@@ -46,7 +46,7 @@ COLUMNS = {
     "source": Column("identity", "of a published figure; blank for a measurement by this program"),
     "note": Column("result", "the reason of a status, or what limits the machine"),
     # machine
-    "machine": Column("identity", "the host, named after its first visible NVIDIA card, else after its chip"),
+    "machine": Column("identity", "named after the device that ran (a Mac after its chip), or by MACHINE"),
     "device": Column("identity", "what ran: cpu, cuda, mps"),
     "device_name": Column("identity", "its name as the system reports it"),
     "gpu_cores": Column("identity", "Apple GPU cores"),
@@ -118,7 +118,7 @@ COLUMNS = {
     "bytes_per_step": Column("result", "that a step of decode or gemv has to read: weights, mean cache", "positive"),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
     "peak_memory_bytes": Column("result", "on the (first) device; of the process if the device is the cpu", "meter"),
-    "power_watts": Column("result", "mean over at least five seconds of the work, or over a sustained row", "meter"),
+    "power_watts": Column("result", "mean over five seconds of the first process, or over a sustained row", "meter"),
     "power_scope": Column("result", "what power_watts covers on each device; the watts are the sum of all devices"),
     "joules_per_item": Column("result", "joules over items in the seconds of power_watts", "meter"),
     "idle_watts": Column("result", "power_watts before the run starts any work on the device", "meter"),

@@ -11,7 +11,7 @@ IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks cont
 # (section 4.1 of https://arxiv.org/abs/1509.09308); MLX on Metal has F(6x6, 3x3), which needs 64 for 324.
 WINOGRAD, WINOGRAD_MLX = 36 / 16, 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
-CHIP = ("machine", "device", "cpu_id")  # many servers call different chips by the same name
+CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 

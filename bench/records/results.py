@@ -20,9 +20,14 @@ class ResultsError(SettingError):
     """A results file that cannot be used: one line with the file and the fix."""
 
 
-def prepare(path):
-    """Raise ResultsError unless rows can be appended to this file; called before anything is measured."""
-    append(path)
+def path_of(folder, row):
+    """Return the path of a row's file in the folder of results: that of its machine."""
+    return Path(folder, f"{row['machine']}.csv")
+
+
+def prepare(folder):
+    """Raise ResultsError unless files can be written in this folder; called before anything is measured."""
+    append(Path(folder, ".csv"))  # without rows no such file appears
 
 
 def append(path, *rows):

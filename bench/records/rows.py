@@ -1,8 +1,10 @@
 """Fill the cells of a row, {column: value}: what the settings and the work say, and what a measurement adds."""
 
+import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from bench.host.environment import name_machine
 from bench.records import peaks
 from bench.records.columns import COLUMNS, SCHEMA, WORK
 from bench.settings import AUTO, DECLARED, is_used_in
@@ -37,7 +39,10 @@ def complete_row(host, run_id, line):
     now = datetime.now(UTC).isoformat(timespec="seconds")
     shared = {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
     row = dict.fromkeys(COLUMNS) | asdict(host) | shared | line
+    gpu_name = row["device_name"] if row["device"] not in ("cpu", "mps") else None  # a Mac has one name for both
+    row["machine"] = host.machine or name_machine(host.cpu_name, host.cpu_count, gpu_name, host.gpu_cores)
     row["device_name"] = row["device_name"] or host.cpu_name
+    row["note"] = row["note"].replace(f"{os.path.expanduser('~')}/", "~/")  # as a compiler's command quotes it
     if peaks.is_implausible(row):
         row["flags"] = f"{row['flags']} implausible".strip()
     return row

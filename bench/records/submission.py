@@ -30,7 +30,7 @@ from bench.records.columns import COLUMNS, WORK, describe_work, format_number
 from bench.settings import ROOT, TRAINING, WORKLOADS, SettingError, read_settings
 
 NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?"
-HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\|~/"
+HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\"
 NEEDED = ("framework", "workload", "model", "device", "device_name", "unit", "throughput", "items", "seconds")
 SHOWN = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "framework_version", "workload", "commit")
 FREE_TEXT = ("note", "allocator")  # may quote the system
@@ -117,7 +117,7 @@ class Repository:
     def changed_files(self):
         """List the machines' files that differ from the base: changed, removed or new, committed or not."""
         files = "-z", "--", "results/*.csv", ":!results/published.csv"
-        changed = self.git("diff", "--name-only", "--no-renames", self.base, *files) or ""
+        changed = self.git("diff", "--name-only", "--no-renames", self.base or "HEAD", *files) or ""
         new = self.git("ls-files", "--others", "--exclude-standard", *files) or ""
         return (changed + new).split("\0")[:-1]
 
@@ -173,8 +173,12 @@ def own_names():
 
 
 def submit(settings, repository):
-    """Check this machine's rows and print how to send them; returns the problems as lines."""
-    machine = environment.describe_host(settings.machine).machine
+    """Check MACHINE's rows, or the only new ones, and print how to send them; returns the problems as lines."""
+    changed = [PurePosixPath(path).stem for path in repository.changed_files()]
+    if not settings.machine and len(changed) != 1:
+        found = " or ".join(changed) or "but there is none: run `make image` first"
+        raise SettingError(f"set MACHINE to the file with new rows to send, {found}")
+    machine = settings.machine or changed[0]
     file = settings.results_dir / f"{machine}.csv"
     if not file.is_file():
         raise SettingError(f"MACHINE={machine!r} has no file {cli.display_path(file)}: run `make image` first")

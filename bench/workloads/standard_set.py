@@ -14,7 +14,6 @@ QUICK_PEAKS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
 ONLY_FULL = "2048x2048x2048"  # a matmul that shows that a sweep was not a quick one
 QUICK = {"MAX_SECONDS": "1"}
 FORMATS = ("bfloat16", "float16")  # of 16 bits; float16 only on a GPU
-GPUS = ("cuda", "mps")
 SHARED_GB = 32  # of memory that the system and its GPU share: with less, training with large batches swaps
 
 
@@ -28,7 +27,7 @@ class Work:
     phase: str
     batch_size: int
     is_quick: bool = False  # QUICK=1 measures it too, in float32 only
-    devices: tuple[str, ...] = ("cpu", *GPUS)  # that measure it
+    devices: tuple[str, ...] = ("cpu", "gpu")  # that measure it; a GPU is any device except a CPU
     numbers: tuple[str, ...] = ("float32", *FORMATS)
     settings: tuple[tuple[str, str], ...] = ()  # other than the defaults
     has_pipeline: bool = False  # in float32 the input pipeline is measured too
@@ -48,7 +47,7 @@ class Work:
         return about | dict(self.settings) | {"PRECISION": self.precision(numbers)}
 
 
-LARGE_BATCH = {"devices": GPUS, "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}
+LARGE_BATCH = {"devices": ("gpu",), "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}
 LARGE_BATCH |= {"shared_gb": SHARED_GB}
 COMPILED = {"devices": ("cuda",), "numbers": ("bfloat16",), "settings": (("COMPILE", "reduce-overhead"),)}
 STANDARD_SET = (
@@ -60,8 +59,8 @@ STANDARD_SET = (
     Work("DistilBERT", "transformer", "distilbert", "training", 8, is_quick=True),
     Work("SmolLM2-135M", "llm", "smollm2-135m", "prefill", 1, is_quick=True),
     Work("SmolLM2-135M", "llm", "smollm2-135m", "decode", 1, is_quick=True),
-    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, devices=GPUS),
-    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, devices=GPUS),
+    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, devices=("gpu",)),
+    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, devices=("gpu",)),
     Work("Llama-3.2-1B, compiled", "llm", "llama-3.2-1b", "decode", 1, **COMPILED),
     Work("ResNet-50, channels_last", "image", "resnet50", "training", 256, **LARGE_BATCH),
 )

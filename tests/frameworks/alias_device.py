@@ -66,7 +66,7 @@ class Allocator:
         self.synchronized += 1
 
 
-def pretend(monkeypatch, name, capability=(9, 0)):
+def pretend(monkeypatch, name, capability=(9, 0), **properties):
     """Let on_torch see a GPU called cuda or mps; returns its Allocator."""
     device, allocator = AliasDevice(name), Allocator()
     on_cpu, scaler = torch.autocast, torch.amp.GradScaler
@@ -79,6 +79,7 @@ def pretend(monkeypatch, name, capability=(9, 0)):
     monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda: allocator.allocated)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: allocator.most_allocated)
     module, named = torch.get_device_module, SimpleNamespace(get_device_name=lambda: "NVIDIA Alias")
+    named.get_device_properties = lambda: SimpleNamespace(**properties)
     monkeypatch.setattr(torch, "get_device_module", lambda of=None: named if of is device else module(of))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", allocator.limit)

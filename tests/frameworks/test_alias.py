@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.frameworks import base, on_torch
-from bench.settings import read_settings
+from bench.settings import SettingError, read_settings
 from bench.timing import measure
 from bench.workloads import operators
 from tests.frameworks import alias_device
@@ -100,6 +100,27 @@ def test_the_watch_sees_what_it_is_there_for():
 def test_a_card_that_emulates_bfloat16_is_known(monkeypatch, capability, expected):
     alias_device.pretend(monkeypatch, "cuda", capability)
     assert on_torch.find_device(read_settings("llm", {})).emulates_bfloat16 == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "properties", "expected"),
+    [
+        ("cuda", {"is_integrated": 0}, False),
+        ("cuda", {"is_integrated": 1}, True),
+        ("xpu", {"is_integrated_gpu": False}, False),
+        ("xpu", {"is_integrated_gpu": True}, True),
+        ("mps", {}, None),
+    ],
+)
+def test_a_gpu_that_shares_the_systems_memory_is_known(monkeypatch, device, properties, expected):
+    alias_device.pretend(monkeypatch, device, **properties)
+    assert on_torch.find_device(read_settings("llm", {})).is_integrated is expected
+
+
+def test_several_devices_that_cannot_work_together_are_refused(monkeypatch):
+    alias_device.pretend(monkeypatch, "xpu")
+    with pytest.raises(SettingError, match=r"NUM_DEVICES='2'.*xpu"):
+        on_torch.find_device(read_settings("mlp", {"NUM_DEVICES": "2"}))
 
 
 def test_streams_epochs_and_operators_run(gpu, monkeypatch):

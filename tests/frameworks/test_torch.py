@@ -162,6 +162,8 @@ def test_compile_takes_the_modes_of_torch_and_close_resets_it(monkeypatch):
     for mode in ("0", "1", "reduce-overhead"):
         session = open_session("mlp", "training", COMPILE=mode)
         session.step()
+        torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] = 2
+        assert ("torch.compile: 2" in session.context.notes()) == (mode != "0")
         session.close()
     assert asked == ["default", "reduce-overhead"]
     assert (len(begun), len(resets)) == (2, 2)  # CUDA graphs have to know that a step begins

@@ -16,10 +16,13 @@ from bench.settings import SettingError
         ("AMD EPYC", 2, None, None, "amd-epyc-2-cores"),
         ("Intel(R) Xeon(R) CPU @ 2.20GHz", 4, None, None, "intel-xeon-4-cores"),
         ("Apple M1 Max", 10, None, 32, "apple-m1-max-32-gpu-cores"),
-        ("Intel(R) Xeon(R) CPU @ 2.00GHz", 2, "Tesla T4", None, "nvidia-tesla-t4"),
+        ("Intel(R) Xeon(R) CPU @ 2.00GHz", 2, "Tesla T4", None, "tesla-t4"),
+        ("AMD EPYC", 2, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, "nvidia-h100-80gb-hbm3-mig-1g-10gb"),
+        ("AMD EPYC", 2, "AMD Instinct MI300X", None, "amd-instinct-mi300x"),
+        ("AMD EPYC", 2, "Intel(R) Arc(TM) A770 Graphics", None, "intel-arc-a770-graphics"),
     ],
 )
-def test_a_machine_is_named_after_its_fastest_device(cpu, cores, gpu, gpu_cores, name):
+def test_a_machine_is_named_after_the_device_that_ran(cpu, cores, gpu, gpu_cores, name):
     assert environment.name_machine(cpu, cores, gpu, gpu_cores) == name
 
 
@@ -45,6 +48,18 @@ def test_a_build_without_cuda_from_a_login_node_is_told(monkeypatch):
         monkeypatch.setattr(environment.sys, "prefix", str(prefix))
         monkeypatch.setattr(environment, "find_spec", lambda name, package=package: package)
         assert fix in environment.explain_missing_gpu("torch")
+
+
+@pytest.mark.parametrize(
+    ("visible", "slot"),
+    [("1", "1"), ("GPU-2b", "1"), ("GPU-1a11", "0"), ("MIG-GPU-1a11/7/0", None), ("", None)],
+)
+def test_cuda_visible_devices_may_have_the_start_of_a_uuid_and_slices(monkeypatch, visible, slot):
+    cards = [Card("NVIDIA H100", "0", "GPU-1a11"), Card("NVIDIA H100", "1", "GPU-2b22")]
+    monkeypatch.setattr(environment, "list_cards", lambda: cards)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = environment.find_card()
+    assert (found and found.index) == slot
 
 
 def test_a_cpu_is_identified_by_its_family_model_and_stepping(monkeypatch):

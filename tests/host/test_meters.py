@@ -104,7 +104,7 @@ def test_idle_power_and_other_programs_on_a_card_are_measured_where_there_is_a_c
     assert instruments.idle_watts == pytest.approx(12)
     assert clock.now == meters.IDLE_SECONDS
     assert instruments.joules() == pytest.approx(1060)
-    for percent, is_shared in ((5, False), (40, True)):
+    for percent, is_shared in ((15, False), (40, True)):
         counter.busy_percent = lambda percent=percent: percent  # before the run
         assert instruments.with_idle_watts(clock, sleep).card_is_shared == is_shared
     counter.joules = fail

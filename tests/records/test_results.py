@@ -46,7 +46,7 @@ def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
 def test_a_file_that_must_not_be_written_to_is_left_as_it_is(tmp_path, text):
     path = tmp_path / "m.csv"
     path.write_text(text)
-    for use in (results.prepare, results.read, lambda path: results.append(path, ROW)):
+    for use in (results.read, lambda path: results.append(path, ROW)):
         with pytest.raises(ResultsError):
             use(path)
         assert path.read_text() == text
@@ -74,8 +74,10 @@ def test_parallel_processes_lose_and_mix_no_rows(tmp_path):
 def test_an_impossible_place_is_refused_at_once_and_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
     path = tmp_path / "m.csv"
     results.append(path, ROW)
+    results.prepare(tmp_path)
+    assert list(tmp_path.glob("*.csv")) == [path]
     with pytest.raises(ResultsError):
-        results.prepare(path / "m.csv")
+        results.prepare(path)
     before = path.read_text()
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(results.os, "fsync", full)

@@ -45,7 +45,7 @@ GOOD = {
     "decode": [DECODE],
     "NUM_IMAGES": [PIPELINE, {"scope": "device", "stop_reason": "num_images", "items": 656, "seconds": 6.6625}],
     "an epoch": [PIPELINE, EPOCH],
-    "a failure": [FAILED],
+    "a failure": [FAILED, {"note": "Command 'gcc -I~/bench/include' failed"}],
 }
 
 
@@ -172,6 +172,14 @@ def test_submit_prints_how_to_send_this_machines_rows(submit, repository, capsys
     assert not (repository.folder / f"{CHIP}.txt").exists()  # there is no remote
     assert submit({}, {"allocator": "LD_PRELOAD=alice.so"}) != []
     assert capsys.readouterr().out == ""
+
+
+def test_without_machine_the_only_file_with_new_rows_is_sent(submit, repository, monkeypatch):
+    monkeypatch.delenv("MACHINE")
+    assert submit({}, {"seed": 1}) == []
+    write(repository, {}, machine="another")
+    with pytest.raises(SettingError, match=f"{CHIP} or another|another or {CHIP}"):
+        submit({}, {"seed": 1})
 
 
 @pytest.mark.parametrize(
