@@ -12,7 +12,7 @@ import numpy as np
 from keras import layers, ops
 
 from bench.frameworks import base
-from bench.timing import MeasurementError
+from bench.timing import MeasurementError, check
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
@@ -25,9 +25,8 @@ class KerasContext(base.DeviceContext):
     image_models = staticmethod(lambda: [*RESNETS, "mobilenet_v2"])
     model_class: Callable[..., base.Model]  # takes a context, a Keras model and, if it is trained, a loss
     place: Any  # this device, as keras.device() takes it
-    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> [output, gradient of the
-    # last layer's kernel], without a loss [output]; without dropout. The loss is multiplied by LOSS_SCALE: small
-    # gradients would be zero in float16.
+    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> base.PARTS, without a loss
+    # [output]; without dropout. The loss is multiplied by LOSS_SCALE: small gradients would be zero in float16.
     evaluator: Callable
 
     def __init__(self, device, settings, compares):
@@ -39,7 +38,7 @@ class KerasContext(base.DeviceContext):
         self.compares_with_cpu = self.compares_with_cpu or (compares and self.compile)
 
     def build(self, workload, is_trained):
-        loss_of, pairs, expected = cross_entropy if is_trained else None, self.pairs(workload), None
+        loss_of, pairs, references = cross_entropy if is_trained else None, self.pairs(workload), None
         keras.config.set_dtype_policy(self.policy)  # of new layers
         with keras.device(self.place):
             model = self.builders[workload.name](workload)
@@ -48,12 +47,20 @@ class KerasContext(base.DeviceContext):
             keras.config.set_dtype_policy("float32")
             with keras.device("cpu:0"):
                 same = self.builders[workload.name](workload)
-                same.set_weights(self.as_arrays(each.value for each in model.weights))
-                batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
-                expected = self.as_arrays(self.evaluator(same, workload, loss_of, compiled=False)(*batch))
+                weights = self.as_arrays(each.value for each in model.weights)
+                evaluate_same = self.evaluator(same, workload, loss_of, compiled=False)
+
+                def evaluate_on_cpu(spread):
+                    with check.disturbed([*weights, *pairs[0]], spread):
+                        same.set_weights(weights)
+                        batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
+                        return self.as_arrays(evaluate_same(*batch))
+
+                references = self.references(evaluate_on_cpu)
         # As it will be measured: Metal's wrong results come from operators that a graph fuses.
-        evaluate, batch = self.evaluator(model, workload, loss_of, compiled=True), self.put(*pairs[0])
-        self.check_model(lambda: self.as_arrays(evaluate(*batch)), expected)
+        evaluate = self.evaluator(model, workload, loss_of, compiled=True)
+        batch = self.put(*self.fill_batch(workload, pairs[0]))
+        self.check_model(lambda: self.as_arrays(evaluate(*batch)), references)
         with keras.device(self.place):
             return self.model_class(self, model, loss_of)
 
@@ -117,6 +124,11 @@ def build_optimizer(context, weights):
         optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=base.LOSS_SCALE)
     optimizer.build(weights)
     return optimizer
+
+
+def first_kernel(model):
+    """Return the place, in the trainable variables, of the first matrix that is not an embedding."""
+    return next(place for place, weight in enumerate(model.trainable_variables) if weight.name == "kernel")
 
 
 def cross_entropy(outputs, target):

@@ -155,13 +155,17 @@ class DeviceContext(KerasContext):
             return [keras_model.stateless_call(trained, others, list(workload.inputs_of(batch)), training=False)[0]]
 
         def differentiate(trained, others, *batch):
-            def scaled_loss(kernel):
-                replaced = [*trained[:LAST_KERNEL], kernel, *trained[LAST_KERNEL + 1 :]]
+            places = LAST_KERNEL, keras_networks.first_kernel(keras_model)
+
+            def scaled_loss(kernels):
+                replaced = list(trained)
+                for place, kernel in zip(places, kernels, strict=True):
+                    replaced[place] = kernel
                 (outputs,) = infer(replaced, others, *batch)
                 return base.LOSS_SCALE * loss_of(outputs, batch[-1]), outputs
 
-            gradient, outputs = jax.grad(scaled_loss, has_aux=True)(trained[LAST_KERNEL])
-            return [outputs, gradient]
+            gradients, outputs = jax.grad(scaled_loss, has_aux=True)([trained[place] for place in places])
+            return [outputs, *gradients]
 
         run = differentiate if loss_of else infer
         run = jax.jit(self.counted(run)) if compiled else run

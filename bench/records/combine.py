@@ -4,7 +4,7 @@ from bench.records.columns import WORK
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
 
-OF_THE_FIRST = ("output_error", "idle_watts")  # cells that only the first process measures
+OF_THE_FIRST = ("output_error", "output_limit", "idle_watts")  # cells that only the first process measures
 
 
 def combine(processes):

@@ -1,14 +1,22 @@
 """Check that the work is right before it is timed, with the same NumPy code for every framework."""
 
+from contextlib import contextmanager
+
 import numpy as np
 
 from bench.timing import MeasurementError
 from bench.workloads.operators import EIGHT_BITS
 
-# Of a model's output and gradient on the measured device, against the CPU in float32. A wrong kernel is wrong by about
-# 1. Another order of float32 sums changes a deep model by 1e-5 to 1e-3, shorter significands change it by up to 0.2.
+# Limits of a result's relative L2 error that need no model, in float32 and with shorter significands. A wrong kernel is
+# wrong by about 1. Another order of float32 sums changes a deep model by 1e-5 to 1e-3.
 MAX_RELATIVE_ERROR = 0.01
 MAX_ROUGH_ERROR = 0.3
+# Of a model in 16 bits or TF32: docs/method-details.md has the errors that these numbers follow from.
+ROUNDING_MULTIPLE = 4  # the largest error, divided by the error of a model whose weights and inputs are disturbed
+MAX_ROUNDING = 0.6  # of a disturbed model, if its error is to mean anything
+MAX_MODEL_ERROR = 0.9  # two unrelated outputs differ by about 1.4
+# How far each number is disturbed, at most and relative to it: as rounding to the format moves it.
+SPREADS = {"tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
 MAX_CACHE_ERROR = 0.08  # of smollm2-135m in 16 bits: rounding 0.02, positions off by one 0.13, no cache 1.4
 MAX_TRAINING_ERROR = 0.1  # of a compiled model in training: BatchNorm amplifies rounding, to 2e-3 in ResNet-152
 
@@ -40,10 +48,50 @@ def check_parameters(counted, expected):
         raise MeasurementError("wrong_model", f"the model has {counted} trainable parameters, not {expected}")
 
 
-def output_limit(measured_precision):
-    """Return the largest relative L2 error of a model's output that rounding explains."""
-    is_exact = set(names_in(measured_precision)) <= {"float32", "float64"}
-    return MAX_RELATIVE_ERROR if is_exact else MAX_ROUGH_ERROR
+def is_exact(measured_precision):
+    """Return whether everything is computed in float32 or float64."""
+    return set(names_in(measured_precision)) <= {"float32", "float64"}
+
+
+def fixed_limit(measured_precision):
+    """Return the largest relative L2 error that rounding explains in a model of which nothing else is known."""
+    return MAX_RELATIVE_ERROR if is_exact(measured_precision) else MAX_ROUGH_ERROR
+
+
+def spread_of(measured_precision):
+    """Return how far rounding to the coarsest format moves a number; 0 in exact and unknown formats."""
+    names = names_in(measured_precision)
+    return 0 if "lower" in names else max(SPREADS.get(name, 0) for name in names)
+
+
+@contextmanager
+def disturbed(arrays, spread):
+    """Multiply, while inside, each float of NumPy arrays by 1 + u; u is seeded and uniform from -spread to spread.
+
+    Dividing restores them up to float32's last bit, without a copy of a model's weights.
+    """
+
+    def change(operator):
+        random = np.random.default_rng(0)
+        for array in arrays:
+            if spread and array.dtype.kind == "f":
+                factors = random.random(array.shape, np.float32)
+                factors *= 2 * spread
+                factors += 1 - spread
+                operator(array, factors, out=array)
+
+    change(np.multiply)
+    yield
+    change(np.divide)
+
+
+def limit_by_rounding(rounding, least):
+    """Return the largest relative L2 error that rounding explains, at least `least`; None if it explains any error.
+
+    Args:
+        rounding: relative L2 error of the same result of a disturbed model.
+    """
+    return None if rounding > MAX_ROUNDING else min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
 
 
 def check_equal(got, expected, limit, words):
@@ -77,9 +125,9 @@ def check_compiled(got, expected, again=None):
     check_equal(got, expected, limit, "compiled, the output differs")
 
 
-def check_cache(got, expected, precision):
+def check_cache(got, expected, measured_precision):
     """Raise MeasurementError unless tokens read one by one give the logits of all of them at once."""
-    limit = MAX_RELATIVE_ERROR if precision in ("float32", "float64") else 10 * MAX_CACHE_ERROR
+    limit = MAX_RELATIVE_ERROR if is_exact(measured_precision) else 10 * MAX_CACHE_ERROR
     check_equal(got, expected, limit, "logits of single tokens through the cache differ")
 
 

@@ -29,9 +29,9 @@ def test_quantities_stay_apart_and_in_order():
 
 
 def test_what_only_the_first_process_measures_and_warnings_of_all_are_kept():
-    rows = row(3.0, idle_watts=70.0, output_error=0.1, flags="drift"), row(4.0), row(5.0, flags="contended drift")
+    rows = row(3.0, output_error=0.1, output_limit=0.2, flags="drift"), row(4.0), row(5.0, flags="contended drift")
     (found,) = combine([[each] for each in rows])
-    assert (found["throughput"], found["idle_watts"], found["output_error"]) == (4, 70, 0.1)
+    assert (found["throughput"], found["output_limit"], found["output_error"]) == (4, 0.2, 0.1)
     assert found["flags"] == "drift contended"
 
 

@@ -19,13 +19,37 @@ def test_a_compiled_model_may_only_differ_by_rounding():
 
 
 def test_no_limit_exceeds_30_percent_and_parameters_are_exact():
-    assert check.output_limit("float32") == check.output_limit("float64") == 0.01
+    assert check.fixed_limit("float32") == check.fixed_limit("float64") == 0.01
     for measured in ("tf32", "float16", "bfloat16", "lower", "matmul bfloat16, convolution lower"):
-        assert check.output_limit(measured) == 0.3
+        assert check.fixed_limit(measured) == 0.3
     with pytest.raises(MeasurementError):
         check.check_samples(OUTPUT * 1.5, OUTPUT, "lower")
     with pytest.raises(MeasurementError):
         check.check_parameters(8, 7)
+
+
+def test_the_limit_of_a_model_follows_from_its_sensitivity_to_the_coarsest_format():
+    for measured, bits in (("bfloat16", 8), ("float16", 11), ("matmul tf32, convolution float16-accumulate", 8)):
+        assert check.spread_of(measured) == 2**-bits
+    assert not any(map(check.spread_of, ("float32", "lower", "matmul bfloat16, convolution lower")))
+    cases = ((0.01, 0.01, 0.04), (0.01, 0.3, 0.3), (0.0001, 0.01, 0.01), (0.5, 0.01, 0.9), (0.7, 0.01, None))
+    for rounding, least, limit in cases:
+        assert check.limit_by_rounding(rounding, least) == limit
+
+
+def test_arrays_are_disturbed_by_at_most_the_spread_and_restored():
+    weights, ids = OUTPUT.astype(np.float32), np.arange(4)
+    with check.disturbed([weights, ids], 2**-8):
+        changes = np.abs(weights / OUTPUT - 1)
+        assert 2**-9 < changes.max() <= 1.001 * 2**-8
+    assert check.relative_error(weights, OUTPUT) < 1e-7
+    assert ids.tolist() == [0, 1, 2, 3]
+
+
+def test_the_limit_of_a_cache_is_that_of_the_measured_precision():
+    check.check_cache(OUTPUT * 1.02, OUTPUT, "tf32")
+    with pytest.raises(MeasurementError, match="cache"):
+        check.check_cache(OUTPUT * 1.02, OUTPUT, "matmul float32, convolution float64")
 
 
 def rounded(values, bits):
