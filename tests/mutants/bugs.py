@@ -106,7 +106,9 @@ BUGS = {
     "check_two_items_of_a_batch": Bug(BASE, "math.ceil(workload.items_per_step / 2)", "1", ALIAS_BATCH),
     "check_only_the_first_pair": Bug(BASE, "np.split(found, len(found) // len(right))", "[found[:2]]", ALIAS_BATCH),
     "compare_compiled_tf32": Bug(BASE, "check.is_exact(self.measured_precision)", "True", ALIAS_11_BITS),
-    "accept_an_ignored_input": Bug(BASE, "check.require(not np.array_equal(*got[0][:2]), ", "check.require(True, ", WRONG),
+    "accept_an_ignored_input": Bug(
+        BASE, "check.require(not np.array_equal(*got[0][:2]), ", "check.require(True, ", WRONG
+    ),
     "accept_float16_as_float32": Bug(BASE, "PROBE_SCALE = 2.0**16", "PROBE_SCALE = 1.0", WRONG),
     "compare_nothing_on_a_gpu": Bug(BASE, 'compares and (device != "cpu" or has_short_numbers)', "False", ALIAS),
     "accept_another_last_output": Bug(CHECK, "    if np.isfinite(timed).all():", "    if False:", CHECKS),
