@@ -13,8 +13,8 @@ MAX_RELATIVE_ERROR = 0.01
 MAX_ROUGH_ERROR = 0.3
 # Of a model in 16 bits or TF32: docs/method-details.md has the errors that these numbers follow from.
 ROUNDING_MULTIPLE = 4  # the largest error, divided by the error of a model whose weights and inputs are disturbed
-MAX_ROUNDING = 0.6  # of a disturbed model, if its error is to mean anything
 MAX_MODEL_ERROR = 0.9  # two unrelated outputs differ by about 1.4
+MAX_ROUNDING = MAX_MODEL_ERROR / 2  # of a disturbed model: above it, nothing can be said
 # How far each number is disturbed, at most and relative to it: as rounding to the format moves it.
 SPREADS = {"tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
 MAX_CACHE_ERROR = 0.08  # of smollm2-135m in 16 bits: rounding 0.02, positions off by one 0.13, no cache 1.4
