@@ -262,7 +262,7 @@ def describe_work(bench: Bench, workload: Workload, scope, session, columns):
         "parameters": session.parameters,
         "measured_precision": session.measured_precision,
         "output_error": session.output_error,
-        "output_limit": session.output_limit,
+        "output_limit": session.context.output_limit,
         "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.context.peak_memory_bytes(),
         "idle_watts": bench.instruments.idle_watts,
         "note": session.context.note or workload.columns.get("note", ""),

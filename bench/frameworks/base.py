@@ -180,9 +180,11 @@ class DeviceContext(ABC):
             self.measured_precision = ", ".join(f"{name} {precision}" for name, precision in found.items())
         if self.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
-        self.fixed_limit, self.spread = (f(self.measured_precision) for f in (check.fixed_limit, check.spread_of))
-        # In 16 bits rounding order alone can change outputs by 10 %.
-        self.compares_compiled = self.compile and check.is_exact(self.measured_precision)
+        is_exact = check.is_exact(self.measured_precision)
+        self.compares_compiled = self.compile and is_exact  # in 16 bits rounding order alone changes outputs by 10 %
+        self.fixed_limit = check.MAX_RELATIVE_ERROR if is_exact else check.MAX_ROUGH_ERROR
+        spreads = [check.SPREADS.get(precision, 0) for precision in found.values()]
+        self.spread = 0 if "lower" in found.values() else max(spreads)
         # Metal's Winograd convolutions are wrong by up to 5.7 % each, and what that adds up to is unknown.
         is_predicted = self.spread and not (has_convolutions and self.device == "mps")
         self.least_limit = check.MAX_RELATIVE_ERROR if is_predicted else self.fixed_limit
@@ -204,11 +206,8 @@ class DeviceContext(ABC):
         return (workload.make_checked or workload.make_batches)(2, self.seed)
 
     def fill_batch(self, workload, pair):
-        """Repeat a pair on a GPU until it fills the timed batch: which kernel runs depends on the number of items.
-
-        The mean loss and its gradients stay the same. A model whose checked items are smaller gets the pair itself.
-        """
-        is_repeated = self.device != "cpu" and not workload.make_checked
+        """Repeat a pair on a GPU, whose kernels depend on the number of items, until it fills the timed batch."""
+        is_repeated = self.device != "cpu" and not workload.make_checked  # of checked items that are not smaller
         times = math.ceil(workload.items_per_step / 2) if is_repeated else 1
         return tuple(np.concatenate([each] * times) for each in pair)
 
@@ -219,15 +218,17 @@ class DeviceContext(ABC):
             self.note = "not compared with the CPU, which has too little memory for this model in float32"
         return self.compares_with_cpu and has_memory
 
-    def references(self, evaluate):
-        """Return what a model computes on the CPU in float32, and what it computes there if rounding disturbs it.
+    def references(self, evaluate, arrays):
+        """Return what evaluate(spread) computes on the CPU in float32, and the same disturbed as rounding does it.
 
-        Args:
-            evaluate: (spread) -> the same list as that of check_model(), with all weights, and all inputs that are
-                floats, disturbed as in check.disturbed().
+        Weights and inputs in `arrays` are disturbed here; evaluate() does it itself with others.
         """
-        expected = evaluate(0)
-        return expected, evaluate(self.spread) if self.spread else expected
+        expected = disturbed = evaluate(0)
+        if self.spread:
+            check.disturb(arrays, self.spread)
+            disturbed = evaluate(self.spread)
+            check.disturb(arrays, self.spread, np.divide)
+        return expected, disturbed
 
     def check_model(self, evaluate, references):
         """Raise MeasurementError unless a model is right for pairs of items; stores the error of its output.
@@ -244,15 +245,13 @@ class DeviceContext(ABC):
             check.require(np.any(first), f"the {name} is all zero")
             check.check_equal(second, first, self.fixed_limit, f"equal inputs give a different {name}")
         check.require(not np.array_equal(*got[0][:2]), "two different items give the same output")
-        if references is None:
-            return
-        for name, found, right, other in zip(PARTS, got, *references, strict=False):
+        for name, found, right, other in zip(PARTS, got, *references or ((), ()), strict=False):
             rounding = check.relative_error(other, right)
             limit = check.limit_by_rounding(rounding, check.MAX_ROUGH_ERROR if name == PARTS[2] else self.least_limit)
             error = max(check.relative_error(pair, right) for pair in np.split(found, len(found) // len(right)))
             if name == PARTS[0]:
                 self.output_error, self.output_limit = error, limit
-                if limit is None:
-                    self.note = f"not compared with the CPU: rounding alone changes the output by {rounding:.0%}"
+            if limit is None and name == PARTS[0]:
+                self.note = f"not compared with the CPU: rounding alone changes the output by {rounding:.0%}"
             said = f"the {name} differs from the CPU's in float32 by {error:.1e} (relative L2)"
             check.require(limit is None or error <= limit, f"{said}, limit {limit}")

@@ -12,7 +12,7 @@ import numpy as np
 from keras import layers, ops
 
 from bench.frameworks import base
-from bench.timing import MeasurementError, check
+from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
@@ -50,13 +50,12 @@ class KerasContext(base.DeviceContext):
                 weights = self.as_arrays(each.value for each in model.weights)
                 evaluate_same = self.evaluator(same, workload, loss_of, compiled=False)
 
-                def evaluate_on_cpu(spread):
-                    with check.disturbed([*weights, *pairs[0]], spread):
-                        same.set_weights(weights)
-                        batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
-                        return self.as_arrays(evaluate_same(*batch))
+                def evaluate_on_cpu(_):
+                    same.set_weights(weights)
+                    batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
+                    return self.as_arrays(evaluate_same(*batch))
 
-                references = self.references(evaluate_on_cpu)
+                references = self.references(evaluate_on_cpu, [*weights, *pairs[0]])
         # As it will be measured: Metal's wrong results come from operators that a graph fuses.
         evaluate = self.evaluator(model, workload, loss_of, compiled=True)
         batch = self.put(*self.fill_batch(workload, pairs[0]))
@@ -124,11 +123,6 @@ def build_optimizer(context, weights):
         optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=base.LOSS_SCALE)
     optimizer.build(weights)
     return optimizer
-
-
-def first_kernel(model):
-    """Return the place, in the trainable variables, of the first matrix that is not an embedding."""
-    return next(place for place, weight in enumerate(model.trainable_variables) if weight.name == "kernel")
 
 
 def cross_entropy(outputs, target):

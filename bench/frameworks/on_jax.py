@@ -155,16 +155,15 @@ class DeviceContext(KerasContext):
             return [keras_model.stateless_call(trained, others, list(workload.inputs_of(batch)), training=False)[0]]
 
         def differentiate(trained, others, *batch):
-            places = LAST_KERNEL, keras_networks.first_kernel(keras_model)
+            first = [each.name for each in keras_model.trainable_variables].index("kernel")  # no embedding
 
             def scaled_loss(kernels):
                 replaced = list(trained)
-                for place, kernel in zip(places, kernels, strict=True):
-                    replaced[place] = kernel
+                replaced[LAST_KERNEL], replaced[first] = kernels
                 (outputs,) = infer(replaced, others, *batch)
                 return base.LOSS_SCALE * loss_of(outputs, batch[-1]), outputs
 
-            gradients, outputs = jax.grad(scaled_loss, has_aux=True)([trained[place] for place in places])
+            gradients, outputs = jax.grad(scaled_loss, has_aux=True)([trained[LAST_KERNEL], trained[first]])
             return [outputs, *gradients]
 
         run = differentiate if loss_of else infer

@@ -112,23 +112,23 @@ class DeviceContext(base.DeviceContext):
             output = module(*batch[:-1])
             return loss_of(output, batch[-1]), output
 
-        pair, references = pairs[0], None
-        batch = self.fill_batch(workload, pair)
-
-        def evaluate(batch=batch, dtype=self.dtype, compiled=lambda function, state: function):
+        def evaluate(
+            batch=self.fill_batch(workload, pairs[0]), dtype=self.dtype, compiled=lambda function, _: function
+        ):
             batch = self.put(*batch, dtype=dtype)
             if not is_trained:
                 return [as_numpy(compiled(module, module)(*workload.inputs_of(batch)))]
             (_, output), gradients = compiled(nn.value_and_grad(module, loss_and_output), module)(*batch)
-            found = [output, last_matrix(gradients)]
-            return [as_numpy(each) for each in found + ([] if workload.make_checked else [first_matrix(gradients)])]
+            ends = matrices(gradients)[-1], matrices(gradients)[0]
+            return [as_numpy(each) for each in (output, *ends[: 1 if workload.make_checked else 2])]
 
         def evaluate_on_cpu(spread):
-            with in_float32_on_cpu(module, spread), check.disturbed(pair, spread):
-                return evaluate(pair, mx.float32)
+            with in_float32_on_cpu(module, spread):
+                return evaluate(pairs[0], mx.float32)
 
+        references = None
         if self.can_compare(sum(each.size for each in leaves(module.parameters()))):
-            references = self.references(evaluate_on_cpu)
+            references = self.references(evaluate_on_cpu, pairs[0])
         self.check_model(evaluate, references)
         if self.compares_compiled:
             for got, expected, _ in zip(evaluate(compiled=self.compiled), evaluate(), base.PARTS[:2], strict=False):
@@ -144,7 +144,7 @@ class DeviceContext(base.DeviceContext):
                 return [as_numpy(model.logits(*self.put(ids)))]
 
         if self.can_compare(model.parameters):
-            references = self.references(evaluate_on_cpu)
+            references = self.references(evaluate_on_cpu, [])
         return model, references
 
     def operator(self, name):
@@ -183,29 +183,21 @@ class DeviceContext(base.DeviceContext):
 
 @contextmanager
 def in_float32_on_cpu(module, spread):
-    """Inside, a model has the same weights in float32, disturbed as in check.disturbed(), and all runs on the CPU.
-
-    NumPy would need another copy of the weights; a random number of MLX's exists only until it is multiplied.
-    """
+    """Inside, a model has the same weights in float32, disturbed as by check.disturb(), and all runs on the CPU."""
     weights = module.parameters()
     with mx.stream(mx.cpu):
         module.set_dtype(mx.float32)
-        if spread:
+        if spread:  # NumPy would need another copy of the weights
             disturb = lambda old: old * mx.random.uniform(1 - spread, 1 + spread, old.shape)  # noqa: E731
             module.update(tree_map(disturb, module.parameters()))
         yield
     module.update(weights)
 
 
-def last_matrix(tree):
-    """Return the last weight, or its gradient; a matrix, because in 16 bits norms stay at 1 in training."""
-    return [each for each in leaves(tree) if each.ndim > 1][-1]
-
-
-def first_matrix(tree):
-    """Return the first weight of a network, or its gradient, that is a matrix and not an embedding."""
+def matrices(tree):
+    """Return the weights of layers, or their gradients, in order; in 16 bits norms stay at 1 in training."""
     named = tree_flatten(tree)
-    return next(each for name, each in named if each.ndim > 1 and name.split(".")[0] not in on_mlx_networks.TABLES)
+    return [each for name, each in named if each.ndim > 1 and name.split(".")[0] not in on_mlx_networks.TABLES]
 
 
 class Model(base.Model):
@@ -259,13 +251,13 @@ class Model(base.Model):
 
     @property
     def last_weight(self):
-        return last_matrix(self.module.trainable_parameters())
+        return matrices(self.module.trainable_parameters())[-1]
 
     @property
     def last_gradient(self):
         # No counter proves that a part ran, so its read waits for all gradients: microseconds if they are done.
         mx.eval(self.gradients)
-        return last_matrix(self.gradients)
+        return matrices(self.gradients)[-1]
 
     def trained_weights(self):
         return leaves(self.module.trainable_parameters())

@@ -156,7 +156,7 @@ class DeviceContext(KerasContext):
 
     def evaluator(self, keras_model, workload, loss_of, compiled):
         weights, is_on_gpu = keras_model.trainable_variables, compiled and self.device != "cpu"
-        kernels = weights[LAST_KERNEL], weights[keras_networks.first_kernel(keras_model)]
+        kernels = weights[LAST_KERNEL], next(each for each in weights if each.name == "kernel")  # no embedding
         # On a GPU also the other gradients, because it may lack a kernel for them.
         weights = [each.value for each in [*kernels, *(weights if is_on_gpu else [])]]
 

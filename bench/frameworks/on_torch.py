@@ -193,9 +193,8 @@ def evaluate(module, workload, batch, with_gradient, precision=None):
     if with_gradient:
         matrices = [weight for weight in module.parameters() if weight.requires_grad and weight.ndim > 1]
         weights = [getattr(module, "probe", matrices[-1])]
-        if not workload.make_checked:
-            kinds = torch.nn.Linear, torch.nn.Conv2d  # no embeddings
-            weights.append(next(each.weight for each in module.modules() if isinstance(each, kinds)))
+        layers = (each for each in module.modules() if isinstance(each, (torch.nn.Linear, torch.nn.Conv2d)))
+        weights += [] if workload.make_checked else [next(layers).weight]
         found += torch.autograd.grad(base.LOSS_SCALE * loss, weights)
     return [each.cpu().float().numpy() for each in found]
 
@@ -239,12 +238,7 @@ class DeviceContext(base.DeviceContext):
         if compares:
             inputs = [each for each in pairs[0] if each.ndim > 1]  # the times of diffusion are powers of 2
             arrays = [each.detach().numpy() for each in (*module.parameters(), *inputs)]
-
-            def evaluate_on_cpu(spread):
-                with check.disturbed(arrays, spread):
-                    return evaluate(module, workload, pairs[0], is_trained)
-
-            references = self.references(evaluate_on_cpu)
+            references = self.references(lambda _: evaluate(module, workload, pairs[0], is_trained), arrays)
             del arrays
         module = module.to(self.device, self.dtype, memory_format=self.format)
         batch = self.put(*self.fill_batch(workload, pairs[0]))
@@ -254,13 +248,8 @@ class DeviceContext(base.DeviceContext):
     def build_cached(self, workload, ids):
         module, references = on_torch_llm.Decoder(workload), None
         if self.allocate(module):
-
-            def evaluate_on_cpu(spread):
-                weights = [each.detach().numpy() for each in module.parameters()]
-                with torch.inference_mode(), check.disturbed(weights, spread):
-                    return [module(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()]
-
-            references = self.references(evaluate_on_cpu)
+            run = torch.inference_mode()(lambda _: [module(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()])
+            references = self.references(run, [each.detach().numpy() for each in module.parameters()])
         return on_torch_llm.CachedModel(self, module.to(self.device, self.dtype)), references
 
     def allocate(self, module):

@@ -65,7 +65,6 @@ class BaseSession:
     parameters: int | None = None  # trainable; None without a model
     measured_precision: str | None = None  # as bench/timing/check.py names it
     output_error: float | None = None
-    output_limit: float | None = None
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands
     may_repeat = False  # whether last_result may be the same after different batches
@@ -156,8 +155,7 @@ class ModelSession(BaseSession):
         super().__init__(context, batches)
         check.check_parameters(model.parameters, workload.parameters)
         self.model, self.parameters, self.inputs_of = model, model.parameters, workload.inputs_of
-        self.measured_precision = context.measured_precision
-        self.output_error, self.output_limit = context.output_error, context.output_limit
+        self.measured_precision, self.output_error = context.measured_precision, context.output_error
         context.traces = 0  # the checks were compiled too
 
     def after_first_step(self):

@@ -1,21 +1,16 @@
 """Check that the work is right before it is timed, with the same NumPy code for every framework."""
 
-from contextlib import contextmanager
-
 import numpy as np
 
 from bench.timing import MeasurementError
 from bench.workloads.operators import EIGHT_BITS
 
-# Limits of a result's relative L2 error that need no model, in float32 and with shorter significands. A wrong kernel is
-# wrong by about 1. Another order of float32 sums changes a deep model by 1e-5 to 1e-3.
-MAX_RELATIVE_ERROR = 0.01
-MAX_ROUGH_ERROR = 0.3
-# Of a model in 16 bits or TF32: docs/method-details.md has the errors that these numbers follow from.
-ROUNDING_MULTIPLE = 4  # the largest error, divided by the error of a model whose weights and inputs are disturbed
-MAX_MODEL_ERROR = 0.9  # two unrelated outputs differ by about 1.4
-MAX_ROUNDING = MAX_MODEL_ERROR / 2  # of a disturbed model: above it, nothing can be said
-# How far each number is disturbed, at most and relative to it: as rounding to the format moves it.
+# Limits of relative L2 errors that need no model, in float32 and in less. A wrong kernel is wrong by about 1. Another
+# order of float32 sums changes a deep model by 1e-5 to 1e-3.
+MAX_RELATIVE_ERROR, MAX_ROUGH_ERROR = 0.01, 0.3
+# The error of a model in 16 bits or TF32, at most; and divided by that of the model when each weight and input is
+# disturbed by up to SPREADS, relative to it. docs/method-details.md has the measurements.
+MAX_MODEL_ERROR, ROUNDING_MULTIPLE = 0.9, 4
 SPREADS = {"tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
 MAX_CACHE_ERROR = 0.08  # of smollm2-135m in 16 bits: rounding 0.02, positions off by one 0.13, no cache 1.4
 MAX_TRAINING_ERROR = 0.1  # of a compiled model in training: BatchNorm amplifies rounding, to 2e-3 in ResNet-152
@@ -53,45 +48,20 @@ def is_exact(measured_precision):
     return set(names_in(measured_precision)) <= {"float32", "float64"}
 
 
-def fixed_limit(measured_precision):
-    """Return the largest relative L2 error that rounding explains in a model of which nothing else is known."""
-    return MAX_RELATIVE_ERROR if is_exact(measured_precision) else MAX_ROUGH_ERROR
+def disturb(arrays, spread, operator=np.multiply):
+    """Multiply each float of NumPy arrays by 1 + u, in place; u is seeded and uniform from -spread to spread.
 
-
-def spread_of(measured_precision):
-    """Return how far rounding to the coarsest format moves a number; 0 in exact and unknown formats."""
-    names = names_in(measured_precision)
-    return 0 if "lower" in names else max(SPREADS.get(name, 0) for name in names)
-
-
-@contextmanager
-def disturbed(arrays, spread):
-    """Multiply, while inside, each float of NumPy arrays by 1 + u; u is seeded and uniform from -spread to spread.
-
-    Dividing restores them up to float32's last bit, without a copy of a model's weights.
+    np.divide as the operator restores them up to float32's last bit.
     """
-
-    def change(operator):
-        random = np.random.default_rng(0)
-        for array in arrays:
-            if spread and array.dtype.kind == "f":
-                factors = random.random(array.shape, np.float32)
-                factors *= 2 * spread
-                factors += 1 - spread
-                operator(array, factors, out=array)
-
-    change(np.multiply)
-    yield
-    change(np.divide)
+    random = np.random.default_rng(0)
+    for array in arrays:
+        if array.dtype.kind == "f":
+            operator(array, 1 - spread + 2 * spread * random.random(array.shape, np.float32), out=array)
 
 
 def limit_by_rounding(rounding, least):
-    """Return the largest relative L2 error that rounding explains, at least `least`; None if it explains any error.
-
-    Args:
-        rounding: relative L2 error of the same result of a disturbed model.
-    """
-    return None if rounding > MAX_ROUNDING else min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
+    """Return the limit of a result's error, which a disturbed model has as `rounding`; None if that explains any."""
+    return None if rounding > MAX_MODEL_ERROR / 2 else min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
 
 
 def check_equal(got, expected, limit, words):

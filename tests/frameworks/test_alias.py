@@ -150,10 +150,10 @@ def test_a_gpu_that_is_wrong_from_nine_items_on_is_refused(monkeypatch, scale):
 @pytest.mark.parametrize(("device", "least"), [("cuda", 0.01), ("mps", 0.3)])
 def test_images_in_16_bits_on_mps_may_be_as_wrong_as_winograd_makes_them(monkeypatch, device, least):
     alias_device.pretend(monkeypatch, device)
-    session = open_session("image", "inference", PRECISION="bfloat16", IMAGE_SIZE="64")
-    assert session.output_error < session.output_limit
-    assert least <= session.output_limit < max(least, 0.29) + 0.01
-    assert open_session("transformer", "inference", PRECISION="bfloat16").output_limit < 0.1
+    context = open_session("image", "inference", PRECISION="bfloat16", IMAGE_SIZE="64").context
+    assert context.output_error < context.output_limit
+    assert least <= context.output_limit < max(least, 0.29) + 0.01
+    assert open_session("transformer", "inference", PRECISION="bfloat16").context.output_limit < 0.1
 
 
 def in_11_bits(tensor):
@@ -181,6 +181,7 @@ def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch):
         probed.setattr(torch.nn.functional, "conv2d", lambda *x, **how: convolve(*x, **how) * 1.06)
         session = open_session("image", "inference", PRECISION="bfloat16")
     assert session.measured_precision == "matmul bfloat16, convolution lower"
+    assert session.context.output_limit == 0.3
     assert open_session("mlp", "inference", PRECISION="bfloat16").measured_precision == "bfloat16"
     corrupt(monkeypatch, 2)
     with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):

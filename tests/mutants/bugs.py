@@ -105,7 +105,7 @@ BUGS = {
     "ignore_the_first_layers_gradient": Bug(BASE, "in zip(PARTS, got, *", "in zip(PARTS[:2], got, *", WRONG),
     "check_two_items_of_a_batch": Bug(BASE, "math.ceil(workload.items_per_step / 2)", "1", ALIAS_BATCH),
     "check_only_the_first_pair": Bug(BASE, "np.split(found, len(found) // len(right))", "[found[:2]]", ALIAS_BATCH),
-    "compare_compiled_tf32": Bug(BASE, "check.is_exact(self.measured_precision)", "True", ALIAS_11_BITS),
+    "compare_compiled_tf32": Bug(BASE, "self.compile and is_exact", "self.compile", ALIAS_11_BITS),
     "accept_an_ignored_input": Bug(
         BASE, "check.require(not np.array_equal(*got[0][:2]), ", "check.require(True, ", WRONG
     ),
