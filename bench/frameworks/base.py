@@ -254,4 +254,4 @@ class DeviceContext(ABC):
             if limit is None and name == PARTS[0]:
                 self.note = f"not compared with the CPU: rounding alone changes the output by {rounding:.0%}"
             said = f"the {name} differs from the CPU's in float32 by {error:.1e} (relative L2)"
-            check.require(limit is None or error <= limit, f"{said}, limit {limit}")
+            check.require(limit is None or error <= limit, f"{said}, limit {limit or 0:.1e}")

@@ -112,9 +112,9 @@ class DeviceContext(base.DeviceContext):
             output = module(*batch[:-1])
             return loss_of(output, batch[-1]), output
 
-        def evaluate(
-            batch=self.fill_batch(workload, pairs[0]), dtype=self.dtype, compiled=lambda function, _: function
-        ):
+        pair, batch, references = pairs[0], self.fill_batch(workload, pairs[0]), None
+
+        def evaluate(batch=batch, dtype=self.dtype, compiled=lambda function, state: function):
             batch = self.put(*batch, dtype=dtype)
             if not is_trained:
                 return [as_numpy(compiled(module, module)(*workload.inputs_of(batch)))]
@@ -124,11 +124,10 @@ class DeviceContext(base.DeviceContext):
 
         def evaluate_on_cpu(spread):
             with in_float32_on_cpu(module, spread):
-                return evaluate(pairs[0], mx.float32)
+                return evaluate(pair, mx.float32)
 
-        references = None
         if self.can_compare(sum(each.size for each in leaves(module.parameters()))):
-            references = self.references(evaluate_on_cpu, pairs[0])
+            references = self.references(evaluate_on_cpu, pair)
         self.check_model(evaluate, references)
         if self.compares_compiled:
             for got, expected, _ in zip(evaluate(compiled=self.compiled), evaluate(), base.PARTS[:2], strict=False):
