@@ -274,6 +274,7 @@ def complete_result(process: Process, workload: Workload, scope, session, row):
         "parameters": session.parameters,
         "measured_precision": session.measured_precision,
         "output_error": session.output_error,
+        "output_limit": session.output_limit,
         "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.peak_memory_bytes(),
         "idle_watts": process.instruments.idle_watts,
         "note": session.notes() or workload.columns.get("note", ""),

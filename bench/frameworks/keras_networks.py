@@ -28,9 +28,8 @@ class KerasContext(base.DeviceContext):
 
     model_class: Callable[..., base.Model]  # takes a context, a Keras model and, if it is trained, a loss
     place: Any  # this device, as keras.device() takes it
-    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> [output, gradient of the
-    # last layer's kernel], without a loss [output]; without dropout. The loss is multiplied by LOSS_SCALE: small
-    # gradients would be zero in float16.
+    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> base.PARTS, without a loss
+    # [output]; without dropout. The loss is multiplied by LOSS_SCALE: small gradients would be zero in float16.
     evaluator: Callable
 
     def __init__(self, device, settings, compares):
@@ -42,7 +41,7 @@ class KerasContext(base.DeviceContext):
         self.compares_with_cpu = self.compares_with_cpu or (compares and self.compile)
 
     def build(self, workload, is_trained):
-        loss_of, pairs, expected = cross_entropy if is_trained else None, self.pairs(workload), None
+        loss_of, pairs, references = cross_entropy if is_trained else None, self.pairs(workload), None
         keras.config.set_dtype_policy(self.policy)  # of new layers
         with keras.device(self.place):
             model = self.builders[workload.name](workload)
@@ -51,12 +50,19 @@ class KerasContext(base.DeviceContext):
             keras.config.set_dtype_policy("float32")
             with keras.device("cpu:0"):
                 same = self.builders[workload.name](workload)
-                same.set_weights(self.as_arrays(each.value for each in model.weights))
-                batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
-                expected = self.as_arrays(self.evaluator(same, workload, loss_of, compiled=False)(*batch))
+                weights = self.as_arrays(each.value for each in model.weights)
+                evaluate_same = self.evaluator(same, workload, loss_of, compiled=False)
+
+                def evaluate_on_cpu(_):
+                    same.set_weights(weights)
+                    batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
+                    return self.as_arrays(evaluate_same(*batch))
+
+                references = self.references(evaluate_on_cpu, [*weights, *pairs[0]])
         # As it will be measured: Metal's wrong results come from operators that a graph fuses.
-        evaluate, batch = self.evaluator(model, workload, loss_of, compiled=True), self.put(*pairs[0])
-        self.check_model(lambda: self.as_arrays(evaluate(*batch)), expected)
+        evaluate = self.evaluator(model, workload, loss_of, compiled=True)
+        batch = self.put(*self.fill_batch(workload, pairs[0]))
+        self.check_model(lambda: self.as_arrays(evaluate(*batch)), references)
         with keras.device(self.place):
             return self.model_class(self, model, loss_of)
 

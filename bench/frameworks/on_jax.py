@@ -155,13 +155,16 @@ class DeviceContext(KerasContext):
             return [keras_model.stateless_call(trained, others, list(workload.inputs_of(batch)), training=False)[0]]
 
         def differentiate(trained, others, *batch):
-            def scaled_loss(kernel):
-                replaced = [*trained[:LAST_KERNEL], kernel, *trained[LAST_KERNEL + 1 :]]
+            first = [each.name for each in keras_model.trainable_variables].index("kernel")  # no embedding
+
+            def scaled_loss(kernels):
+                replaced = list(trained)
+                replaced[LAST_KERNEL], replaced[first] = kernels
                 (outputs,) = infer(replaced, others, *batch)
                 return base.LOSS_SCALE * loss_of(outputs, batch[-1]), outputs
 
-            gradient, outputs = jax.grad(scaled_loss, has_aux=True)(trained[LAST_KERNEL])
-            return [outputs, gradient]
+            gradients, outputs = jax.grad(scaled_loss, has_aux=True)([trained[LAST_KERNEL], trained[first]])
+            return [outputs, *gradients]
 
         run = differentiate if loss_of else infer
         run = jax.jit(self.counted(run)) if compiled else run

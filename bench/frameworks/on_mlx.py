@@ -13,6 +13,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 from mlx import nn, optimizers
+from mlx.utils import tree_flatten, tree_map
 
 from bench.frameworks import Device, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, leaves
@@ -118,35 +119,39 @@ class DeviceContext(base.DeviceContext):
             output = module(*batch[:-1])
             return loss_of(output, batch[-1]), output
 
-        # Metal chooses the kernel of a convolution by the size of the batch (Winograd from 4,096 pixels on), so a GPU
-        # gets the pair as often as the batch that is timed has it: the mean loss and its gradient are the same.
-        repeats = max(1, workload.items_per_step // 2) if workload.name == "image" and self.device != "cpu" else 1
+        pair, batch, references = pairs[0], self.fill_batch(workload, pairs[0]), None
 
-        def evaluate(dtype=self.dtype, compiled=lambda function, state: function, repeats=repeats):
-            batch = self.put(*(np.concatenate([each] * repeats) for each in pairs[0]), dtype=dtype)
+        def evaluate(batch=batch, dtype=self.dtype, compiled=lambda function, state: function):
+            batch = self.put(*batch, dtype=dtype)
             if not is_trained:
-                return [as_numpy(compiled(module, module)(*workload.inputs_of(batch))[-2:])]
+                return [as_numpy(compiled(module, module)(*workload.inputs_of(batch)))]
             (_, output), gradients = compiled(nn.value_and_grad(module, loss_and_output), module)(*batch)
-            return [as_numpy(output[-2:]), as_numpy(last_matrix(gradients))]
+            ends = matrices(gradients)[-1], matrices(gradients)[0]
+            return [as_numpy(each) for each in (output, *ends[: 1 if workload.make_checked else 2])]
 
-        expected = None
+        def evaluate_on_cpu(spread):
+            with in_float32_on_cpu(module, spread):
+                return evaluate(pair, mx.float32)
+
         if self.can_compare(sum(each.size for each in leaves(module.parameters()))):
-            with in_float32_on_cpu(module):
-                expected = evaluate(mx.float32, repeats=1)
-        # In bfloat16, Metal's large 3 x 3 convolutions are wrong by up to 5.7 % (Winograd), which is not a fault.
-        self.check_model(evaluate, expected)
+            references = self.references(evaluate_on_cpu, pair)
+        self.check_model(evaluate, references)
         if self.compares_compiled:
-            for both in zip(evaluate(compiled=self.compiled), evaluate(), strict=True):
-                check.check_compiled(*both)
+            for got, expected, _ in zip(evaluate(compiled=self.compiled), evaluate(), base.PARTS[:2], strict=False):
+                check.check_compiled(got, expected)
         mx.clear_cache()
         return Model(self, module, loss_of)
 
     def build_cached(self, workload, ids):
-        model, expected = on_mlx_llm.CachedModel(self, workload), None
+        model, references = on_mlx_llm.CachedModel(self, workload), None
+
+        def evaluate_on_cpu(spread):
+            with in_float32_on_cpu(model.module, spread):
+                return [as_numpy(model.logits(*self.put(ids)))]
+
         if self.can_compare(model.parameters):
-            with in_float32_on_cpu(model.module):
-                expected = as_numpy(model.logits(*self.put(ids)))
-        return model, expected
+            references = self.references(evaluate_on_cpu, [])
+        return model, references
 
     def operator(self, name):
         def call(*operands):
@@ -183,18 +188,22 @@ class DeviceContext(base.DeviceContext):
 
 
 @contextmanager
-def in_float32_on_cpu(module):
-    """Inside, a model has the same weights in float32, and everything runs on the CPU."""
+def in_float32_on_cpu(module, spread):
+    """Inside, a model has the same weights in float32, disturbed as by check.disturb(), and all runs on the CPU."""
     weights = module.parameters()
     with mx.stream(mx.cpu):
         module.set_dtype(mx.float32)
+        if spread:  # NumPy would need another copy of the weights
+            disturb = lambda old: old * mx.random.uniform(1 - spread, 1 + spread, old.shape)  # noqa: E731
+            module.update(tree_map(disturb, module.parameters()))
         yield
     module.update(weights)
 
 
-def last_matrix(tree):
-    """Return the last weight, or its gradient; a matrix, because in 16 bits norms stay at 1 in training."""
-    return [each for each in leaves(tree) if each.ndim > 1][-1]
+def matrices(tree):
+    """Return the weights of layers, or their gradients, in order; in 16 bits norms stay at 1 in training."""
+    named = tree_flatten(tree)
+    return [each for name, each in named if each.ndim > 1 and name.split(".")[0] not in on_mlx_networks.TABLES]
 
 
 class Model(base.Model):
@@ -248,13 +257,13 @@ class Model(base.Model):
 
     @property
     def last_weight(self):
-        return last_matrix(self.module.trainable_parameters())
+        return matrices(self.module.trainable_parameters())[-1]
 
     @property
     def last_gradient(self):
         # No counter proves that a part ran, so its read waits for all gradients: microseconds if they are done.
         mx.eval(self.gradients)
-        return last_matrix(self.gradients)
+        return matrices(self.gradients)[-1]
 
     def trained_weights(self):
         return leaves(self.module.trainable_parameters())

@@ -12,6 +12,8 @@ from mlx.utils import tree_flatten
 
 from bench.workloads.workload import RESNETS
 
+TABLES = ("words", "positions", "types")  # the embeddings of an encoder
+
 
 def build_image(workload):
     """Build one of torchvision's ResNets; its images are channels last."""
@@ -95,9 +97,9 @@ class Classifier(nn.Module):
 
     def __init__(self, encoder):
         super().__init__()
-        width, tables = encoder.hidden_size, ("words", "positions", "types")
+        width = encoder.hidden_size
         counts = encoder.vocab_size, encoder.max_position_embeddings, encoder.token_types
-        for name, count in zip(tables, counts, strict=True):
+        for name, count in zip(TABLES, counts, strict=True):
             if count:
                 self[name] = nn.Embedding(count, width)
                 self[name].weight = 0.02 * mx.random.normal((count, width))

@@ -164,8 +164,9 @@ class DeviceContext(KerasContext):
 
     def evaluator(self, keras_model, workload, loss_of, compiled):
         weights, is_on_gpu = keras_model.trainable_variables, compiled and self.device != "cpu"
+        kernels = weights[LAST_KERNEL], next(each for each in weights if each.name == "kernel")  # no embedding
         # On a GPU also the other gradients, because it may lack a kernel for them.
-        weights = [each.value for each in [weights[LAST_KERNEL], *(weights if is_on_gpu else [])]]
+        weights = [each.value for each in [*kernels, *(weights if is_on_gpu else [])]]
 
         def evaluate(*batch):
             with tf.GradientTape() as tape:
@@ -177,7 +178,7 @@ class DeviceContext(KerasContext):
 
         run = self.function(evaluate) if compiled else evaluate
         run = refuse_cpu_work(run) if is_on_gpu else run
-        return lambda *batch: run(*batch)[:2]
+        return lambda *batch: run(*batch)[: len(base.PARTS)]
 
     def gather(self, data, order, batch_size):
         (order,) = self.put(order)

@@ -201,9 +201,9 @@ OPERATORS = {
 
 
 def evaluate(module, workload, batch, with_gradient, precision=None):
-    """Return [output, gradient of the mean loss by the last matrix] of a batch in NumPy, or only the output.
+    """Return base.PARTS of a batch in NumPy, or only the output.
 
-    The gradient is scaled by LOSS_SCALE: small ones would be zero in float16. `precision` is a context, autocast().
+    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `precision` is a context, autocast().
     """
     with precision or nullcontext(), torch.set_grad_enabled(with_gradient):
         outputs = module(*workload.inputs_of(batch))
@@ -211,7 +211,10 @@ def evaluate(module, workload, batch, with_gradient, precision=None):
     found = [outputs.detach()]
     if with_gradient:
         matrices = [weight for weight in module.parameters() if weight.requires_grad and weight.ndim > 1]
-        found += torch.autograd.grad(base.LOSS_SCALE * loss, getattr(module, "probe", matrices[-1]))
+        weights = [getattr(module, "probe", matrices[-1])]
+        layers = (each for each in module.modules() if isinstance(each, (torch.nn.Linear, torch.nn.Conv2d)))
+        weights += [] if workload.make_checked else [next(layers).weight]
+        found += torch.autograd.grad(base.LOSS_SCALE * loss, weights)
     return [each.cpu().float().numpy() for each in found]
 
 
@@ -250,24 +253,28 @@ class DeviceContext(base.DeviceContext):
         magnify their rounding errors. The host holds one copy of it, which then moves to the device.
         """
         module = BUILDERS[workload.name](workload)
-        compares = self.allocate(module)
+        compares, references = self.allocate(module), None
         pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.pairs(workload)]
         # With random weights and the initial statistics, activations explode or vanish with depth. More than two items,
         # because BatchNorm would magnify their rounding errors; models with BatchNorm have one input.
         update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
         module.eval()
-        expected = evaluate(module, workload, pairs[0], is_trained) if compares else None
+        if compares:
+            inputs = [each for each in pairs[0] if each.ndim > 1]  # the times of diffusion are powers of 2
+            arrays = [each.detach().numpy() for each in (*module.parameters(), *inputs)]
+            references = self.references(lambda _: evaluate(module, workload, pairs[0], is_trained), arrays)
+            del arrays
         module = module.to(self.device, self.dtype, memory_format=self.format)
-        pair = self.put(*pairs[0])
-        self.check_model(lambda: evaluate(module, workload, pair, is_trained, self.autocast()), expected)
+        batch = self.put(*self.fill_batch(workload, pairs[0]))
+        self.check_model(lambda: evaluate(module, workload, batch, is_trained, self.autocast()), references)
         return Model(self, module, LOSSES[workload.loss] if is_trained else None)
 
     def build_cached(self, workload, ids):
-        module, expected = on_torch_llm.Decoder(workload), None
+        module, references = on_torch_llm.Decoder(workload), None
         if self.allocate(module):
-            with torch.inference_mode():
-                expected = module(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()
-        return on_torch_llm.CachedModel(self, module.to(self.device, self.dtype)), expected
+            run = torch.inference_mode()(lambda _: [module(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()])
+            references = self.references(run, [each.detach().numpy() for each in module.parameters()])
+        return on_torch_llm.CachedModel(self, module.to(self.device, self.dtype)), references
 
     def allocate(self, module):
         """Give a model without memory its weights, on the CPU if they are compared there; returns whether they are."""

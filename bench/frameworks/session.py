@@ -64,7 +64,8 @@ class BaseSession:
     prepare: Callable[[], None] | None = None  # must run before each step, is complete when it returns, is not timed
     parameters: int | None = None  # trainable; None without a model
     measured_precision: str | None = None  # as bench/timing/check.py names it
-    output_error: float | None = None
+    output_error: float | None = None  # of the model, against float32 on the CPU
+    output_limit: float | None = None  # of that error
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands
     may_repeat = False  # whether last_result may be the same after different batches
@@ -178,7 +179,9 @@ class ModelSession(BaseSession):
         super().__init__(context, batches)
         check.check_parameters(model.parameters, workload.parameters)
         self.model, self.parameters, self.inputs_of = model, model.parameters, workload.inputs_of
-        self.measured_precision, self.output_error = context.measured_precision, context.output_error
+        self.measured_precision = context.measured_precision
+        self.output_error = context.output_error
+        self.output_limit = context.output_limit
         context.traces = 0  # the checks were compiled too
 
     def after_first_step(self):
@@ -204,7 +207,7 @@ class Inference(ModelSession):
 
     def check_last_step(self):
         last = np.array(self.context.as_array(self.last_result))
-        check.check_last_output(last, self.context.as_array(self.model.infer(*self.inputs)), self.context.output_limit)
+        check.check_last_output(last, self.context.as_array(self.model.infer(*self.inputs)), self.context.fixed_limit)
 
 
 class Training(ModelSession):
@@ -254,7 +257,7 @@ def build_cached(context, workload):
     The first round starts with an empty cache, the second with one that holds a prompt.
     """
     ids = np.random.default_rng(context.seed).integers(1, workload.sizes.vocab_size, size=(2, PROVED_TOKENS))
-    model, expected = context.build_cached(workload, ids)
+    model, references = context.build_cached(workload, ids)
     (tokens,) = context.put(ids)
     model.open_cache(*ids.shape)
 
@@ -266,9 +269,9 @@ def build_cached(context, workload):
         *_, last = (np.array(context.as_array(model.extend_uncompiled(part))) for part in parts)
         return last
 
-    context.check_model(lambda: [logits(0, PROVED_TOKENS)], None if expected is None else [expected])
+    context.check_model(lambda: [logits(0, PROVED_TOKENS)], references)
     for start in (0, PROVED_TOKENS // 2):
-        check.check_cache(logits(start, 1), logits(0, PROVED_TOKENS), context.precision)
+        check.check_cache(logits(start, 1), logits(0, PROVED_TOKENS), context.measured_precision)
     return model
 
 

@@ -74,6 +74,7 @@ COLUMNS = {
     "precision": Column("work", "as asked for", words="{}"),
     "measured_precision": Column("result", "found by a comparison with float64"),
     "output_error": Column("result", "of the output against float32 on the CPU, relative L2", "number"),
+    "output_limit": Column("result", "of that error: what rounding explains; blank if it explains any", "number"),
     "compile": Column("work", "1 or 0, or a mode of torch.compile; in JAX always 1", words=COMPILE_WORDS),
     "memory_format": Column("work", "channels_first or channels_last", words="{}"),
     "batch_size": Column("work", "items in one step; sequences of an llm", words="batch {}"),

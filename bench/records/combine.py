@@ -5,7 +5,8 @@ from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
 
 # Columns that only the first process measures.
-OF_THE_FIRST = ("output_error", "canary_seconds", "idle_watts", "power_watts", "joules_per_item", "power_scope")
+OF_THE_FIRST = ("output_error", "output_limit", "canary_seconds", "idle_watts")
+OF_THE_FIRST += ("power_watts", "joules_per_item", "power_scope")
 
 
 def combine(processes):

@@ -5,10 +5,13 @@ import numpy as np
 from bench.timing import MeasurementError
 from bench.workloads.operators import EIGHT_BITS
 
-# Of a model's output and gradient on the measured device, against the CPU in float32. A wrong kernel is wrong by about
-# 1. Another order of float32 sums changes a deep model by 1e-5 to 1e-3, shorter significands change it by up to 0.2.
-MAX_RELATIVE_ERROR = 0.01
-MAX_ROUGH_ERROR = 0.3
+# Limits of relative L2 errors that need no model, in float32 and in less. A wrong kernel is wrong by about 1. Another
+# order of float32 sums changes a deep model by 1e-5 to 1e-3.
+MAX_RELATIVE_ERROR, MAX_ROUGH_ERROR = 0.01, 0.3
+# The error of a model in 16 bits or TF32, at most; and divided by that of the model when each weight and input is
+# disturbed by up to SPREADS, relative to it. docs/method-details.md has the measurements.
+MAX_MODEL_ERROR, ROUNDING_MULTIPLE = 0.9, 4
+SPREADS = {"tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
 MAX_CACHE_ERROR = 0.08  # of smollm2-135m in 16 bits: rounding 0.02, positions off by one 0.13, no cache 1.4
 MAX_TRAINING_ERROR = 0.1  # of a compiled model in training: BatchNorm amplifies rounding, to 2e-3 in ResNet-152
 
@@ -40,10 +43,25 @@ def check_parameters(counted, expected):
         raise MeasurementError("wrong_model", f"the model has {counted} trainable parameters, not {expected}")
 
 
-def output_limit(measured_precision):
-    """Return the largest relative L2 error of a model's output that rounding explains."""
-    is_exact = set(names_in(measured_precision)) <= {"float32", "float64"}
-    return MAX_RELATIVE_ERROR if is_exact else MAX_ROUGH_ERROR
+def is_exact(measured_precision):
+    """Return whether everything is computed in float32 or float64."""
+    return set(names_in(measured_precision)) <= {"float32", "float64"}
+
+
+def disturb(arrays, spread, operator=np.multiply):
+    """Multiply each float of NumPy arrays by 1 + u, in place; u is seeded and uniform from -spread to spread.
+
+    np.divide as the operator restores them up to float32's last bit.
+    """
+    random = np.random.default_rng(0)
+    for array in arrays:
+        if array.dtype.kind == "f":
+            operator(array, 1 - spread + 2 * spread * random.random(array.shape, np.float32), out=array)
+
+
+def limit_by_rounding(rounding, least):
+    """Return the limit of a result's error, which a disturbed model has as `rounding`; None if that explains any."""
+    return None if rounding > MAX_MODEL_ERROR / 2 else min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
 
 
 def check_equal(got, expected, limit, words):
@@ -77,9 +95,9 @@ def check_compiled(got, expected, again=None):
     check_equal(got, expected, limit, "compiled, the output differs")
 
 
-def check_cache(got, expected, precision):
+def check_cache(got, expected, measured_precision):
     """Raise MeasurementError unless tokens read one by one give the logits of all of them at once."""
-    limit = MAX_RELATIVE_ERROR if precision in ("float32", "float64") else 10 * MAX_CACHE_ERROR
+    limit = MAX_RELATIVE_ERROR if is_exact(measured_precision) else 10 * MAX_CACHE_ERROR
     check_equal(got, expected, limit, "logits of single tokens through the cache differ")
 
 

@@ -86,7 +86,7 @@ class DeviceContext(base.DeviceContext):
         return model
 
     def measure_precision(self, has_convolutions):
-        self.measured_precision, self.output_limit = "float32", 0.01
+        self.measured_precision, self.fixed_limit = "float32", 0.01
 
     def open_stream(self, workload, settings, phase):
         batches = itertools.cycle(workload.make_batches(settings.batch_size, self.seed))

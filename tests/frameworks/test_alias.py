@@ -170,6 +170,26 @@ def test_a_device_that_corrupts_a_weight_gives_a_wrong_output(monkeypatch, devic
     assert caught.value.status == "wrong_output"
 
 
+@pytest.mark.parametrize("scale", [lambda y: 1.1 * y, lambda y: torch.cat([y[:8], 1.1 * y[8:]])])
+def test_a_gpu_that_is_wrong_from_nine_items_on_is_refused(monkeypatch, scale):
+    alias_device.pretend(monkeypatch, "mps")
+    linear = torch.nn.functional.linear
+    wrong = lambda x, *weights: linear(x, *weights) if len(x) < 9 else scale(linear(x, *weights))  # noqa: E731
+    monkeypatch.setattr(torch.nn.functional, "linear", wrong)
+    assert open_session("mlp", "inference", BATCH_SIZE="8").output_error < 1e-5
+    with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):
+        open_session("mlp", "inference", BATCH_SIZE="9")
+
+
+@pytest.mark.parametrize(("device", "least"), [("cuda", 0.01), ("mps", 0.3)])
+def test_images_in_16_bits_on_mps_may_be_as_wrong_as_winograd_makes_them(monkeypatch, device, least):
+    alias_device.pretend(monkeypatch, device)
+    context = open_session("image", "inference", PRECISION="bfloat16", IMAGE_SIZE="64").context
+    assert context.output_error < context.output_limit
+    assert least <= context.output_limit < max(least, 0.29) + 0.01
+    assert open_session("transformer", "inference", PRECISION="bfloat16").context.output_limit < 0.1
+
+
 def in_11_bits(tensor):
     mantissa, exponent = torch.frexp(tensor)
     return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
@@ -183,6 +203,7 @@ def test_a_gpu_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch):
     monkeypatch.setattr(torch, "matmul", lambda left, right: matmul(in_11_bits(left), in_11_bits(right)))
     assert open_session("mlp", "inference").measured_precision == "tf32"
     assert open_session("image", "inference").measured_precision == "matmul tf32, convolution float32"
+    assert not open_session("mlp", "inference", COMPILE="1").context.compares_compiled
 
 
 def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch):
@@ -194,6 +215,7 @@ def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch):
         probed.setattr(torch.nn.functional, "conv2d", lambda *x, **how: convolve(*x, **how) * 1.06)
         session = open_session("image", "inference", PRECISION="bfloat16")
     assert session.measured_precision == "matmul bfloat16, convolution lower"
+    assert session.context.output_limit == 0.3
     assert open_session("mlp", "inference", PRECISION="bfloat16").measured_precision == "bfloat16"
     corrupt(monkeypatch, 2)
     with pytest.raises(measure.MeasurementError, match="differs from the CPU's"):

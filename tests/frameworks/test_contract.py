@@ -97,16 +97,17 @@ def test_failures_are_told_apart(error, status):
 # Wrong devices
 
 FACTORS = itertools.cycle((1, 1.2))
-# Whether the CPU is needed to see it, and wrong(output, gradient of the last layer).
+# Whether the CPU is needed to see it, and wrong(output, gradients of the last and of the first layer).
 WRONG = {
-    "permuted_classes": (True, lambda output, gradient: [output[:, ::-1], gradient]),
-    "ignored_input": (False, lambda output, gradient: [np.repeat(output[:1], 2, 0), gradient]),
-    "zero": (False, lambda output, gradient: [0 * output, gradient]),
-    "not_a_number": (False, lambda output, gradient: [np.full_like(output, np.nan), gradient]),
-    "no_gradient": (False, lambda output, gradient: [output, 0 * gradient]),
-    "dropped_layer": (True, lambda output, gradient: [output, gradient]),
-    "doubled_gradient": (True, lambda output, gradient: [output, 2 * gradient]),
-    "unsteady": (False, lambda output, gradient: [output * next(FACTORS), gradient]),
+    "permuted_classes": (True, lambda output, *gradients: [output[:, ::-1], *gradients]),
+    "ignored_input": (False, lambda output, *gradients: [0 * output + output[:1], *gradients]),
+    "zero": (False, lambda output, *gradients: [0 * output, *gradients]),
+    "not_a_number": (False, lambda output, *gradients: [np.full_like(output, np.nan), *gradients]),
+    "no_gradient": (False, lambda output, last, first: [output, 0 * last, first]),
+    "dropped_layer": (True, lambda *parts: list(parts)),
+    "doubled_gradient": (True, lambda output, last, first: [output, 2 * last, first]),
+    "doubled_inner_gradient": (True, lambda output, last, first: [output, last, 2 * first]),
+    "unsteady": (False, lambda output, *gradients: [output * next(FACTORS), *gradients]),
 }
 
 
@@ -130,11 +131,11 @@ def test_a_device_that_computes_something_else_is_refused(monkeypatch, name):
     def open_one():
         return FRAMEWORK.open_session(workload, settings, "training", "device", compares)
 
-    def check_wrongly(self, evaluate, expected):
-        assert (expected is not None) == compares
+    def check_wrongly(self, evaluate, references):
+        assert (references is not None) == compares
         if name == "dropped_layer":
             drop_second_layer(built[0])  # that of the device
-        check_model(self, lambda: wrong(*evaluate()), expected)
+        check_model(self, lambda: wrong(*evaluate()), references)
 
     assert (open_one().output_error is not None) == compares
     monkeypatch.setattr(base.DeviceContext, "check_model", check_wrongly)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
@@ -129,6 +130,52 @@ def test_the_jpeg_pool_is_seeded_and_like_photographs(tmp_path):
     sizes = [Image.open(path).size for path in tmp_path.iterdir()]
     assert all(200 <= side <= 500 for size in sizes for side in size)
     assert 1 < 8 * sum(map(len, files)) / sum(width * height for width, height in sizes) < 3  # bits; noise: over 6
+
+
+# The comparison with the CPU
+
+
+@pytest.fixture
+def check_vit(monkeypatch):
+    """Check a small vision transformer, in bfloat16, that has been changed on its device; returns its context."""
+    settings = open_session.settings("image", MODEL="vit_b_16", PRECISION="bfloat16", IMAGE_SIZE="32")
+    check_model = on_torch.DeviceContext.check_model
+
+    def build_and_check(change):
+        model = torchvision.models.VisionTransformer(32, 8, 12, 2, 32, 64, num_classes=1000)
+        torch.nn.init.trunc_normal_(model.heads.head.weight, std=0.02)
+        wrongly = lambda *arguments: change(model) or check_model(*arguments)  # noqa: E731
+        monkeypatch.setattr(on_torch.DeviceContext, "check_model", wrongly)
+        monkeypatch.setitem(on_torch.BUILDERS, "image", lambda workload: model)
+        context = on_torch.DeviceContext(settings, True)
+        context.measure_precision(True)
+        context.build(image_workload(settings), is_trained=True)
+        return context
+
+    return build_and_check
+
+
+def drop_layer(model):
+    model.encoder.layers[-1] = torch.nn.Identity()
+
+
+def permute_classes(model):
+    model.heads.head.weight.data = model.heads.head.weight.data.flip(0)
+
+
+@pytest.mark.parametrize("change", [drop_layer, permute_classes])
+def test_a_model_that_rounding_hardly_changes_is_compared_strictly(check_vit, change):
+    context = check_vit(lambda model: None)
+    assert context.output_error < context.output_limit < 0.1
+    with pytest.raises(measure.MeasurementError, match="output differs from the CPU's"):
+        check_vit(change)
+
+
+def test_a_model_that_rounding_changes_too_much_is_not_compared(monkeypatch, check_vit):
+    monkeypatch.setattr(on_torch.check, "MAX_MODEL_ERROR", 0.002)
+    context = check_vit(drop_layer)
+    assert "rounding" in context.note
+    assert (context.output_error > 0.01, context.output_limit) == (True, None)
 
 
 # The compiler

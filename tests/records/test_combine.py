@@ -30,7 +30,7 @@ def test_quantities_stay_apart_and_in_order():
 
 def test_what_only_the_first_process_measures_and_warnings_of_all_are_kept():
     measured = {"idle_watts": 70.0, "output_error": 0.1, "power_watts": 400.0, "power_scope": "gpu board"}
-    measured["joules_per_item"] = 130.0
+    measured |= {"joules_per_item": 130.0, "output_limit": 0.2}
     rows = row(3.0, **measured, flags="drift"), row(4.0), row(5.0, flags="contended drift")
     (found,) = combine([[each] for each in rows])
     assert found["throughput"] == 4

@@ -18,14 +18,32 @@ def test_a_compiled_model_may_only_differ_by_rounding():
             check.check_compiled(OUTPUT * wrong, OUTPUT, again)
 
 
-def test_no_limit_exceeds_30_percent_and_parameters_are_exact():
-    assert check.output_limit("float32") == check.output_limit("float64") == 0.01
-    for measured in ("tf32", "float16", "bfloat16", "lower", "matmul bfloat16, convolution lower"):
-        assert check.output_limit(measured) == 0.3
+def test_no_limit_of_an_operator_exceeds_30_percent_and_parameters_are_exact():
     with pytest.raises(MeasurementError):
         check.check_samples(OUTPUT * 1.5, OUTPUT, "lower")
     with pytest.raises(MeasurementError):
         check.check_parameters(8, 7)
+
+
+def test_the_limit_of_a_model_follows_from_its_sensitivity():
+    cases = ((0.01, 0.01, 0.04), (0.01, 0.3, 0.3), (0.0001, 0.01, 0.01), (0.4, 0.01, 0.9), (0.5, 0.01, None))
+    for rounding, least, limit in cases:
+        assert check.limit_by_rounding(rounding, least) == limit
+
+
+def test_arrays_are_disturbed_by_at_most_the_spread_and_restored():
+    weights, ids = OUTPUT.astype(np.float32), np.arange(4)
+    check.disturb([weights, ids], 2**-8)
+    assert 2**-9 < np.abs(weights / OUTPUT - 1).max() <= 1.001 * 2**-8
+    check.disturb([weights, ids], 2**-8, np.divide)
+    assert check.relative_error(weights, OUTPUT) < 1e-7
+    assert ids.tolist() == [0, 1, 2, 3]
+
+
+def test_the_limit_of_a_cache_is_that_of_the_measured_precision():
+    check.check_cache(OUTPUT * 1.02, OUTPUT, "tf32")
+    with pytest.raises(MeasurementError, match="cache"):
+        check.check_cache(OUTPUT * 1.02, OUTPUT, "matmul float32, convolution float64")
 
 
 def rounded(values, bits):
