@@ -102,7 +102,6 @@ endif
 selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten minutes)
 	@$(RUN) -m tests.selfcheck
 
-# macOS 14 on Apple silicon.
 UV_MAC := MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip
 FOR_MAC := --quiet --only-binary :all: --python-platform aarch64-apple-darwin --python-version
 
@@ -117,8 +116,7 @@ CHECKED_FOR_MAC := torch|mlx|mlx-metal|mlx-lm|tensorflow|psutil|zeus-apple-silic
 check-mac: .venv/tested ## check that our code fits the packages for Apple silicon (minutes, 2 GB)
 	@set -e; pins=$$($(UV_MAC) compile $(FOR_MAC) 3.12 requirements-mac.txt | grep -E '^($(CHECKED_FOR_MAC))=='); \
 	    echo $$pins; $(UV_MAC) install $(FOR_MAC) 3.12 --no-deps --target .venv-mac-wheels $$pins
-	@PYTHONPATH=.venv-mac-wheels .venv/bin/python -m basedpyright --pythonpath .venv/bin/python --pythonversion 3.12 \
-	    --pythonplatform Darwin
+	@PYTHONPATH=.venv-mac-wheels .venv/bin/python -m basedpyright --pythonpath .venv/bin/python --pythonplatform Darwin
 
 clean: ## remove the virtual environments and uv (.venv*, .uv)
 	rm -rf .venv .venv-* .uv

@@ -21,7 +21,7 @@ def call(*command, **environ):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("others", [{}, MAC | {"SCOPE": "device,input", "NUM_WORKERS": "2"}])
+@pytest.mark.parametrize("others", [{}, MAC | {"SCOPE": "device,input", "NUM_WORKERS": "1"}])
 def test_make_image_measures(tmp_path, others):
     status, out, err = call("make", "image", f"PYTHON={sys.executable}", **SMALL | others)
     assert (status, "images/s" in out) == (0, True), err

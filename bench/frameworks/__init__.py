@@ -77,10 +77,10 @@ OUT_OF_MEMORY = (
 )
 UNSUPPORTED = (
     *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
-    "not supported on mps",  # float64, and more than 2**32 numbers
     *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
     *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
     *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
+    "not supported on mps",  # float64, and more than 2**32 numbers
     *("unimplemented:", "not supported on the gpu"),  # XLA's (a type of TensorFlow has the same word) and MLX's
     *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of one item
 )

@@ -85,9 +85,7 @@ def build_mlp(workload):
     layers = []
     for inputs, outputs in pairwise(workload.sizes):
         layer = nn.Linear(inputs, outputs)
-        fill = nn.init.glorot_uniform()
-        layer.weight = fill(layer.weight)  # pyright: ignore[reportCallIssue]  # its annotation makes `gain` required
-        layer.bias = mx.zeros(outputs)
+        layer.weight, layer.bias = nn.init.glorot_uniform()(layer.weight, 1.0), mx.zeros(outputs)
         layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

@@ -44,8 +44,10 @@ def find_device(settings):
         torch.accelerator.set_device_index(ranks.local_rank)
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(torch.get_num_threads()))
-    if kind == "mps":
-        limit_memory()
+    # By default a small Mac swaps until its time limit instead of running out of memory.
+    is_small = kind == "mps" and psutil.virtual_memory().total < SHARED_GB * GIB
+    if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
+        torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
     properties = torch.get_device_module(kind).get_device_properties() if kind in INTEGRATED else None
     return Device(
         device=kind,
@@ -71,13 +73,6 @@ def choose_device(use_gpu):
             "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
         )
     return found.type
-
-
-def limit_memory():
-    """Let a small Mac run out of memory; by default it swaps until its time limit."""
-    is_small = psutil.virtual_memory().total < SHARED_GB * GIB
-    if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
-        torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
 
 
 def set_float32(precision):

@@ -57,10 +57,7 @@ def open_stream(workload, settings, phase, pins_memory):
 
 
 def prepare_worker(worker):
-    """Let a worker end quietly and at once.
-
-    It prints no traceback of a connection that the main process has closed, as Ctrl-C does.
-    """
+    """Let a worker end at once, and without a traceback of a connection that the main process has closed (Ctrl-C)."""
     sys.excepthook = lambda *_: None
     # On a Mac a worker starts torch_shm_manager, which outlives it. If the manager inherited the pipe whose end tells
     # the main process that the worker is dead, the main process would wait five seconds for each worker.

@@ -19,9 +19,9 @@ from bench.host.ranks import read_ranks
 
 def usable_cpus():
     """Return the numbers of the CPUs that this process may run on; a cluster may bind it to some."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return os.sched_getaffinity(0)  # pyright: ignore[reportAttributeAccessIssue]
-    return set(range(os.cpu_count() or 1))
+    if not hasattr(os, "sched_getaffinity"):  # as on macOS
+        return set(range(os.cpu_count() or 1))
+    return os.sched_getaffinity(0)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def usable_cores():

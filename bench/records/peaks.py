@@ -34,8 +34,7 @@ def is_implausible(row):
     """Return whether a row, a dict of numbers, is faster than its GPUs can be; of a CPU nothing is known.
 
     A GPU that is not in the file has the limits of the fastest one. float32 that was measured as TF32 has TF32's.
-    Networks with convolutions may be faster by Winograd's factor; on a Mac in any framework by MLX's, because nobody
-    knows what Apple's own libraries do.
+    Networks with convolutions may be faster by Winograd's factor, on a Mac by MLX's, as nobody knows that of Apple.
     """
     if row["device"] == "cpu":
         return False

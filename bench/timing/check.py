@@ -117,8 +117,7 @@ def check_samples(got, expected, measured_precision):
 def probe_inputs(name):
     """Return two seeded normal inputs of the operator in float32, and its result in float64.
 
-    Libraries do not use tensor cores for much smaller inputs. With more channels, MLX on Metal would use Winograd's
-    method, whose errors are not those of a number format.
+    Libraries do not use tensor cores for much smaller inputs. MLX on Metal uses Winograd's method for more channels.
     """
     random = np.random.default_rng(0)
     shapes = {"matmul": ((1024, 1024), (1024, 1024)), "convolution": ((4, 64, 32, 32), (64, 64, 3, 3))}[name]
