@@ -2,11 +2,17 @@
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from bench import packages, parent
+from bench.settings import DECLARED, PHASES, TRAINING, WORKLOADS
+from bench.settings import FRAMEWORKS as FRAMEWORKS_OF_SETTINGS
+from bench.tune import recipe
 
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "jax", "keras", "transformers", "mlx", "mlx_lm")
 SCRIPTS = sorted(Path().glob("*.py"))
@@ -69,6 +75,34 @@ def test_importing_the_scripts_loads_no_framework():
     program = f"import sys, {scripts}; print([m for m in {FRAMEWORKS} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS_OF_SETTINGS)
+def test_a_framework_is_known_everywhere(name):
+    assert name in packages.OWN
+    assert name in recipe.LINES
+    assert Path(f"bench/frameworks/on_{name}.py").exists()
+    assert Path(f"tests/frameworks/test_{name}.py").exists()
+    assert Path(f"tests/by_hand_{name}.py").exists()  # of make selfcheck
+    assert name == "torch" or Path(f"requirements-cuda-{name}.txt").exists()
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_is_known_everywhere(name):
+    assert any(name in framework.workloads for framework in FRAMEWORKS_OF_SETTINGS.values())
+    assert callable(getattr(importlib.import_module(Path(parent.SCRIPTS[name]).stem), f"{name}_workload"))
+    makefile = Path("Makefile").read_text()
+    assert f"\n{name}: $(READY) ## " in makefile
+    assert re.search(rf"^\.PHONY:(.*\\\n)*.* {name} ", makefile, re.MULTILINE)
+    assert re.search(rf"^[a-z ]*\b{name}\b[a-z ]*:\n\t@\$\(RUN\) \$@_benchmark.py", makefile, re.MULTILINE)
+    assert f"| `make {name}` |" in Path("README.md").read_text()
+
+
+def test_a_setting_has_a_default_for_each_command_that_uses_it():
+    for name, declared in DECLARED.items():
+        if isinstance(declared["default"], dict):
+            assert set(declared["default"]) == set(declared["commands"]), name
+    assert set().union(*PHASES.values()) <= {*TRAINING, "inference", "prefill", "decode"}
 
 
 @pytest.mark.parametrize(

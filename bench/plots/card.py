@@ -13,14 +13,15 @@ from bench.plots.draw import COLOURS
 from bench.records import columns, peaks, report
 from bench.records.columns import format_number
 from bench.records.flags import FLAGS
-from bench.settings import FRAMEWORKS, SettingError, is_used_in, parse_settings
+from bench.settings import DECLARED, FRAMEWORKS, SettingError, is_used_in, parse_settings
 from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
 MOST_PUBLISHED = 3  # machines on a card
 NUMBERS = ("float32", *FORMATS)
-# Settings of the standard set that have their defaults; the columns have the same names.
-DEFAULTS = ("compile", "memory_format", "optimizer", "sequence_length", "prompt_tokens", "new_tokens", "depth")
+# Settings that a line of the standard set chooses, with its `settings`. All others have their defaults.
+CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
+DEFAULTS = [name for name in columns.WORK if name in DECLARED and name not in CHOSEN]
 DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
 # Inches
 WIDE, MARGIN, ROW = 8.0, 0.35, 0.2
@@ -88,8 +89,10 @@ def find_own(mine, work):
         settings = parse_settings(work.workload, environ)
     except SettingError:  # the framework does not have it
         return []
-    usual = {name: ("", str(getattr(settings, name))) for name in DEFAULTS if is_used_in(name, work.phase)}
-    mine = [line for line in mine if all(line[name] in values for name, values in usual.items())]
+    defaults = {name: getattr(settings, name) for name in DEFAULTS if is_used_in(name, work.phase)}
+    defaults = {name: int(value) if isinstance(value, bool) else value for name, value in defaults.items()}
+    texts = {name: ("", str(value)) for name, value in defaults.items() if value is not None}
+    mine = [line for line in mine if all(line[name] in cells for name, cells in texts.items())]
     found = {numbers: [line for line in mine if line["precision"] == work.precision(numbers)] for numbers in NUMBERS}
     return [lines[-1] | {"numbers": numbers} for numbers, lines in found.items() if lines]
 
