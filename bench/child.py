@@ -42,8 +42,9 @@ class Task:
     """What the parent process asks for, besides the settings, which are ordinary variables."""
 
     lines: str = ""  # path of the file that gets the lines
-    is_first: bool = True  # of several processes: also measures pipelines, parts of training, energy and the canary
-    compares_with_cpu: bool = True  # compares the model with the CPU
+    # The first of several processes also measures pipelines, parts of training, energy and the canary.
+    is_first: bool = True
+    compares_with_cpu: bool = True  # compares the model's output with that of the CPU
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,13 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit):
         if not task.is_first:
             instruments = replace(instruments, counter=None)
         names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
-        known = {name: getattr(device, name) for name in names}
-        write = (lambda line: emit(known | line)) if me.rank == 0 else (lambda line: None)
-        process = Process(settings, task, framework, device, instruments, group, write)
+        device_cells = {name: getattr(device, name) for name in names}
+
+        def emit_on_rank_0(line):
+            if me.rank == 0:
+                emit(device_cells | line)
+
+        process = Process(settings, task, framework, device, instruments, group, emit_on_rank_0)
         return measure_quantities(process, describe_workload)
 
 
@@ -145,7 +150,9 @@ def measure_workload(process: Process, describe_workload):
 
     The line of a failure or an interruption is the last one: its status says what happened, its note why.
     """
-    settings, status, canary_seconds = process.settings, "", None
+    settings = process.settings
+    status = ""
+    canary_seconds = None
     if process.task.is_first:
         if process.instruments.why_no_energy:
             log.info("power and energy are not measured: %s", process.instruments.why_no_energy)
@@ -181,15 +188,19 @@ def measure_workload(process: Process, describe_workload):
 
 def list_quantities(process: Process, workload: Workload):
     """Yield (phase, scope) of every line that the settings ask for; the parts of training follow the full step."""
-    settings, is_first = process.settings, process.task.is_first
+    settings = process.settings
+    is_first = process.task.is_first
     if settings.sustain:
         yield settings.phase, "sustained"
         return
-    asked = settings.scope or (SCOPES if workload.has_pipeline and is_first else ("device",))
+    scopes = settings.scope
+    if not scopes:
+        scopes = SCOPES if workload.has_pipeline and is_first else ("device",)
     for scope in SCOPES:
-        if scope in asked:
-            yield settings.phase, scope
-        if scope == "device" and scope in asked and settings.phase == "training" and is_first:
+        if scope not in scopes:
+            continue
+        yield settings.phase, scope
+        if (settings.phase, scope) == ("training", "device") and is_first:
             yield from ((part, "device") for part in TRAINING[1:])
     if settings.epochs:
         yield "training", "epoch"
@@ -225,10 +236,12 @@ def open_job(process: Process, workload: Workload, phase, scope):
     Raises:
         MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this process.
     """
-    group, settings = process.group, process.settings
+    settings = process.settings
+    ranks_group = process.group
     process.emit(work_cells(settings, workload, phase, scope) | {"status": BEGUN})
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
-    needed += workload.resident_bytes if resources.shares_memory(process.device) else 0
+    if resources.shares_memory(process.device):
+        needed += workload.resident_bytes
     free = resources.available_bytes()
     if needed > free:
         raise MemoryError(
@@ -236,19 +249,19 @@ def open_job(process: Process, workload: Workload, phase, scope):
             "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
         )
     # Each rank has its own data, and its own order of them.
-    rank_settings = replace(settings, seed=settings.seed + group.ranks.rank)
+    rank_settings = replace(settings, seed=settings.seed + ranks_group.ranks.rank)
     compares = process.task.compares_with_cpu
     session = process.framework.open_session(workload, rank_settings, phase, scope, compares=compares)
     meters.reset_process_peak()  # what was checked needs more memory than the work
     try:
         yield measure.Job(
-            group.watch_over(session),
+            ranks_group.watch_over(session),
             items_per_step=workload.items_per_step * process.device.world_size,
             max_seconds=settings.max_seconds,
             num_items=settings.num_images if phase == settings.phase and scope in SCOPES else None,
             sustained_seconds=settings.sustain,
-            clock=group.clock,
-            watch=None if group.ranks.rank else meters.Watch(process.instruments),
+            clock=ranks_group.clock,
+            watch=None if ranks_group.ranks.rank else meters.Watch(process.instruments),
         )
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated

@@ -37,16 +37,20 @@ def run_script(main):
         sys.stdout.flush()
         return status
     except (SettingError, ModuleNotFoundError) as error:
-        status, line = MISTAKE, explain(error)
+        status = MISTAKE
+        line = explain(error)
     except KeyboardInterrupt:
-        status, line = INTERRUPTED, "interrupted"
+        status = INTERRUPTED
+        line = "interrupted"
     except OSError as error:  # a full disk, a folder that cannot be read, a reader that has gone, as `head` does
-        status, line = MISTAKE, f"{type(error).__name__}: {error}"
+        status = MISTAKE
+        line = f"{type(error).__name__}: {error}"
         # Python flushes stdout at exit, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception:
         traceback.print_exc()
-        status, line = UNEXPECTED, "unexpected error: please report it, with the lines above and `make doctor`"
+        status = UNEXPECTED
+        line = "unexpected error: please report it, with the lines above and `make doctor`"
     print(line, file=sys.stderr)
     return status
 

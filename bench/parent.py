@@ -30,7 +30,7 @@ from bench.settings import ALL, AUTO, ROOT, WORKLOADS, Run, SettingError, read_r
 log = logging.getLogger("bench")
 
 DEFAULT_RUNS = 5  # processes of each run
-MIN_GAIN = 1.02  # of a doubled batch size; two in a row below it end the doubling
+MIN_GAIN = 1.02  # by which a doubled batch size must be faster; two in a row below it end the doubling
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
 
@@ -76,7 +76,8 @@ def measure_command(command, describe_workload, describe_rows):
     results.prepare(folder)
     runs = plan_runs(runs, describe_workload)
     runs = [choose_batch_size(run, host) if run.settings.batch_size == AUTO else run for run in runs]
-    measured, status = [], 0
+    measured = []
+    status = 0
     try:
         for rows in measure_runs(runs, host, quiet=False):
             measured += rows
@@ -93,7 +94,8 @@ def measure_command(command, describe_workload, describe_rows):
 
 def measure_as_rank(command, describe_workload, measure_quantities, describe_rows):
     """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
-    me, lines, run_id = ranks.read_ranks(), [], uuid.uuid4().hex[:12]
+    me = ranks.read_ranks()
+    lines = []
     # With NUM_DEVICES, settings for one device are refused.
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
     if others or run.settings.runs not in (None, 1) or run.settings.batch_size == AUTO:
@@ -103,6 +105,7 @@ def measure_as_rank(command, describe_workload, measure_quantities, describe_row
         )
     host = environment.describe_host(run.settings.machine)
     status = child.measure_run(run.settings, describe_workload, measure_quantities, child.Task(), lines.append)
+    run_id = uuid.uuid4().hex[:12]
     rows = [complete_row(host, run_id, line) for line in lines if line["status"] != child.BEGUN]
     if me.rank == 0 and rows:
         path = store(run.settings.results_dir, combine([rows]), describe_rows)
@@ -112,7 +115,8 @@ def measure_as_rank(command, describe_workload, measure_quantities, describe_row
 
 def store(folder, rows, describe_rows):
     """Print the combined rows of a run and add them to the file of their machine; return its path."""
-    path, stored = results.path_of(folder, rows[0]), []
+    path = results.path_of(folder, rows[0])
+    stored = []
     try:
         stored = results.read(path)
         results.append(path, *rows)
@@ -173,7 +177,8 @@ def choose_batch_size(run: Run, host):
     log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
     short = run.with_settings(MAX_SECONDS="0.5", SCOPE="device", SUSTAIN=None, NUM_IMAGES=None)
     shares_memory = resources.shares_memory(find_device(run.settings))
-    rates, size = {}, 1
+    rates = {}
+    size = 1
     while True:
         row = run_child(short.with_settings(BATCH_SIZE=str(size)), host, is_first=False)[-1]
         log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
@@ -244,8 +249,8 @@ def measure_runs(runs, host, limit=None, quiet=True):
 def log_progress(runs, run: Run, number):
     """Log which run comes next, and which of its processes."""
     if len(runs) > 1 and number == 0:
-        wanted = ", ".join(f"{name}={text}" for name, text in run.choices.items())
-        log.info("combination %d of %d: %s", runs.index(run) + 1, len(runs), wanted)
+        choices = ", ".join(f"{name}={text}" for name, text in run.choices.items())
+        log.info("combination %d of %d: %s", runs.index(run) + 1, len(runs), choices)
     if count_processes(run) > 1:
         log.info("process %d of %d", number + 1, count_processes(run))
 
@@ -267,11 +272,11 @@ def run_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None,
         SettingError: a mistake in the settings, or the process died before it began to measure.
         Interrupted: after Ctrl-C, with the rows so far.
     """
-    environ, run_id, rows = dict(run.environ), uuid.uuid4().hex[:12], []
+    environ = dict(run.environ)
     command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
     has_ranks = run.settings.num_devices not in (None, 1)
     if has_ranks:
-        environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun
+        environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
         # 127.0.0.1, because a laptop's own name often has no address.
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={run.settings.num_devices}"]
         command[1:1] = ["-m", "torch.distributed.run", *options]
@@ -281,6 +286,8 @@ def run_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None,
         environ[child.TASK] = json.dumps(asdict(child.Task(str(file), is_first, compares_with_cpu)))
         status = cli.run_process(command, environ, limit, quiet)
         texts = file.read_text().split("\n")[:-1]  # what follows the last line end is incomplete
+    rows = []
+    run_id = uuid.uuid4().hex[:12]
     for line in map(json.loads, texts):
         if "mistake" in line:
             raise SettingError(line["mistake"])

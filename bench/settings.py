@@ -16,7 +16,7 @@ AUTO = 0  # BATCH_SIZE=auto, until parent.py has chosen one
 ALL = 0  # NUM_DEVICES=all, until parent.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
-MAKE_VARIABLES = ("PYTHON", "A", "B", "ISSUE")  # of the Makefile, not settings of a run
+MAKE_VARIABLES = ("PYTHON", "A", "B", "ISSUE")  # only the Makefile or its command reads these
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 
 
@@ -42,7 +42,7 @@ class Framework:
     """What is known about a framework before it is imported; its code is bench/frameworks/on_<name>.py."""
 
     title: str  # as its makers write it
-    memory_formats: tuple[str, ...] = MEMORY_FORMATS  # of image models, the default first
+    memory_formats: tuple[str, ...] = MEMORY_FORMATS  # for image models, the default first
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     workloads: tuple[str, ...] = ("image", "mlp", "transformer")
     lacks: tuple[str, ...] = ()  # precisions, a number of CPU "threads"
@@ -206,7 +206,7 @@ class Settings:
     scope: tuple[str, ...] | None = setting(one_of(*SCOPES), None, ("image",), TOGETHER)
     num_workers: int | None = setting(whole(0, 1024), None, ("image",))  # None: the number of cores, up to MOST_WORKERS
     num_threads: int | None = setting(whole(1, 4096), None)  # None: the framework's own number
-    max_seconds: float = setting(  # of one measurement
+    max_seconds: float = setting(  # limit of one measurement
         above_zero, dict.fromkeys(WORKLOADS, 3.0) | {"tflops": 1.0}, (*WORKLOADS, "tflops")
     )
     runs: int | None = setting(whole(1, 1000), None)  # processes; None: parent.count_processes() decides
@@ -367,7 +367,8 @@ def read_entries(name, command, environ):
 
 def refuse_contradictions(command, settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
-    s, framework = settings, FRAMEWORKS[settings.framework]
+    s = settings
+    framework = FRAMEWORKS[settings.framework]
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
     is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
