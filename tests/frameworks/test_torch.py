@@ -107,7 +107,7 @@ def test_a_stream_never_ends_and_reads_every_file():
     assert first != second
 
 
-def test_nothing_that_outlives_a_worker_holds_the_pipe_that_tells_of_its_death(monkeypatch):
+def test_nothing_that_outlives_a_worker_holds_its_pipe(monkeypatch):
     """The main process would wait five seconds for each worker on a Mac, of which these workers have the settings."""
     monkeypatch.setenv("LIKE_A_MAC", "1")
     monkeypatch.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, multiprocessing_context="spawn"))

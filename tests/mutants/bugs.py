@@ -13,7 +13,8 @@ LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squ
 COMBINE, COMBINED = "bench/records/combine.py", ("tests/records/test_combine.py",)
 ROWS = ("tests/test_child.py",)
 LLM = "llm_benchmark.py"
-IMAGES, TORCH_TESTS = "bench/frameworks/on_torch_images.py", ("tests/frameworks/test_torch.py",)
+IMAGES = "bench/frameworks/on_torch_images.py"
+WORKERS = ("tests/frameworks/test_torch.py::test_nothing_that_outlives_a_worker_holds_its_pipe",)
 TRAINS = ("tests/frameworks/test_llm.py",)
 WRONG = ("tests/frameworks/test_contract.py",)
 ALIAS = ("tests/frameworks/test_alias.py::test_a_device_that_corrupts_a_weight_gives_a_wrong_output",)
@@ -128,7 +129,7 @@ BUGS = {
     "training_in_evaluation_mode": Bug(
         TORCH, "module.train(is_trained), is_trained", "module.eval(), is_trained", STEPS
     ),
-    "a_manager_holds_the_pipe_of_its_worker": Bug(IMAGES, "descriptor <= 2", "True", TORCH_TESTS),
+    "a_manager_holds_the_pipe_of_its_worker": Bug(IMAGES, "descriptor <= 2", "True", WORKERS),
     # Training of language models
     "targets_not_shifted": Bug(LLM, "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS),
     "count_gradients_of_frozen_weights": Bug(
