@@ -143,7 +143,7 @@ def check_vit(monkeypatch):
 
     def build_and_check(change):
         model = torchvision.models.VisionTransformer(32, 8, 12, 2, 32, 64, num_classes=1000)
-        torch.nn.init.trunc_normal_(model.heads.head.weight, std=0.02)
+        torch.nn.init.trunc_normal_(model.get_parameter("heads.head.weight"), std=0.02)
         wrongly = lambda *arguments: change(model) or check_model(*arguments)  # noqa: E731
         monkeypatch.setattr(on_torch.DeviceContext, "check_model", wrongly)
         monkeypatch.setitem(on_torch.BUILDERS, "image", lambda workload: model)
