@@ -13,7 +13,7 @@ from bench.records.verdict import burst_and_sustained
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
 from bench.timing.measure import Job, MeasurementError, measure, measure_energy, prove_every_step_runs, run_until_sure
-from tests.fakes import Clock, Device
+from tests.fakes import Clock, Device, Workers
 
 
 def run(fake, items=1, watches=(), **limits):
@@ -341,24 +341,15 @@ def test_a_host_that_waits_for_a_full_queue_does_not_limit():
 
 
 class Pipeline(Device):
-    """Workers that take `prepare` seconds a batch and work ahead, and a device that then works on the batches.
-
-    A batch is begun when its worker has finished the one before and its place in the queue is free.
-    """
+    """Workers that work ahead, and a device that then works on their batches."""
 
     def __init__(self, clock, prepare, step=0.0, workers=2, prefetch=2):
         super().__init__(clock, work=lambda i: step)
-        self.num_workers, self.queue_steps = workers, workers * (prefetch + 1)
-        self.prepare_seconds = prepare
-        self.ready, self.taken = [], []
+        self.workers = Workers(clock, prepare, workers, prefetch)
+        self.num_workers, self.queue_steps = self.workers.num_workers, self.workers.queue_steps
 
     def step(self):
-        i = len(self.taken)
-        worker_free = self.ready[i - self.num_workers] if i >= self.num_workers else 0.0
-        place_free = self.taken[i - self.queue_steps] if i >= self.queue_steps else 0.0
-        self.ready.append(max(worker_free, place_free) + self.prepare_seconds)
-        self.clock.now = max(self.clock.now, self.ready[-1])
-        self.taken.append(self.clock.now)
+        self.workers.wait()
         super().step()
 
 
