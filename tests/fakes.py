@@ -1,4 +1,4 @@
-"""A clock that only moves when told to, a device that works behind the host's back, and workers that work ahead."""
+"""A clock that only moves when told to, and a device that works behind the host's back."""
 
 
 class Clock:
@@ -56,21 +56,3 @@ class Device:
         self.calls.append("read")
         self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS
         return self.values(self.steps)
-
-
-class Workers:
-    """Workers that take `seconds` for a batch. They begin one when its place in the queue is free."""
-
-    def __init__(self, clock, seconds, workers=2, prefetch=2):
-        self.clock, self.seconds, self.num_workers = clock, seconds, workers
-        self.queue_steps = workers * (prefetch + 1)
-        self.ready, self.taken = [], []
-
-    def wait(self):
-        """Move the clock to when the next batch is ready, and take it."""
-        i = len(self.taken)
-        worker_free = self.ready[i - self.num_workers] if i >= self.num_workers else 0.0
-        place_free = self.taken[i - self.queue_steps] if i >= self.queue_steps else 0.0
-        self.ready.append(max(worker_free, place_free) + self.seconds)
-        self.clock.now = max(self.clock.now, self.ready[-1])
-        self.taken.append(self.clock.now)

@@ -10,6 +10,6 @@ from bench.frameworks import on_torch
 def pretend(monkeypatch, name, capability=(9, 0)):
     """Let on_torch find a GPU called cuda or mps."""
     monkeypatch.setattr(on_torch, "choose_device", lambda use_gpu: "cpu" if use_gpu is False else name)
-    named = SimpleNamespace(get_device_name=lambda: "NVIDIA Alias")
+    named = SimpleNamespace(get_device_name=lambda: "NVIDIA Alias", device_count=lambda: 1)
     monkeypatch.setattr(torch, "get_device_module", lambda device: named)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)

@@ -1,14 +1,15 @@
-"""A device whose speed is known: PyTorch's own device type "sim", written in Python, on which the scripts run unchanged.
+"""A device whose speed is known: PyTorch's own device type "sim", written in Python; the scripts run on it unchanged.
 
 Its tensors hold CPU tensors, and its operators compute what the CPU computes. Each takes the device a known time, and
-the host goes on at once, as with a GPU: synchronize() and whatever reads a value wait until the device is free. Operands
-of two devices are refused, so a tensor that the program leaves on the CPU is an error here too. Memory is counted.
+the host goes on at once, as with a GPU: synchronize() and whatever reads a value wait until the device is free. What
+the program leaves on the CPU is an error here too, because operands of two devices are refused. Memory is counted.
 
-Limits: it has no kernels of its own, one queue, no second device, no compiler and no pinned memory. Of the CPU's tensors
-it takes only single numbers. Autocast knows only the operators in LOWER and FULL. Views and empty tensors take no time.
+Limits: no kernels of its own, one queue, no second device, no compiler, no pinned memory. Of the CPU's tensors only
+single numbers are accepted. Autocast knows only the operators in LOWER and FULL. Views and empty tensors take no time.
 A device type lasts for the life of a process and is found before CUDA, so use it only in a process of its own:
 
     python -m tests.frameworks.known_device FILE     runs the tests of a file, with the device's clock as perf_counter
+    python -m tests.frameworks.known_device          compares our figure with the truth in real time (`make selfcheck`)
 """
 
 import sys
@@ -22,7 +23,7 @@ from torch.utils import backend_registration
 IS_AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")  # from PyTorch 2.15 on
 LOWER = ("linear", "matmul", "conv2d", "scaled_dot_product_attention")  # what autocast computes in 16 bits
 FULL = ("layer_norm", "softmax.int", "log_softmax.int", "cross_entropy_loss", "mse_loss")  # and in float32
-CPU, SIM = torch.device("cpu"), "sim:0"
+SIM = "sim:0"
 
 
 class KnownDevice:
@@ -56,11 +57,6 @@ class KnownDevice:
         if self.has_barrier:
             self.wait_until(self.free_at)
 
-    def submit(self, seconds):
-        """Put work into the queue; returns when it will be done."""
-        self.free_at = max(self.free_at, self.clock()) + seconds
-        return self.free_at
-
     def run(self, operator, arguments, options):
         """Run an operator of PyTorch: compute it on the CPU and put its time into the queue."""
         name, tensors = operator._opname, []
@@ -73,15 +69,15 @@ class KnownDevice:
         needs = [x.work for x in ours.values()]
         if torch.device(target).type == "cpu" or isinstance(result, (bool, int, float)):
             self.reads += 1
-            self.wait_until(self.submit(seconds_of(needs)) if self.is_lazy else self.free_at)
+            self.free_at = max(self.free_at, self.clock()) + seconds_left(needs)
+            self.wait_until(self.free_at)
             return result
-        work = needs[0] if needs else None
+        work = [0.0, needs]
         if not (operator.is_view or name.startswith("empty")):
             self.now += self.host_seconds
-            work = Work(self.seconds(name), needs)
+            work[0] = self.seconds(name)
             if not self.is_lazy:
-                self.submit(work.seconds)
-                work.needs = ()
+                self.free_at = max(self.free_at, self.clock()) + seconds_left([work])
         if operator._schema.is_mutable:
             for x in ours.values():
                 x.work = work
@@ -109,21 +105,14 @@ class KnownDevice:
         return block
 
 
-class Work:
-    """Seconds of a device, after other work."""
-
-    def __init__(self, seconds, needs):
-        self.seconds, self.needs = seconds, needs
-
-
-def seconds_of(works):
-    """Return the seconds of works and of all that they need; none of it is left afterwards."""
+def seconds_left(works):
+    """Return the seconds of work that is not done, [seconds, work that it needs]; it is done afterwards."""
     total, works = 0.0, list(works)
     while works:
-        if work := works.pop():
-            total += work.seconds
-            works += work.needs
-            work.seconds, work.needs = 0.0, ()
+        work = works.pop()
+        total += work[0]
+        works += work[1]
+        work[:] = 0.0, ()
     return total
 
 
@@ -162,7 +151,7 @@ def to_cpu(x, tensors):
     if isinstance(x, torch.Tensor):
         tensors.append(x)
     if isinstance(x, torch.device):
-        return CPU
+        return torch.device("cpu")
     return x.held if isinstance(x, SimTensor) else x
 
 
@@ -215,9 +204,21 @@ def register():
     torch.set_num_threads(1)
 
 
+def check_in_real_time():
+    """Compare our rate of steps of 21 operators with the truth; returns whether they agree."""
+    from tests import selfcheck
+
+    selfcheck.PAIRS = 5
+    sim.wall, sim.seconds = time.perf_counter, lambda operator: 0.005
+    truth, about = 32 / (21 * 0.005), ("mlp", "the truth of a device whose operators take 5 ms")
+    return selfcheck.check_loop("training", "mlp-16-16", lambda *_: truth, *about, BATCH_SIZE="32", DATA="synthetic")
+
+
 if __name__ == "__main__":
     from tests.frameworks import known_device  # this file, under the name that its users import
 
     known_device.register()
-    time.perf_counter = known_device.sim.clock
-    sys.exit(pytest.main(sys.argv[1:]))
+    if sys.argv[1:]:
+        time.perf_counter = known_device.sim.clock
+        sys.exit(pytest.main(sys.argv[1:]))
+    sys.exit(not known_device.check_in_real_time())
