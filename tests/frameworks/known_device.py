@@ -15,6 +15,7 @@ A device type lasts for the life of a process and is found before CUDA, so use i
 import sys
 import time
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -170,23 +171,15 @@ def cast_first(name, kind):
     return kernel
 
 
-class Backend:
-    """What PyTorch asks of torch.sim."""
-
-    is_initialized = is_available = staticmethod(lambda: True)
-    current_device = _is_in_bad_fork = staticmethod(lambda: 0)
-    device_count = staticmethod(lambda: 1)
-    manual_seed_all = staticmethod(lambda seed: None)
-    get_amp_supported_dtype = staticmethod(lambda: [torch.float16, torch.bfloat16])
-    get_device_name = staticmethod(lambda: "a device of known speed")
-
-
 sim, libraries = KnownDevice(), []
 
 
 def register():
     """Make the device this process's accelerator."""
-    backend_registration._setup_privateuseone_for_python_backend("sim", backend_module=Backend())
+    module: Any = backend_registration._DummyBackendModule()  # torch.sim
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    module.get_device_name = lambda: "a device of known speed"
+    backend_registration._setup_privateuseone_for_python_backend("sim", backend_module=module)
     fallbacks, kernels = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     libraries.extend([fallbacks, kernels])  # which would be undone with them
     fallbacks.fallback(lambda operator, *arguments, **options: sim.run(operator, arguments, options), "PrivateUse1")

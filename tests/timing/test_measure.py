@@ -426,10 +426,7 @@ def test_a_sustained_run_is_cut_into_tens_of_seconds_of_which_ctrl_c_keeps_the_c
     assert (set(complete), last) == ({"interval"}, "interrupted")
 
 
-def test_a_machine_that_grows_hot_is_slower_in_the_last_third():
-    parts = sustained(120, Device(Clock(), work=lambda i: 0.010 if i < 4000 else 0.020))
-    burst, last = burst_and_sustained([(elapsed, part.seconds, part.items) for elapsed, part, _ in parts])
-    assert (burst, last) == (pytest.approx(200, rel=0.01), pytest.approx(100, rel=0.01))
+def test_a_short_run_has_no_last_third():
     assert burst_and_sustained([(10, 10, 50)]) == (5, None)  # too short for a last third
     assert burst_and_sustained([(10, 10, 50), (20, 10, 50), (30, 10, 40), (40, 10, 30)])[1] is None
 
@@ -456,7 +453,6 @@ def test_intervals_cover_the_truth_and_verdicts_are_right(monkeypatch):
         others = results_of(0.3 / (1 + percent / 100), 1000, seed=1)
         verdicts = Counter(verdict_of(b.ratio(a)) for a, b in zip(usual, others, strict=False))
         shares[percent] = {verdict: count / 1000 for verdict, count in verdicts.items()}
-        print(percent, shares[percent])
     assert shares[0].get("faster", 0) + shares[0].get("slower", 0) < 0.02
     assert not any("slower" in shares[percent] for percent in (5, 10, 30))
     assert shares[10]["faster"] > 0.95
