@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import sys
 
 import diffusers
 import torch
@@ -10,10 +12,14 @@ import transformers
 
 from bench.frameworks import on_torch
 from bench.workloads.operators import MAX_SETS
+from tests.frameworks import known_device
 from tests.selfcheck import block_of, check_loop, check_matmul
 
 
 def checks():
+    # A device type lasts for the life of a process.
+    if known_device.IS_AVAILABLE:
+        yield subprocess.run([sys.executable, "-m", "tests.frameworks.known_device"]).returncode == 0
     yield check_matmul(matmul)
     for phase in ("inference", "training"):
         yield check_loop(phase, "resnet50", loop(phase))

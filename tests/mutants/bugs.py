@@ -17,9 +17,7 @@ IMAGES = "bench/frameworks/on_torch_images.py"
 WORKERS = ("tests/frameworks/test_torch.py::test_nothing_that_outlives_a_worker_holds_its_pipe",)
 TRAINS = ("tests/frameworks/test_llm.py",)
 WRONG = ("tests/frameworks/test_contract.py",)
-ALIAS = ("tests/frameworks/test_alias.py::test_a_device_that_corrupts_a_weight_gives_a_wrong_output",)
-ALIAS_BATCH = ("tests/frameworks/test_alias.py::test_a_gpu_that_is_wrong_from_nine_items_on_is_refused",)
-ALIAS_11_BITS = ("tests/frameworks/test_alias.py::test_a_gpu_that_computes_float32_with_11_bits_is_named_tf32",)
+KNOWN = ("tests/frameworks/test_known.py",)
 STRICT = ("tests/frameworks/test_torch.py::test_a_model_that_rounding_hardly_changes_is_compared_strictly",)
 
 
@@ -105,14 +103,14 @@ BUGS = {
     "accept_a_wrong_output": Bug(BASE, "limit is None or error <= limit", "True", WRONG),
     "one_limit_for_all_models": Bug(CHECK, "max(least, ROUNDING", "max(0.3, ROUNDING", STRICT),
     "ignore_the_first_layers_gradient": Bug(BASE, "in zip(PARTS, got, *", "in zip(PARTS[:2], got, *", WRONG),
-    "check_two_items_of_a_batch": Bug(BASE, "math.ceil(workload.items_per_step / 2)", "1", ALIAS_BATCH),
-    "check_only_the_first_pair": Bug(BASE, "np.split(found, len(found) // len(right))", "[found[:2]]", ALIAS_BATCH),
-    "compare_compiled_tf32": Bug(BASE, "self.compile and is_exact", "self.compile", ALIAS_11_BITS),
+    "check_two_items_of_a_batch": Bug(BASE, "math.ceil(workload.items_per_step / 2)", "1", KNOWN),
+    "check_only_the_first_pair": Bug(BASE, "np.split(found, len(found) // len(right))", "[found[:2]]", KNOWN),
+    "compare_compiled_tf32": Bug(BASE, "self.compile and is_exact", "self.compile", KNOWN),
     "accept_an_ignored_input": Bug(
         BASE, "check.require(not np.array_equal(*got[0][:2]), ", "check.require(True, ", WRONG
     ),
     "accept_float16_as_float32": Bug(BASE, "PROBE_SCALE = 2.0**16", "PROBE_SCALE = 1.0", WRONG),
-    "compare_nothing_on_a_gpu": Bug(BASE, 'compares and (device != "cpu" or has_short_numbers)', "False", ALIAS),
+    "compare_nothing_on_a_gpu": Bug(BASE, 'compares and (device != "cpu" or has_short_numbers)', "False", KNOWN),
     "accept_another_last_output": Bug(CHECK, "    if np.isfinite(timed).all():", "    if False:", CHECKS),
     "attention_that_sees_the_future": Bug(TORCH, "is_causal=True", "is_causal=False", OPERATORS),
     # A step

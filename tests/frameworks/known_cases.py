@@ -1,0 +1,306 @@
+"""What runs on a device of known speed, in a process of its own: test_known.py starts it.
+
+Scripts run as users call them, from the settings to the row in the file; only their child process is this one.
+"""
+
+import csv
+import importlib
+import itertools
+import math
+import os
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from bench import cli
+from bench.frameworks import base, on_torch_images
+from bench.host import meters
+from bench.timing import MeasurementError, canary
+from bench.workloads import operators
+from tests.frameworks.known_device import sim
+from tests.frameworks.sessions import SMALL, Opener
+from tests.timing.test_measure import Pipeline
+
+open_session = Opener("torch")
+MATMULS = ("linear", "conv2d", "addmm", "mm", "convolution", "convolution_backward")  # the first two in inference
+
+
+@pytest.fixture(autouse=True)
+def matmuls_that_take_30_ms(monkeypatch):
+    """Other operators take 10 us of the device, and all of them 1 us of the host."""
+    for name in ("seconds", "host_seconds", "compute", "has_barrier", "is_lazy", "refused", "limit"):
+        monkeypatch.setattr(sim, name, getattr(sim, name))
+    sim.seconds, sim.host_seconds = lambda operator: 0.030 if operator in MATMULS else 1e-5, 1e-6
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run a script on a small model: (its name, **settings) -> its rows."""
+    monkeypatch.setattr(canary, "GPU_SIDE", 16)
+    monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
+    monkeypatch.setattr(cli, "end_with_parent", lambda: None)
+
+    def call(name="mlp", **settings):
+        script = importlib.import_module(f"{name}_benchmark")
+
+        def start(environ):
+            with patch.dict(os.environ, environ):
+                return script.main(name, getattr(script, f"{name}_workload"))
+
+        monkeypatch.setattr(cli, "run_process", lambda command, environ, *limit, **others: start(environ))
+        start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "sim", "PHASE": "inference"} | SMALL[name] | settings)
+        with open(tmp_path / "results" / "sim.csv", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        assert {row["device"] for row in rows} == {"sim"}
+        return rows
+
+    return call
+
+
+def truth_of(script, phase, steps=12, **settings):
+    """Return the seconds of one step, by the device: in an endless series, which is neither awaited nor read.
+
+    Of a part of training that others come before, from an idle device on.
+    """
+
+    def end_of(count):
+        for _ in range(count):
+            session.step()
+        return max(sim.now, sim.free_at)
+
+    session = open_session(script, phase, **settings)
+    if session.prepare:
+        session.prepare()
+        sim.synchronize()
+        seconds = -sim.now + end_of(1)
+    else:
+        seconds = (-end_of(steps) + end_of(steps)) / steps
+    session.close()
+    return seconds
+
+
+def ratio_of(row, seconds):
+    """Return measured / true rate, and print a line of the table in docs/method-details.md."""
+    items = int(row["items"]) / int(row["windows"]) / int(row["steps_per_window"])
+    ratio = float(row["throughput"]) * seconds / items
+    print(f"| {row['model']} {row['phase']} {row['scope']} | {items / seconds:.5g} | {ratio:.4f} | {row['flags']} |")
+    return ratio
+
+
+# Rates
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "least"),
+    [(None, 1e-6, 0.999), (1e-4, 2e-3, 0.985), (1e-3, 1e-3, 0.98)],
+    ids=["device", "host", "balanced"],
+)
+def test_rates_of_inference_and_of_training_and_its_parts_are_true(run, device, host, least):
+    """Test with matmuls that take long, and with operators so slow that the one of a read shows."""
+    usual = sim.seconds
+    sim.seconds, sim.host_seconds = lambda operator: device or usual(operator), host
+    for row in run(PHASE="inference,training"):
+        ratio = ratio_of(row, truth_of("mlp", row["phase"]))
+        if row["flags"] == "barrier_shows":
+            assert (ratio < 0.95, row["phase"] in ("backward", "optimizer")) == (True, True)
+        else:
+            assert (row["flags"], least < ratio < 1.0001) == ("", True)
+
+
+def test_a_step_of_21_operators_takes_as_long_as_they_do():
+    sim.seconds = lambda operator: 0.005
+    assert truth_of("mlp", "training", MODEL="mlp-16-16") == pytest.approx(21 * 0.005)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_rates_of_a_decoder_are_true(run, phase):
+    (row,) = run("llm", PHASE=phase)
+    assert ratio_of(row, truth_of("llm", phase, PHASE=phase)) == pytest.approx(1, abs=0.01)
+
+
+def count_steps(usual, other, is_other):
+    """Let a matmul take `other` seconds instead of the usual ones in steps whose number is_other()."""
+    calls = itertools.count()
+
+    def seconds(operator):
+        step = next(calls) // 2 if operator == "linear" else 0  # mlp-16 has two in each step
+        return 1e-5 if operator not in MATMULS else other if is_other(step) else usual
+
+    sim.seconds = seconds
+
+
+def test_one_slow_step_in_twelve_shows_in_the_95th_percentile_and_in_the_mean(run):
+    count_steps(0.03, 0.3, lambda step: step % 12 == 0)
+    (row,) = run(NUM_IMAGES=str(8 * 120))
+    assert ratio_of(row, (11 * 0.06 + 0.6) / 12) == pytest.approx(1, abs=0.01)
+    assert float(row["step_seconds_median"]) == pytest.approx(0.06, rel=0.01)
+    assert float(row["step_seconds_p95"]) == pytest.approx(0.6, rel=0.01)
+
+
+def test_a_device_that_slows_down_halfway_is_noticed(run, capsys):
+    count_steps(0.03, 0.03 / 0.7, lambda step: step > 80)
+    (row,) = run(NUM_IMAGES=str(8 * 120))
+    assert row["flags"] == "drift"
+    begun = sim.now
+    sim.seconds = lambda operator: (1 if sim.now < begun + 35 else 1 / 0.7) * (0.1 if operator == "linear" else 1e-5)
+    run(SUSTAIN="60")
+    assert "70 % of the burst" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(2.0, "input"), (0.1, "device")])
+def test_the_part_that_limits_a_pipeline_is_named(run, monkeypatch, seconds, limit):
+    """Two workers need so many seconds for a batch, and the device 0.6 for its twenty convolutions and a matmul."""
+
+    def open_stream(workload, settings, phase, pins_memory):
+        workers, batches = Pipeline(sim, seconds), itertools.cycle(workload.make_batches(settings.batch_size, 0))
+        return base.Stream((workers.step() or batch for batch in batches), workers.num_workers, workers.queue_steps)
+
+    monkeypatch.setattr(on_torch_images, "open_stream", open_stream)
+    *_, prepared, both = rows = run("image", MAX_SECONDS="20")
+    assert ratio_of(prepared, seconds / 2) == pytest.approx(1, abs=0.01)
+    of_device = truth_of("image", "inference")
+    assert ratio_of(both, max(seconds / 2, of_device)) == pytest.approx(1, abs=0.01)
+    assert (ratio_of(rows[0], of_device), both["bottleneck"]) == (pytest.approx(1, abs=0.01), limit)
+
+
+# Cheats, mistakes and memory
+
+
+def test_a_barrier_that_returns_at_once_changes_nothing(run):
+    sim.has_barrier = False
+    (row,) = run()
+    assert ratio_of(row, truth_of("mlp", "inference")) == pytest.approx(1, abs=0.012)
+
+
+def test_a_device_that_computes_only_what_is_read_is_refused(run):
+    sim.is_lazy, sim.seconds, sim.host_seconds = True, lambda operator: 0.01 if operator == "linear" else 1e-5, 5e-4
+    (row,) = run()
+    assert row["status"] == "work_skipped"
+
+
+def test_a_device_whose_results_repeat_is_refused(run):
+    known = {}
+
+    def compute(operator, arguments, options):
+        """Compute a matmul once for each shape."""
+        result = operator(*arguments, **options)
+        name = operator._opname
+        return known.setdefault((name, result.shape), result).clone() if name == "linear" else result
+
+    sim.compute = compute
+    (row,) = run()
+    assert row["status"] == "constant_output"
+
+
+def test_operands_of_two_devices_and_types_that_the_device_lacks_are_refused():
+    sim.refused = (torch.float64,)
+    ours = torch.ones(2, device="sim")
+    for wrong in (lambda: ours + torch.ones(2), lambda: torch.ones(2)[ours.long()], lambda: ours.double()):
+        with pytest.raises((RuntimeError, TypeError), match="sim"):
+            wrong()
+
+
+def test_memory_is_counted_and_ends(run):
+    (row,) = run()
+    weights, batches = 4 * int(row["parameters"]), 4 * 8 * (4 * 3072 + 8)
+    assert float(row["peak_memory_bytes"]) == pytest.approx(weights + batches, rel=0.02)
+    sim.limit = sim.allocated + weights + batches // 2
+    *_, row = run()
+    assert row["status"] == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("script", "phase", "precision"),
+    [
+        *(("mlp", "training", precision) for precision in ("float32", "mixed_bfloat16", "mixed_float16")),
+        *(("llm", phase, "bfloat16") for phase in ("prefill", "decode", "training")),
+        *itertools.product(("image", "transformer", "diffusion"), ("inference", "training"), ("float32",)),
+    ],
+)
+def test_a_step_waits_for_nothing_and_makes_no_float64(script, phase, precision):
+    sim.refused = (torch.float64,)
+    session = open_session(script, phase, PRECISION=precision, **({"PHASE": phase} if script == "llm" else {}))
+    session.step()  # creates the optimizer's state
+    before = sim.reads
+    session.step()
+    assert sim.reads == before
+    session.read()
+    assert sim.reads == before + 1
+
+
+def test_operators_run(monkeypatch):
+    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
+    works = [operators.matmul((48, 40, 56)), operators.convolution_1x1((48, 40, 56))]
+    for workload in works + [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]:
+        session = open_session.operator(workload)
+        session.step()
+        assert session.read() > 0
+
+
+# Proofs
+
+
+def let_be_wrong(name, factor=1, before=lambda x: x):
+    """Let the device change the operands of one operator, and multiply its result."""
+
+    def compute(operator, arguments, options):
+        if operator._opname != name:
+            return operator(*arguments, **options)
+        return operator(*map(before, arguments), **options) * factor
+
+    sim.compute = compute
+
+
+@pytest.mark.parametrize("script", ["image", "mlp", "transformer"])
+@pytest.mark.parametrize(("factor", "precision"), [(1.05, "float32"), (2, "mixed_bfloat16")])
+def test_a_device_that_computes_a_wrong_output_is_refused(script, factor, precision):
+    open_session(script, PRECISION=precision)
+    let_be_wrong("addmm", factor)
+    with pytest.raises(MeasurementError, match="differs from the CPU's") as caught:
+        open_session(script, PRECISION=precision)
+    assert caught.value.status == "wrong_output"
+
+
+def in_11_bits(tensor):
+    mantissa, exponent = torch.frexp(tensor)
+    return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
+
+
+def test_a_device_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch):
+    """Test with a matmul as an M5 may compute it."""
+    monkeypatch.setattr(base, "_probed", {})
+    let_be_wrong("mm", before=in_11_bits)
+    assert open_session("mlp", "inference").measured_precision == "tf32"
+    assert open_session("image", "inference").measured_precision == "matmul tf32, convolution float32"
+    assert not open_session("mlp", "inference", COMPILE="1").context.compares_compiled
+
+
+@pytest.mark.parametrize("scale", [lambda y: 1.1 * y, lambda y: torch.cat([y[:8], 1.1 * y[8:]])])
+def test_a_device_that_is_wrong_from_nine_items_on_is_refused(scale):
+    def compute(operator, arguments, options):
+        result = operator(*arguments, **options)
+        return scale(result) if operator._opname in MATMULS and len(result) > 8 else result
+
+    sim.compute = compute
+    assert open_session("mlp", "inference", BATCH_SIZE="8").output_error < 1e-5
+    with pytest.raises(MeasurementError, match="differs from the CPU's"):
+        open_session("mlp", "inference", BATCH_SIZE="9")
+
+
+def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch):
+    """MPS computes some convolutions in bfloat16 with an error of 6 %, which is no known precision."""
+    monkeypatch.setattr(base, "_probed", {})
+    probes = itertools.count()
+
+    def compute(operator, arguments, options):
+        is_probe = operator._opname in ("conv2d", "convolution") and next(probes) == 0
+        return operator(*arguments, **options) * (1.06 if is_probe else 1)
+
+    sim.compute = compute
+    session = open_session("image", "inference", PRECISION="bfloat16")
+    assert session.measured_precision == "matmul bfloat16, convolution lower"
+    assert session.output_limit == 0.3
+    let_be_wrong("addmm", 2)
+    with pytest.raises(MeasurementError, match="differs from the CPU's"):
+        open_session("image", "inference", PRECISION="bfloat16")

@@ -1,0 +1,217 @@
+"""A device whose speed is known: PyTorch's own device type "sim", written in Python; the scripts run on it unchanged.
+
+Its tensors hold CPU tensors, and its operators compute what the CPU computes. Each takes the device a known time, and
+the host goes on at once, as with a GPU: synchronize() and whatever reads a value wait until the device is free. What
+the program leaves on the CPU is an error here too, because operands of two devices are refused. Memory is counted.
+
+Limits: no kernels of its own, one queue, no second device, no compiler, no pinned memory. Of the CPU's tensors only
+single numbers are accepted. Autocast knows only the operators in LOWER and FULL. Views and empty tensors take no time.
+A device type lasts for the life of a process and is found before CUDA, so use it only in a process of its own:
+
+    python -m tests.frameworks.known_device FILE     runs the tests of a file, with the device's clock as perf_counter
+    python -m tests.frameworks.known_device          compares our figure with the truth in real time (`make selfcheck`)
+"""
+
+import sys
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import backend_registration
+
+IS_AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")  # from PyTorch 2.15 on
+LOWER = ("linear", "matmul", "conv2d", "scaled_dot_product_attention")  # what autocast computes in 16 bits
+FULL = ("layer_norm", "softmax.int", "log_softmax.int", "cross_entropy_loss", "mse_loss")  # and in float32
+SIM = "sim:0"
+
+
+class KnownDevice:
+    """The device, its clock and its memory. Tests change its attributes; the rest of PyTorch is as usual."""
+
+    def __init__(self):
+        self.wall = None  # a clock in seconds, such as time.perf_counter; None: only the device's own work moves `now`
+        self.now = self.free_at = 0.0  # seconds; free_at is when all that was submitted will be done
+        self.seconds = lambda operator: 0.001  # of the device for an operator, by its name, such as "addmm"
+        self.host_seconds = 0.0  # of the host for each operator, without a wall clock
+        self.compute = lambda operator, arguments, options: operator(*arguments, **options)  # on the CPU
+        self.has_barrier = True  # False: synchronize() returns at once
+        self.is_lazy = False  # True: work is done when its result is read, and otherwise never
+        self.refused = ()  # types of numbers that it does not have
+        self.reads = 0  # how often the host has waited for a value
+        self.allocated, self.peak, self.limit = 0, 0, sys.maxsize  # bytes
+        self.blocks = weakref.WeakValueDictionary()  # by the storage of a CPU tensor
+
+    def clock(self):
+        """Return the seconds that the program is measured by."""
+        return self.wall() if self.wall else self.now
+
+    def wait_until(self, moment):
+        """Let the host wait."""
+        self.now = max(self.now, moment)
+        while self.wall and (left := moment - self.wall()) > 0:
+            time.sleep(max(0, left - 0.001))  # it wakes up late, so the last moments pass without it
+
+    def synchronize(self):
+        """Let the host wait for all that was submitted, if the device has a barrier."""
+        if self.has_barrier:
+            self.wait_until(self.free_at)
+
+    def run(self, operator, arguments, options):
+        """Run an operator of PyTorch: compute it on the CPU and put its time into the queue."""
+        name, tensors = operator._opname, []
+        target = options.get("device") or (arguments[0].device if name == "copy_" else SIM)
+        arguments, options = to_cpu(arguments, tensors), {key: to_cpu(x, tensors) for key, x in options.items()}
+        ours = {id(x.held): x for x in tensors if isinstance(x, SimTensor)}
+        if name not in ("copy_", "_to_copy") and any(x.ndim for x in tensors if not isinstance(x, SimTensor)):
+            raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got some on sim and on cpu")
+        result = self.compute(operator, arguments, options)
+        needs = [x.work for x in ours.values()]
+        if torch.device(target).type == "cpu" or isinstance(result, (bool, int, float)):
+            self.reads += 1
+            self.free_at = max(self.free_at, self.clock()) + seconds_left(needs)
+            self.wait_until(self.free_at)
+            return result
+        work = [0.0, needs]
+        if not (operator.is_view or name.startswith("empty")):
+            self.now += self.host_seconds
+            work[0] = self.seconds(name)
+            if not self.is_lazy:
+                self.free_at = max(self.free_at, self.clock()) + seconds_left([work])
+        if operator._schema.is_mutable:
+            for x in ours.values():
+                x.work = work
+        return self.to_sim(result, ours, work)
+
+    def to_sim(self, x, ours, work):
+        """Return the tensors of the device for those of the CPU, in lists too."""
+        if isinstance(x, (list, tuple)):
+            return type(x)(self.to_sim(each, ours, work) for each in x)
+        if not isinstance(x, torch.Tensor) or id(x) in ours:
+            return ours.get(id(x), x)
+        if x.dtype in self.refused:
+            raise TypeError(f"sim does not have {x.dtype}")
+        made = SimTensor(x)
+        made.work, made.block = work, self.block_of(x.untyped_storage())
+        return made
+
+    def block_of(self, storage):
+        """Return the Block of a CPU tensor's storage, which its views share; raises torch.OutOfMemoryError."""
+        block = self.blocks.get(storage._cdata)
+        if block is None:
+            if self.allocated + storage.nbytes() > self.limit:
+                raise torch.OutOfMemoryError(f"sim out of memory: {storage.nbytes()} more bytes are too many")
+            block = self.blocks[storage._cdata] = Block(self, storage.nbytes())
+        return block
+
+
+def seconds_left(works):
+    """Return the seconds of work that is not done, [seconds, work that it needs]; it is done afterwards."""
+    total, works = 0.0, list(works)
+    while works:
+        work = works.pop()
+        total += work[0]
+        works += work[1]
+        work[:] = 0.0, ()
+    return total
+
+
+class Block:
+    """Bytes of a device's memory, for as long as a tensor has them."""
+
+    def __init__(self, device, size):
+        self.device, self.size = device, size
+        device.allocated += size
+        device.peak = max(device.peak, device.allocated)
+
+    def __del__(self):
+        self.device.allocated -= self.size
+
+
+class SimTensor(torch.Tensor):
+    """A tensor on the device; `held` is the CPU tensor that has its numbers."""
+
+    @staticmethod
+    def __new__(cls, held):
+        layout = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        with torch.inference_mode(held.is_inference()):  # which a view of an older tensor is not
+            made = torch.Tensor._make_wrapper_subclass(cls, held.shape, **layout, device=SIM)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, arguments=(), options=None):
+        return sim.run(operator, arguments, options or {})
+
+
+def to_cpu(x, tensors):
+    """Return the argument of an operator for the CPU; adds the tensors in it to a list."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(to_cpu(each, tensors) for each in x)
+    if isinstance(x, torch.Tensor):
+        tensors.append(x)
+    if isinstance(x, torch.device):
+        return torch.device("cpu")
+    return x.held if isinstance(x, SimTensor) else x
+
+
+def cast_first(name, kind):
+    """Return the kernel of an operator that casts its operands, as autocast does; kind: () -> type."""
+
+    def cast(x):
+        return x.to(kind()) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    def kernel(*arguments, **options):
+        key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        with torch._C._ExcludeDispatchKeyGuard(key):
+            operator = getattr(torch.ops.aten, name.partition(".")[0])
+            return operator(*map(cast, arguments), **{key: cast(x) for key, x in options.items()})
+
+    return kernel
+
+
+sim, libraries = KnownDevice(), []
+
+
+def register():
+    """Make the device this process's accelerator."""
+    module: Any = backend_registration._DummyBackendModule()  # torch.sim
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    module.get_device_name = lambda: "a device of known speed"
+    backend_registration._setup_privateuseone_for_python_backend("sim", backend_module=module)
+    fallbacks, kernels = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    libraries.extend([fallbacks, kernels])  # which would be undone with them
+    fallbacks.fallback(lambda operator, *arguments, **options: sim.run(operator, arguments, options), "PrivateUse1")
+    fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for name in LOWER:
+        kernels.impl(name, cast_first(name, lambda: torch.get_autocast_dtype("sim")), "AutocastPrivateUse1")
+    for name in FULL:
+        kernels.impl(name, cast_first(name, lambda: torch.float32), "AutocastPrivateUse1")
+    # Otherwise module.to() would make new parameters, and weights that a model uses twice would become two.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    accelerator = torch.accelerator  # whose functions reach only devices in C++
+    accelerator.synchronize, accelerator.empty_cache = sim.synchronize, lambda: None
+    accelerator.memory_allocated, accelerator.max_memory_allocated = lambda: sim.allocated, lambda: sim.peak
+    accelerator.reset_peak_memory_stats = lambda: setattr(sim, "peak", sim.allocated)
+    torch.set_num_threads(1)
+
+
+def check_in_real_time():
+    """Compare our rate of steps of 21 operators with the truth; returns whether they agree."""
+    from tests import selfcheck
+
+    selfcheck.PAIRS = 5
+    sim.wall, sim.seconds = time.perf_counter, lambda operator: 0.005
+    truth, about = 32 / (21 * 0.005), ("mlp", "the truth of a device whose operators take 5 ms")
+    return selfcheck.check_loop("training", "mlp-16-16", lambda *_: truth, *about, BATCH_SIZE="32", DATA="synthetic")
+
+
+if __name__ == "__main__":
+    from tests.frameworks import known_device  # this file, under the name that its users import
+
+    known_device.register()
+    if sys.argv[1:]:
+        time.perf_counter = known_device.sim.clock
+        sys.exit(pytest.main(sys.argv[1:]))
+    sys.exit(not known_device.check_in_real_time())
