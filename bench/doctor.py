@@ -26,9 +26,10 @@ def examine(frameworks=tuple(FRAMEWORKS)):
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         fix = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
         show("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {fix}")
-    elif found := environment.find_allocator(os.environ):
-        show("environment", "ok", f"speed is affected by {found}")
-    source, commit = environment.find_power_source(), environment.find_commit()
+    elif variables := environment.find_allocator(os.environ):
+        show("environment", "ok", f"speed is affected by {variables}")
+    source = environment.find_power_source()
+    commit = environment.find_commit()
     if environment.find_low_power_mode() or source == "battery":
         show("power", "no", "on battery or in low-power mode, which is slower: plug it in, turn low-power mode off")
     else:
