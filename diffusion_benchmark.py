@@ -3,7 +3,7 @@
     make diffusion
     MODEL=sd-1.5 IMAGE_SIZE=256 BATCH_SIZE=1,4 make diffusion
 
-A step predicts the noise in a batch of latent images; a batch of N images counts as N steps. There is no text encoder,
+A step predicts the noise in a batch of latent images; a batch of N images counts as N steps. It has no text encoder,
 image decoder, scheduler or classifier-free guidance, which would need two steps of the model for one of the image. The
 models are those of the diffusers library, with random weights. `make settings` explains the settings.
 """

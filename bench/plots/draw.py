@@ -59,7 +59,7 @@ def bars(panels, unit, keys):
     Args:
         panels: a frame has a row for each bar, and its index is the position, from 0 at the top: `value`, `low`,
             `high` (NaN: unknown), `name` on the left, `text` at the bar's end, `note` on the right, `key`.
-        unit: of the values.
+        unit: the unit of the values.
         keys: {key: (what the legend says, colour of the edge, colour of the face)}.
     """
     inches = [BAR * (frame.index[-1] + 1.2) for _, frame in panels]
@@ -82,7 +82,7 @@ def bars(panels, unit, keys):
             value = part["value"]
             ends = distances(value, part["low"], part["high"])
             _, colour, face = keys[name]
-            if is_log:  # points, because there is no zero to start from
+            if is_log:  # points, because the axis has no zero to start from
                 options = {"fmt": "o", "markersize": 5, "markerfacecolor": face, "elinewidth": 2}
                 panel.errorbar(value, part.index, xerr=ends, color=colour, **options)
             else:

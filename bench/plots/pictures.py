@@ -14,7 +14,7 @@ from bench.records.columns import format_number
 from bench.settings import TRAINING
 from bench.workloads.workload import BYTES
 
-MAX_BARS = 20  # in a panel
+MAX_BARS = 20  # bars in a panel
 MAX_PANELS = 6
 MAX_CURVES = 20
 # In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.

@@ -52,7 +52,8 @@ def is_implausible(row):
     tflops = limit(precision)
     bandwidth = limit("bandwidth")
     if row.get("workload") in CONVOLUTIONS and (is_float32 or is_mac):
-        tflops *= WINOGRAD_MLX if is_mac else WINOGRAD
+        speedup = WINOGRAD_MLX if is_mac else WINOGRAD
+        tflops *= speedup
     moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
     devices = IMPLAUSIBLE * float(row.get("world_size") or 1)  # the rates are those of all devices
     return (row.get("tflops") or 0) > devices * tflops or (moved or 0) > devices * bandwidth

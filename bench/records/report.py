@@ -35,7 +35,7 @@ def progress(workload, items_per_step):
     """Show a bar on stderr, in items per second of all ranks; yields what measure() calls after each window.
 
     The bar moves only between windows and has no monitor thread. Its figure is the median of the windows.
-    There is no bar if stderr is not a terminal.
+    The bar is hidden if stderr is not a terminal.
     """
     tqdm.monitor_interval = 0
     options = {"bar_format": "{desc}: {n_fmt}{unit} [{elapsed}{postfix}]", "disable": None, "leave": False}

@@ -37,7 +37,7 @@ FREE_TEXT = ("note", "allocator")  # may quote the system
 ROUNDING = 2e-5  # cells have six digits, and a product has three of them
 AGAIN = "remove the row, and measure it again"
 EDITED = "the row was published, and is changed or missing: restore it, and add rows only at the end"
-KEY = itemgetter("run_id", *WORK, "elapsed_seconds")  # by which a row is known
+KEY = itemgetter("run_id", *WORK, "elapsed_seconds")  # a row is known by these
 # A remote on github.com, as git@github.com:OWNER/NAME.git, https://github.com/OWNER/NAME or git writes it otherwise.
 REMOTE = r"(?:[\w+]+://)?(?:[^@/\s]+@)?(?:(?:ssh|www)\.)?github\.com(?::\d+)?[:/]/?([\w.-]+/[\w.-]{1,100}?)(?:\.git)?/?"
 REMOTES = re.compile(rf"^(upstream|origin)\t{REMOTE} \(fetch\)", re.ASCII | re.IGNORECASE | re.MULTILINE)
@@ -53,7 +53,7 @@ def find_faults(row, machine, names=()):
     Args:
         row: a dict of text with all COLUMNS.
         machine: the name of its file, without the ending.
-        names: of this computer and its user, which must not be sent.
+        names: names of this computer and its user, which must not be sent.
     """
     if row["machine"] != machine:
         yield "machine", f"must be the name of the file, {machine}: send one file for each machine"

@@ -44,7 +44,7 @@ def list_dimensions(run: Run, runs, row):
     settings = replace(settings, precision=row.get("precision", settings.precision))  # what this card takes by default
     environ = run.environ
 
-    def is_allowed(name, value):  # in this framework and phase
+    def is_allowed(name, value):  # whether this framework has it in this phase
         if settings.phase == "training" and value in NOT_IN_TRAINING:
             return False
         try:
@@ -55,7 +55,7 @@ def list_dimensions(run: Run, runs, row):
     for name, guesses in GUESSES.items():
         default = getattr(settings, name.lower())
         if default and name not in environ:  # no default: the workload does not have this setting
-            guess = guesses.get(default, {}).get(device, 1.0)  # of the default's own speedup
+            guess = guesses.get(default, {}).get(device, 1.0)  # the default's own speedup
             faster = {value: on[device] / guess for value, on in guesses.items() if on.get(device, 0) >= guess}
             allowed = {value: gain for value, gain in faster.items() if is_allowed(name, value)}
             dimensions.append(Dimension(name, {default: 1.0} | allowed))
@@ -87,7 +87,7 @@ def describe_candidate(dimensions, candidate, before=None):
     """Return the difference between a candidate and another one, by default the default, in words."""
     default = tuple(next(iter(dimension.gains)) for dimension in dimensions)
     cells = []
-    for each in (before or default, candidate):
-        change = change_of(dimensions, each)
+    for compared in (before or default, candidate):
+        change = change_of(dimensions, compared)
         cells.append({name.lower(): text for name, text in change.items()} | {"allocator": find_allocator(change)})
     return describe_change(*cells) or "the default"

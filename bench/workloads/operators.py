@@ -30,7 +30,7 @@ def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, po
     Args:
         product: (M, N, K), if it does the work of a matmul of M x K by K x N: 2 M N K FLOPs.
         smallest: bytes of a number in the smallest precision.
-        fields: of the Workload, if they are not those of a matmul.
+        fields: fields of the Workload, if they are not those of a matmul.
     """
     columns = {"data": "synthetic", **dict(columns)}
     if product:
@@ -43,7 +43,7 @@ def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, po
         samples=samples,
         columns=columns,
         make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pools),
-        resident_bytes=(4 if smallest > 1 else 1) * sets * numbers,  # at most: normal numbers are float32
+        resident_bytes=(4 if smallest > 1 else 1) * sets * numbers,  # an upper limit: normal numbers are float32
         **({"name": model, "unit": "matmuls", "items_per_step": 1} | fields),
     )
 
@@ -84,7 +84,8 @@ def attention(tokens, device):
     All scores and sums would take 4 B H S^2 D FLOPs, the causal half of them 2 B H S^2 D.
     """
     heads, numbers = CPU_HEADS if device == "cpu" else GPU_HEADS
-    shapes = ((heads, tokens, numbers),) * 3
+    shape = (heads, tokens, numbers)
+    shapes = (shape, shape, shape)
     flops = 2 * heads * tokens**2 * numbers
     columns = {"sequence_length": tokens, "batch_size": 1}
     return operator("attention", shapes, sample_attention, columns=columns, unit="calls", flops_per_item=flops)

@@ -29,7 +29,7 @@ class Work:
     is_quick: bool = False  # QUICK=1 measures it too, in float32 only
     devices: tuple[str, ...] = ("cpu", "gpu")  # they measure it; a GPU is any device except a CPU
     numbers: tuple[str, ...] = ("float32", *FORMATS)
-    settings: tuple[tuple[str, str], ...] = ()  # other than the defaults
+    settings: tuple[tuple[str, str], ...] = ()  # those other than the defaults
     has_pipeline: bool = False  # in float32 the input pipeline is measured too
     shared_gb: int = 0  # memory in units of 2**30 bytes that it needs if the GPU shares the system's
 

@@ -34,7 +34,7 @@ class Workload:
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves
     # (batch size, seed) -> list of batches: tuples of NumPy arrays, the model's inputs first, the loss's target last.
-    # Without a loss there is no target. An operator's batches are its operands.
+    # Without a loss they have no target. An operator's batches are its operands.
     make_batches: Callable[[int, int], list[tuple]]
     make_checked: Callable[[int, int], list[tuple]] | None = None  # the same with smaller items, to check a model with
     loss: str | None = None  # "cross_entropy" or "mean_squared_error"; None: it cannot be trained
