@@ -28,8 +28,10 @@ from bench.tune.search import Dimension, Search, median_rate
 
 log = logging.getLogger("bench")
 
-TRIAL_SECONDS, FULL_SECONDS = 3.0, 10.0  # MAX_SECONDS of a trial, and of a full run unless it is set
-LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # seconds after which a trial is ended, or this share of the time if longer
+TRIAL_SECONDS = 3.0  # MAX_SECONDS of a trial
+FULL_SECONDS = 10.0  # MAX_SECONDS of a full run unless it is set
+LEAST_LIMIT = 120  # seconds after which a trial is ended
+LIMIT_SHARE = 0.15  # share of the time after which a trial is ended, if that is longer
 FULL_LIMIT = 600  # seconds after which a full run is ended
 FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0", "SUSTAIN": None, "NUM_IMAGES": None}
 NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
@@ -61,7 +63,7 @@ def read_search(environ):
 class Trials:
     """Runs the processes of one search."""
 
-    run: Run  # of the default
+    run: Run  # the default
     host: environment.Environment
     limit: float  # seconds after which a trial is ended
     longest: float  # MAX_SECONDS of a full run
@@ -101,35 +103,38 @@ def combine_path(search):
 def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
     refuse_ranks("make best")
-    begun, status = time.monotonic(), 0
-    own, runs = read_search(os.environ)
+    begun = time.monotonic()
+    search_settings, runs = read_search(os.environ)
     run = runs[0]
-    if is_used("scope", own.workload):
+    if is_used("scope", search_settings.workload):
         run = run.with_settings(SCOPE="device")
     host = environment.describe_host(run.settings.machine)
     results.prepare(run.settings.results_dir)
     longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
-    available = 60 * own.max_minutes
+    available = 60 * search_settings.max_minutes
     trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest)
     log.info("trying the default first; Ctrl-C ends the search and prints the best so far")
     first = trials.attempt((), is_full=False)
     if not first["device"]:
-        raise SettingError(f"the default failed ({first['note']}): `make {own.workload}` shows more")
+        raise SettingError(f"the default failed ({first['note']}): `make {search_settings.workload}` shows more")
     trials.dimensions = candidates.list_dimensions(run, runs, first)
     search = Search(trials.dimensions, trials.attempt, lambda: (time.monotonic() - begun) / available)
     search.trials[search.default] = [first]
+    status = 0
     try:
         search.run()
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
-    fastest, rows = search.fastest(), combine_path(search)
+    fastest = search.fastest()
+    rows = combine_path(search)
     print("\n".join(answer.describe_answer(search, rows)))
     if fastest:
         change = candidates.change_of(search.dimensions, fastest)
         environ = run.with_settings(**change).environ
         repeated = [name for name in dict.fromkeys((*KNOWN_NAMES, *change)) if name not in NOT_REPEATED]
-        given = {name: environ[name] for name in repeated if name in environ}
-        print("\n".join(answer.describe_use(run.settings.framework, first["device"], own.workload, given)))
+        used = {name: environ[name] for name in repeated if name in environ}
+        use = answer.describe_use(run.settings.framework, first["device"], search_settings.workload, used)
+        print("\n".join(use))
     if rows:
         path = results.path_of(run.settings.results_dir, first)
         results.append(path, *rows.values())

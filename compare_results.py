@@ -31,36 +31,40 @@ def read_side(side, environ, folder):
     Returns:
         {work: its line, as tables.latest() describes it}.
     """
-    given = environ.get(side, "").strip()
-    path = Path(given) if Path(given).is_file() else folder / f"{given}.csv"
+    name = environ.get(side, "").strip()
+    path = Path(name) if Path(name).is_file() else folder / f"{name}.csv"
     if not path.is_file():
         known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
-        raise SettingError(f"{side}={given!r} is not a CSV file or a machine in {folder.name}/ (machines: {known})")
+        raise SettingError(f"{side}={name!r} is not a CSV file or a machine in {folder.name}/ (machines: {known})")
     rows = tables.convert(results.read(path))
     lines = tables.latest(rows[rows["search"] == ""])  # trials of `make best` have other settings
     lines = lines.loc[~lines["published"] & (lines["value"] > 0)]
     if lines.empty:
-        raise SettingError(f"{side}={given!r} has no results to compare")
+        raise SettingError(f"{side}={name!r} has no results to compare")
     return {work_of(line): line for line in lines.to_dict("records")}
 
 
 def work_of(line):
     """Return what has to be equal in two lines. A peak is the best of its machine, at any size and by any operator."""
-    any_size = ("matrix_size", "memory_format", "batch_size") if line["model"] == "matmul-peak" else ()
-    return tuple(line[name] for name in tables.WORK if name not in any_size)
+    names = tables.WORK
+    if line["model"] == "matmul-peak":
+        names = [name for name in names if name not in ("matrix_size", "memory_format", "batch_size")]
+    return tuple(line[name] for name in names)
 
 
 def compare(a, b):
     """List the work that both sides have: dicts of the two lines, the ratio, a Rate, and the verdict."""
-    found = []
+    comparisons = []
     for work in (work for work in b if work in a):
         # The value of an operator is TFLOP/s.
         base, rate = (Rate(line["value"], line["low"], line["high"]) for line in (a[work], b[work]))
         ratio = rate.ratio(base)
         is_single = 1 in (a[work]["processes"], b[work]["processes"])
-        ratio, verdict = (Rate(ratio.throughput), "") if is_single else (ratio, verdict_of(ratio))
-        found.append({"a": a[work], "b": b[work], "ratio": ratio, "verdict": verdict})
-    return found
+        if is_single:
+            ratio = Rate(ratio.throughput)
+        verdict = "" if is_single else verdict_of(ratio)
+        comparisons.append({"a": a[work], "b": b[work], "ratio": ratio, "verdict": verdict})
+    return comparisons
 
 
 def describe_work(line):
@@ -68,9 +72,11 @@ def describe_work(line):
     return f"{columns.describe_work(line)}, {line['framework']} on {line['kind'].upper()}"
 
 
-def describe(line):
+def describe_comparison(line):
     """Describe one comparison in a line of LAYOUT."""
-    a, b, ratio = line["a"], line["b"], line["ratio"]
+    a = line["a"]
+    b = line["b"]
+    ratio = line["ratio"]
     interval = f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio.low > 0 else ""
     rates = format_number(a["value"]), format_number(b["value"]), b["per"]
     flags = [f" [{side}: {flagged['flags']}]" for side, flagged in (("A", a), ("B", b)) if flagged["flags"]]
@@ -80,26 +86,26 @@ def describe(line):
 
 def list_remarks(a, b, lines):
     """List sentences: a changed machine, missing verdicts, different versions and setups, work of only one side."""
-    said = []
-    same = [line for line in lines if line["a"]["machine"] == line["b"]["machine"]]
-    times = [line["b"]["canary_seconds"] / line["a"]["canary_seconds"] for line in same]
+    remarks = []
+    one_machine = [line for line in lines if line["a"]["machine"] == line["b"]["machine"]]
+    times = [line["b"]["canary_seconds"] / line["a"]["canary_seconds"] for line in one_machine]
     times = [ratio for ratio in times if ratio > 0]  # NaN: unknown
     if times and not 1 / MACHINE_CHANGED < (ratio := statistics.median(times)) < MACHINE_CHANGED:
-        said.append(f"warning: the machine changed: the canary, a small matmul, took {ratio:.2f} times as long in B")
+        remarks.append(f"warning: the machine changed: the canary, a small matmul, took {ratio:.2f} times as long in B")
     count = Counter(line["verdict"] for line in lines)
     if count[""]:
-        said.append(f"no verdict ({count['']} of {len(lines)}): A or B has a single process; measure with RUNS=5")
+        remarks.append(f"no verdict ({count['']} of {len(lines)}): A or B has a single process; measure with RUNS=5")
     if count["cannot tell"]:
-        said.append(f"cannot tell ({count['cannot tell']} of {len(lines)}): the intervals overlap or are unknown")
+        remarks.append(f"cannot tell ({count['cannot tell']} of {len(lines)}): the intervals overlap or are unknown")
     for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):
         in_a, in_b = (", ".join(sorted({line[side][name] for line in lines} - {""})) or "unknown" for side in "ab")
         if in_a != in_b:
-            said.append(f"{name}: {in_a} in A; {in_b} in B")
+            remarks.append(f"{name}: {in_a} in A; {in_b} in B")
     for side, one, other in (("A", a, b), ("B", b, a)):
         if only := [describe_work(one[work]) for work in one.keys() - other]:
             more = f", and {len(only) - MOST_NAMED} more" if len(only) > MOST_NAMED else ""
-            said.append(f"only in {side}: {'; '.join(sorted(only)[:MOST_NAMED])}{more}")
-    return said
+            remarks.append(f"only in {side}: {'; '.join(sorted(only)[:MOST_NAMED])}{more}")
+    return remarks
 
 
 def main(environ=os.environ):
@@ -112,7 +118,7 @@ def main(environ=os.environ):
         names = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
         print(f"{side}: {', '.join(dict.fromkeys(names))}")
     if lines:
-        print("", LAYOUT.format(*TITLES), *map(describe, lines), "", sep="\n")
+        print("", LAYOUT.format(*TITLES), *map(describe_comparison, lines), "", sep="\n")
     else:
         print("\nA and B have no work in common: nothing can be compared")
     print("\n".join(report.wrap(line, "  ") for line in list_remarks(a, b, lines)))

@@ -3,7 +3,7 @@
     make diffusion
     MODEL=sd-1.5 IMAGE_SIZE=256 BATCH_SIZE=1,4 make diffusion
 
-A step predicts the noise in a batch of latent images; a batch of N images counts as N steps. There is no text encoder,
+A step predicts the noise in a batch of latent images; a batch of N images counts as N steps. It has no text encoder,
 image decoder, scheduler or classifier-free guidance, which would need two steps of the model for one of the image. The
 models are those of the diffusers library, with random weights. `make settings` explains the settings.
 """
@@ -32,8 +32,8 @@ class Denoiser:
     class_name: str
     config: dict  # arguments of that class
     image_size: int  # pixels a side
-    pixels: int  # that a latent pixel, or a token of Flux, stands for on each side
-    steps: int  # of an image, as the model's authors sample it
+    pixels: int  # on each side, for one latent pixel or one token of Flux
+    steps: int  # steps for an image, as the model's authors sample it
     conditions: dict  # {argument: shape for an image}: embeddings of the prompt, and of sizes
     parameters: int
     inference_flops: int
@@ -44,8 +44,8 @@ class Denoiser:
 # Configurations on huggingface.co: google/ddpm-cifar10-32, stable-diffusion-v1-5/stable-diffusion-v1-5,
 # stabilityai/stable-diffusion-xl-base-1.0, black-forest-labs/FLUX.2-klein-4B. Without what diffusers assumes anyway.
 DENOISERS = {
-    name: Denoiser(**about)
-    for name, about in json.loads((ROOT / "bench/workloads/denoisers.json").read_text(encoding="utf-8")).items()
+    name: Denoiser(**fields)
+    for name, fields in json.loads((ROOT / "bench/workloads/denoisers.json").read_text(encoding="utf-8")).items()
 }
 
 
@@ -55,9 +55,9 @@ def diffusion_workload(settings):
     side = settings.image_size or denoiser.image_size
     if side % denoiser.pixels:
         raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {settings.model}")
-    forward, training = denoiser.inference_flops, denoiser.training_flops
-    flops = flops_of_phase(settings.phase, forward, training - forward)
-    # Of each weight; training adds its gradient, and Adam two numbers.
+    forward = denoiser.inference_flops
+    flops = flops_of_phase(settings.phase, forward, denoiser.training_flops - forward)
+    # How many numbers there are for each weight: training adds its gradient, and Adam two more.
     numbers = 1 if settings.phase == "inference" else 2 if settings.optimizer == "sgd" else 4
     return Workload(
         name="diffusion",
@@ -83,11 +83,15 @@ def noise_batches(denoiser, batch_size, seed):
     channels) with the places of the latents and of the prompt's tokens, int64 of shape (batch_size, tokens, 4): time,
     row, column, number. Times are powers of 2, which 16 bits do not change; a step takes as long at any time.
     """
-    random, side = np.random.default_rng(seed), denoiser.image_size // denoiser.pixels
-    channels, conditions = denoiser.config["in_channels"], denoiser.conditions.values()
-    shape, places = (channels, side, side), []
+    random = np.random.default_rng(seed)
+    side = denoiser.image_size // denoiser.pixels
+    channels = denoiser.config["in_channels"]
+    conditions = denoiser.conditions.values()
+    shape = (channels, side, side)
+    places = []
     if denoiser.takes_tokens:
-        shape, (tokens, _) = (side * side, channels), *conditions
+        shape = (side * side, channels)
+        ((tokens, _),) = conditions
         places = [np.zeros((batch_size, count, 4), np.int64) for count in (side * side, tokens)]
         places[0][..., 1:3] = np.indices((side, side)).reshape(2, -1).T
         places[1][..., 3] = np.arange(tokens)
@@ -103,7 +107,8 @@ def noise_batches(denoiser, batch_size, seed):
 
 def describe_images(rows, stored):
     """Describe the rows as every benchmark does, and compute the rate of whole images."""
-    text, row = report.describe_run(rows, stored), rows[0]
+    text = report.describe_run(rows, stored)
+    row = rows[0]
     if row["phase"] == "inference" and row.get("throughput"):
         steps = DENOISERS[row["model"]].steps
         rate = format_number(row["throughput"] / steps)

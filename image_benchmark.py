@@ -36,7 +36,7 @@ class ImageSizes:
 def image_workload(settings):
     """Describe the work: a step takes one batch of images, which are on the device or come from JPEG files."""
     sizes = ImageSizes(settings.image_size or IMAGE_SIZE.get(settings.model, 224))
-    parameters = flops = None  # of a model that flops.csv lacks
+    parameters = flops = None  # unknown if flops.csv lacks the model
     with COUNTS.open(newline="") as lines:
         models = {row["model"]: row for row in csv.DictReader(lines)}
     counts = models.get(settings.model)
@@ -46,7 +46,8 @@ def image_workload(settings):
     if counts:
         parameters = int(counts["parameters"])
         if int(counts["image_size"]) == sizes.side:  # convolutions and matmuls, counted at one image size
-            forward, training = int(counts["inference_flops"]), int(counts["training_flops"])
+            forward = int(counts["inference_flops"])
+            training = int(counts["training_flops"])
             flops = flops_of_phase(settings.phase, forward, training - forward)
     return Workload(
         name="image",
@@ -73,7 +74,8 @@ def image_batches(sizes, batch_size, seed):
     Returns:
         A list of (images, labels): float32 of shape (batch_size, 3, side, side), int64 of shape (batch_size,).
     """
-    random, shape = np.random.default_rng(seed), (batch_size, 3, sizes.side, sizes.side)
+    random = np.random.default_rng(seed)
+    shape = (batch_size, 3, sizes.side, sizes.side)
     return [
         (random.standard_normal(shape, dtype=np.float32), random.integers(sizes.classes, size=batch_size))
         for _ in range(RESIDENT_BATCHES)

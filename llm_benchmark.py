@@ -8,8 +8,8 @@
 One step of prefill reads a batch of random prompts into an empty cache; one of decode adds a token to each sequence.
 The definitions are those of llama-bench (pp512, tg128). One step of training predicts the next token at every place of
 a batch of random sequences, and updates all weights, or only LoRA's adapters. docs/method-details.md has the details.
-The model is that of the transformers library (build_llm() in bench/frameworks/on_torch_llm.py), in MLX that of mlx-lm
-(on_mlx_llm.py). `make settings` explains the settings.
+The model is that of the transformers library (Decoder in bench/frameworks/on_torch_llm.py), in MLX that of mlx-lm
+(build_llm() in on_mlx_llm.py). `make settings` explains the settings.
 """
 
 import functools
@@ -23,7 +23,7 @@ from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
-CHECKED_TOKENS = 64  # of the sequences with which a model is compared
+CHECKED_TOKENS = 64  # length of the sequences with which a model in training is compared, at most
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Decoder:
     tie_word_embeddings: bool = True  # the output matmul uses the embedding table
     is_qwen: bool = False  # Qwen 3 normalises each head's query and key
     norm_epsilon: float = 1e-5
-    lora_rank: int = 0  # of adapters of q, k, v and o, the only trained weights; 0: all are trained
+    lora_rank: int = 0  # rank of the adapters of q, k, v and o, the only trained weights; 0: all are trained
     checkpointing: bool = False  # the backward pass computes each layer again
 
     def config(self):
@@ -85,7 +85,8 @@ def llm_workload(settings):
     decoder = find_decoder(settings)
     if settings.phase not in ("prefill", "decode"):
         return training_workload(settings, decoder)
-    is_prefill, size = settings.phase == "prefill", settings.batch_size
+    is_prefill = settings.phase == "prefill"
+    size = settings.batch_size
     before, new = (0, settings.prompt_tokens) if is_prefill else (settings.depth, settings.new_tokens)
     cache = size * cache_bytes(decoder, before + new, settings.precision)
     return Workload(
@@ -109,8 +110,10 @@ def training_workload(settings, decoder):
     tokens = settings.prompt_tokens
     decoder = replace(decoder, lora_rank=settings.lora_rank, checkpointing=settings.checkpointing)
     forward, backward = training_flops(decoder, tokens)
-    # Of each trained weight: its gradient, the optimizer's state, and if it is an adapter's the weight itself.
-    tensors = 1 + (0 if settings.optimizer == "sgd" else 2) + (decoder.lora_rank > 0)
+    # Each trained weight has a gradient and the optimizer's state; those of adapters are not among the parameters.
+    tensors = 1 if settings.optimizer == "sgd" else 3
+    if decoder.lora_rank:
+        tensors += 1
     numbers = count_parameters(decoder) + tensors * count_trainable(decoder)
     return Workload(
         name="llm",
@@ -132,12 +135,14 @@ def training_workload(settings, decoder):
 def find_decoder(settings):
     """Return the Decoder of the settings; raises SettingError if it is unknown or its positions do not suffice."""
     decoder = find_model(DECODERS, settings.model)
-    tokens, asked = settings.prompt_tokens, f"PROMPT_TOKENS='{settings.prompt_tokens}'"
+    tokens = settings.prompt_tokens
+    names = f"PROMPT_TOKENS='{settings.prompt_tokens}'"
     if settings.phase == "decode":
         tokens = settings.depth + settings.new_tokens
-        asked = f"DEPTH='{settings.depth}' and NEW_TOKENS='{settings.new_tokens}'"
-    if tokens > (most := decoder.max_position_embeddings):
-        raise SettingError(f"{asked} need {tokens} positions, and {settings.model} has {most}: set fewer")
+        names = f"DEPTH='{settings.depth}' and NEW_TOKENS='{settings.new_tokens}'"
+    positions = decoder.max_position_embeddings
+    if tokens > positions:
+        raise SettingError(f"{names} need {tokens} positions, and {settings.model} has {positions}: set fewer")
     return decoder
 
 
@@ -171,7 +176,9 @@ def count_parameters(decoder):
 
 def adapter_sizes(decoder):
     """Return the (inputs, outputs) of a layer's projections that get an adapter: q, k, v and o."""
-    width, query, key = decoder.hidden_size, *(n * decoder.head_dim for n in (decoder.num_heads, decoder.num_kv_heads))
+    width = decoder.hidden_size
+    query = decoder.num_heads * decoder.head_dim
+    key = decoder.num_kv_heads * decoder.head_dim
     return (width, query), (width, key), (width, key), (query, width)
 
 

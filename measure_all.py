@@ -32,14 +32,14 @@ FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than 
 BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
 UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
 # Columns that agree in the rows of this run and those that an earlier one has stored.
-SAME = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
+AGREEING = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
 
 
 def plan_work(run: Run, device, formats, shared_gb=math.inf):
     """Return the runs of the set on this device, in these formats of numbers.
 
     Args:
-        run: of `make all`.
+        run: the Run of `make all`.
         shared_gb: memory in units of 2**30 bytes, if the device shares the system's.
     """
     is_quick = run.settings.quick
@@ -130,22 +130,22 @@ def measure_and_store(run: Run, host, limit=LIMIT, describe_rows=describe_lines)
     return rows
 
 
-def measure_set(run: Run, host, found, blank):
+def measure_set(run: Run, host, device, blank):
     """Measure everything that is missing; say each result, or why there is none.
 
     Args:
-        run: of `make all`.
-        found: the Device that its framework finds.
+        run: the Run of `make all`.
+        device: the Device that its framework finds.
         blank: a row of this machine and device without a result.
 
     Returns:
         Whether there is any result, new or stored.
     """
-    is_quick, device = run.settings.quick, found.device
+    is_quick = run.settings.quick
     stored = results.read(results.path_of(run.settings.results_dir, blank))
-    stored = [row for row in stored if all(row[name] == (blank[name] or "") for name in SAME)]
+    stored = [row for row in stored if all(row[name] == (blank[name] or "") for name in AGREEING)]
     statuses = [row["status"] for row in stored]
-    formats = standard_set.FORMATS[:1] if device == "cpu" else standard_set.FORMATS
+    formats = standard_set.FORMATS[:1] if device.device == "cpu" else standard_set.FORMATS
     peaks = find_peaks(stored)
     has_full_sweep = any(row["matrix_size"] == standard_set.ONLY_FULL for row in stored)
     if "float32" not in peaks or not (is_quick or has_full_sweep):
@@ -155,9 +155,9 @@ def measure_set(run: Run, host, found, blank):
         statuses += [row["status"] for row in rows]
         peaks = find_peaks(rows)
     formats = ["float32"] if is_quick else list_fast(peaks, formats)
-    shared_gb = host.memory_gb if resources.shares_memory(found) else math.inf
-    planned = plan_work(run, device, formats, shared_gb)
-    missing = [run for run in planned if not is_done(stored, run, device)]
+    shared_gb = host.memory_gb if resources.shares_memory(device) else math.inf
+    planned = plan_work(run, device.device, formats, shared_gb)
+    missing = [run for run in planned if not is_done(stored, run, device.device)]
     if len(missing) < len(planned):
         say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
     count = sum(map(count_processes, missing))
@@ -175,15 +175,15 @@ def main():
     settings = run.settings
     if not settings.quick and doctor.examine((settings.framework,)):
         return 1
-    found = find_device(settings)
+    device = find_device(settings)
     host = environment.describe_host(settings.machine)
-    line = {name: getattr(found, name) for name in ("device", "device_name", "framework_version")}
+    line = {name: getattr(device, name) for name in ("device", "device_name", "framework_version")}
     blank = complete_row(host, "", line | {"framework": settings.framework})
     results.prepare(settings.results_dir)
-    say(f"\nthe standard set on {blank['machine']} ({found.device}), {settings.framework} {found.framework_version}")
+    say(f"\nthe standard set on {blank['machine']} ({device.device}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, an estimated 40 to 100 on a GPU; a few with QUICK=1")
     say("after an interruption, run the same command again to measure the rest")
-    has_result = measure_set(run, host, found, blank)
+    has_result = measure_set(run, host, device, blank)
     for words in card.finish(settings.results_dir, blank["machine"], settings.framework):
         say(words)
     path = results.path_of(settings.results_dir, blank)

@@ -33,29 +33,35 @@ CHANGES = {
 
 def describe_rounds(rows):
     """Describe the combined rows of each workload, {workload: one from each round}."""
-    about = f"A result is the median of {RUNS} processes, and its interval should cover the median of all processes."
-    about += "\nThe resolution is the smallest difference between two results that can be detected on this machine."
-    return "\n".join([about, "", *map(describe_noise, rows.values())])
+    lines = [
+        f"A result is the median of {RUNS} processes, and its interval should cover the median of all processes.",
+        "The resolution is the smallest difference between two results that can be detected on this machine.",
+        "",
+        *map(describe_noise, rows.values()),
+    ]
+    return "\n".join(lines)
 
 
 def describe_noise(rows):
     """Return a line about the combined rows of one work, one from each round."""
-    found = [Rate.of_row(row) for row in rows]
+    rates = [Rate.of_row(row) for row in rows]
     middle = statistics.median(float(rate) for row in rows for rate in row["process_rates"].split())
-    covered = sum(rate.low <= middle <= rate.high for rate in found)
-    verdicts = [verdict_of(b.ratio(a)) for a, b in itertools.combinations(found, 2)]
+    covered = sum(rate.low <= middle <= rate.high for rate in rates)
+    verdicts = [verdict_of(b.ratio(a)) for a, b in itertools.combinations(rates, 2)]
     wrong = sum(verdict in ("faster", "slower") for verdict in verdicts)
-    resolution = 100 * (statistics.median(rate.high / rate.low for rate in found) - 1)
-    said = f"{covered} of {len(found)} intervals cover this; {wrong} of {len(verdicts)} verdicts are false"
+    resolution = 100 * (statistics.median(rate.high / rate.low for rate in rates) - 1)
+    findings = f"{covered} of {len(rates)} intervals cover this; {wrong} of {len(verdicts)} verdicts are false"
     rate = f"{format_number(middle)} {rows[0]['unit']}"
-    return f"{columns.describe_work(rows[0])}: {rate}; {said}; resolution {resolution:.2g} %"
+    return f"{columns.describe_work(rows[0])}: {rate}; {findings}; resolution {resolution:.2g} %"
 
 
 def main():
     """Run the rounds, print what they show, and return the exit status."""
     refuse_ranks("make noise")
     run = read_fixed_run("noise")
-    settings, host, rows = run.settings, environment.describe_host(run.settings.machine), {}
+    settings = run.settings
+    host = environment.describe_host(settings.machine)
+    rows = {}  # {workload: one from each round}
     for number in range(settings.rounds):
         for workload in (name for name in CHANGES if name in FRAMEWORKS[settings.framework].workloads):
             log.info("round %d of %d: %s", number + 1, settings.rounds, workload)

@@ -22,9 +22,10 @@ from bench.workloads import operators
 
 log = logging.getLogger("bench")
 
-TRIAL_SIZE = (512, 512, 512)  # of a matmul that estimates the speed before a large one is tried
-CPU_PEAK_SIDE, GPU_PEAK_SIDE = 1024, 4096  # M = N = K from which a matmul may reach a device's peak
-REFUSED = ("wrong_output", "work_skipped", "constant_output")  # of one size; after other failures all would fail
+TRIAL_SIZE = (512, 512, 512)  # a matmul of this size estimates the speed before a large one is tried
+CPU_PEAK_SIDE = 1024  # M = N = K from which a matmul may reach a device's peak
+GPU_PEAK_SIDE = 4096
+REFUSED = ("wrong_output", "work_skipped", "constant_output")  # one size failed; after other failures all would
 
 
 class Sweep:
@@ -72,9 +73,11 @@ class Sweep:
 def measure_sweep(process: child.Process, _):
     """Measure everything that the settings ask for, in the child process; return the exit status."""
     sweep = Sweep(process)
-    settings, device = process.settings, process.device
+    settings = process.settings
+    device = process.device
     try:
-        for precision in settings.precision if "matmul" in settings.ops else ():
+        precisions = settings.precision if "matmul" in settings.ops else ()
+        for precision in precisions:
             sweep_sizes(sweep, precision)
             matmuls = [row for row in sweep.rows if row["status"] == "ok" and row["precision"] == precision]
             best = max((row for row in matmuls if row["model"] == "matmul"), key=itemgetter("tflops"), default=None)
@@ -99,9 +102,8 @@ def sweep_sizes(sweep: Sweep, precision):
     for size in sorted(sweep.settings.sizes, key=math.prod):
         # Tiny matmuls are launch-bound: their rate does not predict that of a large one.
         if math.prod(size) > math.prod(TRIAL_SIZE) and not tflops:
-            tflops = sweep.measure_operator(operators.matmul(TRIAL_SIZE), precision).get(
-                "tflops"
-            )  # its row is not kept
+            trial = sweep.measure_operator(operators.matmul(TRIAL_SIZE), precision)  # its row is not kept
+            tflops = trial.get("tflops")
         workload = operators.matmul(size)
         if sweep.skips(workload, precision, tflops):
             continue
@@ -117,11 +119,14 @@ def measure_peak(sweep: Sweep, best):
 
     A CPU's BLAS may leave half of the chip idle in matmuls, but not in convolutions.
     """
-    size, precision = tuple(map(int, best["matrix_size"].split("x"))), best["precision"]
-    peak, note = sweep.measure_operator(operators.matmul(size), precision, seed=1), "the best size, measured again"
+    size = tuple(map(int, best["matrix_size"].split("x")))
+    precision = best["precision"]
+    peak = sweep.measure_operator(operators.matmul(size), precision, seed=1)
+    note = "the best size, measured again"
     rival = sweep.measure_operator(operators.convolution_1x1(size), precision, seed=1)
     if sweep.keep(rival) and rival["tflops"] > peak.get("tflops", 0):
-        peak, note = rival, "a 1x1 convolution in channels_last, faster than the matmul"
+        peak = rival
+        note = "a 1x1 convolution in channels_last, faster than the matmul"
     note = "; ".join(filter(None, [note, peak["note"]]))
     sweep.keep(peak | {"workload": "matmul", "model": "matmul-peak", "note": note})
 
@@ -129,8 +134,8 @@ def measure_peak(sweep: Sweep, best):
 def measure_others(sweep: Sweep, works, tflops=None):
     """Measure some operators, (Workload, precision), one after the other, until one fails or would take too long."""
     for workload, precision in works:
-        same = {"model": workload.model, "precision": precision, "matrix_size": workload.columns.get("matrix_size")}
-        if workload.model == "matmul" and any(same.items() <= row.items() for row in sweep.rows):
+        work = {"model": workload.model, "precision": precision, "matrix_size": workload.columns.get("matrix_size")}
+        if workload.model == "matmul" and any(work.items() <= row.items() for row in sweep.rows):
             continue  # it was among SIZES and PRECISION
         if sweep.skips(workload, precision, tflops):
             return

@@ -5,7 +5,7 @@
     FRAMEWORK=tensorflow PHASE=inference .venv-tensorflow/bin/python transformer_benchmark.py
 
 One step is one batch of sequences of random tokens, sorted into eight classes. The model is that of the transformers
-library, with random weights; other frameworks build the same layers (build_transformer() in bench/frameworks/).
+library, with random weights; other frameworks build the same layers (BUILDERS in bench/frameworks/).
 """
 
 import functools
@@ -74,7 +74,8 @@ def token_batches(encoder, batch_size, seed):
     Returns:
         A list of (ids, labels): int64 of shapes (batch_size, sequence_length) and (batch_size,).
     """
-    random, shape = np.random.default_rng(seed), (batch_size, encoder.sequence_length)
+    random = np.random.default_rng(seed)
+    shape = (batch_size, encoder.sequence_length)
     return [
         (random.integers(1, encoder.vocab_size, size=shape), random.integers(encoder.labels, size=batch_size))
         for _ in range(RESIDENT_BATCHES)
@@ -87,7 +88,9 @@ def encoder_counts(encoder, phase):
     Multiply-adds per layer and token: query, key, value and output matmuls (4 w w), feed-forward (2 w f), attention
     scores and weighted values (2 w length). The classifier reads the first token only. Embedding lookups cost none.
     """
-    w, f, length = encoder.hidden_size, encoder.intermediate_size, encoder.sequence_length
+    w = encoder.hidden_size
+    f = encoder.intermediate_size
+    length = encoder.sequence_length
     embeddings = (encoder.vocab_size + encoder.max_position_embeddings + encoder.token_types) * w
     layer = 4 * (w + 1) * w + (w + 1) * f + (f + 1) * w + 4 * w  # two normalisations
     classifier = (w + 1) * w + (w + 1) * encoder.labels

@@ -26,9 +26,10 @@ def examine(frameworks=tuple(FRAMEWORKS)):
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         fix = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
         show("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {fix}")
-    elif found := environment.find_allocator(os.environ):
-        show("environment", "ok", f"speed is affected by {found}")
-    source, commit = environment.find_power_source(), environment.find_commit()
+    elif variables := environment.find_allocator(os.environ):
+        show("environment", "ok", f"speed is affected by {variables}")
+    source = environment.find_power_source()
+    commit = environment.find_commit()
     if environment.find_low_power_mode() or source == "battery":
         show("power", "no", "on battery or in low-power mode, which is slower: plug it in, turn low-power mode off")
     else:
@@ -52,14 +53,14 @@ def show(subject, state, words):
 
 def try_framework(name):
     """Print the lines of a framework's own process, or why it has none; return whether the framework can run."""
-    own = os.environ.get("PYTHON")
+    python = os.environ.get("PYTHON")
     is_apart = sys.platform != "darwin" and (ROOT / f"requirements-cuda-{name}.txt").exists()  # as in the Makefile
-    interpreter = own or str(ROOT / (f".venv-{name}" if is_apart else ".venv") / "bin" / "python")
-    if not own and not os.path.exists(interpreter):
+    interpreter = python or str(ROOT / (f".venv-{name}" if is_apart else ".venv") / "bin" / "python")
+    if not python and not os.path.exists(interpreter):
         show(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it")
         return False
     print(f"trying {name}, which may take minutes the first time ...", file=sys.stderr, flush=True)
-    fix = "set PYTHON to another interpreter" if own else f"`make clean`, `make image FRAMEWORK={name}`"
+    fix = "set PYTHON to another interpreter" if python else f"`make clean`, `make image FRAMEWORK={name}`"
     command = [interpreter, "-m", "bench.doctor", name]
     try:
         done = subprocess.run(command, timeout=cli.FIRST_LIMIT, capture_output=True, text=True, errors="replace")

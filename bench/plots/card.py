@@ -24,12 +24,21 @@ CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batc
 DEFAULTS = [name for name in columns.WORK if name in DECLARED and name not in CHOSEN]
 DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
 # Inches
-WIDE, MARGIN, ROW = 8.0, 0.35, 0.2
+WIDE = 8.0
+MARGIN = 0.35
+ROW = 0.2
 FULL = WIDE - 2 * MARGIN
-NAME, BAR, BAR_END, VALUE, NOTE, SHARE = 1.72, 3.4, 4.68, 5.93, 6.03, WIDE - MARGIN
+NAME = 1.72
+BAR = 3.4
+BAR_END = 4.68
+VALUE = 5.93
+NOTE = 6.03
+SHARE = WIDE - MARGIN
 OWN = dict(zip(NUMBERS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
 LINE = 115  # letters
-PUBLISHED, GREY, PALE = COLOURS[1], "#555555", "#EEF3F8"
+PUBLISHED = COLOURS[1]
+GREY = "#555555"
+PALE = "#EEF3F8"
 FOOTER = (
     "Filled: measured by this program, with the range of its processes ({}) and their intervals. Hollow: published.",
     "The bars of a workload share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
@@ -41,7 +50,7 @@ class Card(NamedTuple):
 
     file: str
     name: str
-    about: str
+    subtitle: str  # machine, memory, system, software and date
     tiles: list[tuple[str, str]]  # (figure with its unit, what it is)
     blocks: dict[object, list[dict]]  # {work of the set: its lines, own ones first and with `numbers`}
     processes: str
@@ -55,27 +64,27 @@ def make_card(stored, machine, framework):
     resident = select.resident(lines).to_dict("records")
     mine = [line for line in resident if not line["published"] and line["framework"] == framework]
     kind = "gpu" if any(line["kind"] == "gpu" for line in mine) else "cpu"
-    own = {work: find_own([line for line in mine if line["kind"] == kind], work) for work in STANDARD_SET}
-    own = {work: found for work, found in own.items() if found}
-    if len(own) < LEAST:
+    mine = [line for line in mine if line["kind"] == kind]
+    by_work = {work: lines_of_work for work in STANDARD_SET if (lines_of_work := find_own(mine, work))}
+    if len(by_work) < LEAST:
         return None
-    others = choose_published([line for line in resident if line["published"]], own, kind)
-    shown = [line for found in own.values() for line in found]
+    others = choose_published([line for line in resident if line["published"]], by_work, kind)
+    shown = [line for lines_of_work in by_work.values() for line in lines_of_work]
     last = max(shown, key=lambda line: line["timestamp"])
     counts = [line["processes"] for line in shown]
     software = f"{FRAMEWORKS[framework].title} {last['framework_version']}"
     memory = f"{last['memory_gb']} GiB" if last["memory_gb"] else ""
-    about = [machine, memory, last["os"].partition(",")[0], software, last["timestamp"][:10]]
+    subtitle = [machine, memory, last["os"].partition(",")[0], software, last["timestamp"][:10]]
     is_same = (lines["framework"] == framework) & (lines["kind"] == kind) & (lines["precision"] == "float32")
     return Card(
         file=f"{machine}-{framework}.png",
         name=name_chip(last),
-        about="   ".join(filter(None, about)),
+        subtitle="   ".join(filter(None, subtitle)),
         tiles=list_tiles(lines, last, {line["numbers"] for line in shown}),
-        blocks={work: found + others[work] for work, found in own.items()},
+        blocks={work: lines_of_work + others[work] for work, lines_of_work in by_work.items()},
         processes=" to ".join(dict.fromkeys(map(str, (min(counts), max(counts))))),
         limits=describe_limits(select.scopes(lines[is_same]), shown),
-        doubts=list_doubts(own, shown),
+        doubts=list_doubts(by_work, shown),
     )
 
 
@@ -91,26 +100,29 @@ def find_own(mine, work):
         return []
     defaults = {name: getattr(settings, name) for name in DEFAULTS if is_used_in(name, work.phase)}
     defaults = {name: int(value) if isinstance(value, bool) else value for name, value in defaults.items()}
-    texts = {name: ("", str(value)) for name, value in defaults.items() if value is not None}
-    mine = [line for line in mine if all(line[name] in cells for name, cells in texts.items())]
-    found = {numbers: [line for line in mine if line["precision"] == work.precision(numbers)] for numbers in NUMBERS}
-    return [lines[-1] | {"numbers": numbers} for numbers, lines in found.items() if lines]
+    usual = {name: ("", str(value)) for name, value in defaults.items() if value is not None}
+    mine = [line for line in mine if all(line[name] in texts for name, texts in usual.items())]
+    latest = []
+    for numbers in NUMBERS:
+        if lines := [line for line in mine if line["precision"] == work.precision(numbers)]:
+            latest.append(lines[-1] | {"numbers": numbers})
+    return latest
 
 
 def is_work(line, work):
     return (line["workload"], line["model"], line["phase"]) == (work.workload, work.model, work.phase)
 
 
-def choose_published(published, own, kind):
+def choose_published(published, by_work, kind):
     """Choose published lines next to a machine's own: {work: lines}, of the devices that compare with most of them.
 
     A line is comparable if it has the same model, phase and format of numbers, was not compiled, and is a rate of
     resident batches of the usual size, as in the other plots. Its batch size may differ, and is shown.
     """
     offers = {}  # {device: {(work, numbers): line}}
-    for work, lines in own.items():
+    for work, lines in by_work.items():
         for line in lines:
-            for other in sorted(published, key=lambda other: other["value"]):  # of several the fastest
+            for other in sorted(published, key=lambda other: other["value"]):  # the fastest replaces the others
                 is_same = peaks.SIXTEEN_BITS.get(other["precision"], other["precision"]) == line["numbers"]
                 is_same &= other["compile"] in ("", "0") and other["prompt_tokens"] in ("", line["prompt_tokens"])
                 if is_same and is_work(other, work):
@@ -118,7 +130,7 @@ def choose_published(published, own, kind):
                     of_device.setdefault(work, {})[line["numbers"]] = other
     # Devices of the same kind come first among those that compare with equally many.
     best = sorted(offers, key=lambda device: (len(offers[device]), device[1]), reverse=True)[:MOST_PUBLISHED]
-    return {work: [line for device in best for line in offers[device].get(work, {}).values()] for work in own}
+    return {work: [line for device in best for line in offers[device].get(work, {}).values()] for work in by_work}
 
 
 def name_chip(line):
@@ -141,38 +153,40 @@ def list_tiles(lines, last, formats):
 def describe_limits(runs, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     wholes = [parts["end_to_end"] for parts in runs[-1:]]
-    said = [f"{line['model']} {line['phase']} from JPEG files, {line['note'].partition(';')[0]}." for line in wholes]
+    limits = [f"{line['model']} {line['phase']} from JPEG files, {line['note'].partition(';')[0]}." for line in wholes]
     shares = {
         "The models reach {} of the best matmul.": [line["of_peak"] for line in lines if line["phase"] != "decode"],
         "Decode reads at {} of the memory bandwidth.": [line["of_bandwidth"] for line in lines],
     }
     for words, of_lines in shares.items():
-        if found := [share for share in of_lines if share > 0]:
-            ends = dict.fromkeys(f"{100 * share:.0f}" for share in (min(found), max(found)))
-            said.append(words.format(" to ".join(ends) + " %"))
-    return said
+        if known_shares := [share for share in of_lines if share > 0]:
+            ends = dict.fromkeys(f"{100 * share:.0f}" for share in (min(known_shares), max(known_shares)))
+            limits.append(words.format(" to ".join(ends) + " %"))
+    return limits
 
 
-def list_doubts(own, lines):
+def list_doubts(by_work, lines):
     """List the reasons to doubt the figures: few processes, flags in words, changed or mixed versions."""
-    said = []
+    doubts = []
     if few := sum(line["processes"] < RUNS for line in lines):
-        said.append(f"{few} of {len(lines)} intervals may be too narrow: they come from fewer than {RUNS} processes.")
+        doubts.append(f"{few} of {len(lines)} intervals may be too narrow: they come from fewer than {RUNS} processes.")
     named = {}
-    for work, found in own.items():
-        for flag in " ".join(line["flags"] for line in found).split():
+    for work, lines_of_work in by_work.items():
+        for flag in " ".join(line["flags"] for line in lines_of_work).split():
             named.setdefault(flag, {})[f"{work.title} {work.phase}"] = None
-    said += [f"{', '.join(works)}: {FLAGS[flag].partition(':')[0]}." for flag, works in named.items() if flag in FLAGS]
+    doubts += [
+        f"{', '.join(works)}: {FLAGS[flag].partition(':')[0]}." for flag, works in named.items() if flag in FLAGS
+    ]
     if any(line["commit"].endswith("-dirty") for line in lines):
-        said.append("The programs were changed: a commit ends in -dirty.")
+        doubts.append("The programs were changed: a commit ends in -dirty.")
     for name in ("commit", "framework_version", "method_version"):
         if len(versions := {line[name] for line in lines}) > 1:
-            said.append(f"The figures come from {len(versions)} versions ({name}).")
-    return said
+            doubts.append(f"The figures come from {len(versions)} versions ({name}).")
+    return doubts
 
 
-def describe(line):
-    """Describe a line: (name, interval or what a source states, share of the peak, in decode of the bandwidth)."""
+def describe_bar(line):
+    """Describe a line next to its bar: (name, interval or what a source states, share of the peak or bandwidth)."""
     if line["published"]:
         return line["device_name"], ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]]), ""
     share = line["of_bandwidth"] if line["phase"] == "decode" else line["of_peak"]
@@ -185,22 +199,24 @@ def draw_card(card):
     figure, axes = draw.sheet(WIDE)
     write = functools.partial(draw.write, axes)
     write(card.name, MARGIN, 0.42, FULL, size=19, weight="bold")
-    write(card.about, MARGIN, 0.74, FULL, size=8.5, color=GREY)
-    top, count = 1.0, len(card.tiles)
+    write(card.subtitle, MARGIN, 0.74, FULL, size=8.5, color=GREY)
+    top = 1.0
+    count = len(card.tiles)
     for i, (rate, what) in enumerate(card.tiles):
         wide = (FULL - 0.12 * (count - 1)) / count
         left = MARGIN + i * (wide + 0.12)
         axes.barh(top + 0.3, wide, 0.6, left=left, color=PALE)
         write(rate, left + 0.12, top + 0.22, wide - 0.24, size=15, weight="bold")
         write(what, left + 0.12, top + 0.47, wide - 0.24, size=8, color=GREY)
-    top += 0.78 if card.tiles else 0
+    if card.tiles:
+        top += 0.78
     for at, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (SHARE, "of peak", "right")):
         write(words, at, top + 0.08, 1.5, size=7.5, color=GREY, ha=side)
     top += 0.24
     for work, bars in card.blocks.items():
         top = draw_block(axes, work, bars, top)
-    for title, said in (("What limits it", card.limits), ("Doubts", card.doubts or ["None."])):
-        lines = [line for words in said for line in textwrap.wrap(words, LINE)]
+    for title, sentences in (("What limits it", card.limits), ("Doubts", card.doubts or ["None."])):
+        lines = [line for words in sentences for line in textwrap.wrap(words, LINE)]
         write(title, MARGIN, top + 0.12, 2, size=9, weight="bold")
         for line in lines:
             top += 0.165
@@ -223,16 +239,21 @@ def draw_block(axes, work, bars, top):
     write(settings, MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
     scale = (BAR_END - BAR) / max(max(line["value"], line["high"] if line["high"] > 0 else 0) for line in bars)
     for i, line in enumerate(bars):
-        y, value, published = top + 0.14 + i * ROW, line["value"], line["published"]
-        colour, (name, note, share) = PUBLISHED if published else OWN[line["numbers"]], describe(line)
+        y = top + 0.14 + i * ROW
+        value = line["value"]
+        published = line["published"]
+        colour = PUBLISHED if published else OWN[line["numbers"]]
+        name, note, share = describe_bar(line)
         write(name, NAME, y, BAR - NAME - 0.08, size=8.5, color=PUBLISHED if published else "black")
         inside = "white" if published else colour
         axes.barh(y, max(value * scale, 0.015), 0.12, left=BAR, color=inside, edgecolor=colour, linewidth=0.9)
         if line["low"] > 0:
             axes.plot([BAR + line["low"] * scale, BAR + line["high"] * scale], [y, y], color="#222222", linewidth=1.1)
-        weight, rate = "normal" if published else "bold", f"{format_number(value)} {line['per']}"
+        weight = "normal" if published else "bold"
+        rate = f"{format_number(value)} {line['per']}"
         write(rate, VALUE, y, VALUE - BAR_END - 0.05, size=8.5, ha="right", weight=weight)
-        write(note, NOTE, y, SHARE - NOTE - 0.45 * bool(share), size=7.4, color=GREY)
+        room = SHARE - NOTE - 0.45 if share else SHARE - NOTE
+        write(note, NOTE, y, room, size=7.4, color=GREY)
         write(share, SHARE, y, 0.4, size=8.2, ha="right")
     return top + max(2, len(bars)) * ROW + 0.13
 
@@ -243,16 +264,16 @@ def save_card(card, folder):
 
 def draw_all(stored, folder):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
-    own = stored.believed.loc[~stored.believed["published"], ["machine", "framework"]].drop_duplicates()
-    cards = [make_card(stored, *of) for of in own.itertuples(index=False)]
+    measured = stored.believed.loc[~stored.believed["published"], ["machine", "framework"]].drop_duplicates()
+    cards = [make_card(stored, *of) for of in measured.itertuples(index=False)]
     return [save_card(card, folder) for card in cards if card]
 
 
 def finish(folder, machine, framework):
     """Draw one card; return what to print: its sentences and path, or that the machine has too little of the set."""
-    said = []
-    card = make_card(select.load(folder, said.append), machine, framework)
+    text = []
+    card = make_card(select.load(folder, text.append), machine, framework)
     if card is None:
-        return [*said, "too few workloads were measured for a card"]
-    said += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]
-    return [*said, f"card: {cli.display_path(save_card(card, folder))}"]
+        return [*text, "too few workloads were measured for a card"]
+    text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]
+    return [*text, f"card: {cli.display_path(save_card(card, folder))}"]

@@ -26,7 +26,8 @@ LOG_FROM = 20  # largest value over smallest: above this, the axis is logarithmi
 BAR = 0.19  # from one bar to the next
 GAP = 0.36  # between panels of bars, for a title
 BARS_WIDE = 4.6  # a panel of bars, without the text next to it
-LINES_WIDE, LINES_HIGH = 8.2, 2.5  # width of all panels of lines in a row, height of each
+LINES_WIDE = 8.2  # all panels of lines in a row
+LINES_HIGH = 2.5  # a panel of lines
 AXIS_NAME = 0.5  # below the lowest panel
 COLUMN_NAMES = 0.95  # between panels of lines side by side
 FILLED = {"left": 0, "right": 1, "bottom": 0, "top": 1}  # names and legends are outside of the figure, see save()
@@ -58,7 +59,7 @@ def bars(panels, unit, keys):
     Args:
         panels: a frame has a row for each bar, and its index is the position, from 0 at the top: `value`, `low`,
             `high` (NaN: unknown), `name` on the left, `text` at the bar's end, `note` on the right, `key`.
-        unit: of the values.
+        unit: the unit of the values.
         keys: {key: (what the legend says, colour of the edge, colour of the face)}.
     """
     inches = [BAR * (frame.index[-1] + 1.2) for _, frame in panels]
@@ -70,33 +71,34 @@ def bars(panels, unit, keys):
     drawn = pd.concat([frame for _, frame in panels])
     room = max(0.16, 0.018 * drawn["text"].str.len().max())  # for the texts at the ends
     is_log = set_scale(axes[0, 0], "x", drawn[["value", "low", "high"]], room)
-    for each, (title, frame) in zip(axes[:, 0], panels, strict=True):
-        each.set_title(title, loc="left", pad=4)
-        each.set_yticks(frame.index, frame["name"])
-        each.tick_params(axis="y", length=0)
-        each.set_ylim(frame.index[-1] + 0.6, -0.6)
-        each.grid(alpha=0.3)
-        each.set_axisbelow(True)
+    for panel, (title, frame) in zip(axes[:, 0], panels, strict=True):
+        panel.set_title(title, loc="left", pad=4)
+        panel.set_yticks(frame.index, frame["name"])
+        panel.tick_params(axis="y", length=0)
+        panel.set_ylim(frame.index[-1] + 0.6, -0.6)
+        panel.grid(alpha=0.3)
+        panel.set_axisbelow(True)
         for name, part in frame.groupby("key"):
-            value, ends = part["value"], distances(part["value"], part["low"], part["high"])
+            value = part["value"]
+            ends = distances(value, part["low"], part["high"])
             _, colour, face = keys[name]
-            if is_log:  # points, because there is no zero to start from
+            if is_log:  # points, because the axis has no zero to start from
                 options = {"fmt": "o", "markersize": 5, "markerfacecolor": face, "elinewidth": 2}
-                each.errorbar(value, part.index, xerr=ends, color=colour, **options)
+                panel.errorbar(value, part.index, xerr=ends, color=colour, **options)
             else:
-                each.barh(part.index, value, 0.7, xerr=ends, color=face, edgecolor=colour, ecolor="#444444")
+                panel.barh(part.index, value, 0.7, xerr=ends, color=face, edgecolor=colour, ecolor="#444444")
         ends = frame[["value", "high"]].max(axis=1)
         for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
-            each.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
+            panel.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
             if note:
-                each.text(1.01, place, note, transform=each.get_yaxis_transform(), va="center")
+                panel.text(1.01, place, note, transform=panel.get_yaxis_transform(), va="center")
     axes[-1, 0].set_xlabel(unit)
     handles = [
         Line2D([], [], linestyle="", marker="o", color=colour, markerfacecolor=face, label=label)
         for name, (label, colour, face) in keys.items()
         if name in set(drawn["key"])
     ]
-    add_legend(figure, handles, columns=len(handles))
+    add_legend(figure, handles, per_line=len(handles))
     return figure
 
 
@@ -112,31 +114,34 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
     """
     if not curves:
         return None
-    wide, height = len(panels) // rows, LINES_HIGH * rows
+    wide = len(panels) // rows
+    height = LINES_HIGH * rows
     grid = FILLED | {"wspace": COLUMN_NAMES / (LINES_WIDE / wide)}
     options = {"figsize": (LINES_WIDE, height), "sharex": True, "squeeze": False, "gridspec_kw": grid}
     figure, axes = plt.subplots(rows, wide, **options)
-    for each, (column, name) in zip(axes.flat, panels.items(), strict=True):
+    for panel, (column, name) in zip(axes.flat, panels.items(), strict=True):
         for i, curve in enumerate(curves):
-            x, y, options = curve.frame["x"], curve.frame[column], style(i, curve)
+            x = curve.frame["x"]
+            y = curve.frame[column]
+            options = style(i, curve)
             if f"{column}_low" in curve.frame:
                 errors = distances(y, curve.frame[f"{column}_low"], curve.frame[f"{column}_high"])
-                each.errorbar(x, y, yerr=errors, elinewidth=1, capsize=2, **options)
+                panel.errorbar(x, y, yerr=errors, elinewidth=1, capsize=2, **options)
             else:
-                each.plot(x, y, **options)
-        set_scale(each, "y", pd.concat([curve.frame.filter(regex=f"^{column}") for curve in curves]), room=0.05)
-        each.set_ylabel(name)
-        each.grid(alpha=0.3)
+                panel.plot(x, y, **options)
+        set_scale(panel, "y", pd.concat([curve.frame.filter(regex=f"^{column}") for curve in curves]), room=0.05)
+        panel.set_ylabel(name)
+        panel.grid(alpha=0.3)
     ticks = sorted({x for curve in curves for x in curve.frame["x"]})
-    for each in axes[-1]:
-        each.set_xlabel(x_name)
+    for panel in axes[-1]:
+        panel.set_xlabel(x_name)
         if is_log2:
-            each.set_xscale("log", base=2)
-            write_powers(each.xaxis, 2, (1,))
+            panel.set_xscale("log", base=2)
+            write_powers(panel.xaxis, 2, (1,))
         if len(ticks) <= 6 and all(abs(x - round(x)) < 1e-6 for x in ticks):
-            each.set_xticks(ticks)
+            panel.set_xticks(ticks)
     figure.suptitle(title, fontsize=10, y=1 + 0.1 / height, va="bottom")
-    add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], columns=2)
+    add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], per_line=2)
     return figure
 
 
@@ -162,13 +167,14 @@ def ideal(axes, curves, column):
         axes.set_ylim(top=max(axes.get_ylim()[1], 1.2 * rate.iloc[-1]))
 
 
-def set_scale(axes, along, found, room):
+def set_scale(axes, along, values, room):
     """Make an axis ("x" or "y") logarithmic if values span much, else start it at zero; return whether it is log.
 
     `room` is the part of the axis that stays free beyond the values.
     """
-    found = found.where(found > 0)
-    lowest, highest = found.min(axis=None), found.max(axis=None)
+    values = values.where(values > 0)
+    lowest = values.min(axis=None)
+    highest = values.max(axis=None)
     if not highest > LOG_FROM * lowest:
         axes.set(**{f"{along}lim": (0, (1 + room) * highest)})
         return False
@@ -185,10 +191,10 @@ def write_powers(axis, base, parts):
     axis.set_major_formatter("{x:,.12g}")
 
 
-def add_legend(figure, handles, columns):
+def add_legend(figure, handles, per_line):
     """Add the legend below the figure's lower edge and the name of the axis there."""
     below = -AXIS_NAME / figure.get_figheight()
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=columns, frameon=False)
+    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=per_line, frameon=False)
 
 
 def sheet(width):
@@ -203,9 +209,9 @@ def write(axes, words, x, y, width, size, **options):
     """Write a line of text on a sheet, smaller if it is wider than `width`; below six points it is cut."""
     text = axes.text(x, y, words, fontsize=size, va="center_baseline", **options)
     room = SHEET_DPI * width
-    while words and (found := text.get_window_extent().width) > room:
+    while words and (length := text.get_window_extent().width) > room:
         if size > SMALLEST:
-            size = max(SMALLEST, min(size - 0.1, size * room / found))
+            size = max(SMALLEST, min(size - 0.1, size * room / length))
             text.set_fontsize(size)
         else:
             words = words[:-1]

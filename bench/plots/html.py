@@ -35,10 +35,10 @@ MEASURES += [*tables.RATE, "step_seconds_median", "step_seconds_p95", "first_ste
 
 def write_page(lines, path):
     """Write the page of these lines and return its path."""
-    page, style, script = ((HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    page, style, script = ((HERE / f"page.{end}").read_text(encoding="utf-8") for end in ("html", "css", "js"))
     data = json.dumps(collect(lines), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {"style": style, "script": script, "data": data}
-    replace_file(path, re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page).encode())
+    replace_file(path, re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page).encode())
     return path
 
 
@@ -71,16 +71,17 @@ def say_seconds(row):
 def say_size(row):
     """Describe what makes an item of this line larger than another one, for the choice of comparable lines."""
     name, usual = USUAL.get(row["workload"], ("image_size", ""))
-    words = columns.words_of(row | {name: row[name] or usual}, SIZE)
+    words = list(columns.words_of(row | {name: row[name] or usual}, SIZE).values())
     # Quantised weights are other work than the precisions of this program.
-    is_quantised = row["workload"] == "llm" and row["precision"] not in BYTES
-    return ", ".join([*words.values(), *([row["precision"]] if is_quantised else [])])
+    if row["workload"] == "llm" and row["precision"] not in BYTES:
+        words.append(row["precision"])
+    return ", ".join(words)
 
 
 def say_settings(row):
     """Describe the work's other settings, and the setup if the machine has several."""
-    of_matmul = [row["model"]] if row["published"] and row["workload"] == "matmul" else []
-    return ", ".join(filter(None, [*of_matmul, *columns.words_of(row, SETTINGS).values(), row["setup"]]))
+    published_matmul = row["model"] if row["published"] and row["workload"] == "matmul" else ""
+    return ", ".join(filter(None, [published_matmul, *columns.words_of(row, SETTINGS).values(), row["setup"]]))
 
 
 def say_versions(row):

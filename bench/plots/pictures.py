@@ -14,7 +14,7 @@ from bench.records.columns import format_number
 from bench.settings import TRAINING
 from bench.workloads.workload import BYTES
 
-MAX_BARS = 20  # in a panel
+MAX_BARS = 20  # bars in a panel
 MAX_PANELS = 6
 MAX_CURVES = 20
 # In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.
@@ -55,9 +55,9 @@ def transformers(stored):
 
 
 def fastest(stored, workload, models, title, unit):
-    found = select.best(select.resident(stored.believed), "workload", "model", "phase")
+    lines = select.best(select.resident(stored.believed), "workload", "model", "phase")
     panels = [
-        (title.format(model), select.having(found, workload=workload, model=model, phase=phase))
+        (title.format(model), select.having(lines, workload=workload, model=model, phase=phase))
         for model in models
         for phase in ("inference", "training")
     ]
@@ -66,38 +66,38 @@ def fastest(stored, workload, models, title, unit):
 
 def llm(stored):
     """Draw tokens/s of one sequence, only in precisions of this program: quantised weights are other work."""
-    found = select.having(stored.believed, workload="llm", batch_size="1", scope="device")
-    found = found[found["precision"].isin(BYTES) & ~found["phase"].isin(TRAINING)]
-    found = select.best(found, "model", "phase", "prompt_tokens", "depth")
-    panels = [(model, of) for (model, _), of in found.groupby(["model", "phase"], sort=False)]
+    lines = select.having(stored.believed, workload="llm", batch_size="1", scope="device")
+    lines = lines[lines["precision"].isin(BYTES) & ~lines["phase"].isin(TRAINING)]
+    lines = select.best(lines, "model", "phase", "prompt_tokens", "depth")
+    panels = [(model, of) for (model, _), of in lines.groupby(["model", "phase"], sort=False)]
     return bars(panels, "tokens/s of one sequence, random weights")
 
 
 def llm_depth(stored):
     """Draw tokens/s of decode over the mean tokens in the cache, for models with several depths of our own."""
     apart = [name for name in ("model", "precision", "weight_bits") if name in columns.COLUMNS]
-    found = select.having(stored.believed, workload="llm", phase="decode", batch_size="1", scope="device")
-    sizes = found[["depth", "new_tokens"]].apply(pd.to_numeric, errors="coerce")
-    found = found.assign(tokens=sizes["depth"] + (sizes["new_tokens"] + 1) / 2).dropna(subset="tokens")
-    found = select.best(found, *apart, "tokens").sort_values("tokens")
-    own = found[~found["published"]].groupby("model")["tokens"].nunique()
-    curves = curves_of(found[found["model"].isin(own[own > 1].index)], "tokens", apart)
+    lines = select.having(stored.believed, workload="llm", phase="decode", batch_size="1", scope="device")
+    sizes = lines[["depth", "new_tokens"]].apply(pd.to_numeric, errors="coerce")
+    lines = lines.assign(tokens=sizes["depth"] + (sizes["new_tokens"] + 1) / 2).dropna(subset="tokens")
+    lines = select.best(lines, *apart, "tokens").sort_values("tokens")
+    own_depths = lines[~lines["published"]].groupby("model")["tokens"].nunique()
+    curves = curves_of(lines[lines["model"].isin(own_depths[own_depths > 1].index)], "tokens", apart)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
     return draw.lines(curves, {"value": "tokens/s"}, "Decode of one sequence, random weights", x_name, is_log2=True)
 
 
 def llm_training(stored):
-    found = select.having(stored.believed, workload="llm", phase="training", scope="device")
-    found = select.best(found, "model", "sequence_length", "lora_rank")
-    panels = [(f"{model}, {tokens} tokens", of) for (model, tokens), of in found.groupby(["model", "sequence_length"])]
+    lines = select.having(stored.believed, workload="llm", phase="training", scope="device")
+    lines = select.best(lines, "model", "sequence_length", "lora_rank")
+    panels = [(f"{model}, {tokens} tokens", of) for (model, tokens), of in lines.groupby(["model", "sequence_length"])]
     return bars(panels, "tokens/s of training, random weights")
 
 
 def diffusion(stored):
     apart = ["model", "image_size", "phase"]
-    found = select.best(select.having(stored.believed, workload="diffusion", scope="device"), *apart)
-    found = found[found["phase"].isin(["inference", "training"])]
-    panels = [(f"{model}, {side} x {side} pixels", of) for (model, side, _), of in found.groupby(apart, sort=False)]
+    lines = select.best(select.having(stored.believed, workload="diffusion", scope="device"), *apart)
+    lines = lines[lines["phase"].isin(["inference", "training"])]
+    panels = [(f"{model}, {side} x {side} pixels", of) for (model, side, _), of in lines.groupby(apart, sort=False)]
     return bars(panels, "denoising steps/s, random weights, the fastest settings of each")
 
 
@@ -105,13 +105,14 @@ def peaks(stored):
     """Draw the best matmul of each precision, own peaks and all published matmuls, and the memory bandwidth."""
     lines = stored.believed
     matmuls = lines["model"].isin(["matmul-peak", "matmul-8bit"]) | lines["published"] & (lines["workload"] == "matmul")
-    found = select.best(lines[matmuls & lines["value"].notna()], "precision")
-    how = found["memory_format"].where(found["memory_format"] == "", "as a 1x1 convolution")
-    found = found.assign(memory_format=how, batch_size="")
+    best_matmuls = select.best(lines[matmuls & lines["value"].notna()], "precision")
+    how = best_matmuls["memory_format"].where(best_matmuls["memory_format"] == "", "as a 1x1 convolution")
+    best_matmuls = best_matmuls.assign(memory_format=how, batch_size="")
     moved = select.best(select.having(lines, workload="bandwidth"))
     moved = moved.assign(**moved[tables.RATE] / 1000)
-    panels = [("best matmul", found[found["precision"] == each]) for each in ("float32", "tf32", "float16", "bfloat16")]
-    panels.append(("best matmul in 8 bits", found[found["model"] == "matmul-8bit"]))
+    formats = ("float32", "tf32", "float16", "bfloat16")
+    panels = [("best matmul", best_matmuls[best_matmuls["precision"] == name]) for name in formats]
+    panels.append(("best matmul in 8 bits", best_matmuls[best_matmuls["model"] == "matmul-8bit"]))
     return bars([*panels, ("memory bandwidth, TB/s", moved)], "TFLOP/s (memory bandwidth: TB/s)")
 
 
@@ -130,11 +131,11 @@ def tflops(stored):
         best = "" if top["published"] else f": best at M = {top['side']:.0f}"
         return f"{name_device(top)}, {top['precision']}{best}"
 
-    found = stored.believed[stored.believed["model"].str.match(r"^matmul(?:-\d+)?$") & stored.believed["value"].notna()]
-    sides = found["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
-    found = found.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
-    found = select.best(found, "precision", "model", "matrix_size").sort_values("side")
-    curves = curves_of(found, "side", ["precision"], name)
+    lines = stored.believed[stored.believed["model"].str.match(r"^matmul(?:-\d+)?$") & stored.believed["value"].notna()]
+    sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
+    lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
+    lines = select.best(lines, "precision", "model", "matrix_size").sort_values("side")
+    curves = curves_of(lines, "side", ["precision"], name)
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
     return draw.lines(curves, {"value": "TFLOP/s"}, "Matmuls", x_name, is_log2=True)
 
@@ -146,10 +147,10 @@ def scaling(stored):
         return f"{name_device(top)}: {columns.describe_work(top | {'world_size': '1', 'nodes': '1'})}"
 
     lines = select.believe(stored.lines)
-    found = lines[lines["phase"].isin(["inference", "training"]) & (lines["scope"] == "device") & ~lines["published"]]
-    found = select.best(found.assign(devices=found["world_size"].astype(float)), *SCALED, "devices")
-    several = found.groupby([*select.WHO, *SCALED])["devices"].transform("nunique") > 1
-    curves = curves_of(found[several].sort_values("devices"), "devices", SCALED, name)
+    rates = lines[lines["phase"].isin(["inference", "training"]) & (lines["scope"] == "device") & ~lines["published"]]
+    rates = select.best(rates.assign(devices=rates["world_size"].astype(float)), *SCALED, "devices")
+    several = rates.groupby([*select.WHO, *SCALED])["devices"].transform("nunique") > 1
+    curves = curves_of(rates[several].sort_values("devices"), "devices", SCALED, name)
     words = "The same work on more devices, each with its own batch; dotted: a rate that grows with them"
     figure = draw.lines(curves, {"value": "items/s of all devices"}, words, "devices", is_log2=True)
     if figure:
@@ -179,11 +180,13 @@ def scopes(stored):
     """Draw the three throughputs of the latest work with a pipeline; the part that limits is marked."""
     panels = []
     for parts in select.scopes(stored.believed)[-MAX_PANELS:]:
-        whole, rows = parts["end_to_end"], [parts[scope] for scope in PARTS]
+        whole = parts["end_to_end"]
+        rows = [parts[scope] for scope in PARTS]
+        limits = [" limits" if scope == whole["bottleneck"] else "" for scope in PARTS]
         frame = pd.DataFrame(rows)[tables.RATE].assign(
             key=list(PARTS),
             name=[label for label, _, _ in PARTS.values()],
-            text=[format_number(row["value"]) + " limits" * (row["scope"] == whole["bottleneck"]) for row in rows],
+            text=[format_number(row["value"]) + limit for row, limit in zip(rows, limits, strict=True)],
             note="",
         )
         work = columns.describe_work(whole | {"scope": "", "image_size": "", "data": ""})
@@ -193,20 +196,20 @@ def scopes(stored):
 
 def best(stored):
     """Draw what each change of `make best` gained, from the default down to the fastest settings, with intervals."""
-    found = select.believe(stored.rows[(stored.rows["search"] != "") & stored.rows["throughput"].notna()])
+    steps = select.believe(stored.rows[(stored.rows["search"] != "") & stored.rows["throughput"].notna()])
     of = ["machine", "kind", "framework", "workload", "model", "phase"]
-    found = found[found["search"] == found.groupby(of, sort=False)["search"].transform("last")]
+    steps = steps[steps["search"] == steps.groupby(of, sort=False)["search"].transform("last")]
     names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high", "device_name": "shown"}
-    found = found.rename(columns=names).assign(published=False)
+    steps = steps.rename(columns=names).assign(published=False)
     panels = []
-    for _, path in list(found.groupby("search", sort=False))[-MAX_PANELS:]:
+    for _, path in list(steps.groupby("search", sort=False))[-MAX_PANELS:]:
         rows = path.to_dict("records")
         changes = [f"+ {columns.describe_change(before, after)}" for before, after in pairwise(rows)]
         frame = path.reset_index()[tables.RATE].assign(
             name=["the default", *changes],
             text=[f"{format_number(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows],
             note="",
-            key=[0] + [1] * len(changes),
+            key=[0, *(1 for _ in changes)],
         )
         panels.append((", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame))
     keys = {0: ("the default", COLOURS[7], COLOURS[7]), 1: ("with one more change", COLOURS[0], COLOURS[0])}
@@ -219,14 +222,14 @@ PICTURES += (tflops, peaks, scopes, best, scaling, sustained)
 
 def bars(panels, unit):
     """Draw the panels, (title, frame of lines), that are not empty; return None if no line is our own."""
-    panels = [(title, found) for title, found in panels if len(found)]
-    if all(found["published"].all() for _, found in panels):
+    panels = [(title, lines) for title, lines in panels if len(lines)]
+    if all(lines["published"].all() for _, lines in panels):
         return None
     if len(panels) > MAX_PANELS:  # those with own lines first, then the fullest
         panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))
     drawn = []
-    for title, found in panels[:MAX_PANELS]:
-        kept = keep(found, MAX_BARS)
+    for title, lines in panels[:MAX_PANELS]:
+        kept = keep(lines, MAX_BARS)
         rows = kept.to_dict("records")
         common, particular = settings_in_words(rows)
         frame = kept[tables.RATE].assign(
@@ -235,24 +238,26 @@ def bars(panels, unit):
             text=[format_number(row["value"]) for row in rows],
             note=particular,
         )
-        count = f" ({len(kept)} of {len(found)})" if len(found) > len(kept) else ""
+        count = f" ({len(kept)} of {len(lines)})" if len(lines) > len(kept) else ""
         drawn.append((", ".join([title, *common]) + count, frame))
     return draw.bars(drawn, unit, WHOSE)
 
 
-def keep(lines, most):
-    """Keep at most this many lines, own ones first; the highest comes first."""
-    kept = lines.sort_values(["published", "value"], ascending=[True, False], kind="stable").head(most)
+def keep(lines, count):
+    """Keep at most `count` lines, own ones first; the highest comes first."""
+    kept = lines.sort_values(["published", "value"], ascending=[True, False], kind="stable").head(count)
     return kept.sort_values("value", ascending=False, kind="stable", ignore_index=True)
 
 
 def settings_in_words(rows):
     """Describe settings: ([words that all lines have in common], [the other words of each line])."""
-    said = [columns.words_of(row) | {"setup": row["setup"]} for row in rows]
+    settings = [columns.words_of(row) | {"setup": row["setup"]} for row in rows]
     names = [name for name in (*columns.WORK, "setup") if name not in TITLED]
-    common = [name for name in names if len({words.get(name, "") for words in said}) == 1]
-    particular = [", ".join(filter(None, (words.get(name) for name in names if name not in common))) for words in said]
-    return [said[0][name] for name in common if said[0].get(name)], particular
+    common = [name for name in names if len({words.get(name, "") for words in settings}) == 1]
+    particular = [
+        ", ".join(filter(None, (words.get(name) for name in names if name not in common))) for words in settings
+    ]
+    return [settings[0][name] for name in common if settings[0].get(name)], particular
 
 
 def name_device(row, more=()):
@@ -261,17 +266,17 @@ def name_device(row, more=()):
     return ", ".join([f"{row['shown']}{on_cpu}", row["framework"], *columns.words_of(row, more).values()])
 
 
-def curves_of(found, x, apart, name=None):
+def curves_of(lines, x, apart, name=None):
     """Build at most MAX_CURVES Curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
     The highest comes first, and `name` names a curve after its highest line. [] if none of them is our own.
     """
-    if found["published"].all():
+    if lines["published"].all():
         return []
     by = [*select.WHO, *apart]
-    found = found.assign(x=found[x], value_low=found["low"], value_high=found["high"])
-    tops = found.loc[found.groupby(by, sort=False)["value"].idxmax()]
-    parts = dict(list(found.groupby(by)))
+    lines = lines.assign(x=lines[x], value_low=lines["low"], value_high=lines["high"])
+    tops = lines.loc[lines.groupby(by, sort=False)["value"].idxmax()]
+    parts = dict(list(lines.groupby(by)))
     curves = []
     for top in keep(tops, MAX_CURVES).to_dict("records"):
         words = (name(top) if name else name_device(top, apart)) + (" (published)" if top["published"] else "")

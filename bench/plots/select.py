@@ -37,9 +37,9 @@ def having(lines, **cells):
     return lines[(lines[list(cells)] == pd.Series(cells)).all(axis=1) & lines["value"].notna()]
 
 
-def best(found, *apart):
+def best(lines, *apart):
     """Select the highest line of each machine, kind of device, framework and these columns; the highest comes first."""
-    return found.sort_values("value", ascending=False, kind="stable").drop_duplicates([*WHO, *apart])
+    return lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*WHO, *apart])
 
 
 def resident(lines):
@@ -54,24 +54,24 @@ def depths(lines):
 
     Adds `depth`, and `seconds_an_epoch` with its _low and _high.
     """
-    found = lines.assign(value=lines["value"].fillna(lines["items"] / lines["seconds"]))
-    found = having(found, workload="mlp", phase="training", batch_size="32", precision="float32", scope="device")
-    found = found[found["compile"].isin(["", "0"]) & found["optimizer"].isin(["", "sgd"])]
-    found = found.assign(
-        depth=pd.to_numeric(found["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
-        seconds_an_epoch=TRAIN_IMAGES / found["value"],
-        seconds_an_epoch_low=TRAIN_IMAGES / found["high"],
-        seconds_an_epoch_high=TRAIN_IMAGES / found["low"],
+    chosen = lines.assign(value=lines["value"].fillna(lines["items"] / lines["seconds"]))
+    chosen = having(chosen, workload="mlp", phase="training", batch_size="32", precision="float32", scope="device")
+    chosen = chosen[chosen["compile"].isin(["", "0"]) & chosen["optimizer"].isin(["", "sgd"])]
+    chosen = chosen.assign(
+        depth=pd.to_numeric(chosen["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
+        seconds_an_epoch=TRAIN_IMAGES / chosen["value"],
+        seconds_an_epoch_low=TRAIN_IMAGES / chosen["high"],
+        seconds_an_epoch_high=TRAIN_IMAGES / chosen["low"],
     )
-    found = found.sort_values(["data", "value"], ascending=[True, False])  # CIFAR-10, else synthetic
-    return found[found["depth"].notna()].drop_duplicates([*WHO, "depth"]).sort_values("depth")
+    chosen = chosen.sort_values(["data", "value"], ascending=[True, False])  # CIFAR-10, else synthetic
+    return chosen[chosen["depth"].notna()].drop_duplicates([*WHO, "depth"]).sort_values("depth")
 
 
 def scopes(lines):
     """List the work of images that was measured in all three scopes, the latest last: {scope: line as a dict}."""
-    same = ["machine", *(name for name in tables.WORK if name not in ("scope", "data"))]
-    found = {}
+    identity = ["machine", *(name for name in tables.WORK if name not in ("scope", "data"))]
+    parts_of_works = {}
     for line in lines[(lines["workload"] == "image") & ~lines["published"]].to_dict("records"):
-        found.setdefault(tuple(line[name] for name in same), {})[line["scope"]] = line
-    whole = [parts for parts in found.values() if set(SCOPES) <= parts.keys()]
+        parts_of_works.setdefault(tuple(line[name] for name in identity), {})[line["scope"]] = line
+    whole = [parts for parts in parts_of_works.values() if set(SCOPES) <= parts.keys()]
     return sorted(whole, key=lambda parts: parts["end_to_end"]["timestamp"])

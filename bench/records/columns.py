@@ -139,18 +139,19 @@ WORK, SETUP, VERSIONS = (
 
 def words_of(row, names=WORK):
     """Describe a row's cells: {column: words}, without those of usual values."""
-    found = {}
+    in_words = {}
     for name in names:
-        column, text = COLUMNS[name], "" if row.get(name) is None else str(row[name])
+        column = COLUMNS[name]
+        text = "" if row.get(name) is None else str(row[name])
         if text in ("", column.blank) or (column.said_for and row.get("workload") not in column.said_for):
             continue
         if isinstance(column.words, dict):
-            found[name] = column.words.get(text, text)
+            in_words[name] = column.words.get(text, text)
         elif callable(column.words):
-            found[name] = column.words(text)
+            in_words[name] = column.words(text)
         else:
-            found[name] = column.words.format(text).removesuffix("s" if text == "1" else "")
-    return {name: words for name, words in found.items() if words}
+            in_words[name] = column.words.format(text).removesuffix("s" if text == "1" else "")
+    return {name: words for name, words in in_words.items() if words}
 
 
 def describe_work(row):
@@ -166,8 +167,8 @@ def describe_setup(row):
 def describe_change(before, after):
     """Describe how work and setup differ between two rows: "bfloat16, compiled, allocator keeps memory"."""
     changed = [name for name in (*WORK, *SETUP) if str(before.get(name) or "") != str(after.get(name) or "")]
-    said = words_of(after, changed)
-    return ", ".join(said.get(name) or f"{name} {after.get(name) or 'default'}" for name in changed)
+    in_words = words_of(after, changed)
+    return ", ".join(in_words.get(name) or f"{name} {after.get(name) or 'default'}" for name in changed)
 
 
 def format_number(value, pattern="{:.4g}"):

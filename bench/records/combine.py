@@ -48,7 +48,8 @@ def combine_quantity(rows):
     interval = {}  # None for one process without an interval of its own
     for end, choose in (("throughput_low", min), ("throughput_high", max)):
         ends = [row[end] for row in ok if row.get(end) is not None]
-        ends += [row["throughput"] for row in ok] if len(ok) > 1 else []
+        if len(ok) > 1:
+            ends += [row["throughput"] for row in ok]
         interval[end] = choose(ends, default=None)
     return middle | {
         **interval,

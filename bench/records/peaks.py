@@ -9,7 +9,8 @@ CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
 # A row's FLOPs are those of the direct convolution. For 36 of its multiplications Winograd's F(2x2, 3x3) needs 16
 # (section 4.1 of https://arxiv.org/abs/1509.09308); MLX on Metal has F(6x6, 3x3), which needs 64 for 324.
-WINOGRAD, WINOGRAD_MLX = 36 / 16, 324 / 64
+WINOGRAD = 36 / 16
+WINOGRAD_MLX = 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
 CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
@@ -21,13 +22,13 @@ def chip_peaks():
 
     A device is named as its driver reports it. Apple sells one name with several numbers of GPU cores; others have "".
     """
-    found = {}
+    known_peaks = {}
     with open(CHIP_PEAKS, newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             texts = {row["dtype"]: row["peak_tflops"], "bandwidth": row["bandwidth_gb_s"]}
             chip = row["driver_name"] or row["device"], row["gpu_cores"]
-            found |= {(*chip, name): float(text) for name, text in texts.items() if text}
-    return found
+            known_peaks |= {(*chip, name): float(text) for name, text in texts.items() if text}
+    return known_peaks
 
 
 def is_implausible(row):
@@ -38,17 +39,20 @@ def is_implausible(row):
     """
     if row["device"] == "cpu":
         return False
-    asked, is_mac = row["precision"], row["device"] == "mps"
-    is_tf32 = asked == "float32" and "tf32" in str(row.get("measured_precision"))
-    precision = "tf32" if is_tf32 else SIXTEEN_BITS.get(asked, asked)
+    is_mac = row["device"] == "mps"
+    is_float32 = row["precision"] == "float32"
+    is_tf32 = is_float32 and "tf32" in str(row.get("measured_precision"))
+    precision = "tf32" if is_tf32 else SIXTEEN_BITS.get(row["precision"], row["precision"])
 
     def limit(name):
-        fastest = max((rate for (*_, each), rate in chip_peaks().items() if each == name), default=math.inf)
+        fastest = max((rate for (*_, known), rate in chip_peaks().items() if known == name), default=math.inf)
         return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), fastest)
 
-    tflops, bandwidth = limit(precision), limit("bandwidth")
-    if row.get("workload") in CONVOLUTIONS and (asked == "float32" or is_mac):
-        tflops *= WINOGRAD_MLX if is_mac else WINOGRAD
+    tflops = limit(precision)
+    bandwidth = limit("bandwidth")
+    if row.get("workload") in CONVOLUTIONS and (is_float32 or is_mac):
+        speedup = WINOGRAD_MLX if is_mac else WINOGRAD
+        tflops *= speedup
     moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
     devices = IMPLAUSIBLE * float(row.get("world_size") or 1)  # the rates are those of all devices
     return (row.get("tflops") or 0) > devices * tflops or (moved or 0) > devices * bandwidth
@@ -86,6 +90,6 @@ def fraction_of(best, row, quantity):
         best: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
     """
     precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
-    most = best.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else precision))
+    peak = best.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else precision))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
-    return float(row[quantity]) / (devices * most) if most and row.get(quantity) else None
+    return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None

@@ -19,7 +19,7 @@ MATMULS = ("matmul", "matmul-8bit")
 # Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
 LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
 LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution", "attention": "attention {sequence_length}"}
-LEAST_WIDTH = 60  # of a terminal; narrower ones wrap by themselves
+LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
 
 def wrap(line, indent=""):
@@ -35,7 +35,7 @@ def progress(workload, items_per_step):
     """Show a bar on stderr, in items per second of all ranks; yields what measure() calls after each window.
 
     The bar moves only between windows and has no monitor thread. Its figure is the median of the windows.
-    There is no bar if stderr is not a terminal.
+    The bar is hidden if stderr is not a terminal.
     """
     tqdm.monitor_interval = 0
     options = {"bar_format": "{desc}: {n_fmt}{unit} [{elapsed}{postfix}]", "disable": None, "leave": False}
@@ -70,12 +70,12 @@ def describe_run(rows, stored):
     best = peaks.measured_peaks(stored)
     sustained = [row for row in rows if row.get("elapsed_seconds")]
     lines += [describe_result(row, best) for row in rows if row not in sustained or row["status"] != "ok"]
-    said = [describe_sustained(sustained), describe_slowdown(rows, stored)]
+    notes = [describe_sustained(sustained), describe_slowdown(rows, stored)]
     if not best and any(row.get("tflops") for row in rows if row not in sustained):
-        said.append("run `make tflops` to compare this with the machine's peak")
+        notes.append("run `make tflops` to compare this with the machine's peak")
     if max(count_processes(row) for row in rows) == 1 and not sustained:
-        said.append("one process only: how much processes differ is unknown")
-    lines += [wrap(f"  {text}", "    ") for text in said if text]
+        notes.append("one process only: how much processes differ is unknown")
+    lines += [wrap(f"  {text}", "    ") for text in notes if text]
     return "\n".join(filter(None, [*lines, explain({flag for row in rows for flag in row["flags"].split()})]))
 
 
@@ -100,8 +100,8 @@ def describe_sweep(rows, _):
         if row["status"] != "ok":
             lines.append(f"  {describe_work(row)}: {row['status']}: {row['note']}")
         elif row["unit"] == "GB/s":
-            kind = "memory bandwidth, " if row["workload"] == "bandwidth" else ""
-            lines.append(f"  {kind}{describe_work(row)}: {row['throughput']:.4g} GB/s")
+            prefix = "memory bandwidth, " if row["workload"] == "bandwidth" else ""
+            lines.append(f"  {prefix}{describe_work(row)}: {row['throughput']:.4g} GB/s")
     flagged = [row for row in ok if row["flags"]]
     lines += [f"  flags of {describe_work(row)}: {', '.join(row['flags'].split())}" for row in flagged]
     flags = {flag for row in flagged for flag in row["flags"].split()}
@@ -131,9 +131,9 @@ def describe_result(row, best):
     """
     lines = []
     if row.get("epoch"):
-        each = f"{row['seconds']:.4g} s, {1e6 * row['seconds'] / row['items']:.4g} us per image"
+        times = f"{row['seconds']:.4g} s, {1e6 * row['seconds'] / row['items']:.4g} us per image"
         learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
-        lines.append(f"{format_number(row['throughput'])} {row['unit']}  {each}, {learnt}")
+        lines.append(f"{format_number(row['throughput'])} {row['unit']}  {times}, {learnt}")
     elif row.get("throughput"):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if count_processes(row) > 1:
@@ -147,7 +147,8 @@ def describe_result(row, best):
         lines.append(row["note"] if row.get("bottleneck") else f"note: {row['note']}")
     if row["flags"]:
         lines.append("flags: " + ", ".join(row["flags"].split()))
-    label, indent = f"{name_part(row)} {row.get('epoch') or ''}".strip(), " " * 14
+    label = f"{name_part(row)} {row.get('epoch') or ''}".strip()
+    indent = " " * 14
     lines = [f"  {label:<11} {lines[0]}", *(indent + line for line in lines[1:])]
     return "\n".join(wrap(line, indent) for line in lines)
 
@@ -183,14 +184,14 @@ def describe_details(row, best):
 
 def describe_physics(row):
     """List power and temperature if they are known."""
-    said = []
+    sensors = []
     if row.get("power_watts"):
         per_item = f", {row['joules_per_item']:.3g} J per {row['unit'].removesuffix('s/s')}"
         idle = f", idle {row['idle_watts']:.3g} W" if row.get("idle_watts") is not None else ""
-        said.append(f"{row['power_watts']:.4g} W ({row['power_scope']}){per_item}{idle}")
+        sensors.append(f"{row['power_watts']:.4g} W ({row['power_scope']}){per_item}{idle}")
     if row.get("temperature_c") is not None:
-        said.append(f"{row['temperature_c']:.0f} C")
-    return said
+        sensors.append(f"{row['temperature_c']:.0f} C")
+    return sensors
 
 
 def describe_sustained(rows):
@@ -208,7 +209,8 @@ def describe_scaling(rows):
 
     The efficiency is the rate per device over that of the fewest devices.
     """
-    groups, lines = {}, []
+    groups = {}  # {work: {number of devices: row}}
+    lines = []
     for row in rows:
         if row["status"] == "ok" and row["scope"] not in ("sustained", "epoch"):
             work = describe_work(row | {"world_size": 1, "nodes": 1})
@@ -222,9 +224,9 @@ def describe_scaling(rows):
             ends = Rate.of_row(row).ratio(Rate.of_row(by_size[fewest]))
             efficiency, low, high = (end * fewest / size for end in ends)
             span = f" ({low:.3f} to {high:.3f})" if low > 0 and size != fewest else ""
-            rate, each = (format_number(float(row["throughput"]) / count) for count in (1, size))
+            rate, per_device = (format_number(float(row["throughput"]) / count) for count in (1, size))
             name = "device" if size == 1 else "devices"
-            rates = f"{rate:>9} {row['unit']} {each:>9} per device"
+            rates = f"{rate:>9} {row['unit']} {per_device:>9} per device"
             lines.append(f"  {size:>4} {name:<7} {rates}   efficiency {efficiency:.3f}{span}")
     return "\n".join(lines)
 
@@ -232,12 +234,14 @@ def describe_scaling(rows):
 def describe_slowdown(rows, stored):
     """Say if the machine's small matmul, the canary, is over 10 % slower than at its best in its file; "" if not."""
     now = [row["canary_seconds"] for row in rows if row.get("canary_seconds")]
-    same = {name: rows[0][name] or "" for name in ("device", "device_name", "cpu_id", "framework", "python")}
-    before = [float(row["canary_seconds"]) for row in stored if row["canary_seconds"] and same.items() <= row.items()]
+    machine = {name: rows[0][name] or "" for name in ("device", "device_name", "cpu_id", "framework", "python")}
+    before = [
+        float(row["canary_seconds"]) for row in stored if row["canary_seconds"] and machine.items() <= row.items()
+    ]
     if not (now and before) or (times := statistics.median(now) / min(before)) < MACHINE_CHANGED:
         return ""
-    said = f"a small matmul (the canary) takes {times:.2f} times as long as at its best on this machine"
-    return f"{said}: expect lower rates"
+    slowdown = f"a small matmul (the canary) takes {times:.2f} times as long as at its best on this machine"
+    return f"{slowdown}: expect lower rates"
 
 
 def explain(flags):

@@ -19,9 +19,9 @@ def work_cells(settings, workload, phase, scope):
     streams = scope in ("input", "end_to_end")
     used = {"num_workers": streams, "batch_size": settings.batch_size != AUTO}
     names = [name for name in (*WORK, "num_workers", "seed") if name in DECLARED]
-    asked = {name: getattr(settings, name) for name in names if used.get(name, is_used_in(name, phase))}
+    used_settings = {name: getattr(settings, name) for name in names if used.get(name, is_used_in(name, phase))}
     return {
-        **{name: int(value) if isinstance(value, bool) else value for name, value in asked.items()},
+        **{name: int(value) if isinstance(value, bool) else value for name, value in used_settings.items()},
         "method_version": METHOD_VERSION,
         "world_size": settings.num_devices or 1,
         "workload": workload.name,

@@ -37,13 +37,13 @@ FREE_TEXT = ("note", "allocator")  # may quote the system
 ROUNDING = 2e-5  # cells have six digits, and a product has three of them
 AGAIN = "remove the row, and measure it again"
 EDITED = "the row was published, and is changed or missing: restore it, and add rows only at the end"
-KEY = itemgetter("run_id", *WORK, "elapsed_seconds")  # by which a row is known
+KEY = itemgetter("run_id", *WORK, "elapsed_seconds")  # a row is known by these
 # A remote on github.com, as git@github.com:OWNER/NAME.git, https://github.com/OWNER/NAME or git writes it otherwise.
 REMOTE = r"(?:[\w+]+://)?(?:[^@/\s]+@)?(?:(?:ssh|www)\.)?github\.com(?::\d+)?[:/]/?([\w.-]+/[\w.-]{1,100}?)(?:\.git)?/?"
 REMOTES = re.compile(rf"^(upstream|origin)\t{REMOTE} \(fetch\)", re.ASCII | re.IGNORECASE | re.MULTILINE)
 MOST_LINK = 2000  # characters; GitHub refuses more than 8,192, and empties the fields of some shorter links
 MOST_TEXT = 60_000  # characters; an issue has at most 65,536, with the form's other fields
-MOST_BYTES = 1_000_000  # that are received
+MOST_BYTES = 1_000_000  # a larger text is not received
 TEXT_BROWSERS = ("elinks", "links", "lynx", "w3m", "www-browser")  # as the module webbrowser knows them
 
 
@@ -53,7 +53,7 @@ def find_faults(row, machine, names=()):
     Args:
         row: a dict of text with all COLUMNS.
         machine: the name of its file, without the ending.
-        names: of this computer and its user, which must not be sent.
+        names: names of this computer and its user, which must not be sent.
     """
     if row["machine"] != machine:
         yield "machine", f"must be the name of the file, {machine}: send one file for each machine"
@@ -71,7 +71,7 @@ def find_faults(row, machine, names=()):
             yield name, "has a control character, or begins as a formula does (=, +, -, @): remove that character"
         if re.search(HOME, text):
             yield name, "has the path of a home folder: remove it from the cell"
-        if name in FREE_TEXT and any(re.search(rf"\b{re.escape(own)}\b", text, re.I) for own in names):
+        if name in FREE_TEXT and any(re.search(rf"\b{re.escape(private)}\b", text, re.I) for private in names):
             yield name, "has the name of this computer or of its user: remove it from the cell"
     if row["status"] == "ok":
         yield from find_wrong_numbers(row)
@@ -82,8 +82,9 @@ def find_wrong_numbers(row):
     numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.kind != "text"}
     n = SimpleNamespace(**numbers)
     # The rate of NUM_IMAGES is that of all of them, and a whole epoch has no windows.
-    steps, is_given = n.windows * n.steps_per_window * (n.step_seconds_median > 0), row["stop_reason"] == "num_images"
-    by_totals = not steps or is_given or row["scope"] in ("input", "end_to_end")
+    steps = n.windows * n.steps_per_window if n.step_seconds_median > 0 else 0
+    is_fixed_number = row["stop_reason"] == "num_images"
+    by_totals = not steps or is_fixed_number or row["scope"] in ("input", "end_to_end")
     expected = {
         "throughput": n.items / n.seconds if by_totals else n.items / steps / n.step_seconds_median,
         "tflops": n.throughput * n.flops_per_item / 1e12,
@@ -92,7 +93,8 @@ def find_wrong_numbers(row):
     for name, value in expected.items():
         if abs(numbers[name] - value) > ROUNDING * value:
             yield name, f"must be {value:.6g} by the other numbers of the row: {AGAIN}"
-    low, high = n.throughput_low or n.throughput, n.throughput_high or n.throughput
+    low = n.throughput_low or n.throughput
+    high = n.throughput_high or n.throughput
     if not low * (1 - ROUNDING) <= n.throughput <= high * (1 + ROUNDING):
         yield "throughput", f"must be within its interval, {low:g} to {high:g}: {AGAIN}"
     if peaks.is_implausible(row | numbers):
@@ -105,10 +107,12 @@ class Repository:
 
     def __init__(self, root=ROOT, base=None):
         self.root = Path(root)
-        self.tip, self.base = "HEAD", None  # of the main branch, and where the folder's branch left it
+        self.tip = "HEAD"  # the last commit of the main branch
+        self.base = None  # the commit at which the folder's branch left it
         for tip in [base] if base else ["main", "origin/main"]:
             if commit := self.git("merge-base", tip, "HEAD"):
-                self.tip, self.base = tip, commit.strip()
+                self.tip = tip
+                self.base = commit.strip()
 
     def git(self, *command):
         """Return what a git command prints; None if it fails."""
@@ -143,15 +147,15 @@ def check_file(repository, path, names=()):
 
 def check_rows(repository, path, pairs, machine, names=()):
     """Yield the problems of rows, given as pairs (row, the published row of its place or None), as lines."""
-    found = {}
+    lines_by_fault = {}
     commits = {commit: repository.find_fault(commit) for commit in {row["commit"] for row, _ in pairs if row}}
     for line, (row, old) in enumerate(pairs, 2):
         if old is None and (fault := next(find_faults(row, machine, names), commits[row["commit"]])):
             column, words = fault
-            found.setdefault(f"{column}={row[column][:80]!r} {words}", []).append(line)
+            lines_by_fault.setdefault(f"{column}={row[column][:80]!r} {words}", []).append(line)
         elif old not in (None, row):
-            found.setdefault(EDITED, []).append(line)
-    for words, lines in found.items():
+            lines_by_fault.setdefault(EDITED, []).append(line)
+    for words, lines in lines_by_fault.items():
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
         yield f"{path}, line {lines[0]}: {words}{more}"
 
@@ -176,8 +180,8 @@ def submit(settings, repository):
     """Check MACHINE's rows, or the only new ones, and print how to send them; returns the problems as lines."""
     changed = [PurePosixPath(path).stem for path in repository.changed_files()]
     if not settings.machine and len(changed) != 1:
-        found = " or ".join(changed) or "but there is none: run `make image` first"
-        raise SettingError(f"set MACHINE to the file with new rows to send, {found}")
+        candidates = " or ".join(changed) or "but there is none: run `make image` first"
+        raise SettingError(f"set MACHINE to the file with new rows to send, {candidates}")
     machine = settings.machine or changed[0]
     file = settings.results_dir / f"{machine}.csv"
     if not file.is_file():
@@ -186,31 +190,35 @@ def submit(settings, repository):
     added, problems = check_file(repository, path, own_names())
     if problems or not added:
         return problems or [f"{path} adds no row to the main branch: measure something first"]
-    about = "\n".join(f"{name}: {', '.join(dict.fromkeys(row[name] for row in added if row[name]))}" for name in SHOWN)
-    print(f"Rows of {machine}\n\n{about}")
+    summary = "\n".join(
+        f"{name}: {', '.join(dict.fromkeys(row[name] for row in added if row[name]))}" for name in SHOWN
+    )
+    print(f"Rows of {machine}\n\n{summary}")
     branch = f"rows-{machine}"
     print(f"\n{path}: {len(added)} new rows, no problems. Nothing has been sent. To send them:")
     print(f"1. git switch {branch} || git switch -c {branch}; git add {path} && git commit -m 'Rows of {machine}'")
     print("2. push that branch to your fork and open a pull request with the text above")
     projects = dict(REMOTES.findall(repository.git("remote", "-v") or ""))
     if project := projects.get("upstream") or projects.get("origin"):
-        offer_issue(project, file, about, added)
+        offer_issue(project, file, summary, added)
     else:
         print(f"3. or, without git: open the issue form 'Add my machine' on GitHub and attach {path}")
     return []
 
 
-def offer_issue(project, file, about, rows):
-    """Write the text of an issue, `about` and the new rows of a machine's file, next to it; print how to send it."""
-    title, path, text = f"Rows of {file.stem}", cli.display_path(file), file.with_suffix(".txt")
+def offer_issue(project, file, summary, rows):
+    """Write the text of an issue, `summary` and the new rows of a machine's file, next to it; print how to send it."""
+    title = f"Rows of {file.stem}"
+    path = cli.display_path(file)
+    text = file.with_suffix(".txt")
     lines = file.read_text(encoding="utf-8").splitlines()
     block = "\n".join(["```", lines[0], *lines[-len(rows) :], f"{len(rows)} rows", "```"])
-    start = "\n".join([title, "", about, "", *list_headlines(rows), "", ""])
+    start = "\n".join([title, "", summary, "", *list_headlines(rows), "", ""])
     fits = len(start + block) <= MOST_TEXT
     text.write_text(start + (block if fits else f"attach {path}") + "\n", encoding="utf-8")
     form = f"https://github.com/{project}/issues/new?template=add-my-machine.yml&title={quote(title)}&machine="
-    while len(link := form + quote(about)) > MOST_LINK:
-        about = about[:-1]
+    while len(link := form + quote(summary)) > MOST_LINK:
+        summary = summary[:-1]
     print(f"3. or, without git: open this form, and paste {cli.display_path(text)} into its second field\n   {link}")
     if fits and shutil.which("gh"):
         print(f"4. or: gh issue create --repo {project} --title '{title}' --body-file '{cli.display_path(text)}'")

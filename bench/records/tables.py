@@ -4,13 +4,14 @@ import numpy as np
 import pandas as pd
 
 from bench.records import columns, peaks, results
-from bench.records.verdict import OPERATORS
+from bench.records.verdict import IN_TFLOPS
 
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
 WORK = (*columns.WORK, "kind")
 RATE = ["value", "low", "high"]
 COMPUTER = ["cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores"]  # a machine's rows may be from several
-NUMBERS = {name: each.kind == "number" for name, each in columns.COLUMNS.items() if each.kind != "text"}  # may it be 0?
+# {column of numbers: whether 0 is possible}
+NUMBERS = {name: column.kind == "number" for name, column in columns.COLUMNS.items() if column.kind != "text"}
 
 
 def read_rows(paths, warn=print):
@@ -31,8 +32,8 @@ def read_rows(paths, warn=print):
 def convert(rows):
     """Convert rows of text to a frame; what is not a number, or cannot be this one, as 0 cannot be a rate, is NaN."""
     frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str)
-    found = frame[list(NUMBERS)].apply(pd.to_numeric, errors="coerce")
-    frame[found.columns] = found.where(np.isfinite(found) & ((found > 0) | list(NUMBERS.values())))
+    numbers = frame[list(NUMBERS)].apply(pd.to_numeric, errors="coerce")
+    frame[numbers.columns] = numbers.where(np.isfinite(numbers) & ((numbers > 0) | list(NUMBERS.values())))
     for name in (*columns.WORK, *columns.SETUP):
         frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
     return frame.assign(kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"))
@@ -52,29 +53,30 @@ def latest(rows):
     # Published figures are of different setups: none of them replaces another.
     is_old = done.duplicated([*work, *columns.SETUP], keep="last") & (done["source"] == "")
     lines = done[~is_old].reset_index(drop=True)
-    published, is_operator = lines["source"] != "", lines["workload"].isin(OPERATORS)
+    published = lines["source"] != ""
+    is_in_tflops = lines["workload"].isin(IN_TFLOPS)
     several = lines.duplicated(work, keep=False) & ~published
     of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
     computers = done[done["source"] == ""].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()
-    value = lines["tflops"].where(is_operator, lines["throughput"])
-    scale = (value / lines["throughput"]).where(is_operator | value.isna(), 1.0)
+    value = lines["tflops"].where(is_in_tflops, lines["throughput"])
+    scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
     lines = lines.assign(
         value=value,
         low=lines["throughput_low"] * scale,
         high=lines["throughput_high"] * scale,
-        per=lines["unit"].mask(is_operator, "TFLOP/s").mask(is_operator & (lines["precision"] == "int8"), "TOP/s"),
+        per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
         processes=lines["process_rates"].str.split().str.len().clip(lower=1),
         computers=lines["machine"].map(computers),
         published=published,
         shown=lines["device_name"].where(published | (of_machines == 1), lines["machine"]),
         setup=[columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups],
     )
-    own = lines[~published]
-    rows = own.to_dict("records")
+    measured = lines[~published]
+    rows = measured.to_dict("records")
     best = peaks.measured_peaks(rows)
     shares = {
-        f"of_{name}": pd.Series([peaks.fraction_of(best, row, quantity) for row in rows], own.index, dtype=float)
+        f"of_{name}": pd.Series([peaks.fraction_of(best, row, quantity) for row in rows], measured.index, dtype=float)
         for name, quantity in (("peak", "tflops"), ("bandwidth", "bandwidth"))
     }
     return lines.assign(**shares)

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from bench.records.columns import format_number
 
-OVERLAP = 0.95  # of the slower part's rate, which the end-to-end rate reaches if the two parts work at the same time
+# Share of the slower part's rate that the end-to-end rate reaches if the two parts work at the same time.
+OVERLAP = 0.95
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
 MACHINE_CHANGED = 1.1  # times faster or slower by the canary, so that a report says so
-OPERATORS = ("matmul", "convolution", "attention")  # workloads whose rates are compared in TFLOP/s
-BURST_SECONDS = 30  # at the beginning of a sustained run
+IN_TFLOPS = ("matmul", "convolution", "attention")  # workloads whose rates are compared in TFLOP/s
+BURST_SECONDS = 30  # the beginning of a sustained run
 
 
 class Rate(NamedTuple):

@@ -17,15 +17,17 @@ def describe_answer(search: Search, path):
     Args:
         path: {candidate: the combined row of its full runs}, from the default to the fastest.
     """
-    fastest, before = search.fastest(), None
+    fastest = search.fastest()
     first = search.trials[search.default][0]
     lines = [f"{describe_work(first)}, {first['framework']} {first['framework_version']} on {first['device_name']}"]
     words = functools.partial(candidates.describe_candidate, search.dimensions)
     rates = {candidate: Rate.of_row(row) for candidate, row in path.items()}
     steps = []  # (the change, what was measured)
+    before = None
     for candidate, rate in rates.items():
-        low, high, count = format_number(rate.low), format_number(rate.high), len(search.full[candidate])
-        ends = f"({low} to {high}, {count} process{'es' * (count > 1)})"
+        count = len(search.full[candidate])
+        processes = "1 process" if count == 1 else f"{count} processes"
+        ends = f"({format_number(rate.low)} to {format_number(rate.high)}, {processes})"
         measured = f"{format_number(rate.throughput)} {path[candidate]['unit']} {ends}"
         gain = f", {describe_gain(rate, rates[before])}" if before else ""
         name = f"+ {words(candidate, before)}" if before else words(candidate)
@@ -57,7 +59,8 @@ def describe_answer(search: Search, path):
 def describe_gain(faster, slower):
     """Describe the ratio of two Rates, with the interval that follows from both."""
     ratio, low, high = faster.ratio(slower)
-    return f"{ratio:.3g} times" + (f" ({low:.3g} to {high:.3g})" if low > 0 else "")
+    interval = f" ({low:.3g} to {high:.3g})" if low > 0 else ""
+    return f"{ratio:.3g} times{interval}"
 
 
 def describe_use(framework, device, workload, settings):

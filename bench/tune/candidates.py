@@ -34,16 +34,17 @@ def list_dimensions(run: Run, runs, row):
     """Return the Dimensions of a search, each with at least two values or one that doubles.
 
     Args:
-        run: of the default; its environment has what the user gave.
+        run: the default run; its environment has what the user gave.
         runs: what the lists of the environment ask for, as read_runs() returns them.
-        row: of the default, which knows device and batch size.
+        row: the default's row, which knows device and batch size.
     """
-    device, found = row["device"], []
+    device = row["device"]
+    dimensions = []
     settings = run.settings.on(device)
     settings = replace(settings, precision=row.get("precision", settings.precision))  # what this card takes by default
     environ = run.environ
 
-    def is_allowed(name, value):  # in this framework and phase
+    def is_allowed(name, value):  # whether this framework has it in this phase
         if settings.phase == "training" and value in NOT_IN_TRAINING:
             return False
         try:
@@ -54,20 +55,20 @@ def list_dimensions(run: Run, runs, row):
     for name, guesses in GUESSES.items():
         default = getattr(settings, name.lower())
         if default and name not in environ:  # no default: the workload does not have this setting
-            own = guesses.get(default, {}).get(device, 1.0)
-            faster = {value: on[device] / own for value, on in guesses.items() if on.get(device, 0) >= own}
+            guess = guesses.get(default, {}).get(device, 1.0)  # the default's own speedup
+            faster = {value: on[device] / guess for value, on in guesses.items() if on.get(device, 0) >= guess}
             allowed = {value: gain for value, gain in faster.items() if is_allowed(name, value)}
-            found.append(Dimension(name, {default: 1.0} | allowed))
+            dimensions.append(Dimension(name, {default: 1.0} | allowed))
     for name in filter(environ.__contains__, LISTS):
         values = {other.choices[name].lower(): 1.0 for other in runs if name in other.choices}
-        found.append(Dimension(name, values))
+        dimensions.append(Dimension(name, values))
     is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
     if device == "cpu" and platform.libc_ver()[0] == "glibc" and not is_fixed:
-        found.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3}))
+        dimensions.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3}))
     # In prefill and decode a larger batch is another task: more sequences at once.
     if "BATCH_SIZE" not in environ and settings.phase not in ("prefill", "decode"):
-        found.append(Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True))
-    return [each for each in found if len(each.gains) > 1 or each.doubles]
+        dimensions.append(Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True))
+    return [each for each in dimensions if len(each.gains) > 1 or each.doubles]
 
 
 def change_of(dimensions, candidate):
@@ -75,7 +76,8 @@ def change_of(dimensions, candidate):
     change = {}
     for dimension, value in zip(dimensions, candidate, strict=True):
         if dimension.name == ALLOCATOR:
-            change |= GLIBC_KEEPS if value else {}
+            if value:
+                change |= GLIBC_KEEPS
         elif value:
             change[dimension.name] = value
     return change
@@ -85,7 +87,7 @@ def describe_candidate(dimensions, candidate, before=None):
     """Return the difference between a candidate and another one, by default the default, in words."""
     default = tuple(next(iter(dimension.gains)) for dimension in dimensions)
     cells = []
-    for each in (before or default, candidate):
-        change = change_of(dimensions, each)
+    for compared in (before or default, candidate):
+        change = change_of(dimensions, compared)
         cells.append({name.lower(): text for name, text in change.items()} | {"allocator": find_allocator(change)})
     return describe_change(*cells) or "the default"

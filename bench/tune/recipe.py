@@ -48,7 +48,8 @@ LINES = {
 
 def lines_of_code(framework, settings):
     """Return the lines of the user's own script for settings, {name: value}, with DEVICE."""
-    table, lines = LINES[framework], []
+    table = LINES[framework]
+    lines = []
     chosen = {key if (key := f"{name}={value}") in table else name: value for name, value in settings.items()}
     for key, text in table.items():
         if key in chosen and text:

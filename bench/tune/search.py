@@ -16,10 +16,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-COMBINATIONS_END, BATCHES_END, REPETITIONS_END = 0.5, 0.65, 0.8  # the share of the time at the end of a stage
-LEADERS, CLOSE = 3, 0.95  # candidates that are repeated, if they reach this share of the fastest one's rate
-MOST_TRIALS = 7  # of a candidate
-ROUNDS = 5  # of the path
+# The share of the time that is used at the end of a stage.
+COMBINATIONS_END = 0.5
+BATCHES_END = 0.65
+REPETITIONS_END = 0.8
+LEADERS = 3  # number of candidates that are repeated, at most
+CLOSE = 0.95  # share of the fastest one's rate that they reach
+MOST_TRIALS = 7  # short trials of a candidate
+ROUNDS = 5  # full runs of each step of the path
 BATCH_GROWTH = 1.02  # a doubled batch has to gain 2 %, or doubling ends
 
 
@@ -83,9 +87,9 @@ class Search:
     def untried(self):
         """Return the combinations without a trial: the default, single changes, then the others by their prediction."""
         grid = itertools.product(*(dimension.gains for dimension in self.dimensions))
-        found = {each: self.predict(each) for each in grid if each not in self.trials}
-        changes = {each: sum(map(str.__ne__, each, self.default)) for each in found}
-        return sorted(filter(found.get, found), key=lambda each: (min(changes[each], 2), -found[each]))
+        predicted = {each: self.predict(each) for each in grid if each not in self.trials}
+        changes = {each: sum(map(str.__ne__, each, self.default)) for each in predicted}
+        return sorted(filter(predicted.get, predicted), key=lambda each: (min(changes[each], 2), -predicted[each]))
 
     def predict(self, candidate):
         """Predict the speedup over the default: the product of its changes' gains, as measured, else as guessed.
@@ -94,7 +98,8 @@ class Search:
         """
         gains = []
         for i, value in enumerate(candidate):
-            single, gain = change_one(self.default, i, value), self.dimensions[i].gains.get(value, 1.0)
+            single = change_one(self.default, i, value)
+            gain = self.dimensions[i].gains.get(value, 1.0)
             if single != self.default and single in self.trials and self.rate(self.default):
                 gain = self.rate(single) / self.rate(self.default)
             gains.append(gain)
@@ -102,13 +107,13 @@ class Search:
 
     def larger_batches(self):
         """Return each leader with twice its batch, if its last doubling paid and that has no trial yet."""
-        found = []
+        doubled = []
         for leader in self.leaders():
             for i, batch in ((i, int(leader[i])) for i, dimension in enumerate(self.dimensions) if dimension.doubles):
                 half, double = (change_one(leader, i, str(n)) for n in (batch // 2, 2 * batch))
                 if double not in self.trials and self.rate(leader) > BATCH_GROWTH * self.rate(half):
-                    found.append(double)
-        return found
+                    doubled.append(double)
+        return doubled
 
     def rate(self, candidate):
         """Return the median rate of the short trials, 0 if there is none or one failed."""

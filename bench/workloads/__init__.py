@@ -2,9 +2,11 @@
 
 import importlib
 
-# Of CIFAR-10. Not in cifar10.py, because the plots need them even if NumPy or pooch is not installed.
-CIFAR_SIDE, CIFAR_CLASSES = 32, 10
-TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
+# What CIFAR-10 has. Not in cifar10.py, because the plots need TRAIN_IMAGES but nothing that downloads or reads it.
+CIFAR_SIDE = 32
+CIFAR_CLASSES = 10
+TRAIN_IMAGES = 50_000
+TEST_IMAGES = 10_000
 
 
 def describe_workload(workload, settings):

@@ -92,5 +92,5 @@ def load(folder=ROOT / "data", url=URL, known_hash=HASH):
     path = pooch.retrieve(url, known_hash, url.rpartition("/")[2], folder, downloader=download)
     with tarfile.open(path, "r:gz") as archive:  # in memory, without unpacking it to disk
         train, test = (b"".join(archive.extractfile(name).read() for name in names) for names in (TRAIN, TEST))
-    rows = [np.frombuffer(records, np.uint8).reshape(-1, 1 + PIXELS) for records in (train, test)]
-    return tuple(part for each in rows for part in (each[:, 1:], each[:, 0].astype(np.int64)))
+    tables = [np.frombuffer(records, np.uint8).reshape(-1, 1 + PIXELS) for records in (train, test)]
+    return tuple(part for table in tables for part in (table[:, 1:], table[:, 0].astype(np.int64)))

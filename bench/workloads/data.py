@@ -12,7 +12,8 @@ from PIL import Image, ImageDraw
 RESIDENT_BATCHES = 4  # take turns, because hardware or framework may cache a single one
 JPEG_FILES = 256
 POOL_NUMBERS = 2**24
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @functools.cache
@@ -39,7 +40,8 @@ def operand_sets(shapes, sets, seed, pools=(normal_pool,)):
     By default they are float32, normal with unit variance. Each array is cut from its own offset in the pool, because
     generating billions of numbers would take minutes.
     """
-    start, batches = 0, []
+    start = 0
+    batches = []
     for _ in range(sets):
         operands = []
         for shape, pool in zip(shapes, itertools.cycle(pools), strict=False):

@@ -8,17 +8,19 @@ from bench.workloads import data
 from bench.workloads.workload import BYTES, Workload
 
 # Steps rotate through several sets of operands, together twice a last-level cache of 256 MiB even in 16 bits. Matmuls
-# of less than 4096 x 4096 would need more than MAX_SETS: their operands may fit into a large cache.
+# that are smaller than 4096 x 4096 would need more than MAX_SETS: their operands may fit into a large cache.
 CACHE_BYTES = 2**29
-MIN_SETS, MAX_SETS = 2, 16
+MIN_SETS = 2
+MAX_SETS = 16
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
-GEMV_SIDE = 8192  # of the weights
+GEMV_SIDE = 8192  # the weights have this many rows and columns
 INT8_ON_CUDA = "torch._int_mm may choose a kernel that is 6 to 13 times slower than TF32 (PyTorch issue 187094)"
 ATTENTION_TOKENS = (1024, 4096, 16_384)
-MPS_TOKENS = 4096  # at most: more scores than an array of older systems may have would end the process
-CPU_HEADS, GPU_HEADS = (1, 64), (32, 128)  # of attention, and the numbers in each
+MPS_TOKENS = 4096  # at most on a Mac: more scores than an array of older systems may have would end the process
+CPU_HEADS = (1, 64)  # number of attention's heads, and the numbers in each
+GPU_HEADS = (32, 128)
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
@@ -28,7 +30,7 @@ def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, po
     Args:
         product: (M, N, K), if it does the work of a matmul of M x K by K x N: 2 M N K FLOPs.
         smallest: bytes of a number in the smallest precision.
-        fields: of the Workload, if they are not those of a matmul.
+        fields: fields of the Workload, if they are not those of a matmul.
     """
     columns = {"data": "synthetic", **dict(columns)}
     if product:
@@ -41,7 +43,7 @@ def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, po
         samples=samples,
         columns=columns,
         make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pools),
-        resident_bytes=(4 if smallest > 1 else 1) * sets * numbers,  # at most: normal numbers are float32
+        resident_bytes=(4 if smallest > 1 else 1) * sets * numbers,  # an upper limit: normal numbers are float32
         **({"name": model, "unit": "matmuls", "items_per_step": 1} | fields),
     )
 
@@ -63,13 +65,17 @@ def gemv(precision):
 
     Weights of int8 meet a bfloat16 vector, and each row has a scale: numbers of few bits, which bfloat16 has exactly.
     """
-    side, number = GEMV_SIDE, BYTES.get(precision, 1)
-    shapes, pools = ((1, side), (side, side)), (data.normal_pool,)
+    side = GEMV_SIDE
+    number_bytes = BYTES.get(precision, 1)
+    shapes = ((1, side), (side, side))
+    pools = (data.normal_pool,)
     if precision in EIGHT_BITS:
-        shapes, pools = (*shapes, (side,)), (data.float8_pool, EIGHT_BITS[precision], data.float8_pool)
-    moved, columns = number * side**2, {"matrix_size": f"1x{side}x{side}"}
+        shapes = (*shapes, (side,))
+        pools = (data.float8_pool, EIGHT_BITS[precision], data.float8_pool)
+    moved = number_bytes * side**2
+    columns = {"matrix_size": f"1x{side}x{side}"}
     fields = {"items_per_step": moved / 1e9, "unit": "GB", "bytes_per_step": moved}
-    return operator("gemv", shapes, sample_weights, columns=columns, smallest=number, pools=pools, **fields)
+    return operator("gemv", shapes, sample_weights, columns=columns, smallest=number_bytes, pools=pools, **fields)
 
 
 def attention(tokens, device):
@@ -78,7 +84,9 @@ def attention(tokens, device):
     All scores and sums would take 4 B H S^2 D FLOPs, the causal half of them 2 B H S^2 D.
     """
     heads, numbers = CPU_HEADS if device == "cpu" else GPU_HEADS
-    shapes, flops = ((heads, tokens, numbers),) * 3, 2 * heads * tokens**2 * numbers
+    shape = (heads, tokens, numbers)
+    shapes = (shape, shape, shape)
+    flops = 2 * heads * tokens**2 * numbers
     columns = {"sequence_length": tokens, "batch_size": 1}
     return operator("attention", shapes, sample_attention, columns=columns, unit="calls", flops_per_item=flops)
 
@@ -95,7 +103,9 @@ def convolution_1x1(size):
 
 def convolution_3x3(device):
     """Build the 3 x 3 convolution of tf-metal-experiments: 128 channels, 2 x 9 x 128 x 128 FLOPs per pixel."""
-    batch, channels, side = 4 if device == "cpu" else 32, 128, 256
+    batch = 4 if device == "cpu" else 32
+    channels = 128
+    side = 256
     shapes = (batch, channels, side, side), (channels, channels, 3, 3)
     columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch}
     fields = {"name": "convolution", "has_convolutions": True, "unit": "images", "items_per_step": batch}
@@ -121,12 +131,16 @@ def list_others(device, side, emulates_bfloat16=False):
 
     Each list is measured up to its first failure. Matmuls of 8 bits are compared with bfloat16 of the same size.
     """
-    size, short = (side,) * 3, "float16" if emulates_bfloat16 else "bfloat16"
+    size = (side, side, side)
+    short = "float16" if emulates_bfloat16 else "bfloat16"
     usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
     longest = MPS_TOKENS if device == "mps" else max(ATTENTION_TOKENS)
-    weights, note = ["float32", "bfloat16"], INT8_ON_CUDA
-    if device != "cuda":  # PyTorch's gemv of int8 is a naive kernel there
-        weights, note = [*weights, "int8"], ""
+    weights = ["float32", "bfloat16"]
+    if device == "cuda":
+        note = INT8_ON_CUDA
+    else:
+        note = ""
+        weights.append("int8")  # on CUDA, PyTorch's gemv of int8 is a naive kernel
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
         "int8": [(matmul_of_bytes("int8", size, note), "int8"), (matmul(size), "bfloat16")],
@@ -146,9 +160,11 @@ def random_indices(shape):
 def sample_matmul(operands):
     """Return (indices, values) of a matmul; of integers the values are int64."""
     a, b = operands
-    rows, columns = random_indices((len(a), b.shape[1]))
+    indices = random_indices((len(a), b.shape[1]))
     wide = np.int64 if a.dtype == np.int8 else np.float64
-    return (rows, columns), np.einsum("sk,sk->s", a[rows].astype(wide), b[:, columns].T.astype(wide))
+    rows_of_a = a[indices[0]].astype(wide)
+    columns_of_b = b[:, indices[1]].T.astype(wide)
+    return indices, np.einsum("sk,sk->s", rows_of_a, columns_of_b)
 
 
 def sample_weights(operands):
@@ -161,7 +177,8 @@ def sample_weights(operands):
 def sample_attention(operands):
     """Return (indices, values) of causal attention."""
     q, k, v = operands
-    indices, values = random_indices(q.shape), []
+    indices = random_indices(q.shape)
+    values = []
     for head, token, number in zip(*indices, strict=True):
         seen = slice(token + 1)
         scores = k[head, seen].astype(np.float64) @ q[head, token] / math.sqrt(q.shape[-1])
@@ -174,9 +191,12 @@ def sample_convolution(operands):
     """Return (indices, values) of a convolution with stride 1 and zero padding that keeps the image size."""
     x, kernel = operands
     reach = kernel.shape[-1] // 2
-    indices, values = random_indices((len(x), len(kernel), *x.shape[2:])), []
+    indices = random_indices((len(x), len(kernel), *x.shape[2:]))
+    values = []
     for image, channel, row, column in zip(*indices, strict=True):
-        top, left = max(0, reach - row), max(0, reach - column)  # of the kernel, that is outside the image
+        # Rows and columns of the kernel that are outside the image.
+        top = max(0, reach - row)
+        left = max(0, reach - column)
         pixels = x[image, :, row - reach + top : row + reach + 1, column - reach + left : column + reach + 1]
         height, width = pixels.shape[1:]
         inside = kernel[channel, :, top : top + height, left : left + width]

@@ -13,8 +13,8 @@ PEAKS = {"SIZES": "1024,2048,4096,8192"}
 QUICK_PEAKS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
 ONLY_FULL = "2048x2048x2048"  # a matmul that shows that a sweep was not a quick one
 QUICK = {"MAX_SECONDS": "1"}
-FORMATS = ("bfloat16", "float16")  # of 16 bits; float16 only on a GPU
-SHARED_GB = 32  # of memory that the system and its GPU share: with less, training with large batches swaps
+FORMATS = ("bfloat16", "float16")  # formats of 16 bits; float16 only on a GPU
+SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Work:
     phase: str
     batch_size: int
     is_quick: bool = False  # QUICK=1 measures it too, in float32 only
-    devices: tuple[str, ...] = ("cpu", "gpu")  # that measure it; a GPU is any device except a CPU
+    devices: tuple[str, ...] = ("cpu", "gpu")  # they measure it; a GPU is any device except a CPU
     numbers: tuple[str, ...] = ("float32", *FORMATS)
-    settings: tuple[tuple[str, str], ...] = ()  # other than the defaults
+    settings: tuple[tuple[str, str], ...] = ()  # those other than the defaults
     has_pipeline: bool = False  # in float32 the input pipeline is measured too
     shared_gb: int = 0  # memory in units of 2**30 bytes that it needs if the GPU shares the system's
 
@@ -39,12 +39,12 @@ class Work:
 
     def change(self, numbers):
         """Return the environment of a run in a format of numbers."""
-        about = {"MODEL": self.model, "PHASE": self.phase, "BATCH_SIZE": str(self.batch_size)}
+        environ = {"MODEL": self.model, "PHASE": self.phase, "BATCH_SIZE": str(self.batch_size)}
         if self.workload == "mlp":
-            about["DATA"] = "synthetic"
+            environ["DATA"] = "synthetic"
         if self.workload == "image" and (numbers != "float32" or not self.has_pipeline):
-            about["SCOPE"] = "device"
-        return about | dict(self.settings) | {"PRECISION": self.precision(numbers)}
+            environ["SCOPE"] = "device"
+        return environ | dict(self.settings) | {"PRECISION": self.precision(numbers)}
 
 
 LARGE_BATCH = {"devices": ("gpu",), "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}

@@ -7,10 +7,10 @@ from typing import Any
 from bench.settings import SettingError
 
 LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5, "adamw": 3e-4}
-LORA_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")  # that get an adapter
+LORA_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")  # each gets an adapter
 LORA_SCALE = 2.0  # alpha / rank, so alpha = 2 x rank
-BYTES = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}  # of a number, by precision
-BYTES |= {"mixed_float16": 4, "mixed_bfloat16": 4}  # of a weight
+BYTES = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}  # size of a number in each precision
+BYTES |= {"mixed_float16": 4, "mixed_bfloat16": 4}  # size of a weight
 # (bottleneck blocks, not pairs of 3 x 3 convolutions; blocks in each of the four stages): He et al. 2015, table 1.
 # For the frameworks that build them layer by layer.
 RESNETS = {
@@ -29,12 +29,12 @@ class Workload:
     A framework looks up `name` in its BUILDERS (or `model` in its OPERATORS) and `loss` in its LOSSES.
     """
 
-    name: str  # of WORKLOADS in bench/settings.py; of an operator "matmul", "attention" ...
+    name: str  # one of WORKLOADS in bench/settings.py, or for an operator "matmul", "attention" ...
     model: str
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves
     # (batch size, seed) -> list of batches: tuples of NumPy arrays, the model's inputs first, the loss's target last.
-    # Without a loss there is no target. An operator's batches are its operands.
+    # Without a loss they have no target. An operator's batches are its operands.
     make_batches: Callable[[int, int], list[tuple]]
     make_checked: Callable[[int, int], list[tuple]] | None = None  # the same with smaller items, to check a model with
     loss: str | None = None  # "cross_entropy" or "mean_squared_error"; None: it cannot be trained
@@ -43,9 +43,9 @@ class Workload:
     flops_per_item: int | None = None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
     has_convolutions: bool = False  # then their precision is measured too
     has_pipeline: bool = False  # then batches also come from JPEG files: SCOPE
-    item_bytes: int = 0  # of one item's inputs; 0: small
-    resident_bytes: int = 0  # of operands, or of a language model's weights, and its cache or gradients and optimizer
-    bytes_per_step: int | None = None  # that a step must read from memory; None: memory is not the limit
+    item_bytes: int = 0  # bytes of the inputs of one item; 0 if they are small
+    resident_bytes: int = 0  # operands, or a language model's weights, and its cache or gradients and optimizer
+    bytes_per_step: int | None = None  # a step must read them from memory; None: memory is not the limit
     columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
     # () -> (train inputs, train labels, test inputs, test labels) of a classifier; None: it cannot train epochs
     dataset: Callable[[], tuple] | None = None
