@@ -16,8 +16,9 @@ from bench.host import resources
 from bench.timing import MeasurementError, check
 
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
-HOST_BYTES = 6  # for each parameter while a model is in float32 on the CPU: its weights, and one of them converted
-# The factor of a probe's inputs: numbers and sums overflow in float16, and in no format with float32's exponents.
+# For each parameter while a model is in float32 on the CPU: its weights, and one of them converted.
+HOST_BYTES = 6
+# The factor of a probe's inputs: they and their sums overflow in float16, but not with float32's exponents.
 PROBE_SCALE = 2.0**16
 # What check_model() compares, in order: an inference has only the first, a large model has no third.
 PARTS = ("output", "gradient of the last layer", "gradient of the first layer")
@@ -119,7 +120,7 @@ class DeviceContext(ABC):
 
     measured_precision: str  # as check.name_precision() names it
     compares_compiled = False  # whether compiled results must be those of the uncompiled model
-    fixed_limit: float  # for any model's output error in this precision; what must be equal may differ by a tenth
+    fixed_limit: float  # for the output error of any model in this precision; for equal work, a tenth of it
     output_error: float | None = None  # the output's for a pair of items, against float32 on the CPU
     output_limit: float | None = None  # the limit for that error in this model
     note = ""  # what a reader of its rows has to know
@@ -255,11 +256,12 @@ class DeviceContext(ABC):
             precisions = {name: self._probe_once(name) for name in names}
         self.measured_precision = precisions["matmul"]
         if len(set(precisions.values())) > 1:
-            self.measured_precision = ", ".join(f"{name} {precision}" for name, precision in precisions.items())
+            self.measured_precision = ", ".join(f"{name} {computed}" for name, computed in precisions.items())
         if self.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
         is_exact = check.is_exact(self.measured_precision)
-        self.compares_compiled = self.compile and is_exact  # in 16 bits another rounding order changes outputs by 10 %
+        # In 16 bits another order of rounding changes outputs by 10 %.
+        self.compares_compiled = self.compile and is_exact
         self.fixed_limit = check.MAX_RELATIVE_ERROR if is_exact else check.MAX_ROUGH_ERROR
         spreads = [check.SPREADS.get(precision, 0) for precision in precisions.values()]
         self.spread = 0 if "lower" in precisions.values() else max(spreads)
@@ -285,7 +287,7 @@ class DeviceContext(ABC):
 
     def fill_batch(self, workload, pair):
         """Repeat a pair on a GPU, whose kernels depend on the number of items, until it fills the timed batch."""
-        # The items of make_checked() are smaller than the timed ones, and few.
+        # Items of make_checked() are smaller: repeated, they would not give the timed batch.
         is_repeated = self.device != "cpu" and not workload.make_checked
         times = math.ceil(workload.items_per_step / 2) if is_repeated else 1
         return tuple(np.concatenate([each] * times) for each in pair)
@@ -327,7 +329,8 @@ class DeviceContext(ABC):
         for name, computed, right, other in zip(PARTS, got, *references or ((), ()), strict=False):
             rounding = check.relative_error(other, right)
             limit = check.limit_by_rounding(rounding, check.MAX_ROUGH_ERROR if name == PARTS[2] else self.least_limit)
-            error = max(check.relative_error(pair, right) for pair in np.split(computed, len(computed) // len(right)))
+            pairs = np.split(computed, len(computed) // len(right))
+            error = max(check.relative_error(pair, right) for pair in pairs)
             if name == PARTS[0]:
                 self.output_error = error
                 self.output_limit = limit

@@ -1,7 +1,7 @@
 """Batches from JPEG files in NumPy, which threads prepare with PIL, for TensorFlow, JAX and MLX.
 
-PIL decodes and resizes without Python's global lock. JAX and MLX come without a pipeline. TensorFlow has tf.data, but
-uses this one too, so that the same code prepares the same images in all three.
+PIL decodes and resizes without Python's global lock. JAX and MLX come without a pipeline. TensorFlow has
+tf.data, but uses this one too, so that the same code prepares the same images in all three.
 """
 
 import itertools

@@ -55,8 +55,9 @@ OPERATORS = {
 
 def values_of(model):
     """Return a model's values: (trainable, all others), as stateless_call() takes them."""
-    trained, others = model.trainable_variables, model.non_trainable_variables
-    return [variable.value for variable in trained], [variable.value for variable in others]
+    trained = [variable.value for variable in model.trainable_variables]
+    others = [variable.value for variable in model.non_trainable_variables]
+    return trained, others
 
 
 class Model(base.Model):

@@ -174,7 +174,8 @@ class DeviceContext(KerasContext):
         is_on_gpu = compiled and self.device != "cpu"
         kernels = weights[LAST_KERNEL], next(each for each in weights if each.name == "kernel")  # no embedding
         # On a GPU also the other gradients, because it may lack a kernel for them.
-        weights = [each.value for each in [*kernels, *(weights if is_on_gpu else [])]]
+        differentiated = [*kernels, *weights] if is_on_gpu else kernels
+        weights = [each.value for each in differentiated]
 
         def evaluate(*batch):
             with tf.GradientTape() as tape:

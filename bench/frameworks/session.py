@@ -29,9 +29,11 @@ def open_session(context_class, workload, settings, phase, scope, compares=True)
         compares: whether the model is compared with the CPU.
     """
     if workload.samples:
-        name, known = workload.model, context_class.operators
+        name = workload.model
+        known = context_class.operators
     else:
-        name, known = workload.name, context_class.builders
+        name = workload.name
+        known = context_class.builders
     if name not in known:
         raise MeasurementError("unsupported", f"{settings.framework} has no {name} here")
     if name == "image" and workload.model not in (models := context_class.image_models()):
