@@ -14,7 +14,7 @@ MAX_ROUGH_ERROR = 0.3
 MAX_MODEL_ERROR = 0.9
 ROUNDING_MULTIPLE = 4
 SPREADS = {"tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
-MAX_CACHE_ERROR = 0.08  # smollm2-135m in 16 bits has: rounding 0.02, positions off by one 0.13, no cache 1.4
+MAX_CACHE_ERROR = 0.08  # smollm2-135m in 16 bits: rounding 0.02, positions off by one 0.13, no cache 1.4
 # For a compiled model in training: BatchNorm amplifies rounding, to 2e-3 in ResNet-152.
 MAX_TRAINING_ERROR = 0.1
 
