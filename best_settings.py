@@ -108,7 +108,7 @@ def main():
     run = runs[0]
     if is_used("scope", search_settings.workload):
         run = run.with_settings(SCOPE="device")
-    host = environment.describe_host(run.settings.machine)
+    host = environment.read_host(run.settings.machine)
     results.prepare(run.settings.results_dir)
     longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
     available = 60 * search_settings.max_minutes

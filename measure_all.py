@@ -176,7 +176,7 @@ def main():
     if not settings.quick and doctor.examine((settings.framework,)):
         return 1
     device = find_device(settings)
-    host = environment.describe_host(settings.machine)
+    host = environment.read_host(settings.machine)
     line = {name: getattr(device, name) for name in ("device", "device_name", "framework_version")}
     blank = complete_row(host, "", line | {"framework": settings.framework})
     results.prepare(settings.results_dir)

@@ -60,7 +60,7 @@ def main():
     refuse_ranks("make noise")
     run = read_fixed_run("noise")
     settings = run.settings
-    host = environment.describe_host(settings.machine)
+    host = environment.read_host(settings.machine)
     rows = {}  # {workload: one from each round}
     for number in range(settings.rounds):
         for workload in (name for name in CHANGES if name in FRAMEWORKS[settings.framework].workloads):

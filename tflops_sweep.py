@@ -47,7 +47,7 @@ class Sweep:
             (result,) = child.measure_quantity(process, workload, None, "device")
             row |= result
         except Exception as error:
-            row |= frameworks.describe_failure(error)
+            row |= frameworks.classify_failure(error)
         if row["status"] == "interrupted":  # Ctrl-C during the windows; the complete ones are kept
             self.keep(row)
             raise KeyboardInterrupt

@@ -175,7 +175,7 @@ def measure_workload(process: Process, describe_workload):
         except KeyboardInterrupt:
             return cli.INTERRUPTED
         except Exception as error:
-            failure = frameworks.describe_failure(error)
+            failure = frameworks.classify_failure(error)
             process.emit(work | failure)
             status = failure["status"]
             if process.group.ranks.are_many:  # the other ranks may never reach the barrier at the end

@@ -71,7 +71,7 @@ def measure_command(command, describe_workload, describe_rows):
         The exit status: 0 if at least one row has a result; 130 after Ctrl-C, which ends everything.
     """
     runs = read_runs(command)
-    host = environment.describe_host(runs[0].settings.machine)
+    host = environment.read_host(runs[0].settings.machine)
     folder = runs[0].settings.results_dir
     results.prepare(folder)
     runs = plan_runs(runs, describe_workload)
@@ -103,7 +103,7 @@ def measure_as_rank(command, describe_workload, measure_quantities, describe_row
             f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
             "of every other setting, and RUNS=1, or set NUM_DEVICES instead of using torchrun"
         )
-    host = environment.describe_host(run.settings.machine)
+    host = environment.read_host(run.settings.machine)
     status = child.measure_run(run.settings, describe_workload, measure_quantities, child.Task(), lines.append)
     run_id = uuid.uuid4().hex[:12]
     rows = [complete_row(host, run_id, line) for line in lines if line["status"] != child.BEGUN]

@@ -13,7 +13,7 @@ import pytest
 from bench import parent
 from bench.frameworks import Device
 from bench.host import environment
-from bench.host.environment import Card, describe_host
+from bench.host.environment import Card, read_host
 from bench.records import report, results
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
@@ -150,7 +150,7 @@ def test_an_input_pipeline_that_fails_ends_only_the_first_process(run_all):
 )
 def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_path, device, device_name, machine, file):
     monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
-    host = replace(describe_host(machine), cpu_name="Some CPU", cpu_count=2)
+    host = replace(read_host(machine), cpu_name="Some CPU", cpu_count=2)
     monkeypatch.setenv("HOME", "/home/alice")
     line = {"device": device, "device_name": device_name, "note": "gcc -I/home/alice/include -I/usr/include"}
     row = complete_row(host, "id", line)
@@ -188,7 +188,7 @@ def test_ctrl_c_stores_what_was_complete(run_all):
 
 def test_a_time_limit_ends_all_processes(stand_in, tmp_path):
     (run,) = read_runs("image", os.environ | {"MODEL": "stuck"})
-    (row,) = parent.run_child(run, describe_host("m"), limit=3)  # by then the child has noted its process ids
+    (row,) = parent.run_child(run, read_host("m"), limit=3)  # by then the child has noted its process ids
     assert (row["status"], "time limit" in row["note"]) == ("crashed", True)
     assert have_ended(read_pids(tmp_path, 2))
 
@@ -196,10 +196,10 @@ def test_a_time_limit_ends_all_processes(stand_in, tmp_path):
 PARENT = """
 import sys
 from bench import parent
-from bench.host.environment import describe_host
+from bench.host.environment import read_host
 from bench.settings import read_runs
 parent.SCRIPTS["image"] = sys.argv[1]
-parent.run_child(*read_runs("image"), describe_host("m"))
+parent.run_child(*read_runs("image"), read_host("m"))
 """
 
 

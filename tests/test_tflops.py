@@ -4,7 +4,7 @@ import pytest
 
 import tflops_sweep
 from bench import child
-from bench.host.environment import describe_host
+from bench.host.environment import read_host
 from bench.records import peaks
 from bench.records.rows import complete_row
 from bench.settings import read_settings
@@ -16,7 +16,7 @@ RATES |= {"matmul-8bit": 0.9, "attention": 0.1}
 
 def run_sweep(monkeypatch, environ):
     """Run the sweep in this process, as a child does; returns (exit status, rows)."""
-    about, lines = complete_row(describe_host("m"), "id", {}), []
+    about, lines = complete_row(read_host("m"), "id", {}), []
     with monkeypatch.context() as changed:
         for name, value in ({"USE_GPU": "0"} | environ).items():
             changed.setenv(name, value)

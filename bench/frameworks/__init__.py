@@ -86,7 +86,7 @@ UNSUPPORTED = (
 )
 
 
-def describe_failure(error):
+def classify_failure(error):
     """Return the status and the note of a failed measurement; an unexpected failure also prints its traceback."""
     if isinstance(error, MeasurementError):
         return {"status": error.status, "note": str(error)}

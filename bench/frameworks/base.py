@@ -16,8 +16,9 @@ from bench.host import resources
 from bench.timing import MeasurementError, check
 
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
-HOST_BYTES = 6  # of each parameter while a model is in float32 on the CPU: its weights, and one of them converted
-# Of the inputs of a probe: their numbers and sums overflow in float16, and in no format with float32's exponents.
+# For each parameter while a model is in float32 on the CPU: its weights, and one of them converted.
+HOST_BYTES = 6
+# The factor of a probe's inputs: they and their sums overflow in float16, but not with float32's exponents.
 PROBE_SCALE = 2.0**16
 # What check_model() compares, in order: an inference has only the first, a large model has no third.
 PARTS = ("output", "gradient of the last layer", "gradient of the first layer")
@@ -29,7 +30,7 @@ _probed = {}  # precisions by context, device, setting and operator: a CPU may n
 class Stream:
     """An endless series of batches from JPEG files. The workers stop when the iterator is deleted."""
 
-    batches: Iterator  # of (*inputs, target) on the host
+    batches: Iterator  # tuples (*inputs, target) on the host
     num_workers: int
     queue_steps: int  # batches that may be ready or in a worker's hands
 
@@ -41,8 +42,8 @@ class Model(ABC):
     """
 
     loss: Any  # mean of the last batch, without its graph
-    last_weight: Any  # a small one that each step of training changes
-    last_gradient: Any  # of last_weight
+    last_weight: Any  # a small weight that each step of training changes
+    last_gradient: Any  # the gradient of last_weight
 
     @abstractmethod
     def infer(self, *inputs):
@@ -119,9 +120,9 @@ class DeviceContext(ABC):
 
     measured_precision: str  # as check.name_precision() names it
     compares_compiled = False  # whether compiled results must be those of the uncompiled model
-    fixed_limit: float  # of the error of any model's output in this precision; a tenth of what must be equal
-    output_error: float | None = None  # of a pair of items, against float32 on the CPU
-    output_limit: float | None = None  # of that error, in this model
+    fixed_limit: float  # for the output error of any model in this precision; for equal work, a tenth of it
+    output_error: float | None = None  # the output's for a pair of items, against float32 on the CPU
+    output_limit: float | None = None  # the limit for that error in this model
     note = ""  # what a reader of its rows has to know
 
     builders: dict[str, Callable]  # by the name of a workload: (workload) -> the framework's own kind of model
@@ -188,9 +189,12 @@ class DeviceContext(ABC):
 
     def __init__(self, device, settings, compares=True):
         """Store the settings. compares: whether models are compared with the CPU."""
-        self.device, self.precision = device, settings.precision
-        self.compile, self.compile_mode = settings.compile not in (None, "0"), settings.compile
-        self.seed, self.optimizer = settings.seed, settings.optimizer
+        self.device = device
+        self.precision = settings.precision
+        self.compile = settings.compile not in (None, "0")
+        self.compile_mode = settings.compile
+        self.seed = settings.seed
+        self.optimizer = settings.optimizer
         self.traces = 0  # how often a function was compiled since the session was opened
         has_short_numbers = self.precision not in ("float32", "float64")
         self.compares_with_cpu = compares and (device != "cpu" or has_short_numbers)
@@ -199,7 +203,7 @@ class DeviceContext(ABC):
         """Return the function of one operator, as it is timed."""
         return self.operators[name]
 
-    def gather(self, data, order, batch_size):
+    def batches_in_order(self, data, order, batch_size):
         """Yield batches of arrays on the device in this order; the last batch may be smaller."""
         (order,) = self.put(order)
         for start in range(0, len(order), batch_size):
@@ -247,19 +251,20 @@ class DeviceContext(ABC):
         """
         names = ["matmul", "convolution"] if has_convolutions else ["matmul"]
         if self.precision in check.EIGHT_BITS:  # compared with exact products instead
-            found = {"matmul": self.precision}
+            precisions = {"matmul": self.precision}
         else:
-            found = {name: self._probe_once(name) for name in names}
-        self.measured_precision = found["matmul"]
-        if len(set(found.values())) > 1:
-            self.measured_precision = ", ".join(f"{name} {precision}" for name, precision in found.items())
+            precisions = {name: self._probe_once(name) for name in names}
+        self.measured_precision = precisions["matmul"]
+        if len(set(precisions.values())) > 1:
+            self.measured_precision = ", ".join(f"{name} {computed}" for name, computed in precisions.items())
         if self.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
         is_exact = check.is_exact(self.measured_precision)
-        self.compares_compiled = self.compile and is_exact  # in 16 bits rounding order alone changes outputs by 10 %
+        # In 16 bits another order of rounding changes outputs by 10 %.
+        self.compares_compiled = self.compile and is_exact
         self.fixed_limit = check.MAX_RELATIVE_ERROR if is_exact else check.MAX_ROUGH_ERROR
-        spreads = [check.SPREADS.get(precision, 0) for precision in found.values()]
-        self.spread = 0 if "lower" in found.values() else max(spreads)
+        spreads = [check.SPREADS.get(precision, 0) for precision in precisions.values()]
+        self.spread = 0 if "lower" in precisions.values() else max(spreads)
         # Metal's Winograd convolutions are wrong by up to 5.7 % each, and what that adds up to is unknown.
         is_predicted = self.spread and not (has_convolutions and self.device == "mps")
         self.least_limit = check.MAX_RELATIVE_ERROR if is_predicted else self.fixed_limit
@@ -270,8 +275,8 @@ class DeviceContext(ABC):
             left, right, exact = check.probe_inputs(name)
             scale = 1 if self.precision in ("float16", "mixed_float16") else np.float32(PROBE_SCALE)
             got, is_float16 = self.probe(name, left * scale, right * scale)
-            said = f"a {name} of large {self.precision} numbers overflows, as in float16"
-            check.require(np.isfinite(got).all() and got.any(), said)
+            reason = f"a {name} of large {self.precision} numbers overflows, as in float16"
+            check.require(np.isfinite(got).all() and got.any(), reason)
             error = check.relative_error(got.astype(np.float64) / float(scale) ** 2, exact)
             _probed[key] = check.name_precision(error, is_float16)
         return _probed[key]
@@ -282,7 +287,8 @@ class DeviceContext(ABC):
 
     def fill_batch(self, workload, pair):
         """Repeat a pair on a GPU, whose kernels depend on the number of items, until it fills the timed batch."""
-        is_repeated = self.device != "cpu" and not workload.make_checked  # of checked items that are not smaller
+        # Items of make_checked() are smaller: repeated, they would not give the timed batch.
+        is_repeated = self.device != "cpu" and not workload.make_checked
         times = math.ceil(workload.items_per_step / 2) if is_repeated else 1
         return tuple(np.concatenate([each] * times) for each in pair)
 
@@ -320,13 +326,15 @@ class DeviceContext(ABC):
             check.require(np.any(first), f"the {name} is all zero")
             check.check_equal(second, first, self.fixed_limit, f"equal inputs give a different {name}")
         check.require(not np.array_equal(*got[0][:2]), "two different items give the same output")
-        for name, found, right, other in zip(PARTS, got, *references or ((), ()), strict=False):
+        for name, computed, right, other in zip(PARTS, got, *references or ((), ()), strict=False):
             rounding = check.relative_error(other, right)
             limit = check.limit_by_rounding(rounding, check.MAX_ROUGH_ERROR if name == PARTS[2] else self.least_limit)
-            error = max(check.relative_error(pair, right) for pair in np.split(found, len(found) // len(right)))
+            pairs = np.split(computed, len(computed) // len(right))
+            error = max(check.relative_error(pair, right) for pair in pairs)
             if name == PARTS[0]:
-                self.output_error, self.output_limit = error, limit
+                self.output_error = error
+                self.output_limit = limit
             if limit is None and name == PARTS[0]:
                 self.note = f"not compared with the CPU: rounding alone changes the output by {rounding:.0%}"
-            said = f"the {name} differs from the CPU's in float32 by {error:.1e} (relative L2)"
-            check.require(limit is None or error <= limit, f"{said}, limit {limit or 0:.1e}")
+            difference = f"the {name} differs from the CPU's in float32 by {error:.1e} (relative L2)"
+            check.require(limit is None or error <= limit, f"{difference}, limit {limit or 0:.1e}")

@@ -1,6 +1,7 @@
-"""Batches from JPEG files in NumPy, which threads prepare with PIL, for frameworks without a pipeline of their own.
+"""Batches from JPEG files in NumPy, which threads prepare with PIL, for TensorFlow, JAX and MLX.
 
-PIL decodes and resizes without Python's global lock.
+PIL decodes and resizes without Python's global lock. JAX and MLX come without a pipeline. TensorFlow has
+tf.data, but uses this one too, so that the same code prepares the same images in all three.
 """
 
 import itertools
@@ -14,13 +15,15 @@ from PIL import Image
 from bench.frameworks import base
 from bench.workloads import data
 
-READY = 2  # batches that may be ready, as in the other frameworks; the workers' own come on top
+READY = 2  # batches that may be ready; those in the workers' hands come on top
 
 
 def open_stream(workload, settings, phase):
     """Return the Stream of batches (images with channels first in float32, labels)."""
-    paths, workers = data.jpeg_files(settings.seed), settings.num_workers
-    size, classes = workload.sizes.side, workload.sizes.classes
+    paths = data.jpeg_files(settings.seed)
+    workers = settings.num_workers
+    size = workload.sizes.side
+    classes = workload.sizes.classes
     ahead = READY + math.ceil(workers / workload.items_per_step) if workers else 0
     prepare = cut_at_random if phase == "training" else resize_and_cut
 
@@ -34,7 +37,8 @@ def open_stream(workload, settings, phase):
             place[:] = prepare(image.convert("RGB"), size, np.random.default_rng(seed))
 
     def batches():
-        pool, begun = ThreadPoolExecutor(max(1, workers)), deque()
+        pool = ThreadPoolExecutor(max(1, workers))
+        begun = deque()
         try:
             while True:
                 while len(begun) < max(1, ahead):

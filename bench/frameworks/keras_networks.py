@@ -41,22 +41,24 @@ class KerasContext(base.DeviceContext):
         self.compares_with_cpu = self.compares_with_cpu or (compares and self.compile)
 
     def build(self, workload, is_trained):
-        loss_of, pairs, references = cross_entropy if is_trained else None, self.pairs(workload), None
-        keras.config.set_dtype_policy(self.policy)  # of new layers
+        loss_of = cross_entropy if is_trained else None
+        pairs = self.pairs(workload)
+        references = None
+        keras.config.set_dtype_policy(self.policy)  # for new layers
         with keras.device(self.place):
             model = self.builders[workload.name](workload)
             calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
         if self.can_compare(model.count_params()):
             keras.config.set_dtype_policy("float32")
             with keras.device("cpu:0"):
-                same = self.builders[workload.name](workload)
+                cpu_model = self.builders[workload.name](workload)
                 weights = self.as_arrays(each.value for each in model.weights)
-                evaluate_same = self.evaluator(same, workload, loss_of, compiled=False)
+                evaluate_cpu_model = self.evaluator(cpu_model, workload, loss_of, compiled=False)
 
                 def evaluate_on_cpu(_):
-                    same.set_weights(weights)
+                    cpu_model.set_weights(weights)
                     batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
-                    return self.as_arrays(evaluate_same(*batch))
+                    return self.as_arrays(evaluate_cpu_model(*batch))
 
                 references = self.references(evaluate_on_cpu, [*weights, *pairs[0]])
         # As it will be measured: Metal's wrong results come from operators that a graph fuses.
@@ -113,7 +115,7 @@ class KerasContext(base.DeviceContext):
 
 
 def channels_last(array):
-    """Return images of NumPy with channels last, and anything else as it is: TensorFlow's pipeline has them so."""
+    """Return images of NumPy with channels last, and anything else as it is."""
     return array.transpose(0, 2, 3, 1) if isinstance(array, np.ndarray) and array.ndim == 4 else array
 
 
@@ -140,7 +142,8 @@ def small_normal():
 
 def build_image(workload):
     """Build one of torchvision's models in Keras layers; it returns logits."""
-    shape, classes = (workload.sizes.side, workload.sizes.side, 3), workload.sizes.classes
+    shape = workload.sizes.side, workload.sizes.side, 3
+    classes = workload.sizes.classes
     if workload.model != "mobilenet_v2":
         return build_resnet(*RESNETS[workload.model], shape, classes)
     body = keras.applications.MobileNetV2(input_shape=shape, weights=None, include_top=False, pooling="avg")
@@ -165,7 +168,8 @@ def residual_block(x, filters, stride, is_bottleneck, name):
     sizes = ((filters, 3, stride), (filters, 3, 1))
     if is_bottleneck:
         sizes = ((filters, 1, 1), (filters, 3, stride), (4 * filters, 1, 1))
-    short, out = x, sizes[-1][0]
+    short = x
+    out = sizes[-1][0]
     if stride != 1 or x.shape[-1] != out:
         short = normed_convolution(x, out, 1, stride, name + "downsample.0", name + "downsample.1")
     for i, size in enumerate(sizes, start=1):
@@ -215,8 +219,10 @@ def normal_dense(width, name):
 
 def encoder_layer(x, encoder, name):
     """Add self-attention and a feed-forward part; each has a residual connection and a normalisation after it."""
-    width, dropout = encoder.hidden_size, encoder.dropout
-    heads, initial = encoder.num_heads, small_normal()
+    width = encoder.hidden_size
+    dropout = encoder.dropout
+    heads = encoder.num_heads
+    initial = small_normal()
     attention = layers.MultiHeadAttention(
         heads, width // heads, dropout=dropout, kernel_initializer=initial, name=name + "attention"
     )

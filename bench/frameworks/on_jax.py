@@ -55,7 +55,9 @@ OPERATORS = {
 
 def values_of(model):
     """Return a model's values: (trainable, all others), as stateless_call() takes them."""
-    return tuple([v.value for v in each] for each in (model.trainable_variables, model.non_trainable_variables))
+    trained = [variable.value for variable in model.trainable_variables]
+    others = [variable.value for variable in model.non_trainable_variables]
+    return trained, others
 
 
 class Model(base.Model):
@@ -66,7 +68,8 @@ class Model(base.Model):
     """
 
     def __init__(self, context, keras_model, loss_of):
-        self.context, self.keras_model = context, keras_model
+        self.context = context
+        self.keras_model = keras_model
         self._infer = self._jit(lambda *state: keras_model.stateless_call(*state, training=False)[0])
         weights = keras_model.trainable_variables
         self.optimizer = optimizer = keras_networks.build_optimizer(context, weights) if loss_of else None
@@ -118,7 +121,8 @@ class Model(base.Model):
         self.scaled, self.pull_back, (self.loss, self.others) = self._forward(*state, *batch)
 
     def backward(self):
-        self.gradients, self.pull_back = self._backward(self.scaled, self.pull_back), None
+        self.gradients = self._backward(self.scaled, self.pull_back)
+        self.pull_back = None
         self.last_gradient = self.gradients[-1]
 
     def update(self):
@@ -140,8 +144,10 @@ class Model(base.Model):
 class DeviceContext(KerasContext):
     """Where and how JAX computes."""
 
-    builders, operators = BUILDERS, OPERATORS
-    model_class, open_stream = Model, staticmethod(jpeg_stream.open_stream)
+    builders = BUILDERS
+    operators = OPERATORS
+    model_class = Model
+    open_stream = staticmethod(jpeg_stream.open_stream)
 
     def __init__(self, settings, compares):
         self.place = choose_device(settings.use_gpu)
@@ -174,7 +180,7 @@ class DeviceContext(KerasContext):
         # An array on a GPU keeps the first copy on the host, so that only the first read would take time.
         return super().read(values if self.device == "cpu" else jnp.copy(values))
 
-    def gather(self, data, order, batch_size):
+    def batches_in_order(self, data, order, batch_size):
         for start in range(0, len(order), batch_size):
             yield take(data, order[start : start + batch_size])
 

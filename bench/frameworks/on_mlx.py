@@ -84,8 +84,10 @@ class DeviceContext(base.DeviceContext):
     def image_models():
         return list(RESNETS)
 
-    open_stream, as_array = staticmethod(jpeg_stream.open_stream), staticmethod(as_numpy)
-    synchronize, release = staticmethod(mx.synchronize), staticmethod(mx.clear_cache)
+    open_stream = staticmethod(jpeg_stream.open_stream)
+    as_array = staticmethod(as_numpy)
+    synchronize = staticmethod(mx.synchronize)
+    release = staticmethod(mx.clear_cache)
 
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)
@@ -109,7 +111,8 @@ class DeviceContext(base.DeviceContext):
 
     def build(self, workload, is_trained):
         module = BUILDERS[workload.name](workload)
-        loss_of, pairs = cross_entropy if is_trained else None, self.pairs(workload)
+        loss_of = cross_entropy if is_trained else None
+        pairs = self.pairs(workload)
         inputs = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
         calibrate(module, self.put(*inputs, dtype=mx.float32))
         module.set_dtype(self.dtype)
@@ -119,7 +122,9 @@ class DeviceContext(base.DeviceContext):
             output = module(*batch[:-1])
             return loss_of(output, batch[-1]), output
 
-        pair, batch, references = pairs[0], self.fill_batch(workload, pairs[0]), None
+        pair = pairs[0]
+        batch = self.fill_batch(workload, pair)
+        references = None
 
         def evaluate(batch=batch, dtype=self.dtype, compiled=lambda function, state: function):
             batch = self.put(*batch, dtype=dtype)
@@ -143,7 +148,8 @@ class DeviceContext(base.DeviceContext):
         return Model(self, module, loss_of)
 
     def build_cached(self, workload, ids):
-        model, references = on_mlx_llm.CachedModel(self, workload), None
+        model = on_mlx_llm.CachedModel(self, workload)
+        references = None
 
         def evaluate_on_cpu(spread):
             with in_float32_on_cpu(model.module, spread):
@@ -210,11 +216,13 @@ class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss. The contract is in base.py."""
 
     def __init__(self, context, module, loss_of):
-        self.context, self.module = context, module.train(bool(loss_of))
+        self.context = context
+        self.module = module.train(bool(loss_of))
         self._infer = context.compiled(module, module)
         if not loss_of:
             return
-        name, random = context.optimizer, mx.random.state
+        name = context.optimizer
+        random = mx.random.state
         self.optimizer = optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
         optimizer.init(module.trainable_parameters())
         self.state = [module, optimizer.state, random]  # everything that a step replaces

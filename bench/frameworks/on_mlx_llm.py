@@ -38,7 +38,8 @@ def build_trainable(workload):
     from mlx_lm.tuner.trainer import grad_checkpoint
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
-    module, sizes = build_llm(workload), workload.sizes
+    module = build_llm(workload)
+    sizes = workload.sizes
     if sizes.lora_rank:
         module.freeze()
         keys = {f"self_attn.{name}" for name in LORA_PROJECTIONS}
@@ -48,9 +49,9 @@ def build_trainable(workload):
         module.update(tree_map(lambda old: draw_normal(old, sizes.hidden_size), module.trainable_parameters()))
     if sizes.checkpointing:
         # grad_checkpoint() changes a class, so without one of its own the next model's layers would be wrapped twice.
-        kind = type("Checkpointed", (type(module.layers[0]),), {})
+        checkpointed = type("Checkpointed", (type(module.layers[0]),), {})
         for layer in module.layers:
-            layer.__class__ = kind
+            layer.__class__ = checkpointed
         grad_checkpoint(module.layers[0])
     return module
 
@@ -63,7 +64,8 @@ class CachedModel(base.CachedModel):
     def __init__(self, context, workload):
         from mlx_lm.models.cache import make_prompt_cache
 
-        self.module, self.make_cache = build_llm(workload), make_prompt_cache
+        self.module = build_llm(workload)
+        self.make_cache = make_prompt_cache
         self.parameters = sum(each.size for each in leaves(self.module.parameters()))
         self.module.set_dtype(context.dtype)
         mx.eval(self.module.parameters())
@@ -85,5 +87,6 @@ class CachedModel(base.CachedModel):
 
     def logits(self, tokens, cache=None):
         """Return the last token's logits; mlx-lm's own call would compute those of all tokens of a prompt."""
-        last, body = self.module.model(tokens, cache)[:, -1], self.module.model
+        body = self.module.model
+        last = body(tokens, cache)[:, -1]
         return body.embed_tokens.as_linear(last) if self.module.args.tie_word_embeddings else self.module.lm_head(last)

@@ -32,11 +32,13 @@ class ResNet(nn.Module):
 
     def __init__(self, is_bottleneck, stages, classes):
         super().__init__()
-        self.conv1, self.bn1 = convolution(3, 64, 7, stride=2), nn.BatchNorm(64)
+        self.conv1 = convolution(3, 64, 7, stride=2)
+        self.bn1 = nn.BatchNorm(64)
         self.pool = nn.MaxPool2d(3, 2, padding=1)
         channels = 64
         for stage, count in enumerate(stages):
-            blocks, filters = [], 64 * 2**stage
+            blocks = []
+            filters = 64 * 2**stage
             for block in range(count):
                 blocks.append(Block(channels, filters, 2 if stage and not block else 1, is_bottleneck))
                 channels = 4 * filters if is_bottleneck else filters
@@ -58,9 +60,11 @@ class Block(nn.Module):
         sizes = ((filters, 3, stride), (filters, 3, 1))
         if is_bottleneck:
             sizes = ((filters, 1, 1), (filters, 3, stride), (4 * filters, 1, 1))
-        self.count, width = len(sizes), inputs
+        self.count = len(sizes)
+        width = inputs
         for i, (outputs, size, step) in enumerate(sizes, start=1):
-            self[f"conv{i}"], self[f"bn{i}"] = convolution(width, outputs, size, step), nn.BatchNorm(outputs)
+            self[f"conv{i}"] = convolution(width, outputs, size, step)
+            self[f"bn{i}"] = nn.BatchNorm(outputs)
             width = outputs
         if stride != 1 or inputs != width:
             self.downsample = nn.Sequential(convolution(inputs, width, 1, stride), nn.BatchNorm(width))
@@ -76,7 +80,8 @@ class Block(nn.Module):
 def normal_dense(inputs, outputs, deviation=0.02):
     """Build a dense layer with normal weights and zero biases."""
     layer = nn.Linear(inputs, outputs)
-    layer.weight, layer.bias = deviation * mx.random.normal(layer.weight.shape), mx.zeros(outputs)
+    layer.weight = deviation * mx.random.normal(layer.weight.shape)
+    layer.bias = mx.zeros(outputs)
     return layer
 
 
@@ -101,9 +106,11 @@ class Classifier(nn.Module):
             if count:
                 self[name] = nn.Embedding(count, width)
                 self[name].weight = 0.02 * mx.random.normal((count, width))
-        self.norm, self.dropout = nn.LayerNorm(width, encoder.norm_epsilon), nn.Dropout(encoder.dropout)
+        self.norm = nn.LayerNorm(width, encoder.norm_epsilon)
+        self.dropout = nn.Dropout(encoder.dropout)
         self.layers = [EncoderLayer(encoder) for _ in range(encoder.num_layers)]
-        self.pooler, self.classifier = normal_dense(width, width), normal_dense(width, encoder.labels)
+        self.pooler = normal_dense(width, width)
+        self.classifier = normal_dense(width, encoder.labels)
         self.last_dropout = nn.Dropout(encoder.dropout if encoder.is_bert else 0.2)
 
     def __call__(self, ids):
@@ -121,11 +128,15 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, encoder):
         super().__init__()
-        width, inner = encoder.hidden_size, encoder.intermediate_size
-        self.num_heads, self.is_bert = encoder.num_heads, encoder.is_bert
+        width = encoder.hidden_size
+        inner = encoder.intermediate_size
+        self.num_heads = encoder.num_heads
+        self.is_bert = encoder.is_bert
         self.query, self.key, self.value, self.output = (normal_dense(width, width) for _ in range(4))
-        self.norm1, self.lin1 = nn.LayerNorm(width, encoder.norm_epsilon), normal_dense(width, inner)
-        self.lin2, self.norm2 = normal_dense(inner, width), nn.LayerNorm(width, encoder.norm_epsilon)
+        self.norm1 = nn.LayerNorm(width, encoder.norm_epsilon)
+        self.lin1 = normal_dense(width, inner)
+        self.lin2 = normal_dense(inner, width)
+        self.norm2 = nn.LayerNorm(width, encoder.norm_epsilon)
         self.dropout = nn.Dropout(encoder.dropout)
 
     def __call__(self, x):

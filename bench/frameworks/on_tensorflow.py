@@ -8,7 +8,8 @@ from functools import partial
 os.environ["KERAS_BACKEND"] = "tensorflow"  # not what ~/.keras/keras.json says
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+stderr = os.dup(2)
+nowhere = os.open(os.devnull, os.O_WRONLY)
 os.dup2(nowhere, 2)  # TensorFlow prints twice that it was loaded, whatever the level of its log
 try:
     import tensorflow as tf
@@ -36,7 +37,8 @@ def find_device(settings):
         tf.config.threading.set_intra_op_parallelism_threads(settings.num_threads)
         tf.config.threading.set_inter_op_parallelism_threads(settings.num_threads)
     kind = choose_device(settings.use_gpu)
-    name, note = None, ""
+    name = None
+    note = ""
     if kind == "cuda":  # Metal's plug-in calls every chip METAL
         details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
         name = details.get("device_name")
@@ -89,13 +91,16 @@ class Model(base.Model):
     """A Keras model with its optimizer; it is trained if it has a loss. The contract is in base.py."""
 
     def __init__(self, context, keras_model, loss_of):
-        self.context, self.keras_model, self.loss_of = context, keras_model, loss_of
+        self.context = context
+        self.keras_model = keras_model
+        self.loss_of = loss_of
         self.weights = keras_model.trainable_variables
         self.last_weight = self.weights[-1]
         self.output_of = context.function(lambda *inputs: keras_model(list(inputs), training=False))
         if loss_of:
             self.optimizer = keras_networks.build_optimizer(context, self.weights)
-            self.train_step, self.losses_of = context.function(self._train), context.function(self._losses_of)
+            self.train_step = context.function(self._train)
+            self.losses_of = context.function(self._losses_of)
             self.apply = context.function(lambda gradients: self.optimizer.apply(gradients, self.weights))
 
     def infer(self, *inputs):
@@ -141,8 +146,10 @@ class Model(base.Model):
 class DeviceContext(KerasContext):
     """Where and how TensorFlow computes."""
 
-    builders, operators = BUILDERS, OPERATORS
-    model_class, open_stream = Model, staticmethod(jpeg_stream.open_stream)
+    builders = BUILDERS
+    operators = OPERATORS
+    model_class = Model
+    open_stream = staticmethod(jpeg_stream.open_stream)
 
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)
@@ -163,10 +170,12 @@ class DeviceContext(KerasContext):
         return tf.function(self.counted(placed), jit_compile=self.compile)
 
     def evaluator(self, keras_model, workload, loss_of, compiled):
-        weights, is_on_gpu = keras_model.trainable_variables, compiled and self.device != "cpu"
+        weights = keras_model.trainable_variables
+        is_on_gpu = compiled and self.device != "cpu"
         kernels = weights[LAST_KERNEL], next(each for each in weights if each.name == "kernel")  # no embedding
         # On a GPU also the other gradients, because it may lack a kernel for them.
-        weights = [each.value for each in [*kernels, *(weights if is_on_gpu else [])]]
+        differentiated = [*kernels, *weights] if is_on_gpu else kernels
+        weights = [each.value for each in differentiated]
 
         def evaluate(*batch):
             with tf.GradientTape() as tape:
@@ -180,7 +189,7 @@ class DeviceContext(KerasContext):
         run = refuse_cpu_work(run) if is_on_gpu else run
         return lambda *batch: run(*batch)[: len(base.PARTS)]
 
-    def gather(self, data, order, batch_size):
+    def batches_in_order(self, data, order, batch_size):
         (order,) = self.put(order)
         for start in range(0, len(order), batch_size):
             yield tuple(tf.gather(each, order[start : start + batch_size]) for each in data)

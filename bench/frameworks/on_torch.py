@@ -30,13 +30,14 @@ WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": 
 EIGHT_BITS = {"int8": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-INTEGRATED = {"cuda": "is_integrated", "xpu": "is_integrated_gpu"}  # of a device's properties
+INTEGRATED = {"cuda": "is_integrated", "xpu": "is_integrated_gpu"}  # the name among a device's properties
 join_ranks = on_torch_ranks.Group
 
 
 def find_device(settings):
     """Return the Device to run on; raises SettingError if operators would move to the CPU silently."""
-    ranks, kind = read_ranks(), choose_device(settings.use_gpu)
+    ranks = read_ranks()
+    kind = choose_device(settings.use_gpu)
     count = 0 if kind == "cpu" else torch.accelerator.device_count()
     if settings.num_devices not in (None, 1) and kind not in ("cpu", "cuda", "mps"):
         raise SettingError(f"NUM_DEVICES='{settings.num_devices or 'all'}' cannot run on {kind}: unset it")
@@ -63,16 +64,16 @@ def find_device(settings):
 
 
 def choose_device(use_gpu):
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if use_gpu is False or found is None:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if use_gpu is False or accelerator is None:
         return "cpu"
-    if found.type == "mps" and not torch.backends.mps.is_macos_or_newer(15, 0):
+    if accelerator.type == "mps" and not torch.backends.mps.is_macos_or_newer(15, 0):
         return "cpu"  # PyTorch does not check it, and would abort in the middle of a run
-    if found.type == "mps" and os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
+    if accelerator.type == "mps" and os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         raise SettingError(
             "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
         )
-    return found.type
+    return accelerator.type
 
 
 def set_float32(precision):
@@ -167,8 +168,9 @@ def matmul_of_bytes(a, b):
     """Multiply A by the transpose of B: int8 gives int32, float8 gives bfloat16."""
     if a.dtype == torch.int8:
         return torch._int_mm(a, b.t())
-    scale, kind = scale_of_one(a.device), functional.ScalingType.TensorWise
-    return functional.scaled_mm(a, b.t(), scale, kind, scale, kind)
+    scale = scale_of_one(a.device)
+    scaling = functional.ScalingType.TensorWise
+    return functional.scaled_mm(a, b.t(), scale, scaling, scale, scaling)
 
 
 def gemv(vector, weights, *scales):
@@ -203,14 +205,15 @@ def evaluate(module, workload, batch, with_gradient, precision=None):
     with precision or nullcontext(), torch.set_grad_enabled(with_gradient):
         outputs = module(*workload.inputs_of(batch))
         loss = LOSSES[workload.loss](outputs, batch[-1]) if with_gradient else None
-    found = [outputs.detach()]
+    results = [outputs.detach()]
     if with_gradient:
         matrices = [weight for weight in module.parameters() if weight.requires_grad and weight.ndim > 1]
-        weights = [getattr(module, "probe", matrices[-1])]
+        weights = [getattr(module, "checked_weight", matrices[-1])]
         layers = (each for each in module.modules() if isinstance(each, (torch.nn.Linear, torch.nn.Conv2d)))
-        weights += [] if workload.make_checked else [next(layers).weight]
-        found += torch.autograd.grad(base.LOSS_SCALE * loss, weights)
-    return [each.cpu().float().numpy() for each in found]
+        if not workload.make_checked:
+            weights.append(next(layers).weight)
+        results += torch.autograd.grad(base.LOSS_SCALE * loss, weights)
+    return [each.cpu().float().numpy() for each in results]
 
 
 class DeviceContext(base.DeviceContext):
@@ -248,7 +251,8 @@ class DeviceContext(base.DeviceContext):
         magnify their rounding errors. The host holds one copy of it, which then moves to the device.
         """
         module = BUILDERS[workload.name](workload)
-        compares, references = self.allocate(module), None
+        compares = self.allocate(module)
+        references = None
         pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.pairs(workload)]
         # With random weights and the initial statistics, activations explode or vanish with depth. More than two items,
         # because BatchNorm would magnify their rounding errors; models with BatchNorm have one input.
@@ -265,7 +269,8 @@ class DeviceContext(base.DeviceContext):
         return Model(self, module, LOSSES[workload.loss] if is_trained else None)
 
     def build_cached(self, workload, ids):
-        module, references = on_torch_llm.Decoder(workload), None
+        module = on_torch_llm.Decoder(workload)
+        references = None
         if self.allocate(module):
             run = torch.inference_mode()(lambda _: [module(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()])
             references = self.references(run, [each.detach().numpy() for each in module.parameters()])
@@ -282,8 +287,8 @@ class DeviceContext(base.DeviceContext):
         return import_images().open_stream(workload, settings, phase, pins_memory=self.device == "cuda")
 
     def autocast(self):
-        kind = AUTOCAST.get(self.precision)
-        return torch.autocast(self.device, kind) if kind else nullcontext()
+        dtype = AUTOCAST.get(self.precision)
+        return torch.autocast(self.device, dtype) if dtype else nullcontext()
 
     def compiled(self, module):
         """Return the module, compiled if COMPILE asks for it, which is a mode of torch.compile or 1."""
@@ -343,8 +348,8 @@ class DeviceContext(base.DeviceContext):
     def notes(self):
         # torch.compile runs a part without a CUDA graph if it cannot capture it, and only logs that.
         skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
-        said = f"CUDA graphs skipped by torch.compile: {skips}" if skips else ""
-        return "; ".join(filter(None, [self.note, said]))
+        skipped = f"CUDA graphs skipped by torch.compile: {skips}" if skips else ""
+        return "; ".join(filter(None, [self.note, skipped]))
 
     def release(self):
         if self.compile:
@@ -357,19 +362,23 @@ class DeviceContext(base.DeviceContext):
 class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
 
-    _loss: Any  # of the last batch, with its graph
+    _loss: Any  # mean of the last batch, with its graph
 
     def __init__(self, context, module, loss_of):
-        self.loss_of, is_trained = loss_of, loss_of is not None
-        self.context, self.uncompiled, self.is_trained = context, module.train(is_trained), is_trained
+        is_trained = loss_of is not None
+        self.context = context
+        self.loss_of = loss_of
+        self.is_trained = is_trained
+        self.uncompiled = module.train(is_trained)
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
-        self.last_weight = getattr(self.uncompiled, "probe", self.trained_weights()[-1])
+        self.last_weight = getattr(self.uncompiled, "checked_weight", self.trained_weights()[-1])
         if not is_trained:
             return
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
         # the gradient scaler reads a scalar back in every step.
-        name, uses_scaler = context.optimizer, context.precision == "mixed_float16"
+        name = context.optimizer
+        uses_scaler = context.precision == "mixed_float16"
         self.optimizer = OPTIMIZERS[name](self.uncompiled.parameters(), lr=LEARNING_RATES[name], fused=True)
         # The hook must not refer to this object: such a cycle would keep its memory after close().
         calls = self._calls = Counter()
@@ -416,7 +425,9 @@ class Model(base.Model):
         return outputs
 
     def prove_compiled(self, *inputs):
-        modules = [self.module, self.uncompiled, self.uncompiled][: 3 if self.is_trained else 2]
+        modules = [self.module, self.uncompiled]
+        if self.is_trained:
+            modules.append(self.uncompiled)  # once more, to notice random layers
         with torch.inference_mode(not self.is_trained):
             check.check_compiled(*(module(*inputs).detach().cpu().numpy() for module in modules))
 

@@ -19,7 +19,8 @@ class Denoiser(torch.nn.Module):
         with torch.device("meta"):
             self.model = getattr(diffusers, sizes.class_name)(**sizes.config)
         self.names = ["hidden_states" if sizes.takes_tokens else "sample", "timestep", *sizes.conditions]
-        self.names += ["img_ids", "txt_ids"] if sizes.takes_tokens else []
+        if sizes.takes_tokens:
+            self.names += ["img_ids", "txt_ids"]
 
     def fill(self, device, dtype):
         """Allocate random weights."""

@@ -37,7 +37,8 @@ def build_image(workload):
 
 def open_stream(workload, settings, phase, pins_memory):
     """Return the Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
-    paths, workers = data.jpeg_files(settings.seed), settings.num_workers
+    paths = data.jpeg_files(settings.seed)
+    workers = settings.num_workers
     queued = PREFETCH + 1  # batches of each worker, one of them in its hands
     if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
         raise MeasurementError("unsupported", shortage)
@@ -70,7 +71,8 @@ class JpegDataset(Dataset):
     """Decodes and transforms as usual for ImageNet; holds plain values, which any start method can send."""
 
     def __init__(self, paths, size, classes, training):
-        self.paths, self.classes = paths, classes
+        self.paths = paths
+        self.classes = classes
         cut = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
         whole = [v2.Resize(size * 256 // 224, antialias=True), v2.CenterCrop(size)]
         as_floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)]

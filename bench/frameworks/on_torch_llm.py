@@ -18,7 +18,8 @@ def draw_weights(module, device, dtype):
 
     All are cut from one pool of numbers, because drawing eight billion takes a CPU a minute.
     """
-    pool, starts = torch.randn(POOL_NUMBERS, device=device, dtype=dtype), itertools.count(0, 65_537)
+    pool = torch.randn(POOL_NUMBERS, device=device, dtype=dtype)
+    starts = itertools.count(0, 65_537)
     for name, weights in module.named_parameters():
         if weights.ndim == 1:
             weights.fill_(not name.endswith("bias"))
@@ -58,7 +59,8 @@ class Decoder(torch.nn.Module):
 
         sizes = workload.sizes
         rotary = {"rope_type": "default", "rope_theta": sizes.rope_theta} | sizes.rope_scaling()
-        name, attention = "Qwen3" if sizes.is_qwen else "Llama", "sdpa"
+        name = "Qwen3" if sizes.is_qwen else "Llama"
+        attention = "sdpa"
         if workload.loss:
             # Without a cache, "sdpa" reads the positions back in each step to find packed sequences, which we have not.
             attention = "causal"  # without a mask, because none is registered under this name
@@ -67,14 +69,15 @@ class Decoder(torch.nn.Module):
         config = getattr(transformers, f"{name}Config")(**sizes.config(), **others)
         with torch.device("meta"):
             self.decoder = getattr(transformers, f"{name}ForCausalLM")(config).requires_grad_(not sizes.lora_rank)
-            for layer in self.decoder.model.layers if sizes.lora_rank else ():
-                for name in LORA_PROJECTIONS:
-                    setattr(layer.self_attn, name, Adapted(getattr(layer.self_attn, name), sizes.lora_rank))
+            if sizes.lora_rank:
+                for layer, name in itertools.product(self.decoder.model.layers, LORA_PROJECTIONS):
+                    projection = getattr(layer.self_attn, name)
+                    setattr(layer.self_attn, name, Adapted(projection, sizes.lora_rank))
         if sizes.checkpointing:
             self.decoder.activation_checkpointing_enable({"use_reentrant": False})
 
     @property
-    def probe(self):
+    def checked_weight(self):
         """Return the weight that is read after a window: in 16 bits training moves a matrix, and a norm stays at 1."""
         return [weight for name, weight in self.named_parameters() if "o_proj" in name and weight.requires_grad][-1]
 
@@ -101,7 +104,8 @@ class CachedModel(base.CachedModel):
     cache: Any  # a StaticCache
 
     def __init__(self, context, decoder):
-        self.context, self.uncompiled = context, decoder.eval()
+        self.context = context
+        self.uncompiled = decoder.eval()
         self.parameters = sum(weight.numel() for weight in decoder.parameters())
         self.module = context.compiled(decoder)
 

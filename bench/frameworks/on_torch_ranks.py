@@ -41,9 +41,9 @@ class Group(ranks.Group):
         return SharedSession(session, self)
 
     def gather(self, value):
-        found = [None] * self.ranks.world_size
-        dist.all_gather_object(found, value)
-        return found
+        values = [None] * self.ranks.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def share(self, number):
         """Return rank 0's number on all ranks."""
@@ -54,8 +54,8 @@ class Group(ranks.Group):
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, error, trace):
-        if kind is None:
+    def __exit__(self, error_type, error, trace):
+        if error_type is None:
             self.barrier()  # a rank that leaves early would look like one that was killed
             dist.destroy_process_group()
 
@@ -64,7 +64,8 @@ class SharedSession:
     """A session whose barrier waits for all ranks, and which reads what rank 0 reads."""
 
     def __init__(self, session, group):
-        self._session, self._group = session, group
+        self._session = session
+        self._group = group
 
     def __getattr__(self, name):
         return getattr(self._session, name)

@@ -17,24 +17,29 @@ from bench.settings import TRAINING, SettingError
 from bench.timing import MeasurementError, check
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
-KEPT_NUMBERS = 10**6  # of the largest output of which several are kept
+KEPT_NUMBERS = 10**6  # in the largest output of which several are kept
 PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
-def open_session(kind, workload, settings, phase, scope, compares=True):
+def open_session(context_class, workload, settings, phase, scope, compares=True):
     """Return the session of a workload in a phase and scope; raises SettingError or MeasurementError.
 
     Args:
-        kind: the framework's DeviceContext, a class.
+        context_class: the framework's DeviceContext.
         compares: whether the model is compared with the CPU.
     """
-    name, known = (workload.model, kind.operators) if workload.samples else (workload.name, kind.builders)
+    if workload.samples:
+        name = workload.model
+        known = context_class.operators
+    else:
+        name = workload.name
+        known = context_class.builders
     if name not in known:
         raise MeasurementError("unsupported", f"{settings.framework} has no {name} here")
-    if name == "image" and workload.model not in (models := kind.image_models()):
+    if name == "image" and workload.model not in (models := context_class.image_models()):
         near = difflib.get_close_matches(workload.model.lower(), models, n=3) or models[:3]
         raise SettingError(f"MODEL={workload.model!r} is not in {settings.framework}: did you mean {', '.join(near)}?")
-    context = kind(settings, compares)
+    context = context_class(settings, compares)
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
     context.measure_precision(workload.has_convolutions)
@@ -64,17 +69,19 @@ class BaseSession:
     prepare: Callable[[], None] | None = None  # must run before each step, is complete when it returns, is not timed
     parameters: int | None = None  # trainable; None without a model
     measured_precision: str | None = None  # as bench/timing/check.py names it
-    output_error: float | None = None  # of the model, against float32 on the CPU
-    output_limit: float | None = None  # of that error
+    output_error: float | None = None  # the model's, against float32 on the CPU
+    output_limit: float | None = None  # the limit for that error
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands
     may_repeat = False  # whether last_result may be the same after different batches
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
 
     def __init__(self, context, batches):
-        self.context, self.batches = context, batches
+        self.context = context
+        self.batches = batches
         if isinstance(batches, Stream):
-            self.num_workers, self.queue_steps = batches.num_workers, batches.queue_steps
+            self.num_workers = batches.num_workers
+            self.queue_steps = batches.queue_steps
             self.batches = itertools.starmap(context.put, batches.batches)
 
     def synchronize(self):
@@ -178,7 +185,9 @@ class ModelSession(BaseSession):
     def __init__(self, context, model, batches, workload):
         super().__init__(context, batches)
         check.check_parameters(model.parameters, workload.parameters)
-        self.model, self.parameters, self.inputs_of = model, model.parameters, workload.inputs_of
+        self.model = model
+        self.parameters = model.parameters
+        self.inputs_of = workload.inputs_of
         self.measured_precision = context.measured_precision
         self.output_error = context.output_error
         self.output_limit = context.output_limit
@@ -264,7 +273,7 @@ def build_cached(context, workload):
     def logits(start, length):
         """Compute the last logits of tokens in an empty cache: the first `start` at once, then `length` at a time."""
         model.seek(0)
-        parts = [tokens[:, :start]] * bool(start)
+        parts = [tokens[:, :start]] if start else []
         parts += [tokens[:, at : at + length] for at in range(start, PROVED_TOKENS, length)]
         *_, last = (np.array(context.as_array(model.extend_uncompiled(part))) for part in parts)
         return last
@@ -308,23 +317,24 @@ class Generation(Inference):
 
 
 class EpochSession(Training):
-    """Whole passes over the training data, which is on the device; batches are gathered there."""
+    """Whole passes over the training data, which is on the device; batches are put together there."""
 
-    losses: list  # of the last epoch's steps, each still on the device
+    losses: list  # the loss of each step of the last epoch, still on the device
 
     def __init__(self, context, model, workload):
         super().__init__(context, model, iter(()), workload)
         train_inputs, train_labels, test_inputs, self.test_labels = workload.dataset()
         self.train_data = context.put(train_inputs, train_labels)
         self.test_inputs, _ = context.put(test_inputs, self.test_labels)
-        self.batch_size, count = workload.items_per_step, len(train_labels)
+        self.batch_size = workload.items_per_step
+        count = len(train_labels)
         # Both sizes of batches, a whole one and the last one: two updates before the first epoch.
         self.train_epoch(np.arange(min(count, self.batch_size + (count % self.batch_size or self.batch_size))))
 
     def train_epoch(self, order):
         """Submit a step for each batch of the training data in this order; return how many."""
         self.losses = []
-        for batch in self.context.gather(self.train_data, order, self.batch_size):
+        for batch in self.context.batches_in_order(self.train_data, order, self.batch_size):
             self.model.train(*batch)
             self.losses.append(self.model.loss)
         return len(self.losses)

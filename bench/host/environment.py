@@ -116,7 +116,8 @@ def explain_missing_gpu(framework):
 
 
 def find_apple_gpu_cores():
-    displays = output_of("system_profiler", "SPDisplaysDataType", "-json") or ""  # there is no such program elsewhere
+    # Only Macs have this program.
+    displays = output_of("system_profiler", "SPDisplaysDataType", "-json") or ""
     cores = re.search(r'"sppci_cores"\s*:\s*"(\d+)"', displays)
     return int(cores[1]) if cores else None
 
@@ -179,21 +180,23 @@ class Environment:
     power_source: str | None  # "ac" or "battery"
     low_power_mode: int | None  # 1 or 0
     allocator: str | None  # SETUP_VARIABLES that are set
-    commit: str | None  # of this repository; ends in "-dirty" if it was changed
+    commit: str | None  # this repository's; ends in "-dirty" if it was changed
     python: str  # version
 
 
-def describe_host(machine=None):
+def read_host(machine=None):
     """Return the Environment of this host; `machine` names it instead of its devices."""
-    cpu_count, cpu_id, cards = os.cpu_count() or 1, None, list_cards()
+    cpu_count = os.cpu_count() or 1
+    cpu_id = None
+    cards = list_cards()
     if platform.system() == "Darwin":
         cpu_name = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None
         # A Python that was built with an older SDK is told that macOS 26 is 16.
         os_name = f"macOS {(output_of('sw_vers', '-productVersion') or platform.mac_ver()[0]).strip()}"
     else:
         cpu = read_text("/proc/cpuinfo")
-        found = re.search(r"^model name\s*:\s*(.+)$", cpu, re.MULTILINE)
-        cpu_name = found[1].strip() if found else platform.processor() or platform.machine() or None
+        model_name = re.search(r"^model name\s*:\s*(.+)$", cpu, re.MULTILINE)
+        cpu_name = model_name[1].strip() if model_name else platform.processor() or platform.machine() or None
         chip = dict(re.findall(r"^(vendor_id|cpu family|model|stepping)\s*:\s*(\S+)", cpu, re.MULTILINE))
         if len(chip) == 4:
             cpu_id = "{vendor_id} family {cpu family} model {model} stepping {stepping}".format(**chip)

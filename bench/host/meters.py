@@ -25,8 +25,9 @@ from bench.host.resources import cpu_quota, usable_cores, usable_cpus
 
 log = logging.getLogger("bench")
 
-CONTENDED_SHARE = 0.10  # of the usable cores' time
-SHARED_PERCENT = 20.0  # of a card's time, before the run; a desktop at idle clocks needs more than 5
+CONTENDED_SHARE = 0.10  # the part of the usable cores' time that other programs may take
+# A card that is busier before the run is shared. A desktop at idle clocks needs more than 5.
+SHARED_PERCENT = 20.0
 IDLE_SECONDS = 5.0
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
@@ -38,8 +39,8 @@ REASONS = {"sw_power_cap": 0x4} | SLOWED_BY  # the power limit is normal under f
 def process_peak_bytes():
     """Return the peak resident memory of this process, in bytes."""
     # Linux's getrusage() also reports the peak of the parent process before fork and exec.
-    if found := re.search(r"^VmHWM:\s*(\d+) kB", read_text("/proc/self/status"), re.MULTILINE):
-        return int(found[1]) * 1024
+    if peak := re.search(r"^VmHWM:\s*(\d+) kB", read_text("/proc/self/status"), re.MULTILINE):
+        return int(peak[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS: getrusage(2)
 
 
@@ -62,11 +63,13 @@ def others_cpu_seconds():
     Only the CPUs count that this process may use: in a container, other containers may have the others. NaN if
     its quota is less than its CPUs, because other containers may use the rest of each.
     """
-    cpus, times = usable_cpus(), psutil.cpu_times(percpu=True)
+    cpus = usable_cpus()
+    times = psutil.cpu_times(percpu=True)
     if (cpu_quota() or math.inf) < len(cpus):
         return math.nan
     seconds = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in cpus))
-    root = psutil.Process()  # of our own processes: this one, its children, and the other ranks of this machine
+    # Our processes are this one, its children, and the other ranks of this machine.
+    root = psutil.Process()
     if read_ranks().local_world_size > 1:  # torchrun, or Slurm's step, is the parent of all of them
         root = root.parent()
     for process in [root, *root.children(recursive=True)]:
@@ -93,7 +96,8 @@ class Watch:
 
     def start(self):
         self._start = self._clock()
-        self._others, self._swapped = read_or(math.nan, others_cpu_seconds), read_or(math.nan, swapped_bytes)
+        self._others = read_or(math.nan, others_cpu_seconds)
+        self._swapped = read_or(math.nan, swapped_bytes)
 
     def stop(self):
         """Return (flags of what it noticed, {column: reading} of the sensors).
@@ -130,7 +134,8 @@ class Instruments:
         """Return a copy with the idle power, measured over IDLE_SECONDS; itself without a counter."""
         if self.counter is None:
             return self
-        start, before = clock(), self.joules()
+        start = clock()
+        before = self.joules()
         sleep(IDLE_SECONDS)
         watts = (self.joules() - before) / (clock() - start)
         busy = read_or(0, getattr(self.counter, "busy_percent", int))
@@ -149,7 +154,8 @@ class NvidiaCard:
         if card is None or card.name != device_name:  # AMD's card, or cards in another order
             raise OSError(f"nvidia-smi does not report {device_name} as the first card")
         pynvml.nvmlInit()
-        self._nvml, self._card = pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
+        self._nvml = pynvml
+        self._card = pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
 
     def joules(self):
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card) / 1000  # NVML counts millijoules
@@ -160,7 +166,8 @@ class NvidiaCard:
 
     def read(self):
         """Return columns: temperature, SM clock, and the REASONS why that clock is low."""
-        nvml, card = self._nvml, self._card
+        nvml = self._nvml
+        card = self._card
         reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(card)
         return {
             "clock_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
@@ -182,7 +189,8 @@ class AppleChip:
             parts.pop("cpu", None)
         if not parts:
             raise OSError("this Mac's chip has no energy counters")
-        self._names, self.power_scope = list(parts.values()), "+".join(parts)
+        self._names = list(parts.values())
+        self.power_scope = "+".join(parts)
 
     def joules(self):
         counted = self._monitor.get_cumulative_energy()
@@ -197,18 +205,20 @@ def read_thermal_pressure():
 
 def open_instruments(device, device_name):
     """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
-    read, counter, why = dict, None, ""
+    read = dict
+    counter = None
+    why = ""
     try:
         if device == "cuda":
-            found = NvidiaCard(device_name)
-            read = found.read  # a card without an energy counter still has a temperature
+            meter = NvidiaCard(device_name)
+            read = meter.read  # a card without an energy counter still has a temperature
         elif sys.platform == "darwin":
             read = read_thermal_pressure
-            found = AppleChip(device_name)
+            meter = AppleChip(device_name)
         else:
             raise OSError(f"no energy counter is known for {device_name or device}")
-        found.joules()
-        counter = found
+        meter.joules()
+        counter = meter
     except Exception as error:  # drivers and kernels fail in many ways
         why = cli.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
     return Instruments(counter, read, why)

@@ -36,8 +36,8 @@ def read_ranks(environ=os.environ):
     texts = {name: environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     rank, size, local_rank, local_size = (int(text) if text.isdecimal() else -1 for text in texts.values())
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-        given = " ".join(f"{name}={text!r}" for name, text in texts.items())
-        raise SettingError(f"{given} do not describe a rank: start by torchrun, which sets them, or unset them")
+        variables = " ".join(f"{name}={text!r}" for name, text in texts.items())
+        raise SettingError(f"{variables} do not describe a rank: start by torchrun, which sets them, or unset them")
     return Ranks(rank, size, local_rank, local_size, -(-size // local_size), are_many=True)
 
 

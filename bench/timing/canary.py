@@ -18,8 +18,10 @@ from bench.workloads import data, operators
 
 log = logging.getLogger("bench")
 
-CPU_SIDE, GPU_SIDE = 512, 2048  # of the matrices
-WINDOW_SECONDS, WINDOWS = 0.020, 30
+CPU_SIDE = 512  # rows and columns of the matrices on a CPU
+GPU_SIDE = 2048
+WINDOW_SECONDS = 0.020
+WINDOWS = 30
 WARMUP_SECONDS = 0.5  # an idle GPU needs time to raise its clock
 
 
@@ -35,14 +37,15 @@ def measure_canary(framework, device, settings):
     try:
         with closing(framework.open_session(workload, settings, None, "device")) as session:
             return time_steps(session)
-    except Exception as error:  # a missing canary is no reason to stop
+    except Exception as error:  # a missing canary is not a reason to stop
         log.info("no canary: %s", error)
         return None
 
 
 def time_steps(session, clock=time.perf_counter):
     """Return the seconds per step: the lower quartile of short windows, of which other programs slow some."""
-    start, done = clock(), 0
+    start = clock()
+    done = 0
     while (elapsed := clock() - start) < WARMUP_SECONDS:
         timed(session, clock, 1)
         done += 1

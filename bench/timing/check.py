@@ -7,13 +7,16 @@ from bench.workloads.operators import EIGHT_BITS
 
 # Limits of relative L2 errors that need no model, in float32 and in less. A wrong kernel is wrong by about 1. Another
 # order of float32 sums changes a deep model by 1e-5 to 1e-3.
-MAX_RELATIVE_ERROR, MAX_ROUGH_ERROR = 0.01, 0.3
-# The error of a model in 16 bits or TF32, at most; and divided by that of the model when each weight and input is
-# disturbed by up to SPREADS, relative to it. docs/method-details.md has the measurements.
-MAX_MODEL_ERROR, ROUNDING_MULTIPLE = 0.9, 4
+MAX_RELATIVE_ERROR = 0.01
+MAX_ROUGH_ERROR = 0.3
+# The limit of a model's error in 16 bits or TF32 is a multiple of its error when each weight and input is
+# disturbed by up to SPREADS, relative to it; at most MAX_MODEL_ERROR. docs/method-details.md has the measurements.
+MAX_MODEL_ERROR = 0.9
+ROUNDING_MULTIPLE = 4
 SPREADS = {"tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
-MAX_CACHE_ERROR = 0.08  # of smollm2-135m in 16 bits: rounding 0.02, positions off by one 0.13, no cache 1.4
-MAX_TRAINING_ERROR = 0.1  # of a compiled model in training: BatchNorm amplifies rounding, to 2e-3 in ResNet-152
+MAX_CACHE_ERROR = 0.08  # smollm2-135m in 16 bits: rounding 0.02, positions off by one 0.13, no cache 1.4
+# For a compiled model in training: BatchNorm amplifies rounding, to 2e-3 in ResNet-152.
+MAX_TRAINING_ERROR = 0.1
 
 # Upper limits of a matmul's relative L2 error, by the significand that its inputs are rounded to (53, 24, 11 and 8
 # bits), halfway between formats in powers of ten. Winograd convolutions in float32 have errors of up to 1e-5.

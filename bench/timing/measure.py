@@ -33,26 +33,27 @@ MAX_WARMUPS = 2  # times MAX_SECONDS, in a warm-up that does not get steady
 PART_WARMUP_STEPS = 5
 LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
-MAX_BARRIER_SHARE = 0.01  # of a window: an idle synchronise and read
-MAX_PART_BARRIER_SHARE = 0.05  # of a part of training, whose windows have one step
+MAX_BARRIER_SHARE = 0.01  # the part of a window that an idle synchronise and read may take
+MAX_PART_BARRIER_SHARE = 0.05  # the same in a part of training, whose windows have one step
 ENOUGH_WINDOWS = 20
-LEAST_WINDOWS = 2  # of long steps, when the time is over: the interval comes from repeated processes
-STREAM_WINDOWS = 40  # of a pipeline, in MAX_SECONDS
+LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
+STREAM_WINDOWS = 40  # for a pipeline, in MAX_SECONDS
 ENOUGH_QUEUES = 10
 MIN_MEASURED_SECONDS = 0.5
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
-HOST_SHARE, HOST_WAIT_SECONDS = 0.9, 1e-3  # of a step that the host limits: its submission, and the wait after it
+HOST_SHARE = 0.9  # the part of a step that its submission takes at least, if the host limits it
+HOST_WAIT_SECONDS = 1e-3  # the longest wait after such a submission
 
 # The proof that every step runs, see prove_every_step_runs().
 SINGLE_STEPS = 12
-COMPARED_STEPS = 16  # of the compared window, at least: skipping all but one gives a ratio of 16, far above 4
+COMPARED_STEPS = 16  # in the compared window, at least: skipping all but one gives a ratio of 16, far above 4
 MAX_SINGLE_RATIO = 4.0
-MAX_READ_RATIO = 1.5  # of steps whose outputs are all read; if every second step were skipped, it would be 2
+MAX_READ_RATIO = 1.5  # for steps whose outputs are all read; if every second step were skipped, it would be 2
 KEPT_OUTPUTS = 8
 SINGLE_TOLERANCE = 2e-5  # seconds a step, whose single runs meet cold caches
 SKIP_TRIES = 5
-MOST_GROUPS = 8  # of KEPT_OUTPUTS steps in one try
+MOST_GROUPS = 8  # groups of KEPT_OUTPUTS steps in one try
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Job:
     max_seconds: float
     target_ci: float = 1.0  # percent
     num_items: int | None = None  # at least this many, in whole windows; overrides the other two
-    sustained_seconds: float | None = None  # of a sustained run, which has a Measurement for every ten; overrides all
+    sustained_seconds: float | None = None  # length of a run with a Measurement for every ten; overrides all
     clock: Callable[[], float] = time.perf_counter  # wall seconds
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
@@ -116,11 +117,14 @@ def measure(job: Job):
         MeasurementError: `work_skipped`, `constant_output`, `wrong_output` or `unsupported`: there is no valid result.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
-    session, clock, mode = job.session, job.clock, job.mode
+    session = job.session
+    clock = job.clock
+    mode = job.mode
     with collector_at_rest():  # over all of a sustained run: a pause to collect would be a pause to cool down
         # The first step: it compiles, or tries several algorithms.
         first_step_seconds = timed(session, clock, 1)
-        first_value, first_weights = session.read(), session.checksum()
+        first_value = session.read()
+        first_weights = session.checksum()
         session.after_first_step()
 
         # The warm-up, until the pace is steady; of a pipeline, until no batch is left that was prepared before.
@@ -142,12 +146,17 @@ def measure(job: Job):
             drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
         is_slowed_by_host = mode == "step" and session.device == "cuda" and is_limited_by_host(job, step_seconds)
 
-        began, stop_reason = clock(), ""
+        began = clock()
+        stop_reason = ""
         while not stop_reason or (job.sustained_seconds and clock() - began < job.sustained_seconds):
             # The windows.
-            counters, joules, start = start_counters(job), job.joules(), clock()
+            counters = start_counters(job)
+            joules = job.joules()
+            start = clock()
             windows, steps, stop_reason = collect_windows(job, steps)
-            done, seconds, watts = steps * len(windows), sum(windows), (job.joules() - joules) / (clock() - start)
+            watts = (job.joules() - joules) / (clock() - start)
+            done = steps * len(windows)
+            seconds = sum(windows)
 
             # The verdict.
             flags, readings = check_counters(job, counters, done, stop_reason)
@@ -204,9 +213,11 @@ def collector_at_rest():
 
 def measure_epoch(job: Job, order):
     """Return (seconds, flags) of one pass over the training data in this order of items."""
-    session, clock = job.session, job.clock
+    session = job.session
+    clock = job.clock
     with collector_at_rest():
-        counters, start = start_counters(job), clock()
+        counters = start_counters(job)
+        start = clock()
         steps = session.train_epoch(order)
         session.synchronize()
         session.read()
@@ -223,16 +234,19 @@ def measure_energy(job: Job, steps, joules):
     with collector_at_rest():
         job.session.synchronize()
         job.session.read()
-        start, before, done = job.clock(), joules(), 0
+        start = job.clock()
+        before = joules()
+        done = 0
         while job.clock() - start < ENERGY_SECONDS:
             timed(job.session, job.clock, steps)
             done += steps
-        spent, seconds = joules() - before, job.clock() - start
+        spent = joules() - before
+        seconds = job.clock() - start
     return spent / seconds, spent / (done * job.items_per_step)
 
 
 def choose_steps(job: Job, step_seconds):
-    """Return the number of steps in a window: so many that its end takes less than 1 % of it.
+    """Return the number of steps in a window: enough for its end to take less than 1 % of it.
 
     A part of training has one. The workers of a pipeline deliver in turns, so a window has a multiple of them, if there
     is time for that.
@@ -300,13 +314,18 @@ def prove_every_step_runs(job: Job, steps):
     """
     if steps == 1:
         return
-    session, clock, compared = job.session, job.clock, max(steps, COMPARED_STEPS)
-    in_window, single, all_read = 0.0, math.inf, math.inf if session.has_outputs() else 0.0
+    session = job.session
+    clock = job.clock
+    compared = max(steps, COMPARED_STEPS)
+    in_window = 0.0
+    single = math.inf
+    all_read = math.inf if session.has_outputs() else 0.0
     for _ in range(SKIP_TRIES):
         in_window = max(in_window, timed(session, clock, compared) / compared)
         if all_read:  # before the single steps, between which a GPU may lower its clock
             for _ in range(min(MOST_GROUPS, compared // KEPT_OUTPUTS)):
-                start, outputs = clock(), []
+                start = clock()
+                outputs = []
                 for _ in range(KEPT_OUTPUTS):
                     session.step()
                     outputs.append(session.keep_output())
@@ -319,9 +338,10 @@ def prove_every_step_runs(job: Job, steps):
         allowed = SINGLE_TOLERANCE + 2 * idle
         if single <= MAX_SINGLE_RATIO * in_window + allowed and all_read <= MAX_READ_RATIO * in_window + allowed:
             return
-    said = f"a step in a window of {compared} takes {in_window * 1e3:.3g} ms, but {single * 1e3:.3g} ms by itself"
-    said += f" and {all_read * 1e3:.3g} ms if all outputs are read" if all_read else ""
-    raise MeasurementError("work_skipped", f"{said}: steps of a window do not run")
+    reason = f"a step in a window of {compared} takes {in_window * 1e3:.3g} ms, but {single * 1e3:.3g} ms by itself"
+    if all_read:
+        reason += f" and {all_read * 1e3:.3g} ms if all outputs are read"
+    raise MeasurementError("work_skipped", f"{reason}: steps of a window do not run")
 
 
 def prove_output_varies(job: Job):
@@ -356,11 +376,14 @@ def warm_up(session, clock, max_seconds):
     Returns the seconds per step of the last block.
     """
     start = clock()
-    steps, block, paces = 0, 1, []
+    steps = 0
+    block = 1
+    paces = []
     while True:
         seconds = timed(session, clock, block)
         steps += block
-        pace, elapsed = seconds / block, clock() - start
+        pace = seconds / block
+        elapsed = clock() - start
         if seconds < MIN_BLOCK_SECONDS:
             block *= 2  # too short to say anything
         else:
@@ -386,7 +409,9 @@ def idle_barrier_seconds(job: Job):
 
 def drain_queue(job: Job):
     """Discard twice as many batches as the queue holds, or those of MAX_SECONDS; returns the last seconds per step."""
-    session, start, steps = job.session, job.clock(), 0
+    session = job.session
+    start = job.clock()
+    steps = 0
     block = max(1, session.num_workers)
     while True:
         seconds = timed(session, job.clock, block)
@@ -403,11 +428,15 @@ def collect_windows(job: Job, steps):
         (seconds of each window, steps in each, the reason): `interval` in a sustained run, `num_images` after a given
         number of items, which may need shorter windows, or what stop_if_sure() returns.
     """
-    clock, is_stream, total, next_look = job.clock, job.mode == "stream", 0, ENOUGH_WINDOWS
+    clock = job.clock
+    is_stream = job.mode == "stream"
+    total = 0
+    next_look = ENOUGH_WINDOWS
     if job.num_items is not None and not job.sustained_seconds:
         total = math.ceil(job.num_items / job.items_per_step)
         steps = max(1, min(steps, total // MIN_SAMPLES))
-    windows, stop_reason = [], ""
+    windows = []
+    stop_reason = ""
     began = last = clock()
     try:
         while not stop_reason:

@@ -26,7 +26,7 @@ open_session = Opener(TESTED)
 
 
 def step(session):
-    """One step after what has to come before it; gives what a probe reads."""
+    """One step after what has to come before it; gives what is read after a window."""
     if session.prepare:
         session.prepare()
     session.step()
@@ -54,15 +54,15 @@ def test_a_session_is_measured_and_only_training_and_the_optimizer_change_the_we
 
 
 def test_batches_take_turns_and_the_seed_decides():
-    def probes(seed):
+    def results(seed):
         session = open_session(phase="inference", SEED=seed)
         return [step(session) for _ in range(8)]
 
-    values = probes("1")
+    values = results("1")
     assert len(set(values[:4])) == 4
     assert values[:4] == pytest.approx(values[4:], rel=1e-5)
-    assert values == pytest.approx(probes("1"), rel=1e-5)
-    assert values != pytest.approx(probes("2"), rel=1e-3)
+    assert values == pytest.approx(results("1"), rel=1e-5)
+    assert values != pytest.approx(results("2"), rel=1e-3)
 
 
 def test_the_parts_together_are_the_whole():
@@ -91,7 +91,7 @@ def test_close_frees_the_model_and_can_be_called_twice():
     ],
 )
 def test_failures_are_told_apart(error, status):
-    assert frameworks.describe_failure(error)["status"] == status
+    assert frameworks.classify_failure(error)["status"] == status
 
 
 # Wrong devices

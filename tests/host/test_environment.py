@@ -69,7 +69,7 @@ def test_a_cpu_is_identified_by_its_family_model_and_stepping(monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     for cpuinfo, cpu_id in ((amd * 2, "AuthenticAMD family 25 model 17 stepping 1"), (arm, None)):
         monkeypatch.setattr(environment, "read_text", lambda path, cpuinfo=cpuinfo: cpuinfo)
-        assert environment.describe_host("m").cpu_id == cpu_id
+        assert environment.read_host("m").cpu_id == cpu_id
 
 
 def test_a_mac_tells_its_gpu_its_power_and_its_processor(monkeypatch):
@@ -80,7 +80,7 @@ def test_a_mac_tells_its_gpu_its_power_and_its_processor(monkeypatch):
     assert environment.find_low_power_mode() == 1
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(platform, "mac_ver", lambda: ("16.0", ("", "", ""), "arm64"))  # of an older SDK
-    assert environment.describe_host("m").os == "macOS 26.1"
+    assert environment.read_host("m").os == "macOS 26.1"
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     missing = environment.explain_missing_gpu("torch")
     assert "macOS 15" in missing

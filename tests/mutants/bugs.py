@@ -104,7 +104,7 @@ BUGS = {
     "one_limit_for_all_models": Bug(CHECK, "max(least, ROUNDING", "max(0.3, ROUNDING", STRICT),
     "ignore_the_first_layers_gradient": Bug(BASE, "in zip(PARTS, got, *", "in zip(PARTS[:2], got, *", WRONG),
     "check_two_items_of_a_batch": Bug(BASE, "math.ceil(workload.items_per_step / 2)", "1", KNOWN),
-    "check_only_the_first_pair": Bug(BASE, "np.split(found, len(found) // len(right))", "[found[:2]]", KNOWN),
+    "check_only_the_first_pair": Bug(BASE, "np.split(computed, len(computed) // len(right))", "[computed[:2]]", KNOWN),
     "compare_compiled_tf32": Bug(BASE, "self.compile and is_exact", "self.compile", KNOWN),
     "accept_an_ignored_input": Bug(
         BASE, "check.require(not np.array_equal(*got[0][:2]), ", "check.require(True, ", WRONG
@@ -124,9 +124,7 @@ BUGS = {
     "train_with_another_loss": Bug(
         TORCH, "self._loss = self.loss_of(", "self._loss = torch.nn.functional.l1_loss(", LOSS
     ),
-    "training_in_evaluation_mode": Bug(
-        TORCH, "module.train(is_trained), is_trained", "module.eval(), is_trained", STEPS
-    ),
+    "training_in_evaluation_mode": Bug(TORCH, "module.train(is_trained)", "module.eval()", STEPS),
     "a_manager_holds_the_pipe_of_its_worker": Bug(IMAGES, "descriptor <= 2", "True", WORKERS),
     # Training of language models
     "targets_not_shifted": Bug(LLM, "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.host.environment import describe_host
+from bench.host.environment import read_host
 from bench.records import peaks
 from bench.records.rows import complete_row
 from tests.rows import PEAK, ROW, as_text
@@ -32,7 +32,7 @@ M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "prec
 )
 def test_more_than_a_chip_can_do_is_implausible(cells, implausible):
     row = {"device": "cuda", "device_name": "NVIDIA H200", "gpu_cores": None, "precision": "bfloat16"}
-    row = complete_row(describe_host("m"), "id", row | {"flags": "drift"} | cells)
+    row = complete_row(read_host("m"), "id", row | {"flags": "drift"} | cells)
     assert row["flags"] == "drift" + " implausible" * implausible
 
 
