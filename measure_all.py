@@ -36,10 +36,7 @@ UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: t
 
 
 def plan_work(device, formats, is_quick, shared_gb=math.inf):
-    """Return the work of the set in these formats of numbers: (script, change of the environment, its settings).
-
-    shared_gb is the system's memory in units of 2**30 bytes, if the device shares it.
-    """
+    """Return the work in these formats and GiB of shared memory: (script, change of the environment, its settings)."""
     found = []
     for work in (work for work in STANDARD_SET if device in work.devices and (work.is_quick or not is_quick)):
         for numbers in (numbers for numbers in formats if numbers in work.numbers):
