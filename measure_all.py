@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bench import cli, doctor, workloads
 from bench.host import environment, resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import count_processes, find_device, measure_runs
+from bench.parent import find_device, measure_runs, plan_processes
 from bench.plots import card
 from bench.records import columns, report, results
 from bench.records.columns import format_number
@@ -76,7 +76,7 @@ def is_done(stored, run: Run, device):
         wanted["num_threads"] = settings.num_threads
     texts = {name: "" if value is None else str(value) for name, value in wanted.items()}
     return any(
-        len(row["process_rates"].split()) >= count_processes(run)
+        len(row["process_rates"].split()) >= plan_processes(run)
         if row["status"] == "ok"
         else row["status"] not in UNFINISHED
         for row in stored
@@ -160,7 +160,7 @@ def measure_set(run: Run, host, device, blank):
     missing = [run for run in planned if not is_done(stored, run, device.device)]
     if len(missing) < len(planned):
         say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
-    count = sum(map(count_processes, missing))
+    count = sum(map(plan_processes, missing))
     say(f"up to {count} processes follow; on a terminal the bar estimates how long they take")
     with tqdm(missing, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
         for run in bar:

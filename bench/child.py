@@ -1,4 +1,4 @@
-"""A child process: measures one run and writes what it measured, a line for each quantity.
+"""A child process: measures one run and writes lines, one when a quantity begins and one for each of its results.
 
 settings -> device -> session -> measurement -> line
 
@@ -271,7 +271,7 @@ def open_job(process: Process, workload: Workload, phase, scope):
 
 
 def complete_result(process: Process, workload: Workload, scope, session, row):
-    """Return the cells of a result with those of its work: FLOPs, bytes, precision, memory.
+    """Check the last timed output, and return the cells of a result with those of its work: FLOPs, precision, memory.
 
     Raises:
         MeasurementError: the last timed output is wrong. That is checked here, after the peak memory has been read.

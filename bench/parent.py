@@ -1,8 +1,8 @@
 """The parent process: reads the runs, starts their processes, combines, prints and stores what they measured.
 
 A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
-results differ between them (RUNS). A child only writes lines (bench/child.py); nobody but this process writes into
-results/. It imports no framework.
+results differ between them (RUNS). A child writes only lines (bench/child.py), and its progress to stderr; nobody but
+this process writes into results/. It imports no framework.
 """
 
 import functools
@@ -48,14 +48,14 @@ def main(command, describe_workload=None, measure_quantities=child.measure_workl
 
     Args:
         command: what follows make: "image".
-        describe_workload: Settings -> Workload; None if the command measures several.
+        describe_workload: Settings -> Workload, a record; None if the command measures several.
         measure_quantities: what a child does, as child.measure_workload() does.
         describe_rows: (combined rows of a run, stored rows) -> the text to print.
 
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/cli.py.
     """
-    if child.TASK in os.environ:
+    if child.TASK in os.environ:  # a child is the same script, started by run_child()
         start = functools.partial(child.main, command, describe_workload, measure_quantities)
     elif ranks.read_ranks().are_many:
         start = functools.partial(measure_as_rank, command, describe_workload, measure_quantities, describe_rows)
@@ -195,7 +195,7 @@ def choose_batch_size(run: Run, host):
     return run.with_settings(BATCH_SIZE=str(fastest))
 
 
-def count_processes(run: Run):
+def plan_processes(run: Run):
     """Return the number of processes of a run: RUNS, or five, or one for work that takes a given time.
 
     The same is true of work that hardly varies (`make tflops`).
@@ -222,7 +222,7 @@ def measure_runs(runs, host, limit=None, quiet=True):
     """
     processes = {run: [] for run in runs}  # by run: the rows of each of its processes
     ended = set()
-    order = [(run, number) for run in runs for number in range(count_processes(run))]
+    order = [(run, number) for run in runs for number in range(plan_processes(run))]
     for run, number in order:
         if run in ended:
             continue
@@ -230,18 +230,20 @@ def measure_runs(runs, host, limit=None, quiet=True):
             log_progress(runs, run, number)
         try:
             rows = run_child(run, host, is_first=number == 0, compares_with_cpu=number == 0, limit=limit, quiet=quiet)
-        except SettingError as error:  # such as an unknown MODEL
-            if len(runs) == 1:
+        except SettingError as error:  # that only a child finds, such as a MODEL that resembles no known one
+            if len(runs) == 1 and not processes[run]:
                 raise
             log.error("%s", error)
             ended.add(run)
+            if processes[run]:
+                yield combine(processes[run])
             continue
         except KeyboardInterrupt as error:
             if rows := combine(processes[run] or [getattr(error, "rows", [])]):
                 yield rows
             raise
         processes[run].append(rows)
-        if number + 1 == count_processes(run) or not any(row["status"] == "ok" for row in rows):
+        if number + 1 == plan_processes(run) or not any(row["status"] == "ok" for row in rows):
             ended.add(run)
             yield combine(processes[run])
 
@@ -251,8 +253,8 @@ def log_progress(runs, run: Run, number):
     if len(runs) > 1 and number == 0:
         choices = ", ".join(f"{name}={text}" for name, text in run.choices.items())
         log.info("combination %d of %d: %s", runs.index(run) + 1, len(runs), choices)
-    if count_processes(run) > 1:
-        log.info("process %d of %d", number + 1, count_processes(run))
+    if plan_processes(run) > 1:
+        log.info("process %d of %d", number + 1, plan_processes(run))
 
 
 def run_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None, quiet=True):

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-SCOPES = ("device", "input", "end_to_end")
+SCOPES = ("device", "input", "end_to_end")  # what SCOPE may select; rows also have "epoch" and "sustained"
 AUTO = 0  # BATCH_SIZE=auto, until parent.py has chosen one
 ALL = 0  # NUM_DEVICES=all, until parent.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +62,7 @@ FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
 
 def whole(minimum, maximum=10**9, **words):
-    """Parse a whole number, or one of the words in any case: whole(1, auto=AUTO)."""
+    """Return a parser of a whole number, or of one of the words in any case: whole(1, auto=AUTO)."""
 
     def parse(text):
         if text.lower() in words:
@@ -75,7 +75,7 @@ def whole(minimum, maximum=10**9, **words):
 
 
 def one_of(*names, **synonyms):
-    """Parse one of the names, or a synonym of one, in any case."""
+    """Return a parser of one of the names, or a synonym of one, in any case."""
 
     def parse(text):
         value = synonyms.get(text.lower(), text.lower())
@@ -145,7 +145,10 @@ SQUARES = tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 819
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run. A setting that the command does not use is None."""
+    """The settings of one run. A setting that the command does not use is None.
+
+    A default that depends on the device is a ByDevice until on().
+    """
 
     use_gpu: bool | None = setting(zero_or_one, None, lists=EACH)  # None: the GPU if there is one
     num_devices: int = setting(whole(1, all=ALL), 1, WORKLOADS, EACH)
@@ -209,7 +212,7 @@ class Settings:
     max_seconds: float = setting(  # limit of one measurement
         above_zero, dict.fromkeys(WORKLOADS, 3.0) | {"tflops": 1.0}, (*WORKLOADS, "tflops")
     )
-    runs: int | None = setting(whole(1, 1000), None)  # processes; None: parent.count_processes() decides
+    runs: int | None = setting(whole(1, 1000), None)  # processes; None: parent.plan_processes() decides
     machine: str | None = setting(slug, None)  # None: the name of the GPU or CPU
     results_dir: Path = setting(lambda text: Path(text).expanduser(), ROOT / "results")
     seed: int = setting(whole(0), 0)
@@ -234,12 +237,12 @@ KNOWN_NAMES = [*map(str.upper, DECLARED), *SYNONYMS, *MAKE_VARIABLES]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One combination of the settings of a command, parsed once. Each of its processes gets its environment."""
+    """One combination of the settings of a command. Each of its processes gets its environment, and parses it once."""
 
     command: str  # "image": what follows make
     settings: Settings
     environ: dict[str, str]  # the whole environment, without make's own variable
-    choices: dict[str, str] = field(default_factory=dict)  # {variable: text} of lists of which this run is one entry
+    choices: dict[str, str] = field(default_factory=dict)  # {variable: text}: this run's entry of each comma list
 
     def with_settings(self, command=None, **texts):
         """Return the run after a change of its environment, or the same one of another command.
@@ -279,9 +282,9 @@ def read_runs(command, environ=os.environ, also=()):
     runs = {}
     for choices in map(dict, product(*lists)):
         run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
-        phase = run.settings.phase
-        used = ((name, text) for name, text in choices.items() if is_used_in(SYNONYMS.get(name, name).lower(), phase))
-        runs.setdefault(frozenset(used), run)
+        names = [SYNONYMS.get(variable, variable).lower() for variable in choices]
+        used = (name for name in names if is_used_in(name, run.settings.phase))
+        runs.setdefault(tuple(getattr(run.settings, name) for name in used), run)
     return list(runs.values())
 
 

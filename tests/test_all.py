@@ -6,7 +6,7 @@ import pytest
 
 import measure_all
 from bench.frameworks import Device
-from bench.parent import count_processes
+from bench.parent import plan_processes
 from bench.records import results
 from bench.records.rows import complete_row, work_cells
 from bench.settings import FRAMEWORKS, SettingError, read_fixed_run, read_settings
@@ -42,7 +42,7 @@ class Children:
         line["device_name"] = self.device.device_name
         row = complete_row(host, "", line | work_cells(settings, workload, settings.phase, "device"))
         row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0)
-        row |= {"process_rates": count_processes(run) * "1 ", "num_threads": settings.num_threads or 2}
+        row |= {"process_rates": plan_processes(run) * "1 ", "num_threads": settings.num_threads or 2}
         if is_sweep:
             sizes = [{"matrix_size": f"{m}x{n}x{k}", "precision": "float32"} for m, n, k in settings.sizes]
             peaks = [{"model": "matmul-peak", "precision": name, "tflops": rate} for name, rate in RATES.items()]

@@ -16,7 +16,7 @@ from bench.host import resources
 from bench.timing import MeasurementError, check
 
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
-# For each parameter while a model is in float32 on the CPU: its weights, and one of them converted.
+# For each parameter while a model is in float32 on the CPU: 4, and 2 for its copy in 16 bits.
 HOST_BYTES = 6
 # The factor of a probe's inputs: they and their sums overflow in float16, but not with float32's exponents.
 PROBE_SCALE = 2.0**16
@@ -120,7 +120,9 @@ class DeviceContext(ABC):
 
     measured_precision: str  # as check.name_precision() names it
     compares_compiled = False  # whether compiled results must be those of the uncompiled model
-    fixed_limit: float  # for the output error of any model in this precision; for equal work, a tenth of it
+    fixed_limit: float  # the largest error that needs no model to explain it; a repetition may differ by a tenth of it
+    spread: float  # by which references() disturbs weights and inputs; 0: not at all
+    least_limit: float  # the smallest limit of any model's error
     output_error: float | None = None  # the output's for a pair of items, against float32 on the CPU
     output_limit: float | None = None  # the limit for that error in this model
     note = ""  # what a reader of its rows has to know
@@ -326,11 +328,13 @@ class DeviceContext(ABC):
             check.require(np.any(first), f"the {name} is all zero")
             check.check_equal(second, first, self.fixed_limit, f"equal inputs give a different {name}")
         check.require(not np.array_equal(*got[0][:2]), "two different items give the same output")
-        for name, computed, right, other in zip(PARTS, got, *references or ((), ()), strict=False):
-            rounding = check.relative_error(other, right)
+        # Without references nothing is compared.
+        for name, computed, expected, disturbed in zip(PARTS, got, *references or ((), ()), strict=False):
+            rounding = check.relative_error(disturbed, expected)
             limit = check.limit_by_rounding(rounding, check.MAX_ROUGH_ERROR if name == PARTS[2] else self.least_limit)
-            pairs = np.split(computed, len(computed) // len(right))
-            error = max(check.relative_error(pair, right) for pair in pairs)
+            # The output has several pairs of items; a gradient is a mean, one for all of them.
+            pairs = np.split(computed, len(computed) // len(expected))
+            error = max(check.relative_error(pair, expected) for pair in pairs)
             if name == PARTS[0]:
                 self.output_error = error
                 self.output_limit = limit

@@ -254,8 +254,8 @@ class DeviceContext(base.DeviceContext):
         compares = self.allocate(module)
         references = None
         pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.pairs(workload)]
-        # With random weights and the initial statistics, activations explode or vanish with depth. More than two items,
-        # because BatchNorm would magnify their rounding errors; models with BatchNorm have one input.
+        # With random weights and the initial statistics, activations explode or vanish with depth. All pairs
+        # at once, because BatchNorm would magnify the rounding errors of two items; such models have one input.
         update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
         module.eval()
         if compares:
@@ -277,7 +277,10 @@ class DeviceContext(base.DeviceContext):
         return on_torch_llm.CachedModel(self, module.to(self.device, self.dtype)), references
 
     def allocate(self, module):
-        """Give a model without memory its weights, on the CPU if they are compared there; returns whether they are."""
+        """Return whether the model is compared with the CPU.
+
+        A model that was built without memory, and so has fill(), first gets its weights: there, or else on the device.
+        """
         compares = self.can_compare(sum(weight.numel() for weight in module.parameters()))
         if hasattr(module, "fill"):
             module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))

@@ -38,7 +38,7 @@ COLUMNS = {
     # which
     "schema": Column("identity", "version of the meaning of these columns"),
     "method_version": Column("version", "version of the method in bench/timing/measure.py"),
-    "run_id": Column("identity", "the same for all rows of one run: a combination of settings"),
+    "run_id": Column("identity", "the process whose cells the row has: the median one of a run"),
     "timestamp": Column("identity", "UTC, when the row was written"),
     "search": Column("identity", "the same for all rows of one `make best`: its path, from the default to the fastest"),
     "status": Column("result", "ok, or why there is no full result: out_of_memory, work_skipped, interrupted ..."),

@@ -54,7 +54,8 @@ def combine_quantity(rows):
     return middle | {
         **interval,
         **{name: next((row[name] for row in ok if row.get(name) is not None), None) for name in OF_THE_FIRST},
-        "note": "; ".join(filter(None, [middle["note"], *reasons])),
+        # Only the first process knows whether a model could be compared with the CPU.
+        "note": "; ".join(dict.fromkeys(filter(None, [middle["note"], *(row["note"] for row in ok), *reasons]))),
         "process_rates": " ".join(f"{row['throughput']:.4g}" for row in ok),
         "flags": " ".join(dict.fromkeys(flag for row in ok for flag in (row.get("flags") or "").split())),
     }

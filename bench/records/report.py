@@ -1,4 +1,4 @@
-"""Report a run: a progress bar while it measures, then its result as text that fits the terminal."""
+"""Report a run: a progress bar and lines of the log in the child, then the result as text in the parent."""
 
 import shutil
 import statistics
@@ -32,7 +32,8 @@ def wrap(line, indent=""):
 
 @contextmanager
 def progress(workload, items_per_step):
-    """Show a bar on stderr, in items per second of all ranks; yields what measure() calls after each window.
+    """Show a bar on stderr, in items per second of all ranks; yields what measure() calls after each window,
+    but never in a pipeline.
 
     The bar moves only between windows and has no monitor thread. Its figure is the median of the windows.
     The bar is hidden if stderr is not a terminal.
@@ -40,7 +41,7 @@ def progress(workload, items_per_step):
     tqdm.monitor_interval = 0
     options = {"bar_format": "{desc}: {n_fmt}{unit} [{elapsed}{postfix}]", "disable": None, "leave": False}
     with tqdm(desc=workload.model, unit=f" {workload.unit}", file=sys.stderr, **options) as bar:
-        bar.set_postfix_str("first step and warm-up")
+        bar.set_postfix_str("no rate yet")
         shown = time.perf_counter()
 
         def on_window(windows, steps):

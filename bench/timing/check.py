@@ -63,7 +63,10 @@ def disturb(arrays, spread, operator=np.multiply):
 
 
 def limit_by_rounding(rounding, least):
-    """Return the limit of a result's error, which a disturbed model has as `rounding`; None if that explains any."""
+    """Return the limit of a result's error, given `rounding`, the error of the disturbed model.
+
+    None if that is so large that it would explain any error; `least` is the smallest limit.
+    """
     return None if rounding > MAX_MODEL_ERROR / 2 else min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
 
 

@@ -74,7 +74,7 @@ class Job:
 
     @property
     def mode(self):
-        """Return "step" (whole steps on resident batches), "part" (of a training step) or "stream" (a pipeline)."""
+        """Return "step" (resident batches), "part" (backward, optimizer: after prepare()) or "stream" (a pipeline)."""
         if self.session.queue_steps is not None:
             return "stream"
         return "part" if self.session.prepare else "step"
@@ -171,15 +171,16 @@ def measure(job: Job):
                 flags.append("short")  # a queue that was full or empty at the start may still show in the total
             if has_drift(windows):
                 flags.append("drift")
-            in_window = job.items_per_step * steps
-            is_total = mode == "stream" or job.num_items is not None
-            throughput = job.items_per_step * done / seconds if is_total else in_window / statistics.median(windows)
+            items_in_window = job.items_per_step * steps
+            throughput = (
+                job.items_per_step * done / seconds if is_total else items_in_window / statistics.median(windows)
+            )
             low, high = interval(windows)
             yield Measurement(
                 throughput=throughput,
-                # A mean over all seconds may lie outside the median's interval; its own is not narrower.
-                throughput_low=min(throughput, in_window / high) if high else None,
-                throughput_high=max(throughput, in_window / low) if low else None,
+                # A mean over all seconds may lie outside the median's interval, which is widened to contain it.
+                throughput_low=min(throughput, items_in_window / high) if high else None,
+                throughput_high=max(throughput, items_in_window / low) if low else None,
                 step_seconds_median=statistics.median(windows) / steps,
                 step_seconds_p95=p95(windows) if steps == 1 else None,
                 windows=len(windows),

@@ -69,14 +69,14 @@ BUGS = {
     # A series of windows
     "drop_the_slowest_window": Bug(
         MEASURE,
-        "            in_window = ",
-        "            windows = sorted(windows)[:-1]\n            in_window = ",
+        "            items_in_window = ",
+        "            windows = sorted(windows)[:-1]\n            items_in_window = ",
         TIMING,
     ),
     "first_step_in_a_window": Bug(
         MEASURE,
-        "            in_window = ",
-        "            windows[0] += first_step_seconds\n            in_window = ",
+        "            items_in_window = ",
+        "            windows[0] += first_step_seconds\n            items_in_window = ",
         TIMING,
     ),
     "no_warm_up": Bug(MEASURE, "MIN_WARMUP_SECONDS and is_steady(paces)", "0", TIMING),
@@ -104,7 +104,9 @@ BUGS = {
     "one_limit_for_all_models": Bug(CHECK, "max(least, ROUNDING", "max(0.3, ROUNDING", STRICT),
     "ignore_the_first_layers_gradient": Bug(BASE, "in zip(PARTS, got, *", "in zip(PARTS[:2], got, *", WRONG),
     "check_two_items_of_a_batch": Bug(BASE, "math.ceil(workload.items_per_step / 2)", "1", KNOWN),
-    "check_only_the_first_pair": Bug(BASE, "np.split(computed, len(computed) // len(right))", "[computed[:2]]", KNOWN),
+    "check_only_the_first_pair": Bug(
+        BASE, "np.split(computed, len(computed) // len(expected))", "[computed[:2]]", KNOWN
+    ),
     "compare_compiled_tf32": Bug(BASE, "self.compile and is_exact", "self.compile", KNOWN),
     "accept_an_ignored_input": Bug(
         BASE, "check.require(not np.array_equal(*got[0][:2]), ", "check.require(True, ", WRONG
