@@ -172,9 +172,9 @@ def measure(job: Job):
             if has_drift(windows):
                 flags.append("drift")
             items_in_window = job.items_per_step * steps
-            throughput = (
-                job.items_per_step * done / seconds if is_total else items_in_window / statistics.median(windows)
-            )
+            throughput = items_in_window / statistics.median(windows)
+            if mode == "stream" or job.num_items is not None:
+                throughput = job.items_per_step * done / seconds
             low, high = interval(windows)
             yield Measurement(
                 throughput=throughput,
