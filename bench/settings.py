@@ -45,7 +45,7 @@ class Framework:
     memory_formats: tuple[str, ...] = MEMORY_FORMATS  # for image models, the default first
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     workloads: tuple[str, ...] = ("image", "mlp", "transformer")
-    lacks: tuple[str, ...] = ()  # precisions, a number of CPU "threads"
+    lacks: tuple[str, ...] = ()  # precisions; "threads": the number of CPU threads cannot be set
     always_compiles: bool = False  # COMPILE=0 means 1
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from bench.host.environment import name_machine
 from bench.records import peaks
 from bench.records.columns import COLUMNS, SCHEMA, WORK
-from bench.settings import AUTO, DECLARED, is_used_in
+from bench.settings import DECLARED, is_used_in
 from bench.timing.measure import METHOD_VERSION
 
 
@@ -17,7 +17,7 @@ def work_cells(settings, workload, phase, scope):
     A setting fills the column of work that has its name.
     """
     streams = scope in ("input", "end_to_end")
-    used = {"num_workers": streams, "batch_size": settings.batch_size != AUTO}
+    used = {"num_workers": streams}
     names = [name for name in (*WORK, "num_workers", "seed") if name in DECLARED]
     used_settings = {name: getattr(settings, name) for name in names if used.get(name, is_used_in(name, phase))}
     return {

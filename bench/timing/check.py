@@ -97,13 +97,13 @@ def check_compiled(got, expected, again=None):
     """
     if again is not None and relative_error(again, expected) > MAX_TRAINING_ERROR / 10:
         return
-    limit = MAX_RELATIVE_ERROR if again is None else 10 * MAX_TRAINING_ERROR
+    limit = MAX_RELATIVE_ERROR if again is None else 10 * MAX_TRAINING_ERROR  # check_equal() allows a tenth
     check_equal(got, expected, limit, "compiled, the output differs")
 
 
 def check_cache(got, expected, measured_precision):
     """Raise MeasurementError unless tokens read one by one give the logits of all of them at once."""
-    limit = MAX_RELATIVE_ERROR if is_exact(measured_precision) else 10 * MAX_CACHE_ERROR
+    limit = MAX_RELATIVE_ERROR if is_exact(measured_precision) else 10 * MAX_CACHE_ERROR  # a tenth is allowed
     check_equal(got, expected, limit, "logits of single tokens through the cache differ")
 
 

@@ -63,7 +63,7 @@ class Job:
     session: Any  # a BaseSession of bench/frameworks/session.py
     items_per_step: int
     max_seconds: float
-    target_ci: float = 1.0  # percent
+    target_ci: float = 1.0  # half the width of the interval, in percent of the median
     num_items: int | None = None  # at least this many, in whole windows; overrides the other two
     sustained_seconds: float | None = None  # length of a run with a Measurement for every ten; overrides all
     clock: Callable[[], float] = time.perf_counter  # wall seconds
@@ -290,7 +290,7 @@ def check_counters(job: Job, before, done, stop_reason):
 def timed(session, clock, steps):
     """Return the seconds from submitting the first step to reading a value of the last one.
 
-    Of no steps, these are the seconds of a barrier and a read. Parts of a step are timed one at a time.
+    Of no steps, these are the seconds of synchronising and reading, here called the barrier. Parts of a step are timed one at a time.
     """
     if session.prepare and steps:
         session.prepare()
@@ -395,7 +395,7 @@ def warm_up(session, clock, max_seconds):
 
 
 def is_steady(paces):
-    """Whether seconds per step no longer change: 2 % between blocks of five, 5 % between two long steps."""
+    """Whether seconds per step no longer change: by 2 % in the last five blocks, by 5 % from one long step to the next."""
     if paces and paces[-1] > LONG_STEP_SECONDS:
         return len(paces) >= 2 and abs(paces[-1] / paces[-2] - 1) < 0.05
     if len(paces) < 10:
