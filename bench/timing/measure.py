@@ -290,7 +290,8 @@ def check_counters(job: Job, before, done, stop_reason):
 def timed(session, clock, steps):
     """Return the seconds from submitting the first step to reading a value of the last one.
 
-    Of no steps, these are the seconds of synchronising and reading, here called the barrier. Parts of a step are timed one at a time.
+    Of no steps, these are the seconds of synchronising and reading, here called the barrier. Parts of a step are timed
+    one at a time.
     """
     if session.prepare and steps:
         session.prepare()
@@ -395,7 +396,7 @@ def warm_up(session, clock, max_seconds):
 
 
 def is_steady(paces):
-    """Whether seconds per step no longer change: by 2 % in the last five blocks, by 5 % from one long step to the next."""
+    """Whether seconds per step no longer change: by 2 % in the last five blocks, by 5 % between two long steps."""
     if paces and paces[-1] > LONG_STEP_SECONDS:
         return len(paces) >= 2 and abs(paces[-1] / paces[-2] - 1) < 0.05
     if len(paces) < 10:
