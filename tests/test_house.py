@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench import packages, parent
-from bench.settings import DECLARED, PHASES, TRAINING, WORKLOADS
+from bench.records import columns
+from bench.settings import DECLARED, EACH, PHASES, TRAINING, WORKLOADS
 from bench.settings import FRAMEWORKS as FRAMEWORKS_OF_SETTINGS
 from bench.tune import recipe
 
@@ -96,6 +97,12 @@ def test_a_workload_is_known_everywhere(name):
     assert re.search(rf"^\.PHONY:(.*\\\n)*.* {name} ", makefile, re.MULTILINE)
     assert re.search(rf"^[a-z ]*\b{name}\b[a-z ]*:\n\t@\$\(RUN\) \$@_benchmark.py", makefile, re.MULTILINE)
     assert f"| `make {name}` |" in Path("README.md").read_text()
+
+
+def test_a_setting_that_describes_the_work_has_a_column():
+    elsewhere = {"use_gpu": "device", "num_devices": "world_size"}
+    each = [name for name in DECLARED if EACH in str(DECLARED[name]["lists"])]
+    assert {elsewhere.get(name, name) for name in each} <= {*columns.WORK, "device"}
 
 
 def test_a_setting_has_a_default_for_each_command_that_uses_it():
