@@ -41,10 +41,10 @@ EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of the 
 class Task:
     """What the parent process asks for, besides the settings, which are ordinary variables."""
 
-    lines: str = ""  # path of the file that gets the lines
+    path: str = ""  # of the file that gets the lines
     # The first of several processes also measures pipelines, parts of training, energy and the canary.
     is_first: bool = True
-    compares_with_cpu: bool = True  # compares the model's output with that of the CPU
+    compares_with_cpu: bool = True  # make best also compares each new candidate
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def main(command, describe_workload, measure_quantities):
     """
     cli.end_with_parent()
     task = Task(**json.loads(os.environ[TASK]))
-    with open(task.lines, "a") as file:
+    with open(task.path, "a") as file:
 
         def emit(line):
             file.write(json.dumps(line, default=str) + "\n")
@@ -148,7 +148,8 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit):
 def measure_workload(process: Process, describe_workload):
     """Measure every quantity that the settings ask for, up to the first failure; return the exit status.
 
-    The line of a failure or an interruption is the last one: its status says what happened, its note why.
+    The line of a failure is the last one: its status says what happened, its note why. After Ctrl-C there is a line only
+    if windows were complete.
     """
     settings = process.settings
     status = ""

@@ -211,14 +211,14 @@ def measure_runs(runs, host, limit=None, quiet=True):
 
     Args:
         limit: seconds after which a process is killed; None means no limit.
-        quiet: the processes and this function print nothing.
+        quiet: nothing is printed, except mistakes in the settings of several runs.
 
     Yields:
         The combined rows of a run, one for each quantity, when its last process has ended. After Ctrl-C, what was
         complete comes before the KeyboardInterrupt.
 
     Raises:
-        SettingError: in the only run. Of several, the others are measured.
+        SettingError: in the first process of the only run. Of several runs, the others are measured.
     """
     processes = {run: [] for run in runs}  # by run: the rows of each of its processes
     ended = set()

@@ -241,7 +241,7 @@ class Run:
 
     command: str  # "image": what follows make
     settings: Settings
-    environ: dict[str, str]  # the whole environment, without make's own variable
+    environ: dict[str, str]  # the whole environment, without MAKEFLAGS
     choices: dict[str, str] = field(default_factory=dict)  # {variable: text}: this run's entry of each comma list
 
     def with_settings(self, command=None, **texts):

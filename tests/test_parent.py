@@ -36,7 +36,7 @@ def emit(**line):
            "model": what, "phase": "inference", "scope": "device", "unit": "images/s", "status": "ok", "flags": "",
            "note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "precision": "float32"}
     if rank in (None, "0"):
-        print(json.dumps(row | line), file=open(task["lines"], "a"), flush=True)
+        print(json.dumps(row | line), file=open(task["path"], "a"), flush=True)
 emit(status="begun")
 if what == "stuck":
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
@@ -50,7 +50,7 @@ if what == "interrupts":
     emit(throughput=5.0, throughput_low=4.0, throughput_high=6.0, status="interrupted")
     os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
 if what == "no input" and number == 1: emit(scope="input", status="unsupported", note="no memory"); sys.exit(1)
-if what == "typo": print('{"mistake": "MODEL"}', file=open(task["lines"], "a")); sys.exit(2)
+if what == "typo": print('{"mistake": "MODEL"}', file=open(task["path"], "a")); sys.exit(2)
 if what == "fails": emit(status="unsupported", note="not here"); sys.exit(1)
 if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
 if what == "stuck": time.sleep(100)

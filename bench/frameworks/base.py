@@ -120,7 +120,7 @@ class DeviceContext(ABC):
 
     measured_precision: str  # as check.name_precision() names it
     compares_compiled = False  # whether compiled results must be those of the uncompiled model
-    fixed_limit: float  # the largest error that needs no model to explain it; a repetition may differ by a tenth of it
+    fixed_limit: float  # the largest error in any network; a repetition may differ by a tenth of it
     spread: float  # by which references() disturbs weights and inputs; 0: not at all
     least_limit: float  # the smallest limit of any model's error
     output_error: float | None = None  # the output's for a pair of items, against float32 on the CPU
@@ -304,7 +304,7 @@ class DeviceContext(ABC):
     def references(self, evaluate, arrays):
         """Return what evaluate(spread) computes on the CPU in float32, and the same disturbed as rounding does it.
 
-        Weights and inputs in `arrays` are disturbed here; evaluate() does it itself with others.
+        Weights and inputs in `arrays` are disturbed here, in place; evaluate(spread) disturbs those that are not in it.
         """
         expected = disturbed = evaluate(0)
         if self.spread:

@@ -35,7 +35,11 @@ join_ranks = on_torch_ranks.Group
 
 
 def find_device(settings):
-    """Return the Device to run on; raises SettingError if operators would move to the CPU silently."""
+    """Prepare this process (CPU threads, this rank's GPU, memory limit on MPS) and return the Device to run on.
+
+    Raises:
+        SettingError: operators would move to the CPU silently.
+    """
     ranks = read_ranks()
     kind = choose_device(settings.use_gpu)
     count = 0 if kind == "cpu" else torch.accelerator.device_count()

@@ -131,7 +131,10 @@ class BaseSession:
         """Return a tuple of numbers that changes with any trained weight; None if a step changes none."""
 
     def check_last_step(self):
-        """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it."""
+        """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it.
+
+        Does nothing if a step cannot be repeated, as in training and pipelines.
+        """
 
     def close(self):
         """Stop the workers and free the device's memory; a second call does nothing."""

@@ -1,12 +1,12 @@
-"""Check that the work is right before it is timed, with the same NumPy code for every framework."""
+"""Check that the work is right, before and after it is timed, with the same NumPy code for every framework."""
 
 import numpy as np
 
 from bench.timing import MeasurementError
 from bench.workloads.operators import EIGHT_BITS
 
-# Limits of relative L2 errors that need no model, in float32 and in less. A wrong kernel is wrong by about 1. Another
-# order of float32 sums changes a deep model by 1e-5 to 1e-3.
+# Limits of relative L2 errors that do not depend on the network, in float32 and in less. A wrong kernel is wrong by
+# about 1. Another order of float32 sums changes a deep model by 1e-5 to 1e-3.
 MAX_RELATIVE_ERROR = 0.01
 MAX_ROUGH_ERROR = 0.3
 # The limit of a model's error in 16 bits or TF32 is a multiple of its error when each weight and input is

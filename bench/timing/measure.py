@@ -9,7 +9,7 @@ Nothing else happens inside, and no window is dropped. Anything that makes a res
 Statistics, such as the width of the interval, are columns and not flags.
 
 A pipeline prepares batches ahead, so its windows have no gaps: each begins when the last one ended. Batches that were
-waiting at the start are discarded first.
+waiting at the start are discarded first, as far as MAX_SECONDS allow.
 """
 
 import gc
@@ -64,7 +64,7 @@ class Job:
     items_per_step: int
     max_seconds: float
     target_ci: float = 1.0  # half the width of the interval, in percent of the median
-    num_items: int | None = None  # at least this many, in whole windows; overrides the other two
+    num_items: int | None = None  # at least this many, in whole windows, instead of the two limits above
     sustained_seconds: float | None = None  # length of a run with a Measurement for every ten; overrides all
     clock: Callable[[], float] = time.perf_counter  # wall seconds
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
@@ -107,7 +107,7 @@ class Measurement:
 
 
 def measure(job: Job):
-    """Measure a job's steps with garbage collection disabled, from the first step to the verdict.
+    """Measure a job's steps with garbage collection disabled, from the first step to the result.
 
     Yields:
         One Measurement; in a sustained run one for every ten seconds, without a pause between them. After Ctrl-C: that
@@ -127,7 +127,7 @@ def measure(job: Job):
         first_weights = session.checksum()
         session.after_first_step()
 
-        # The warm-up, until the pace is steady; of a pipeline, until no batch is left that was prepared before.
+        # The warm-up, until the pace is steady; of a pipeline, until the batches prepared before are used up.
         start = clock()
         if mode == "step":
             step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
@@ -138,7 +138,8 @@ def measure(job: Job):
         warmup_seconds = clock() - start
 
         # The proof that outputs depend on the data and that every step of a window runs.
-        if mode != "stream" and not session.may_repeat and session.read() == first_value:  # perhaps of the same batch
+        # One value twice is suspicious, unless both steps had the same batch.
+        if mode != "stream" and not session.may_repeat and session.read() == first_value:
             prove_output_varies(job)
         steps = choose_steps(job, step_seconds)
         prove_every_step_runs(job, steps)
@@ -158,7 +159,7 @@ def measure(job: Job):
             done = steps * len(windows)
             seconds = sum(windows)
 
-            # The verdict.
+            # The result and its flags.
             flags, readings = check_counters(job, counters, done, stop_reason)
             if stop_reason != "interrupted":  # by Ctrl-C, in a step whose result cannot be read
                 if first_weights is not None and session.checksum() == first_weights:
@@ -347,7 +348,7 @@ def prove_every_step_runs(job: Job, steps):
 
 
 def prove_output_varies(job: Job):
-    """Raise MeasurementError (`constant_output`) if steps on different batches, cached or ignored, give one value."""
+    """Raise MeasurementError (`constant_output`) if four steps give one value: it is cached, or the data is ignored."""
     values = []
     for _ in range(4):
         timed(job.session, job.clock, 1)
