@@ -148,8 +148,8 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit):
 def measure_workload(process: Process, describe_workload):
     """Measure every quantity that the settings ask for, up to the first failure; return the exit status.
 
-    The line of a failure is the last one: its status says what happened, its note why. After Ctrl-C there is a line only
-    if windows were complete.
+    The line of a failure is the last one: its status says what happened, its note why. After Ctrl-C there is one if
+    windows were complete.
     """
     settings = process.settings
     status = ""
