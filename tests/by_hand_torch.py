@@ -17,7 +17,6 @@ from tests.selfcheck import block_of, check_loop, check_matmul
 
 
 def checks():
-    # A device type lasts for the life of a process.
     if known_device.IS_AVAILABLE:
         yield subprocess.run([sys.executable, "-m", "tests.frameworks.known_device"]).returncode == 0
     yield check_matmul(matmul)

@@ -58,26 +58,22 @@ def run(monkeypatch, tmp_path):
     return call
 
 
-def truth_of(script, phase, steps=12, **settings):
-    """Return the seconds of one step, by the device: in an endless series, which is neither awaited nor read.
+def truth_of(script, phase, **settings):
+    """Return the seconds of a step in an endless series, which is neither awaited nor read.
 
-    Of a part of training that others come before, from an idle device on.
+    For a part of training that others come before, return those of one step from an idle device on.
     """
-
-    def end_of(count):
-        for _ in range(count):
-            session.step()
-        return max(sim.now, sim.free_at)
-
     session = open_session(script, phase, **settings)
-    if session.prepare:
-        session.prepare()
-        sim.synchronize()
-        seconds = -sim.now + end_of(1)
-    else:
-        seconds = (-end_of(steps) + end_of(steps)) / steps
+    steps = 1 if session.prepare else 12
+    for _ in range(2):  # the first time as a warm-up
+        if session.prepare:
+            session.prepare()
+            sim.synchronize()
+        start = max(sim.now, sim.free_at)
+        for _ in range(steps):
+            session.step()
     session.close()
-    return seconds
+    return (max(sim.now, sim.free_at) - start) / steps
 
 
 def ratio_of(row, seconds):
