@@ -28,7 +28,7 @@ def test_a_card_whose_kernels_are_compiled_first_is_told_and_a_newer_one_is_refu
 def test_xla_compiles_the_step(script, phase):
     for compiled in (False, True):
         session = open_session(script, phase, COMPILE=str(int(compiled)))
-        step = session.model.train_step if phase == "training" else session.model.infer
+        step = session.model.train_step if phase == "training" else session.model.output_of
         assert bool(step._jit_compile) == compiled
         assert_measured(session, 2)
 
