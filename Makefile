@@ -49,7 +49,7 @@ help: ## show this list
 settings: ## every setting, with its meaning and its default
 	@cat docs/settings.md
 
-all: $(READY) ## the standard set and a results card (20 to 30 minutes on two CPU cores; QUICK=1: three)
+all: $(READY) ## the standard set and a results card (20 to 30 minutes on two CPU cores; QUICK=1: a few)
 	@$(RUN) measure_all.py
 
 image: $(READY) ## images/s of an image model

@@ -1,7 +1,7 @@
 """Measure the standard set on this machine, and draw a card that shows the results.
 
     make all                              20 to 30 minutes on two CPU cores; on a GPU perhaps 40 to 100
-    QUICK=1 make all                      three minutes: fewer workloads, one short process each, wider intervals
+    QUICK=1 make all                      a few minutes: fewer workloads, one short process each, wider intervals
     FRAMEWORK=tensorflow make all
 
 bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
