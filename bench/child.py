@@ -310,7 +310,7 @@ def measure_sustained(process: Process, workload: Workload, phase, scope):
     instruments = process.instruments
     with open_job(process, workload, phase, scope) as job:
         for measured in measure.measure(replace(job, joules=instruments.joules)):
-            row = measurement_cells(measured) | {"elapsed_seconds": measured.elapsed_seconds}
+            row = measurement_cells(measured)
             row |= energy_cells(instruments, measured.watts, measured.watts * measured.seconds / measured.items)
             yield complete_result(process, workload, scope, job.session, row)
 
