@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bench import cli, doctor, workloads
 from bench.host import environment, resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import find_device, measure_runs, plan_processes
+from bench.parent import combine_rounds, find_device, measure_rounds, plan_processes
 from bench.plots import card
 from bench.records import columns, report, results
 from bench.records.columns import format_number
@@ -120,14 +120,17 @@ def say(words):
 
 def measure_and_store(run: Run, host, limit=LIMIT, describe_rows=describe_lines):
     """Measure a run, store and say its result; return its rows, none after a mistake in the settings."""
-    rows = []
+    rounds = []
     try:
-        for rows in measure_runs([run], host, limit):
-            results.append(results.path_of(run.settings.results_dir, rows[0]), *rows)
-            say(describe_rows(rows, None))
+        for rows_of in measure_rounds([run], host, limit):
+            rounds.append(rows_of)
     except SettingError as error:
         say(f"{run.command} {run.settings.model or ''}: {error}")
-    return rows
+    finally:  # after Ctrl-C, too
+        for rows in combine_rounds(rounds).values():
+            results.append(results.path_of(run.settings.results_dir, rows[0]), *rows)
+            say(describe_rows(rows, None))
+    return combine_rounds(rounds).get(run, [])
 
 
 def measure_set(run: Run, host, device, blank):

@@ -45,6 +45,7 @@ class Task:
     # The first of several processes also measures pipelines, parts of training, energy and the canary.
     is_first: bool = True
     compares_with_cpu: bool = True  # make best also compares each new candidate
+    takes_turns: bool = False  # with other processes, in the windows of the main quantity
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Process:
     instruments: meters.Instruments
     group: ranks.Group
     emit: Callable[[dict], None]  # called with each line, on rank 0 only
+    end_turn: Callable[[], None] | None  # as cli.obey_parent() returns it; None if this process takes no turns
 
 
 def main(command, describe_workload, measure_quantities):
@@ -70,7 +72,7 @@ def main(command, describe_workload, measure_quantities):
         describe_workload: Settings -> Workload.
         measure_quantities: (Process, describe_workload) -> exit status, such as measure_workload().
     """
-    cli.end_with_parent()
+    end_turn = cli.obey_parent()
     task = Task(**json.loads(os.environ[TASK]))
     with open(task.path, "a") as file:
 
@@ -80,7 +82,7 @@ def main(command, describe_workload, measure_quantities):
 
         try:
             settings = parse_settings(command, os.environ)
-            status = measure_run(settings, describe_workload, measure_quantities, task, emit)
+            status = measure_run(settings, describe_workload, measure_quantities, task, emit, end_turn)
         except (SettingError, ModuleNotFoundError) as error:
             emit({"mistake": cli.explain(error)})
             status = cli.MISTAKE
@@ -96,12 +98,13 @@ def find_device(settings):
     return frameworks.load(settings.framework).find_device(settings)
 
 
-def measure_run(settings, describe_workload, measure_quantities, task, emit):
+def measure_run(settings, describe_workload, measure_quantities, task, emit, end_turn=None):
     """Open the framework and the device, measure, and return the exit status.
 
     Args:
         describe_workload, measure_quantities: as main() takes them.
         emit: called with each line.
+        end_turn: as cli.obey_parent() returns it, for a task that takes turns.
 
     Raises:
         SettingError, ModuleNotFoundError: a mistake of the user, or a missing package.
@@ -141,7 +144,8 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit):
             if me.rank == 0:
                 emit(device_cells | line)
 
-        process = Process(settings, task, framework, device, instruments, group, emit_on_rank_0)
+        end_turn = end_turn if task.takes_turns else None
+        process = Process(settings, task, framework, device, instruments, group, emit_on_rank_0, end_turn)
         return measure_quantities(process, describe_workload)
 
 
@@ -263,6 +267,7 @@ def open_job(process: Process, workload: Workload, phase, scope):
             sustained_seconds=settings.sustain,
             clock=ranks_group.clock,
             watch=None if ranks_group.ranks.rank else meters.Watch(process.instruments),
+            end_turn=process.end_turn if (phase, scope) == (settings.phase, "device") else None,
         )
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated

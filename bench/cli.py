@@ -4,18 +4,23 @@ An error becomes one line on stderr and an exit status: 2 is a user's mistake, 1
 error, which also prints its traceback.
 
 A child runs in a session of its own, so a terminal's Ctrl-C reaches it once, through its parent. Its standard input is
-a pipe that only the parent holds open. If the parent exits for any reason, or closes the pipe on purpose, the child
-kills itself and its workers (end_with_parent). torchrun passes standard input on to its ranks, so this holds for each
-of them too.
+a socket whose other end only the parent has. If the parent exits for any reason, or closes it on purpose, the child
+kills itself and its workers (obey_parent). torchrun passes standard input on to its ranks, so this holds for each of
+them too. Over the same socket, several children work in turn: a byte from the child ends its turn, a byte from the
+parent is its next one.
 """
 
 import functools
 import logging
+import math
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +29,7 @@ from bench.settings import SettingError
 
 MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
 FIRST_LIMIT = 2400  # seconds of a command's first process, which may download data or compile a framework's kernels
+POLL_SECONDS = 0.1  # between two looks whether a child has exited
 GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
 
 
@@ -94,37 +100,45 @@ def keep_awake():
 
 
 def run_process(command, environ, limit=None, quiet=False):
-    """Run a command to its end.
+    """Run a command to its end, as a generator that pauses whenever the child ends its turn; next() is its next turn.
 
     Ctrl-C, SIGTERM and SIGHUP are forwarded as SIGTERM (a background job ignores SIGINT), and the child may finish what
-    it writes; a second one kills it.
+    it writes; a second one kills it. Closing the generator kills it, too.
 
     Args:
         environ: its whole environment.
-        limit: seconds after which it is killed; None means no limit.
+        limit: seconds after which it is killed, without those of other children's turns; None means no limit.
         quiet: discard what it prints.
 
     Returns:
         Its exit status, 130 after Ctrl-C; negative: the signal that ended it, SIGALRM for the time limit.
     """
     keep_awake()
-    with interrupts_held():
+    turns, childs_end = socket.socketpair()
+    with interrupts_held(), childs_end:
         out = subprocess.DEVNULL if quiet else None
         child = subprocess.Popen(
-            command, env=environ, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
+            command, env=environ, stdin=childs_end.fileno(), stdout=out, stderr=out, start_new_session=True
         )
     try:
         with suppress(OSError):  # Linux then kills the child first if memory runs out
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
-        return child.wait(limit)
-    except subprocess.TimeoutExpired:
-        return -signal.SIGALRM
+        seconds_left = math.inf if limit is None else limit
+        while True:
+            began = time.monotonic()
+            status = wait_for_end_of_turn(child, turns, seconds_left)
+            if status is not None:
+                return status
+            seconds_left -= time.monotonic() - began
+            yield
+            with suppress(OSError):  # it may have died
+                turns.send(b".")
     except KeyboardInterrupt:
         child.terminate()
         child.wait()
         return INTERRUPTED
     finally:
-        child.stdin.close()
+        turns.close()
         with suppress(subprocess.TimeoutExpired):
             child.wait(GRACE_SECONDS)
         with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
@@ -132,15 +146,37 @@ def run_process(command, environ, limit=None, quiet=False):
         child.wait()
 
 
-def end_with_parent():
-    """Kill this process and its workers as soon as the parent closes standard input; called once by a child."""
+def wait_for_end_of_turn(child, turns, limit):
+    """Return None if a child ends its turn, its exit status if it exits first, or -SIGALRM after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while child.poll() is None:
+        if time.monotonic() > deadline:
+            return -signal.SIGALRM
+        with suppress(OSError):  # it has just died
+            if select.select([turns], [], [], POLL_SECONDS)[0] and turns.recv(1):
+                return None
+    return child.returncode
 
-    def wait_for_end():
+
+def obey_parent():
+    """Kill this process and its workers as soon as the parent closes standard input; called once by a child.
+
+    Returns:
+        end_turn(): lets other processes work, and returns when this one's next turn begins.
+    """
+    turns = threading.Semaphore(0)
+
+    def listen():
         while os.read(0, 1):
-            pass
+            turns.release()
         os.killpg(0, signal.SIGKILL)  # this process leads its group
 
-    threading.Thread(target=wait_for_end, daemon=True).start()
+    def end_turn():
+        os.write(0, b".")
+        turns.acquire()
+
+    threading.Thread(target=listen, daemon=True).start()
+    return end_turn
 
 
 def display_path(path):

@@ -24,12 +24,16 @@ from bench.host import environment, ranks, resources
 from bench.records import report, results
 from bench.records.columns import COLUMNS
 from bench.records.combine import combine
+from bench.records.pairs import compare_pairs
 from bench.records.rows import complete_row
 from bench.settings import ALL, AUTO, ROOT, WORKLOADS, Run, SettingError, read_runs
 
 log = logging.getLogger("bench")
 
 DEFAULT_RUNS = 5  # processes of each run
+# Lists whose values are compared. Other lists are different work, of which nobody asks what is faster.
+COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "LORA_RANK", "CHECKPOINTING")
+MOST_IN_TURN = 4  # processes at the same time
 MIN_GAIN = 1.02  # by which a doubled batch size must be faster; two in a row below it end the doubling
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
@@ -77,15 +81,36 @@ def measure_command(command, describe_workload, describe_rows):
     runs = plan_runs(runs, describe_workload)
     runs = [choose_batch_size(run, host) if run.settings.batch_size == AUTO else run for run in runs]
     measured = []
+    comparisons = []
     status = 0
-    try:
-        for rows in measure_runs(runs, host, quiet=False):
+    groups = group_runs(runs)
+    for group in groups:
+        if len(runs) > 1:
+            numbers = " and ".join(str(runs.index(run) + 1) for run in group)
+            log.info("combination %s of %d: %s", numbers, len(runs), "; ".join(map(name_choices, group)))
+        rounds = []
+        try:
+            for rows_of in measure_rounds(group, host, quiet=False):
+                rounds.append(rows_of)
+        except SettingError as error:
+            if len(groups) == 1:
+                raise
+            log.error("%s", error)
+        except KeyboardInterrupt:
+            log.info("interrupted: what was complete is stored")
+            status = cli.INTERRUPTED
+        for rows in combine_rounds(rounds).values():
             measured += rows
             store(folder, rows, describe_rows)
-    except KeyboardInterrupt:
-        log.info("interrupted: what was complete is stored")
-        status = cli.INTERRUPTED
-    if table := report.describe_scaling(measured):
+        for run in group[1:]:
+            comparison = compare_runs(rounds, run, group[0])
+            if comparison:
+                print(report.describe_comparison(comparison, run.choices, group[0].choices))
+                comparisons.append(comparison)
+        if status:
+            break
+    tables = [report.describe_scaling(measured), report.describe_chance(comparisons)]
+    for table in filter(None, tables):
         print(table)
     for path in dict.fromkeys(results.path_of(folder, row) for row in measured):
         print(f"added to {cli.display_path(path)}", flush=True)
@@ -206,66 +231,137 @@ def plan_processes(run: Run):
     return 1 if run.command == "tflops" or settings.sustain or settings.epochs else DEFAULT_RUNS
 
 
-def measure_runs(runs, host, limit=None, quiet=True):
-    """Measure each run in several fresh processes; after one without any result, its other processes are left out.
+def group_runs(runs):
+    """Return lists of runs: those that are compared, each with the first one of its list, and each other by itself.
+
+    The runs of a list differ in the first of COMPARED that has several values, and take turns.
+    """
+    compared = next((name for name in COMPARED if len({run.choices.get(name) for run in runs}) > 1), None)
+    groups = {}
+    for run in runs:
+        settings = run.settings
+        takes_turns = run.command in WORKLOADS and settings.num_devices in (None, 1)
+        takes_turns = takes_turns and not (settings.sustain or settings.epochs)
+        shared = [item for item in run.choices.items() if not takes_turns or item[0] != compared]
+        groups.setdefault(tuple(shared), []).append(run)
+    cut = []
+    for first, *others in groups.values():
+        starts = range(0, max(1, len(others)), MOST_IN_TURN - 1)
+        cut += [[first, *others[start : start + MOST_IN_TURN - 1]] for start in starts]
+    return cut
+
+
+def measure_rounds(runs, host, limit=None, quiet=True):
+    """Measure a run, or runs that are compared, in rounds: a fresh process of each run.
+
+    The processes of a round are alive at the same time and take turns. If memory is too small for that, each works to
+    its end. Every second round begins with the last run. After a process without any result, its run is left out.
 
     Args:
-        limit: seconds after which a process is killed; None means no limit.
-        quiet: nothing is printed, except mistakes in the settings of several runs.
+        limit: seconds of work after which a process is killed; None means no limit.
+        quiet: nothing is printed, except mistakes in the settings of one of several runs.
 
     Yields:
-        The combined rows of a run, one for each quantity, when its last process has ended. After Ctrl-C, what was
-        complete comes before the KeyboardInterrupt.
+        {run: rows of its process} of each round, when it is complete. After Ctrl-C in the first one, what the working
+        process had measured comes before the KeyboardInterrupt.
 
     Raises:
-        SettingError: in the first process of the only run. Of several runs, the others are measured.
+        SettingError: in the first process of a single run. Of several runs, the others are measured.
     """
-    processes = {run: [] for run in runs}  # by run: the rows of each of its processes
-    ended = set()
-    order = [(run, number) for run in runs for number in range(plan_processes(run))]
-    for run, number in order:
-        if run in ended:
-            continue
-        if not quiet:
-            log_progress(runs, run, number)
+    count = plan_processes(runs[0])
+    takes_turns = len(runs) > 1
+    remaining = list(runs)
+    for number in range(count):
+        if not remaining:
+            return
+        if count > 1 and not quiet:
+            log.info("process %d of %d%s", number + 1, count, " of each" if takes_turns else "")
+        is_first = number == 0
+        start = functools.partial(start_child, host=host, is_first=is_first, compares_with_cpu=is_first, limit=limit)
+        order = remaining[::-1] if number % 2 else remaining
         try:
-            rows = run_child(run, host, is_first=number == 0, compares_with_cpu=number == 0, limit=limit, quiet=quiet)
-        except SettingError as error:  # that only a child finds, such as a MODEL that resembles no known one
-            if len(runs) == 1 and not processes[run]:
-                raise
-            log.error("%s", error)
-            ended.add(run)
-            if processes[run]:
-                yield combine(processes[run])
-            continue
-        except KeyboardInterrupt as error:
-            if rows := combine(processes[run] or [getattr(error, "rows", [])]):
-                yield rows
+            rows_of = run_children({run: start(run, quiet=quiet, takes_turns=takes_turns) for run in order})
+            if takes_turns and any(has_run_out_of_memory(rows) for rows in rows_of.values()):
+                log.warning("memory is too small for these combinations at the same time: they run one after the other")
+                takes_turns = False
+                rows_of = run_children({run: start(run, quiet=quiet) for run in order})
+        except Interrupted as error:
+            if is_first and error.rows:
+                yield {runs[0]: error.rows}
             raise
-        processes[run].append(rows)
-        if number + 1 == plan_processes(run) or not any(row["status"] == "ok" for row in rows):
-            ended.add(run)
-            yield combine(processes[run])
+        mistakes = {run: rows for run, rows in rows_of.items() if isinstance(rows, SettingError)}
+        for error in mistakes.values():  # that only a child finds, such as a MODEL that resembles no known one
+            if len(runs) == 1 and is_first:
+                raise error
+            log.error("%s", error)
+        rows_of = {run: rows for run, rows in rows_of.items() if run not in mistakes}
+        remaining = [run for run in remaining if any(row["status"] == "ok" for row in rows_of.get(run, []))]
+        yield rows_of
 
 
-def log_progress(runs, run: Run, number):
-    """Log which run comes next, and which of its processes."""
-    if len(runs) > 1 and number == 0:
-        choices = ", ".join(f"{name}={text}" for name, text in run.choices.items())
-        log.info("combination %d of %d: %s", runs.index(run) + 1, len(runs), choices)
-    if plan_processes(run) > 1:
-        log.info("process %d of %d", number + 1, plan_processes(run))
+def has_run_out_of_memory(rows):
+    """Return whether a process ran out of memory, by what run_children() returns for it."""
+    return not isinstance(rows, SettingError) and any(row["status"] == "out_of_memory" for row in rows)
 
 
-def run_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None, quiet=True):
-    """Run one process of a run to its end, or one for each of NUM_DEVICES under torchrun.
+def combine_rounds(rounds):
+    """Return {run: its combined rows, one for each quantity} of what measure_rounds() yields."""
+    runs = dict.fromkeys(run for rows_of in rounds for run in rows_of)
+    return {run: combine([rows_of[run] for rows_of in rounds if run in rows_of]) for run in runs}
+
+
+def compare_runs(rounds, run, base):
+    """Return the Comparison of a run with another one of the same rounds; None without a pair."""
+    return compare_pairs([(rows_of[run], rows_of[base]) for rows_of in rounds if {run, base} <= rows_of.keys()])
+
+
+def name_choices(run):
+    """Return a run's entries of the lists: "COMPILE=1 PHASE=training"."""
+    return " ".join(f"{name}={text}" for name, text in run.choices.items())
+
+
+def run_children(children):
+    """Let child processes work in turn until each has ended; returns {run: its rows, or the SettingError it raised}.
+
+    Args:
+        children: {run: start_child() of it}, in the order of their turns.
+    """
+    rows_of = {}
+    try:
+        while children.keys() - rows_of.keys():
+            for run, child in children.items():
+                if run in rows_of:
+                    continue
+                try:
+                    next(child)
+                except StopIteration as ended:
+                    rows_of[run] = ended.value
+                except SettingError as error:
+                    rows_of[run] = error
+    finally:
+        for child in children.values():
+            child.close()
+    return {run: rows_of[run] for run in children}
+
+
+def run_child(run: Run, host, **options):
+    """Run one process of a run to its end, as start_child() does with these options, and return its rows."""
+    (rows,) = run_children({run: start_child(run, host, **options)}).values()
+    if isinstance(rows, SettingError):
+        raise rows
+    return rows
+
+
+def start_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None, quiet=True, takes_turns=False):
+    """Run one process of a run, or one for each of NUM_DEVICES under torchrun: a generator that pauses between turns.
 
     Args:
         host: this machine.
         is_first: the process also measures what one process is enough for (child.Task).
         compares_with_cpu: the model is compared with the CPU.
-        limit: seconds after which the process is killed; None means no limit.
+        limit: seconds of work after which the process is killed; None means no limit.
         quiet: the process prints nothing.
+        takes_turns: it ends its turn now and then; next() is its next one.
 
     Returns:
         The rows, at least one: typed cells, with status and note if the process failed or died. Nothing is stored.
@@ -285,8 +381,8 @@ def run_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None,
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "lines")
         file.touch()
-        environ[child.TASK] = json.dumps(asdict(child.Task(str(file), is_first, compares_with_cpu)))
-        status = cli.run_process(command, environ, limit, quiet)
+        environ[child.TASK] = json.dumps(asdict(child.Task(str(file), is_first, compares_with_cpu, takes_turns)))
+        status = yield from cli.run_process(command, environ, limit, quiet)
         texts = file.read_text().split("\n")[:-1]  # what follows the last line end is incomplete
     rows = []
     run_id = uuid.uuid4().hex[:12]

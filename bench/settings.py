@@ -217,7 +217,7 @@ class Settings:
     results_dir: Path = setting(lambda text: Path(text).expanduser(), ROOT / "results")
     seed: int = setting(whole(0), 0)
     workload: str = setting(one_of(*WORKLOADS), "image", ("best",))
-    rounds: int = setting(whole(1, 1000), 2, ("noise",))
+    rounds: int = setting(whole(1, 1000), 1, ("noise",))
     max_minutes: float = setting(above_zero, 20.0, ("best",))
     quick: bool = setting(zero_or_one, False, ("all",))
 

@@ -3,10 +3,15 @@
 Numbers are numbers, as in a run; write() stores rows as a run does, and as_text() is what reading them back returns.
 """
 
+from dataclasses import replace
+
+from bench.host.environment import GLIBC_KEEPS, find_allocator
 from bench.records import results
 from bench.records.columns import COLUMNS, SCHEMA
 from bench.records.combine import combine
 from bench.records.flags import FLAGS
+from bench.records.pairs import Comparison
+from bench.records.verdict import Rate
 from bench.workloads.standard_set import STANDARD_SET
 
 ROW = dict.fromkeys(COLUMNS) | {"schema": SCHEMA, "method_version": 2, "run_id": "0123456789ab"}
@@ -19,6 +24,7 @@ ROW |= {"measured_precision": "float32", "compile": 0, "batch_size": 16, "image_
 ROW |= {"throughput": 100.0, "throughput_low": 99.0, "throughput_high": 101.0, "step_seconds_median": 0.16}
 ROW |= {"windows": 20, "steps_per_window": 2, "items": 640, "seconds": 6.5, "first_step_seconds": 1.2}
 ROW |= {"flops_per_item": 2.4e10, "tflops": 2.4}
+KEEPS = {"allocator": find_allocator(GLIBC_KEEPS)}
 GPU = {"machine": "example-gpu", "device": "cuda", "device_name": "Example GPU", "driver": "580.65"}
 
 OPERATOR = {"phase": None, "batch_size": None, "image_size": None, "flops_per_item": None}
@@ -170,11 +176,19 @@ AFTER = [
     FIVE | rate(300) | {"search": "0123456789ab"},  # of `make best`
 ]
 
-# `make noise`: {workload: a row of each round}
+# Comparisons: faster, undecided, slower, equal, of too few pairs, and not in turn
+FASTER = Comparison(Rate(1.2412, 1.22, 1.268), pairs=5, in_turn=True)
+EQUAL = Comparison(Rate(1.004, 0.98, 1.02), pairs=5, in_turn=True)
+COMPARISONS = [FASTER, EQUAL, Comparison(Rate(0.805, 0.79, 0.82), pairs=5, in_turn=True)]
+COMPARISONS += [replace(FASTER, ratio=Rate(1.001, 0.998, 1.003)), replace(FASTER, pairs=3)]
+COMPARISONS.append(replace(FASTER, in_turn=False))
+
+# `make noise`: {work: the two rows of each round, and their Comparison}
 NOISE = {
-    "image": [repeat(measure(throughput, ON_CPU))[0] for throughput in (13.4, 13.6)],
-    "mlp": [repeat(measure(throughput, ON_MLP))[0] for throughput in (1700, 1990, 1720)],
+    "image": [([repeat(measure(throughput, ON_CPU))[0] for throughput in (13.4, 13.6)], EQUAL)],
+    "mlp": [([repeat(measure(throughput, ON_MLP))[0] for throughput in (1700, 1990)], FASTER)],
 }
+NOISE["keep"] = [([row | KEEPS for row in rows], EQUAL) for rows, _ in NOISE["image"]]
 
 # `make best`: {candidate: the rows of its trials or full runs}
 FAST, FASTEST = {"output_error": 0.0062}, {"output_error": 0.0062, "flags": "drift"}

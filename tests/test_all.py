@@ -30,7 +30,7 @@ class Children:
     def __init__(self):
         self.changes, self.fails, self.ends_after, self.device = [], {}, None, CPU
 
-    def measure_runs(self, runs, host, limit):
+    def measure_rounds(self, runs, host, limit):
         if len(self.changes) == self.ends_after:
             raise KeyboardInterrupt
         (run,) = runs
@@ -42,25 +42,26 @@ class Children:
         line["device_name"] = self.device.device_name
         row = complete_row(host, "", line | work_cells(settings, workload, settings.phase, "device"))
         row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0)
-        row |= {"process_rates": plan_processes(run) * "1 ", "num_threads": settings.num_threads or 2}
+        row |= {"num_threads": settings.num_threads or 2}
         if is_sweep:
             sizes = [{"matrix_size": f"{m}x{n}x{k}", "precision": "float32"} for m, n, k in settings.sizes]
             peaks = [{"model": "matmul-peak", "precision": name, "tflops": rate} for name, rate in RATES.items()]
-            yield [row | each for each in sizes + peaks]
+            yield {run: [row | each for each in sizes + peaks]}
             return
         work = run.command, settings.model, settings.phase
         if self.fails.get(work) == "mistake":
             raise SettingError("it needs a package")
         if work in self.fails:
-            row |= {"status": self.fails[work], "note": "9 TiB", "throughput": None, "process_rates": ""}
-        yield [row]
+            row |= {"status": self.fails[work], "note": "9 TiB", "throughput": None}
+        for _ in range(plan_processes(run) if row["status"] == "ok" else 1):
+            yield {run: [row]}
 
 
 @pytest.fixture
 def make_all(monkeypatch):
     """Run `make all` with fake children; returns (exit status, number of pieces that ran now, rows in the file)."""
     children = Children()
-    monkeypatch.setattr(measure_all, "measure_runs", children.measure_runs)
+    monkeypatch.setattr(measure_all, "measure_rounds", children.measure_rounds)
     monkeypatch.setattr(measure_all, "find_device", lambda settings: children.device)
     monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
     monkeypatch.setattr(measure_all.card, "finish", lambda *arguments: [])

@@ -45,7 +45,10 @@ def test_a_mac_is_kept_awake_by_the_first_process_that_is_started(monkeypatch):
     monkeypatch.setattr(cli.subprocess, "Popen", note)
     monkeypatch.setattr(cli.sys, "platform", "darwin")
     cli.keep_awake.cache_clear()
-    assert [cli.run_process(["true"], os.environ) for _ in range(2)] == [0, 0]
+    for _ in range(2):
+        with pytest.raises(StopIteration) as ended:
+            next(cli.run_process(["true"], os.environ))
+        assert ended.value.value == 0
     assert started == [["caffeinate", "-i", "-w", str(os.getpid())], ["true"], ["true"]]
 
 

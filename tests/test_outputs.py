@@ -104,6 +104,13 @@ def print_doctor(folder, monkeypatch):
     doctor.report_framework("torch")  # as in a process of its own
 
 
+def print_comparisons(*_):
+    base = {"PHASE": "training", "COMPILE": "0"}
+    for comparison in rows.COMPARISONS:
+        print(report.describe_comparison(comparison, base | {"COMPILE": "1"}, base))
+    print(report.describe_chance(rows.COMPARISONS))
+
+
 COMMANDS = {
     "image": lambda *_: print(report.describe_run(rows.IMAGE, [rows.OTHER_CHIP, rows.SLOWER_BEFORE])),
     "training": lambda *_: print(report.describe_run(rows.TRAINING, rows.GPU_PEAKS)),
@@ -118,6 +125,7 @@ COMMANDS = {
     "best": print_best,
     "compare": lambda folder, _: compare(rows.BEFORE, rows.AFTER, folder),
     "compare_nothing": lambda folder, _: compare([{}], [rows.GPU], folder),
+    "turns": print_comparisons,
     "noise": lambda *_: print(noise_check.describe_rounds(rows.NOISE)),
     "doctor": print_doctor,
     "all": print_all,

@@ -26,23 +26,40 @@ import json, os, signal, subprocess, sys, time
 sys.path.insert(0, os.environ["BENCH_ROOT"])
 from bench import cli
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-cli.end_with_parent()
+end_turn = cli.obey_parent()
 task, what, rank = json.loads(os.environ["BENCH_TASK"]), os.environ["MODEL"], os.environ.get("RANK")
+batch_size = int(os.environ.get("BATCH_SIZE", 1))
+what = what.split("/")[batch_size - 1] if "/" in what else what
+def note(event):
+    with open(os.environ["LOG"] + ".turns", "a") as log: print(batch_size, event, file=log)
 with open(os.environ["LOG"], "a") as log:
     log.write(json.dumps([what, task["is_first"]]) + "\\n")
 number = len(open(os.environ["LOG"]).readlines())
 def emit(**line):
     row = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image",
            "model": what, "phase": "inference", "scope": "device", "unit": "images/s", "status": "ok", "flags": "",
-           "note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "precision": "float32"}
+           "note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "precision": "float32",
+           "batch_size": batch_size}
+    if task["takes_turns"]: row["turn_rates"] = [1.0 * batch_size, 2.0 * batch_size]
     if rank in (None, "0"):
         print(json.dumps(row | line), file=open(task["path"], "a"), flush=True)
 emit(status="begun")
+note("works")
+if task["takes_turns"] and what == "too large": emit(status="out_of_memory", note="full"); sys.exit(1)
+if task["takes_turns"] and what != "fails":
+    for turn in range(3):
+        note("pauses")
+        end_turn()
+        note("works")
+        if what == "dies": os.kill(os.getpid(), signal.SIGSEGV)
+        if what == "hangs": time.sleep(100)
+        if what == "interrupts its parent": os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
 if what == "stuck":
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
     with open(os.environ["PIDS"], "a") as pids:
         print(os.getpid(), worker, file=pids)
-if what in ("ok", "no input"): emit(throughput=4.0 + number, throughput_low=3.5 + number, throughput_high=4.5 + number)
+if what in ("ok", "no input", "too large"):
+    emit(throughput=4.0 + number, throughput_low=3.5 + number, throughput_high=4.5 + number)
 if what == "third is interrupted":
     if number == 3: os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
     emit(throughput=4.0 + number, throughput_low=None, throughput_high=None)
@@ -212,6 +229,89 @@ def test_a_parent_that_is_killed_leaves_no_process(stand_in, tmp_path):
     parent.kill()
     parent.wait()
     assert have_ended(pids)
+
+
+# Turns
+
+
+@pytest.fixture
+def run_in_turn(run_all, tmp_path):
+    """Run models in turn, one for each batch size from 1; returns (status, stdout, rows, the events of its turns)."""
+
+    def call(*models, **environ):
+        sizes = ",".join(str(size) for size in range(1, len(models) + 1))
+        status, out, _, rows = run_all("/".join(models), **{"BATCH_SIZE": sizes, "RUNS": "5"} | environ)
+        events = [line.split() for line in (tmp_path / "log.turns").read_text().splitlines()]
+        return status, out, rows, [(int(size), event) for size, event in events]
+
+    return call
+
+
+def test_processes_that_are_compared_work_one_at_a_time_in_turn(run_in_turn):
+    status, out, rows, events = run_in_turn("ok", "ok", RUNS="2")
+    assert (status, [(row["batch_size"], len(row["process_rates"].split())) for row in rows]) == (
+        0,
+        [("1", 2), ("2", 2)],
+    )
+    # One begins to work only after the other one has paused, or ended its last turn.
+    turn = [(size, event) for size in (1, 2) for event in ("works", "pauses")]
+    first = [*3 * turn, (1, "works"), (2, "works")]
+    assert events == first + [(3 - size, event) for size, event in first]
+    assert "BATCH_SIZE=1: 2 (2 to 2" in out
+
+
+@pytest.mark.parametrize(("last", "statuses"), [("dies", ["ok", "crashed"]), ("fails", ["ok", "unsupported"])])
+def test_of_two_in_turn_one_dies_and_the_other_goes_on(run_in_turn, last, statuses):
+    status, out, rows, _ = run_in_turn("ok", last, RUNS="2")
+    assert (status, [row["status"] for row in rows]) == (0, statuses)
+    assert len(rows[0]["process_rates"].split()) == 2
+    assert "BATCH_SIZE=2 " not in out
+
+
+def test_without_memory_for_two_they_run_one_after_the_other(run_in_turn):
+    status, out, rows, events = run_in_turn("ok", "too large")
+    assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, [5, 5])
+    assert events[-2:] == [(1, "works"), (2, "works")]
+    assert "one after the other" in out
+
+
+def test_a_time_limit_counts_only_a_childs_own_turns(stand_in, tmp_path):
+    runs = read_runs("image", os.environ | {"MODEL": "ok/hangs", "BATCH_SIZE": "1,2", "RUNS": "1"})
+    (rows_of,) = parent.measure_rounds(runs, read_host("m"), limit=5)
+    assert [rows_of[run][0]["status"] for run in runs] == ["ok", "crashed"]
+
+
+def test_ctrl_c_in_a_turn_keeps_what_was_complete_and_leaves_no_process(run_in_turn, tmp_path):
+    status, _, rows, events = run_in_turn("ok", "interrupts its parent", "ok")
+    assert (status, rows) == (130, [])
+    assert psutil.Process().children() == []
+    assert (3, "works") in events
+
+
+def test_a_group_that_is_complete_is_stored_before_the_next_one(run_all):
+    status, _, _, rows = run_all("ok", "interrupts its parent", BATCH_SIZE="1,2", RUNS="1")
+    assert (status, [(row["model"], row["batch_size"]) for row in rows]) == (130, [("ok", "1"), ("ok", "2")])
+
+
+@pytest.mark.parametrize(
+    ("environ", "groups"),
+    [
+        ({"MODEL": "alexnet,vgg11"}, [["alexnet"], ["vgg11"]]),
+        ({"COMPILE": "0,1"}, [["0", "1"]]),
+        ({"BATCH_SIZE": "1,2,3,4,5,6"}, [["1", "2", "3", "4"], ["1", "5", "6"]]),
+        (
+            {"PHASE": "inference,training", "BATCH_SIZE": "1,2"},
+            [["inference 1", "inference 2"], ["training 1", "training 2"]],
+        ),
+        ({"BATCH_SIZE": "1,2", "COMPILE": "0,1"}, [["1 0", "2 0"], ["1 1", "2 1"]]),
+        ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, [["1"], ["2"]]),
+        ({"BATCH_SIZE": "4,8", "NUM_DEVICES": "1,2", "PHASE": "training"}, [["1 4", "1 8"], ["2 4"], ["2 8"]]),
+        ({"USE_GPU": "0,1"}, [["0", "1"]]),
+    ],
+)
+def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, groups):
+    grouped = parent.group_runs(read_runs("image", environ))
+    assert [[" ".join(run.choices.values()) for run in group] for group in grouped] == groups
 
 
 # BATCH_SIZE=auto

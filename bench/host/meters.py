@@ -20,7 +20,6 @@ import psutil
 
 from bench import cli
 from bench.host.environment import find_card, output_of, read_text
-from bench.host.ranks import read_ranks
 from bench.host.resources import cpu_quota, usable_cores, usable_cpus
 
 log = logging.getLogger("bench")
@@ -68,10 +67,8 @@ def others_cpu_seconds():
     if (cpu_quota() or math.inf) < len(cpus):
         return math.nan
     seconds = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in cpus))
-    # Our processes are this one, its children, and the other ranks of this machine.
-    root = psutil.Process()
-    if read_ranks().local_world_size > 1:  # torchrun, or Slurm's step, is the parent of all of them
-        root = root.parent()
+    # The parent of this process is also that of the other ranks of this machine, and of those that it takes turns with.
+    root = psutil.Process().parent()
     for process in [root, *root.children(recursive=True)]:
         with suppress(psutil.Error):  # it has just ended, so its parent's times include it
             seconds -= sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's

@@ -35,6 +35,8 @@ def combine(processes):
         row["note"] = "; ".join(filter(None, [why, row["note"]]))
         if row["bottleneck"] == "device":  # the queue was full at the end too: being full at the start added nothing
             row["flags"] = " ".join(flag for flag in row["flags"].split() if flag != "short")
+    for row in combined:
+        row.pop("turn_rates", None)  # only compare_pairs() needs them
     return combined
 
 

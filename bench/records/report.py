@@ -12,7 +12,8 @@ from tqdm import tqdm
 from bench.records import peaks
 from bench.records.columns import describe_setup, describe_work, format_number
 from bench.records.flags import FLAGS
-from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained
+from bench.records.pairs import ENOUGH_PAIRS
+from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained, verdict_of
 
 REFRESH_SECONDS = 0.25
 MATMULS = ("matmul", "matmul-8bit")
@@ -230,6 +231,33 @@ def describe_scaling(rows):
             rates = f"{rate:>9} {row['unit']} {per_device:>9} per device"
             lines.append(f"  {size:>4} {name:<7} {rates}   efficiency {efficiency:.3f}{span}")
     return "\n".join(lines)
+
+
+def describe_comparison(comparison, choices, base_choices):
+    """Describe how much faster one run is than another one.
+
+    Args:
+        choices, base_choices: {variable: text} of the lists of both runs.
+    """
+    differing = [name for name in choices if choices[name] != base_choices[name]]
+    name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
+    ratio, low, high = map(format_number, comparison.ratio)
+    manner = "in turn" if comparison.in_turn else "one after the other"
+    basis = f"{low} to {high}, {comparison.pairs} pairs of processes {manner}"
+    if comparison.pairs < ENOUGH_PAIRS:
+        return f"{name} next to {base_name}: {ratio} ({basis}), no verdict below {ENOUGH_PAIRS} pairs"
+    verdict = verdict_of(comparison.ratio)
+    if verdict in ("same", "cannot tell"):
+        words = "are equally fast" if verdict == "same" else "cannot be told apart"
+        return f"{name} and {base_name} {words}: {ratio} ({basis})"
+    return f"{name} is {ratio} times as fast as {base_name} ({basis})"
+
+
+def describe_chance(comparisons):
+    """Say how many of several verdicts are expected to be wrong by chance; "" for one."""
+    counted = sum(comparison.pairs >= ENOUGH_PAIRS for comparison in comparisons)
+    expected = format_number(counted * 2 / 2**ENOUGH_PAIRS, "{:.2g}")
+    return f"of {counted} comparisons of equal work, {expected} would be wrong by chance" if counted > 1 else ""
 
 
 def describe_slowdown(rows, stored):

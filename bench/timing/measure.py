@@ -42,6 +42,7 @@ ENOUGH_QUEUES = 10
 MIN_MEASURED_SECONDS = 0.5
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
+TURN_SECONDS = 0.25  # of windows, before another process that is compared with this one gets its turn
 HOST_SHARE = 0.9  # the part of a step that its submission takes at least, if the host limits it
 HOST_WAIT_SECONDS = 1e-3  # the longest wait after such a submission
 
@@ -70,6 +71,7 @@ class Job:
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
     watch: Any = None  # a meters.Watch: start() before the first window, stop() after the last
+    end_turn: Callable[[], None] | None = None  # lets another process work, returns in this one's next turn
     joules: Callable[[], float] = lambda: math.nan  # reads the energy counter of a sustained run
 
     @property
@@ -104,6 +106,7 @@ class Measurement:
     readings: dict  # {column: reading} of the sensors
     elapsed_seconds: float | None  # since the first window of a sustained run began
     watts: float  # mean over these windows; NaN without an energy counter
+    turn_rates: list[float]  # items per second of the median window of each turn; [] without turns
 
 
 def measure(job: Job):
@@ -154,13 +157,14 @@ def measure(job: Job):
             counters = start_counters(job)
             joules = job.joules()
             start = clock()
-            windows, steps, stop_reason = collect_windows(job, steps)
+            windows, steps, stop_reason, turns = collect_windows(job, steps)
             watts = (job.joules() - joules) / (clock() - start)
             done = steps * len(windows)
             seconds = sum(windows)
 
             # The result and its flags.
-            flags, readings = check_counters(job, counters, done, stop_reason)
+            # A turn begins with a step that is not timed.
+            flags, readings = check_counters(job, counters, done + len(turns), stop_reason)
             if stop_reason != "interrupted":  # by Ctrl-C, in a step whose result cannot be read
                 if first_weights is not None and session.checksum() == first_weights:
                     raise MeasurementError("work_skipped", "the weights have not changed since the first step")
@@ -195,6 +199,7 @@ def measure(job: Job):
                 readings=readings,
                 elapsed_seconds=clock() - began if job.sustained_seconds else None,
                 watts=watts,
+                turn_rates=[items_in_window / statistics.median(turn) for turn in turns if turn],
             )
             if stop_reason == "interrupted":
                 return
@@ -428,8 +433,9 @@ def collect_windows(job: Job, steps):
     """Measure windows until a stop rule gives a reason, or until Ctrl-C.
 
     Returns:
-        (seconds of each window, steps in each, the reason): `interval` in a sustained run, `num_images` after a given
-        number of items, which may need shorter windows, or what stop_if_sure() returns.
+        (seconds of each window, steps in each, the reason, the windows of each turn): the reason is `interval` in a
+        sustained run, `num_images` after a given number of items, which may need shorter windows, or what
+        stop_if_sure() returns.
     """
     clock = job.clock
     is_stream = job.mode == "stream"
@@ -439,13 +445,22 @@ def collect_windows(job: Job, steps):
         total = math.ceil(job.num_items / job.items_per_step)
         steps = max(1, min(steps, total // MIN_SAMPLES))
     windows = []
+    turns = []
     stop_reason = ""
     began = last = clock()
     try:
         while not stop_reason:
+            if job.end_turn and (not turns or sum(turns[-1]) >= TURN_SECONDS):
+                paused = clock()
+                job.end_turn()
+                turns.append([])
+                timed(job.session, clock, 1)
+                began += clock() - paused
             seconds = timed(job.session, clock, steps)
             now = clock()
             windows.append(now - last if is_stream else seconds)
+            if turns:
+                turns[-1].append(seconds)
             last = now
             if job.sustained_seconds:
                 stop_reason = "interval" if now - began >= SUSTAINED_SECONDS else ""
@@ -463,7 +478,7 @@ def collect_windows(job: Job, steps):
         if not windows:
             raise
         stop_reason = "interrupted"
-    return windows, steps, stop_reason
+    return windows, steps, stop_reason, turns
 
 
 def stop_if_sure(job: Job, windows, elapsed, looks):

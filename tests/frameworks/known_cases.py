@@ -39,7 +39,7 @@ def run(monkeypatch, tmp_path):
     """Run a script on a small model: (its name, **settings) -> its rows."""
     monkeypatch.setattr(canary, "GPU_SIDE", 16)
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
-    monkeypatch.setattr(cli, "end_with_parent", lambda: None)
+    monkeypatch.setattr(cli, "obey_parent", lambda: None)
 
     def call(name="mlp", **settings):
         script = importlib.import_module(f"{name}_benchmark")
@@ -48,7 +48,11 @@ def run(monkeypatch, tmp_path):
             with patch.dict(os.environ, environ):
                 return script.main(name, getattr(script, f"{name}_workload"))
 
-        monkeypatch.setattr(cli, "run_process", lambda command, environ, *limit, **others: start(environ))
+        def run_process(command, environ, *limit, **others):
+            yield from ()
+            return start(environ)
+
+        monkeypatch.setattr(cli, "run_process", run_process)
         start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "sim", "PHASE": "inference"} | SMALL[name] | settings)
         with open(tmp_path / "results" / "sim.csv", newline="") as lines:
             rows = list(csv.DictReader(lines))

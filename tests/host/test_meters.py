@@ -55,7 +55,9 @@ def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
     times = [Times(user=10, system=2, idle=99, iowait=50, steal=1), Times(1000)]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
     monkeypatch.setattr(meters, "usable_cpus", lambda: {0})
-    own = SimpleNamespace(cpu_times=lambda: (2, 1, 1, 0), children=lambda recursive: [])
+    own = SimpleNamespace(cpu_times=lambda: (2, 1, 0, 0), children=lambda recursive: [])
+    parent = SimpleNamespace(cpu_times=lambda: (1, 0, 0, 0), children=lambda recursive: [own])
+    own.parent = lambda: parent
     monkeypatch.setattr(psutil, "Process", lambda: own)
     for quota in (None, 1.0):
         monkeypatch.setattr(meters, "cpu_quota", lambda quota=quota: quota)

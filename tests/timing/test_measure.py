@@ -243,6 +243,39 @@ def noisy(seconds, spread):
     return Device(Clock(), work=lambda i: seconds * rng.uniform(1 - spread, 1 + spread))
 
 
+class Turns:
+    """Ends turns as another process works for 100 seconds in each of its own, while nothing of ours runs."""
+
+    def __init__(self, fake):
+        self.fake, self.began = fake, []
+
+    def __call__(self):
+        self.fake.synchronize()
+        self.fake.clock.now += 100
+        self.began.append(self.fake.steps)
+
+
+@pytest.mark.parametrize(("seconds", "turns", "windows"), [(0.010, 12, 9), (0.4, 8, 1)])
+def test_a_turn_is_a_quarter_second_of_windows_after_a_step_that_is_not_timed(seconds, turns, windows):
+    fake = Device(Clock(), work=lambda i: 10 * seconds if i in end_turn.began else seconds)
+    end_turn = Turns(fake)
+    found = run(fake, items=2, end_turn=end_turn, target_ci=0.0)
+    assert found.throughput == pytest.approx(2 / seconds, rel=0.02)
+    assert found.turn_rates == pytest.approx([2 / seconds] * turns, rel=0.02)  # the step after a pause is slow
+    assert end_turn.began[1] - end_turn.began[0] == 1 + windows * found.steps_per_window
+    assert (found.stop_reason, found.flags) == ("max_seconds", ())
+    assert found.seconds == pytest.approx(3.0, rel=0.2)
+
+
+def test_turns_end_with_the_interval_and_steps_that_are_not_timed_are_counted():
+    fake = steps_of(0.010)
+    fake.updates = lambda: fake.steps
+    found = run(fake, end_turn=Turns(fake))
+    assert found.stop_reason == "target_ci"
+    assert len(found.turn_rates) == math.ceil(found.seconds / 0.25)
+    assert run(steps_of(0.010)).turn_rates == []
+
+
 def test_noise_that_never_narrows_stops_at_the_time_limit_with_its_whole_interval():
     result = run(noisy(0.1, 0.4), max_seconds=10, target_ci=0.01)
     assert (result.stop_reason, result.flags) == ("max_seconds", ())

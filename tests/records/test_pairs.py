@@ -1,0 +1,34 @@
+"""The ratio of two runs, from pairs of processes that worked in turn."""
+
+import pytest
+
+from bench.records.combine import combine
+from bench.records.pairs import compare_pairs
+from tests.rows import ROW
+
+
+def process(*turn_rates, **changes):
+    return [ROW | {"turn_rates": list(turn_rates)} | changes, ROW | {"phase": "forward", "throughput": 9.0}]
+
+
+def test_a_pair_is_the_median_of_neighbouring_turns_and_the_result_that_of_the_pairs():
+    # A slow spell in the second turn of both, and a disturbance in one turn of one of them.
+    pairs = [(process(2.4, 0.3, 2.4), process(2.0, 0.25, 8.0)), (process(2.2, 2.2), process(2.0, 2.0, 2.0))]
+    pairs.append((process(2.6), process(2.0)))
+    found = compare_pairs(pairs)
+    assert found is not None
+    assert found.ratio == pytest.approx((1.2, 1.1, 1.3))
+    assert (found.pairs, found.in_turn) == (3, True)
+
+
+def test_a_process_that_failed_leaves_its_pair_out_and_processes_without_turns_have_rates():
+    failed = [ROW | {"status": "crashed", "throughput": None}]
+    alone = [ROW | {"throughput": 50.0}]
+    assert compare_pairs([(failed, process(1.0))]) is None
+    found = compare_pairs([(failed, process(1.0)), ([ROW], alone)])
+    assert found is not None
+    assert (found.ratio.throughput, found.pairs, found.in_turn) == (2.0, 1, False)
+
+
+def test_no_row_keeps_the_rates_of_turns():
+    assert all("turn_rates" not in row for row in combine([process(1.0, 2.0)]))
