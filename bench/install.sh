@@ -1,10 +1,13 @@
 #!/bin/sh
 # Build an environment from a requirements file. Called by `make`:   sh bench/install.sh requirements-cuda.txt .venv
+# For FRAMEWORK_VERSION=2.14.1:   sh bench/install.sh requirements-cuda.txt .venv-torch-2.14.1 torch 2.14.1
 #
 # Uses the user's uv, or installs one in .uv. uv is fast, and downloads a Python if none of the installed ones fits.
 set -eu
 requirements=$1
 venv=$2
+name=${3:-}
+version=${4:-}
 PATH=$PATH:$PWD/.uv/bin
 
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -48,9 +51,10 @@ cpu=requirements-cpu-${requirements#requirements-cuda-}
 
 # What is installed for which GPU. For cuda13 it is what PyPI has. PyTorch's other builds are in its own index.
 options=
+overrides=
 case $requirements:$gpu in
     *:needs-*) stop "NVIDIA driver $card: install driver ${gpu#needs-} or newer, or set PYTHON=... or USE_GPU=0" ;;
-    requirements-cuda.txt:cuda12) options="--torch-backend=cu126 --override requirements-torch-cu126.txt" ;;
+    requirements-cuda.txt:cuda12) options=--torch-backend=cu126 overrides=requirements-torch-cu126.txt ;;
     requirements-cuda.txt:cpu) options=--torch-backend=cpu ;;
     requirements-cuda.txt:hip | requirements-cuda.txt:xpu) options=--torch-backend=auto ;;
     *:cuda12)
@@ -58,6 +62,11 @@ case $requirements:$gpu in
         requirements=$venv.txt ;;
     *:cpu | *:hip | *:xpu) [ ! -e "$cpu" ] || requirements=$cpu ;;
 esac
+if [ "$version" ]; then  # uv chooses the torchvision that belongs to it; all other packages are as pinned
+    overrides=$venv.overrides.txt
+    sed -n -e "s/^\($name\(\[[^]]*\]\)*\)==[^ ;]*/\1==$version/p" -e 's/^torchvision==[^ ;]*/torchvision/p' \
+        "$requirements" >"$overrides"
+fi
 
 if ! has uv; then
     say "fetching uv into .uv"
@@ -69,8 +78,8 @@ works || { rm -rf "$venv" && uv venv --quiet --python-preference system --python
 
 quiet=--quiet
 [ ! -t 2 ] || quiet=  # a terminal shows the progress
-install="uv pip install $quiet --python $venv/bin/python"
-say "installing $requirements into $venv${card:+, NVIDIA driver $card}${options:+, $options}: up to a few GB"
+install="uv pip install $quiet --python $venv/bin/python${overrides:+ --override $overrides}"
+say "installing $requirements into $venv${card:+, NVIDIA driver $card}${options:+, $options}${version:+, $name $version}: up to a few GB"
 if ! $install $options -r "$requirements" >&2; then
     [ "$options" ] || exit 2
     [ "$gpu" != cuda12 ] || stop "NVIDIA driver $card needs PyTorch for CUDA 12.6, which uv could not get:" \

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench import child, cli
-from bench.host import environment, ranks, resources
+from bench.host import environment, ranks, resources, versions
 from bench.records import report, results
 from bench.records.columns import COLUMNS
 from bench.records.combine import combine
@@ -33,6 +33,7 @@ log = logging.getLogger("bench")
 DEFAULT_RUNS = 5  # processes of each run
 # Lists whose values are compared. Other lists are different work, of which nobody asks what is faster.
 COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "LORA_RANK", "CHECKPOINTING")
+COMPARED += ("FRAMEWORK_VERSION",)
 MOST_IN_TURN = 4  # processes at the same time
 MIN_GAIN = 1.02  # by which a doubled batch size must be faster; two in a row below it end the doubling
 # By command: the script that a child runs.
@@ -107,6 +108,8 @@ def measure_command(command, describe_workload, describe_rows):
             if comparison:
                 print(report.describe_comparison(comparison, run.choices, group[0].choices))
                 comparisons.append(comparison)
+            if run.python != group[0].python:
+                print(versions.describe_difference(group[0].python, run.python))
         if status:
             break
     tables = [report.describe_scaling(measured), report.describe_chance(comparisons)]
@@ -123,10 +126,11 @@ def measure_as_rank(command, describe_workload, measure_quantities, describe_row
     lines = []
     # With NUM_DEVICES, settings for one device are refused.
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
-    if others or run.settings.runs not in (None, 1) or run.settings.batch_size == AUTO:
+    settings = run.settings
+    if others or settings.runs not in (None, 1) or settings.batch_size == AUTO or settings.framework_version:
         raise SettingError(
             f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
-            "of every other setting, and RUNS=1, or set NUM_DEVICES instead of using torchrun"
+            "of every other setting, RUNS=1 and no FRAMEWORK_VERSION, or set NUM_DEVICES instead of using torchrun"
         )
     host = environment.read_host(run.settings.machine)
     status = child.measure_run(run.settings, describe_workload, measure_quantities, child.Task(), lines.append)
@@ -156,6 +160,7 @@ def plan_runs(runs, describe_workload):
     Raises:
         SettingError: a run cannot be measured, which the user learns before anything is.
     """
+    runs = [versions.install(run) if run.settings.framework_version else run for run in runs]
     runs = [count_devices(run) if run.settings.num_devices not in (None, 1) else run for run in runs]
     if describe_workload is None:
         return runs
@@ -371,7 +376,7 @@ def start_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=Non
         Interrupted: after Ctrl-C, with the rows so far.
     """
     environ = dict(run.environ)
-    command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
+    command = [run.python, str(ROOT / SCRIPTS[run.command])]
     has_ranks = run.settings.num_devices not in (None, 1)
     if has_ranks:
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
@@ -392,6 +397,8 @@ def start_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=Non
         if rows and rows[-1]["status"] == child.BEGUN:
             rows.pop()
         rows.append(complete_row(host, run_id, line))
+        if run.python != sys.executable:
+            rows[-1]["flags"] = f"{rows[-1]['flags']} other_version".strip()
     begun = rows.pop() if rows and rows[-1]["status"] == child.BEGUN else None
     if status == cli.INTERRUPTED:
         raise Interrupted(rows)

@@ -6,6 +6,7 @@ docs/settings.md, which `make settings` shows, says what each setting means. Sta
 import difflib
 import os
 import re
+import sys
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
@@ -107,6 +108,12 @@ def matrix_size(text):
     return m, n, k
 
 
+def version(text):
+    if not re.fullmatch("[0-9]+([.][0-9a-z]+)+", text):
+        raise ValueError("a version, such as 2.14.1")
+    return text
+
+
 def slug(text):
     """Parse a name that is safe as a file name: lower case, digits and single hyphens."""
     name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
@@ -175,6 +182,7 @@ class Settings:
         WORKLOADS,
         EACH,
     )
+    framework_version: str | None = setting(version, None, WORKLOADS, EACH)  # None: the installed one
     num_images: int | None = setting(whole(1), None, ("image", "mlp"))  # None: as many as the interval needs
     image_size: int | None = setting(whole(32, 4096), None, ("image", "diffusion"))  # pixels; None: the model's
     precision: Any = setting(
@@ -243,6 +251,7 @@ class Run:
     settings: Settings
     environ: dict[str, str]  # the whole environment, without MAKEFLAGS
     choices: dict[str, str] = field(default_factory=dict)  # {variable: text}: this run's entry of each comma list
+    python: str = sys.executable  # of its processes; another one has another version of the framework
 
     def with_settings(self, command=None, **texts):
         """Return the run after a change of its environment, or the same one of another command.
@@ -255,7 +264,7 @@ class Run:
         """
         environ = {name: text for name, text in (self.environ | texts).items() if text is not None}
         command = command or self.command
-        return Run(command, parse_settings(command, environ), environ, self.choices)
+        return replace(self, command=command, settings=parse_settings(command, environ), environ=environ)
 
 
 def read_runs(command, environ=os.environ, also=()):

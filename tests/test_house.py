@@ -100,7 +100,7 @@ def test_a_workload_is_known_everywhere(name):
 
 
 def test_a_setting_that_describes_the_work_has_a_column():
-    elsewhere = {"use_gpu": "device", "num_devices": "world_size"}
+    elsewhere = {"use_gpu": "device", "num_devices": "world_size", "framework_version": "framework"}
     each = [name for name in DECLARED if EACH in str(DECLARED[name]["lists"])]
     assert {elsewhere.get(name, name) for name in each} <= {*columns.WORK, "device"}
 

@@ -31,7 +31,7 @@ TOOLS = ("sh", "awk", "cat", "cp", "grep", "mkdir", "rm", "sed", "xargs")
 
 TORCH, JAX, TENSORFLOW = (f"requirements-cuda{name}.txt" for name in ("", "-jax", "-tensorflow"))
 PYPI, CPU, AUTO = f"-r {TORCH}", f"--torch-backend=cpu -r {TORCH}", f"--torch-backend=auto -r {TORCH}"
-CU126 = f"--torch-backend=cu126 --override requirements-torch-cu126.txt -r {TORCH}"
+CU126 = f"--override requirements-torch-cu126.txt --torch-backend=cu126 -r {TORCH}"
 H200, A100, RTX_5090, V100 = "580.159.03, 9.0", "550.54.14, 8.0", "570.86.10, 12.0", "535.104.05, 7.0"
 TWO = "550.54.14, 12.0\n550.54.14, 8.0"
 BUILT_IN, ARC = ("0000:00:02.0", "0x8086"), ("0000:03:00.0", "0x8086")
@@ -80,7 +80,7 @@ def install(tmp_path):
         path.write_text(text)
         path.chmod(0o755)
 
-    def call(file=TORCH, cards="", refuses="nothing", built_for="cuda", displays=(), **given):
+    def call(file=TORCH, cards="", refuses="nothing", built_for="cuda", displays=(), version=(), **given):
         for slot, vendor in displays:
             (tmp_path / "pci" / slot).mkdir(parents=True)
             (tmp_path / "pci" / slot / "class").write_text("0x030000\n")
@@ -93,7 +93,7 @@ def install(tmp_path):
         write("uv", UV.format(refuses=refuses))
         write("../fake_python", PYTHON.format(built_for=built_for))
         environ = {"PATH": str(tmp_path / "bin")} | given
-        command = ["sh", "install.sh", file, ".venv"]
+        command = ["sh", "install.sh", file, ".venv", *version]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environ)
         asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
         return done.returncode, done.stderr.splitlines(), [line.partition("/bin/python ")[2] for line in asked]
@@ -131,6 +131,27 @@ def test_packages_for_cuda_12_differ_in_one_word(install, tmp_path):
         install(file=f"requirements-cuda-{name}.txt", cards=A100)
         ours = Path(f"requirements-cuda-{name}.txt").read_text()
         assert (tmp_path / ".venv.txt").read_text() == ours.replace("[cuda13]", "[cuda12]") != ours
+
+
+@pytest.mark.parametrize(
+    ("file", "cards", "version", "overrides"),
+    [
+        (TORCH, "", ("torch", "2.14.0"), "torch==2.14.0\ntorchvision\n"),
+        (TORCH, A100, ("torch", "2.13.0"), "torch==2.13.0\ntorchvision\n"),
+        (TENSORFLOW, "", ("tensorflow", "2.20.0"), "tensorflow[and-cuda]==2.20.0\n"),
+        ("requirements-cuda-mlx.txt", H200, ("mlx", "0.32.0"), "mlx[cuda13]==0.32.0\n"),
+        ("requirements-mac.txt", "", ("tensorflow", "2.18.0"), 'tensorflow==2.18.0; python_version < "3.13"\n'),
+    ],
+)
+def test_another_version_overrides_the_pinned_one_and_its_companion(install, tmp_path, file, cards, version, overrides):
+    status, _, asked = install(file=file, cards=cards, version=version)
+    written = (tmp_path / ".venv.overrides.txt").read_text()
+    assert (status, written.replace("torchvision\n", "")) == (0, overrides.replace("torchvision\n", ""))
+    assert ("torchvision" in written) == ("torchvision==" in Path(file).read_text())
+    assert asked[-1].startswith("--override .venv.overrides.txt")
+    if not cards and file == TORCH:
+        _, _, asked = install(file=file, refuses="--torch-backend", version=version)
+        assert asked[-1].startswith("--override .venv.overrides.txt -r")
 
 
 def test_plots_and_comparisons_with_a_chosen_python_need_the_common_packages_only(monkeypatch, capsys):

@@ -48,6 +48,7 @@ def latest(rows):
     several for the same work; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
     """
     counts = ((rows["status"] == "ok") | (rows["source"] != "")) & (rows["scope"] != "sustained")
+    counts &= ~rows["flags"].str.contains("other_version")
     done = rows[counts].sort_values("timestamp", kind="stable")
     work = ["machine", "source", *WORK]
     # A quick check, or what Ctrl-C left, does not replace a result of more processes of the same commit.

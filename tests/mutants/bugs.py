@@ -12,6 +12,7 @@ STEPS = ("tests/frameworks/test_steps.py",)
 LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squared_error_of_the_noise",)
 COMBINE, COMBINED = "bench/records/combine.py", ("tests/records/test_combine.py",)
 ROWS = ("tests/test_child.py",)
+PAIRS = ("tests/records/test_pairs.py",)
 LLM = "llm_benchmark.py"
 IMAGES = "bench/frameworks/on_torch_images.py"
 WORKERS = ("tests/frameworks/test_torch.py::test_nothing_that_outlives_a_worker_holds_its_pipe",)
@@ -55,6 +56,17 @@ BUGS = {
         "peak = sweep.measure_operator(operators.matmul(size), precision, seed=1)",
         "peak = best",
         ("tests/test_tflops.py",),
+    ),
+    # Turns
+    "time_the_step_after_a_pause": Bug(
+        MEASURE, "                timed(job.session, clock, 1)\n", "                job.session.updates()\n", TIMING
+    ),
+    "count_the_waiting_for_others": Bug(MEASURE, "began += clock() - paused", "began += 0 * paused", TIMING),
+    "the_same_one_first_in_every_round": Bug(
+        "bench/parent.py", "remaining[::-1] if number % 2", "remaining if number % 2", ("tests/test_parent.py",)
+    ),
+    "compare_turns_that_are_not_neighbours": Bug(
+        "bench/records/pairs.py", "statistics.median(a / b for a, b in turns)", "max(turns)[0] / min(turns)[1]", PAIRS
     ),
     # A window
     "skip_a_step": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),

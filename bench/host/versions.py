@@ -1,0 +1,50 @@
+"""Other versions of a framework than the pinned one, each in an environment of its own: FRAMEWORK_VERSION."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import metadata
+
+from bench.host.environment import output_of
+from bench.settings import ROOT, Run, SettingError
+
+LIST_PACKAGES = (
+    "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+)
+
+
+def install(run: Run):
+    """Return the run with the interpreter of an environment that has its FRAMEWORK_VERSION; installs what is missing.
+
+    Raises:
+        SettingError: it cannot be installed.
+    """
+    name = run.settings.framework  # which is also that of its package
+    version = run.settings.framework_version
+    if metadata.version(name).partition("+")[0] == version:
+        return run
+    if "PYTHON" in os.environ:
+        raise SettingError(f"FRAMEWORK_VERSION={version!r} needs an installation, and PYTHON=... has none: unset one")
+    venv = ROOT / f".venv-{name}-{version}"
+    is_complete = venv / "installed"
+    if not is_complete.exists():
+        suffix = "" if name == "torch" else f"-{name}"
+        requirements = "requirements-mac.txt" if sys.platform == "darwin" else f"requirements-cuda{suffix}.txt"
+        command = ["sh", "bench/install.sh", requirements, venv.name, name, version]
+        if subprocess.run(command, cwd=ROOT).returncode:
+            raise SettingError(f"FRAMEWORK_VERSION={version!r} cannot be installed, see above: choose another version")
+        is_complete.touch()
+    return replace(run, python=str(venv / "bin" / "python"))
+
+
+def describe_difference(python, other_python):
+    """List the packages that differ between two environments: "torchvision 0.29.2 and 0.29.1"."""
+    packages, others = (json.loads(output_of(each, "-c", LIST_PACKAGES) or "{}") for each in (python, other_python))
+    differing = [
+        f"{name} {packages[name]} and {others[name]}"
+        for name in sorted(packages.keys() & others.keys())
+        if packages[name] != others[name]
+    ]
+    return "packages that differ: " + ", ".join(differing)
