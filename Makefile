@@ -82,7 +82,7 @@ receive: ## add the rows of an issue or a CSV file to results/, ISSUE=file (-: s
 check-results: ## check the rows added to results/ since BASE (default: origin/main), as CI does
 	@$(call any_python,bench.records.submission check)
 
-noise: $(READY) ## A/A tests: how much identical measurements differ on this machine (ten minutes on a CPU)
+noise: $(READY) ## A/A tests: how much identical measurements differ on this machine (twenty minutes on a CPU)
 	@$(RUN) noise_check.py
 
 doctor: ## what can run here, what cannot, and how to fix it

@@ -24,8 +24,8 @@ from bench.host import environment, ranks, resources, versions
 from bench.records import report, results
 from bench.records.columns import COLUMNS
 from bench.records.combine import combine
-from bench.records.pairs import compare_pairs
 from bench.records.rows import complete_row
+from bench.records.verdict import compare_pairs
 from bench.settings import ALL, AUTO, ROOT, WORKLOADS, Run, SettingError, read_runs
 
 log = logging.getLogger("bench")
@@ -94,7 +94,7 @@ def measure_command(command, describe_workload, describe_rows):
             for rows_of in measure_rounds(group, host, quiet=False):
                 rounds.append(rows_of)
         except SettingError as error:
-            if len(groups) == 1:
+            if len(groups) == 1 and not rounds:
                 raise
             log.error("%s", error)
         except KeyboardInterrupt:
@@ -264,14 +264,14 @@ def measure_rounds(runs, host, limit=None, quiet=True):
 
     Args:
         limit: seconds of work after which a process is killed; None means no limit.
-        quiet: nothing is printed, except mistakes in the settings of one of several runs.
+        quiet: nothing is printed.
 
     Yields:
         {run: rows of its process} of each round, when it is complete. After Ctrl-C in the first one, what the working
         process had measured comes before the KeyboardInterrupt.
 
     Raises:
-        SettingError: in the first process of a single run. Of several runs, the others are measured.
+        SettingError: a mistake that only a child finds, such as a MODEL that resembles no known one.
     """
     count = plan_processes(runs[0])
     takes_turns = len(runs) > 1
@@ -286,7 +286,7 @@ def measure_rounds(runs, host, limit=None, quiet=True):
         order = remaining[::-1] if number % 2 else remaining
         try:
             rows_of = run_children({run: start(run, quiet=quiet, takes_turns=takes_turns) for run in order})
-            if takes_turns and any(has_run_out_of_memory(rows) for rows in rows_of.values()):
+            if takes_turns and any(row["status"] == "out_of_memory" for rows in rows_of.values() for row in rows):
                 log.warning("memory is too small for these combinations at the same time: they run one after the other")
                 takes_turns = False
                 rows_of = run_children({run: start(run, quiet=quiet) for run in order})
@@ -294,19 +294,8 @@ def measure_rounds(runs, host, limit=None, quiet=True):
             if is_first and error.rows:
                 yield {runs[0]: error.rows}
             raise
-        mistakes = {run: rows for run, rows in rows_of.items() if isinstance(rows, SettingError)}
-        for error in mistakes.values():  # that only a child finds, such as a MODEL that resembles no known one
-            if len(runs) == 1 and is_first:
-                raise error
-            log.error("%s", error)
-        rows_of = {run: rows for run, rows in rows_of.items() if run not in mistakes}
-        remaining = [run for run in remaining if any(row["status"] == "ok" for row in rows_of.get(run, []))]
+        remaining = [run for run in remaining if any(row["status"] == "ok" for row in rows_of[run])]
         yield rows_of
-
-
-def has_run_out_of_memory(rows):
-    """Return whether a process ran out of memory, by what run_children() returns for it."""
-    return not isinstance(rows, SettingError) and any(row["status"] == "out_of_memory" for row in rows)
 
 
 def combine_rounds(rounds):
@@ -326,7 +315,7 @@ def name_choices(run):
 
 
 def run_children(children):
-    """Let child processes work in turn until each has ended; returns {run: its rows, or the SettingError it raised}.
+    """Let child processes work in turn until each has ended; returns {run: its rows}.
 
     Args:
         children: {run: start_child() of it}, in the order of their turns.
@@ -341,8 +330,6 @@ def run_children(children):
                     next(child)
                 except StopIteration as ended:
                     rows_of[run] = ended.value
-                except SettingError as error:
-                    rows_of[run] = error
     finally:
         for child in children.values():
             child.close()
@@ -351,10 +338,7 @@ def run_children(children):
 
 def run_child(run: Run, host, **options):
     """Run one process of a run to its end, as start_child() does with these options, and return its rows."""
-    (rows,) = run_children({run: start_child(run, host, **options)}).values()
-    if isinstance(rows, SettingError):
-        raise rows
-    return rows
+    return run_children({run: start_child(run, host, **options)})[run]
 
 
 def start_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None, quiet=True, takes_turns=False):

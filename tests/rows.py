@@ -10,8 +10,7 @@ from bench.records import results
 from bench.records.columns import COLUMNS, SCHEMA
 from bench.records.combine import combine
 from bench.records.flags import FLAGS
-from bench.records.pairs import Comparison
-from bench.records.verdict import Rate
+from bench.records.verdict import Comparison, Rate
 from bench.workloads.standard_set import STANDARD_SET
 
 ROW = dict.fromkeys(COLUMNS) | {"schema": SCHEMA, "method_version": 2, "run_id": "0123456789ab"}

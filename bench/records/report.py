@@ -12,8 +12,7 @@ from tqdm import tqdm
 from bench.records import peaks
 from bench.records.columns import describe_setup, describe_work, format_number
 from bench.records.flags import FLAGS
-from bench.records.pairs import ENOUGH_PAIRS
-from bench.records.verdict import MACHINE_CHANGED, Rate, burst_and_sustained, verdict_of
+from bench.records.verdict import ENOUGH_PAIRS, MACHINE_CHANGED, Rate, burst_and_sustained, verdict_of
 
 REFRESH_SECONDS = 0.25
 MATMULS = ("matmul", "matmul-8bit")

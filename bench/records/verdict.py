@@ -1,6 +1,8 @@
 """Rates, and what they show: ratios, bottlenecks, a slower machine, the effect of heat."""
 
 import math
+import statistics
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.records.columns import format_number
@@ -10,6 +12,7 @@ OVERLAP = 0.95
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
 MACHINE_CHANGED = 1.1  # times faster or slower by the canary, so that a report says so
 IN_TFLOPS = ("matmul", "convolution", "attention")  # workloads whose rates are compared in TFLOP/s
+ENOUGH_PAIRS = 5  # their range covers the true ratio with a probability of 1 - 2 / 2**5, so fewer get no verdict
 BURST_SECONDS = 30  # the beginning of a sustained run
 
 
@@ -39,6 +42,43 @@ def verdict_of(ratio):
     if ratio.low >= 1 - SAME and ratio.high <= 1 + SAME:
         return "same"
     return "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "cannot tell"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """By what factor one run is faster than another one."""
+
+    ratio: Rate  # the median of the pairs of processes, and their range
+    pairs: int
+    in_turn: bool  # else the processes of a pair worked one after the other
+
+
+def compare_pairs(pairs):
+    """Return the Comparison of pairs of processes, or None if none is complete.
+
+    The ratio of a pair is the median over neighbouring turns; without turns, that of the two rates.
+
+    Args:
+        pairs: (rows of a process of the run, rows of one of the run that it is compared with) of each round.
+    """
+    ratios = []
+    in_turn = True
+    for both in pairs:
+        first, second = (next(filter(is_main, rows), None) for rows in both)
+        if not (first and second):
+            continue
+        turns = list(zip(first.get("turn_rates", []), second.get("turn_rates", []), strict=False))
+        in_turn = in_turn and bool(turns)
+        turns = turns or [(first["throughput"], second["throughput"])]
+        ratios.append(statistics.median(a / b for a, b in turns))
+    if not ratios:
+        return None
+    return Comparison(Rate(statistics.median(ratios), min(ratios), max(ratios)), len(ratios), in_turn)
+
+
+def is_main(row):
+    """Return whether a row is the result that processes are compared by: the first of the scope device is."""
+    return row["status"] == "ok" and row["scope"] == "device"
 
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):

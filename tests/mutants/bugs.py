@@ -66,7 +66,7 @@ BUGS = {
         "bench/parent.py", "remaining[::-1] if number % 2", "remaining if number % 2", ("tests/test_parent.py",)
     ),
     "compare_turns_that_are_not_neighbours": Bug(
-        "bench/records/pairs.py", "statistics.median(a / b for a, b in turns)", "max(turns)[0] / min(turns)[1]", PAIRS
+        "bench/records/verdict.py", "statistics.median(a / b for a, b in turns)", "max(turns)[0] / min(turns)[1]", PAIRS
     ),
     # A window
     "skip_a_step": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.records.combine import combine
-from bench.records.pairs import compare_pairs
+from bench.records.verdict import compare_pairs
 from tests.rows import ROW
 
 
