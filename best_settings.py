@@ -34,7 +34,7 @@ LEAST_LIMIT = 120  # seconds after which a trial is ended
 LIMIT_SHARE = 0.15  # share of the time after which a trial is ended, if that is longer
 FULL_LIMIT = 600  # seconds after which a full run is ended
 FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0", "SUSTAIN": None, "NUM_IMAGES": None}
-FIXED["FRAMEWORK_VERSION"] = None
+FIXED |= {"FRAMEWORK_VERSION": None}
 NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 

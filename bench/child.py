@@ -74,6 +74,7 @@ def main(command, describe_workload, measure_quantities):
     """
     end_turn = cli.obey_parent()
     task = Task(**json.loads(os.environ[TASK]))
+    end_turn = end_turn if task.takes_turns else None
     with open(task.path, "a") as file:
 
         def emit(line):
@@ -104,7 +105,7 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit, end
     Args:
         describe_workload, measure_quantities: as main() takes them.
         emit: called with each line.
-        end_turn: as cli.obey_parent() returns it, for a task that takes turns.
+        end_turn: as cli.obey_parent() returns it; None if the process takes no turns.
 
     Raises:
         SettingError, ModuleNotFoundError: a mistake of the user, or a missing package.
@@ -144,7 +145,6 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit, end
             if me.rank == 0:
                 emit(device_cells | line)
 
-        end_turn = end_turn if task.takes_turns else None
         process = Process(settings, task, framework, device, instruments, group, emit_on_rank_0, end_turn)
         return measure_quantities(process, describe_workload)
 

@@ -7,7 +7,7 @@ A child runs in a session of its own, so a terminal's Ctrl-C reaches it once, th
 a socket whose other end only the parent has. If the parent exits for any reason, or closes it on purpose, the child
 kills itself and its workers (obey_parent). torchrun passes standard input on to its ranks, so this holds for each of
 them too. Over the same socket, several children work in turn: a byte from the child ends its turn, a byte from the
-parent is its next one.
+parent starts its next one.
 """
 
 import functools
@@ -29,7 +29,7 @@ from bench.settings import SettingError
 
 MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
 FIRST_LIMIT = 2400  # seconds of a command's first process, which may download data or compile a framework's kernels
-POLL_SECONDS = 0.1  # between two looks whether a child has exited
+POLL_SECONDS = 0.1  # between checks whether a child has exited
 GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
 
 
@@ -99,7 +99,7 @@ def keep_awake():
         return subprocess.Popen(command, start_new_session=True) if sys.platform == "darwin" else None
 
 
-def run_process(command, environ, limit=None, quiet=False):
+def run_process(command, environ, limit=math.inf, quiet=False):
     """Run a command to its end, as a generator that pauses whenever the child ends its turn; next() is its next turn.
 
     Ctrl-C, SIGTERM and SIGHUP are forwarded as SIGTERM (a background job ignores SIGINT), and the child may finish what
@@ -107,7 +107,7 @@ def run_process(command, environ, limit=None, quiet=False):
 
     Args:
         environ: its whole environment.
-        limit: seconds after which it is killed, without those of other children's turns; None means no limit.
+        limit: seconds after which it is killed, not counting other children's turns.
         quiet: discard what it prints.
 
     Returns:
@@ -123,13 +123,12 @@ def run_process(command, environ, limit=None, quiet=False):
     try:
         with suppress(OSError):  # Linux then kills the child first if memory runs out
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
-        seconds_left = math.inf if limit is None else limit
         while True:
             began = time.monotonic()
-            status = wait_for_end_of_turn(child, turns, seconds_left)
+            status = wait_for_end_of_turn(child, turns, limit)
             if status is not None:
                 return status
-            seconds_left -= time.monotonic() - began
+            limit -= time.monotonic() - began
             yield
             with suppress(OSError):  # it may have died
                 turns.send(b".")
@@ -152,9 +151,11 @@ def wait_for_end_of_turn(child, turns, limit):
     while child.poll() is None:
         if time.monotonic() > deadline:
             return -signal.SIGALRM
-        with suppress(OSError):  # it has just died
-            if select.select([turns], [], [], POLL_SECONDS)[0] and turns.recv(1):
-                return None
+        if select.select([turns], [], [], POLL_SECONDS)[0]:
+            with suppress(OSError):
+                if turns.recv(1):
+                    return None
+            time.sleep(POLL_SECONDS)  # its end is closed: it is about to exit
     return child.returncode
 
 

@@ -6,8 +6,10 @@ this process writes into results/. It imports no framework.
 """
 
 import functools
+import itertools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -16,6 +18,7 @@ import tempfile
 import uuid
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,9 +34,9 @@ from bench.settings import ALL, AUTO, ROOT, WORKLOADS, Run, SettingError, read_r
 log = logging.getLogger("bench")
 
 DEFAULT_RUNS = 5  # processes of each run
-# Lists whose values are compared. Other lists are different work, of which nobody asks what is faster.
-COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "LORA_RANK", "CHECKPOINTING")
-COMPARED += ("FRAMEWORK_VERSION",)
+# Lists whose values are compared, the first of them in turn. Lists of other settings are different work.
+COMPARED = ("FRAMEWORK_VERSION", "USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
+COMPARED += ("LORA_RANK", "CHECKPOINTING")
 MOST_IN_TURN = 4  # processes at the same time
 MIN_GAIN = 1.02  # by which a doubled batch size must be faster; two in a row below it end the doubling
 # By command: the script that a child runs.
@@ -100,16 +103,16 @@ def measure_command(command, describe_workload, describe_rows):
         except KeyboardInterrupt:
             log.info("interrupted: what was complete is stored")
             status = cli.INTERRUPTED
-        for rows in combine_rounds(rounds).values():
-            measured += rows
-            store(folder, rows, describe_rows)
+        lines = []
         for run in group[1:]:
             comparison = compare_runs(rounds, run, group[0])
             if comparison:
-                print(report.describe_comparison(comparison, run.choices, group[0].choices))
+                lines.append(report.describe_comparison(comparison, run.choices, group[0].choices))
                 comparisons.append(comparison)
             if run.python != group[0].python:
-                print(versions.describe_difference(group[0].python, run.python))
+                lines.append(versions.describe_difference(group[0].python, run.python))
+        store(folder, combine_rounds(rounds).values(), describe_rows, lines)
+        measured += itertools.chain(*combine_rounds(rounds).values())
         if status:
             break
     tables = [report.describe_scaling(measured), report.describe_chance(comparisons)]
@@ -137,21 +140,23 @@ def measure_as_rank(command, describe_workload, measure_quantities, describe_row
     run_id = uuid.uuid4().hex[:12]
     rows = [complete_row(host, run_id, line) for line in lines if line["status"] != child.BEGUN]
     if me.rank == 0 and rows:
-        path = store(run.settings.results_dir, combine([rows]), describe_rows)
-        print(f"added to {cli.display_path(path)}", flush=True)
+        store(run.settings.results_dir, [combine([rows])], describe_rows)
+        print(f"added to {cli.display_path(results.path_of(run.settings.results_dir, rows[0]))}", flush=True)
     return status
 
 
-def store(folder, rows, describe_rows):
-    """Print the combined rows of a run and add them to the file of their machine; return its path."""
-    path = results.path_of(folder, rows[0])
-    stored = []
-    try:
-        stored = results.read(path)
-        results.append(path, *rows)
-    finally:  # print the rows even if they cannot be stored
-        print(describe_rows(rows, stored), flush=True)
-    return path
+def store(folder, runs, describe_rows, lines=()):
+    """Print the combined rows of each run, and more lines; then add all rows to the files of their machines."""
+    for rows in runs:
+        stored = []
+        with suppress(SettingError):  # append() raises it again, when everything is printed
+            stored = results.read(results.path_of(folder, rows[0]))
+        print(describe_rows(rows, stored))
+    for line in lines:
+        print(line)
+    sys.stdout.flush()
+    for rows in runs:
+        results.append(results.path_of(folder, rows[0]), *rows)
 
 
 def plan_runs(runs, describe_workload):
@@ -256,19 +261,19 @@ def group_runs(runs):
     return cut
 
 
-def measure_rounds(runs, host, limit=None, quiet=True):
+def measure_rounds(runs, host, limit=math.inf, quiet=True):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run.
 
     The processes of a round are alive at the same time and take turns. If memory is too small for that, each works to
     its end. Every second round begins with the last run. After a process without any result, its run is left out.
 
     Args:
-        limit: seconds of work after which a process is killed; None means no limit.
+        limit: seconds of work after which a process is killed.
         quiet: nothing is printed.
 
     Yields:
-        {run: rows of its process} of each round, when it is complete. After Ctrl-C in the first one, what the working
-        process had measured comes before the KeyboardInterrupt.
+        {run: rows of its process} of each round, when it is complete. After Ctrl-C in the first one, what is known of
+        it comes before the KeyboardInterrupt.
 
     Raises:
         SettingError: a mistake that only a child finds, such as a MODEL that resembles no known one.
@@ -284,18 +289,21 @@ def measure_rounds(runs, host, limit=None, quiet=True):
         is_first = number == 0
         start = functools.partial(start_child, host=host, is_first=is_first, compares_with_cpu=is_first, limit=limit)
         order = remaining[::-1] if number % 2 else remaining
+        rows_of = {}
         try:
-            rows_of = run_children({run: start(run, quiet=quiet, takes_turns=takes_turns) for run in order})
+            run_children({run: start(run, quiet=quiet, takes_turns=takes_turns) for run in order}, rows_of)
             if takes_turns and any(row["status"] == "out_of_memory" for rows in rows_of.values() for row in rows):
                 log.warning("memory is too small for these combinations at the same time: they run one after the other")
                 takes_turns = False
-                rows_of = run_children({run: start(run, quiet=quiet) for run in order})
-        except Interrupted as error:
-            if is_first and error.rows:
-                yield {runs[0]: error.rows}
+                run_children({run: start(run, quiet=quiet) for run in order}, rows_of)
+        except (KeyboardInterrupt, SettingError):
+            if is_first and rows_of:
+                yield rows_of
             raise
         remaining = [run for run in remaining if any(row["status"] == "ok" for row in rows_of[run])]
-        yield rows_of
+        if len(remaining) < len(order):  # the others may fit together
+            takes_turns = len(remaining) > 1
+        yield {run: rows_of[run] for run in order}
 
 
 def combine_rounds(rounds):
@@ -306,7 +314,8 @@ def combine_rounds(rounds):
 
 def compare_runs(rounds, run, base):
     """Return the Comparison of a run with another one of the same rounds; None without a pair."""
-    return compare_pairs([(rows_of[run], rows_of[base]) for rows_of in rounds if {run, base} <= rows_of.keys()])
+    pairs = [(rows_of[run], rows_of[base]) for rows_of in rounds if {run, base} <= rows_of.keys()]
+    return compare_pairs(pairs, [name.lower() for name in run.choices])
 
 
 def name_choices(run):
@@ -314,41 +323,44 @@ def name_choices(run):
     return " ".join(f"{name}={text}" for name, text in run.choices.items())
 
 
-def run_children(children):
-    """Let child processes work in turn until each has ended; returns {run: its rows}.
+def run_children(children, rows_of):
+    """Let child processes work in turn until each has ended, and fill {run: its rows}; after Ctrl-C, as far as known.
 
     Args:
         children: {run: start_child() of it}, in the order of their turns.
     """
-    rows_of = {}
     try:
-        while children.keys() - rows_of.keys():
-            for run, child in children.items():
-                if run in rows_of:
-                    continue
+        while children:
+            for run, child in list(children.items()):
                 try:
                     next(child)
                 except StopIteration as ended:
                     rows_of[run] = ended.value
+                    del children[run]
+                except Interrupted as error:
+                    if error.rows:
+                        rows_of[run] = error.rows
+                    raise
     finally:
         for child in children.values():
             child.close()
-    return {run: rows_of[run] for run in children}
 
 
 def run_child(run: Run, host, **options):
     """Run one process of a run to its end, as start_child() does with these options, and return its rows."""
-    return run_children({run: start_child(run, host, **options)})[run]
+    rows_of = {}
+    run_children({run: start_child(run, host, **options)}, rows_of)
+    return rows_of[run]
 
 
-def start_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=None, quiet=True, takes_turns=False):
+def start_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=math.inf, quiet=True, takes_turns=False):
     """Run one process of a run, or one for each of NUM_DEVICES under torchrun: a generator that pauses between turns.
 
     Args:
         host: this machine.
         is_first: the process also measures what one process is enough for (child.Task).
         compares_with_cpu: the model is compared with the CPU.
-        limit: seconds of work after which the process is killed; None means no limit.
+        limit: seconds of work after which the process is killed.
         quiet: the process prints nothing.
         takes_turns: it ends its turn now and then; next() is its next one.
 

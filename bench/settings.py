@@ -109,7 +109,7 @@ def matrix_size(text):
 
 
 def version(text):
-    if not re.fullmatch("[0-9]+([.][0-9a-z]+)+", text):
+    if not re.fullmatch("[0-9]+[.][0-9]+[.][0-9]+[a-z0-9]*", text):
         raise ValueError("a version, such as 2.14.1")
     return text
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bench.host import environment
 from bench.parent import combine_rounds, measure_rounds
+from bench.records.columns import WORK
 from bench.records.verdict import Rate, compare_pairs, is_main, verdict_of
 from bench.settings import read_fixed_run
 from noise_check import CHANGES
@@ -46,7 +47,7 @@ def record_one(run, host, has_bursts):
     if has_bursts:
         program.terminate()
     rows = [row for row, *_ in combine_rounds(rounds).values()]
-    kept = ("turn_rates", "throughput", "status", "scope")
+    kept = ("turn_rates", "throughput", "status", "scope", *WORK)
     line = {
         "workload": run.command,
         "commit": rows[0]["commit"],
@@ -55,7 +56,7 @@ def record_one(run, host, has_bursts):
         "has_bursts": has_bursts,
         "results": [Rate.of_row(row) for row in rows],
         "pairs": [
-            [[{name: row.get(name) for name in kept} for row in rows_of[side]] for side in (copy, run)]
+            [[{name: row[name] for name in kept if name in row} for row in rows_of[side]] for side in (copy, run)]
             for rows_of in rounds
         ],
     }
@@ -93,6 +94,8 @@ def report():
         for has_bursts in (False, True):
             some = [line for line in lines if (line["workload"], line["has_bursts"]) == (workload, has_bursts)]
             ratios = [comparison.ratio for line in some if (comparison := compare_pairs(line["pairs"]))]
+            if not ratios:
+                continue
             cover = sum(ratio.low <= 1 <= ratio.high for ratio in ratios)
             wrong = sum(verdict_of(ratio) in ("faster", "slower") for ratio in ratios)
             in_turn = 100 * (statistics.median(math.sqrt(ratio.high / ratio.low) for ratio in ratios) - 1)

@@ -175,12 +175,12 @@ AFTER = [
     FIVE | rate(300) | {"search": "0123456789ab"},  # of `make best`
 ]
 
-# Comparisons: faster, undecided, slower, equal, of too few pairs, and not in turn
-FASTER = Comparison(Rate(1.2412, 1.22, 1.268), pairs=5, in_turn=True)
-EQUAL = Comparison(Rate(1.004, 0.98, 1.02), pairs=5, in_turn=True)
-COMPARISONS = [FASTER, EQUAL, Comparison(Rate(0.805, 0.79, 0.82), pairs=5, in_turn=True)]
+# Comparisons: faster, undecided, slower, equal, of too few pairs, not in turn, and of other work
+FASTER = Comparison(Rate(1.2412, 1.22, 1.268), pairs=5, in_turn=True, differing=[])
+EQUAL = Comparison(Rate(1.004, 0.98, 1.02), pairs=5, in_turn=True, differing=[])
+COMPARISONS = [FASTER, EQUAL, Comparison(Rate(0.805, 0.79, 0.82), pairs=5, in_turn=True, differing=[])]
 COMPARISONS += [replace(FASTER, ratio=Rate(1.001, 0.998, 1.003)), replace(FASTER, pairs=3)]
-COMPARISONS.append(replace(FASTER, in_turn=False))
+COMPARISONS += [replace(FASTER, in_turn=False), replace(FASTER, differing=["model", "batch_size"])]
 
 # `make noise`: {work: the two rows of each round, and their Comparison}
 NOISE = {

@@ -61,7 +61,7 @@ def child(monkeypatch):
         begun = [(line["phase"], line["scope"]) for line in lines if line["status"] == child_process.BEGUN]
         lines = [line for line in lines if line["status"] != child_process.BEGUN]
         assert begun[: len(lines)] == list(dict.fromkeys((line["phase"], line["scope"]) for line in lines))
-        assert {name for line in lines for name in line} <= set(COLUMNS)
+        assert {name for line in lines for name in line} <= {*COLUMNS, "turn_rates"}
         return status, lines
 
     return call

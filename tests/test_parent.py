@@ -45,7 +45,8 @@ def emit(**line):
         print(json.dumps(row | line), file=open(task["path"], "a"), flush=True)
 emit(status="begun")
 note("works")
-if task["takes_turns"] and what == "too large": emit(status="out_of_memory", note="full"); sys.exit(1)
+if what == "never fits" or (task["takes_turns"] and what == "too large"):
+    emit(status="out_of_memory", note="full"); sys.exit(1)
 if task["takes_turns"] and what != "fails":
     for turn in range(3):
         note("pauses")
@@ -53,12 +54,13 @@ if task["takes_turns"] and what != "fails":
         note("works")
         if what == "dies": os.kill(os.getpid(), signal.SIGSEGV)
         if what == "hangs": time.sleep(100)
-        if what == "interrupts its parent": os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
+        if what == "interrupts" or (what == "interrupts later" and number > 2):
+            os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
 if what == "stuck":
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
     with open(os.environ["PIDS"], "a") as pids:
         print(os.getpid(), worker, file=pids)
-if what in ("ok", "no input", "too large"):
+if what in ("ok", "no input", "too large", "interrupts later"):
     emit(throughput=4.0 + number, throughput_low=3.5 + number, throughput_high=4.5 + number)
 if what == "third is interrupted":
     if number == 3: os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
@@ -171,7 +173,7 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
     monkeypatch.setenv("HOME", "/home/alice")
     line = {"device": device, "device_name": device_name, "note": "gcc -I/home/alice/include -I/usr/include"}
     row = complete_row(host, "id", line)
-    assert parent.store(tmp_path, [row], lambda rows, stored: "") == tmp_path / f"{file}.csv"
+    parent.store(tmp_path, [[row]], lambda rows, stored: "")
     (stored,) = results.read(tmp_path / f"{file}.csv")
     assert (stored["machine"], stored["driver"]) == (file, "580.1")
     assert stored["note"] == "gcc -I~/include -I/usr/include"
@@ -180,8 +182,8 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
 def test_rows_that_cannot_be_stored_are_printed(tmp_path, capsys):
     (tmp_path / "m.csv").write_text("device,fps\nm1,3\n")
     with pytest.raises(SettingError):
-        parent.store(tmp_path, [{"machine": "m"}], lambda rows, stored: "5 images/s")
-    assert "5 images/s" in capsys.readouterr().out
+        parent.store(tmp_path, [[{"machine": "m"}]] * 2, lambda rows, stored: "5 images/s", ["twice as fast"])
+    assert capsys.readouterr().out == "5 images/s\n5 images/s\ntwice as fast\n"
 
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch):
@@ -257,7 +259,7 @@ def test_processes_that_are_compared_work_one_at_a_time_in_turn(run_in_turn):
     turn = [(size, event) for size in (1, 2) for event in ("works", "pauses")]
     first = [*3 * turn, (1, "works"), (2, "works")]
     assert events == first + [(3 - size, event) for size, event in first]
-    assert "BATCH_SIZE=1: 2 (2 to 2" in out
+    assert "BATCH_SIZE=2 is 2 times as fast as BATCH_SIZE=1 (2 to 2, 2 pairs" in out
 
 
 @pytest.mark.parametrize(("last", "statuses"), [("dies", ["ok", "crashed"]), ("fails", ["ok", "unsupported"])])
@@ -268,11 +270,11 @@ def test_of_two_in_turn_one_dies_and_the_other_goes_on(run_in_turn, last, status
     assert "BATCH_SIZE=2 " not in out
 
 
-def test_without_memory_for_two_they_run_one_after_the_other(run_in_turn):
-    status, out, rows, events = run_in_turn("ok", "too large")
+def test_without_memory_for_two_they_run_one_after_the_other(run_in_turn, caplog):
+    status, _, rows, events = run_in_turn("ok", "too large")
     assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, [5, 5])
     assert events[-2:] == [(1, "works"), (2, "works")]
-    assert "one after the other" in out
+    assert "one after the other" in caplog.text
 
 
 def test_a_time_limit_counts_only_a_childs_own_turns(stand_in, tmp_path):
@@ -281,16 +283,44 @@ def test_a_time_limit_counts_only_a_childs_own_turns(stand_in, tmp_path):
     assert [rows_of[run][0]["status"] for run in runs] == ["ok", "crashed"]
 
 
-def test_ctrl_c_in_a_turn_keeps_what_was_complete_and_leaves_no_process(run_in_turn, tmp_path):
-    status, _, rows, events = run_in_turn("ok", "interrupts its parent", "ok")
-    assert (status, rows) == (130, [])
+@pytest.mark.parametrize(
+    ("models", "stored"),
+    [
+        (("ok", "interrupts", "ok"), []),
+        (("fails", "interrupts"), [("fails", "")]),
+        (("ok", "interrupts later"), [("ok", "5"), ("interrupts later", "6")]),
+    ],
+)
+def test_ctrl_c_in_a_turn_keeps_what_was_complete_and_leaves_no_process(run_in_turn, models, stored):
+    status, _, rows, _ = run_in_turn(*models)
+    assert (status, [(row["model"], row["process_rates"]) for row in rows]) == (130, stored)
     assert psutil.Process().children() == []
-    assert (3, "works") in events
 
 
-def test_a_group_that_is_complete_is_stored_before_the_next_one(run_all):
-    status, _, _, rows = run_all("ok", "interrupts its parent", BATCH_SIZE="1,2", RUNS="1")
-    assert (status, [(row["model"], row["batch_size"]) for row in rows]) == (130, [("ok", "1"), ("ok", "2")])
+MEASURE = """
+import sys
+from bench import parent
+from bench.records import report
+parent.SCRIPTS["image"] = sys.argv[1]
+parent.measure_command("image", None, report.describe_run)
+"""
+
+
+def test_a_group_that_is_complete_is_stored_before_the_next_one(stand_in, tmp_path):
+    environ = os.environ | {"MODEL": "ok,stuck", "BATCH_SIZE": "1,2", "RUNS": "1"}
+    parent = subprocess.Popen([sys.executable, "-c", MEASURE, stand_in], env=environ)
+    pids = read_pids(tmp_path, 2)
+    parent.kill()
+    parent.wait()
+    assert [(row["model"], row["batch_size"]) for row in results.read(tmp_path / "m.csv")] == [("ok", "1"), ("ok", "2")]
+    assert have_ended(pids)
+
+
+def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_in_turn):
+    _, out, rows, events = run_in_turn("ok", "never fits", "ok", RUNS="2")
+    assert [row["status"] for row in rows] == ["ok", "out_of_memory", "ok"]
+    assert [event for _, event in events[-8:]].count("pauses") == 3
+    assert "one after the other" in out
 
 
 @pytest.mark.parametrize(
@@ -304,6 +334,10 @@ def test_a_group_that_is_complete_is_stored_before_the_next_one(run_all):
             [["inference 1", "inference 2"], ["training 1", "training 2"]],
         ),
         ({"BATCH_SIZE": "1,2", "COMPILE": "0,1"}, [["1 0", "2 0"], ["1 1", "2 1"]]),
+        (
+            {"FRAMEWORK_VERSION": "2.14.1,2.15.0", "COMPILE": "0,1"},
+            [["2.14.1 0", "2.15.0 0"], ["2.14.1 1", "2.15.0 1"]],
+        ),
         ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, [["1"], ["2"]]),
         ({"BATCH_SIZE": "4,8", "NUM_DEVICES": "1,2", "PHASE": "training"}, [["1 4", "1 8"], ["2 4"], ["2 8"]]),
         ({"USE_GPU": "0,1"}, [["0", "1"]]),

@@ -1,4 +1,4 @@
-"""Other versions of a framework than the pinned one, each in an environment of its own: FRAMEWORK_VERSION."""
+"""Install versions of a framework other than the pinned one, each into an environment of its own: FRAMEWORK_VERSION."""
 
 import json
 import os
@@ -25,13 +25,13 @@ def install(run: Run):
     version = run.settings.framework_version
     if metadata.version(name).partition("+")[0] == version:
         return run
-    if "PYTHON" in os.environ:
+    if os.environ.get("PYTHON"):
         raise SettingError(f"FRAMEWORK_VERSION={version!r} needs an installation, and PYTHON=... has none: unset one")
     venv = ROOT / f".venv-{name}-{version}"
+    suffix = "" if name == "torch" else f"-{name}"
+    requirements = "requirements-mac.txt" if sys.platform == "darwin" else f"requirements-cuda{suffix}.txt"
     is_complete = venv / "installed"
-    if not is_complete.exists():
-        suffix = "" if name == "torch" else f"-{name}"
-        requirements = "requirements-mac.txt" if sys.platform == "darwin" else f"requirements-cuda{suffix}.txt"
+    if not is_complete.exists() or is_complete.stat().st_mtime < (ROOT / requirements).stat().st_mtime:
         command = ["sh", "bench/install.sh", requirements, venv.name, name, version]
         if subprocess.run(command, cwd=ROOT).returncode:
             raise SettingError(f"FRAMEWORK_VERSION={version!r} cannot be installed, see above: choose another version")

@@ -240,21 +240,20 @@ def describe_comparison(comparison, choices, base_choices):
     """
     differing = [name for name in choices if choices[name] != base_choices[name]]
     name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
+    if comparison.differing:
+        other = ", ".join(comparison.differing)
+        return f"{name} and {base_name} are not compared, because these differ, too: {other}: set one value of each"
     ratio, low, high = map(format_number, comparison.ratio)
-    manner = "in turn" if comparison.in_turn else "one after the other"
-    basis = f"{low} to {high}, {comparison.pairs} pairs of processes {manner}"
-    if comparison.pairs < ENOUGH_PAIRS:
-        return f"{name} next to {base_name}: {ratio} ({basis}), no verdict below {ENOUGH_PAIRS} pairs"
+    basis = f"{comparison.pairs} pairs of processes {'in turn' if comparison.in_turn else 'one after the other'}"
     verdict = verdict_of(comparison.ratio)
-    if verdict in ("same", "cannot tell"):
-        words = "are equally fast" if verdict == "same" else "cannot be told apart"
-        return f"{name} and {base_name} {words}: {ratio} ({basis})"
-    return f"{name} is {ratio} times as fast as {base_name} ({basis})"
+    if comparison.pairs < ENOUGH_PAIRS:
+        verdict = f"no verdict below {ENOUGH_PAIRS} pairs"
+    return f"{name} is {ratio} times as fast as {base_name} ({low} to {high}, {basis}): {verdict}"
 
 
 def describe_chance(comparisons):
     """Say how many of several verdicts are expected to be wrong by chance; "" for one."""
-    counted = sum(comparison.pairs >= ENOUGH_PAIRS for comparison in comparisons)
+    counted = sum(each.pairs >= ENOUGH_PAIRS and not each.differing for each in comparisons)
     expected = format_number(counted * 2 / 2**ENOUGH_PAIRS, "{:.2g}")
     return f"of {counted} comparisons of equal work, {expected} would be wrong by chance" if counted > 1 else ""
 

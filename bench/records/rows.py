@@ -49,11 +49,9 @@ def complete_row(host, run_id, line):
 
 
 def measurement_cells(measured):
-    """Return the cells of a Measurement, and the rates of its turns, which no row keeps: parent.measure_runs()."""
+    """Return the cells of a Measurement, and the rates of its turns, which combine() removes."""
     cells = asdict(measured) | measured.readings
     del cells["readings"], cells["watts"]
-    if not measured.turn_rates:
-        del cells["turn_rates"]
     status = "interrupted" if measured.stop_reason == "interrupted" else "ok"
     return cells | {"flags": " ".join(dict.fromkeys(measured.flags)), "status": status}
 

@@ -31,6 +31,7 @@ def read_rows(paths, warn=print):
 
 def convert(rows):
     """Convert rows of text to a frame; what is not a number, or cannot be this one, as 0 cannot be a rate, is NaN."""
+    rows = [row for row in rows if "other_version" not in row["flags"]]  # not a result of the pinned version
     frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str)
     numbers = frame[list(NUMBERS)].apply(pd.to_numeric, errors="coerce")
     frame[numbers.columns] = numbers.where(np.isfinite(numbers) & ((numbers > 0) | list(NUMBERS.values())))
@@ -48,7 +49,6 @@ def latest(rows):
     several for the same work; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
     """
     counts = ((rows["status"] == "ok") | (rows["source"] != "")) & (rows["scope"] != "sustained")
-    counts &= ~rows["flags"].str.contains("other_version")
     done = rows[counts].sort_values("timestamp", kind="stable")
     work = ["machine", "source", *WORK]
     # A quick check, or what Ctrl-C left, does not replace a result of more processes of the same commit.

@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.records.columns import format_number
+from bench.records.columns import WORK, format_number
 
 # Share of the slower part's rate that the end-to-end rate reaches if the two parts work at the same time.
 OVERLAP = 0.95
@@ -46,23 +46,26 @@ def verdict_of(ratio):
 
 @dataclass(frozen=True)
 class Comparison:
-    """By what factor one run is faster than another one."""
+    """The ratio of two runs' rates."""
 
     ratio: Rate  # the median of the pairs of processes, and their range
     pairs: int
     in_turn: bool  # else the processes of a pair worked one after the other
+    differing: list[str]  # columns of work; if there are any, the ratio means nothing
 
 
-def compare_pairs(pairs):
+def compare_pairs(pairs, chosen=()):
     """Return the Comparison of pairs of processes, or None if none is complete.
 
     The ratio of a pair is the median over neighbouring turns; without turns, that of the two rates.
 
     Args:
         pairs: (rows of a process of the run, rows of one of the run that it is compared with) of each round.
+        chosen: columns in which the two may differ.
     """
     ratios = []
     in_turn = True
+    differing = []
     for both in pairs:
         first, second = (next(filter(is_main, rows), None) for rows in both)
         if not (first and second):
@@ -71,13 +74,14 @@ def compare_pairs(pairs):
         in_turn = in_turn and bool(turns)
         turns = turns or [(first["throughput"], second["throughput"])]
         ratios.append(statistics.median(a / b for a, b in turns))
+        differing = [name for name in WORK if name not in chosen and first[name] != second[name]]
     if not ratios:
         return None
-    return Comparison(Rate(statistics.median(ratios), min(ratios), max(ratios)), len(ratios), in_turn)
+    return Comparison(Rate(statistics.median(ratios), min(ratios), max(ratios)), len(ratios), in_turn, differing)
 
 
 def is_main(row):
-    """Return whether a row is the result that processes are compared by: the first of the scope device is."""
+    """Return whether a row is a rate of the scope device; the first such row of a process is compared."""
     return row["status"] == "ok" and row["scope"] == "device"
 
 

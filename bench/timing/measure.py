@@ -71,7 +71,7 @@ class Job:
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
     watch: Any = None  # a meters.Watch: start() before the first window, stop() after the last
-    end_turn: Callable[[], None] | None = None  # lets another process work, returns in this one's next turn
+    end_turn: Callable[[], None] | None = None  # pauses this process until its next turn
     joules: Callable[[], float] = lambda: math.nan  # reads the energy counter of a sustained run
 
     @property

@@ -1,5 +1,6 @@
 """FRAMEWORK_VERSION: an environment for each version that is not the installed one."""
 
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +24,12 @@ def install(monkeypatch, tmp_path):
         for name, text in environ.items():
             monkeypatch.setenv(name, text)
 
+        for path in Path().glob("requirements-*.txt"):
+            (tmp_path / path).touch()
+
         def run(command, cwd):
             calls.append(command[2:])
-            (tmp_path / command[3]).mkdir()
+            (tmp_path / command[3]).mkdir(exist_ok=True)
             return SimpleNamespace(returncode=status)
 
         monkeypatch.setattr(versions.subprocess, "run", run)
@@ -41,7 +45,10 @@ def test_the_installed_version_needs_no_environment_and_another_one_is_installed
     python = str(tmp_path / ".venv-torch-2.14.1/bin/python")
     called = ["requirements-cuda.txt", ".venv-torch-2.14.1", "torch", "2.14.1"]
     assert install("2.14.1") == (python, [called])
+    os.utime(tmp_path / ".venv-torch-2.14.1/installed", (2**32, 2**32))
     assert install("2.14.1") == (python, [called])
+    os.utime(tmp_path / ".venv-torch-2.14.1/installed", (0, 0))  # the requirements have changed since
+    assert install("2.14.1") == (python, [called, called])
 
 
 @pytest.mark.parametrize(
@@ -59,8 +66,9 @@ def test_what_cannot_be_installed_is_one_line(install, tmp_path):
     assert not (tmp_path / ".venv-torch-9.9.9/installed").exists()  # so the next call tries again
     with pytest.raises(SettingError, match="PYTHON"):
         install("2.14.1", PYTHON="python3")
-    with pytest.raises(SettingError, match="FRAMEWORK_VERSION='latest'"):
-        install("latest")
+    for text in ("latest", "2.15"):
+        with pytest.raises(SettingError, match=f"FRAMEWORK_VERSION='{text}'"):
+            install(text)
 
 
 def test_packages_that_differ_are_named(monkeypatch):

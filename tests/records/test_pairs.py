@@ -21,6 +21,13 @@ def test_a_pair_is_the_median_of_neighbouring_turns_and_the_result_that_of_the_p
     assert (found.pairs, found.in_turn) == (3, True)
 
 
+def test_work_that_differs_in_more_than_the_chosen_setting_is_told():
+    other = process(2.0, batch_size=64, compile=1)
+    found = compare_pairs([(other, process(1.0))], chosen=["compile"])
+    assert found is not None
+    assert found.differing == ["batch_size"]
+
+
 def test_a_process_that_failed_leaves_its_pair_out_and_processes_without_turns_have_rates():
     failed = [ROW | {"status": "crashed", "throughput": None}]
     alone = [ROW | {"throughput": 50.0}]
