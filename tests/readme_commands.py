@@ -23,7 +23,7 @@ BRIEF = {"RUNS": "1", "MAX_SECONDS": "0.3"}
 SHORT = {
     "image": BRIEF | {"IMAGE_SIZE": "64"},
     "mlp": BRIEF | {"MODEL": "mlp-64", "DATA": "synthetic"},
-    "transformer": BRIEF | {"MODEL": "distilbert"},
+    "transformer": BRIEF | {"MODEL": "distilbert", "SEQUENCE_LENGTH": "16"},
     "llm": BRIEF | {"PROMPT_TOKENS": "64", "NEW_TOKENS": "8"},
     "diffusion": BRIEF,
     "tflops": BRIEF | {"SIZES": "256"},
