@@ -1,7 +1,8 @@
 """No test sees the settings of whoever runs it, and none writes into results/.
 
 FRAMEWORK names the framework whose tests run, PyTorch by default. PyTorch's are all tests but those of the other
-frameworks; another framework's are its files and the contract. A framework that is not installed is a failure.
+frameworks; another framework's are its files and the contract. A framework that is not installed is a failure. With
+USE_GPU=0 these tests leave the GPU of the machine alone, which is as if it had none.
 """
 
 import logging
@@ -23,7 +24,9 @@ ALL = {path.relative_to(Path(__file__).parent).as_posix() for path in Path(__fil
 OWN = {name: {f"frameworks/test_{name}.py"} for name in FRAMEWORKS}
 for name in ("tensorflow", "jax"):
     OWN[name].add("frameworks/test_keras.py")
-TESTED = read_settings("tests", {"FRAMEWORK": os.environ.get("FRAMEWORK", "torch")}).framework
+GIVEN = {name: os.environ[name] for name in ("FRAMEWORK", "USE_GPU") if os.environ.get(name)}
+TESTED = read_settings("tests", GIVEN).framework
+USE_GPU = read_settings("tests", GIVEN).use_gpu
 OTHERS = set().union(*OWN.values()) - OWN[TESTED]
 SHARED = {"frameworks/test_contract.py", "frameworks/test_llm.py"}
 collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - SHARED)

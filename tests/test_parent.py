@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -109,9 +110,15 @@ def run_all(stand_in, monkeypatch, tmp_path, capfd):
     return call
 
 
+def is_running(pid):
+    with suppress(psutil.NoSuchProcess):  # it may end at any moment
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def have_ended(pids, seconds=300):
     deadline = time.monotonic() + seconds
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+    while any(map(is_running, pids)):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

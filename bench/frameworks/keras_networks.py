@@ -82,8 +82,8 @@ class KerasContext(base.DeviceContext):
 
     def put_array(self, array, dtype):
         """Return one array on the device of the context, floats in this dtype."""
-        array = ops.convert_to_tensor(array)
-        return ops.cast(array, dtype) if keras.backend.is_float_dtype(array.dtype) else array
+        tensor: Any = ops.convert_to_tensor(array)
+        return ops.cast(tensor, dtype) if keras.backend.is_float_dtype(tensor.dtype) else tensor
 
     def put_operands(self, arrays, dtype=None):
         if arrays[0].ndim == 4:  # the kernel as height, width, input, output

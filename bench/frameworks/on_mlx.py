@@ -9,6 +9,7 @@ import io
 import os
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -208,7 +209,7 @@ def in_float32_on_cpu(module, spread):
 
 def matrices(tree):
     """Return the weights of layers, or their gradients, in order; in 16 bits norms stay at 1 in training."""
-    named = tree_flatten(tree)
+    named: Any = tree_flatten(tree)
     return [each for name, each in named if each.ndim > 1 and name.split(".")[0] not in on_mlx_networks.TABLES]
 
 

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 from functools import partial
+from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # not what ~/.keras/keras.json says
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -106,7 +107,7 @@ class Model(base.Model):
     def infer(self, *inputs):
         return self.output_of(*inputs)
 
-    def _losses_of(self, *batch):
+    def _losses_of(self, *batch) -> tuple[Any, Any]:
         """Return (loss, the loss scaled for the optimizer) of a batch."""
         *inputs, target = batch
         loss = self.loss_of(self.keras_model(inputs, training=True), target)

@@ -12,7 +12,7 @@ from diffusion_benchmark import DENOISERS, diffusion_workload
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
 from mlp_benchmark import mlp_workload
-from tests.conftest import TESTED
+from tests.conftest import GIVEN, TESTED
 from tests.frameworks.torch_reference import TINY
 from transformer_benchmark import ENCODERS, transformer_workload
 
@@ -83,7 +83,7 @@ class Opener:
         self.name, self.framework = name, frameworks.load(name)
 
     def settings(self, script, **environ):
-        settings = read_settings(script, {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
+        settings = read_settings(script, GIVEN | {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
         return settings.on(self.framework.find_device(settings).device)
 
     def workload(self, script, phase, **environ):

@@ -2,6 +2,7 @@
 
 import os
 
+from tests.conftest import GIVEN
 from tests.conftest import TESTED as NAME
 
 os.environ["KERAS_BACKEND"] = NAME
@@ -64,7 +65,7 @@ COMPARED = ("resnet18", "resnet50", "mlp-64-32", *torch_reference.TINY)
 @pytest.mark.parametrize("model", COMPARED)
 def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(reference, model):
     torch, copy = reference(model), copy_image if model.startswith("resnet") else copy_in_order
-    workload, settings = torch_reference.describe(model, FRAMEWORK=NAME, PHASE="training")
+    workload, settings = torch_reference.describe(model, **GIVEN)
     session = open_session.framework.open_session(workload, settings, "training", "device")
     ours = session.model
     weights = {name: value for name, value in torch.items() if not name.startswith("_")}

@@ -10,11 +10,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from bench.frameworks import on_mlx, on_mlx_networks
 from bench.timing import MeasurementError, measure
+from tests.conftest import GIVEN, USE_GPU
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import Opener, assert_same_work, open_llm
 
 open_session = Opener("mlx")
-DEVICE = on_mlx.choose_device(None)
+DEVICE = on_mlx.choose_device(USE_GPU)
 # Milliseconds in a step: what is skipped shows. A step that fills a window cannot be skipped.
 MIDDLE = {"MODEL": "mlp-64-32" if DEVICE == "cpu" else "mlp-5x2048", "BATCH_SIZE": "32" if DEVICE == "cpu" else "1024"}
 
@@ -126,7 +127,7 @@ def as_ours(name, value):
 @pytest.mark.parametrize("model", COMPARED)
 def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(reference, model):
     torch = reference(model)
-    workload, settings = torch_reference.describe(model, FRAMEWORK="mlx", PHASE="training")
+    workload, settings = torch_reference.describe(model, **GIVEN)
     session = on_mlx.open_session(workload, settings, "training", "device")
     ours = session.model
     old = dict(tree_flatten(ours.module.parameters()))

@@ -5,10 +5,11 @@ import pytest
 from bench.frameworks import on_tensorflow
 from bench.settings import SettingError
 from bench.timing import MeasurementError
+from tests.conftest import USE_GPU
 from tests.frameworks.sessions import Opener, assert_measured
 
 open_session = Opener("tensorflow")
-DEVICE = on_tensorflow.choose_device(None)
+DEVICE = on_tensorflow.choose_device(USE_GPU)
 # A TensorFlow that has begun to use its GPU cannot leave it, so these cannot make it so themselves.
 needs_no_gpu = pytest.mark.skipif(DEVICE != "cpu", reason="places work on a GPU that is not there")
 needs_xla = pytest.mark.skipif(DEVICE == "mps", reason="Metal has no XLA")

@@ -65,7 +65,7 @@ def test_cuda_visible_devices_may_have_the_start_of_a_uuid_and_slices(monkeypatc
 def test_a_cpu_is_identified_by_its_family_model_and_stepping(monkeypatch):
     amd = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
     arm = "processor\t: 0\nBogoMIPS\t: 50.00\n"
-    answers(monkeypatch)
+    answers(monkeypatch, sysctl="1")  # bytes of memory, on a Mac
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     for cpuinfo, cpu_id in ((amd * 2, "AuthenticAMD family 25 model 17 stepping 1"), (arm, None)):
         monkeypatch.setattr(environment, "read_text", lambda path, cpuinfo=cpuinfo: cpuinfo)
