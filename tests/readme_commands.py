@@ -29,7 +29,6 @@ SHORT = {
     "tflops": BRIEF | {"SIZES": "256"},
     "all": {"RUNS": "1", "QUICK": "1"},
     "best": {"MAX_SECONDS": "0.3", "IMAGE_SIZE": "64", "MAX_MINUTES": "1"},
-    "noise": {"ROUNDS": "1"},
 }
 UNCHANGED = ("submit", "compare", "plot", "check-results", "receive", "test", "doctor", "help", "settings")
 SHORT |= {name: {} for name in UNCHANGED}
@@ -39,6 +38,7 @@ SKIPPED = {  # start of a command: reason
     "pip install": "it changes the packages of the system",
     "FRAMEWORK=all make test": "it installs 9 GB more, and .github/workflows/test.yml runs it for each framework",
     "make selfcheck": "it takes ten minutes, and other programs disturb it: run it by itself",
+    "make noise": "it takes twenty minutes, and other programs disturb it: run it by itself",
 }
 
 
