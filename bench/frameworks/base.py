@@ -92,6 +92,7 @@ class CachedModel(ABC):
     """A language model with a cache of keys and values. Tokens are ids on the device, of shape (sequences, count)."""
 
     parameters: int  # trainable
+    weight_bytes: int  # that each step reads: all weights as they are stored, but no table that is only an embedding
 
     @abstractmethod
     def open_cache(self, sequences, tokens):
@@ -198,7 +199,8 @@ class DeviceContext(ABC):
         self.seed = settings.seed
         self.optimizer = settings.optimizer
         self.traces = 0  # how often a function was compiled since the session was opened
-        has_short_numbers = self.precision not in ("float32", "float64")
+        self.weight_bits = settings.weight_bits
+        has_short_numbers = self.precision not in ("float32", "float64") or self.weight_bits
         self.compares_with_cpu = compares and (device != "cpu" or has_short_numbers)
 
     def operator(self, name):

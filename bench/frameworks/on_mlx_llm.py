@@ -3,11 +3,16 @@
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx import nn
+from mlx.utils import tree_flatten, tree_map
 
 from bench.frameworks import base
 from bench.frameworks.on_mlx_networks import leaves
+from bench.timing import check
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
+
+CHECKED_ROWS = 1000  # of a quantised matrix, about
+GROUP_SIZE = 64  # weights that share a scale and a bias, as in mlx-lm
 
 
 def build_llm(workload):
@@ -56,6 +61,46 @@ def build_trainable(workload):
     return module
 
 
+def leaf_layers(module):
+    """Return {name: layer} of the layers that hold no other layer."""
+    return dict(tree_flatten(module.leaf_modules(), is_leaf=nn.Module.is_module))
+
+
+def quantise(module, bits):
+    """Quantise all matrices, embedding and output included; each has memory in full only until it is quantised.
+
+    Raises:
+        MeasurementError: `wrong_output`: a restored matrix is not its original up to rounding.
+    """
+    originals = leaf_layers(module)
+    nn.quantize(module, GROUP_SIZE, bits)
+    for name, layer in leaf_layers(module).items():
+        mx.eval(layer.parameters())
+        original = originals.pop(name)
+        if hasattr(original, "to_quantized"):
+            is_right = layer.scales.size * GROUP_SIZE == original.weight.size
+            check.require(is_right, f"quantised, {name} has other groups than of {GROUP_SIZE} weights")
+            rows = slice(None, None, 1 + len(original.weight) // CHECKED_ROWS)
+            difference = mx.abs(dequantise(layer, rows) - original.weight[rows]).reshape(-1, GROUP_SIZE)
+            steps = difference / mx.abs(layer.scales[rows].reshape(-1, 1))
+            check.check_restored(steps.max().item(), name)
+
+
+def dequantise(layer, rows=slice(None)):
+    """Return the weights that a quantised layer stands for, in float32."""
+    scales, biases = (layer[name][rows].astype(mx.float32) for name in ("scales", "biases"))
+    return mx.dequantize(layer.weight[rows], scales, biases, layer.group_size, layer.bits)
+
+
+def restore(layer):
+    """Return a plain layer with the weights that a quantised one stands for; any other layer as it is."""
+    if "scales" not in layer:
+        return layer
+    plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else nn.Linear(1, 1, bias=False)
+    plain.weight = dequantise(layer)
+    return plain.freeze()  # as quantised layers are
+
+
 class CachedModel(base.CachedModel):
     """A decoder with mlx-lm's cache, which grows by 256 tokens. The contract is in base.py."""
 
@@ -68,7 +113,12 @@ class CachedModel(base.CachedModel):
         self.make_cache = make_prompt_cache
         self.parameters = sum(each.size for each in leaves(self.module.parameters()))
         self.module.set_dtype(context.dtype)
+        if context.weight_bits:
+            quantise(self.module, context.weight_bits)
         mx.eval(self.module.parameters())
+        named = tree_flatten(self.module.parameters())
+        is_read = self.module.args.tie_word_embeddings
+        self.weight_bytes = sum(each.nbytes for name, each in named if is_read or "embed_tokens" not in name)
 
     def open_cache(self, sequences, tokens):
         self.cache = self.make_cache(self.module)
