@@ -187,7 +187,7 @@ class DeviceContext(ABC):
                 inputs, height, width).
 
         Returns:
-            (the result in NumPy, channels first; whether the device's was float16).
+            (the result, or its first rows, in NumPy, channels first; whether the device's was float16).
         """
 
     def __init__(self, device, settings, compares=True):
@@ -274,14 +274,14 @@ class DeviceContext(ABC):
         self.least_limit = check.MAX_RELATIVE_ERROR if is_predicted else self.fixed_limit
 
     def _probe_once(self, name):
-        key = type(self), self.device, self.precision, name
+        key = type(self), self.device, self.precision, self.weight_bits, name
         if key not in _probed:
             left, right, exact = check.probe_inputs(name)
             scale = 1 if self.precision in ("float16", "mixed_float16") else np.float32(PROBE_SCALE)
             got, is_float16 = self.probe(name, left * scale, right * scale)
             reason = f"a {name} of large {self.precision} numbers overflows, as in float16"
             check.require(np.isfinite(got).all() and got.any(), reason)
-            error = check.relative_error(got.astype(np.float64) / float(scale) ** 2, exact)
+            error = check.relative_error(got.astype(np.float64) / float(scale) ** 2, exact[: len(got)])
             _probed[key] = check.name_precision(error, is_float16)
         return _probed[key]
 

@@ -100,6 +100,8 @@ class DeviceContext(base.DeviceContext):
 
     def probe(self, name, left, right):
         left, right = self.put(left, right)
+        if self.weight_bits:
+            return on_mlx_llm.probe_quantised(left, right, self.weight_bits)
         output = left @ right if name == "matmul" else mx.conv2d(left, right).transpose(0, 3, 1, 2)
         return as_numpy(output), output.dtype == mx.float16
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
@@ -11,6 +12,8 @@ from bench.frameworks.on_mlx_networks import leaves
 from bench.timing import check
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
+PARTS = ("weight", "scales", "biases")  # of a quantised layer
+PROBED_ROWS = 32  # MLX's kernel for CPUs would take half a minute for all
 CHECKED_ROWS = 1000  # of a quantised matrix, about
 GROUP_SIZE = 64  # weights that share a scale and a bias, as in mlx-lm
 
@@ -81,15 +84,25 @@ def quantise(module, bits):
             is_right = layer.scales.size * GROUP_SIZE == original.weight.size
             check.require(is_right, f"quantised, {name} has other groups than of {GROUP_SIZE} weights")
             rows = slice(None, None, 1 + len(original.weight) // CHECKED_ROWS)
-            difference = mx.abs(dequantise(layer, rows) - original.weight[rows]).reshape(-1, GROUP_SIZE)
+            restored = dequantise(*(layer[part][rows] for part in PARTS), bits)
+            difference = mx.abs(restored - original.weight[rows]).reshape(-1, GROUP_SIZE)
             steps = difference / mx.abs(layer.scales[rows].reshape(-1, 1))
             check.check_restored(steps.max().item(), name)
 
 
-def dequantise(layer, rows=slice(None)):
-    """Return the weights that a quantised layer stands for, in float32."""
-    scales, biases = (layer[name][rows].astype(mx.float32) for name in ("scales", "biases"))
-    return mx.dequantize(layer.weight[rows], scales, biases, layer.group_size, layer.bits)
+def dequantise(numbers, scales, biases, bits):
+    """Return the weights that quantised ones stand for, in float32."""
+    return mx.dequantize(numbers, scales.astype(mx.float32), biases.astype(mx.float32), GROUP_SIZE, bits)
+
+
+def probe_quantised(left, right, bits):
+    """Multiply by quantised weights, as DeviceContext.probe() does, and add what quantising has taken away."""
+    left = left[:PROBED_ROWS]
+    quantised = mx.quantize(right.T, GROUP_SIZE, bits)
+    output = mx.quantized_matmul(left, *quantised, group_size=GROUP_SIZE, bits=bits)
+    with mx.stream(mx.cpu):
+        lost = left.astype(mx.float32) @ (right.T - dequantise(*quantised, bits)).T
+    return np.array(output.astype(mx.float32) + lost), output.dtype == mx.float16
 
 
 def restore(layer):
@@ -97,7 +110,7 @@ def restore(layer):
     if "scales" not in layer:
         return layer
     plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else nn.Linear(1, 1, bias=False)
-    plain.weight = dequantise(layer)
+    plain.weight = dequantise(*(layer[part] for part in PARTS), layer.bits)
     return plain.freeze()  # as quantised layers are
 
 
