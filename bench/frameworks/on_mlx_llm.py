@@ -84,15 +84,16 @@ def quantise(module, bits):
             is_right = layer.scales.size * GROUP_SIZE == original.weight.size
             check.require(is_right, f"quantised, {name} has other groups than of {GROUP_SIZE} weights")
             rows = slice(None, None, 1 + len(original.weight) // CHECKED_ROWS)
-            restored = dequantise(*(layer[part][rows] for part in PARTS), bits)
+            restored = dequantise([layer[part][rows] for part in PARTS], bits)
             difference = mx.abs(restored - original.weight[rows]).reshape(-1, GROUP_SIZE)
             steps = difference / mx.abs(layer.scales[rows].reshape(-1, 1))
             check.check_restored(steps.max().item(), name)
 
 
-def dequantise(numbers, scales, biases, bits):
-    """Return the weights that quantised ones stand for, in float32."""
-    return mx.dequantize(numbers, scales.astype(mx.float32), biases.astype(mx.float32), GROUP_SIZE, bits)
+def dequantise(parts, bits):
+    """Return the weights that quantised ones, PARTS, stand for, in float32."""
+    numbers, *scales_and_biases = parts
+    return mx.dequantize(numbers, *(each.astype(mx.float32) for each in scales_and_biases), GROUP_SIZE, bits)
 
 
 def probe_quantised(left, right, bits):
@@ -101,7 +102,7 @@ def probe_quantised(left, right, bits):
     quantised = mx.quantize(right.T, GROUP_SIZE, bits)
     output = mx.quantized_matmul(left, *quantised, group_size=GROUP_SIZE, bits=bits)
     with mx.stream(mx.cpu):
-        lost = left.astype(mx.float32) @ (right.T - dequantise(*quantised, bits)).T
+        lost = left.astype(mx.float32) @ (right.T - dequantise(quantised, bits)).T
     return np.array(output.astype(mx.float32) + lost), output.dtype == mx.float16
 
 
@@ -110,7 +111,7 @@ def restore(layer):
     if "scales" not in layer:
         return layer
     plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else nn.Linear(1, 1, bias=False)
-    plain.weight = dequantise(*(layer[part] for part in PARTS), layer.bits)
+    plain.weight = dequantise([layer[part] for part in PARTS], layer.bits)
     return plain.freeze()  # as quantised layers are
 
 
