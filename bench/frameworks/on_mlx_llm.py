@@ -1,5 +1,6 @@
 """Language models in MLX: mlx-lm's own classes, cache, LoRA and checkpointing, with random weights."""
 
+import itertools
 from typing import Any
 
 import mlx.core as mx
@@ -12,16 +13,18 @@ from bench.frameworks.on_mlx_networks import leaves
 from bench.timing import check
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
+POOL_NUMBERS = 2**24
 PARTS = ("weight", "scales", "biases")  # of a quantised layer
 PROBED_ROWS = 32  # MLX's kernel for CPUs would take half a minute for all
 CHECKED_ROWS = 1000  # of a quantised matrix, about
 GROUP_SIZE = 64  # weights that share a scale and a bias, as in mlx-lm
 
 
-def build_llm(workload):
+def build_llm(workload, dtype=mx.float32):
     """Build a decoder of mlx-lm with random weights, which have no memory before they are evaluated.
 
-    They keep the variance of what passes them; norms are ones.
+    They keep the variance of what passes them; norms are ones. All are cut from one pool of numbers: drawing a large
+    matrix would need four times its memory.
     """
     from mlx_lm.models import llama, qwen3  # takes seconds, so only if needed
     from mlx_lm.utils import maybe_set_recommended_wired_limit
@@ -31,7 +34,17 @@ def build_llm(workload):
     name, library = ("qwen3", qwen3) if sizes.is_qwen else ("llama", llama)
     rope = {"rope_theta": sizes.rope_theta, "rope_scaling": sizes.rope_scaling() or None}
     module = library.Model(library.ModelArgs(model_type=name, **sizes.config(), **rope))
-    draw = lambda old: mx.ones(old.shape) if old.ndim == 1 else draw_normal(old, old.shape[1])  # noqa: E731
+    pool = mx.random.normal((POOL_NUMBERS,)).astype(dtype)
+    starts = itertools.count(0, 65_537)
+
+    def draw(old):
+        if old.ndim == 1:
+            return mx.ones(old.shape, dtype)
+        start = next(starts) % (POOL_NUMBERS // 2)
+        lengths = (min(POOL_NUMBERS // 2, old.size - drawn) for drawn in range(0, old.size, POOL_NUMBERS // 2))
+        numbers = mx.concatenate([pool[start : start + length] for length in lengths])
+        return numbers.reshape(old.shape) * old.shape[1] ** -0.5
+
     module.update(tree_map(draw, module.parameters()))
     return module
 
@@ -123,10 +136,9 @@ class CachedModel(base.CachedModel):
     def __init__(self, context, workload):
         from mlx_lm.models.cache import make_prompt_cache
 
-        self.module = build_llm(workload)
+        self.module = build_llm(workload, context.dtype)
         self.make_cache = make_prompt_cache
         self.parameters = sum(each.size for each in leaves(self.module.parameters()))
-        self.module.set_dtype(context.dtype)
         if context.weight_bits:
             quantise(self.module, context.weight_bits)
         mx.eval(self.module.parameters())

@@ -12,7 +12,7 @@ from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24
 GROUP_SIZE = 64  # weights that share a scale and a zero point in 4 bits
-ROWS = 4096  # of a quantised matrix, restored and checked at once
+ROWS = 1024  # quantised at once: torchao needs 16 bytes more for each weight
 
 
 @torch.no_grad()
@@ -60,26 +60,34 @@ def quantise(layer, bits, copies):
         config = PrototypeInt4WeightOnlyConfig(GROUP_SIZE, **how)
     else:
         config = Int4WeightOnlyConfig(GROUP_SIZE, int4_packing_format="tile_packed_to_4d", **how)
-    quantize_(layer, config)
-    weight: Any = layer.weight
-    check.require(type(weight) is not torch.nn.Parameter, f"torchao skips a matrix of {tuple(original.shape)}")
-    zero = None
-    scale = weight.scale if bits == 8 else weight.scale_and_zero
-    if bits == 4:
-        groups = original.shape[1] // GROUP_SIZE
-        scale, zero = (each.T[: len(original), :groups].contiguous() for each in scale.unbind(-1))  # without padding
+    blocks: list[Any] = []
     for start in range(0, len(original), ROWS):
         rows = slice(start, start + ROWS)
-        if zero is None:
-            restored = weight[rows].dequantize(torch.float32)
-        else:  # packed weights cannot be read, so their numbers are computed again
-            of_groups = (1, GROUP_SIZE), scale[rows], zero[rows], torch.int32, 0, 15
-            numbers = quant_primitives._quantize_affine_tinygemm(original[rows], *of_groups)
+        part = original[rows]
+        layer.weight = torch.nn.Parameter(part, requires_grad=False)
+        quantize_(layer, config)
+        block = layer.weight
+        check.require(type(block) is not torch.nn.Parameter, f"torchao skips a matrix of {tuple(original.shape)}")
+        blocks.append(block)
+        if bits == 8:
+            scale = block.scale
+            restored = block.dequantize(torch.float32)
+        else:  # packed numbers cannot be read: they are computed again, with the scales that are not padding
+            groups = part.shape[1] // GROUP_SIZE
+            scale, zero = (each.T[: len(part), :groups].contiguous() for each in block.scale_and_zero.unbind(-1))
+            of_groups = (1, GROUP_SIZE), scale, zero, torch.int32, 0, 15
+            numbers = quant_primitives._quantize_affine_tinygemm(part, *of_groups)
             restored = quant_primitives._dequantize_affine_tinygemm(numbers, *of_groups)
-        difference = (restored - original[rows]).abs().view(scale[rows].numel(), -1)
-        check.check_restored((difference / scale[rows].view(-1, 1)).max().item(), f"a matrix of {tuple(weight.shape)}")
+        steps = (restored - part).abs().view(scale.numel(), -1) / scale.view(-1, 1)
+        check.check_restored(steps.max().item(), f"a matrix of {tuple(original.shape)}")
         for copied in copies:
             copied[rows] = restored
+    names, attributes = blocks[0].__tensor_flatten__()
+    rows_at = {"scale_and_zero": 1}  # the dimension of the rows, if it is not the first
+    tensors = {name: torch.cat([getattr(each, name) for each in blocks], rows_at.get(name, 0)) for name in names}
+    attributes |= {"shape": original.shape} if "shape" in attributes else {}
+    whole = type(blocks[0]).__tensor_unflatten__(tensors, attributes, original.shape, None)
+    layer.weight = torch.nn.Parameter(whole, requires_grad=False)
 
 
 def stored_bytes(weights):
