@@ -1,6 +1,7 @@
 """Language models in PyTorch: the transformers library's own classes, its static cache, random weights, LoRA."""
 
 import itertools
+import logging
 from typing import Any
 
 import torch
@@ -61,9 +62,7 @@ def quantise(layer, bits, copies):
     else:
         config = Int4WeightOnlyConfig(GROUP_SIZE, int4_packing_format="tile_packed_to_4d", **how)
     blocks: list[Any] = []
-    for start in range(0, len(original), ROWS):
-        rows = slice(start, start + ROWS)
-        part = original[rows]
+    for part in original.split(ROWS):
         layer.weight = torch.nn.Parameter(part, requires_grad=False)
         quantize_(layer, config)
         block = layer.weight
@@ -81,7 +80,7 @@ def quantise(layer, bits, copies):
         steps = (restored - part).abs().view(scale.numel(), -1) / scale.view(-1, 1)
         check.check_restored(steps.max().item(), f"a matrix of {tuple(original.shape)}")
         for copied in copies:
-            copied[rows] = restored
+            copied.split(ROWS)[len(blocks) - 1].copy_(restored)
     names, attributes = blocks[0].__tensor_flatten__()
     rows_at = {"scale_and_zero": 1}  # the dimension of the rows, if it is not the first
     tensors = {name: torch.cat([getattr(each, name) for each in blocks], rows_at.get(name, 0)) for name in names}
@@ -92,10 +91,10 @@ def quantise(layer, bits, copies):
 
 def stored_bytes(weights):
     """Return the bytes of weights in memory; quantised ones are several tensors: numbers, scales ..."""
-    if type(weights) is torch.nn.Parameter:
-        return weights.nbytes
-    tensors = [getattr(weights, name) for name in weights.__tensor_flatten__()[0]]
-    return sum(each.nbytes for each in tensors)
+    is_plain = type(weights) is torch.nn.Parameter
+    return (
+        weights.nbytes if is_plain else sum(getattr(weights, name).nbytes for name in weights.__tensor_flatten__()[0])
+    )
 
 
 class Adapted(torch.nn.Module):
@@ -123,6 +122,7 @@ class Decoder(torch.nn.Module):
     def __init__(self, workload):
         super().__init__()
         refuse_old("transformers", "5.4")  # an older StaticCache has no cumulative_length
+        logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # transformers imports torchao, which warns
         import transformers  # takes ten seconds, so only if needed
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
