@@ -13,7 +13,7 @@ from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24
 GROUP_SIZE = 64  # weights that share a scale and a zero point in 4 bits
-ROWS = 1024  # quantised at once: torchao needs 16 bytes more for each weight
+ROWS = 256  # quantised at once: torchao needs 16 bytes more for each weight
 
 
 @torch.no_grad()
@@ -61,13 +61,21 @@ def quantise(layer, bits, copies):
         config = PrototypeInt4WeightOnlyConfig(GROUP_SIZE, **how)
     else:
         config = Int4WeightOnlyConfig(GROUP_SIZE, int4_packing_format="tile_packed_to_4d", **how)
-    blocks: list[Any] = []
-    for part in original.split(ROWS):
+    tensors: dict[str, Any] = {}  # those of the whole matrix: blocks that are kept would fragment the memory
+    for number, part in enumerate(original.split(ROWS)):
         layer.weight = torch.nn.Parameter(part, requires_grad=False)
         quantize_(layer, config)
-        block = layer.weight
+        block: Any = layer.weight
         check.require(type(block) is not torch.nn.Parameter, f"torchao skips a matrix of {tuple(original.shape)}")
-        blocks.append(block)
+        names, attributes = block.__tensor_flatten__()
+        for name in names:
+            inner = getattr(block, name)
+            axis = int(name == "scale_and_zero")  # of the rows
+            sizes = list(inner.shape)
+            sizes[axis] = sizes[axis] * len(original) // len(part)
+            if name not in tensors:
+                tensors[name] = inner.new_empty(sizes)
+            tensors[name].narrow(axis, number * ROWS * sizes[axis] // len(original), inner.shape[axis]).copy_(inner)
         if bits == 8:
             scale = block.scale
             restored = block.dequantize(torch.float32)
@@ -80,21 +88,16 @@ def quantise(layer, bits, copies):
         steps = (restored - part).abs().view(scale.numel(), -1) / scale.view(-1, 1)
         check.check_restored(steps.max().item(), f"a matrix of {tuple(original.shape)}")
         for copied in copies:
-            copied.split(ROWS)[len(blocks) - 1].copy_(restored)
-    names, attributes = blocks[0].__tensor_flatten__()
-    rows_at = {"scale_and_zero": 1}  # the dimension of the rows, if it is not the first
-    tensors = {name: torch.cat([getattr(each, name) for each in blocks], rows_at.get(name, 0)) for name in names}
+            copied.split(ROWS)[number].copy_(restored)
     attributes |= {"shape": original.shape} if "shape" in attributes else {}
-    whole = type(blocks[0]).__tensor_unflatten__(tensors, attributes, original.shape, None)
-    layer.weight = torch.nn.Parameter(whole, requires_grad=False)
+    quantised = type(block).__tensor_unflatten__(tensors, attributes, original.shape, None)
+    layer.weight = torch.nn.Parameter(quantised, requires_grad=False)
 
 
 def stored_bytes(weights):
     """Return the bytes of weights in memory; quantised ones are several tensors: numbers, scales ..."""
-    is_plain = type(weights) is torch.nn.Parameter
-    return (
-        weights.nbytes if is_plain else sum(getattr(weights, name).nbytes for name in weights.__tensor_flatten__()[0])
-    )
+    names = [] if type(weights) is torch.nn.Parameter else weights.__tensor_flatten__()[0]
+    return sum(getattr(weights, name).nbytes for name in names) or weights.nbytes
 
 
 class Adapted(torch.nn.Module):
