@@ -99,8 +99,8 @@ def llm_workload(settings):
         parameters=count_parameters(decoder),
         flops_per_item=forward_flops(decoder, new, before, logits=1 if is_prefill else new) // new,
         item_bytes=8 if is_prefill else 8 * (before + new),  # int64
-        resident_bytes=count_parameters(decoder) * BYTES[settings.precision] + cache,
-        bytes_per_step=None if is_prefill else decode_bytes(decoder, size, before, new, settings.precision),
+        resident_bytes=weight_bytes(decoder, settings) + cache,
+        bytes_per_step=None if is_prefill else read_bytes(decoder, size, before, new, settings.precision),
         columns={"data": "synthetic"},
     )
 
@@ -114,7 +114,7 @@ def training_workload(settings, decoder):
     tensors = 1 if settings.optimizer == "sgd" else 3
     if decoder.lora_rank:
         tensors += 1
-    numbers = count_parameters(decoder) + tensors * count_trainable(decoder)
+    trained = tensors * count_trainable(decoder)
     return Workload(
         name="llm",
         model=settings.model,
@@ -127,7 +127,7 @@ def training_workload(settings, decoder):
         parameters=count_trainable(decoder),
         flops_per_item=flops_of_phase(settings.phase, forward // tokens, backward // tokens),
         item_bytes=16,  # int64: a token and its target
-        resident_bytes=numbers * BYTES[settings.precision],
+        resident_bytes=weight_bytes(decoder, settings) + trained * BYTES[settings.precision],
         columns={"data": "synthetic", "sequence_length": tokens, "prompt_tokens": None},
     )
 
@@ -223,14 +223,20 @@ def cache_bytes(decoder, tokens, precision):
     return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * tokens * BYTES[precision]
 
 
-def decode_bytes(decoder, batch_size, depth, new_tokens, precision):
-    """Count the bytes that a decode step must read: all weights once, and each sequence's cache at its mean length.
+def read_bytes(decoder, batch_size, depth, new_tokens, precision):
+    """Count the bytes that a decode step must read besides the weights: each sequence's cache at its mean length."""
+    return batch_size * cache_bytes(decoder, 2 * depth + new_tokens + 1, precision) // 2
 
-    A table that is only an embedding is left out, because a step reads a few of its rows; a tied one is the output too.
+
+def weight_bytes(decoder, settings):
+    """Return the size of the weights; quantised ones are counted without scales, but with the largest matrix in full.
+
+    That is the least that building them needs, so nothing that fits is refused.
     """
-    only_embeds = 0 if decoder.tie_word_embeddings else decoder.vocab_size * decoder.hidden_size
-    weights = (count_parameters(decoder) - only_embeds) * BYTES[precision]
-    return weights + batch_size * cache_bytes(decoder, 2 * depth + new_tokens + 1, precision) // 2
+    full = BYTES[settings.precision]
+    if not settings.weight_bits:
+        return count_parameters(decoder) * full
+    return count_parameters(decoder) * settings.weight_bits // 8 + decoder.vocab_size * decoder.hidden_size * full
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ def plan_work(run: Run, device, formats, shared_gb=math.inf):
     for work in STANDARD_SET:
         if names.isdisjoint(work.devices) or (is_quick and not work.is_quick):
             continue
+        if work.framework not in ("", run.settings.framework):
+            continue
         for numbers in (numbers for numbers in formats if numbers in work.numbers):
             if shared_gb < work.shared_gb:
                 say(f"{work.title}, batch {work.batch_size}, is skipped: it needs {work.shared_gb} GB of shared memory")

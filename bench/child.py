@@ -286,8 +286,8 @@ def complete_result(process: Process, workload: Workload, scope, session, row):
         row["flops_per_item"] = workload.flops_per_item
         row["tflops"] = row["throughput"] * workload.flops_per_item / 1e12
     if workload.bytes_per_step:
-        row["bytes_per_step"] = workload.bytes_per_step
-        row["bandwidth"] = row["throughput"] / workload.items_per_step * workload.bytes_per_step / 1e9
+        row["bytes_per_step"] = workload.bytes_per_step + session.weight_bytes
+        row["bandwidth"] = row["throughput"] / workload.items_per_step * row["bytes_per_step"] / 1e9
     on_cpu = process.device.device == "cpu"
     row |= {
         "parameters": session.parameters,

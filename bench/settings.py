@@ -93,6 +93,12 @@ def zero_or_one(text):
     return text == "1"
 
 
+def bits_or_full(text):
+    """Parse the bits of a weight; full is None: those of PRECISION."""
+    name = one_of("8", "6", "5", "4", "full")(text)
+    return None if name == "full" else int(name)
+
+
 def above_zero(text):
     if not re.fullmatch("[0-9]*[.]?[0-9]+", text) or float(text) == 0:
         raise ValueError("a number above 0")
@@ -206,6 +212,7 @@ class Settings:
     prompt_tokens: int = setting(whole(1), 512, ("llm",), EACH)
     lora_rank: int = setting(whole(0, 1024), 0, ("llm",), EACH)  # 0: train all weights
     checkpointing: bool = setting(zero_or_one, False, ("llm",), EACH)
+    weight_bits: int | None = setting(bits_or_full, None, ("llm",), EACH)  # None: those of PRECISION
     new_tokens: int = setting(whole(1), 128, ("llm",))
     depth: int = setting(whole(0), 0, ("llm",), EACH)  # tokens
     data: str | None = setting(one_of("cifar10", "synthetic"), None, ("mlp",))  # None: cifar10 if it can be had
@@ -385,6 +392,7 @@ def refuse_contradictions(command, settings, environ):
     is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
     has_many = s.num_devices not in (None, 1)
+    can_have_bits = is_generation or (s.framework == "mlx" and s.lora_rank)
     able = " and ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
     table = [  # (whether they exclude each other, their names, the reason or the fix)
         (command in WORKLOADS and command not in framework.workloads, "framework", f"only {able} can run {command}"),
@@ -393,6 +401,8 @@ def refuse_contradictions(command, settings, environ):
         (set(precisions) & set(framework.lacks), "framework precision", "it lacks this precision: set another one"),
         (s.precision in MIXED and is_generation, "phase precision", "mixed precision needs PHASE=training"),
         (s.framework == "mlx" and s.compile == "1" and is_generation, "framework compile", "its cache uses Python"),
+        (s.weight_bits in (5, 6) and s.framework == "torch", "framework weight_bits", "PyTorch has 8 and 4: set one"),
+        (s.weight_bits and not can_have_bits, "framework phase lora_rank weight_bits", "set LORA_RANK=8 in mlx"),
         (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting"),
         (s.ops and "convolution" in s.ops and "matmul" not in s.ops, "ops", "convolution needs matmul: add it"),
         (has_many and not framework.runs_on_many, "framework num_devices", "it runs on one device here"),

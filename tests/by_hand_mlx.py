@@ -5,6 +5,8 @@ import os
 
 import mlx.core as mx
 from mlx import nn, optimizers
+from mlx_lm.models import llama
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 from bench.frameworks import on_mlx, on_mlx_networks
 from bench.workloads.operators import MAX_SETS
@@ -19,6 +21,7 @@ def checks():
     yield check_matmul(matmul, side=256 if device == "cpu" else 1024)
     for phase in ("inference", "training"):
         yield check_loop(phase, MODEL, loop(phase), IMAGE_SIZE=str(SIDE))
+    yield check_decode()
 
 
 def wait(_):
@@ -54,3 +57,24 @@ def loop(phase):
         mx.async_eval(loss, model.state, optimizer.state)
 
     return block_of(train if phase == "training" else infer, wait, batch_size)
+
+
+def check_decode(bits=4, tokens=64):
+    """Compare with SmolLM2 as mlx-lm's users run it: quantised, one token a step into its cache."""
+    sizes = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    model = llama.Model(llama.ModelArgs(model_type="llama", **sizes))
+    nn.quantize(model, group_size=64, bits=bits)
+    mx.eval(model.parameters())
+    cache = make_prompt_cache(model)
+    ids = itertools.cycle(mx.random.randint(1, 49_152, (tokens, 1, 1)))
+
+    def decode():
+        if cache[0].offset == tokens:
+            trim_prompt_cache(cache, tokens)
+        logits = model(next(ids), cache=cache)[:, -1]
+        mx.async_eval(logits)
+
+    environ = {"BATCH_SIZE": "1", "NEW_TOKENS": str(tokens), "PRECISION": "float32", "WEIGHT_BITS": str(bits)}
+    what = f"a hand-written loop, {bits} bits"
+    return check_loop("decode", "smollm2-135m", block_of(decode, wait), workload="llm", what=what, **environ)

@@ -43,6 +43,8 @@ def test_defaults_depend_on_the_command_and_the_device():
         ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_last"}, ("tensorflow", "channels_last")),
         ("image", {"FRAMEWORK": "jax", "COMPILE": "0"}, ("jax", "1")),  # it always compiles
         ("tflops", {"SIZES": "64, 8X16x32"}, (((64, 64, 64), (8, 16, 32)),)),
+        ("llm", {"PHASE": "decode", "WEIGHT_BITS": "4"}, ("decode", 4)),
+        ("llm", {"WEIGHT_BITS": "Full"}, (None,)),
         ("another", {"MODEL": "", "BATCH_SIZE": "many", "SEED": "3"}, (None, None, 3)),  # not its settings
     ],
 )
@@ -65,12 +67,20 @@ def test_a_wrong_value_is_named(name, values):
         assert refusal(**{name: value}).startswith(f"{name}={value!r} ")
 
 
+def test_bits_that_no_framework_has_are_refused():
+    for value in ("7", "16", "4.5"):
+        assert refusal("llm", WEIGHT_BITS=value).startswith(f"WEIGHT_BITS={value!r} ")
+
+
 @pytest.mark.parametrize(
     ("command", "environ"),
     [
         ("image", {"SUSTAIN": "60", "SCOPE": "input"}),
         ("mlp", {"NUM_DEVICES": "all", "FRAMEWORK": "tf"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
+        ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "5"}),
+        ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "8", "PHASE": "training", "LORA_RANK": "8"}),
+        ("llm", {"FRAMEWORK": "mlx", "WEIGHT_BITS": "8", "PHASE": "training"}),
     ],
 )
 def test_contradictions_are_refused_with_all_that_was_given(command, environ):
@@ -118,6 +128,7 @@ def test_an_unknown_name_on_makes_command_line_is_refused():
         ("tflops", {"PRECISION": "float32,tf32", "SIZES": "8,9"}, [{}]),
         ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]),
         ("llm", {"PHASE": " Prefill", "DEPTH": "0,512"}, [{"DEPTH": "0"}]),  # prefill does not use DEPTH
+        ("llm", {"PHASE": "decode", "WEIGHT_BITS": "full,8"}, [{"WEIGHT_BITS": "full"}, {"WEIGHT_BITS": "8"}]),
     ],
 )
 def test_runs_that_the_lists_ask_for(command, environ, changes):

@@ -92,6 +92,7 @@ class CachedModel(ABC):
     """A language model with a cache of keys and values. Tokens are ids on the device, of shape (sequences, count)."""
 
     parameters: int  # trainable
+    weight_bytes: int  # that each step reads: all weights as they are stored, but no table that is only an embedding
 
     @abstractmethod
     def open_cache(self, sequences, tokens):
@@ -186,7 +187,7 @@ class DeviceContext(ABC):
                 inputs, height, width).
 
         Returns:
-            (the result in NumPy, channels first; whether the device's was float16).
+            (the result, or its first rows, in NumPy, channels first; whether the device's was float16).
         """
 
     def __init__(self, device, settings, compares=True):
@@ -198,7 +199,8 @@ class DeviceContext(ABC):
         self.seed = settings.seed
         self.optimizer = settings.optimizer
         self.traces = 0  # how often a function was compiled since the session was opened
-        has_short_numbers = self.precision not in ("float32", "float64")
+        self.weight_bits = settings.weight_bits
+        has_short_numbers = self.precision not in ("float32", "float64") or self.weight_bits
         self.compares_with_cpu = compares and (device != "cpu" or has_short_numbers)
 
     def operator(self, name):
@@ -272,14 +274,14 @@ class DeviceContext(ABC):
         self.least_limit = check.MAX_RELATIVE_ERROR if is_predicted else self.fixed_limit
 
     def _probe_once(self, name):
-        key = type(self), self.device, self.precision, name
+        key = type(self), self.device, self.precision, self.weight_bits, name
         if key not in _probed:
             left, right, exact = check.probe_inputs(name)
             scale = 1 if self.precision in ("float16", "mixed_float16") else np.float32(PROBE_SCALE)
             got, is_float16 = self.probe(name, left * scale, right * scale)
             reason = f"a {name} of large {self.precision} numbers overflows, as in float16"
             check.require(np.isfinite(got).all() and got.any(), reason)
-            error = check.relative_error(got.astype(np.float64) / float(scale) ** 2, exact)
+            error = check.relative_error(got.astype(np.float64) / float(scale) ** 2, exact[: len(got)])
             _probed[key] = check.name_precision(error, is_float16)
         return _probed[key]
 

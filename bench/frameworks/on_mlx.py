@@ -101,6 +101,8 @@ class DeviceContext(base.DeviceContext):
 
     def probe(self, name, left, right):
         left, right = self.put(left, right)
+        if self.weight_bits:
+            return on_mlx_llm.probe_quantised(left, right, self.weight_bits)
         output = left @ right if name == "matmul" else mx.conv2d(left, right).transpose(0, 3, 1, 2)
         return as_numpy(output), output.dtype == mx.float16
 
@@ -116,7 +118,10 @@ class DeviceContext(base.DeviceContext):
         pairs = self.pairs(workload)
         inputs = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
         calibrate(module, self.put(*inputs, dtype=mx.float32))
+        parameters = sum(each.size for each in leaves(module.parameters()))
         module.set_dtype(self.dtype)
+        if self.weight_bits:
+            on_mlx_llm.quantise(module, self.weight_bits)
         mx.eval(module.eval().parameters())
 
         def loss_and_output(*batch):
@@ -139,7 +144,7 @@ class DeviceContext(base.DeviceContext):
             with in_float32_on_cpu(module, spread):
                 return evaluate(pair, mx.float32)
 
-        if self.can_compare(sum(each.size for each in leaves(module.parameters()))):
+        if self.can_compare(parameters):
             references = self.references(evaluate_on_cpu, pair)
         self.check_model(evaluate, references)
         if self.compares_compiled:
@@ -198,12 +203,15 @@ class DeviceContext(base.DeviceContext):
 def in_float32_on_cpu(module, spread):
     """Inside, a model has the same weights in float32, disturbed as by check.disturb(), and all runs on the CPU."""
     weights = module.parameters()
+    layers = module.leaf_modules()
     with mx.stream(mx.cpu):
+        module.update_modules(tree_map(on_mlx_llm.restore, layers, is_leaf=nn.Module.is_module))
         module.set_dtype(mx.float32)
         if spread:  # NumPy would need another copy of the weights
             disturb = lambda old: old * mx.random.uniform(1 - spread, 1 + spread, old.shape)  # noqa: E731
             module.update(tree_map(disturb, module.parameters()))
         yield
+    module.update_modules(layers)
     module.update(weights)
 
 

@@ -1,19 +1,30 @@
 """Language models in MLX: mlx-lm's own classes, cache, LoRA and checkpointing, with random weights."""
 
+import itertools
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten, tree_map
 
 from bench.frameworks import base
 from bench.frameworks.on_mlx_networks import leaves
+from bench.timing import check
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
+POOL_NUMBERS = 2**24
+PARTS = ("weight", "scales", "biases")  # of a quantised layer
+PROBED_ROWS = 32  # MLX's kernel for CPUs would take half a minute for all
+CHECKED_ROWS = 1000  # of a quantised matrix, about
+GROUP_SIZE = 64  # weights that share a scale and a bias, as in mlx-lm
 
-def build_llm(workload):
+
+def build_llm(workload, dtype=mx.float32):
     """Build a decoder of mlx-lm with random weights, which have no memory before they are evaluated.
 
-    They keep the variance of what passes them; norms are ones.
+    They keep the variance of what passes them; norms are ones. All are cut from one pool of numbers: drawing a large
+    matrix would need four times its memory.
     """
     from mlx_lm.models import llama, qwen3  # takes seconds, so only if needed
     from mlx_lm.utils import maybe_set_recommended_wired_limit
@@ -23,7 +34,17 @@ def build_llm(workload):
     name, library = ("qwen3", qwen3) if sizes.is_qwen else ("llama", llama)
     rope = {"rope_theta": sizes.rope_theta, "rope_scaling": sizes.rope_scaling() or None}
     module = library.Model(library.ModelArgs(model_type=name, **sizes.config(), **rope))
-    draw = lambda old: mx.ones(old.shape) if old.ndim == 1 else draw_normal(old, old.shape[1])  # noqa: E731
+    pool = mx.random.normal((POOL_NUMBERS,)).astype(dtype)
+    starts = itertools.count(0, 65_537)
+
+    def draw(old):
+        if old.ndim == 1:
+            return mx.ones(old.shape, dtype)
+        start = next(starts) % (POOL_NUMBERS // 2)
+        lengths = (min(POOL_NUMBERS // 2, old.size - drawn) for drawn in range(0, old.size, POOL_NUMBERS // 2))
+        numbers = mx.concatenate([pool[start : start + length] for length in lengths])
+        return numbers.reshape(old.shape) * old.shape[1] ** -0.5
+
     module.update(tree_map(draw, module.parameters()))
     return module
 
@@ -56,6 +77,57 @@ def build_trainable(workload):
     return module
 
 
+def leaf_layers(module):
+    """Return {name: layer} of the layers that hold no other layer."""
+    return dict(tree_flatten(module.leaf_modules(), is_leaf=nn.Module.is_module))
+
+
+def quantise(module, bits):
+    """Quantise all matrices, embedding and output included; each has memory in full only until it is quantised.
+
+    Raises:
+        MeasurementError: `wrong_output`: a restored matrix is not its original up to rounding.
+    """
+    originals = leaf_layers(module)
+    nn.quantize(module, GROUP_SIZE, bits)
+    for name, layer in leaf_layers(module).items():
+        mx.eval(layer.parameters())
+        original = originals.pop(name)
+        if hasattr(original, "to_quantized"):
+            is_right = layer.scales.size * GROUP_SIZE == original.weight.size
+            check.require(is_right, f"quantised, {name} has other groups than of {GROUP_SIZE} weights")
+            rows = slice(None, None, 1 + len(original.weight) // CHECKED_ROWS)
+            restored = dequantise([layer[part][rows] for part in PARTS], bits)
+            difference = mx.abs(restored - original.weight[rows]).reshape(-1, GROUP_SIZE)
+            steps = difference / mx.abs(layer.scales[rows].reshape(-1, 1))
+            check.check_restored(steps.max().item(), name)
+
+
+def dequantise(parts, bits):
+    """Return the weights that quantised ones, PARTS, stand for, in float32."""
+    numbers, *scales_and_biases = parts
+    return mx.dequantize(numbers, *(each.astype(mx.float32) for each in scales_and_biases), GROUP_SIZE, bits)
+
+
+def probe_quantised(left, right, bits):
+    """Multiply by quantised weights, as DeviceContext.probe() does, and add what quantising has taken away."""
+    left = left[:PROBED_ROWS]
+    quantised = mx.quantize(right.T, GROUP_SIZE, bits)
+    output = mx.quantized_matmul(left, *quantised, group_size=GROUP_SIZE, bits=bits)
+    with mx.stream(mx.cpu):
+        lost = left.astype(mx.float32) @ (right.T - dequantise(quantised, bits)).T
+    return np.array(output.astype(mx.float32) + lost), output.dtype == mx.float16
+
+
+def restore(layer):
+    """Return a plain layer with the weights that a quantised one stands for; any other layer as it is."""
+    if "scales" not in layer:
+        return layer
+    plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else nn.Linear(1, 1, bias=False)
+    plain.weight = dequantise([layer[part] for part in PARTS], layer.bits)
+    return plain.freeze()  # as quantised layers are
+
+
 class CachedModel(base.CachedModel):
     """A decoder with mlx-lm's cache, which grows by 256 tokens. The contract is in base.py."""
 
@@ -64,11 +136,15 @@ class CachedModel(base.CachedModel):
     def __init__(self, context, workload):
         from mlx_lm.models.cache import make_prompt_cache
 
-        self.module = build_llm(workload)
+        self.module = build_llm(workload, context.dtype)
         self.make_cache = make_prompt_cache
         self.parameters = sum(each.size for each in leaves(self.module.parameters()))
-        self.module.set_dtype(context.dtype)
+        if context.weight_bits:
+            quantise(self.module, context.weight_bits)
         mx.eval(self.module.parameters())
+        named = tree_flatten(self.module.parameters())
+        is_read = self.module.args.tie_word_embeddings
+        self.weight_bytes = sum(each.nbytes for name, each in named if is_read or "embed_tokens" not in name)
 
     def open_cache(self, sequences, tokens):
         self.cache = self.make_cache(self.module)

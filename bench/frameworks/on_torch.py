@@ -273,12 +273,20 @@ class DeviceContext(base.DeviceContext):
         return Model(self, module, LOSSES[workload.loss] if is_trained else None)
 
     def build_cached(self, workload, ids):
-        module = on_torch_llm.Decoder(workload)
+        module = reference = on_torch_llm.Decoder(workload)
+        parameters = sum(weight.numel() for weight in module.parameters())
         references = None
-        if self.allocate(module):
-            run = torch.inference_mode()(lambda _: [module(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()])
-            references = self.references(run, [each.detach().numpy() for each in module.parameters()])
-        return on_torch_llm.CachedModel(self, module.to(self.device, self.dtype)), references
+        if self.weight_bits:
+            reference = on_torch_llm.Decoder(workload).to_empty(device="cpu") if self.can_compare(parameters) else None
+            module.fill(self.device, self.dtype, self.weight_bits, reference)
+        elif not self.allocate(module):
+            reference = None
+        if reference:
+            run = torch.inference_mode()(lambda _: [reference(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()])
+            references = self.references(run, [each.detach().numpy() for each in reference.parameters()])
+        if not self.weight_bits:
+            module = module.to(self.device, self.dtype)
+        return on_torch_llm.CachedModel(self, module, parameters), references
 
     def allocate(self, module):
         """Return whether the model is compared with the CPU.
@@ -356,7 +364,9 @@ class DeviceContext(base.DeviceContext):
         # torch.compile runs a part without a CUDA graph if it cannot capture it, and only logs that.
         skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
         skipped = f"CUDA graphs skipped by torch.compile: {skips}" if skips else ""
-        return "; ".join(filter(None, [self.note, skipped]))
+        slow = "PyTorch restores 8 bits in 16 at each step: COMPILE=1 avoids it"
+        is_slow = self.weight_bits == 8 and not self.compile
+        return "; ".join(filter(None, [self.note, skipped, slow if is_slow else ""]))
 
     def release(self):
         if self.compile:

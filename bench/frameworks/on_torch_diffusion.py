@@ -24,7 +24,8 @@ class Denoiser(torch.nn.Module):
 
     def fill(self, device, dtype):
         """Allocate random weights."""
-        on_torch_llm.draw_weights(self.to(dtype).to_empty(device=device), device, dtype)
+        for _ in on_torch_llm.draw_layers(self, device, dtype):
+            pass
 
     def forward(self, *inputs):
         named = dict(zip(self.names, inputs, strict=True))

@@ -1,32 +1,103 @@
 """Language models in PyTorch: the transformers library's own classes, its static cache, random weights, LoRA."""
 
 import itertools
+import logging
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from bench.frameworks import base, refuse_old
+from bench.timing import MeasurementError, check
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24
+GROUP_SIZE = 64  # weights that share a scale and a zero point in 4 bits
+ROWS = 256  # quantised at once: torchao needs 16 bytes more for each weight
 
 
 @torch.no_grad()
-def draw_weights(module, device, dtype):
-    """Fill a module with random weights that keep the variance of what passes them; norms are ones, biases zeros.
+def draw_layers(module, device, dtype):
+    """Allocate random weights, once and in their type, one layer at a time: yield each layer's name and the layer.
 
-    All are cut from one pool of numbers, because drawing eight billion takes a CPU a minute.
+    They keep the variance of what passes them; norms are ones, biases zeros. All are cut from one pool of numbers,
+    because drawing eight billion takes a CPU a minute.
     """
     pool = torch.randn(POOL_NUMBERS, device=device, dtype=dtype)
     starts = itertools.count(0, 65_537)
-    for name, weights in module.named_parameters():
-        if weights.ndim == 1:
-            weights.fill_(not name.endswith("bias"))
-            continue
-        start = next(starts) % (POOL_NUMBERS // 2)
-        for part in weights.view(-1).split(POOL_NUMBERS // 2):
-            torch.mul(pool[start : start + len(part)], weights[0].numel() ** -0.5, out=part)
+    for layer_name, layer in module.to(dtype).named_modules():
+        if all(weights.is_meta for weights in layer.parameters(recurse=False)):  # a tied one has its weights
+            layer.to_empty(device=device, recurse=False)
+            for name, weights in layer.named_parameters(recurse=False):
+                if weights.ndim == 1:
+                    weights.fill_(not name.endswith("bias"))
+                    continue
+                start = next(starts) % (POOL_NUMBERS // 2)
+                for part in weights.view(-1).split(POOL_NUMBERS // 2):
+                    torch.mul(pool[start : start + len(part)], weights[0].numel() ** -0.5, out=part)
+        yield layer_name, layer
+
+
+def quantise(layer, bits, copies):
+    """Quantise a projection by torchao; copy the weights that it stands for to each of `copies`, float32 on the CPU.
+
+    Raises:
+        MeasurementError: `unsupported`, or `wrong_output`: those weights are not the original ones up to rounding.
+    """
+    refuse_old("torchao", "0.18")
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quant_primitives, quantize_
+
+    original = layer.weight.detach()
+    device = original.device.type
+    if device not in ("cpu", "cuda"):
+        raise MeasurementError("unsupported", f"WEIGHT_BITS={bits} is slow in PyTorch on {device}: set FRAMEWORK=mlx")
+    if device == "cuda" and bits == 4 and original.dtype != torch.bfloat16:
+        raise MeasurementError("unsupported", "WEIGHT_BITS=4 in PyTorch on a GPU needs PRECISION=bfloat16")
+    how: dict[str, Any] = {"set_inductor_config": False}  # it would change the settings of the process
+    if bits == 8:
+        config = Int8WeightOnlyConfig(**how)
+    elif device == "cpu":
+        config = PrototypeInt4WeightOnlyConfig(GROUP_SIZE, **how)
+    else:
+        config = Int4WeightOnlyConfig(GROUP_SIZE, int4_packing_format="tile_packed_to_4d", **how)
+    tensors: dict[str, Any] = {}  # those of the whole matrix: blocks that are kept would fragment the memory
+    for number, part in enumerate(original.split(ROWS)):
+        layer.weight = torch.nn.Parameter(part, requires_grad=False)
+        quantize_(layer, config)
+        block: Any = layer.weight
+        check.require(type(block) is not torch.nn.Parameter, f"torchao skips a matrix of {tuple(original.shape)}")
+        names, attributes = block.__tensor_flatten__()
+        for name in names:
+            inner = getattr(block, name)
+            axis = int(name == "scale_and_zero")  # of the rows
+            sizes = list(inner.shape)
+            sizes[axis] = sizes[axis] * len(original) // len(part)
+            if name not in tensors:
+                tensors[name] = inner.new_empty(sizes)
+            tensors[name].narrow(axis, number * ROWS * sizes[axis] // len(original), inner.shape[axis]).copy_(inner)
+        if bits == 8:
+            scale = block.scale
+            restored = block.dequantize(torch.float32)
+        else:  # packed numbers cannot be read: they are computed again, with the scales that are not padding
+            groups = part.shape[1] // GROUP_SIZE
+            scale, zero = (each.T[: len(part), :groups].contiguous() for each in block.scale_and_zero.unbind(-1))
+            of_groups = (1, GROUP_SIZE), scale, zero, torch.int32, 0, 15
+            numbers = quant_primitives._quantize_affine_tinygemm(part, *of_groups)
+            restored = quant_primitives._dequantize_affine_tinygemm(numbers, *of_groups)
+        steps = (restored - part).abs().view(scale.numel(), -1) / scale.view(-1, 1)
+        check.check_restored(steps.max().item(), f"a matrix of {tuple(original.shape)}")
+        for copied in copies:
+            copied.split(ROWS)[number].copy_(restored)
+    attributes |= {"shape": original.shape} if "shape" in attributes else {}
+    quantised = type(block).__tensor_unflatten__(tensors, attributes, original.shape, None)
+    layer.weight = torch.nn.Parameter(quantised, requires_grad=False)
+
+
+def stored_bytes(weights):
+    """Return the bytes of weights in memory; quantised ones are several tensors: numbers, scales ..."""
+    names = [] if type(weights) is torch.nn.Parameter else weights.__tensor_flatten__()[0]
+    return sum(getattr(weights, name).nbytes for name in names) or weights.nbytes
 
 
 class Adapted(torch.nn.Module):
@@ -54,6 +125,7 @@ class Decoder(torch.nn.Module):
     def __init__(self, workload):
         super().__init__()
         refuse_old("transformers", "5.4")  # an older StaticCache has no cumulative_length
+        logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # transformers imports torchao, which warns
         import transformers  # takes ten seconds, so only if needed
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -81,11 +153,24 @@ class Decoder(torch.nn.Module):
         """Return the weight that is read after a window: in 16 bits training moves a matrix, and a norm stays at 1."""
         return [weight for name, weight in self.named_parameters() if "o_proj" in name and weight.requires_grad][-1]
 
-    def fill(self, device, dtype):
-        """Allocate random weights, once and in their type: twice the weights may not fit."""
-        self.to(dtype).to_empty(device=device)
-        self.decoder.tie_weights()
-        draw_weights(self, device, dtype)
+    @torch.no_grad()
+    def fill(self, device, dtype, bits=None, reference=None):
+        """Allocate random weights, one layer at a time: twice the weights may not fit.
+
+        Args:
+            bits: of each weight of the projections and the output; None: those of `dtype`.
+            reference: a decoder on the CPU, which gets the weights that the quantised ones stand for.
+        """
+        for name, layer in draw_layers(self, device, dtype):
+            if layer is self.decoder.model.embed_tokens:
+                self.decoder.tie_weights()
+            copies = list(reference.get_submodule(name).parameters(recurse=False)) if reference else []
+            if bits and isinstance(layer, torch.nn.Linear):
+                quantise(layer, bits, copies)
+            else:
+                for copied, own in zip(copies, layer.parameters(recurse=False), strict=False):
+                    copied.copy_(own)
+        self.to_empty(device=device, recurse=False)  # only the rotary frequencies
 
     def _apply(self, fn, recurse=True):
         """Move or convert the weights; the rotary frequencies are computed again, in float32 in every precision."""
@@ -103,10 +188,13 @@ class CachedModel(base.CachedModel):
 
     cache: Any  # a StaticCache
 
-    def __init__(self, context, decoder):
+    def __init__(self, context, decoder, parameters):
         self.context = context
         self.uncompiled = decoder.eval()
-        self.parameters = sum(weight.numel() for weight in decoder.parameters())
+        self.parameters = parameters
+        tables = decoder.decoder.lm_head.weight, decoder.decoder.model.embed_tokens.weight
+        only_embeds = 0 if tables[0] is tables[1] else tables[1].nbytes
+        self.weight_bytes = sum(map(stored_bytes, decoder.parameters())) - only_embeds
         self.module = context.compiled(decoder)
 
     def open_cache(self, sequences, tokens):

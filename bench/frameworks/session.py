@@ -71,6 +71,7 @@ class BaseSession:
     measured_precision: str | None = None  # as bench/timing/check.py names it
     output_error: float | None = None  # the model's, against float32 on the CPU
     output_limit: float | None = None  # the limit for that error
+    weight_bytes = 0  # of a model's weights that a step of decode reads, as they are stored
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands
     may_repeat = False  # whether last_result may be the same after different batches
@@ -305,6 +306,7 @@ class Generation(Inference):
         places = range(self.start, batches[0].shape[1], length)
         steps = [(at, *context.put(np.ascontiguousarray(ids[:, at : at + length]))) for ids in batches for at in places]
         super().__init__(context, model, itertools.cycle(steps), workload)
+        self.weight_bytes = model.weight_bytes
 
     def step(self):
         self.inputs = place, tokens = next(self.batches)

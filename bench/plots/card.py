@@ -101,6 +101,7 @@ def find_own(mine, work):
     defaults = {name: getattr(settings, name) for name in DEFAULTS if is_used_in(name, work.phase)}
     defaults = {name: int(value) if isinstance(value, bool) else value for name, value in defaults.items()}
     usual = {name: ("", str(value)) for name, value in defaults.items() if value is not None}
+    usual["weight_bits"] = (str(settings.weight_bits or ""),)
     mine = [line for line in mine if all(line[name] in texts for name, texts in usual.items())]
     latest = []
     for numbers in NUMBERS:
@@ -125,6 +126,7 @@ def choose_published(published, by_work, kind):
             for other in sorted(published, key=lambda other: other["value"]):  # the fastest replaces the others
                 is_same = peaks.SIXTEEN_BITS.get(other["precision"], other["precision"]) == line["numbers"]
                 is_same &= other["compile"] in ("", "0") and other["prompt_tokens"] in ("", line["prompt_tokens"])
+                is_same &= other["weight_bits"] == line["weight_bits"]
                 if is_same and is_work(other, work):
                     of_device = offers.setdefault((other["device_name"], other["kind"] == kind), {})
                     of_device.setdefault(work, {})[line["numbers"]] = other

@@ -23,7 +23,8 @@ STATUSES = {
     "unsynchronised": "the source stopped its clock before the device had finished: not a valid timing",
 }
 # What makes an item larger: rates of different sizes are never in one plot.
-SIZE = ("image_size", "sequence_length", "prompt_tokens", "depth", "lora_rank", "epoch", "world_size", "nodes")
+SIZE = ("image_size", "sequence_length", "prompt_tokens", "depth", "lora_rank", "weight_bits", "epoch")
+SIZE += ("world_size", "nodes")
 USUAL = {"image": ("image_size", "224"), "transformer": ("sequence_length", "128")}  # also if a source states none
 CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
 SETTINGS = [name for name in columns.WORK if name not in (*CHOSEN, *SIZE)]

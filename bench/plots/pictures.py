@@ -65,17 +65,17 @@ def fastest(stored, workload, models, title, unit):
 
 
 def llm(stored):
-    """Draw tokens/s of one sequence, only in precisions of this program: quantised weights are other work."""
+    """Draw tokens/s of one sequence, only in precisions of this program, the fastest for each number of bits."""
     lines = select.having(stored.believed, workload="llm", batch_size="1", scope="device")
     lines = lines[lines["precision"].isin(BYTES) & ~lines["phase"].isin(TRAINING)]
-    lines = select.best(lines, "model", "phase", "prompt_tokens", "depth")
+    lines = select.best(lines, "model", "phase", "prompt_tokens", "depth", "weight_bits")
     panels = [(model, of) for (model, _), of in lines.groupby(["model", "phase"], sort=False)]
     return bars(panels, "tokens/s of one sequence, random weights")
 
 
 def llm_depth(stored):
     """Draw tokens/s of decode over the mean tokens in the cache, for models with several depths of our own."""
-    apart = [name for name in ("model", "precision", "weight_bits") if name in columns.COLUMNS]
+    apart = ["model", "precision", "weight_bits"]
     lines = select.having(stored.believed, workload="llm", phase="decode", batch_size="1", scope="device")
     sizes = lines[["depth", "new_tokens"]].apply(pd.to_numeric, errors="coerce")
     lines = lines.assign(tokens=sizes["depth"] + (sizes["new_tokens"] + 1) / 2).dropna(subset="tokens")
@@ -88,7 +88,7 @@ def llm_depth(stored):
 
 def llm_training(stored):
     lines = select.having(stored.believed, workload="llm", phase="training", scope="device")
-    lines = select.best(lines, "model", "sequence_length", "lora_rank")
+    lines = select.best(lines, "model", "sequence_length", "lora_rank", "weight_bits")
     panels = [(f"{model}, {tokens} tokens", of) for (model, tokens), of in lines.groupby(["model", "sequence_length"])]
     return bars(panels, "tokens/s of training, random weights")
 

@@ -85,6 +85,7 @@ COLUMNS = {
     "depth": Column("work", "tokens in the cache before decode begins", words="depth {}"),
     "lora_rank": Column("work", "of LoRA's adapters; 0: all weights are trained", blank="0", words="LoRA of rank {}"),
     "checkpointing": Column("work", "1: backward computes layers again", blank="0", words={"1": "checkpointing"}),
+    "weight_bits": Column("work", "of quantised weights; blank: those of precision", words="{} bits a weight"),
     "data": Column("work", "synthetic, jpeg or cifar10", words="{} images", said_for=("mlp",)),
     "optimizer": Column("work", "sgd, adam or adamw", words="{}"),
     "world_size": Column("work", "devices or CPU processes that shared the work", blank="1", words="{} devices"),

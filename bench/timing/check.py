@@ -15,6 +15,7 @@ MAX_MODEL_ERROR = 0.9
 ROUNDING_MULTIPLE = 4
 SPREADS = {"tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
 MAX_CACHE_ERROR = 0.08  # smollm2-135m in 16 bits: rounding 0.02, positions off by one 0.13, no cache 1.4
+MAX_RESTORED_STEPS = 2  # torchao 0.6, MLX 1.0; 1.5 in 8 bits whose scales are bfloat16
 # For a compiled model in training: BatchNorm amplifies rounding, to 2e-3 in ResNet-152.
 MAX_TRAINING_ERROR = 0.1
 
@@ -105,6 +106,12 @@ def check_cache(got, expected, measured_precision):
     """Raise MeasurementError unless tokens read one by one give the logits of all of them at once."""
     limit = MAX_RELATIVE_ERROR if is_exact(measured_precision) else 10 * MAX_CACHE_ERROR  # a tenth is allowed
     check_equal(got, expected, limit, "logits of single tokens through the cache differ")
+
+
+def check_restored(steps, name):
+    """Raise MeasurementError unless the restored weights of a matrix are within `steps` steps of its scales."""
+    reason = f"quantised, the weights of {name} are wrong by up to {steps:.3g} steps of their scales"
+    require(steps <= MAX_RESTORED_STEPS, reason)
 
 
 def check_samples(got, expected, measured_precision):

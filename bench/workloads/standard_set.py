@@ -28,6 +28,7 @@ class Work:
     batch_size: int
     is_quick: bool = False  # QUICK=1 measures it too, in float32 only
     devices: tuple[str, ...] = ("cpu", "gpu")  # they measure it; a GPU is any device except a CPU
+    framework: str = ""  # the only one that measures it; "": all
     numbers: tuple[str, ...] = ("float32", *FORMATS)
     settings: tuple[tuple[str, str], ...] = ()  # those other than the defaults
     has_pipeline: bool = False  # in float32 the input pipeline is measured too
@@ -49,6 +50,9 @@ class Work:
 
 LARGE_BATCH = {"devices": ("gpu",), "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}
 LARGE_BATCH |= {"shared_gb": SHARED_GB}
+BITS = {"numbers": ("bfloat16",), "settings": (("WEIGHT_BITS", "4"),)}
+ON_MACS = BITS | {"devices": ("mps",), "framework": "mlx"}
+ON_CUDA = BITS | {"devices": ("cuda",), "framework": "torch", "settings": (("WEIGHT_BITS", "4"), ("COMPILE", "1"))}
 COMPILED = {"devices": ("cuda",), "numbers": ("bfloat16",), "settings": (("COMPILE", "reduce-overhead"),)}
 STANDARD_SET = (
     Work("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True),
@@ -62,5 +66,7 @@ STANDARD_SET = (
     Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, devices=("gpu",)),
     Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, devices=("gpu",)),
     Work("Llama-3.2-1B, compiled", "llm", "llama-3.2-1b", "decode", 1, **COMPILED),
+    *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_MACS) for phase in ("prefill", "decode")),
+    *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_CUDA) for phase in ("prefill", "decode")),
     Work("ResNet-50, channels_last", "image", "resnet50", "training", 256, **LARGE_BATCH),
 )

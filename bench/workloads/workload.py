@@ -45,7 +45,7 @@ class Workload:
     has_pipeline: bool = False  # then batches also come from JPEG files: SCOPE
     item_bytes: int = 0  # bytes of the inputs of one item; 0 if they are small
     resident_bytes: int = 0  # operands, or a language model's weights, and its cache or gradients and optimizer
-    bytes_per_step: int | None = None  # a step must read them from memory; None: memory is not the limit
+    bytes_per_step: int | None = None  # read from memory, without a model's weights; None: memory is not the limit
     columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
     # () -> (train inputs, train labels, test inputs, test labels) of a classifier; None: it cannot train epochs
     dataset: Callable[[], tuple] | None = None

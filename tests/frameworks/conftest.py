@@ -27,6 +27,10 @@ def tiny_decoders(monkeypatch):
         from bench.frameworks import on_torch_llm
 
         monkeypatch.setattr(on_torch_llm, "POOL_NUMBERS", 2**18)
+    if TESTED == "mlx":
+        from bench.frameworks import on_mlx_llm
+
+        monkeypatch.setattr(on_mlx_llm, "POOL_NUMBERS", 2**18)
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,32 @@ def test_decode_is_measured_in_16_bits():
     assert_measured(session, 2)
 
 
+@pytest.mark.parametrize("model", TINY_DECODERS)
+def test_a_step_of_decode_reads_all_weights_but_a_table_that_only_embeds(model):
+    session, workload = open_llm("decode", MODEL=model), describe_llm("decode", MODEL=model)
+    table = 0 if workload.sizes.tie_word_embeddings else workload.sizes.vocab_size * workload.sizes.hidden_size
+    assert session.weight_bytes == 4 * (workload.parameters - table)
+
+
+# Quantised weights
+
+
+@pytest.mark.parametrize("model", TINY_DECODERS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bits", ["8", "4"] if TESTED == "torch" else ["8", "6", "5", "4"])
+def test_quantised_weights_are_always_compared_and_are_the_same_model(model, precision, bits):
+    environ = {"MODEL": model, "PRECISION": precision}
+    session, full = (open_llm("decode", **environ, WEIGHT_BITS=each) for each in (bits, "full"))
+    assert session.output_error <= session.output_limit
+    assert session.parameters == full.parameters == describe_llm("decode", MODEL=model).parameters
+    assert session.weight_bytes < full.weight_bytes * (0.75 if precision == "bfloat16" else 0.5)
+    for each in (session, full):
+        each.step()
+    moved, unmoved = (each.context.as_array(each.last_result) for each in (session, full))
+    assert 0.001 < check.relative_error(moved, unmoved) < 0.6  # fewer bits move the output
+    assert_measured(session, 2)
+
+
 # Training
 
 CASES = [{}, {"PRECISION": "bfloat16"}, LORA | {"CHECKPOINTING": "1"}]

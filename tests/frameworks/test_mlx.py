@@ -8,7 +8,8 @@ import pytest
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from bench.frameworks import on_mlx, on_mlx_networks
+import llm_benchmark
+from bench.frameworks import on_mlx, on_mlx_llm, on_mlx_networks
 from bench.timing import MeasurementError, measure
 from tests.conftest import GIVEN, USE_GPU
 from tests.frameworks import torch_reference
@@ -144,3 +145,79 @@ def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(refer
                 layer._p_1 = 1.0
 
     assert_same_work(model, session, torch, expected, stop_dropout, on_mlx.leaves)
+
+
+# Quantised language models
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("bfloat16", 4), ("float32", 4), ("bfloat16", 8)])
+def test_bytes_of_quantised_weights_agree_with_the_formula(precision, bits):
+    decoder = torch_reference.TINY_DECODERS["tiny-llama"]
+    session = open_llm("decode", MODEL="tiny-llama", PRECISION=precision, WEIGHT_BITS=str(bits))
+    size = 16 if precision == "bfloat16" else 32
+    matrices = decoder.num_layers * llm_benchmark.matmul_weights(decoder) + decoder.vocab_size * decoder.hidden_size
+    norms = (2 * decoder.num_layers + 1) * decoder.hidden_size
+    assert session.weight_bytes == matrices * (bits + 2 * size / 64) / 8 + norms * size / 8
+
+
+def test_the_reference_has_plain_weights_in_float32_and_leaves_the_model_as_it_was():
+    module = open_llm("decode", MODEL="tiny-qwen", WEIGHT_BITS="4").model.module
+    before = dict(tree_flatten(module.parameters()))
+    with on_mlx.in_float32_on_cpu(module, 2**-8):
+        layers = on_mlx_llm.leaf_layers(module).values()
+        assert not any(isinstance(layer, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for layer in layers)
+        assert {each.dtype for each in on_mlx.leaves(module.parameters())} == {mx.float32}
+    after = dict(tree_flatten(module.parameters()))
+    assert list(after) == list(before)
+    assert all(mx.array_equal(after[name], before[name]) for name in before)
+
+
+def swapped(numbers):
+    """Return packed numbers of 4 bits with the two of each byte swapped."""
+    return ((numbers & 0x0F0F0F0F) << 4) | ((numbers >> 4) & 0x0F0F0F0F)
+
+
+STORED = {
+    "scale": lambda weights, scales, biases: (weights, 2 * scales, biases),
+    "nibble": lambda weights, scales, biases: (swapped(weights), scales, biases),
+}
+
+
+@pytest.mark.parametrize("sabotage", STORED)
+def test_wrongly_quantised_weights_are_wrong_output(monkeypatch, sabotage):
+    right = mx.quantize
+    monkeypatch.setattr(mx, "quantize", lambda *x, **how: STORED[sabotage](*right(*x, **how)))
+    with pytest.raises(MeasurementError, match="steps") as error:
+        open_llm("decode", WEIGHT_BITS="4")
+    assert error.value.status == "wrong_output"
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sabotage", STORED)
+def test_a_wrong_kernel_is_wrong_output(monkeypatch, sabotage, precision):
+    right = mx.quantized_matmul
+
+    def multiply(x, weights, scales, biases, **how):
+        return right(x, *STORED[sabotage](weights, scales, biases), **how)
+
+    monkeypatch.setattr(mx, "quantized_matmul", multiply)
+    with pytest.raises(MeasurementError, match="differs from the CPU's"):
+        open_llm("decode", PRECISION=precision, WEIGHT_BITS="4")
+
+
+def test_another_group_size_than_it_says_is_refused(monkeypatch):
+    right = nn.quantize
+    monkeypatch.setattr(nn, "quantize", lambda module, size, bits: right(module, size // 2, bits))
+    with pytest.raises(MeasurementError, match="groups"):
+        open_llm("decode", WEIGHT_BITS="4")
+
+
+def test_adapters_of_quantised_weights_are_trained():
+    session = open_llm("training", MODEL="tiny-qwen", WEIGHT_BITS="4", LORA_RANK="4")
+    assert session.output_error < session.output_limit
+    assert any(isinstance(layer, nn.QuantizedLinear) for layer in on_mlx_llm.leaf_layers(session.model.module).values())
+    batch, losses = next(session.batches), []
+    for _ in range(20):
+        session.model.train(*batch)
+        losses.append(float(session.model.loss))
+    assert losses[-1] < losses[0]

@@ -125,3 +125,90 @@ def test_the_formulas_agree_with_the_counter(model, phase, rank):
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # others compute the scores again
         session.step()
     assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step
+
+
+# Quantised weights
+
+
+def fill_quantised(bits, model="tiny-llama", dtype=torch.bfloat16):
+    """Return a quantised decoder, and the plain one that it is compared with."""
+    workload = describe_llm("decode", MODEL=model)
+    module, reference = (on_torch_llm.Decoder(workload) for _ in range(2))
+    module.fill("cpu", dtype, bits, reference.to_empty(device="cpu"))
+    return module, reference
+
+
+@pytest.mark.parametrize("model", TINY_DECODERS)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_all_projections_and_the_output_are_quantised_and_the_reference_is_plain(model, bits):
+    module, reference = fill_quantised(bits, model)
+    projections = {f"{name}.weight" for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)}
+    assert len(projections) == 15
+    for name, weights in module.named_parameters(remove_duplicate=False):
+        restored = reference.get_parameter(name)
+        assert (type(weights) is not torch.nn.Parameter) == (name in projections)
+        assert (type(restored), restored.dtype) == (torch.nn.Parameter, torch.float32)
+        if name not in projections:
+            assert torch.equal(restored, weights.float())
+
+
+@pytest.mark.parametrize(("model", "tables"), [("tiny-llama", 1), ("tiny-qwen", 1)])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_bytes_of_quantised_weights_agree_with_a_formula(model, tables, bits):
+    decoder = DECODERS[model]
+    session = open_llm("decode", MODEL=model, PRECISION="bfloat16", WEIGHT_BITS=str(bits))
+    matrices = [each.weight.shape for each in session.model.uncompiled.modules() if isinstance(each, torch.nn.Linear)]
+    count, rows = sum(n * k for n, k in matrices), sum(n for n, _ in matrices)
+    norms = llm_benchmark.count_parameters(decoder) - count
+    norms -= 0 if decoder.tie_word_embeddings else decoder.vocab_size * decoder.hidden_size
+    # 8 bits: for each row a scale in float32 and a zero of one byte; 4: for each group both in 16 bits
+    expected = count + 5 * rows if bits == 8 else count // 2 + 4 * count // 64
+    assert session.weight_bytes == expected + 2 * norms
+
+
+def double_the_scale(weight):
+    scale = weight.scale if hasattr(weight, "scale") else weight.scale_and_zero[..., 0]
+    scale.mul_(2)
+
+
+def swap_nibbles(weight):
+    numbers = weight.qdata.view(torch.uint8)
+    numbers.copy_((numbers << 4) | (numbers >> 4))
+
+
+@pytest.mark.parametrize("bits", ["8", "4"])
+@pytest.mark.parametrize("sabotage", [double_the_scale, swap_nibbles])
+def test_wrongly_quantised_weights_are_wrong_output(monkeypatch, bits, sabotage):
+    from torchao import quantization
+
+    right = quantization.quantize_
+
+    def quantize(layer, config):
+        right(layer, config)
+        sabotage(layer.weight)
+
+    monkeypatch.setattr(quantization, "quantize_", quantize)
+    with pytest.raises(MeasurementError) as error:
+        open_llm(PRECISION="bfloat16", WEIGHT_BITS=bits)
+    assert error.value.status == "wrong_output"
+
+
+def test_another_group_size_than_it_says_is_wrong_output(monkeypatch):
+    from torchao.prototype.quantization import int4
+
+    right = int4.PrototypeInt4WeightOnlyConfig
+    monkeypatch.setattr(int4, "PrototypeInt4WeightOnlyConfig", lambda size, **how: right(size // 2, **how))
+    with pytest.raises(MeasurementError) as error:
+        open_llm(PRECISION="bfloat16", WEIGHT_BITS="4")
+    assert error.value.status == "wrong_output"
+
+
+def test_a_matrix_that_torchao_skips_is_refused(monkeypatch):
+    monkeypatch.setattr(on_torch_llm, "GROUP_SIZE", 128)  # the inner size is 64
+    with pytest.raises(MeasurementError, match="skips"):
+        open_llm(PRECISION="bfloat16", WEIGHT_BITS="4")
+
+
+def test_an_uncompiled_row_of_8_bits_says_how_it_is_used():
+    assert "COMPILE=1" in open_llm(WEIGHT_BITS="8").notes()
+    assert "COMPILE=1" not in open_llm(WEIGHT_BITS="4").notes()

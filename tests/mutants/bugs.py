@@ -13,7 +13,8 @@ LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squ
 COMBINE, COMBINED = "bench/records/combine.py", ("tests/records/test_combine.py",)
 ROWS = ("tests/test_child.py",)
 PAIRS = ("tests/records/test_pairs.py",)
-LLM = "llm_benchmark.py"
+LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/on_torch_llm.py"
+BITS = ("tests/frameworks/test_torch_llm.py",)
 IMAGES = "bench/frameworks/on_torch_images.py"
 WORKERS = ("tests/frameworks/test_torch.py::test_nothing_that_outlives_a_worker_holds_its_pipe",)
 TRAINS = ("tests/frameworks/test_llm.py",)
@@ -140,7 +141,17 @@ BUGS = {
     ),
     "training_in_evaluation_mode": Bug(TORCH, "module.train(is_trained)", "module.eval()", STEPS),
     "a_manager_holds_the_pipe_of_its_worker": Bug(IMAGES, "descriptor <= 2", "True", WORKERS),
-    # Training of language models
+    # Language models
+    "accept_wrongly_quantised_weights": Bug(
+        CHECK, "    require(steps <= MAX_RESTORED", "    require(0 <= MAX_RESTORED", BITS
+    ),
+    "accept_matrices_that_are_not_quantised": Bug(
+        TORCH_LLM, "check.require(type(block) is not torch.nn.Parameter", "check.require(True", BITS
+    ),
+    "never_compare_quantised_float32": Bug(BASE, '"float64") or self.weight_bits', '"float64")', TRAINS),
+    "count_no_quantised_weights": Bug(
+        TORCH_LLM, "sum(map(stored_bytes, decoder.parameters()))", "2 * parameters", BITS
+    ),
     "targets_not_shifted": Bug(LLM, "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS),
     "count_gradients_of_frozen_weights": Bug(
         LLM,

@@ -39,19 +39,25 @@ def test_a_prompt_takes_the_flops_of_its_tokens_one_by_one_and_the_backward_pass
     assert (forward, backward) == (sum(singly) + 7 * output, 2 * forward)
 
 
-def test_a_decode_step_reads_the_weights_once_and_the_cache_of_every_sequence():
+def test_a_decode_step_reads_the_cache_of_every_sequence():
     llama = DECODERS["llama-3.2-1b"]
     # 32 KiB, as its model card's 131,072 / 4
     assert llm_benchmark.cache_bytes(llama, 1, "bfloat16") == 2 * 16 * 8 * 64 * 2
-    alone = llm_benchmark.decode_bytes(llama, 1, 0, 1, "bfloat16")
-    assert alone == 2 * 1_235_814_400 + 2**15
-    assert llm_benchmark.decode_bytes(llama, 4, 0, 1, "bfloat16") == alone + 3 * 2**15
+    assert llm_benchmark.read_bytes(llama, 1, 0, 1, "bfloat16") == 2**15
+    assert llm_benchmark.read_bytes(llama, 4, 0, 1, "bfloat16") == 4 * 2**15
     # 10, 11 and 12 tokens before the new one, which is read too.
-    assert llm_benchmark.decode_bytes(llama, 1, 10, 3, "bfloat16") == 2 * 1_235_814_400 + 12 * 2**15
-    assert llm_benchmark.decode_bytes(llama, 1, 0, 1, "float32") == 2 * alone
-    untied, table = DECODERS["llama-3.1-8b"], 128_256 * 4096  # its embedding table is not read
-    cache = llm_benchmark.cache_bytes(untied, 1, "float16")
-    assert llm_benchmark.decode_bytes(untied, 1, 0, 1, "float16") == 2 * (8_030_261_248 - table) + cache
+    assert llm_benchmark.read_bytes(llama, 1, 10, 3, "bfloat16") == 12 * 2**15
+    assert llm_benchmark.read_bytes(llama, 1, 0, 1, "float32") == 2 * 2**15
+
+
+def test_quantised_weights_need_their_bits_and_the_largest_matrix_in_full():
+    sizes = {"MODEL": "llama-3.1-8b", "PHASE": "prefill", "PROMPT_TOKENS": "1", "PRECISION": "bfloat16"}
+    full = describe(**sizes)
+    quantised = describe(**sizes, WEIGHT_BITS="4")
+    assert full.resident_bytes - quantised.resident_bytes == 8_030_261_248 * 3 // 2 - 2 * 128_256 * 4096
+    assert (quantised.parameters, quantised.flops_per_item) == (full.parameters, full.flops_per_item)
+    tuned = describe(MODEL="llama-3.1-8b", PHASE="training", LORA_RANK="8", WEIGHT_BITS="4", FRAMEWORK="mlx")
+    assert tuned.resident_bytes == 8_030_261_248 // 2 + 4 * (128_256 * 4096 + 4 * 6_815_744)
 
 
 def test_the_script_describes_its_workloads():
@@ -64,7 +70,7 @@ def test_the_script_describes_its_workloads():
     assert (decode.unit, decode.items_per_step) == ("tokens", 3)
     assert decode.make_batches(3, seed=0)[0][0].shape == (3, 6)
     smol = DECODERS["smollm2-135m"]
-    assert decode.bytes_per_step == llm_benchmark.decode_bytes(smol, 3, 4, 2, "float32")
+    assert decode.bytes_per_step == llm_benchmark.read_bytes(smol, 3, 4, 2, "float32")
     assert decode.resident_bytes == 4 * 134_515_008 + 3 * llm_benchmark.cache_bytes(smol, 6, "float32")
 
 
