@@ -96,7 +96,7 @@ def quantise(layer, bits, copies):
 
 def stored_bytes(weights):
     """Return the bytes of weights in memory; quantised ones are several tensors: numbers, scales ..."""
-    names = [] if type(weights) is torch.nn.Parameter else weights.__tensor_flatten__()[0]
+    names = weights.__tensor_flatten__()[0] if hasattr(weights, "__tensor_flatten__") else []
     return sum(getattr(weights, name).nbytes for name in names) or weights.nbytes
 
 
