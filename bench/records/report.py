@@ -244,7 +244,8 @@ def describe_comparison(comparison, choices, base_choices):
         other = ", ".join(comparison.differing)
         return f"{name} and {base_name} are not compared, because these differ, too: {other}: set one value of each"
     ratio, low, high = map(format_number, comparison.ratio)
-    basis = f"{comparison.pairs} pairs of processes {'in turn' if comparison.in_turn else 'one after the other'}"
+    pairs = "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
+    basis = f"{pairs} of processes {'in turn' if comparison.in_turn else 'one after the other'}"
     verdict = verdict_of(comparison.ratio)
     if comparison.pairs < ENOUGH_PAIRS:
         verdict = f"no verdict below {ENOUGH_PAIRS} pairs"
