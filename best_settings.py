@@ -33,8 +33,8 @@ FULL_SECONDS = 10.0  # MAX_SECONDS of a full run unless it is set
 LEAST_LIMIT = 120  # seconds after which a trial is ended
 LIMIT_SHARE = 0.15  # share of the time after which a trial is ended, if that is longer
 FULL_LIMIT = 600  # seconds after which a full run is ended
-FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0", "SUSTAIN": None, "NUM_IMAGES": None}
-FIXED |= {"FRAMEWORK_VERSION": None}
+FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
+FIXED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES", "FRAMEWORK_VERSION"))
 NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 

@@ -129,10 +129,11 @@ def measure_and_store(run: Run, host, limit=LIMIT, describe_rows=describe_lines)
     except SettingError as error:
         say(f"{run.command} {run.settings.model or ''}: {error}")
     finally:  # after Ctrl-C, too
-        for rows in combine_rounds(rounds).values():
+        rows = combine_rounds(rounds).get(run, [])
+        if rows:
             results.append(results.path_of(run.settings.results_dir, rows[0]), *rows)
             say(describe_rows(rows, None))
-    return combine_rounds(rounds).get(run, [])
+    return rows
 
 
 def measure_set(run: Run, host, device, blank):

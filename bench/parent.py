@@ -111,8 +111,9 @@ def measure_command(command, describe_workload, describe_rows):
                 comparisons.append(comparison)
             if run.python != group[0].python:
                 lines.append(versions.describe_difference(group[0].python, run.python))
-        store(folder, combine_rounds(rounds).values(), describe_rows, lines)
-        measured += itertools.chain(*combine_rounds(rounds).values())
+        combined = combine_rounds(rounds).values()
+        store(folder, combined, describe_rows, lines)
+        measured += itertools.chain(*combined)
         if status:
             break
     tables = [report.describe_scaling(measured), report.describe_chance(comparisons)]
