@@ -1,10 +1,12 @@
-"""Record comparisons in turn of equal work, and report how often they are right.
+"""Record comparisons in turn of equal work, and of work with a sleep in each step; report how often they are right.
 
     .venv/bin/python -m tests.equal_work record 12      12 comparisons of each workload: about two hours, nothing else
+    .venv/bin/python -m tests.equal_work sleep 12       in the same hours: images and mlp with a sleep, one hour
     .venv/bin/python -m tests.equal_work report
 
-Each comparison is a line of tests/equal_work.jsonl, appended as soon as it is made; none is left out or repeated. Every
-second one runs next to a program that uses one core for a minute, then rests for a minute.
+Each comparison is a line of tests/equal_work.jsonl, appended as soon as it is made; none is left out or repeated. Of
+equal work, every second one runs next to a program that uses one core for a minute, then rests for a minute. The sleep
+is twice the resolution in turn of the quiet recordings.
 """
 
 import json
@@ -20,11 +22,14 @@ from bench.host import environment
 from bench.parent import combine_rounds, measure_rounds
 from bench.records.columns import WORK
 from bench.records.verdict import Rate, compare_pairs, is_main, verdict_of
-from bench.settings import read_fixed_run
+from bench.settings import ROOT, read_fixed_run
 from noise_check import CHANGES
 
 FILE = Path(__file__).with_suffix(".jsonl")
 BURST_SECONDS = 60
+# A step with the default batch takes two seconds on two slow cores, and a turn is at least a step.
+SHORTER = {"image": {"BATCH_SIZE": "4"}}
+SLEEPING = Path(__file__).with_name("sleeping")  # of a sitecustomize.py, which Python imports at its start
 SLOWER = (0.98, 0.95, 0.9, 0.8)  # what B is multiplied with in the replay
 
 
@@ -37,9 +42,16 @@ def use_a_core():
         time.sleep(BURST_SECONDS)
 
 
-def record_one(run, host, has_bursts):
-    """Measure a run and its copy in turn, and append what each pair of processes measured."""
+def record_one(run, host, has_bursts=False, sleep_seconds=0.0):
+    """Measure a run and its copy in turn, and append what each pair of processes measured.
+
+    Args:
+        has_bursts: another program disturbs both.
+        sleep_seconds: added to each step of the copy.
+    """
     copy = run.with_settings()
+    if sleep_seconds:
+        copy = run.with_settings(PYTHONPATH=f"{SLEEPING}:{ROOT}", STEP_SLEEP=str(sleep_seconds))
     program = multiprocessing.get_context("spawn").Process(target=use_a_core, daemon=True)
     if has_bursts:
         program.start()
@@ -54,6 +66,7 @@ def record_one(run, host, has_bursts):
         "cpu_id": host.cpu_id,
         "timestamp": rows[0]["timestamp"],
         "has_bursts": has_bursts,
+        "sleep_seconds": sleep_seconds,
         "results": [Rate.of_row(row) for row in rows],
         "pairs": [
             [[{name: row[name] for name in kept if name in row} for row in rows_of[side]] for side in (copy, run)]
@@ -64,13 +77,36 @@ def record_one(run, host, has_bursts):
         file.write(json.dumps(line) + "\n")
 
 
-def record(count):
-    run = read_fixed_run("noise", os.environ | {"MACHINE": "recording"})
+def record(count, sleeps):
+    """Record comparisons of each workload; with sleeps, of those that a step of a known length has."""
+    fixed = read_fixed_run("noise", os.environ | {"MACHINE": "recording"})
     host = environment.read_host(None)
     for number in range(count):
-        for workload in CHANGES:
-            equal = run.with_settings(workload, **CHANGES[workload], RUNS="5", MAX_SECONDS="5")
-            record_one(equal, host, has_bursts=number % 2 == 1)
+        for workload, settings in CHANGES.items():
+            run = fixed.with_settings(workload, **settings, **SHORTER.get(workload, {}), RUNS="5", MAX_SECONDS="5")
+            if not sleeps:
+                record_one(run, host, has_bursts=number % 2 == 1)
+            elif run.settings.batch_size != 1:
+                record_one(run, host, sleep_seconds=choose_sleep(run))
+
+
+def choose_sleep(run):
+    """Return the seconds by which a step is longer than the recorded one, by twice the resolution in turn."""
+    quiet = [line for line in read_lines(run.command, sleeps=False) if not line["has_bursts"]]
+    batch = quiet[-1]["pairs"][0][0][0]["batch_size"]
+    step_seconds = batch / statistics.median(rate for line in quiet for rate, *_ in line["results"])
+    return 2 * resolution_in_turn([compare_pairs(line["pairs"]).ratio for line in quiet]) * step_seconds
+
+
+def read_lines(workload, sleeps):
+    """Return the recorded comparisons of a workload: of equal work, or of a sleep."""
+    lines = [json.loads(line) for line in FILE.read_text().splitlines()]
+    return [line for line in lines if line["workload"] == workload and bool(line.get("sleep_seconds")) == sleeps]
+
+
+def resolution_in_turn(ratios):
+    """Return the median of the smallest difference that a comparison shows: 0.05 is 5 %."""
+    return statistics.median(math.sqrt(ratio.high / ratio.low) for ratio in ratios) - 1
 
 
 def slow_down(pairs, factor):
@@ -86,32 +122,43 @@ def slow_down(pairs, factor):
 
 
 def report():
-    lines = [json.loads(line) for line in FILE.read_text().splitlines()]
+    """Print a table of equal work, with a replay of slower work, and one of the sleeps."""
     print("| workload | bursts | intervals cover 1 | false verdicts | resolution in turn | of two results |", end="")
     print("".join(f" {factor} seen |" for factor in SLOWER))
     print("|---" * (6 + len(SLOWER)) + "|")
     for workload in CHANGES:
         for has_bursts in (False, True):
-            some = [line for line in lines if (line["workload"], line["has_bursts"]) == (workload, has_bursts)]
+            some = [line for line in read_lines(workload, sleeps=False) if line["has_bursts"] == has_bursts]
             ratios = [comparison.ratio for line in some if (comparison := compare_pairs(line["pairs"]))]
             if not ratios:
                 continue
             cover = sum(ratio.low <= 1 <= ratio.high for ratio in ratios)
             wrong = sum(verdict_of(ratio) in ("faster", "slower") for ratio in ratios)
-            in_turn = 100 * (statistics.median(math.sqrt(ratio.high / ratio.low) for ratio in ratios) - 1)
             results = [Rate(*rate) for line in some for rate in line["results"]]
             of_two = 100 * (statistics.median(rate.high / rate.low for rate in results) - 1)
             cells = [workload, "yes" if has_bursts else "no", f"{cover} of {len(ratios)}", wrong]
-            cells += [f"{in_turn:.2g} %", f"{of_two:.2g} %"]
+            cells += [f"{100 * resolution_in_turn(ratios):.2g} %", f"{of_two:.2g} %"]
             for factor in SLOWER:
                 slowed = [compare_pairs(slow_down(line["pairs"], factor)) for line in some]
-                seen = sum(verdict_of(comparison.ratio) == "slower" for comparison in slowed if comparison)
-                cells.append(f"{seen} of {len(some)}")
+                cells.append(f"{count_slower(slowed)} of {len(some)}")
             print("| " + " | ".join(map(str, cells)) + " |")
+    for workload in CHANGES:
+        slept = read_lines(workload, sleeps=True)
+        if slept:
+            comparisons = [compare_pairs(line["pairs"]) for line in slept]
+            ratio = statistics.median(comparison.ratio.rate for comparison in comparisons)
+            sleep = 1e3 * statistics.median(line["sleep_seconds"] for line in slept)
+            print(f"{workload}, {sleep:.3g} ms more in each step: {ratio:.3g} times as fast,", end=" ")
+            print(f"called slower in {count_slower(comparisons)} of {len(slept)}")
+
+
+def count_slower(comparisons):
+    """Return how many comparisons say that B is slower; None is one without a pair."""
+    return sum(verdict_of(comparison.ratio) == "slower" for comparison in comparisons if comparison)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "record":
-        record(int(sys.argv[2]))
-    else:
+    if sys.argv[1] == "report":
         report()
+    else:
+        record(int(sys.argv[2]), sleeps=sys.argv[1] == "sleep")
