@@ -3,7 +3,6 @@
     make compare A=results/amd-epyc-2-cores.csv B=results/nvidia-h200.csv
     make compare A=amd-epyc-2-cores B=nvidia-h200
 
-
 Ratios are B over A: above 1, B is faster. A row of one process has a ratio but no verdict, because a single process
 does not show how much processes differ.
 """

@@ -138,8 +138,9 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit, end
             instruments = meters.open_instruments(device.device, device.device_name)
         if not task.is_first:
             instruments = replace(instruments, counter=None)
-        names = ("device", "device_name", "framework_version", "num_threads", "world_size", "nodes")
+        names = ("device", "device_name", "framework_version", "num_threads")
         device_cells = {name: getattr(device, name) for name in names}
+        device_cells |= {"world_size": me.world_size, "nodes": me.nodes}
 
         def emit_on_rank_0(line):
             if me.rank == 0:
@@ -163,8 +164,8 @@ def measure_workload(process: Process, describe_workload):
             log.info("power and energy are not measured: %s", process.instruments.why_no_energy)
         process = replace(process, instruments=process.instruments.with_idle_watts())
         # A sustained run shows heat itself, and ranks would get out of step.
-        if not (settings.sustain or process.group.ranks.are_many):
-            canary_seconds = measure_canary(process.framework, process.device.device, settings)
+        if process.device.device == "cpu" and not (settings.sustain or process.group.ranks.are_many):
+            canary_seconds = measure_canary()
     for phase, scope in list_quantities(process, describe_workload(settings)):
         workload = describe_workload(replace(settings, phase=phase))
         work = work_cells(settings, workload, phase, scope) | {"canary_seconds": canary_seconds}
@@ -261,7 +262,7 @@ def open_job(process: Process, workload: Workload, phase, scope):
     try:
         yield measure.Job(
             ranks_group.watch_over(session),
-            items_per_step=workload.items_per_step * process.device.world_size,
+            items_per_step=workload.items_per_step * ranks_group.ranks.world_size,
             max_seconds=settings.max_seconds,
             num_items=settings.num_images if phase == settings.phase and scope in SCOPES else None,
             sustained_seconds=settings.sustain,

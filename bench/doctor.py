@@ -87,7 +87,8 @@ def report_framework(name):
         from bench.workloads.operators import matmul
 
         environment.refuse_rosetta()
-        settings = replace(read_settings("tflops", {"FRAMEWORK": name}), precision="float32")
+        environ = {given: text for given, text in os.environ.items() if given == "USE_GPU"}
+        settings = replace(read_settings("tflops", environ | {"FRAMEWORK": name}), precision="float32")
         framework = frameworks.load(name)
         device = framework.find_device(settings)
         # Opening the session compares its output with float64.
@@ -101,7 +102,8 @@ def report_framework(name):
     place = f"{device.device_name or 'the CPU'} ({device.device})"
     words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
     words += f"matmul verified in {session.measured_precision}"
-    missing = environment.explain_missing_gpu(name) if device.device == "cpu" else ""
+    has_choice = device.device == "cpu" and settings.use_gpu is not False
+    missing = environment.explain_missing_gpu(name) if has_choice else ""
     choice = environment.explain_choice(device.device_name)
     show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing, choice, device.note])))
     header = Path(sysconfig.get_paths()["include"], "Python.h")

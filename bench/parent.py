@@ -38,7 +38,7 @@ DEFAULT_RUNS = 5  # processes of each run
 COMPARED = ("FRAMEWORK_VERSION", "USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
 COMPARED += ("LORA_RANK", "CHECKPOINTING")
 MOST_IN_TURN = 4  # processes at the same time
-MIN_GAIN = 1.02  # by which a doubled batch size must be faster; two in a row below it end the doubling
+MIN_GAIN = 1.02  # times faster that two doublings of the batch size must be together, or they are the last
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
 
@@ -207,7 +207,7 @@ def find_device(settings):
 def choose_batch_size(run: Run, host):
     """Return the run with the fastest batch size that fits instead of BATCH_SIZE=auto.
 
-    Batch sizes are doubled from 1, with a short process of each, until one fails or two doublings in a row gain less
+    Batch sizes are doubled from 1, with a short process of each, until one fails or two doublings together gain less
     than 2 %. A step that would take longer than MAX_SECONDS, or more of the system's memory than is free, is not tried.
     """
     log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
@@ -216,7 +216,7 @@ def choose_batch_size(run: Run, host):
     rates = {}
     size = 1
     while True:
-        row = run_child(short.with_settings(BATCH_SIZE=str(size)), host, is_first=False)[-1]
+        row = run_child(short.with_settings(BATCH_SIZE=str(size)), host, is_first=False, compares_with_cpu=False)[-1]
         log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
         if row["status"] != "ok":
             break

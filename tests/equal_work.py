@@ -1,7 +1,7 @@
 """Record comparisons in turn of equal work, and of work with a sleep in each step; report how often they are right.
 
-    .venv/bin/python -m tests.equal_work record 12      12 comparisons of each workload: about two hours, nothing else
-    .venv/bin/python -m tests.equal_work sleep 12       in the same hours: images and mlp with a sleep, one hour
+    .venv/bin/python -m tests.equal_work record 12      until there are 12 of each workload: two hours, nothing else
+    .venv/bin/python -m tests.equal_work sleep 12       after that: images and mlp with a sleep, one hour
     .venv/bin/python -m tests.equal_work report
 
 Each comparison is a line of tests/equal_work.jsonl, appended as soon as it is made; none is left out or repeated. Of
@@ -78,16 +78,19 @@ def record_one(run, host, has_bursts=False, sleep_seconds=0.0):
 
 
 def record(count, sleeps):
-    """Record comparisons of each workload; with sleeps, of those that a step of a known length has."""
+    """Record until there are this many comparisons of each workload; with sleeps, of those that work in batches."""
     fixed = read_fixed_run("noise", os.environ | {"MACHINE": "recording"})
     host = environment.read_host(None)
-    for number in range(count):
-        for workload, settings in CHANGES.items():
-            run = fixed.with_settings(workload, **settings, **SHORTER.get(workload, {}), RUNS="5", MAX_SECONDS="5")
-            if not sleeps:
-                record_one(run, host, has_bursts=number % 2 == 1)
-            elif run.settings.batch_size != 1:
-                record_one(run, host, sleep_seconds=choose_sleep(run))
+    while True:
+        numbers = {name: len(read_lines(name, sleeps)) for name in CHANGES if not (sleeps and name == "llm")}
+        workload = min(numbers, key=numbers.__getitem__)
+        if numbers[workload] >= count:
+            return
+        run = fixed.with_settings(workload, **CHANGES[workload], **SHORTER.get(workload, {}), RUNS="5")
+        if sleeps:
+            record_one(run, host, sleep_seconds=choose_sleep(run))
+        else:
+            record_one(run, host, has_bursts=numbers[workload] % 2 == 1)
 
 
 def choose_sleep(run):
@@ -100,7 +103,7 @@ def choose_sleep(run):
 
 def read_lines(workload, sleeps):
     """Return the recorded comparisons of a workload: of equal work, or of a sleep."""
-    lines = [json.loads(line) for line in FILE.read_text().splitlines()]
+    lines = [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
     return [line for line in lines if line["workload"] == workload and bool(line.get("sleep_seconds")) == sleeps]
 
 

@@ -45,7 +45,7 @@ def tiny_workload(settings):
 def child(monkeypatch):
     """Measure these settings in this process, as a child does; returns (exit status, its lines)."""
     monkeypatch.setattr(frameworks, "load", lambda name: on_numpy)
-    monkeypatch.setattr(child_process, "measure_canary", lambda *device: None)  # it takes longer than all else here
+    monkeypatch.setattr(child_process, "measure_canary", lambda: None)  # it takes longer than all else here
 
     def call(command="image", workload=tiny_workload, task=None, **environ):
         values = {"MODEL": "linear", "MAX_SECONDS": "0.03", "BATCH_SIZE": "8", "USE_GPU": "0"}
@@ -206,7 +206,7 @@ def instrumented(child, monkeypatch):
     heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
     monkeypatch.setattr(meters, "IDLE_SECONDS", 0.05)
     monkeypatch.setattr(meters, "open_instruments", lambda *device: meters.Instruments(Counter(), lambda: heat))
-    monkeypatch.setattr(child_process, "measure_canary", lambda *device: 0.001)
+    monkeypatch.setattr(child_process, "measure_canary", lambda: 0.001)
     monkeypatch.setattr(measure, "ENERGY_SECONDS", 0.05)
     monkeypatch.setattr(measure, "SUSTAINED_SECONDS", 0.1)
     return child

@@ -2,14 +2,15 @@
 
 from bench import doctor
 from bench.settings import read_settings
-from tests.conftest import GIVEN
 
 
 def test_a_real_framework_is_tried(monkeypatch, capsys, tmp_path):
-    # A Mac in a virtual machine has a GPU that cannot allocate memory.
-    monkeypatch.setattr(doctor, "read_settings", lambda command, environ: read_settings(command, environ | GIVEN))
+    read = []
+    monkeypatch.setattr(doctor, "read_settings", lambda *given: read.append(read_settings(*given)) or read[0])
+    monkeypatch.setenv("USE_GPU", "0")  # a Mac in a virtual machine has a GPU that cannot allocate memory
     get_paths = doctor.sysconfig.get_paths  # PyTorch asks it, too
     monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda *how: get_paths(*how) | {"include": str(tmp_path)})
     assert doctor.report_framework("torch") == 0
+    assert read[0].use_gpu is False
     out = capsys.readouterr().out
     assert ("matmul verified" in out, "Python.h" in out) == (True, True)

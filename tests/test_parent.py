@@ -376,8 +376,8 @@ def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastes
     """Try sizes on a machine of `rows`, {batch size: cells of its trial}; a size without a row has run out."""
     sizes = []
 
-    def trial(run, host, is_first):
-        assert (is_first, run.settings.sustain) == (False, None)
+    def trial(run, host, is_first, compares_with_cpu):
+        assert (is_first, compares_with_cpu, run.settings.sustain) == (False, False, None)
         sizes.append(run.settings.batch_size)
         row = ROW | {"device": device, "step_seconds_median": 0.001}
         return [row | rows.get(sizes[-1], {"status": "out_of_memory", "note": "full"})]

@@ -52,7 +52,7 @@ def test_ranks_of_torchrun_share_their_machine_and_only_the_first_one_stores(mon
     # torchrun's default of threads: one core of each rank's share.
     for name, value in (TORCHRUN | environ | {"OMP_NUM_THREADS": "1"}).items():
         monkeypatch.setenv(name, value)
-    found = frameworks.Device("cpu", None, "2.9", 1, world_size=4)
+    found = frameworks.Device("cpu", None, "2.9", 1)
     framework = SimpleNamespace(
         find_device=lambda settings: found, join_ranks=lambda me, device: nullcontext(TwoRanks(3))
     )

@@ -31,8 +31,6 @@ class Device:
     num_threads: int  # CPU threads
     emulates_bfloat16: bool = False  # which is slow: such a card is fast in float16
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
-    world_size: int = 1  # ranks that do the same work in step, each on such a device
-    nodes: int = 1  # machines that they run on
     is_integrated: bool | None = None  # a GPU whose memory is the system's; None: the framework cannot tell
     note: str = ""  # what the user has to know before the first step
 

@@ -35,8 +35,8 @@ def choose_device(use_gpu):
 
 
 def name_of(device):
-    """Return "cpu" or "cuda" (which JAX calls gpu); a plug-in's device keeps its name."""
-    return {"gpu": "cuda"}.get(device.platform, device.platform)
+    """Return "cpu" or "cuda", which JAX calls gpu."""
+    return "cpu" if device.platform == "cpu" else "cuda"
 
 
 LAYOUT = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
@@ -154,7 +154,6 @@ class DeviceContext(KerasContext):
         super().__init__(name_of(self.place), settings, compares)
         jax.config.update("jax_default_device", self.place)
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
-        self.used_before, self.peak_before = self._read_memory()
 
     def evaluator(self, keras_model, workload, loss_of, compiled):
         def infer(trained, others, *batch):
@@ -186,16 +185,6 @@ class DeviceContext(KerasContext):
 
     def synchronize(self):
         jax.block_until_ready(jax.live_arrays())  # a device computes in the order of submission
-
-    def peak_memory_bytes(self):
-        # JAX cannot reset its peak: a session that does not raise it, like a part of training, has an unknown one.
-        _, peak = self._read_memory()
-        return peak - self.used_before if peak > self.peak_before else None
-
-    def _read_memory(self):
-        """Return (bytes in use, the most bytes so far); zeros if the device does not report them, as a CPU."""
-        stats = self.place.memory_stats() or {}
-        return stats.get("bytes_in_use", 0), stats.get("peak_bytes_in_use", 0)
 
 
 @jax.jit

@@ -49,11 +49,6 @@ def build_llm(workload, dtype=mx.float32):
     return module
 
 
-def draw_normal(like, width):
-    """Draw random weights that keep the variance of inputs of this width."""
-    return mx.random.normal(like.shape, scale=width**-0.5)
-
-
 def build_trainable(workload):
     """Build a decoder that returns the logits of all tokens, and trains as the workload's sizes say."""
     from mlx_lm.tuner.trainer import grad_checkpoint
@@ -67,7 +62,8 @@ def build_trainable(workload):
         config = {"rank": sizes.lora_rank, "scale": LORA_SCALE, "dropout": 0.0, "keys": keys}
         linear_to_lora_layers(module, sizes.num_layers, config)
         # mlx-lm starts B at zero: A would have no gradient, and the adapters would not show in the output.
-        module.update(tree_map(lambda old: draw_normal(old, sizes.hidden_size), module.trainable_parameters()))
+        scale = sizes.hidden_size**-0.5
+        module.update(tree_map(lambda old: mx.random.normal(old.shape, scale=scale), module.trainable_parameters()))
     if sizes.checkpointing:
         # grad_checkpoint() changes a class, so without one of its own the next model's layers would be wrapped twice.
         checkpointed = type("Checkpointed", (type(module.layers[0]),), {})

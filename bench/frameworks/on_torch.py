@@ -59,8 +59,6 @@ def find_device(settings):
         device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
         framework_version=torch.__version__,
         num_threads=torch.get_num_threads(),
-        world_size=ranks.world_size,
-        nodes=ranks.nodes,
         emulates_bfloat16=kind == "cuda" and not torch.version.hip and torch.cuda.get_device_capability() < (8, 0),
         count=count,
         is_integrated=properties and bool(getattr(properties, INTEGRATED[kind], False)),
@@ -364,7 +362,7 @@ class DeviceContext(base.DeviceContext):
         # torch.compile runs a part without a CUDA graph if it cannot capture it, and only logs that.
         skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
         skipped = f"CUDA graphs skipped by torch.compile: {skips}" if skips else ""
-        slow = "PyTorch restores 8 bits in 16 at each step: COMPILE=1 avoids it"
+        slow = "uncompiled, PyTorch restores 8 bits in 16 at each step: set COMPILE=1"
         is_slow = self.weight_bits == 8 and not self.compile
         return "; ".join(filter(None, [self.note, skipped, slow if is_slow else ""]))
 

@@ -163,7 +163,7 @@ class OperatorSession(BaseSession):
         super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
         self.measured_precision = self.rounding = context.measured_precision
         if workload.model == "conv3x3" and context.device == "mps" and "16" in context.precision:
-            self.rounding = "lower"  # MLX uses Winograd's method, with an error of 5.8 % in bfloat16
+            self.rounding = "lower"  # Winograd's method has an error of 5.7 % in bfloat16
         self.work = context.operator(workload.model)
         self.step()
         self.check_last_step()

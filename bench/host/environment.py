@@ -98,7 +98,7 @@ def explain_missing_gpu(framework):
     """Return one clause that explains why a framework on the CPU does not use this machine's GPU; "" without a GPU."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         if framework == "jax":
-            return "jax itself does not support the GPU of a Mac: docs/mac.md describes a plug-in"
+            return "jax does not support the GPU of a Mac, but FRAMEWORK=mlx does"
         needed = "macOS 15 or newer, or FRAMEWORK=mlx" if framework == "torch" else "macOS 14 or newer"
         return f"{framework} does not find the GPU: `make clean`, then make again, with {needed}"
     if cards := list_cards():

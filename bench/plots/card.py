@@ -168,7 +168,7 @@ def describe_limits(runs, lines):
 
 
 def list_doubts(by_work, lines):
-    """List the reasons to doubt the figures: few processes, flags in words, changed or mixed versions."""
+    """List reasons to doubt the figures: few processes, flags in words, several setups, changed or mixed versions."""
     doubts = []
     if few := sum(line["processes"] < RUNS for line in lines):
         doubts.append(f"{few} of {len(lines)} intervals may be too narrow: they come from fewer than {RUNS} processes.")
@@ -176,6 +176,8 @@ def list_doubts(by_work, lines):
     for work, lines_of_work in by_work.items():
         for flag in " ".join(line["flags"] for line in lines_of_work).split():
             named.setdefault(flag, {})[f"{work.title} {work.phase}"] = None
+        setups = {line["setup"]: None for line in lines_of_work if line["setup"]}
+        doubts += [f"{work.title} {work.phase}: {setup}, the latest of several setups." for setup in setups]
     doubts += [
         f"{', '.join(works)}: {FLAGS[flag].partition(':')[0]}." for flag, works in named.items() if flag in FLAGS
     ]

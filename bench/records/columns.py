@@ -128,7 +128,7 @@ COLUMNS = {
     "clock_mhz": Column("result", "clock of the device right after the last window", "meter"),
     "throttle_reasons": Column("result", "NVIDIA driver's reasons for a lower clock right after the last window"),
     "thermal_pressure": Column("result", "that a Mac reports after the last window: nominal, moderate, heavy ..."),
-    "canary_seconds": Column("result", "of a small matmul before the run; NumPy's on a cpu", "positive"),
+    "canary_seconds": Column("result", "of a small matmul of NumPy before the run, on a cpu", "positive"),
 }
 
 

@@ -254,9 +254,9 @@ def describe_comparison(comparison, choices, base_choices):
 
 def describe_chance(comparisons):
     """Say how many of several verdicts are expected to be wrong by chance; "" for one."""
-    counted = sum(each.pairs >= ENOUGH_PAIRS and not each.differing for each in comparisons)
-    expected = format_number(counted * 2 / 2**ENOUGH_PAIRS, "{:.2g}")
-    return f"of {counted} comparisons of equal work, {expected} would be wrong by chance" if counted > 1 else ""
+    pairs = [each.pairs for each in comparisons if each.pairs >= ENOUGH_PAIRS and not each.differing]
+    expected = format_number(sum(2 / 2**count for count in pairs), "{:.2g}")
+    return f"of {len(pairs)} comparisons of equal work, {expected} would be wrong by chance" if len(pairs) > 1 else ""
 
 
 def describe_slowdown(rows, stored):

@@ -2,7 +2,7 @@
 
     make submit                checks this machine's rows and prints how to send them; it sends nothing
     make receive ISSUE=file    adds the rows in the text of an issue, or in a CSV file, to results/; -: standard input
-    make check-results         checks what was added since BASE (default: the merge base with main or origin/main)
+    make check-results         checks what was added since BASE (default: the merge base with origin/main, or else main)
 
 The files in the folder count, committed or not. Exit status: 0 no problems, 1 problems, one line each. Standard library
 only.

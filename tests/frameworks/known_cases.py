@@ -16,7 +16,7 @@ import torch
 from bench import cli
 from bench.frameworks import base, on_torch_images
 from bench.host import meters
-from bench.timing import MeasurementError, canary
+from bench.timing import MeasurementError
 from bench.workloads import operators
 from tests.frameworks.known_device import sim
 from tests.frameworks.sessions import SMALL, Opener
@@ -37,7 +37,6 @@ def matmuls_that_take_30_ms(monkeypatch):
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Run a script on a small model: (its name, **settings) -> its rows."""
-    monkeypatch.setattr(canary, "GPU_SIDE", 16)
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
     monkeypatch.setattr(cli, "obey_parent", lambda: None)
 

@@ -55,5 +55,8 @@ def test_work_that_a_framework_refuses_is_left_out(folder):
 def test_the_card_is_stored_and_doubts_nothing_without_a_reason(folder):
     write(folder, standard_set())
     assert make(folder).doubts == []
+    first, *_ = standard_set(num_threads=1, timestamp="2030", run_id="x")
+    write(folder, [first])
+    assert any("1 thread" in doubt for doubt in make(folder).doubts)
     assert "a-torch.png" in card.finish(folder, "a", "torch")[-1]
     assert (folder / "cards" / "a-torch.png").stat().st_size
