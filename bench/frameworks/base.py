@@ -42,7 +42,7 @@ class Model(ABC):
     """
 
     loss: Any  # mean of the last batch, without its graph
-    last_weight: Any  # a small weight that each step of training changes
+    last_weight: Any  # a weight that each step of training changes
     last_gradient: Any  # the gradient of last_weight
 
     @abstractmethod

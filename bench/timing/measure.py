@@ -62,7 +62,7 @@ class Job:
     """What is measured, with what, and until when."""
 
     session: Any  # a BaseSession of bench/frameworks/session.py
-    items_per_step: int
+    items_per_step: float
     max_seconds: float
     target_ci: float = 1.0  # half the width of the interval, in percent of the median
     num_items: int | None = None  # at least this many, in whole windows, instead of the two limits above
@@ -97,7 +97,7 @@ class Measurement:
     step_seconds_p95: float | None
     windows: int
     steps_per_window: int
-    items: int
+    items: float
     seconds: float
     first_step_seconds: float
     warmup_seconds: float

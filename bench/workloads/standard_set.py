@@ -1,6 +1,6 @@
 """The standard set: what `make all` measures on every machine, and what a machine's card shows.
 
-Batch sizes are the same on all devices, and small enough for two CPU cores.
+Batch sizes are the same on all devices, and small enough for two CPU cores; only GPUs measure larger ones as well.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SHARED_GB = 32  # memory that the system and its GPU share: with less, training 
 
 @dataclass(frozen=True)
 class Work:
-    """One line of the set. It is measured in float32, and in each format of 16 bits that the device is fast in."""
+    """One line of the set. It is measured in those of `numbers` that the device is fast in."""
 
     title: str
     workload: str  # "image" is image_benchmark.py
