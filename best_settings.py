@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from bench import cli
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.parent import run_child
+from bench.parent import measure_rounds, run_child
 from bench.records import results
 from bench.records.columns import format_number
 from bench.records.combine import combine
@@ -30,6 +30,7 @@ log = logging.getLogger("bench")
 
 TRIAL_SECONDS = 3.0  # MAX_SECONDS of a trial
 FULL_SECONDS = 10.0  # MAX_SECONDS of a full run unless it is set
+ROUNDS = 5  # of full runs
 LEAST_LIMIT = 120  # seconds after which a trial is ended
 LIMIT_SHARE = 0.15  # share of the time after which a trial is ended, if that is longer
 FULL_LIMIT = 600  # seconds after which a full run is ended
@@ -71,24 +72,41 @@ class Trials:
     dimensions: list[Dimension] = field(default_factory=list)
     started: set = field(default_factory=set)
 
-    def attempt(self, candidate, is_full):
+    def attempt(self, candidate):
         """Run a candidate in a process of its own, print its rate, and return its row."""
-        limit = (FULL_LIMIT if is_full else self.limit) if self.started else cli.FIRST_LIMIT
-        is_new = (candidate, is_full) not in self.started
-        self.started.add((candidate, is_full))
-        change = candidates.change_of(self.dimensions, candidate)
-        change["MAX_SECONDS"] = f"{min(FULL_SECONDS if is_full else TRIAL_SECONDS, self.longest):g}"
+        limit = self.limit if self.started else cli.FIRST_LIMIT
+        is_new = candidate not in self.started
+        self.started.add(candidate)
         try:
-            run = self.run.with_settings(**change)
+            run = self.run_of(candidate, TRIAL_SECONDS)
             row = run_child(run, self.host, is_first=False, compares_with_cpu=is_new, limit=round(limit))[-1]
         except SettingError as error:
             row = {"status": "failed", "note": str(error), "device": None}
+        return self.complete(candidate, row)
+
+    def run_rounds(self, path):
+        """Run candidates in turn, and yield {candidate: its row} of each round, as Search takes them."""
+        candidate_of = {self.run_of(candidate, FULL_SECONDS, RUNS=str(ROUNDS)): candidate for candidate in path}
+        try:
+            for rows_of in measure_rounds(list(candidate_of), self.host, FULL_LIMIT, has_extras=False):
+                log.info("a round of full runs in turn:")
+                yield {candidate_of[run]: self.complete(candidate_of[run], rows[-1]) for run, rows in rows_of.items()}
+        except SettingError as error:  # what was complete counts
+            log.info("no more full runs: %s", error)
+
+    def run_of(self, candidate, seconds, **texts):
+        """Return the run of a candidate that measures this long, unless MAX_SECONDS is shorter, with more settings."""
+        change = candidates.change_of(self.dimensions, candidate)
+        return self.run.with_settings(**change, MAX_SECONDS=f"{min(seconds, self.longest):g}", **texts)
+
+    def complete(self, candidate, row):
+        """Print the rate of a candidate, and return its row with its allocator."""
         result = f"{row['status']}: {row['note']}"
         if row["status"] == "ok":
             result = f"{format_number(row['throughput'])} {row['unit']}"
-        name = candidates.describe_candidate(self.dimensions, candidate)
-        log.info("%s%s: %s", name, " (full run)" if is_full else "", result)
-        return row | {"allocator": environment.find_allocator(self.run.environ | change)}
+        log.info("%s: %s", candidates.describe_candidate(self.dimensions, candidate), result)
+        environ = self.run.environ | candidates.change_of(self.dimensions, candidate)
+        return row | {"allocator": environment.find_allocator(environ)}
 
 
 def combine_path(search):
@@ -115,11 +133,12 @@ def main():
     available = 60 * search_settings.max_minutes
     trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest)
     log.info("trying the default first; Ctrl-C ends the search and prints the best so far")
-    first = trials.attempt((), is_full=False)
+    first = trials.attempt(())
     if not first["device"]:
         raise SettingError(f"the default failed ({first['note']}): `make {search_settings.workload}` shows more")
     trials.dimensions = candidates.list_dimensions(run, runs, first)
-    search = Search(trials.dimensions, trials.attempt, lambda: (time.monotonic() - begun) / available)
+    dimensions, attempt, run_rounds = trials.dimensions, trials.attempt, trials.run_rounds
+    search = Search(dimensions, attempt, run_rounds, lambda: (time.monotonic() - begun) / available)
     search.trials[search.default] = [first]
     status = 0
     try:

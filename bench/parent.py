@@ -262,7 +262,7 @@ def group_runs(runs):
     return cut
 
 
-def measure_rounds(runs, host, limit=math.inf, quiet=True):
+def measure_rounds(runs, host, limit=math.inf, quiet=True, has_extras=True):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run.
 
     The processes of a round are alive at the same time and take turns. If memory is too small for that, each works to
@@ -271,6 +271,7 @@ def measure_rounds(runs, host, limit=math.inf, quiet=True):
     Args:
         limit: seconds of work after which a process is killed.
         quiet: nothing is printed.
+        has_extras: the first process of a run also measures what one process is enough for (child.Task).
 
     Yields:
         {run: rows of its process} of each round, when it is complete. After Ctrl-C in the first one, what is known of
@@ -288,7 +289,8 @@ def measure_rounds(runs, host, limit=math.inf, quiet=True):
         if count > 1 and not quiet:
             log.info("process %d of %d%s", number + 1, count, " of each" if takes_turns else "")
         is_first = number == 0
-        start = functools.partial(start_child, host=host, is_first=is_first, compares_with_cpu=is_first, limit=limit)
+        roles = {"is_first": is_first and has_extras, "compares_with_cpu": is_first}
+        start = functools.partial(start_child, host=host, limit=limit, **roles)
         order = remaining[::-1] if number % 2 else remaining
         rows_of = {}
         try:

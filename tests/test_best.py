@@ -75,7 +75,13 @@ def search(monkeypatch, tmp_path, capsys):
                 return [row | {"status": "wrong_output", "note": "NaN", "throughput": None}]
             return [row]
 
+        def measure_rounds(runs, host, limit, has_extras):
+            assert {(run.settings.runs, has_extras) for run in runs} == {(5, False)}
+            for number in range(5):
+                yield {run: run_child(run, host, False, number == 0, limit) for run in runs}
+
         monkeypatch.setattr(best_settings, "run_child", run_child)
+        monkeypatch.setattr(best_settings, "measure_rounds", measure_rounds)
         monkeypatch.setattr(best_settings, "time", SimpleNamespace(monotonic=lambda: float(len(asked))))
         status = best_settings.main()
         stored = [row for path in (tmp_path / "results").glob("*.csv") for row in results.read(path)]
@@ -87,7 +93,7 @@ def search(monkeypatch, tmp_path, capsys):
 def test_the_answer_and_the_rows_of_its_path(search):
     status, out, rows, asked = search()
     assert status == 0
-    assert re.search(rf"{FASTEST}\n +5.94 times \(5.82 to 6.06\)", out)
+    assert re.search(rf"{FASTEST}\n +5.94 times \(5.94 to 5.94\) the default, by 5 pairs", out)
     assert [float(row["throughput"]) for row in rows] == pytest.approx([10, 30, 45, 54, 59.4])
     assert {(len(row["process_rates"].split()), row["search"]) for row in rows} == {(5, "1")}
     assert (rows[0]["allocator"], rows[-1]["allocator"][:7]) == ("", "MALLOC_")

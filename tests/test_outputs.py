@@ -48,7 +48,7 @@ def print_best(*_):
     guesses = {"PRECISION": ("float32", "bfloat16", "mixed_bfloat16"), "COMPILE": "01"}
     guesses["MEMORY_FORMAT"] = ("channels_first", "channels_last")
     dimensions = [Dimension(name, dict.fromkeys(values, 1.0)) for name, values in guesses.items()]
-    search = Search(dimensions, None, None, rows.TRIALS, rows.FULL, list(rows.FULL))
+    search = Search(dimensions, None, None, None, rows.TRIALS, rows.FULL, list(rows.FULL))
     print("\n".join(answer.describe_answer(search, best_settings.combine_path(search))))
     settings = dict(zip(guesses, search.fastest(), strict=True)) | environment.GLIBC_KEEPS | {"MACHINE": "my machine"}
     print("\n".join(answer.describe_use("torch", "cpu", "image", settings)))

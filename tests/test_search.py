@@ -5,35 +5,50 @@ import math
 import random
 import statistics
 
-from bench.tune.search import ROUNDS, Dimension, Search
+import pytest
+
+from bench.tune.search import Dimension, Search
+from tests.rows import ROW
 
 PRECISION = Dimension("PRECISION", {"float32": 1.0, "bfloat16": 1.8, "mixed_bfloat16": 1.7})
 COMPILE = Dimension("COMPILE", {"0": 1.0, "1": 1.3})
 FORMAT = Dimension("MEMORY_FORMAT", {"channels_first": 1.0, "channels_last": 1.4})
 ALLOCATOR = Dimension("ALLOCATOR", {"": 1.0, "keep": 1.3})
 BATCH = Dimension("BATCH_SIZE", {"64": 1.0}, doubles=True)
+ROUNDS = 5
 ALL = (PRECISION, COMPILE, FORMAT, ALLOCATOR, BATCH)
 
 
 class FakeMachine:
-    """Rates of a table (0: a failure), each process lognormally off. A run takes its own time."""
+    """Rates of a table (0: a failure), each process lognormally off. A run takes its own time.
 
-    def __init__(self, rate, seed=0, noise=0.025, minutes=20):
-        self.rate, self.random, self.noise, self.minutes = rate, random.Random(seed), noise, minutes
-        self.seconds, self.asked = 0.0, []
+    From process to process the machine's speed changes: by `swing` at most, which is the same for those in turn.
+    """
 
-    def attempt(self, candidate, is_full):
-        self.asked.append(candidate)
-        self.seconds += 27 if is_full else 17
-        rate = self.rate(candidate, is_full) if is_full else self.rate(candidate)
-        rate *= math.exp(self.random.gauss(0, self.noise))
-        return {"status": "ok", "throughput": rate} if rate else {"status": "failed"}
+    def __init__(self, rate, seed=0, noise=0.025, minutes=20, swing=1.0):
+        self.rate, self.random, self.noise, self.minutes, self.swing = rate, random.Random(seed), noise, minutes, swing
+        self.seconds, self.asked, self.speeds = 0.0, [], random.Random(seed)
+
+    def attempt(self, candidate):
+        self.seconds += 17
+        return self.measure(self.rate(candidate), self.speeds.uniform(1 / self.swing, 1))
+
+    def run_rounds(self, path):
+        for _ in range(ROUNDS):
+            self.seconds += 27 * len(path)
+            self.asked.append(path)
+            speed = self.speeds.uniform(1 / self.swing, 1)
+            yield {each: self.measure(self.rate(each, is_full=True), speed) for each in path}
+
+    def measure(self, rate, speed):
+        rate *= speed * math.exp(self.random.gauss(0, self.noise))
+        return ROW | ({"throughput": rate} if rate else {"status": "failed"})
 
     def used(self):
         return self.seconds / (60 * self.minutes)
 
     def search(self, dimensions=ALL):
-        search = Search(dimensions, self.attempt, self.used)
+        search = Search(dimensions, self.attempt, self.run_rounds, self.used)
         search.run()
         return search
 
@@ -89,11 +104,16 @@ def test_what_fades_away_in_full_runs_is_not_the_answer():
     assert search.fastest() == ("0",)
 
 
-def test_the_path_makes_one_change_at_a_time_the_largest_gain_first_in_alternate_rounds():
+def test_the_path_makes_one_change_at_a_time_the_largest_gain_first():
     machine = FakeMachine(product_of({"bfloat16": 2, "1": 1.2, "channels_last": 1.5}), noise=0, minutes=40)
     search = machine.search()
     pairs = itertools.pairwise(search.path)
     assert [[i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in pairs] == [[0], [2], [1]]
     assert search.fastest() == search.path[-1]
-    first, last, *middle = search.path[0], search.path[-1], *search.path[1:-1]
-    assert machine.asked[-ROUNDS * 4 :] == ROUNDS * [first, last, *middle]
+    assert machine.asked == [search.path] * ROUNDS
+
+
+def test_a_machine_whose_speed_changes_does_not_change_the_gains():
+    search = FakeMachine(product_of({"1": 1.25}), noise=0.01, swing=3.0).search((COMPILE,))
+    assert search.fastest() == ("1",)
+    assert search.compare(("1",), ("0",)).ratio.throughput == pytest.approx(1.25, rel=0.02)

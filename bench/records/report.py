@@ -244,12 +244,17 @@ def describe_comparison(comparison, choices, base_choices):
         other = ", ".join(comparison.differing)
         return f"{name} and {base_name} are not compared, because these differ, too: {other}: set one value of each"
     ratio, low, high = map(format_number, comparison.ratio)
-    pairs = "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
-    basis = f"{pairs} of processes {'in turn' if comparison.in_turn else 'one after the other'}"
     verdict = verdict_of(comparison.ratio)
     if comparison.pairs < ENOUGH_PAIRS:
         verdict = f"no verdict below {ENOUGH_PAIRS} pairs"
-    return f"{name} is {ratio} times as fast as {base_name} ({low} to {high}, {basis}): {verdict}"
+    pairs = describe_pairs(comparison)
+    return f"{name} is {ratio} times as fast as {base_name} ({low} to {high}, {pairs}): {verdict}"
+
+
+def describe_pairs(comparison):
+    """Describe what a comparison is based on: "5 pairs of processes in turn"."""
+    pairs = "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
+    return f"{pairs} of processes {'in turn' if comparison.in_turn else 'one after the other'}"
 
 
 def describe_chance(comparisons):

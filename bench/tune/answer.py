@@ -29,7 +29,7 @@ def describe_answer(search: Search, path):
         processes = "1 process" if count == 1 else f"{count} processes"
         ends = f"({format_number(rate.low)} to {format_number(rate.high)}, {processes})"
         measured = f"{format_number(rate.throughput)} {path[candidate]['unit']} {ends}"
-        gain = f", {describe_gain(rate, rates[before])}" if before else ""
+        gain = f", {describe_gain(search.compare(candidate, before))}" if before else ""
         name = f"+ {words(candidate, before)}" if before else words(candidate)
         steps.append((name, f"{measured}{gain}"))
         before = candidate
@@ -42,7 +42,9 @@ def describe_answer(search: Search, path):
             rate = f"{format_number(search.rate(fastest))} {row['unit']}"
             lines.append(f"    {rate} in short trials, without a full run: it may be luck")
         elif fastest != search.default and search.default in path:
-            lines.append(f"    {describe_gain(rates[fastest], rates[search.default])} the default")
+            comparison = search.compare(fastest, search.default)
+            gain = describe_gain(comparison)
+            lines.append(f"    {gain} the default, by {report.describe_pairs(comparison)}")
         if row["output_error"]:
             lines.append(f"    its outputs differ from float32's by {100 * row['output_error']:.2g} % (relative L2)")
         if row["flags"]:
@@ -56,10 +58,10 @@ def describe_answer(search: Search, path):
     return lines
 
 
-def describe_gain(faster, slower):
-    """Describe the ratio of two Rates, with the interval that follows from both."""
-    ratio, low, high = faster.ratio(slower)
-    interval = f" ({low:.3g} to {high:.3g})" if low > 0 else ""
+def describe_gain(comparison):
+    """Describe the ratio of a Comparison, with its interval if there are several pairs."""
+    ratio, low, high = comparison.ratio
+    interval = f" ({low:.3g} to {high:.3g})" if comparison.pairs > 1 else ""
     return f"{ratio:.3g} times{interval}"
 
 

@@ -7,14 +7,16 @@ each with a share of the time:
                       that gained; one short trial each
     2. batches        twice as large for the fastest, again and again while that pays
     3. repetitions    of the fastest few, in turn; the median of its trials is the rate of a candidate
-    4. the path       full runs from the default to the fastest, one change at a time, in several rounds
+    4. the path       from the default to the fastest, one change at a time: full runs in turn, in several rounds
 """
 
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from bench.records.verdict import compare_pairs
 
 # The share of the time that is used at the end of a stage.
 COMBINATIONS_END = 0.5
@@ -23,7 +25,6 @@ REPETITIONS_END = 0.8
 LEADERS = 3  # number of candidates that are repeated, at most
 CLOSE = 0.95  # share of the fastest one's rate that they reach
 MOST_TRIALS = 7  # short trials of a candidate
-ROUNDS = 5  # full runs of each step of the path
 BATCH_GROWTH = 1.02  # a doubled batch has to gain 2 %, or doubling ends
 
 
@@ -51,13 +52,15 @@ class Search:
     """All trials so far, and the choice of the next one. A candidate is a tuple with one value for each dimension.
 
     Args:
-        attempt: (candidate, is_full) -> the row of a run, with its status and, if that is ok, its throughput.
+        attempt: candidate -> the row of a short trial, with its status and, if that is ok, its throughput.
+        run_rounds: candidates -> {candidate: the row of a full run, in turn with the others} of each round.
         used: () -> the share of the time that is used.
         trials, full: the rows of each candidate's short trials and full runs, in order.
     """
 
     dimensions: Sequence[Dimension]
-    attempt: Callable[[tuple, bool], dict]
+    attempt: Callable[[tuple], dict]
+    run_rounds: Callable[[list[tuple]], Iterator[dict[tuple, dict]]]
     used: Callable[[], float]
     trials: dict[tuple, list[dict]] = field(default_factory=dict)
     full: dict[tuple, list[dict]] = field(default_factory=dict)
@@ -68,7 +71,7 @@ class Search:
         return tuple(next(iter(dimension.gains)) for dimension in self.dimensions)
 
     def run(self):
-        """Run all four stages. Ends early if every leader has MOST_TRIALS and every step of the path ROUNDS."""
+        """Run all four stages. Ends early if every leader has MOST_TRIALS and there are no more rounds."""
         while (pool := self.untried()) and self.used() < COMBINATIONS_END:
             self.try_once(pool[0])
         while (pool := self.larger_batches()) and self.used() < BATCHES_END:
@@ -82,7 +85,7 @@ class Search:
             self.run_path(leaders[0])
 
     def try_once(self, candidate):
-        self.trials.setdefault(candidate, []).append(self.attempt(candidate, False))
+        self.trials.setdefault(candidate, []).append(self.attempt(candidate))
 
     def untried(self):
         """Return the combinations without a trial: the default, single changes, then the others by their prediction."""
@@ -125,13 +128,22 @@ class Search:
         return [each for each in ranked if self.rate(each) >= CLOSE * self.rate(ranked[0])]
 
     def run_path(self, goal):
-        """Run the default and the goal in full, then the steps between them, up to ROUNDS times."""
-        self.path = self.list_path(goal) if self.rate(self.default) else [goal]
-        turn = list(dict.fromkeys((self.path[0], goal, *self.path)))
-        for number, candidate in enumerate(ROUNDS * turn):
-            has_failed = candidate in self.full and not median_rate(self.full[candidate])
-            if not has_failed and (number < len(turn[:2]) or self.used() < 1):
-                self.full.setdefault(candidate, []).append(self.attempt(candidate, True))
+        """Run the default, the goal and the steps between them in full: one round, and more while there is time."""
+        path = self.list_path(goal) if self.rate(self.default) else [goal]
+        for candidate in path:
+            if candidate not in self.trials:
+                self.try_once(candidate)
+        self.path = [each for each in path if self.rate(each)]
+        for rows in self.run_rounds(self.path):
+            for candidate, row in rows.items():
+                self.full.setdefault(candidate, []).append(row)
+            if self.used() >= 1:
+                return
+
+    def compare(self, candidate, base):
+        """Return the Comparison of the full runs of two steps of the path, neither of which failed."""
+        rounds = zip(self.full[candidate], self.full[base], strict=False)  # of which Ctrl-C may leave one incomplete
+        return compare_pairs([([row], [base_row]) for row, base_row in rounds])
 
     def list_path(self, goal):
         """Return the candidates from the default to the goal, one change at a time, the largest gain first."""
@@ -147,9 +159,9 @@ class Search:
 
         Once there are full runs, only these count: the best of many short trials is partly luck.
         """
-        medians = {each: median_rate(rows) for each, rows in self.full.items()}
-        if any(medians.values()):
-            return max(medians, key=medians.__getitem__)
+        steps = [each for each in self.path if median_rate(self.full.get(each, []))]
+        if steps:
+            return max(steps, key=lambda each: self.compare(each, steps[0]).ratio.throughput)
         return next((each for each in self.leaders() if each not in self.full), None)
 
 
