@@ -78,7 +78,7 @@ class Trials:
         is_new = candidate not in self.started
         self.started.add(candidate)
         try:
-            run = self.run_of(candidate, TRIAL_SECONDS)
+            run = self.run_of(candidate, min(TRIAL_SECONDS, self.longest))
             row = run_child(run, self.host, is_first=False, compares_with_cpu=is_new, limit=round(limit))[-1]
         except SettingError as error:
             row = {"status": "failed", "note": str(error), "device": None}
@@ -86,18 +86,22 @@ class Trials:
 
     def run_rounds(self, path):
         """Run candidates in turn, and yield {candidate: its row} of each round, as Search takes them."""
-        candidate_of = {self.run_of(candidate, FULL_SECONDS, RUNS=str(ROUNDS)): candidate for candidate in path}
+        candidate_of = {self.run_of(candidate, self.longest, RUNS=str(ROUNDS)): candidate for candidate in path}
+        log.info("full runs of the default and the fastest, with the steps between them, in up to %d rounds", ROUNDS)
+        rounds = measure_rounds(list(candidate_of), self.host, FULL_LIMIT, has_extras=False)
         try:
-            for rows_of in measure_rounds(list(candidate_of), self.host, FULL_LIMIT, has_extras=False):
-                log.info("a round of full runs in turn:")
-                yield {candidate_of[run]: self.complete(candidate_of[run], rows[-1]) for run, rows in rows_of.items()}
+            for number, rows_of in enumerate(rounds):
+                is_interrupted = any(rows[-1]["status"] == "interrupted" for rows in rows_of.values())
+                if number or not (is_interrupted or len(rows_of) < len(path)):  # else Ctrl-C ended the first round
+                    rows_of = {candidate_of[run]: rows[-1] for run, rows in rows_of.items()}
+                    yield {candidate: self.complete(candidate, row) for candidate, row in rows_of.items()}
         except SettingError as error:  # what was complete counts
             log.info("no more full runs: %s", error)
 
     def run_of(self, candidate, seconds, **texts):
-        """Return the run of a candidate that measures this long, unless MAX_SECONDS is shorter, with more settings."""
+        """Return the run of a candidate that measures this long, with more settings."""
         change = candidates.change_of(self.dimensions, candidate)
-        return self.run.with_settings(**change, MAX_SECONDS=f"{min(seconds, self.longest):g}", **texts)
+        return self.run.with_settings(**change, MAX_SECONDS=f"{seconds:g}", **texts)
 
     def complete(self, candidate, row):
         """Print the rate of a candidate, and return its row with its allocator."""

@@ -102,8 +102,8 @@ def report_framework(name):
     place = f"{device.device_name or 'the CPU'} ({device.device})"
     words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
     words += f"matmul verified in {session.measured_precision}"
-    has_choice = device.device == "cpu" and settings.use_gpu is not False
-    missing = environment.explain_missing_gpu(name) if has_choice else ""
+    may_use_gpu = device.device == "cpu" and settings.use_gpu is not False
+    missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
     choice = environment.explain_choice(device.device_name)
     show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing, choice, device.note])))
     header = Path(sysconfig.get_paths()["include"], "Python.h")

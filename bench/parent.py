@@ -37,7 +37,7 @@ DEFAULT_RUNS = 5  # processes of each run
 # Lists whose values are compared, the first of them in turn. Lists of other settings are different work.
 COMPARED = ("FRAMEWORK_VERSION", "USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
 COMPARED += ("LORA_RANK", "CHECKPOINTING")
-MOST_IN_TURN = 4  # processes at the same time
+MOST_IN_TURN = 4  # processes of a list at the same time
 MIN_GAIN = 1.02  # times faster that two doublings of the batch size must be together, or they are the last
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
@@ -298,6 +298,7 @@ def measure_rounds(runs, host, limit=math.inf, quiet=True, has_extras=True):
             if takes_turns and any(row["status"] == "out_of_memory" for rows in rows_of.values() for row in rows):
                 log.warning("memory is too small for these combinations at the same time: they run one after the other")
                 takes_turns = False
+                rows_of.clear()
                 run_children({run: start(run, quiet=quiet) for run in order}, rows_of)
         except (KeyboardInterrupt, SettingError):
             if is_first and rows_of:

@@ -94,7 +94,7 @@ def record(count, sleeps):
 
 
 def choose_sleep(run):
-    """Return the seconds by which a step is longer than the recorded one, by twice the resolution in turn."""
+    """Return the seconds to sleep: twice the resolution in turn, as a share of a recorded step."""
     quiet = [line for line in read_lines(run.command, sleeps=False) if not line["has_bursts"]]
     batch = quiet[-1]["pairs"][0][0][0]["batch_size"]
     step_seconds = batch / statistics.median(rate for line in quiet for rate, *_ in line["results"])
@@ -149,7 +149,7 @@ def report():
         slept = read_lines(workload, sleeps=True)
         if slept:
             comparisons = [compare_pairs(line["pairs"]) for line in slept]
-            ratio = statistics.median(comparison.ratio.rate for comparison in comparisons)
+            ratio = statistics.median(comparison.ratio.throughput for comparison in comparisons if comparison)
             sleep = 1e3 * statistics.median(line["sleep_seconds"] for line in slept)
             print(f"{workload}, {sleep:.3g} ms more in each step: {ratio:.3g} times as fast,", end=" ")
             print(f"called slower in {count_slower(comparisons)} of {len(slept)}")

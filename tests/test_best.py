@@ -78,7 +78,16 @@ def search(monkeypatch, tmp_path, capsys):
         def measure_rounds(runs, host, limit, has_extras):
             assert {(run.settings.runs, has_extras) for run in runs} == {(5, False)}
             for number in range(5):
-                yield {run: run_child(run, host, False, number == 0, limit) for run in runs}
+                rows_of = {}
+                try:
+                    for run in runs:
+                        rows_of[run] = run_child(run, host, False, number == 0, limit)
+                except KeyboardInterrupt:
+                    if rows_of and number == 0:
+                        yield rows_of
+                    raise
+                runs = [run for run in runs if rows_of[run][-1]["status"] == "ok"]
+                yield rows_of
 
         monkeypatch.setattr(best_settings, "run_child", run_child)
         monkeypatch.setattr(best_settings, "measure_rounds", measure_rounds)
@@ -108,6 +117,13 @@ def test_ctrl_c_prints_the_best_so_far(search, last):
     status, out, *_ = search(last=last)
     assert (status, "make image" in out) == (130, True)
     assert re.search(r"fastest of \d+ tried.*: bfloat16", out)
+
+
+def test_ctrl_c_in_the_first_round_leaves_the_answer_of_the_trials(search):
+    *_, stored, asked = search()
+    first_full = [change["MAX_SECONDS"] for change in asked].index("10")
+    status, out, rows, _ = search(last=first_full + 2)
+    assert (status, rows, "short trials" in out, f"tried: {FASTEST}\n" in out) == (130, stored, True, True)
 
 
 def test_a_short_search_keeps_to_the_time(search, monkeypatch):

@@ -290,6 +290,13 @@ def test_a_time_limit_counts_only_a_childs_own_turns(stand_in, tmp_path):
     assert [rows_of[run][0]["status"] for run in runs] == ["ok", "crashed"]
 
 
+def test_rounds_without_extras_measure_only_the_main_quantity(stand_in, tmp_path):
+    runs = read_runs("image", os.environ | {"MODEL": "ok", "RUNS": "2"})
+    rounds = list(parent.measure_rounds(runs, read_host("m"), has_extras=False))
+    is_first = [json.loads(line)[1] for line in (tmp_path / "log").read_text().splitlines()]
+    assert (len(rounds), is_first) == (2, [False, False])
+
+
 @pytest.mark.parametrize(
     ("models", "stored"),
     [

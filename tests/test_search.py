@@ -5,8 +5,6 @@ import math
 import random
 import statistics
 
-import pytest
-
 from bench.tune.search import Dimension, Search
 from tests.rows import ROW
 
@@ -116,4 +114,5 @@ def test_the_path_makes_one_change_at_a_time_the_largest_gain_first():
 def test_a_machine_whose_speed_changes_does_not_change_the_gains():
     search = FakeMachine(product_of({"1": 1.25}), noise=0.01, swing=3.0).search((COMPILE,))
     assert search.fastest() == ("1",)
-    assert search.compare(("1",), ("0",)).ratio.throughput == pytest.approx(1.25, rel=0.02)
+    ratio = search.compare(("1",), ("0",)).ratio
+    assert 1.2 < ratio.low < 1.25 < ratio.high < 1.3

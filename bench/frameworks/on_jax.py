@@ -36,7 +36,7 @@ def choose_device(use_gpu):
 
 def name_of(device):
     """Return "cpu" or "cuda", which JAX calls gpu."""
-    return "cpu" if device.platform == "cpu" else "cuda"
+    return {"gpu": "cuda"}.get(device.platform, device.platform)
 
 
 LAYOUT = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}

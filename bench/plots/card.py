@@ -173,14 +173,16 @@ def list_doubts(by_work, lines):
     if few := sum(line["processes"] < RUNS for line in lines):
         doubts.append(f"{few} of {len(lines)} intervals may be too narrow: they come from fewer than {RUNS} processes.")
     named = {}
+    setups = {}
     for work, lines_of_work in by_work.items():
         for flag in " ".join(line["flags"] for line in lines_of_work).split():
             named.setdefault(flag, {})[f"{work.title} {work.phase}"] = None
-        setups = {line["setup"]: None for line in lines_of_work if line["setup"]}
-        doubts += [f"{work.title} {work.phase}: {setup}, the latest of several setups." for setup in setups]
+        for setup in filter(None, (line["setup"] for line in lines_of_work)):
+            setups.setdefault(setup, {})[f"{work.title} {work.phase}"] = None
     doubts += [
         f"{', '.join(works)}: {FLAGS[flag].partition(':')[0]}." for flag, works in named.items() if flag in FLAGS
     ]
+    doubts += [f"{', '.join(works)}: one of several setups, {setup}." for setup, works in setups.items()]
     if any(line["commit"].endswith("-dirty") for line in lines):
         doubts.append("The programs were changed: a commit ends in -dirty.")
     for name in ("commit", "framework_version", "method_version"):

@@ -50,9 +50,10 @@ def latest(rows):
     """
     counts = ((rows["status"] == "ok") | (rows["source"] != "")) & (rows["scope"] != "sustained")
     done = rows[counts].sort_values("timestamp", kind="stable")
-    # The few processes of `make best` replace no other result.
-    done = done.sort_values("search", key=lambda texts: texts == "", kind="stable")
     work = ["machine", "source", *WORK]
+    # A result of `make best` counts only where there is no other one.
+    done = done.sort_values("search", key=lambda texts: texts == "", kind="stable")
+    done = done[~((done["search"] != "") & done.duplicated([*work, *columns.SETUP], keep="last"))]
     # A quick check, or what Ctrl-C left, does not replace a result of more processes of the same commit.
     processes = done["process_rates"].str.count(" ")
     most = processes.groupby([done[name] for name in (*work, *columns.SETUP, "commit")]).transform("max")

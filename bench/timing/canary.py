@@ -1,7 +1,7 @@
 """A canary: a small matmul of NumPy, timed before the first measurement on a CPU.
 
 Its seconds are stored, so that a slow machine can be told from slow software: it is the same for all frameworks, their
-versions and all settings. A GPU's clock and temperature are columns instead.
+versions and all settings.
 """
 
 import functools

@@ -142,7 +142,7 @@ class Search:
 
     def compare(self, candidate, base):
         """Return the Comparison of the full runs of two steps of the path, neither of which failed."""
-        rounds = zip(self.full[candidate], self.full[base], strict=False)  # of which Ctrl-C may leave one incomplete
+        rounds = zip(self.full[candidate], self.full[base], strict=True)
         return compare_pairs([([row], [base_row]) for row, base_row in rounds])
 
     def list_path(self, goal):

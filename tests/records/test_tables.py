@@ -32,6 +32,7 @@ MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
         ([rate(110) | {"flags": "other_version"}, rate(90)], {"value": 90}),
         ([rate(90) | {"process_rates": "1 2 3"}, rate(110) | {"process_rates": "1 2"}], {"value": 90}),
         ([rate(90), rate(110) | {"search": "x", "commit": "later"}], {"value": 90}),
+        ([rate(90), rate(110) | {"search": "x", "process_rates": "1 2 3"}], {"value": 90}),
         ([rate(1000, width=0.1) | MATMUL], {"value": 2, "low": 1.8, "high": 2.2, "per": "TFLOP/s"}),
         ([rate(10), rate(20) | {"power_source": "ac", "low_power_mode": "0"}], {"setup": "", "value": 20}),
     ],
