@@ -306,9 +306,10 @@ def test_rounds_without_extras_measure_only_the_main_quantity(stand_in, tmp_path
     ],
 )
 def test_ctrl_c_in_a_turn_keeps_what_was_complete_and_leaves_no_process(run_in_turn, models, stored):
+    others = psutil.Process().children()  # of earlier tests, such as multiprocessing's resource tracker
     status, _, rows, _ = run_in_turn(*models)
     assert (status, [(row["model"], row["process_rates"]) for row in rows]) == (130, stored)
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= set(others)
 
 
 MEASURE = """
