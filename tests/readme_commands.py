@@ -82,8 +82,9 @@ def run_command(command, folder, python):
     """Run a command in the clone; return its exit status and what it printed."""
     environ = {name: text for name, text in os.environ.items() if name not in (*KNOWN_NAMES, "MAKEFLAGS", "MAKELEVEL")}
     environ |= SHORT[find_target(command)] | {"MACHINE": "readme"} | ({"PYTHON": python} if python else {})
-    replaced = FILLED_IN | {"PYTHON=python3": f"PYTHON={sys.executable}"}  # one that has PyTorch
-    for written, meant in (replaced | ({".venv/bin/python": python} if python else {})).items():
+    replaced = {".venv/bin/python": python} if python else {}
+    replaced |= FILLED_IN | {"PYTHON=python3": f"PYTHON={sys.executable}"}  # one that has PyTorch
+    for written, meant in replaced.items():
         command = command.replace(written, meant)
     how = {"cwd": folder, "env": environ, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
     done = subprocess.run(command, shell=True, stderr=subprocess.STDOUT, **how)
