@@ -141,8 +141,9 @@ def main():
     if not first["device"]:
         raise SettingError(f"the default failed ({first['note']}): `make {search_settings.workload}` shows more")
     trials.dimensions = candidates.list_dimensions(run, runs, first)
-    dimensions, attempt, run_rounds = trials.dimensions, trials.attempt, trials.run_rounds
-    search = Search(dimensions, attempt, run_rounds, lambda: (time.monotonic() - begun) / available)
+    search = Search(
+        trials.dimensions, trials.attempt, trials.run_rounds, used=lambda: (time.monotonic() - begun) / available
+    )
     search.trials[search.default] = [first]
     status = 0
     try:
