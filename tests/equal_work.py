@@ -34,12 +34,13 @@ SLOWER = (0.98, 0.95, 0.9, 0.8)  # what B is multiplied with in the replay
 
 
 def use_a_core():
-    """Use one core in bursts, until the process is killed."""
-    while True:
+    """Use one core in bursts, until the process is terminated or its parent is gone, however that was killed."""
+    parent = multiprocessing.parent_process()
+    while parent.is_alive():
         end = time.monotonic() + BURST_SECONDS
-        while time.monotonic() < end:
+        while time.monotonic() < end and parent.is_alive():
             pass
-        time.sleep(BURST_SECONDS)
+        parent.join(BURST_SECONDS)
 
 
 def record_one(run, host, has_bursts=False, sleep_seconds=0.0):
