@@ -161,7 +161,7 @@ def scaling(stored):
 def sustained(stored):
     """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
     rows = stored.rows[(stored.rows["scope"] == "sustained") & stored.rows["throughput"].notna()]
-    rows = select.believe(rows.assign(rate=rows["items"] / rows["seconds"], shown=rows["device_name"], published=False))
+    rows = select.believe(rows.assign(rate=rows["items"] / rows["seconds"], published=False))
     latest = rows["run_id"] == rows.groupby(["machine", *tables.WORK], sort=False)["run_id"].transform("last")
     runs = [run.sort_values("elapsed_seconds") for _, run in rows[latest].groupby("run_id", sort=False)][-MAX_CURVES:]
     panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
@@ -195,11 +195,11 @@ def scopes(stored):
 
 
 def best(stored):
-    """Draw what each change of `make best` gained, from the default down to the fastest settings, with intervals."""
+    """Draw the path of `make best`, one change at a time from the default to the fastest settings, with intervals."""
     steps = select.believe(stored.rows[(stored.rows["search"] != "") & stored.rows["throughput"].notna()])
     of = ["machine", "kind", "framework", "workload", "model", "phase"]
     steps = steps[steps["search"] == steps.groupby(of, sort=False)["search"].transform("last")]
-    names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high", "device_name": "shown"}
+    names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high"}
     steps = steps.rename(columns=names).assign(published=False)
     panels = []
     for _, path in list(steps.groupby("search", sort=False))[-MAX_PANELS:]:
@@ -207,7 +207,7 @@ def best(stored):
         changes = [f"+ {columns.describe_change(before, after)}" for before, after in pairwise(rows)]
         frame = path.reset_index()[tables.RATE].assign(
             name=["the default", *changes],
-            text=[f"{format_number(row['value'])} ({row['value'] / rows[0]['value']:.2g}x)" for row in rows],
+            text=[format_number(row["value"]) for row in rows],  # the gains were measured in turn, and are not stored
             note="",
             key=[0, *(1 for _ in changes)],
         )

@@ -17,8 +17,9 @@ NUMBERS = {name: column.kind == "number" for name, column in columns.COLUMNS.ite
 def read_rows(paths, warn=print):
     """Read all rows of these CSV files as one frame, in the order of the files.
 
-    It has all columns: numbers as floats (NaN: unknown), the rest as text. Added is `kind`, "cpu" or "gpu". A file that
-    is foreign, newer or damaged is left out, and warn() gets one line.
+    It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu", and
+    `shown`, the name of the device, or of the machine if several have this device. A file that is foreign, newer or
+    damaged is left out, and warn() gets one line.
     """
     frames = []
     for path in paths:
@@ -26,7 +27,10 @@ def read_rows(paths, warn=print):
             frames.append(convert(results.read(path)))
         except (results.ResultsError, OSError) as error:
             warn(f"{path} is left out: {error}")
-    return pd.concat(frames, ignore_index=True) if frames else convert([])
+    rows = pd.concat(frames, ignore_index=True) if frames else convert([])
+    of_machines = rows.groupby(["source", "device_name"])["machine"].transform("nunique")
+    is_unique = (rows["source"] != "") | (of_machines == 1)
+    return rows.assign(shown=rows["device_name"].where(is_unique, rows["machine"]))
 
 
 def convert(rows):
@@ -45,8 +49,8 @@ def latest(rows):
 
     The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
     and its interval, `low` and `high`; `processes`, how many; `computers`, how many its machine's own rows are
-    from; `published`: whether others measured it; `shown`, the name of the device; `setup`: in words, if a machine has
-    several for the same work; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
+    from; `published`: whether others measured it; `setup`: in words, if a machine has several for the same work;
+    `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
     """
     counts = ((rows["status"] == "ok") | (rows["source"] != "")) & (rows["scope"] != "sustained")
     done = rows[counts].sort_values("timestamp", kind="stable")
@@ -64,7 +68,6 @@ def latest(rows):
     published = lines["source"] != ""
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
     several = lines.duplicated(work, keep=False) & ~published
-    of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
     computers = done[done["source"] == ""].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()
     value = lines["tflops"].where(is_in_tflops, lines["throughput"])
@@ -77,7 +80,6 @@ def latest(rows):
         processes=lines["process_rates"].str.split().str.len().clip(lower=1),
         computers=lines["machine"].map(computers),
         published=published,
-        shown=lines["device_name"].where(published | (of_machines == 1), lines["machine"]),
         setup=[columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups],
     )
     measured = lines[~published]

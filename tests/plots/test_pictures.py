@@ -104,12 +104,23 @@ def test_the_three_scopes_of_the_same_work_are_together_and_the_part_that_limits
     assert [text.get_text() for text in axes.texts] == ["100", "40 limits", "38"]
 
 
-def test_the_path_of_the_latest_search_is_in_the_order_of_the_file_with_gains_over_the_default(folder, load):
+def test_the_path_of_the_latest_search_is_in_the_order_of_the_file(folder, load):
     write(folder, [rate(5) | {"search": "old"}])
     write(folder, [rate(10) | {"search": "x", "timestamp": "9"}, rate(30) | {"search": "x", "precision": "bfloat16"}])
     (axes,) = pictures.best(load()).axes
-    assert [text.get_text() for text in axes.texts] == ["10 (1x)", "30 (3x)"]
+    assert [text.get_text() for text in axes.texts] == ["10", "30"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["the default", "+ bfloat16"]
+
+
+def test_a_machine_whose_device_another_one_has_too_is_shown_by_its_own_name(folder, load):
+    write(folder, [rate(10) | {"search": "x"}, rate(30) | {"search": "x", "precision": "bfloat16"}])
+    (axes,) = pictures.best(load()).axes
+    assert axes.get_title("left").startswith("Example CPU (CPU)")
+    write(folder, [rate(10)], "b")
+    (axes,) = pictures.best(load()).axes
+    assert axes.get_title("left").startswith("a (CPU)")
+    (axes,) = pictures.images(load()).axes
+    assert {label.get_text() for label in axes.get_yticklabels()} == {"a (CPU), torch", "b (CPU), torch"}
 
 
 def test_a_sustained_run_is_drawn_by_the_rate_of_each_ten_seconds_and_the_latest_counts(folder, load):
