@@ -99,7 +99,7 @@ else
 	@set -e; $(foreach name,$(TESTED),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
 endif
 
-selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten minutes)
+selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten to thirty minutes on two CPU cores)
 	@$(RUN) -m tests.selfcheck
 
 UV_MAC := MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip
