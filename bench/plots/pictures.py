@@ -161,7 +161,7 @@ def scaling(stored):
 def sustained(stored):
     """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
     rows = stored.rows[(stored.rows["scope"] == "sustained") & stored.rows["throughput"].notna()]
-    rows = select.believe(rows.assign(rate=rows["items"] / rows["seconds"], published=False))
+    rows = select.believe(rows.assign(rate=rows["items"] / rows["seconds"]))
     latest = rows["run_id"] == rows.groupby(["machine", *tables.WORK], sort=False)["run_id"].transform("last")
     runs = [run.sort_values("elapsed_seconds") for _, run in rows[latest].groupby("run_id", sort=False)][-MAX_CURVES:]
     panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
@@ -200,7 +200,7 @@ def best(stored):
     of = ["machine", "kind", "framework", "workload", "model", "phase"]
     steps = steps[steps["search"] == steps.groupby(of, sort=False)["search"].transform("last")]
     names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high"}
-    steps = steps.rename(columns=names).assign(published=False)
+    steps = steps.rename(columns=names)
     panels = []
     for _, path in list(steps.groupby("search", sort=False))[-MAX_PANELS:]:
         rows = path.to_dict("records")

@@ -17,9 +17,9 @@ NUMBERS = {name: column.kind == "number" for name, column in columns.COLUMNS.ite
 def read_rows(paths, warn=print):
     """Read all rows of these CSV files as one frame, in the order of the files.
 
-    It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu", and
-    `shown`, the name of the device, or of the machine if several have this device. A file that is foreign, newer or
-    damaged is left out, and warn() gets one line.
+    It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
+    `published`, whether others measured it, and `shown`, the name of the device, or of the machine if several have this
+    device. A file that is foreign, newer or damaged is left out, and warn() gets one line.
     """
     frames = []
     for path in paths:
@@ -29,8 +29,7 @@ def read_rows(paths, warn=print):
             warn(f"{path} is left out: {error}")
     rows = pd.concat(frames, ignore_index=True) if frames else convert([])
     of_machines = rows.groupby(["source", "device_name"])["machine"].transform("nunique")
-    is_unique = (rows["source"] != "") | (of_machines == 1)
-    return rows.assign(shown=rows["device_name"].where(is_unique, rows["machine"]))
+    return rows.assign(shown=rows["device_name"].where(rows["published"] | (of_machines == 1), rows["machine"]))
 
 
 def convert(rows):
@@ -41,7 +40,8 @@ def convert(rows):
     frame[numbers.columns] = numbers.where(np.isfinite(numbers) & ((numbers > 0) | list(NUMBERS.values())))
     for name in (*columns.WORK, *columns.SETUP):
         frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
-    return frame.assign(kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"))
+    kind = frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu")
+    return frame.assign(kind=kind, published=frame["source"] != "")
 
 
 def latest(rows):
@@ -49,8 +49,8 @@ def latest(rows):
 
     The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
     and its interval, `low` and `high`; `processes`, how many; `computers`, how many its machine's own rows are
-    from; `published`: whether others measured it; `setup`: in words, if a machine has several for the same work;
-    `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
+    from; `setup`: in words, if a machine has several for the same work; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s
+    over the best ones measured on its chip.
     """
     counts = ((rows["status"] == "ok") | (rows["source"] != "")) & (rows["scope"] != "sustained")
     done = rows[counts].sort_values("timestamp", kind="stable")
@@ -65,7 +65,7 @@ def latest(rows):
     # Published figures are of different setups: none of them replaces another.
     is_old = done.duplicated([*work, *columns.SETUP], keep="last") & (done["source"] == "")
     lines = done[~is_old].reset_index(drop=True)
-    published = lines["source"] != ""
+    published = lines["published"]
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
     several = lines.duplicated(work, keep=False) & ~published
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
@@ -79,7 +79,6 @@ def latest(rows):
         per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
         processes=lines["process_rates"].str.split().str.len().clip(lower=1),
         computers=lines["machine"].map(computers),
-        published=published,
         setup=[columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups],
     )
     measured = lines[~published]
