@@ -18,6 +18,7 @@ SYNONYM_pytorch := torch
 SYNONYM_tf := tensorflow
 ASKED := $(shell echo '$(FRAMEWORK)' | tr A-Z a-z)
 NAME := $(or $(SYNONYM_$(ASKED)),$(ASKED),torch)
+# .venv for torch, .venv-jax for jax
 venv_of = .venv$(addprefix -,$(filter $(1),$(APART)))
 VENV := $(call venv_of,$(NAME))
 
@@ -126,6 +127,7 @@ packages common-packages:
 
 INSTALL = sh bench/install.sh $< $(@D) && touch $@
 
+# requirements-cuda.txt is PyTorch's, with or without a card.
 .venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt requirements-torch-cu126.txt) requirements-common.txt bench/install.sh
 	@$(INSTALL)
 

@@ -66,7 +66,7 @@ class Trials:
     """Runs the processes of one search."""
 
     run: Run  # the default
-    host: environment.Environment
+    host: environment.Host
     limit: float  # seconds after which a trial is ended
     longest: float  # MAX_SECONDS of a full run
     dimensions: list[Dimension] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Trials:
         self.started.add(candidate)
         try:
             run = self.run_of(candidate, min(TRIAL_SECONDS, self.longest))
-            row = run_child(run, self.host, is_first=False, compares_with_cpu=is_new, limit=round(limit))[-1]
+            row = run_child(run, self.host, has_extras=False, compares_with_cpu=is_new, limit=round(limit))[-1]
         except SettingError as error:
             row = {"status": "failed", "note": str(error), "device": None}
         return self.complete(candidate, row)
@@ -132,7 +132,7 @@ def main():
     if is_used("scope", search_settings.workload):
         run = run.with_settings(SCOPE="device")
     host = environment.read_host(run.settings.machine)
-    results.prepare(run.settings.results_dir)
+    results.check_writable(run.settings.results_dir)
     longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
     available = 60 * search_settings.max_minutes
     trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest)

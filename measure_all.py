@@ -72,7 +72,7 @@ def is_done(stored, run: Run, device):
         stored: rows of this machine, device, commit and versions, as text.
     """
     settings = run.settings.on(device)
-    cells = work_cells(settings, workloads.describe_workload(run.command, settings), settings.phase, "device")
+    cells = work_cells(settings, workloads.workload_of_command(run.command, settings), settings.phase, "device")
     wanted = {name: cells[name] for name in columns.WORK if name in cells}
     if settings.num_threads:
         wanted["num_threads"] = settings.num_threads
@@ -151,7 +151,7 @@ def measure_set(run: Run, host, device, blank):
     stored = results.read(results.path_of(run.settings.results_dir, blank))
     stored = [row for row in stored if all(row[name] == (blank[name] or "") for name in AGREEING)]
     statuses = [row["status"] for row in stored]
-    formats = standard_set.FORMATS[:1] if device.device == "cpu" else standard_set.FORMATS
+    formats = standard_set.FORMATS[:1] if device.kind == "cpu" else standard_set.FORMATS
     peaks = find_peaks(stored)
     has_full_sweep = any(row["matrix_size"] == standard_set.ONLY_FULL for row in stored)
     if "float32" not in peaks or not (is_quick or has_full_sweep):
@@ -162,8 +162,8 @@ def measure_set(run: Run, host, device, blank):
         peaks = find_peaks(rows)
     formats = ["float32"] if is_quick else list_fast(peaks, formats)
     shared_gb = host.memory_gb if resources.shares_memory(device) else math.inf
-    planned = plan_work(run, device.device, formats, shared_gb)
-    missing = [run for run in planned if not is_done(stored, run, device.device)]
+    planned = plan_work(run, device.kind, formats, shared_gb)
+    missing = [run for run in planned if not is_done(stored, run, device.kind)]
     if len(missing) < len(planned):
         say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
     count = sum(map(plan_processes, missing))
@@ -183,10 +183,10 @@ def main():
         return 1
     device = find_device(settings)
     host = environment.read_host(settings.machine)
-    line = {name: getattr(device, name) for name in ("device", "device_name", "framework_version")}
+    line = {"device": device.kind, "device_name": device.device_name, "framework_version": device.framework_version}
     blank = complete_row(host, "", line | {"framework": settings.framework})
-    results.prepare(settings.results_dir)
-    say(f"\nthe standard set on {blank['machine']} ({device.device}), {settings.framework} {device.framework_version}")
+    results.check_writable(settings.results_dir)
+    say(f"\nthe standard set on {blank['machine']} ({device.kind}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, an estimated 40 to 100 on a GPU; a few with QUICK=1")
     say("after an interruption, run the same command again to measure the rest")
     has_result = measure_set(run, host, device, blank)

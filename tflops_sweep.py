@@ -36,7 +36,7 @@ class Sweep:
         self.process = replace(process, instruments=replace(process.instruments, counter=None))
         self.settings = process.settings
         self.rows = []
-        self.peak_side = CPU_PEAK_SIDE if process.device.device == "cpu" else GPU_PEAK_SIDE
+        self.peak_side = CPU_PEAK_SIDE if process.device.kind == "cpu" else GPU_PEAK_SIDE
 
     def measure_operator(self, workload, precision, seed=0):
         """Measure one operator and return its row without writing it; a failure is a row too."""
@@ -84,8 +84,8 @@ def measure_sweep(process: child.Process, _):
             if best and math.prod(max(settings.sizes, key=math.prod)) >= sweep.peak_side**3:
                 measure_peak(sweep, best)
             if best and "convolution" in settings.ops:
-                measure_others(sweep, [(operators.convolution_3x3(device.device), precision)], best["tflops"])
-        others = operators.list_others(device.device, sweep.peak_side, device.emulates_bfloat16)
+                measure_others(sweep, [(operators.convolution_3x3(device.kind), precision)], best["tflops"])
+        others = operators.list_others(device.kind, sweep.peak_side, device.emulates_bfloat16)
         for name, works in others.items():
             if name in settings.ops:
                 measure_others(sweep, works)
@@ -146,4 +146,4 @@ def measure_others(sweep: Sweep, works, tflops=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main("tflops", measure_quantities=measure_sweep, describe_rows=report.describe_sweep))
+    sys.exit(main("tflops", measure_work=measure_sweep, describe_rows=report.describe_sweep))

@@ -1,5 +1,7 @@
 """A child process: measures one run and writes lines, one when a quantity begins and one for each of its results.
 
+A quantity is a phase and a scope: inference of resident batches, for example.
+
 settings -> device -> session -> measurement -> line
 
 A line is JSON: the part of a row that only this process knows. The child does not know the results file, the other
@@ -42,9 +44,11 @@ class Task:
     """What the parent process asks for, besides the settings, which are ordinary variables."""
 
     path: str = ""  # of the file that gets the lines
-    # The first of several processes also measures pipelines, parts of training, energy and the canary.
-    is_first: bool = True
-    compares_with_cpu: bool = True  # make best also compares each new candidate
+    # Also measure pipelines, parts of training, energy and the canary, and warn: one process is enough for that.
+    has_extras: bool = True
+    # True in the first process of a run, or of a candidate of make best. An uncompiled model in float32 on a CPU is the
+    # reference itself, and is not compared.
+    compares_with_cpu: bool = True
     takes_turns: bool = False  # with other processes, in the windows of the main quantity
 
 
@@ -62,15 +66,15 @@ class Process:
     end_turn: Callable[[], None] | None  # as cli.obey_parent() returns it; None if this process takes no turns
 
 
-def main(command, describe_workload, measure_quantities):
+def main(command, make_workload, measure_work):
     """Measure what the environment's settings ask for, and append the lines to the task's file; return the exit status.
 
     A mistake in the settings is a line too, with the key `mistake`.
 
     Args:
         command: what follows make: "image".
-        describe_workload: Settings -> Workload.
-        measure_quantities: (Process, describe_workload) -> exit status, such as measure_workload().
+        make_workload: Settings -> Workload.
+        measure_work: (Process, make_workload) -> exit status, such as measure_quantities().
     """
     end_turn = cli.obey_parent()
     task = Task(**json.loads(os.environ[TASK]))
@@ -83,7 +87,7 @@ def main(command, describe_workload, measure_quantities):
 
         try:
             settings = parse_settings(command, os.environ)
-            status = measure_run(settings, describe_workload, measure_quantities, task, emit, end_turn)
+            status = open_and_measure(settings, make_workload, measure_work, task, emit, end_turn)
         except (SettingError, ModuleNotFoundError) as error:
             emit({"mistake": cli.explain(error)})
             status = cli.MISTAKE
@@ -99,11 +103,11 @@ def find_device(settings):
     return frameworks.load(settings.framework).find_device(settings)
 
 
-def measure_run(settings, describe_workload, measure_quantities, task, emit, end_turn=None):
+def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn=None):
     """Open the framework and the device, measure, and return the exit status.
 
     Args:
-        describe_workload, measure_quantities: as main() takes them.
+        make_workload, measure_work: as main() takes them.
         emit: called with each line.
         end_turn: as cli.obey_parent() returns it; None if the process takes no turns.
 
@@ -116,41 +120,40 @@ def measure_run(settings, describe_workload, measure_quantities, task, emit, end
         del os.environ["OMP_NUM_THREADS"]  # torchrun's default, not the user's: each rank gets its share of the cores
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
-    if device.device == "cpu" and settings.use_gpu is not False and task.is_first:
+    if device.kind == "cpu" and settings.use_gpu is not False and task.has_extras:
         why = environment.explain_missing_gpu(settings.framework)
         if settings.use_gpu:
             why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
         if why:
             log.warning("WARNING: %s; measuring the CPU", why)
     for warning in (environment.explain_choice(device.device_name), device.note):
-        if warning and task.is_first and not me.are_many:
+        if warning and task.has_extras and not me.are_many:
             log.warning("WARNING: %s", warning)
-    settings = settings.on(device.device, device.emulates_bfloat16)
+    settings = settings.on(device.kind, device.emulates_bfloat16)
     if settings.num_workers is None:
         settings = replace(settings, num_workers=min(me.share(resources.usable_cores()), MOST_WORKERS))
     if me.rank:  # only rank 0 logs and writes lines
         logging.getLogger("bench").setLevel(logging.ERROR)
-    with framework.join_ranks(me, device.device) if me.are_many else nullcontext(ranks.Group()) as group:
+    # A process by itself is a group of one, which waits for nobody.
+    with framework.join_ranks(me, device.kind) if me.are_many else nullcontext(ranks.Group()) as group:
         # It is equal on all ranks, because the number of steps in a window depends on it.
         settings = replace(settings, num_workers=min(group.gather(settings.num_workers)))
-        instruments = meters.Instruments()  # the energy and heat of one card would be those of one rank only
-        if not me.are_many:
-            instruments = meters.open_instruments(device.device, device.device_name)
-        if not task.is_first:
+        # The energy and heat of one card would be those of one rank only.
+        instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.kind, device.device_name)
+        if not task.has_extras:
             instruments = replace(instruments, counter=None)
-        names = ("device", "device_name", "framework_version", "num_threads")
-        device_cells = {name: getattr(device, name) for name in names}
-        device_cells |= {"world_size": me.world_size, "nodes": me.nodes}
+        names = ("device_name", "framework_version", "num_threads")
+        device_cells = {name: getattr(device, name) for name in names} | {"device": device.kind, "nodes": me.nodes}
 
         def emit_on_rank_0(line):
             if me.rank == 0:
                 emit(device_cells | line)
 
         process = Process(settings, task, framework, device, instruments, group, emit_on_rank_0, end_turn)
-        return measure_quantities(process, describe_workload)
+        return measure_work(process, make_workload)
 
 
-def measure_workload(process: Process, describe_workload):
+def measure_quantities(process: Process, make_workload):
     """Measure every quantity that the settings ask for, up to the first failure; return the exit status.
 
     The line of a failure is the last one: its status says what happened, its note why. After Ctrl-C there is one if
@@ -159,23 +162,23 @@ def measure_workload(process: Process, describe_workload):
     settings = process.settings
     status = ""
     canary_seconds = None
-    if process.task.is_first:
+    if process.task.has_extras:
         if process.instruments.why_no_energy:
             log.info("power and energy are not measured: %s", process.instruments.why_no_energy)
         process = replace(process, instruments=process.instruments.with_idle_watts())
         # A sustained run shows heat itself, and ranks would get out of step.
-        if process.device.device == "cpu" and not (settings.sustain or process.group.ranks.are_many):
+        if process.device.kind == "cpu" and not (settings.sustain or process.group.ranks.are_many):
             canary_seconds = measure_canary()
-    for phase, scope in list_quantities(process, describe_workload(settings)):
-        workload = describe_workload(replace(settings, phase=phase))
+    for phase, scope in list_quantities(process, make_workload(settings).has_pipeline):
+        workload = make_workload(replace(settings, phase=phase))
         work = work_cells(settings, workload, phase, scope) | {"canary_seconds": canary_seconds}
         log.info("%s %s: building and checking, then measuring", phase, scope)
-        measure_scope = {"epoch": measure_epochs, "sustained": measure_sustained}.get(scope, measure_quantity)
+        measure_one = {"epoch": measure_epochs, "sustained": measure_sustained}.get(scope, measure_quantity)
         try:
-            for row in measure_scope(process, workload, phase, scope):
-                process.emit(work | row)
-                log.info(report.describe_rate(work | row))
-                status = str(row["status"])
+            for cells in measure_one(process, workload, phase, scope):
+                process.emit(work | cells)
+                log.info(report.describe_rate(work | cells))
+                status = str(cells["status"])
         except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
             raise
         except KeyboardInterrupt:
@@ -192,21 +195,21 @@ def measure_workload(process: Process, describe_workload):
     return EXIT_STATUS.get(status, 1)
 
 
-def list_quantities(process: Process, workload: Workload):
+def list_quantities(process: Process, has_pipeline):
     """Yield (phase, scope) of every line that the settings ask for; the parts of training follow the full step."""
     settings = process.settings
-    is_first = process.task.is_first
+    has_extras = process.task.has_extras
     if settings.sustain:
         yield settings.phase, "sustained"
         return
     scopes = settings.scope
     if not scopes:
-        scopes = SCOPES if workload.has_pipeline and is_first else ("device",)
+        scopes = SCOPES if has_pipeline and has_extras else ("device",)
     for scope in SCOPES:
         if scope not in scopes:
             continue
         yield settings.phase, scope
-        if (settings.phase, scope) == ("training", "device") and is_first:
+        if (settings.phase, scope) == ("training", "device") and has_extras:
             yield from ((part, "device") for part in TRAINING[1:])
     if settings.epochs:
         yield "training", "epoch"
@@ -221,30 +224,32 @@ def measure_quantity(process: Process, workload: Workload, phase, scope):
     with open_job(process, workload, phase, scope) as job:
         bar = nullcontext() if process.group.ranks.rank else report.progress(workload, job.items_per_step)
         with bar as on_window:
-            (measured,) = measure.measure(replace(job, on_window=on_window))
+            measured = measure.measure(replace(job, on_window=on_window))
         if phase == "training" and scope != "input" and process.group.ranks.are_many:
             refuse_unequal_weights(process.group.gather(job.session.checksum()))
-        row = measurement_cells(measured)
+        cells = measurement_cells(measured)
         # For a part of training the counter would include the parts that run before each step.
-        if process.instruments.counter and job.mode != "part" and scope != "input" and row["status"] == "ok":
+        if process.instruments.counter and job.mode != "part" and scope != "input" and cells["status"] == "ok":
             try:
                 watts = measure.measure_energy(job, measured.steps_per_window, process.instruments.joules)
-                row |= energy_cells(process.instruments, *watts)
+                cells |= energy_cells(process.instruments, *watts)
             except KeyboardInterrupt:  # the throughput is known by now
-                row["status"] = "interrupted"
-        yield complete_result(process, workload, scope, job.session, row)
+                cells["status"] = "interrupted"
+        yield check_and_complete(process, workload, scope, job.session, cells)
 
 
 @contextmanager
 def open_job(process: Process, workload: Workload, phase, scope):
     """Open the session of a quantity, as a Job of all ranks, and close it at the end.
 
+    `phase` is the quantity's; a part of training has another one than the settings.
+
     Raises:
         MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this process.
     """
     settings = process.settings
     ranks_group = process.group
-    process.emit(work_cells(settings, workload, phase, scope) | {"status": BEGUN})
+    process.emit(work_cells(settings, workload, phase, scope) | {"status": BEGUN})  # the next line replaces it
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
     if resources.shares_memory(process.device):
         needed += workload.resident_bytes
@@ -258,10 +263,10 @@ def open_job(process: Process, workload: Workload, phase, scope):
     rank_settings = replace(settings, seed=settings.seed + ranks_group.ranks.rank)
     compares = process.task.compares_with_cpu
     session = process.framework.open_session(workload, rank_settings, phase, scope, compares=compares)
-    meters.reset_process_peak()  # what was checked needs more memory than the work
+    meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
     try:
         yield measure.Job(
-            ranks_group.watch_over(session),
+            ranks_group.in_step(session),
             items_per_step=workload.items_per_step * ranks_group.ranks.world_size,
             max_seconds=settings.max_seconds,
             num_items=settings.num_images if phase == settings.phase and scope in SCOPES else None,
@@ -277,20 +282,20 @@ def open_job(process: Process, workload: Workload, phase, scope):
         session.close()
 
 
-def complete_result(process: Process, workload: Workload, scope, session, row):
+def check_and_complete(process: Process, workload: Workload, scope, session, cells):
     """Check the last timed output, and return the cells of a result with those of its work: FLOPs, precision, memory.
 
     Raises:
         MeasurementError: the last timed output is wrong. That is checked here, after the peak memory has been read.
     """
     if workload.flops_per_item and scope != "input":
-        row["flops_per_item"] = workload.flops_per_item
-        row["tflops"] = row["throughput"] * workload.flops_per_item / 1e12
+        cells["flops_per_item"] = workload.flops_per_item
+        cells["tflops"] = cells["throughput"] * workload.flops_per_item / 1e12
     if workload.bytes_per_step:
-        row["bytes_per_step"] = workload.bytes_per_step + session.weight_bytes
-        row["bandwidth"] = row["throughput"] / workload.items_per_step * row["bytes_per_step"] / 1e9
-    on_cpu = process.device.device == "cpu"
-    row |= {
+        cells["bytes_per_step"] = workload.bytes_per_step + session.weight_bytes
+        cells["bandwidth"] = cells["throughput"] / workload.items_per_step * cells["bytes_per_step"] / 1e9
+    on_cpu = process.device.kind == "cpu"
+    cells |= {
         "parameters": session.parameters,
         "measured_precision": session.measured_precision,
         "output_error": session.output_error,
@@ -299,9 +304,9 @@ def complete_result(process: Process, workload: Workload, scope, session, row):
         "idle_watts": process.instruments.idle_watts,
         "note": session.notes() or workload.columns.get("note", ""),
     }
-    if row["status"] != "interrupted":
+    if cells["status"] != "interrupted":
         session.check_last_step()
-    return row
+    return cells
 
 
 def refuse_unequal_weights(checksums):
@@ -315,10 +320,10 @@ def measure_sustained(process: Process, workload: Workload, phase, scope):
     """Yield the cells of every ten seconds of a long run."""
     instruments = process.instruments
     with open_job(process, workload, phase, scope) as job:
-        for measured in measure.measure(replace(job, joules=instruments.joules)):
-            row = measurement_cells(measured)
-            row |= energy_cells(instruments, measured.watts, measured.watts * measured.seconds / measured.items)
-            yield complete_result(process, workload, scope, job.session, row)
+        for measured, elapsed_seconds, watts in measure.measure_sustained(job, instruments.joules):
+            cells = measurement_cells(measured) | {"elapsed_seconds": elapsed_seconds}
+            cells |= energy_cells(instruments, watts, watts * measured.seconds / measured.items)
+            yield check_and_complete(process, workload, scope, job.session, cells)
 
 
 def measure_epochs(process: Process, workload: Workload, phase, scope):
@@ -330,7 +335,7 @@ def measure_epochs(process: Process, workload: Workload, phase, scope):
             losses = [float(loss) for loss in job.session.losses]
             if not math.isfinite(sum(losses)):
                 flags.append("not_finite")
-            row = {
+            cells = {
                 "status": "ok",
                 "epoch": epoch,
                 "stop_reason": "epoch",
@@ -341,4 +346,4 @@ def measure_epochs(process: Process, workload: Workload, phase, scope):
                 "loss_mean": statistics.fmean(losses),
                 "accuracy": job.session.evaluate(),
             }
-            yield complete_result(process, workload, scope, job.session, row)
+            yield check_and_complete(process, workload, scope, job.session, cells)

@@ -33,13 +33,13 @@ POLL_SECONDS = 0.1  # between checks whether a child has exited
 GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
 
 
-def run_script(main):
-    """Run a script's main function, a function without arguments; returns its exit status or that of its error."""
+def run_script(function):
+    """Run a script's main function, which has no arguments; returns its exit status or that of its error."""
     logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("bench").setLevel(logging.INFO)
     handle(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)  # end workers and files as Ctrl-C does
     try:
-        status = main()
+        status = function()
         sys.stdout.flush()
         return status
     except (SettingError, ModuleNotFoundError) as error:
@@ -114,7 +114,7 @@ def run_process(command, environ, limit=math.inf, quiet=False):
         Its exit status, 130 after Ctrl-C; negative: the signal that ended it, SIGALRM for the time limit.
     """
     keep_awake()
-    turns, childs_end = socket.socketpair()
+    channel, childs_end = socket.socketpair()
     with interrupts_held(), childs_end:
         out = subprocess.DEVNULL if quiet else None
         child = subprocess.Popen(
@@ -125,19 +125,19 @@ def run_process(command, environ, limit=math.inf, quiet=False):
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
         while True:
             began = time.monotonic()
-            status = wait_for_end_of_turn(child, turns, limit)
+            status = wait_for_end_of_turn(child, channel, limit)
             if status is not None:
                 return status
             limit -= time.monotonic() - began
             yield
             with suppress(OSError):  # it may have died
-                turns.send(b".")
+                channel.send(b".")
     except KeyboardInterrupt:
         child.terminate()
         child.wait()
         return INTERRUPTED
     finally:
-        turns.close()
+        channel.close()
         with suppress(subprocess.TimeoutExpired):
             child.wait(GRACE_SECONDS)
         with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
@@ -145,15 +145,15 @@ def run_process(command, environ, limit=math.inf, quiet=False):
         child.wait()
 
 
-def wait_for_end_of_turn(child, turns, limit):
+def wait_for_end_of_turn(child, channel, limit):
     """Return None if a child ends its turn, its exit status if it exits first, or -SIGALRM after `limit` seconds."""
     deadline = time.monotonic() + limit
     while child.poll() is None:
         if time.monotonic() > deadline:
             return -signal.SIGALRM
-        if select.select([turns], [], [], POLL_SECONDS)[0]:
+        if select.select([channel], [], [], POLL_SECONDS)[0]:
             with suppress(OSError):
-                if turns.recv(1):
+                if channel.recv(1):
                     return None
             time.sleep(POLL_SECONDS)  # its end is closed: it is about to exit
     return child.returncode

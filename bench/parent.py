@@ -1,5 +1,7 @@
 """The parent process: reads the runs, starts their processes, combines, prints and stores what they measured.
 
+docs/contributing.md defines the words: run, process, turn, quantity, row.
+
 A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
 results differ between them (RUNS). A child writes only lines (bench/child.py), and its progress to stderr; nobody but
 this process writes into results/. It imports no framework.
@@ -33,7 +35,7 @@ from bench.settings import ALL, AUTO, ROOT, WORKLOADS, Run, SettingError, read_r
 
 log = logging.getLogger("bench")
 
-DEFAULT_RUNS = 5  # processes of each run
+DEFAULT_PROCESSES = 5  # of each run
 # Lists whose values are compared, the first of them in turn. Lists of other settings are different work.
 COMPARED = ("FRAMEWORK_VERSION", "USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
 COMPARED += ("LORA_RANK", "CHECKPOINTING")
@@ -51,28 +53,27 @@ class Interrupted(KeyboardInterrupt):
         self.rows = rows
 
 
-def main(command, describe_workload=None, measure_quantities=child.measure_workload, describe_rows=report.describe_run):
+def main(command, make_workload=None, measure_work=child.measure_quantities, describe_rows=report.describe_run):
     """Run one benchmark from the environment's settings: the main function of every benchmark script.
 
     Args:
         command: what follows make: "image".
-        describe_workload: Settings -> Workload, a record; None if the command measures several.
-        measure_quantities: what a child does, as child.measure_workload() does.
+        make_workload: Settings -> Workload, a record; None if the command measures several.
+        measure_work: what a child does, as child.measure_quantities() does.
         describe_rows: (combined rows of a run, stored rows) -> the text to print.
 
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/cli.py.
     """
-    if child.TASK in os.environ:  # a child is the same script, started by run_child()
-        start = functools.partial(child.main, command, describe_workload, measure_quantities)
+    role = functools.partial(measure_command, command, make_workload, describe_rows)
+    if child.TASK in os.environ:  # a child is the same script, see child_in_turns()
+        role = functools.partial(child.main, command, make_workload, measure_work)
     elif ranks.read_ranks().are_many:
-        start = functools.partial(measure_as_rank, command, describe_workload, measure_quantities, describe_rows)
-    else:
-        start = functools.partial(measure_command, command, describe_workload, describe_rows)
-    return cli.run_script(start)
+        role = functools.partial(measure_as_rank, command, make_workload, measure_work, describe_rows)
+    return cli.run_script(role)
 
 
-def measure_command(command, describe_workload, describe_rows):
+def measure_command(command, make_workload, describe_rows):
     """Measure every run of the environment's settings; print and store each as soon as it is measured.
 
     Returns:
@@ -81,8 +82,8 @@ def measure_command(command, describe_workload, describe_rows):
     runs = read_runs(command)
     host = environment.read_host(runs[0].settings.machine)
     folder = runs[0].settings.results_dir
-    results.prepare(folder)
-    runs = plan_runs(runs, describe_workload)
+    results.check_writable(folder)
+    runs = plan_runs(runs, make_workload)
     runs = [choose_batch_size(run, host) if run.settings.batch_size == AUTO else run for run in runs]
     measured = []
     comparisons = []
@@ -111,8 +112,8 @@ def measure_command(command, describe_workload, describe_rows):
                 comparisons.append(comparison)
             if run.python != group[0].python:
                 lines.append(versions.describe_difference(group[0].python, run.python))
-        combined = combine_rounds(rounds).values()
-        store(folder, combined, describe_rows, lines)
+        combined = list(combine_rounds(rounds).values())
+        print_and_store(folder, combined, describe_rows, lines)
         measured += itertools.chain(*combined)
         if status:
             break
@@ -124,7 +125,7 @@ def measure_command(command, describe_workload, describe_rows):
     return status or (0 if any(row["status"] == "ok" for row in measured) else 1)
 
 
-def measure_as_rank(command, describe_workload, measure_quantities, describe_rows):
+def measure_as_rank(command, make_workload, measure_work, describe_rows):
     """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
     me = ranks.read_ranks()
     lines = []
@@ -137,18 +138,18 @@ def measure_as_rank(command, describe_workload, measure_quantities, describe_row
             "of every other setting, RUNS=1 and no FRAMEWORK_VERSION, or set NUM_DEVICES instead of using torchrun"
         )
     host = environment.read_host(run.settings.machine)
-    status = child.measure_run(run.settings, describe_workload, measure_quantities, child.Task(), lines.append)
+    status = child.open_and_measure(run.settings, make_workload, measure_work, child.Task(), lines.append)
     run_id = uuid.uuid4().hex[:12]
     rows = [complete_row(host, run_id, line) for line in lines if line["status"] != child.BEGUN]
     if me.rank == 0 and rows:
-        store(run.settings.results_dir, [combine([rows])], describe_rows)
+        print_and_store(run.settings.results_dir, [combine([rows])], describe_rows)
         print(f"added to {cli.display_path(results.path_of(run.settings.results_dir, rows[0]))}", flush=True)
     return status
 
 
-def store(folder, runs, describe_rows, lines=()):
+def print_and_store(folder, rows_of_runs, describe_rows, lines=()):
     """Print the combined rows of each run, and more lines; then add all rows to the files of their machines."""
-    for rows in runs:
+    for rows in rows_of_runs:
         stored = []
         with suppress(SettingError):  # append() raises it again, when everything is printed
             stored = results.read(results.path_of(folder, rows[0]))
@@ -156,26 +157,24 @@ def store(folder, runs, describe_rows, lines=()):
     for line in lines:
         print(line)
     sys.stdout.flush()
-    for rows in runs:
+    for rows in rows_of_runs:
         results.append(results.path_of(folder, rows[0]), *rows)
 
 
-def plan_runs(runs, describe_workload):
+def plan_runs(runs, make_workload):
     """Return the runs with what only this machine knows: the number of GPUs, the data of `make mlp`.
 
     Raises:
         SettingError: a run cannot be measured, which the user learns before anything is.
     """
     runs = [versions.install(run) if run.settings.framework_version else run for run in runs]
-    runs = [count_devices(run) if run.settings.num_devices not in (None, 1) else run for run in runs]
-    if describe_workload is None:
+    runs = [count_devices(run) if run.settings.has_ranks else run for run in runs]
+    if make_workload is None:
         return runs
-    # Only a child knows the device; this is a guess.
-    has_card = environment.find_card() or sys.platform == "darwin"
+    # Only a child knows the device; this is a guess, for mistakes and for the data of `make mlp`.
+    guess = "gpu" if environment.find_card() or sys.platform == "darwin" else "cpu"
     for index, run in enumerate(runs):
-        workload = describe_workload(
-            run.settings.on("gpu" if has_card and run.settings.use_gpu is not False else "cpu")
-        )
+        workload = make_workload(run.settings.on("cpu" if run.settings.use_gpu is False else guess))
         if run.command == "mlp":  # all processes of a run have the same data
             runs[index] = run.with_settings(DATA=workload.columns["data"])
     return runs
@@ -216,7 +215,7 @@ def choose_batch_size(run: Run, host):
     rates = {}
     size = 1
     while True:
-        row = run_child(short.with_settings(BATCH_SIZE=str(size)), host, is_first=False, compares_with_cpu=False)[-1]
+        row = run_child(short.with_settings(BATCH_SIZE=str(size)), host, has_extras=False, compares_with_cpu=False)[-1]
         log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
         if row["status"] != "ok":
             break
@@ -239,20 +238,19 @@ def plan_processes(run: Run):
     settings = run.settings
     if settings.runs:
         return settings.runs
-    return 1 if run.command == "tflops" or settings.sustain or settings.epochs else DEFAULT_RUNS
+    return 1 if run.command == "tflops" or settings.sustain or settings.epochs else DEFAULT_PROCESSES
 
 
 def group_runs(runs):
     """Return lists of runs: those that are compared, each with the first one of its list, and each other by itself.
 
-    The runs of a list differ in the first of COMPARED that has several values, and take turns.
+    The runs of a list differ in the first of COMPARED that has several values, and take turns. One run gives [[run]].
     """
     compared = next((name for name in COMPARED if len({run.choices.get(name) for run in runs}) > 1), None)
     groups = {}
     for run in runs:
         settings = run.settings
-        takes_turns = run.command in WORKLOADS and settings.num_devices in (None, 1)
-        takes_turns = takes_turns and not (settings.sustain or settings.epochs)
+        takes_turns = run.command in WORKLOADS and not (settings.has_ranks or settings.sustain or settings.epochs)
         shared = [item for item in run.choices.items() if not takes_turns or item[0] != compared]
         groups.setdefault(tuple(shared), []).append(run)
     cut = []
@@ -289,17 +287,18 @@ def measure_rounds(runs, host, limit=math.inf, quiet=True, has_extras=True):
         if count > 1 and not quiet:
             log.info("process %d of %d%s", number + 1, count, " of each" if takes_turns else "")
         is_first = number == 0
-        roles = {"is_first": is_first and has_extras, "compares_with_cpu": is_first}
-        start = functools.partial(start_child, host=host, limit=limit, **roles)
+        make_child = functools.partial(
+            child_in_turns, host=host, has_extras=is_first and has_extras, compares_with_cpu=is_first, limit=limit
+        )
         order = remaining[::-1] if number % 2 else remaining
         rows_of = {}
         try:
-            run_children({run: start(run, quiet=quiet, takes_turns=takes_turns) for run in order}, rows_of)
+            run_children({run: make_child(run, quiet=quiet, takes_turns=takes_turns) for run in order}, rows_of)
             if takes_turns and any(row["status"] == "out_of_memory" for rows in rows_of.values() for row in rows):
                 log.warning("memory is too small for these combinations at the same time: they run one after the other")
                 takes_turns = False
                 rows_of.clear()
-                run_children({run: start(run, quiet=quiet) for run in order}, rows_of)
+                run_children({run: make_child(run, quiet=quiet) for run in order}, rows_of)
         except (KeyboardInterrupt, SettingError):
             if is_first and rows_of:
                 yield rows_of
@@ -331,13 +330,13 @@ def run_children(children, rows_of):
     """Let child processes work in turn until each has ended, and fill {run: its rows}; after Ctrl-C, as far as known.
 
     Args:
-        children: {run: start_child() of it}, in the order of their turns.
+        children: {run: child_in_turns() of it}, in the order of their turns.
     """
     try:
         while children:
-            for run, child in list(children.items()):
+            for run, turns in list(children.items()):
                 try:
-                    next(child)
+                    next(turns)  # to the end, if this child takes no turns
                 except StopIteration as ended:
                     rows_of[run] = ended.value
                     del children[run]
@@ -346,27 +345,52 @@ def run_children(children, rows_of):
                         rows_of[run] = error.rows
                     raise
     finally:
-        for child in children.values():
-            child.close()
+        for turns in children.values():
+            turns.close()
 
 
 def run_child(run: Run, host, **options):
-    """Run one process of a run to its end, as start_child() does with these options, and return its rows."""
+    """Run one process of a run to its end, as child_in_turns() does with these options, and return its rows."""
     rows_of = {}
-    run_children({run: start_child(run, host, **options)}, rows_of)
+    run_children({run: child_in_turns(run, host, **options)}, rows_of)
     return rows_of[run]
 
 
-def start_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=math.inf, quiet=True, takes_turns=False):
-    """Run one process of a run, or one for each of NUM_DEVICES under torchrun: a generator that pauses between turns.
+def child_in_turns(
+    run: Run, host, has_extras=True, compares_with_cpu=True, limit=math.inf, quiet=True, takes_turns=False
+):
+    """Run one process of a run, or one for each of NUM_DEVICES under torchrun.
+
+    This is a generator that pauses between turns; nothing starts before the first next().
 
     Args:
         host: this machine.
-        is_first: the process also measures what one process is enough for (child.Task).
+        has_extras: the process also measures what one process is enough for (child.Task).
         compares_with_cpu: the model is compared with the CPU.
         limit: seconds of work after which the process is killed.
         quiet: the process prints nothing.
         takes_turns: it ends its turn now and then; next() is its next one.
+
+    Returns the rows of read_rows(), or raises SettingError or Interrupted as it does.
+    """
+    environ = dict(run.environ)
+    command = [run.python, str(ROOT / SCRIPTS[run.command])]
+    if run.settings.has_ranks:
+        environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
+        # 127.0.0.1, because a laptop's own name often has no address.
+        options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={run.settings.num_devices}"]
+        command[1:1] = ["-m", "torch.distributed.run", *options]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "lines")
+        file.touch()
+        environ[child.TASK] = json.dumps(asdict(child.Task(str(file), has_extras, compares_with_cpu, takes_turns)))
+        exit_status = yield from cli.run_process(command, environ, limit, quiet)
+        texts = file.read_text().split("\n")[:-1]  # what follows the last line end is incomplete
+    return read_rows(run, host, texts, exit_status)
+
+
+def read_rows(run: Run, host, texts, exit_status):
+    """Make rows of the JSON lines that a process wrote before it ended.
 
     Returns:
         The rows, at least one: typed cells, with status and note if the process failed or died. Nothing is stored.
@@ -375,22 +399,8 @@ def start_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=mat
         SettingError: a mistake in the settings, or the process died before it began to measure.
         Interrupted: after Ctrl-C, with the rows so far.
     """
-    environ = dict(run.environ)
-    command = [run.python, str(ROOT / SCRIPTS[run.command])]
-    has_ranks = run.settings.num_devices not in (None, 1)
-    if has_ranks:
-        environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
-        # 127.0.0.1, because a laptop's own name often has no address.
-        options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={run.settings.num_devices}"]
-        command[1:1] = ["-m", "torch.distributed.run", *options]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "lines")
-        file.touch()
-        environ[child.TASK] = json.dumps(asdict(child.Task(str(file), is_first, compares_with_cpu, takes_turns)))
-        status = yield from cli.run_process(command, environ, limit, quiet)
-        texts = file.read_text().split("\n")[:-1]  # what follows the last line end is incomplete
     rows = []
-    run_id = uuid.uuid4().hex[:12]
+    run_id = uuid.uuid4().hex[:12]  # of this process
     for line in map(json.loads, texts):
         if "mistake" in line:
             raise SettingError(line["mistake"])
@@ -400,11 +410,12 @@ def start_child(run: Run, host, is_first=True, compares_with_cpu=True, limit=mat
         if run.python != sys.executable:
             rows[-1]["flags"] = f"{rows[-1]['flags']} other_version".strip()
     begun = rows.pop() if rows and rows[-1]["status"] == child.BEGUN else None
-    if status == cli.INTERRUPTED:
+    if exit_status == cli.INTERRUPTED:
         raise Interrupted(rows)
-    if status in (0, 1) and rows and (status == 0 or rows[-1]["status"] != "ok"):
+    # After a good row, 1 means that Python itself failed.
+    if rows and (exit_status == 0 or (exit_status == 1 and rows[-1]["status"] != "ok")):
         return rows
-    death, why = explain_death(status, has_ranks)
+    death, why = explain_death(exit_status, run.settings.has_ranks)
     if not begun and not rows:
         raise SettingError(f"before it measured anything, {why}: `make doctor` may say why")
     unknown = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")

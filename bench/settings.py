@@ -12,7 +12,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-SCOPES = ("device", "input", "end_to_end")  # what SCOPE may select; rows also have "epoch" and "sustained"
+# What SCOPE may select: the model with batches that are on the device; the input pipeline alone, which prepares batches
+# from JPEG files; both together. Rows also have "epoch" and "sustained".
+SCOPES = ("device", "input", "end_to_end")
 AUTO = 0  # BATCH_SIZE=auto, until parent.py has chosen one
 ALL = 0  # NUM_DEVICES=all, until parent.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,7 +134,7 @@ def slug(text):
 EACH, TOGETHER = "each", "together"
 
 
-def setting(kind, default, commands=None, lists=None) -> Any:
+def setting(kind, default, *, commands=None, lists=None) -> Any:
     """Declare one setting; docs/settings.md says what it means. Kind, default and lists may be dicts by command.
 
     Args:
@@ -147,10 +149,10 @@ def setting(kind, default, commands=None, lists=None) -> Any:
 OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
-TRAINING = ("training", "forward", "backward", "optimizer")  # phases of rows
-# The phases that use a setting, if only some do.
-PHASES = {"optimizer": TRAINING, "lora_rank": TRAINING, "checkpointing": TRAINING}
-PHASES |= {"prompt_tokens": ("prefill", *TRAINING), "new_tokens": ("decode",), "depth": ("decode",)}
+TRAINING = ("training", "forward", "backward", "optimizer")  # phases of rows: the whole step, then its parts
+# {setting: the phases that use it}, if only some do.
+PHASES_OF = {"optimizer": TRAINING, "lora_rank": TRAINING, "checkpointing": TRAINING}
+PHASES_OF |= {"prompt_tokens": ("prefill", *TRAINING), "new_tokens": ("decode",), "depth": ("decode",)}
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 MLPS = ("mlp-5x1024", "mlp-10x1024", "mlp-15x1024", "mlp-20x1024")
 SQUARES = tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
@@ -164,77 +166,86 @@ class Settings:
     """
 
     use_gpu: bool | None = setting(zero_or_one, None, lists=EACH)  # None: the GPU if there is one
-    num_devices: int = setting(whole(1, all=ALL), 1, WORKLOADS, EACH)
+    num_devices: int = setting(whole(1, all=ALL), 1, commands=WORKLOADS, lists=EACH)
     framework: str = setting(one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch")
     model: str = setting(
         str,
         {"image": "resnet50", "mlp": MLPS, "transformer": ("distilbert", "bert-large")}
         | {"llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m")}
         | {"diffusion": ByDevice(gpu="sd-1.5", cpu="ddpm-cifar10")},
-        WORKLOADS,
-        EACH,
+        commands=WORKLOADS,
+        lists=EACH,
     )
     phase: str = setting(
         dict.fromkeys(WORKLOADS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode", "training")},
         {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")}
         | {"diffusion": "inference"},
-        WORKLOADS,
-        EACH,
+        commands=WORKLOADS,
+        lists=EACH,
     )
     batch_size: int = setting(
         whole(1, auto=AUTO),
         {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1}
         | {"diffusion": 1},
-        WORKLOADS,
-        EACH,
+        commands=WORKLOADS,
+        lists=EACH,
     )
-    framework_version: str | None = setting(version, None, WORKLOADS, EACH)  # None: the installed one
-    num_images: int | None = setting(whole(1), None, ("image", "mlp"))  # None: as many as the interval needs
-    image_size: int | None = setting(whole(32, 4096), None, ("image", "diffusion"))  # pixels; None: the model's
+    framework_version: str | None = setting(version, None, commands=WORKLOADS, lists=EACH)  # None: the installed one
+    num_images: int | None = setting(whole(1), None, commands=("image", "mlp"))  # None: as many as the interval needs
+    # pixels; None: the model's
+    image_size: int | None = setting(whole(32, 4096), None, commands=("image", "diffusion"))
     precision: Any = setting(
         dict.fromkeys(WORKLOADS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
         {"image": "float32", "mlp": "float32", "transformer": "float32"}
         | dict.fromkeys(("llm", "diffusion"), ByDevice(gpu="bfloat16", cpu="float32"))
         | {"tflops": ("float32", "tf32", "float16", "bfloat16")},
-        (*WORKLOADS, "tflops"),
-        dict.fromkeys(WORKLOADS, EACH) | {"tflops": TOGETHER},
+        commands=(*WORKLOADS, "tflops"),
+        lists=dict.fromkeys(WORKLOADS, EACH) | {"tflops": TOGETHER},
     )
-    compile: str = setting(one_of("0", "1", *COMPILE_MODES), "0", WORKLOADS, EACH)
+    compile: str = setting(one_of("0", "1", *COMPILE_MODES), "0", commands=WORKLOADS, lists=EACH)
     # "": the framework's first one
-    memory_format: str = setting(one_of(*MEMORY_FORMATS), "", ("image", "diffusion"), EACH)
+    memory_format: str = setting(one_of(*MEMORY_FORMATS), "", commands=("image", "diffusion"), lists=EACH)
     optimizer: str = setting(
         dict.fromkeys(WORKLOADS, one_of("sgd", "adam")) | dict.fromkeys(("llm", "diffusion"), one_of(*OPTIMIZERS)),
         {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw", "diffusion": "adamw"},
-        WORKLOADS,
-        EACH,
+        commands=WORKLOADS,
+        lists=EACH,
     )
-    sequence_length: int = setting(whole(1, 512), 128, ("transformer",), EACH)  # tokens
-    prompt_tokens: int = setting(whole(1), 512, ("llm",), EACH)
-    lora_rank: int = setting(whole(0, 1024), 0, ("llm",), EACH)  # 0: train all weights
-    checkpointing: bool = setting(zero_or_one, False, ("llm",), EACH)
-    weight_bits: int | None = setting(bits_or_full, None, ("llm",), EACH)  # None: those of PRECISION
-    new_tokens: int = setting(whole(1), 128, ("llm",))
-    depth: int = setting(whole(0), 0, ("llm",), EACH)  # tokens
-    data: str | None = setting(one_of("cifar10", "synthetic"), None, ("mlp",))  # None: cifar10 if it can be had
-    epochs: int = setting(whole(0, 1000), 0, ("mlp",))
-    sustain: int | None = setting(whole(60, 86_400), None, WORKLOADS)  # seconds
-    sizes: tuple[tuple[int, int, int], ...] = setting(matrix_size, SQUARES, ("tflops",), TOGETHER)  # (m, n, k)
-    ops: tuple[str, ...] = setting(one_of(*OPS), OPS, ("tflops",), TOGETHER)
+    sequence_length: int = setting(whole(1, 512), 128, commands=("transformer",), lists=EACH)  # tokens
+    prompt_tokens: int = setting(whole(1), 512, commands=("llm",), lists=EACH)
+    lora_rank: int = setting(whole(0, 1024), 0, commands=("llm",), lists=EACH)  # 0: train all weights
+    checkpointing: bool = setting(zero_or_one, False, commands=("llm",), lists=EACH)
+    weight_bits: int | None = setting(bits_or_full, None, commands=("llm",), lists=EACH)  # None: those of PRECISION
+    new_tokens: int = setting(whole(1), 128, commands=("llm",))
+    depth: int = setting(whole(0), 0, commands=("llm",), lists=EACH)  # tokens
+    # None: cifar10 if it can be had
+    data: str | None = setting(one_of("cifar10", "synthetic"), None, commands=("mlp",))
+    epochs: int = setting(whole(0, 1000), 0, commands=("mlp",))
+    sustain: int | None = setting(whole(60, 86_400), None, commands=WORKLOADS)  # seconds
+    # (m, n, k) of each
+    sizes: tuple[tuple[int, int, int], ...] = setting(matrix_size, SQUARES, commands=("tflops",), lists=TOGETHER)
+    ops: tuple[str, ...] = setting(one_of(*OPS), OPS, commands=("tflops",), lists=TOGETHER)
     # None: all in the first process of a run, "device" in the others
-    scope: tuple[str, ...] | None = setting(one_of(*SCOPES), None, ("image",), TOGETHER)
-    num_workers: int | None = setting(whole(0, 1024), None, ("image",))  # None: the number of cores, up to MOST_WORKERS
+    scope: tuple[str, ...] | None = setting(one_of(*SCOPES), None, commands=("image",), lists=TOGETHER)
+    # None: the number of cores, up to MOST_WORKERS
+    num_workers: int | None = setting(whole(0, 1024), None, commands=("image",))
     num_threads: int | None = setting(whole(1, 4096), None)  # None: the framework's own number
     max_seconds: float = setting(  # limit of one measurement
-        above_zero, dict.fromkeys(WORKLOADS, 3.0) | {"tflops": 1.0}, (*WORKLOADS, "tflops")
+        above_zero, dict.fromkeys(WORKLOADS, 3.0) | {"tflops": 1.0}, commands=(*WORKLOADS, "tflops")
     )
     runs: int | None = setting(whole(1, 1000), None)  # processes; None: parent.plan_processes() decides
     machine: str | None = setting(slug, None)  # None: the name of the GPU or CPU
     results_dir: Path = setting(lambda text: Path(text).expanduser(), ROOT / "results")
     seed: int = setting(whole(0), 0)
-    workload: str = setting(one_of(*WORKLOADS), "image", ("best",))
-    rounds: int = setting(whole(1, 1000), 1, ("noise",))
-    max_minutes: float = setting(above_zero, 20.0, ("best",))
-    quick: bool = setting(zero_or_one, False, ("all",))
+    workload: str = setting(one_of(*WORKLOADS), "image", commands=("best",))
+    rounds: int = setting(whole(1, 1000), 1, commands=("noise",))
+    max_minutes: float = setting(above_zero, 20.0, commands=("best",))
+    quick: bool = setting(zero_or_one, False, commands=("all",))
+
+    @property
+    def has_ranks(self):
+        """Whether NUM_DEVICES starts several processes that share the work, under torchrun."""
+        return self.num_devices not in (None, 1)  # ALL is 0
 
     def on(self, device, emulates_bfloat16=False):
         """Return the settings with the defaults that depend on the device ("cpu", "cuda", "mps" ...)."""
@@ -250,9 +261,12 @@ DECLARED = {declared.name: declared.metadata for declared in fields(Settings)}
 KNOWN_NAMES = [*map(str.upper, DECLARED), *SYNONYMS, *MAKE_VARIABLES]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # compared by identity, so that it can be the key of a dict
 class Run:
-    """One combination of the settings of a command. Each of its processes gets its environment, and parses it once."""
+    """One combination of the settings of a command, measured in as many processes as RUNS says.
+
+    Each process gets its environment, and parses it once.
+    """
 
     command: str  # "image": what follows make
     settings: Settings
@@ -296,7 +310,7 @@ def read_runs(command, environ=os.environ, also=()):
             texts = [text.strip() for text in environ[given].split(",")] if given else entries
             lists.append([(given or name.upper(), text) for text in texts])
     runs = {}
-    for choices in map(dict, product(*lists)):
+    for choices in map(dict, product(*lists)):  # without lists: once, {}
         run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
         names = [SYNONYMS.get(variable, variable).lower() for variable in choices]
         used = (name for name in names if is_used_in(name, run.settings.phase))
@@ -330,7 +344,8 @@ def parse_settings(command, environ):
     values = {}
     for name in DECLARED:
         entries = read_entries(name, command, environ)
-        is_list = is_used(name, command) and declared_for(name, "lists", command) == TOGETHER and entries != (None,)
+        is_list = is_used(name, command) and declared_for(name, "lists", command) == TOGETHER
+        is_list = is_list and entries != (None,)  # SCOPE's default is None, not a list of it
         values[name] = entries if is_list else entries[0]
     framework = FRAMEWORKS[values["framework"]]
     if values["memory_format"] == "":
@@ -344,7 +359,7 @@ def parse_settings(command, environ):
 
 def is_used_in(name, phase):
     """Return whether a phase uses the setting of this name ("depth")."""
-    return phase in PHASES.get(name, (phase,))
+    return name not in PHASES_OF or phase in PHASES_OF[name]
 
 
 def declared_for(name, key, command):
@@ -391,7 +406,6 @@ def refuse_contradictions(command, settings, environ):
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
     is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
-    has_many = s.num_devices not in (None, 1)
     can_have_bits = is_generation or (s.framework == "mlx" and s.lora_rank)
     able = " and ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
     table = [  # (whether they exclude each other, their names, the reason or the fix)
@@ -405,9 +419,9 @@ def refuse_contradictions(command, settings, environ):
         (s.weight_bits and not can_have_bits, "framework phase lora_rank weight_bits", "set LORA_RANK=8 in mlx"),
         (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting"),
         (s.ops and "convolution" in s.ops and "matmul" not in s.ops, "ops", "convolution needs matmul: add it"),
-        (has_many and not framework.runs_on_many, "framework num_devices", "it runs on one device here"),
-        (has_many and s.batch_size == AUTO, "num_devices batch_size", "auto works only on one device"),
-        (has_many and s.epochs, "num_devices epochs", "epochs are trained only on one device"),
+        (s.has_ranks and not framework.runs_on_many, "framework num_devices", "it runs on one device here"),
+        (s.has_ranks and s.batch_size == AUTO, "num_devices batch_size", "auto works only on one device"),
+        (s.has_ranks and s.epochs, "num_devices epochs", "epochs are trained only on one device"),
         (s.epochs and s.batch_size == AUTO, "batch_size epochs", "epochs need a batch size"),
         (s.epochs and s.phase == "inference", "phase epochs", "epochs need PHASE=training"),
     ]
@@ -435,7 +449,7 @@ def refuse_misspelt(commands, environ):
         if name not in MAKE_VARIABLES and not any(is_used(meant, command) for command in commands):
             raise SettingError(f"{name} is not used by this command: leave it out (`make settings` lists what uses it)")
     ours = [name for name in KNOWN_NAMES if name not in MAKE_VARIABLES]
-    for name in sorted(environ.keys() - {*KNOWN_NAMES, "COMPILER"}):
+    for name in sorted(environ.keys() - {*KNOWN_NAMES, "COMPILER"}):  # COMPILER is not a misspelt COMPILE
         # MODE, RUN and SIZE are ordinary names: a short setting is recognised only in the wrong case.
         similar = [each for each in ours if len(each) >= 6 or each == name.upper()]
         for near in difflib.get_close_matches(name.upper(), similar, n=1, cutoff=0.88):

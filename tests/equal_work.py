@@ -56,7 +56,7 @@ def record_one(run, host, has_bursts=False, sleep_seconds=0.0):
     program = multiprocessing.get_context("spawn").Process(target=use_a_core, daemon=True)
     if has_bursts:
         program.start()
-    rounds = list(measure_rounds([run, copy], host))
+    rounds = list(measure_rounds([run, copy], host, has_extras=False))
     if has_bursts:
         program.terminate()
     rows = [row for row, *_ in combine_rounds(rounds).values()]

@@ -46,7 +46,7 @@ class Device:
     def last_result(self):
         return self.steps
 
-    def has_outputs(self):
+    def can_keep_outputs(self):
         return self.outputs
 
     def keep_output(self):

@@ -17,7 +17,7 @@ from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.measure import Job, measure
-from bench.workloads import describe_workload, operators
+from bench.workloads import operators, workload_of_command
 
 PAIRS = 15
 TOLERANCE = 0.02
@@ -28,7 +28,7 @@ def check_loop(phase, model, block, workload="image", what="a hand-written loop"
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(workload, environ)
     about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
-    return check(settings, functools.partial(describe_workload, workload), phase, block, about)
+    return check(settings, functools.partial(workload_of_command, workload), phase, block, about)
 
 
 def check_matmul(by_hand, side=1024):
@@ -41,14 +41,14 @@ def check_matmul(by_hand, side=1024):
 def check(settings, describe, phase, block, about):
     """Measure PAIRS of (our rate, theirs): blocks of equally many steps, one right after the other."""
     framework, pairs = frameworks.load(settings.framework), []
-    settings = settings.on(framework.find_device(settings).device)
+    settings = settings.on(framework.find_device(settings).kind)
     workload = describe(settings)
     session = framework.open_session(workload, settings, phase, "device")
     job = Job(session, workload.items_per_step, 1.0)
-    (measured,) = measure(job)
+    measured = measure(job)
     for number in range(PAIRS):
         theirs = block(measured.windows, measured.steps_per_window) if number % 2 else None
-        (measured,) = measure(job)
+        measured = measure(job)
         pairs.append((measured.throughput, theirs or block(measured.windows, measured.steps_per_window)))
     session.close()
     return compare(about, pairs, workload.unit)

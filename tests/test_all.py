@@ -10,7 +10,7 @@ from bench.parent import plan_processes
 from bench.records import results
 from bench.records.rows import complete_row, work_cells
 from bench.settings import FRAMEWORKS, SettingError, read_fixed_run, read_settings
-from bench.workloads import describe_workload, standard_set
+from bench.workloads import standard_set, workload_of_command
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 
@@ -35,10 +35,10 @@ class Children:
             raise KeyboardInterrupt
         (run,) = runs
         self.changes.append(run)
-        settings = run.settings.on(self.device.device)
+        settings = run.settings.on(self.device.kind)
         is_sweep = run.command == "tflops"
-        workload = matmul(settings.sizes[0]) if is_sweep else describe_workload(run.command, settings)
-        line = {"framework_version": self.device.framework_version, "device": self.device.device, "status": "ok"}
+        workload = matmul(settings.sizes[0]) if is_sweep else workload_of_command(run.command, settings)
+        line = {"framework_version": self.device.framework_version, "device": self.device.kind, "status": "ok"}
         line["device_name"] = self.device.device_name
         row = complete_row(host, "", line | work_cells(settings, workload, settings.phase, "device"))
         row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0)
@@ -85,7 +85,7 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     for device in ("cpu", "cuda", "mps", "xpu"):
         planned = measure_all.plan_work(read_fixed_run("all"), device, formats)
         assert planned
-        models |= {describe_workload(run.command, run.settings.on(device)).model for run in planned}
+        models |= {workload_of_command(run.command, run.settings.on(device)).model for run in planned}
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 

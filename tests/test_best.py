@@ -61,7 +61,7 @@ def search(monkeypatch, tmp_path, capsys):
     def call(last=10**6, rates=RATES, fails=(("mixed_bfloat16", "1"),), fails_in_full=()):
         asked = []
 
-        def run_child(run, host, is_first, compares_with_cpu, limit):
+        def run_child(run, host, has_extras, compares_with_cpu, limit):
             if len(asked) == last:
                 raise KeyboardInterrupt
             change, compares = run.environ, compares_with_cpu

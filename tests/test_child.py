@@ -56,7 +56,8 @@ def child(monkeypatch):
                 if value is not None:
                     changed.setenv(name, value)
             settings, task = read_settings(command), task or child_process.Task()
-            status = child_process.measure_run(settings, workload, child_process.measure_workload, task, lines.append)
+            measure = child_process.measure_quantities
+            status = child_process.open_and_measure(settings, workload, measure, task, lines.append)
         # Each measurement is announced, so that the death of the process has a row.
         begun = [(line["phase"], line["scope"]) for line in lines if line["status"] == child_process.BEGUN]
         lines = [line for line in lines if line["status"] != child_process.BEGUN]
@@ -172,7 +173,7 @@ def test_a_second_kind_of_card_and_a_slow_start_are_told_once(child, monkeypatch
     monkeypatch.setattr(environment, "list_cards", lambda: cards)
     device = frameworks.Device("cuda", cards[0].name, "1", 1, note="kernels are compiled first")
     monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
-    child(task=child_process.Task(is_first=False))
+    child(task=child_process.Task(has_extras=False))
     assert "WARNING" not in caplog.text
     child()
     assert ("CUDA_VISIBLE_DEVICES=1" in caplog.text, device.note in caplog.text) == (True, True)
@@ -217,8 +218,8 @@ def instrumented(child, monkeypatch):
     [
         ({}, [*PARTS, "input"]),
         ({"compares_with_cpu": False}, [*PARTS, "input"]),
-        ({"is_first": False}, ["training", "input"]),
-        ({"is_first": False, "scope": None}, ["training"]),
+        ({"has_extras": False}, ["training", "input"]),
+        ({"has_extras": False, "scope": None}, ["training"]),
     ],
 )
 def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, measured):
@@ -237,12 +238,12 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
     assert set(compared) == {task.compares_with_cpu}
     # Energy is only that of whole steps with the model.
     with_energy = [(line["phase"], line["scope"]) for line in lines if "power_watts" in line]
-    assert with_energy == ([(part, "device") for part in PARTS[:2]] if task.is_first else [])
+    assert with_energy == ([(part, "device") for part in PARTS[:2]] if task.has_extras else [])
     line = lines[0]
     assert (line["optimizer"], line["throughput"] > 0) == ("sgd", True)
-    assert line["canary_seconds"] == (0.001 if task.is_first else None)
+    assert line["canary_seconds"] == (0.001 if task.has_extras else None)
     assert (line["temperature_c"], line["clock_mhz"]) == (61, 1980)
-    if task.is_first:
+    if task.has_extras:
         assert line["power_watts"] == pytest.approx(50, rel=0.1)
         assert line["idle_watts"] == pytest.approx(50, rel=0.1)
         assert (line["joules_per_item"] > 0, line["power_scope"]) == (True, "gpu board")

@@ -11,7 +11,7 @@ import pytest
 
 from bench import packages, parent
 from bench.records import columns
-from bench.settings import DECLARED, EACH, PHASES, TRAINING, WORKLOADS
+from bench.settings import DECLARED, EACH, PHASES_OF, TRAINING, WORKLOADS
 from bench.settings import FRAMEWORKS as FRAMEWORKS_OF_SETTINGS
 from bench.tune import recipe
 
@@ -109,7 +109,7 @@ def test_a_setting_has_a_default_for_each_command_that_uses_it():
     for name, declared in DECLARED.items():
         if isinstance(declared["default"], dict):
             assert set(declared["default"]) == set(declared["commands"]), name
-    assert set().union(*PHASES.values()) <= {*TRAINING, "inference", "prefill", "decode"}
+    assert set().union(*PHASES_OF.values()) <= {*TRAINING, "inference", "prefill", "decode"}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ what = what.split("/")[batch_size - 1] if "/" in what else what
 def note(event):
     with open(os.environ["LOG"] + ".turns", "a") as log: print(batch_size, event, file=log)
 with open(os.environ["LOG"], "a") as log:
-    log.write(json.dumps([what, task["is_first"]]) + "\\n")
+    log.write(json.dumps([what, task["has_extras"]]) + "\\n")
 number = len(open(os.environ["LOG"]).readlines())
 def emit(**line):
     row = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image",
@@ -180,7 +180,7 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
     monkeypatch.setenv("HOME", "/home/alice")
     line = {"device": device, "device_name": device_name, "note": "gcc -I/home/alice/include -I/usr/include"}
     row = complete_row(host, "id", line)
-    parent.store(tmp_path, [[row]], lambda rows, stored: "")
+    parent.print_and_store(tmp_path, [[row]], lambda rows, stored: "")
     (stored,) = results.read(tmp_path / f"{file}.csv")
     assert (stored["machine"], stored["driver"]) == (file, "580.1")
     assert stored["note"] == "gcc -I~/include -I/usr/include"
@@ -189,7 +189,7 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
 def test_rows_that_cannot_be_stored_are_printed(tmp_path, capsys):
     (tmp_path / "m.csv").write_text("device,fps\nm1,3\n")
     with pytest.raises(SettingError):
-        parent.store(tmp_path, [[{"machine": "m"}]] * 2, lambda rows, stored: "5 images/s", ["twice as fast"])
+        parent.print_and_store(tmp_path, [[{"machine": "m"}]] * 2, lambda rows, stored: "5 images/s", ["twice as fast"])
     assert capsys.readouterr().out == "5 images/s\n5 images/s\ntwice as fast\n"
 
 
@@ -293,8 +293,8 @@ def test_a_time_limit_counts_only_a_childs_own_turns(stand_in, tmp_path):
 def test_rounds_without_extras_measure_only_the_main_quantity(stand_in, tmp_path):
     runs = read_runs("image", os.environ | {"MODEL": "ok", "RUNS": "2"})
     rounds = list(parent.measure_rounds(runs, read_host("m"), has_extras=False))
-    is_first = [json.loads(line)[1] for line in (tmp_path / "log").read_text().splitlines()]
-    assert (len(rounds), is_first) == (2, [False, False])
+    has_extras = [json.loads(line)[1] for line in (tmp_path / "log").read_text().splitlines()]
+    assert (len(rounds), has_extras) == (2, [False, False])
 
 
 @pytest.mark.parametrize(
@@ -384,8 +384,8 @@ def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastes
     """Try sizes on a machine of `rows`, {batch size: cells of its trial}; a size without a row has run out."""
     sizes = []
 
-    def trial(run, host, is_first, compares_with_cpu):
-        assert (is_first, compares_with_cpu, run.settings.sustain) == (False, False, None)
+    def trial(run, host, has_extras, compares_with_cpu):
+        assert (has_extras, compares_with_cpu, run.settings.sustain) == (False, False, None)
         sizes.append(run.settings.batch_size)
         row = ROW | {"device": device, "step_seconds_median": 0.001}
         return [row | rows.get(sizes[-1], {"status": "out_of_memory", "note": "full"})]

@@ -21,7 +21,7 @@ def run_sweep(monkeypatch, environ):
         for name, value in ({"USE_GPU": "0"} | environ).items():
             changed.setenv(name, value)
         settings = read_settings("tflops")
-        status = child.measure_run(settings, None, tflops_sweep.measure_sweep, child.Task(), lines.append)
+        status = child.open_and_measure(settings, None, tflops_sweep.measure_sweep, child.Task(), lines.append)
     return status, [about | line for line in lines]
 
 

@@ -1,7 +1,8 @@
 """Define what a framework provides. Each framework is a module of this folder, on_<name>.py, with these functions:
 
     find_device(settings) -> Device
-        settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error
+        settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error.
+        It also sets up this process, such as its number of threads.
     open_session = functools.partial(session.open_session, DeviceContext), its own DeviceContext
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, if FRAMEWORKS says runs_on_many
 
@@ -25,7 +26,7 @@ from bench.timing import MeasurementError
 class Device:
     """Where a framework would run; known before anything is built, so that a failure's row has it too."""
 
-    device: str  # "cpu", "cuda", "mps" ...
+    kind: str  # "cpu", "cuda", "mps" ...; the column device
     device_name: str | None  # None: the system knows the name better
     framework_version: str
     num_threads: int  # CPU threads

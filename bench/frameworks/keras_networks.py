@@ -38,11 +38,11 @@ class KerasContext(base.DeviceContext):
         keras.config.set_image_data_format("channels_last")
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
         # Compiled work is compared with the same operators one by one on the CPU, also in float32.
-        self.compares_with_cpu = self.compares_with_cpu or (compares and self.compile)
+        self.needs_references = self.needs_references or (compares and self.compile)
 
     def build(self, workload, is_trained):
         loss_of = cross_entropy if is_trained else None
-        pairs = self.pairs(workload)
+        pairs = self.batches_of_two(workload)
         references = None
         keras.config.set_dtype_policy(self.policy)  # for new layers
         with keras.device(self.place):
@@ -63,7 +63,7 @@ class KerasContext(base.DeviceContext):
                 references = self.references(evaluate_on_cpu, [*weights, *pairs[0]])
         # As it will be measured: Metal's wrong results come from operators that a graph fuses.
         evaluate = self.evaluator(model, workload, loss_of, compiled=True)
-        batch = self.put(*self.fill_batch(workload, pairs[0]))
+        batch = self.put(*self.repeat_pair(workload, pairs[0]))
         self.check_model(lambda: self.as_arrays(evaluate(*batch)), references)
         with keras.device(self.place):
             return self.model_class(self, model, loss_of)

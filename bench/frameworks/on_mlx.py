@@ -115,7 +115,7 @@ class DeviceContext(base.DeviceContext):
     def build(self, workload, is_trained):
         module = BUILDERS[workload.name](workload)
         loss_of = cross_entropy if is_trained else None
-        pairs = self.pairs(workload)
+        pairs = self.batches_of_two(workload)
         inputs = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
         calibrate(module, self.put(*inputs, dtype=mx.float32))
         parameters = sum(each.size for each in leaves(module.parameters()))
@@ -129,7 +129,7 @@ class DeviceContext(base.DeviceContext):
             return loss_of(output, batch[-1]), output
 
         pair = pairs[0]
-        batch = self.fill_batch(workload, pair)
+        batch = self.repeat_pair(workload, pair)
         references = None
 
         def evaluate(batch=batch, dtype=self.dtype, compiled=lambda function, state: function):

@@ -43,7 +43,7 @@ def find_device(settings):
     ranks = read_ranks()
     kind = choose_device(settings.use_gpu)
     count = 0 if kind == "cpu" else torch.accelerator.device_count()
-    if settings.num_devices not in (None, 1) and kind not in ("cpu", "cuda", "mps"):
+    if settings.has_ranks and kind not in ("cpu", "cuda", "mps"):
         raise SettingError(f"NUM_DEVICES='{settings.num_devices or 'all'}' cannot run on {kind}: unset it")
     if ranks.are_many and count > 1:  # Slurm may show each rank only its own
         torch.accelerator.set_device_index(ranks.local_rank)
@@ -55,7 +55,7 @@ def find_device(settings):
         torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
     properties = torch.get_device_module(kind).get_device_properties() if kind in INTEGRATED else None
     return Device(
-        device=kind,
+        kind=kind,
         device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
         framework_version=torch.__version__,
         num_threads=torch.get_num_threads(),
@@ -199,12 +199,12 @@ OPERATORS = {
 }
 
 
-def evaluate(module, workload, batch, with_gradient, precision=None):
+def evaluate(module, workload, batch, with_gradient, autocast=None):
     """Return base.PARTS of a batch in NumPy, or only the output.
 
-    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `precision` is a context, autocast().
+    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `autocast` is a context.
     """
-    with precision or nullcontext(), torch.set_grad_enabled(with_gradient):
+    with autocast or nullcontext(), torch.set_grad_enabled(with_gradient):
         outputs = module(*workload.inputs_of(batch))
         loss = LOSSES[workload.loss](outputs, batch[-1]) if with_gradient else None
     results = [outputs.detach()]
@@ -218,6 +218,11 @@ def evaluate(module, workload, batch, with_gradient, precision=None):
     return [each.cpu().float().numpy() for each in results]
 
 
+def count_weights(module):
+    """Return the number of all weights, trained or not."""
+    return sum(weight.numel() for weight in module.parameters())
+
+
 class DeviceContext(base.DeviceContext):
     """Where and how PyTorch computes."""
 
@@ -229,7 +234,7 @@ class DeviceContext(base.DeviceContext):
         return import_images().list_models()
 
     def __init__(self, settings, compares):
-        super().__init__(choose_device(settings.use_gpu), settings, compares)
+        super().__init__(choose_device(settings.use_gpu), settings, compares)  # as find_device() chose
         set_float32("tf32" if self.precision == "tf32" else "ieee")
         torch.manual_seed(self.seed)
         self.dtype = (WHOLE_MODEL | EIGHT_BITS).get(self.precision, torch.float32)
@@ -253,9 +258,11 @@ class DeviceContext(base.DeviceContext):
         magnify their rounding errors. The host holds one copy of it, which then moves to the device.
         """
         module = BUILDERS[workload.name](workload)
-        compares = self.allocate(module)
+        compares = self.can_compare(count_weights(module))
+        if hasattr(module, "fill"):  # it was built without memory
+            self.fill(module, compares)
         references = None
-        pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.pairs(workload)]
+        pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.batches_of_two(workload)]
         # With random weights and the initial statistics, activations explode or vanish with depth. All pairs
         # at once, because BatchNorm would magnify the rounding errors of two items; such models have one input.
         update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
@@ -266,19 +273,21 @@ class DeviceContext(base.DeviceContext):
             references = self.references(lambda _: evaluate(module, workload, pairs[0], is_trained), arrays)
             del arrays
         module = module.to(self.device, self.dtype, memory_format=self.format)
-        batch = self.put(*self.fill_batch(workload, pairs[0]))
+        batch = self.put(*self.repeat_pair(workload, pairs[0]))
         self.check_model(lambda: evaluate(module, workload, batch, is_trained, self.autocast()), references)
         return Model(self, module, LOSSES[workload.loss] if is_trained else None)
 
     def build_cached(self, workload, ids):
-        module = reference = on_torch_llm.Decoder(workload)
-        parameters = sum(weight.numel() for weight in module.parameters())
+        module = on_torch_llm.Decoder(workload)
+        parameters = count_weights(module)
+        compares = self.can_compare(parameters)
         references = None
         if self.weight_bits:
-            reference = on_torch_llm.Decoder(workload).to_empty(device="cpu") if self.can_compare(parameters) else None
+            reference = on_torch_llm.Decoder(workload).to_empty(device="cpu") if compares else None
             module.fill(self.device, self.dtype, self.weight_bits, reference)
-        elif not self.allocate(module):
-            reference = None
+        else:
+            self.fill(module, compares)
+            reference = module if compares else None
         if reference:
             run = torch.inference_mode()(lambda _: [reference(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()])
             references = self.references(run, [each.detach().numpy() for each in reference.parameters()])
@@ -286,15 +295,9 @@ class DeviceContext(base.DeviceContext):
             module = module.to(self.device, self.dtype)
         return on_torch_llm.CachedModel(self, module, parameters), references
 
-    def allocate(self, module):
-        """Return whether the model is compared with the CPU.
-
-        A model that was built without memory, and so has fill(), first gets its weights: there, or else on the device.
-        """
-        compares = self.can_compare(sum(weight.numel() for weight in module.parameters()))
-        if hasattr(module, "fill"):
-            module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))
-        return compares
+    def fill(self, module, compares):
+        """Give a model that was built without memory its weights: if it is compared, first on the CPU."""
+        module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))
 
     def open_stream(self, workload, settings, phase):
         return import_images().open_stream(workload, settings, phase, pins_memory=self.device == "cuda")

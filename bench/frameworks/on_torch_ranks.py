@@ -37,7 +37,7 @@ class Group(ranks.Group):
         """Wait for all ranks."""
         dist.all_reduce(torch.zeros(1))
 
-    def watch_over(self, session):
+    def in_step(self, session):
         return SharedSession(session, self)
 
     def gather(self, value):

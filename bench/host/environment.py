@@ -88,8 +88,9 @@ def find_card():
 
 def explain_choice(device_name):
     """Return one clause about another kind of card than the one that runs; "" without one, or if the user chose."""
-    others = [card for card in list_cards() if card.name != device_name]
-    if len(others) in (0, len(list_cards())) or "CUDA_VISIBLE_DEVICES" in os.environ:
+    cards = list_cards()
+    others = [card for card in cards if card.name != device_name]
+    if not others or others == cards or "CUDA_VISIBLE_DEVICES" in os.environ:
         return ""
     return f"{device_name} is measured: for {others[0].name}, set CUDA_VISIBLE_DEVICES={others[0].index}"
 
@@ -166,8 +167,8 @@ def read_text(path):
 
 
 @dataclass(frozen=True)
-class Environment:
-    """One host. Names are as the system reports them."""
+class Host:
+    """This machine. Names are as the system reports them."""
 
     machine: str | None  # the user's name for it; None: each row is named after the device that ran
     gpu_cores: int | None  # Apple silicon only: one chip is sold with several core counts
@@ -185,7 +186,7 @@ class Environment:
 
 
 def read_host(machine=None):
-    """Return the Environment of this host; `machine` names it instead of its devices."""
+    """Return this machine's Host; `machine` names it instead of its devices."""
     cpu_count = os.cpu_count() or 1
     cpu_id = None
     cards = list_cards()
@@ -202,9 +203,9 @@ def read_host(machine=None):
             cpu_id = "{vendor_id} family {cpu family} model {model} stepping {stepping}".format(**chip)
         release = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release"), re.MULTILINE)
         os_name = (f"{release[1]}, " if release else "") + f"{platform.system()} {platform.release()}"
-    on_mac = output_of("sysctl", "-n", "hw.memsize")
-    memory_bytes = int(on_mac or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return Environment(
+    bytes_on_mac = output_of("sysctl", "-n", "hw.memsize")
+    memory_bytes = int(bytes_on_mac or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return Host(
         machine=machine,
         gpu_cores=find_apple_gpu_cores(),
         cpu_name=cpu_name,

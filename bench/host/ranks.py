@@ -55,7 +55,7 @@ class Group:
     # () -> rank 0's wall seconds on all ranks, so that all decide alike; Ctrl-C on rank 0 interrupts all here.
     clock = staticmethod(time.perf_counter)
 
-    def watch_over(self, session):
+    def in_step(self, session):
         """Return the session with a barrier that waits for all ranks and with what rank 0 reads."""
         return session
 

@@ -54,10 +54,10 @@ def available_bytes(group="/sys/fs/cgroup"):
 
 
 def shares_memory(device):
-    """Return whether a Device's arrays take the system's memory, as on a Mac, DGX Spark or Jetson."""
+    """Return whether a Device's arrays take the system's memory: a CPU's, or those of a Mac, DGX Spark or Jetson."""
     if device.is_integrated is not None:
         return device.is_integrated
-    return device.device != "cuda" or bool((card := find_card()) and not card.memory[0].isdigit())
+    return device.kind != "cuda" or bool((card := find_card()) and not card.memory[0].isdigit())
 
 
 def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm"):

@@ -30,8 +30,8 @@ def combine(processes):
     }
     if set(SCOPES) <= set(by_scope):
         row = by_scope["end_to_end"]
-        rates = (Rate.of_row(by_scope[scope]) for scope in SCOPES)
-        row["bottleneck"], why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
+        device, pipeline, both = (Rate.of_row(by_scope[scope]) for scope in ("device", "input", "end_to_end"))
+        row["bottleneck"], why = name_bottleneck(device, pipeline, both, shares_cores=row["device"] == "cpu")
         row["note"] = "; ".join(filter(None, [why, row["note"]]))
         if row["bottleneck"] == "device":  # the queue was full at the end too: being full at the start added nothing
             row["flags"] = " ".join(flag for flag in row["flags"].split() if flag != "short")

@@ -68,16 +68,16 @@ def describe_run(rows, stored):
     who = f"{first['framework']} {first['framework_version'] or ''} on {first['device_name'] or first['cpu_name']}"
     where = ", ".join(filter(None, [first["device"] or "ended early", describe_setup(first)]))
     lines = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
-    best = peaks.measured_peaks(stored)
+    peaks_here = peaks.measured_peaks(stored)
     sustained = [row for row in rows if row.get("elapsed_seconds")]
-    lines += [describe_result(row, best) for row in rows if row not in sustained or row["status"] != "ok"]
+    lines += [describe_result(row, peaks_here) for row in rows if row not in sustained or row["status"] != "ok"]
     notes = [describe_sustained(sustained), describe_slowdown(rows, stored)]
-    if not best and any(row.get("tflops") for row in rows if row not in sustained):
+    if not peaks_here and any(row.get("tflops") for row in rows if row not in sustained):
         notes.append("run `make tflops` to compare this with the machine's peak")
     if max(count_processes(row) for row in rows) == 1 and not sustained:
         notes.append("one process only: how much processes differ is unknown")
     lines += [wrap(f"  {text}", "    ") for text in notes if text]
-    return "\n".join(filter(None, [*lines, explain({flag for row in rows for flag in row["flags"].split()})]))
+    return "\n".join(filter(None, [*lines, explain_flags({flag for row in rows for flag in row["flags"].split()})]))
 
 
 def describe_sweep(rows, _):
@@ -106,7 +106,7 @@ def describe_sweep(rows, _):
     flagged = [row for row in ok if row["flags"]]
     lines += [f"  flags of {describe_work(row)}: {', '.join(row['flags'].split())}" for row in flagged]
     flags = {flag for row in flagged for flag in row["flags"].split()}
-    return "\n".join(filter(None, [*lines, explain(flags)]))
+    return "\n".join(filter(None, [*lines, explain_flags(flags)]))
 
 
 def count_processes(row):
@@ -271,13 +271,16 @@ def describe_slowdown(rows, stored):
     before = [
         float(row["canary_seconds"]) for row in stored if row["canary_seconds"] and machine.items() <= row.items()
     ]
-    if not (now and before) or (times := statistics.median(now) / min(before)) < MACHINE_CHANGED:
+    if not (now and before):
         return ""
-    slowdown = f"a small matmul (the canary) takes {times:.2f} times as long as at its best on this machine"
+    ratio = statistics.median(now) / min(before)
+    if ratio < MACHINE_CHANGED:
+        return ""
+    slowdown = f"a small matmul (the canary) takes {ratio:.2f} times as long as at its best on this machine"
     return f"{slowdown}: expect lower rates"
 
 
-def explain(flags):
+def explain_flags(flags):
     """Explain the flags of a run, a line each."""
     return "\n".join(wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
 

@@ -25,7 +25,7 @@ def path_of(folder, row):
     return Path(folder, f"{row['machine']}.csv")
 
 
-def prepare(folder):
+def check_writable(folder):
     """Raise ResultsError unless files can be written in this folder; called before anything is measured."""
     append(Path(folder, ".csv"))  # without rows no such file appears
 

@@ -14,14 +14,15 @@ from bench.timing.measure import METHOD_VERSION
 def work_cells(settings, workload, phase, scope):
     """Return the cells that describe the work: the settings that its phase uses, and what the workload knows better.
 
-    A setting fills the column of work that has its name.
+    A setting fills the column of work that has its name, unless the workload sets it.
     """
-    streams = scope in ("input", "end_to_end")
-    used = {"num_workers": streams}
-    names = [name for name in (*WORK, "num_workers", "seed") if name in DECLARED]
-    used_settings = {name: getattr(settings, name) for name in names if used.get(name, is_used_in(name, phase))}
+    has_pipeline = scope in ("input", "end_to_end")
+    names = [name for name in (*WORK, "seed") if name in DECLARED and is_used_in(name, phase)]
+    if has_pipeline:
+        names.append("num_workers")
+    used = {name: getattr(settings, name) for name in names}
     return {
-        **{name: int(value) if isinstance(value, bool) else value for name, value in used_settings.items()},
+        **{name: int(value) if isinstance(value, bool) else value for name, value in used.items()},
         "method_version": METHOD_VERSION,
         "world_size": settings.num_devices or 1,
         "workload": workload.name,
@@ -30,12 +31,15 @@ def work_cells(settings, workload, phase, scope):
         "scope": scope,
         "unit": f"{workload.unit}/s",
         **workload.columns,
-        **({"data": "jpeg"} if streams else {}),
+        **({"data": "jpeg"} if has_pipeline else {}),
     }
 
 
 def complete_row(host, run_id, line):
-    """Return the row of a child's line: every column, with the cells of the host, and a flag if it is implausible."""
+    """Return the row of a child's line: every column, with the cells of the host, and a flag if it is implausible.
+
+    In the line are the cells of the device, of work_cells(), of the measurement, and of child.check_and_complete().
+    """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     shared = {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
     row = dict.fromkeys(COLUMNS) | asdict(host) | shared | line
@@ -51,7 +55,7 @@ def complete_row(host, run_id, line):
 def measurement_cells(measured):
     """Return the cells of a Measurement, and the rates of its turns, which combine() removes."""
     cells = asdict(measured) | measured.readings
-    del cells["readings"], cells["watts"]
+    del cells["readings"]
     status = "interrupted" if measured.stop_reason == "interrupted" else "ok"
     return cells | {"flags": " ".join(dict.fromkeys(measured.flags)), "status": status}
 

@@ -22,7 +22,7 @@ WARMUP_SECONDS = 0.5
 
 def measure_canary():
     """Return the seconds of NumPy's matmul of two matrices in float32."""
-    ((a, b),) = data.operand_sets(((SIDE, SIDE),) * 2, 1, 0)
+    ((a, b),) = data.operand_sets([(SIDE, SIDE), (SIDE, SIDE)], sets=1, seed=0)
     step = functools.partial(np.matmul, a, b, out=np.empty_like(a))  # complete when it returns
     return time_steps(SimpleNamespace(prepare=None, step=step, synchronize=lambda: None, read=lambda: None))
 

@@ -72,13 +72,13 @@ def limit_by_rounding(rounding, least):
 
 
 def check_equal(got, expected, limit, words):
-    """Raise MeasurementError, in these words, unless outputs that must be equal agree.
+    """Raise MeasurementError, in these words, unless outputs that must be equal agree up to this relative error.
 
-    Libraries may sum in a different order the second time, so a tenth of the limit for rounding is allowed.
+    Libraries may sum in a different order the second time: most callers allow a tenth of the limit for rounding.
     """
     if not np.array_equal(got, expected):  # equal zeros have no relative error
         error = relative_error(got, expected)
-        require(error <= limit / 10, f"{words} by {error:.1e} (relative L2)")
+        require(error <= limit, f"{words} by {error:.1e} (relative L2)")
 
 
 def check_last_output(timed, fresh, limit):
@@ -98,13 +98,13 @@ def check_compiled(got, expected, again=None):
     """
     if again is not None and relative_error(again, expected) > MAX_TRAINING_ERROR / 10:
         return
-    limit = MAX_RELATIVE_ERROR if again is None else 10 * MAX_TRAINING_ERROR  # check_equal() allows a tenth
+    limit = MAX_RELATIVE_ERROR / 10 if again is None else MAX_TRAINING_ERROR
     check_equal(got, expected, limit, "compiled, the output differs")
 
 
 def check_cache(got, expected, measured_precision):
     """Raise MeasurementError unless tokens read one by one give the logits of all of them at once."""
-    limit = MAX_RELATIVE_ERROR if is_exact(measured_precision) else 10 * MAX_CACHE_ERROR  # a tenth is allowed
+    limit = MAX_RELATIVE_ERROR / 10 if is_exact(measured_precision) else MAX_CACHE_ERROR
     check_equal(got, expected, limit, "logits of single tokens through the cache differ")
 
 

@@ -35,7 +35,7 @@ LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
 MAX_BARRIER_SHARE = 0.01  # the part of a window that an idle synchronise and read may take
 MAX_PART_BARRIER_SHARE = 0.05  # the same in a part of training, whose windows have one step
-ENOUGH_WINDOWS = 20
+ENOUGH_WINDOWS = 20  # for an interval from the order statistics, and a first look at it
 LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
 STREAM_WINDOWS = 40  # for a pipeline, in MAX_SECONDS
 ENOUGH_QUEUES = 10
@@ -66,20 +66,33 @@ class Job:
     max_seconds: float
     target_ci: float = 1.0  # half the width of the interval, in percent of the median
     num_items: int | None = None  # at least this many, in whole windows, instead of the two limits above
-    sustained_seconds: float | None = None  # length of a run with a Measurement for every ten; overrides all
+    sustained_seconds: float | None = None  # length of measure_sustained(); overrides the three limits above
     clock: Callable[[], float] = time.perf_counter  # wall seconds
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
     watch: Any = None  # a meters.Watch: start() before the first window, stop() after the last
     end_turn: Callable[[], None] | None = None  # pauses this process until its next turn
-    joules: Callable[[], float] = lambda: math.nan  # reads the energy counter of a sustained run
 
     @property
     def mode(self):
-        """Return "step" (resident batches), "part" (backward, optimizer: after prepare()) or "stream" (a pipeline)."""
+        """Return "step" (resident batches), "part" (backward, optimizer: after prepare()) or "stream" (a pipeline).
+
+        The scopes input and end_to_end are streams.
+        """
         if self.session.queue_steps is not None:
             return "stream"
         return "part" if self.session.prepare else "step"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known before the first window."""
+
+    steps: int  # in a window
+    first_step_seconds: float
+    warmup_seconds: float
+    first_weights: tuple | None  # checksum() after the first step
+    is_slowed_by_host: bool
 
 
 @dataclass(frozen=True)
@@ -104,105 +117,134 @@ class Measurement:
     stop_reason: str  # "target_ci", "max_seconds", "num_images", "interval" or "interrupted"
     flags: tuple[str, ...]
     readings: dict  # {column: reading} of the sensors
-    elapsed_seconds: float | None  # since the first window of a sustained run began
-    watts: float  # mean over these windows; NaN without an energy counter
     turn_rates: list[float]  # items per second of the median window of each turn; [] without turns
 
 
 def measure(job: Job):
     """Measure a job's steps with garbage collection disabled, from the first step to the result.
 
-    Yields:
-        One Measurement; in a sustained run one for every ten seconds, without a pause between them. After Ctrl-C: that
-        of the complete windows, with stop_reason "interrupted", and no other one.
+    Returns:
+        A Measurement; after Ctrl-C that of the complete windows, with stop_reason "interrupted".
 
     Raises:
         MeasurementError: `work_skipped`, `constant_output`, `wrong_output` or `unsupported`: there is no valid result.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
+    with collector_at_rest():
+        return measure_windows(job, start_up(job))
+
+
+def measure_sustained(job: Job, joules):
+    """Measure for job.sustained_seconds as measure() does, without a pause between the results.
+
+    Args:
+        joules: reads the energy counter.
+
+    Yields:
+        (Measurement, seconds since the first window began, mean watts) of every ten seconds, and after Ctrl-C.
+    """
+    clock = job.clock
+    with collector_at_rest():  # all the time: a pause to collect would be a pause to cool down
+        start = start_up(job)
+        began = clock()
+        stop_reason = ""
+        while stop_reason != "interrupted" and clock() - began < job.sustained_seconds:
+            joules_before = joules()
+            before = clock()
+            measured = measure_windows(job, start)
+            stop_reason = measured.stop_reason
+            watts = (joules() - joules_before) / (clock() - before)
+            yield measured, clock() - began, watts
+
+
+def start_up(job: Job):
+    """Run a session's first step and its warm-up, and prove that its steps run; return what is known then, a Start.
+
+    Raises:
+        MeasurementError: `work_skipped` or `constant_output`.
+    """
     session = job.session
     clock = job.clock
     mode = job.mode
-    with collector_at_rest():  # over all of a sustained run: a pause to collect would be a pause to cool down
-        # The first step: it compiles, or tries several algorithms.
-        first_step_seconds = timed(session, clock, 1)
-        first_value = session.read()
-        first_weights = session.checksum()
-        session.after_first_step()
+    # The first step: it compiles, or tries several algorithms.
+    first_step_seconds = timed(session, clock, 1)
+    first_value = session.read()
+    first_weights = session.checksum()
+    session.after_first_step()
 
-        # The warm-up, until the pace is steady; of a pipeline, until the batches prepared before are used up.
-        start = clock()
-        if mode == "step":
-            step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
-        elif mode == "part":  # the full step ran before it in this process
-            step_seconds = statistics.fmean(timed(session, clock, 1) for _ in range(PART_WARMUP_STEPS))
-        else:
-            step_seconds = drain_queue(job)
-        warmup_seconds = clock() - start
+    # The warm-up, until the pace is steady; of a pipeline, until the batches prepared before are used up.
+    began = clock()
+    if mode == "step":
+        step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
+    elif mode == "part":  # the full step ran before it in this process
+        step_seconds = statistics.fmean(timed(session, clock, 1) for _ in range(PART_WARMUP_STEPS))
+    else:
+        step_seconds = drain_queue(job)
+    warmup_seconds = clock() - began
 
-        # The proof that outputs depend on the data and that every step of a window runs.
-        # One value twice is suspicious, unless both steps had the same batch.
-        if mode != "stream" and not session.may_repeat and session.read() == first_value:
-            prove_output_varies(job)
-        steps = choose_steps(job, step_seconds)
-        prove_every_step_runs(job, steps)
-        if mode == "stream" and steps > 1:
-            drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-        is_slowed_by_host = mode == "step" and session.device == "cuda" and is_limited_by_host(job, step_seconds)
+    # The proof that outputs depend on the data and that every step of a window runs.
+    # One value twice is suspicious, unless both steps had the same batch.
+    if mode != "stream" and not session.may_repeat and session.read() == first_value:
+        prove_output_varies(job)
+    steps = choose_steps(job, step_seconds)
+    prove_every_step_runs(job, steps)
+    if mode == "stream" and steps > 1:
+        drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
+    is_slowed_by_host = mode == "step" and session.device == "cuda" and is_limited_by_host(job, step_seconds)
+    return Start(steps, first_step_seconds, warmup_seconds, first_weights, is_slowed_by_host)
 
-        began = clock()
-        stop_reason = ""
-        while not stop_reason or (job.sustained_seconds and clock() - began < job.sustained_seconds):
-            # The windows.
-            counters = start_counters(job)
-            joules = job.joules()
-            start = clock()
-            windows, steps, stop_reason, turns = collect_windows(job, steps)
-            watts = (job.joules() - joules) / (clock() - start)
-            done = steps * len(windows)
-            seconds = sum(windows)
 
-            # The result and its flags.
-            # A turn begins with a step that is not timed.
-            flags, readings = check_counters(job, counters, done + len(turns), stop_reason)
-            if stop_reason != "interrupted":  # by Ctrl-C, in a step whose result cannot be read
-                if first_weights is not None and session.checksum() == first_weights:
-                    raise MeasurementError("work_skipped", "the weights have not changed since the first step")
-                if mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
-                    flags.append("barrier_shows")
-            if is_slowed_by_host:
-                flags.append("limited_by_host")
-            if mode == "stream" and done < ENOUGH_QUEUES * session.queue_steps:
-                flags.append("short")  # a queue that was full or empty at the start may still show in the total
-            if has_drift(windows):
-                flags.append("drift")
-            items_in_window = job.items_per_step * steps
-            throughput = items_in_window / statistics.median(windows)
-            if mode == "stream" or job.num_items is not None:
-                throughput = job.items_per_step * done / seconds
-            low, high = interval(windows)
-            yield Measurement(
-                throughput=throughput,
-                # A mean over all seconds may lie outside the median's interval, which is widened to contain it.
-                throughput_low=min(throughput, items_in_window / high) if high else None,
-                throughput_high=max(throughput, items_in_window / low) if low else None,
-                step_seconds_median=statistics.median(windows) / steps,
-                step_seconds_p95=p95(windows) if steps == 1 else None,
-                windows=len(windows),
-                steps_per_window=steps,
-                items=job.items_per_step * done,
-                seconds=seconds,
-                first_step_seconds=first_step_seconds,
-                warmup_seconds=warmup_seconds,
-                stop_reason=stop_reason,
-                flags=tuple(flags),
-                readings=readings,
-                elapsed_seconds=clock() - began if job.sustained_seconds else None,
-                watts=watts,
-                turn_rates=[items_in_window / statistics.median(turn) for turn in turns if turn],
-            )
-            if stop_reason == "interrupted":
-                return
+def measure_windows(job: Job, start: Start):
+    """Measure windows of steps until a stop rule is met; return the Measurement with its flags.
+
+    Raises:
+        MeasurementError: `work_skipped`.
+        KeyboardInterrupt: Ctrl-C before the first window was complete.
+    """
+    session = job.session
+    mode = job.mode
+    counters = start_counters(job)
+    windows, steps, stop_reason, turns = collect_windows(job, start.steps)
+    done = steps * len(windows)
+    seconds = sum(windows)
+
+    # A turn, if there are any, begins with a step that is not timed.
+    flags, readings = check_counters(job, counters, done + len(turns), stop_reason)
+    if stop_reason != "interrupted":  # by Ctrl-C, in a step whose result cannot be read
+        if start.first_weights is not None and session.checksum() == start.first_weights:
+            raise MeasurementError("work_skipped", "the weights have not changed since the first step")
+        if mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
+            flags.append("barrier_shows")
+    if start.is_slowed_by_host:
+        flags.append("limited_by_host")
+    if mode == "stream" and done < ENOUGH_QUEUES * session.queue_steps:
+        flags.append("short")  # a queue that was full or empty at the start may still show in the total
+    if has_drift(windows):
+        flags.append("drift")
+
+    items_in_window = job.items_per_step * steps
+    throughput = items_in_window / statistics.median(windows)
+    if mode == "stream" or job.num_items is not None:
+        throughput = job.items_per_step * done / seconds
+    low, high = interval(windows)
+    return Measurement(
+        throughput=throughput,
+        # A mean over all seconds may lie outside the median's interval, which is widened to contain it.
+        throughput_low=min(throughput, items_in_window / high) if high else None,
+        throughput_high=max(throughput, items_in_window / low) if low else None,
+        step_seconds_median=statistics.median(windows) / steps,
+        step_seconds_p95=p95(windows) if steps == 1 else None,
+        windows=len(windows),
+        steps_per_window=steps,
+        items=job.items_per_step * done,
+        seconds=seconds,
+        first_step_seconds=start.first_step_seconds,
+        warmup_seconds=start.warmup_seconds,
+        stop_reason=stop_reason,
+        flags=tuple(flags),
+        readings=readings,
+        turn_rates=[items_in_window / statistics.median(turn) for turn in turns if turn],
+    )
 
 
 @contextmanager
@@ -262,7 +304,8 @@ def choose_steps(job: Job, step_seconds):
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_BARRIER_SHARE)
         return max(1, math.ceil(window / step_seconds))
     workers = max(1, job.session.num_workers or 0)
-    if job.mode == "part" or workers * step_seconds > job.max_seconds / MIN_SAMPLES:
+    has_time = workers * step_seconds <= job.max_seconds / MIN_SAMPLES  # for MIN_SAMPLES windows
+    if job.mode == "part" or not has_time:
         return 1
     window = max(MIN_WINDOW_SECONDS, job.max_seconds / STREAM_WINDOWS)
     return workers * max(1, round(window / (step_seconds * workers)))
@@ -314,8 +357,9 @@ def prove_every_step_runs(job: Job, steps):
     """Raise MeasurementError (`work_skipped`) if steps in a window take less time than steps that are all read.
 
     A lazy framework that evaluates only what is read would run one step of each window. docs/method-details.md derives
-    the limits: W is in_window here, A all_read (only of outputs that training does not change), F single and P idle.
-    Other programs can only lengthen a step. So in several tries the longest W, and the shortest A and F, are compared.
+    how much longer a single step may take, and one of several that are all read (outputs that training does not
+    change). Other programs can only lengthen a step. So in several tries the longest step in a window is compared with
+    the shortest single one, and with the shortest of those that are all read.
 
     Args:
         steps: in a window. With one step to a window nothing can be skipped, and nothing is compared.
@@ -327,10 +371,11 @@ def prove_every_step_runs(job: Job, steps):
     compared = max(steps, COMPARED_STEPS)
     in_window = 0.0
     single = math.inf
-    all_read = math.inf if session.has_outputs() else 0.0
+    all_read = math.inf
+    keeps_outputs = session.can_keep_outputs()
     for _ in range(SKIP_TRIES):
         in_window = max(in_window, timed(session, clock, compared) / compared)
-        if all_read:  # before the single steps, between which a GPU may lower its clock
+        if keeps_outputs:  # before the single steps, between which a GPU may lower its clock
             for _ in range(min(MOST_GROUPS, compared // KEPT_OUTPUTS)):
                 start = clock()
                 outputs = []
@@ -344,10 +389,11 @@ def prove_every_step_runs(job: Job, steps):
         idle = idle_barrier_seconds(job)
         single = min(single, *(timed(session, clock, 1) for _ in range(SINGLE_STEPS)))
         allowed = SINGLE_TOLERANCE + 2 * idle
-        if single <= MAX_SINGLE_RATIO * in_window + allowed and all_read <= MAX_READ_RATIO * in_window + allowed:
+        reads_agree = not keeps_outputs or all_read <= MAX_READ_RATIO * in_window + allowed
+        if reads_agree and single <= MAX_SINGLE_RATIO * in_window + allowed:
             return
     reason = f"a step in a window of {compared} takes {in_window * 1e3:.3g} ms, but {single * 1e3:.3g} ms by itself"
-    if all_read:
+    if keeps_outputs:
         reason += f" and {all_read * 1e3:.3g} ms if all outputs are read"
     raise MeasurementError("work_skipped", f"{reason}: steps of a window do not run")
 
@@ -439,11 +485,11 @@ def collect_windows(job: Job, steps):
     """
     clock = job.clock
     is_stream = job.mode == "stream"
-    total = 0
+    total_steps = 0  # no limit
     next_look = ENOUGH_WINDOWS
     if job.num_items is not None and not job.sustained_seconds:
-        total = math.ceil(job.num_items / job.items_per_step)
-        steps = max(1, min(steps, total // MIN_SAMPLES))
+        total_steps = math.ceil(job.num_items / job.items_per_step)
+        steps = max(1, min(steps, total_steps // MIN_SAMPLES))
     windows = []
     turns = []
     stop_reason = ""
@@ -464,14 +510,14 @@ def collect_windows(job: Job, steps):
             last = now
             if job.sustained_seconds:
                 stop_reason = "interval" if now - began >= SUSTAINED_SECONDS else ""
-            elif total:
-                stop_reason = "num_images" if len(windows) * steps >= total else ""
+            elif total_steps:
+                stop_reason = "num_images" if len(windows) * steps >= total_steps else ""
             else:
                 # Looking at the interval after every window would cost time between them and invite a lucky stop: look
                 # every 10 %. A pipeline runs for the whole time, because it would work ahead in the meantime.
-                looks = not is_stream and len(windows) >= next_look
-                next_look = math.ceil(next_look * 1.1) if looks else next_look
-                stop_reason = stop_if_sure(job, windows, now - began, looks)
+                is_look = not is_stream and len(windows) >= next_look
+                next_look = math.ceil(next_look * 1.1) if is_look else next_look
+                stop_reason = stop_if_sure(job, windows, now - began, is_look)
             if job.on_window and not is_stream:
                 job.on_window(windows, steps)
     except KeyboardInterrupt:
@@ -481,18 +527,19 @@ def collect_windows(job: Job, steps):
     return windows, steps, stop_reason, turns
 
 
-def stop_if_sure(job: Job, windows, elapsed, looks):
+def stop_if_sure(job: Job, windows, elapsed, is_look):
     """Return `target_ci` if the interval is narrow enough, `max_seconds` if the time is over, or else "".
 
     Args:
-        looks: whether the interval is computed.
+        is_look: whether the interval is computed.
     """
-    if looks and sum(windows) >= MIN_MEASURED_SECONDS:
+    if is_look and sum(windows) >= MIN_MEASURED_SECONDS:
         low, high = interval(windows)
         if 50 * (high - low) / statistics.median(windows) <= job.target_ci:  # half of it, in percent
             return "target_ci"
     is_late = elapsed >= job.max_seconds and len(windows) >= LEAST_WINDOWS
-    return "max_seconds" if is_late or elapsed >= 3 * job.max_seconds else ""
+    is_too_late = elapsed >= 3 * job.max_seconds  # even with a single window
+    return "max_seconds" if is_late or is_too_late else ""
 
 
 def interval(windows):

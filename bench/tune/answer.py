@@ -48,7 +48,7 @@ def describe_answer(search: Search, path):
         if row["output_error"]:
             lines.append(f"    its outputs differ from float32's by {100 * row['output_error']:.2g} % (relative L2)")
         if row["flags"]:
-            lines.append(report.explain(row["flags"].split()))
+            lines.append(report.explain_flags(row["flags"].split()))
     for candidate, rows in [*search.trials.items(), *search.full.items()]:
         failed = [f"{row['status']}: {row['note']}" for row in rows if row["status"] != "ok"]
         lines += [f"failed: {words(candidate)}: {reason}" for reason in failed[:1]]

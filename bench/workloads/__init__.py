@@ -9,7 +9,7 @@ TRAIN_IMAGES = 50_000
 TEST_IMAGES = 10_000
 
 
-def describe_workload(workload, settings):
-    """Return the Workload of a benchmark script with these settings; "image" is image_benchmark.py."""
-    script = importlib.import_module(f"{workload}_benchmark")
-    return getattr(script, f"{workload}_workload")(settings)
+def workload_of_command(command, settings):
+    """Return the Workload of a command ("image": image_benchmark.py) with these settings."""
+    script = importlib.import_module(f"{command}_benchmark")
+    return getattr(script, f"{command}_workload")(settings)

@@ -81,7 +81,7 @@ class DeviceContext(base.DeviceContext):
     def build(self, workload, is_trained):
         model = self.builders[workload.name](workload)
         if workload.model not in MODELS[1:]:
-            batch, *_ = self.pairs(workload)
+            batch, *_ = self.batches_of_two(workload)
             self.check_model(lambda: [model.infer(*workload.inputs_of(batch))], None)
         return model
 

@@ -84,7 +84,7 @@ class Opener:
 
     def settings(self, script, **environ):
         settings = read_settings(script, GIVEN | {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
-        return settings.on(self.framework.find_device(settings).device)
+        return settings.on(self.framework.find_device(settings).kind)
 
     def workload(self, script, phase, **environ):
         describe = (SCRIPTS | OTHERS)[script]
@@ -102,7 +102,7 @@ class Opener:
 
 def assert_measured(session, items):
     """Measure a session for a moment; its steps are compiled once, finite, and computed again with the same output."""
-    (measured,) = measure.measure(measure.Job(session, items, max_seconds=0.1))
+    measured = measure.measure(measure.Job(session, items, max_seconds=0.1))
     assert not {"recompiled", "not_finite"} & set(measured.flags)
     session.check_last_step()
 

@@ -176,7 +176,7 @@ def test_a_stream_is_measured(scope, workers):
     assert session.num_workers == int(workers)
     assert (session.queue_steps == 0) == (workers == "0")
     assert (session.parameters is None) == (scope == "input")
-    (measured,) = measure.measure(measure.Job(session, 2, max_seconds=0.2))
+    measured = measure.measure(measure.Job(session, 2, max_seconds=0.2))
     assert measured.items == 2 * measured.windows * measured.steps_per_window
     session.close()
 
@@ -254,7 +254,7 @@ def test_operators_are_right_and_can_be_measured(monkeypatch, precision):
     for workload in works:
         session = open_session.operator(workload, precision)
         assert session.measured_precision == precision
-        (measured,) = measure.measure(measure.Job(session, 1, max_seconds=0.05))
+        measured = measure.measure(measure.Job(session, 1, max_seconds=0.05))
         assert measured.windows
 
 

@@ -44,10 +44,10 @@ def describe(model, **environ):
     """(workload, settings) of a case."""
     ENCODERS.update(TINY)
     llm_benchmark.DECODERS.update(TINY_DECODERS)
-    script, describe_workload, extra = (CASES | TRAINED_DECODERS)[model]
+    script, make_workload, extra = (CASES | TRAINED_DECODERS)[model]
     asked = {"MODEL": model, "BATCH_SIZE": "2", "PHASE": "training"} | extra | environ
     settings = read_settings(script, asked).on("cpu")
-    return describe_workload(settings), settings
+    return make_workload(settings), settings
 
 
 def write(model, folder):

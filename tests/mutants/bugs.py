@@ -82,14 +82,14 @@ BUGS = {
     # A series of windows
     "drop_the_slowest_window": Bug(
         MEASURE,
-        "            items_in_window = ",
-        "            windows = sorted(windows)[:-1]\n            items_in_window = ",
+        "    items_in_window = ",
+        "    windows = sorted(windows)[:-1]\n    items_in_window = ",
         TIMING,
     ),
     "first_step_in_a_window": Bug(
         MEASURE,
-        "            items_in_window = ",
-        "            windows[0] += first_step_seconds\n            items_in_window = ",
+        "    items_in_window = ",
+        "    windows[0] += start.first_step_seconds\n    items_in_window = ",
         TIMING,
     ),
     "no_warm_up": Bug(MEASURE, "MIN_WARMUP_SECONDS and is_steady(paces)", "0", TIMING),
@@ -102,7 +102,7 @@ BUGS = {
     "blame_the_host_for_a_full_queue": Bug(MEASURE, "job.clock, 0) > HOST_WAIT_SECONDS", "job.clock, 0) > 9", TIMING),
     # The checks
     "never_compare_single_steps": Bug(MEASURE, "    if steps == 1:\n        return\n", "    return\n", TIMING),
-    "never_read_all_outputs": Bug(MEASURE, "math.inf if session.has_outputs() else 0.0", "0.0", TIMING),
+    "never_read_all_outputs": Bug(MEASURE, "session.can_keep_outputs()", "False", TIMING),
     "accept_a_constant_output": Bug(
         MEASURE, "        if values[-1] != values[0]:\n            return\n", "        return\n", TIMING
     ),
@@ -110,7 +110,7 @@ BUGS = {
         MEASURE, "        if updates is not None and (", "        if False and (", TIMING
     ),
     "accept_weights_that_do_not_move": Bug(
-        MEASURE, "first_weights is not None and session.checksum() == first_weights", "False", TIMING
+        MEASURE, "start.first_weights is not None and session.checksum() == start.first_weights", "False", TIMING
     ),
     "tf32_as_float32": Bug(CHECK, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
     "accept_a_wrong_output": Bug(BASE, "limit is None or error <= limit", "True", WRONG),

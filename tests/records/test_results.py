@@ -74,10 +74,10 @@ def test_parallel_processes_lose_and_mix_no_rows(tmp_path):
 def test_an_impossible_place_is_refused_at_once_and_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
     path = tmp_path / "m.csv"
     results.append(path, ROW)
-    results.prepare(tmp_path)
+    results.check_writable(tmp_path)
     assert list(tmp_path.glob("*.csv")) == [path]
     with pytest.raises(ResultsError):
-        results.prepare(path)
+        results.check_writable(path)
     before = path.read_text()
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(results.os, "fsync", full)

@@ -16,15 +16,22 @@ from bench.records.combine import combine
 from bench.records.verdict import Rate, burst_and_sustained, verdict_of
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
-from bench.timing.measure import Job, MeasurementError, collect_windows, measure, measure_energy, prove_every_step_runs
+from bench.timing.measure import (
+    Job,
+    MeasurementError,
+    collect_windows,
+    measure,
+    measure_energy,
+    measure_sustained,
+    prove_every_step_runs,
+)
 from tests.fakes import Clock, Device
 
 
 def run(fake, items=1, watch=None, **limits):
     """Measure a fake device."""
     limits = {"max_seconds": 3.0} | limits
-    (measured,) = measure(Job(fake, items, **limits, clock=fake.clock, watch=watch))
-    return measured
+    return measure(Job(fake, items, **limits, clock=fake.clock, watch=watch))
 
 
 def refusal(fake, **limits):
@@ -445,18 +452,18 @@ def test_the_energy_window_has_synchronised_work_alone():
 
 
 def sustained(seconds, fake):
-    return measure(Job(fake, 2, 3.0, clock=fake.clock, sustained_seconds=seconds, joules=EnergyCounter(fake)))
+    return measure_sustained(Job(fake, 2, 3.0, clock=fake.clock, sustained_seconds=seconds), EnergyCounter(fake))
 
 
 def test_a_sustained_run_is_cut_into_tens_of_seconds_of_which_ctrl_c_keeps_the_complete_ones():
     fake = Device(Clock())
-    parts = list(sustained(60, fake))
-    assert [part.elapsed_seconds for part in parts] == pytest.approx([10, 20, 30, 40, 50, 60], abs=0.3)
+    parts, elapsed, watts = zip(*sustained(60, fake), strict=True)
+    assert elapsed == pytest.approx((10, 20, 30, 40, 50, 60), abs=0.3)
     assert all(part.seconds == pytest.approx(10, abs=0.1) for part in parts)
     assert {part.stop_reason for part in parts} == {"interval"}
     assert sum(part.items for part in parts) <= 2 * fake.steps
-    assert [part.watts for part in parts] == pytest.approx([110] * 6, rel=0.01)
-    *complete, last = [part.stop_reason for part in sustained(600, interrupted_at(2500))]
+    assert watts == pytest.approx((110,) * 6, rel=0.01)
+    *complete, last = [part.stop_reason for part, *_ in sustained(600, interrupted_at(2500))]
     assert (set(complete), last) == ({"interval"}, "interrupted")
 
 
