@@ -141,7 +141,7 @@ def report():
             results = [Rate(*rate) for line in some for rate in line["results"]]
             of_two = 100 * (statistics.median(rate.high / rate.low for rate in results) - 1)
             cells = [workload, "yes" if has_bursts else "no", f"{cover} of {len(ratios)}", wrong]
-            cells += [f"{100 * resolution_in_turn(ratios):.2g} %", f"{of_two:.2g} %"]
+            cells += [f"{100 * resolution_in_turn(ratios):.1f} %", f"{of_two:.0f} %"]
             for factor in SLOWER:
                 slowed = [compare_pairs(slow_down(line["pairs"], factor)) for line in some]
                 cells.append(f"{count_slower(slowed)} of {len(some)}")
