@@ -6,7 +6,7 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results noise \
+.PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results \
         receive doctor test selfcheck resolve-mac check-mac clean packages common-packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
@@ -82,9 +82,6 @@ receive: ## add the rows of an issue or a CSV file to results/, ISSUE=file (-: s
 
 check-results: ## check the rows added to results/ since BASE (default: origin/main), as CI does
 	@$(call any_python,bench.records.submission check)
-
-noise: $(READY) ## A/A tests: how much identical measurements differ on this machine (twenty minutes on a CPU)
-	@$(RUN) noise_check.py
 
 doctor: ## what can run here, what cannot, and how to fix it
 	@$(call any_python,bench.doctor)

@@ -18,22 +18,22 @@ from dataclasses import dataclass, field
 from bench import cli
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.parent import measure_rounds, run_child
+from bench.parent import measure_once, measure_rounds, store
 from bench.records import results
 from bench.records.columns import format_number
 from bench.records.combine import combine
 from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, WORKLOADS, Run, SettingError, is_used, read_runs
 from bench.tune import answer, candidates
-from bench.tune.search import Dimension, Search, median_rate
+from bench.tune.search import Dimension, Search
 
 log = logging.getLogger("bench")
 
 TRIAL_SECONDS = 3.0  # MAX_SECONDS of a trial
-FULL_SECONDS = 10.0  # MAX_SECONDS of a full run unless it is set
-ROUNDS = 5  # of full runs
+FULL_SECONDS = 10.0  # MAX_SECONDS of a long process unless it is set
+ROUNDS = 5  # of long processes
 LEAST_LIMIT = 120  # seconds after which a trial is ended
 LIMIT_SHARE = 0.15  # share of the time after which a trial is ended, if that is longer
-FULL_LIMIT = 600  # seconds after which a full run is ended
+FULL_LIMIT = 600  # seconds after which a long process is ended
 FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
 FIXED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES", "FRAMEWORK_VERSION"))
 NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
@@ -68,35 +68,39 @@ class Trials:
     run: Run  # the default
     host: environment.Host
     limit: float  # seconds after which a trial is ended
-    longest: float  # MAX_SECONDS of a full run
+    longest: float  # MAX_SECONDS of a long process
+    until: float  # second of time.monotonic() after which no round begins
     dimensions: list[Dimension] = field(default_factory=list)
-    started: set = field(default_factory=set)
+    is_first: bool = True
 
     def attempt(self, candidate):
         """Run a candidate in a process of its own, print its rate, and return its row."""
-        limit = self.limit if self.started else cli.FIRST_LIMIT
-        is_new = candidate not in self.started
-        self.started.add(candidate)
+        limit = self.limit if not self.is_first else cli.FIRST_LIMIT
+        self.is_first = False
         try:
             run = self.run_of(candidate, min(TRIAL_SECONDS, self.longest))
-            row = run_child(run, self.host, has_extras=False, compares_with_cpu=is_new, limit=round(limit))[-1]
+            row = measure_once(run, self.host, round(limit), has_extras=False)
         except SettingError as error:
             row = {"status": "failed", "note": str(error), "device": None}
         return self.complete(candidate, row)
 
-    def run_rounds(self, path):
-        """Run candidates in turn, and yield {candidate: its row} of each round, as Search takes them."""
+    def run_rounds(self, path, rounds):
+        """Run candidates interleaved, and append {candidate: its row} of each round, as Search takes them."""
         candidate_of = {self.run_of(candidate, self.longest, RUNS=str(ROUNDS)): candidate for candidate in path}
-        log.info("full runs of the default and the fastest, with the steps between them, in up to %d rounds", ROUNDS)
-        rounds = measure_rounds(list(candidate_of), self.host, FULL_LIMIT, has_extras=False)
+        log.info("long processes of the default, the fastest and the steps between them, in up to %d rounds", ROUNDS)
+        measured = []
         try:
-            for number, rows_of in enumerate(rounds):
-                is_interrupted = any(rows[-1]["status"] == "interrupted" for rows in rows_of.values())
-                if number or not (is_interrupted or len(rows_of) < len(path)):  # else Ctrl-C ended the first round
-                    rows_of = {candidate_of[run]: rows[-1] for run, rows in rows_of.items()}
-                    yield {candidate: self.complete(candidate, row) for candidate, row in rows_of.items()}
+            measure_rounds(
+                list(candidate_of), self.host, measured, limit=FULL_LIMIT, has_extras=False, until=self.until
+            )
         except SettingError as error:  # what was complete counts
-            log.info("no more full runs: %s", error)
+            log.info("no more rounds: %s", error)
+        finally:
+            for rows_of in measured:
+                rows = {candidate_of[run]: rows[-1] for run, rows in rows_of.items()}
+                is_cut = len(rows) < len(path) or any(row["status"] == "interrupted" for row in rows.values())
+                if rounds or not is_cut:  # else Ctrl-C ended the first round
+                    rounds.append({candidate: self.complete(candidate, row) for candidate, row in rows.items()})
 
     def run_of(self, candidate, seconds, **texts):
         """Return the run of a candidate that measures this long, with more settings."""
@@ -114,13 +118,11 @@ class Trials:
 
 
 def combine_path(search):
-    """Return {candidate: the combined row of its full runs}, from the default to the fastest."""
-    steps = [each for each in search.path if median_rate(search.full.get(each, []))]
-    fastest = search.fastest()
-    steps = steps[: steps.index(fastest) + 1] if fastest in steps else steps
+    """Return {candidate: the combined row of its long processes}, from the default to the fastest."""
+    steps = search.measured_path()
     # The order in the file is that of the path, which starts with the default.
-    shared = {"search": search.trials[search.default][0]["run_id"]} if search.default in steps else {}
-    return {each: combine([[row] for row in search.full[each]])[0] | shared for each in steps}
+    shared = {"search": search.trials[search.default]["run_id"]} if search.default in steps else {}
+    return {each: combine([[row] for row in search.rows_of(each)])[0] | shared for each in steps}
 
 
 def main():
@@ -132,10 +134,10 @@ def main():
     if is_used("scope", search_settings.workload):
         run = run.with_settings(SCOPE="device")
     host = environment.read_host(run.settings.machine)
-    results.check_writable(run.settings.results_dir)
+    results.check_writable(run.settings.results_dir, environment.possible_machines(host))
     longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
     available = 60 * search_settings.max_minutes
-    trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest)
+    trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest, until=begun + available)
     log.info("trying the default first; Ctrl-C ends the search and prints the best so far")
     first = trials.attempt(())
     if not first["device"]:
@@ -144,14 +146,23 @@ def main():
     search = Search(
         trials.dimensions, trials.attempt, trials.run_rounds, used=lambda: (time.monotonic() - begun) / available
     )
-    search.trials[search.default] = [first]
+    search.trials[search.default] = first
     status = 0
+    stored = ""
     try:
         search.run()
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
+    with cli.interrupts_held():
+        rows = combine_path(search)
+        try:
+            stored = (
+                f"added to {cli.display_path(store(run.settings.results_dir, list(rows.values())))}" if rows else ""
+            )
+        except results.ResultsError as error:
+            status = cli.MISTAKE
+            stored = str(error)
     fastest = search.fastest()
-    rows = combine_path(search)
     print("\n".join(answer.describe_answer(search, rows)))
     if fastest:
         change = candidates.change_of(search.dimensions, fastest)
@@ -160,10 +171,7 @@ def main():
         used = {name: environ[name] for name in repeated if name in environ}
         use = answer.describe_use(run.settings.framework, first["device"], search_settings.workload, used)
         print("\n".join(use))
-    if rows:
-        path = results.path_of(run.settings.results_dir, first)
-        results.append(path, *rows.values())
-        print(f"\nadded to {cli.display_path(path)}")
+    print(f"\n{stored}" if stored else "")
     return status or (0 if fastest else 1)
 
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bench import cli, doctor, workloads
 from bench.host import environment, resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import combine_rounds, find_device, measure_rounds, plan_processes
+from bench.parent import combine_rounds, find_device, measure_and_store, plan_processes
 from bench.plots import card
 from bench.records import columns, report, results
 from bench.records.columns import format_number
@@ -30,7 +30,7 @@ from bench.workloads.standard_set import STANDARD_SET
 LIMIT = 600  # seconds after which a process is ended, except the first one
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
 BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
-UNFINISHED = ("crashed", "interrupted")  # such as by LIMIT on a busy machine: tried again
+UNFINISHED = ("crashed", "timed_out", "interrupted")  # such as by LIMIT on a busy machine: tried again
 # Columns that agree in the rows of this run and those that an earlier one has stored.
 AGREEING = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
 
@@ -120,18 +120,18 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure_and_store(run: Run, host, limit=LIMIT, describe_rows=describe_lines):
+def measure(run: Run, host, limit=LIMIT, describe_rows=describe_lines):
     """Measure a run, store and say its result; return its rows, none after a mistake in the settings."""
     rounds = []
     try:
-        for rows_of in measure_rounds([run], host, limit):
-            rounds.append(rows_of)
+        measure_and_store([run], host, rounds, limit=limit)
+    except results.ResultsError:
+        raise
     except SettingError as error:
         say(f"{run.command} {run.settings.model or ''}: {error}")
     finally:  # after Ctrl-C, too
         rows = combine_rounds(rounds).get(run, [])
         if rows:
-            results.append(results.path_of(run.settings.results_dir, rows[0]), *rows)
             say(describe_rows(rows, None))
     return rows
 
@@ -157,7 +157,7 @@ def measure_set(run: Run, host, device, blank):
     if "float32" not in peaks or not (is_quick or has_full_sweep):
         sizes = standard_set.QUICK_PEAKS if is_quick else standard_set.PEAKS
         sweep = run.with_settings("tflops", **sizes, PRECISION=",".join(["float32", *formats]), RUNS="1")
-        rows = measure_and_store(sweep, host, LIMIT if statuses else cli.FIRST_LIMIT, report.describe_sweep)
+        rows = measure(sweep, host, LIMIT if statuses else cli.FIRST_LIMIT, report.describe_sweep)
         statuses += [row["status"] for row in rows]
         peaks = find_peaks(rows)
     formats = ["float32"] if is_quick else list_fast(peaks, formats)
@@ -170,7 +170,7 @@ def measure_set(run: Run, host, device, blank):
     say(f"up to {count} processes follow; on a terminal the bar estimates how long they take")
     with tqdm(missing, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
         for run in bar:
-            statuses += [row["status"] for row in measure_and_store(run, host)]
+            statuses += [row["status"] for row in measure(run, host)]
     return "ok" in statuses
 
 
@@ -181,11 +181,11 @@ def main():
     settings = run.settings
     if not settings.quick and doctor.examine((settings.framework,)):
         return 1
-    device = find_device(settings)
+    device = find_device(run.with_settings("tflops"))
     host = environment.read_host(settings.machine)
     line = {"device": device.kind, "device_name": device.device_name, "framework_version": device.framework_version}
     blank = complete_row(host, "", line | {"framework": settings.framework})
-    results.check_writable(settings.results_dir)
+    results.check_writable(settings.results_dir, [blank["machine"]])
     say(f"\nthe standard set on {blank['machine']} ({device.kind}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, an estimated 40 to 100 on a GPU; a few with QUICK=1")
     say("after an interruption, run the same command again to measure the rest")

@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 
 from bench import cli, frameworks
@@ -34,7 +34,6 @@ from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
 
-TASK = "BENCH_TASK"  # the one variable from the parent process: a Task in JSON
 BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
 EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of the last line; 1 if it is a failure
 
@@ -50,6 +49,7 @@ class Task:
     # reference itself, and is not compared.
     compares_with_cpu: bool = True
     takes_turns: bool = False  # with other processes, in the windows of the main quantity
+    finds_device: bool = False  # write the Device as the only line, and measure nothing
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def main(command, make_workload, measure_work):
         measure_work: (Process, make_workload) -> exit status, such as measure_quantities().
     """
     end_turn = cli.obey_parent()
-    task = Task(**json.loads(os.environ[TASK]))
+    task = Task(**json.loads(os.environ[cli.TASK]))
     end_turn = end_turn if task.takes_turns else None
     with open(task.path, "a") as file:
 
@@ -87,6 +87,9 @@ def main(command, make_workload, measure_work):
 
         try:
             settings = parse_settings(command, os.environ)
+            if task.finds_device:
+                emit(asdict(frameworks.load(settings.framework).find_device(settings)))
+                return 0
             status = open_and_measure(settings, make_workload, measure_work, task, emit, end_turn)
         except (SettingError, ModuleNotFoundError) as error:
             emit({"mistake": cli.explain(error)})
@@ -96,11 +99,6 @@ def main(command, make_workload, measure_work):
         atexit._run_exitfuncs()
         os._exit(status)
     return status
-
-
-def find_device(settings):
-    """Return the Device that the settings' framework would use."""
-    return frameworks.load(settings.framework).find_device(settings)
 
 
 def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn=None):

@@ -11,6 +11,7 @@ parent starts its next one.
 """
 
 import functools
+import json
 import logging
 import math
 import os
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -28,6 +30,7 @@ from pathlib import Path
 from bench.settings import SettingError
 
 MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
+TASK = "BENCH_TASK"  # the one variable from the parent process: a task in JSON
 FIRST_LIMIT = 2400  # seconds of a command's first process, which may download data or compile a framework's kernels
 POLL_SECONDS = 0.1  # between checks whether a child has exited
 GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
@@ -99,64 +102,114 @@ def keep_awake():
         return subprocess.Popen(command, start_new_session=True) if sys.platform == "darwin" else None
 
 
-def run_process(command, environ, limit=math.inf, quiet=False):
-    """Run a command to its end, as a generator that pauses whenever the child ends its turn; next() is its next turn.
+class Child:
+    """A process that works for this one: at its own pace, or in turns with others.
 
-    Ctrl-C, SIGTERM and SIGHUP are forwarded as SIGTERM (a background job ignores SIGINT), and the child may finish what
-    it writes; a second one kills it. Closing the generator kills it, too.
+    It finds its task as JSON in the variable BENCH_TASK. The task's `path` is a file, to which it appends a line of
+    JSON for each thing that it has to say.
 
-    Args:
-        environ: its whole environment.
-        limit: seconds after which it is killed, not counting other children's turns.
-        quiet: discard what it prints.
-
-    Returns:
-        Its exit status, 130 after Ctrl-C; negative: the signal that ended it, SIGALRM for the time limit.
+    Attributes:
+        lines: what those lines say, in order, once it is closed; a line that was being written is left out.
+        exit_status: None while it works, and if it never began. Negative: the signal that ended it, SIGALRM for the
+            time limit. INTERRUPTED: it was closed before it ended.
     """
-    keep_awake()
-    channel, childs_end = socket.socketpair()
-    with interrupts_held(), childs_end:
-        out = subprocess.DEVNULL if quiet else None
-        child = subprocess.Popen(
-            command, env=environ, stdin=childs_end.fileno(), stdout=out, stderr=out, start_new_session=True
-        )
-    try:
-        with suppress(OSError):  # Linux then kills the child first if memory runs out
-            Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
-        while True:
-            began = time.monotonic()
-            status = wait_for_end_of_turn(child, channel, limit)
-            if status is not None:
-                return status
-            limit -= time.monotonic() - began
-            yield
+
+    def __init__(self, command, environ, task, limit=math.inf, quiet=False):
+        """Prepare a process; the first turn() starts it.
+
+        Args:
+            environ: its whole environment, apart from the task.
+            task: a dict.
+            limit: seconds after which it is killed, not counting other processes' turns.
+            quiet: discard what it prints.
+        """
+        self.command = command
+        self.environ = environ
+        self.task = task
+        self.limit = limit
+        self.seconds = 0.0  # that it has worked
+        self.quiet = quiet
+        self.process = None
+        self.exit_status = None
+        self.lines = []
+
+    def turn(self):
+        """Let the process work until it ends its turn, exits or has used its time; return whether it goes on."""
+        if self.process:
             with suppress(OSError):  # it may have died
-                channel.send(b".")
-    except KeyboardInterrupt:
-        child.terminate()
-        child.wait()
-        return INTERRUPTED
-    finally:
-        channel.close()
+                self.channel.send(b".")
+        else:
+            self.start()
+        began = time.monotonic()
+        self.exit_status = self.wait()
+        self.seconds += time.monotonic() - began
+        return self.exit_status is None
+
+    def start(self):
+        keep_awake()
+        self.folder = tempfile.TemporaryDirectory()
+        self.file = Path(self.folder.name, "lines")
+        self.file.touch()
+        environ = self.environ | {TASK: json.dumps(self.task | {"path": str(self.file)})}
+        self.channel, childs_end = socket.socketpair()
+        out = subprocess.DEVNULL if self.quiet else None
+        with interrupts_held(), childs_end:
+            self.process = subprocess.Popen(
+                self.command, env=environ, stdin=childs_end.fileno(), stdout=out, stderr=out, start_new_session=True
+            )
+        with suppress(OSError):  # Linux then kills the child first if memory runs out
+            Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
+
+    def wait(self):
+        """Return None at the end of the turn, the exit status of a process that exits first, or -SIGALRM."""
+        deadline = time.monotonic() + self.limit - self.seconds
+        while self.process.poll() is None:
+            if time.monotonic() > deadline:
+                return -signal.SIGALRM
+            if select.select([self.channel], [], [], POLL_SECONDS)[0]:
+                with suppress(OSError):
+                    if self.channel.recv(1):
+                        return None
+                time.sleep(POLL_SECONDS)  # its end is closed: it is about to exit
+        return self.process.returncode
+
+    def close(self):
+        """End the process and its workers, and read its lines; one that still works may finish what it writes.
+
+        It gets SIGTERM, because a background job ignores SIGINT. A second Ctrl-C kills it.
+        """
+        if not self.process:
+            return
+        try:
+            if self.exit_status is None:
+                self.exit_status = INTERRUPTED
+                self.process.terminate()
+                self.process.wait()
+        except KeyboardInterrupt:
+            pass
+        self.channel.close()
         with suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE_SECONDS)
+            self.process.wait(GRACE_SECONDS)
         with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        # What follows the last line end is incomplete.
+        self.lines = [json.loads(text) for text in self.file.read_text().split("\n")[:-1]]
+        self.folder.cleanup()
 
 
-def wait_for_end_of_turn(child, channel, limit):
-    """Return None if a child ends its turn, its exit status if it exits first, or -SIGALRM after `limit` seconds."""
-    deadline = time.monotonic() + limit
-    while child.poll() is None:
-        if time.monotonic() > deadline:
-            return -signal.SIGALRM
-        if select.select([channel], [], [], POLL_SECONDS)[0]:
-            with suppress(OSError):
-                if channel.recv(1):
-                    return None
-            time.sleep(POLL_SECONDS)  # its end is closed: it is about to exit
-    return child.returncode
+def work_interleaved(children):
+    """Let Children work, one turn each, until all of them have ended, and close them; after Ctrl-C, too.
+
+    Those that end no turns work one after the other.
+    """
+    working = list(children)
+    try:
+        while working:
+            working = [child for child in working if child.turn()]
+    finally:
+        for child in children:
+            child.close()
 
 
 def obey_parent():

@@ -238,7 +238,6 @@ class Settings:
     results_dir: Path = setting(lambda text: Path(text).expanduser(), ROOT / "results")
     seed: int = setting(whole(0), 0)
     workload: str = setting(one_of(*WORKLOADS), "image", commands=("best",))
-    rounds: int = setting(whole(1, 1000), 1, commands=("noise",))
     max_minutes: float = setting(above_zero, 20.0, commands=("best",))
     quick: bool = setting(zero_or_one, False, commands=("all",))
 

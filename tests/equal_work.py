@@ -1,4 +1,4 @@
-"""Record comparisons in turn of equal work, and of work with a sleep in each step; report how often they are right.
+"""Record interleaved comparisons of equal work, and of work with a sleep in each step; report how often they are right.
 
     .venv/bin/python -m tests.equal_work record 12      until there are 12 of each workload: two hours, nothing else
     .venv/bin/python -m tests.equal_work sleep 12       after that: images and mlp with a sleep, one hour
@@ -6,7 +6,7 @@
 
 Each comparison is a line of tests/equal_work.jsonl, appended as soon as it is made; none is left out or repeated. Of
 equal work, every second one runs next to a program that uses one core for a minute, then rests for a minute. The sleep
-is twice the resolution in turn of the quiet recordings.
+is twice the resolution of the quiet recordings.
 """
 
 import json
@@ -23,10 +23,14 @@ from bench.parent import combine_rounds, measure_rounds
 from bench.records.columns import WORK
 from bench.records.verdict import Rate, compare_pairs, is_main, verdict_of
 from bench.settings import ROOT, read_fixed_run
-from noise_check import CHANGES
 
 FILE = Path(__file__).with_suffix(".jsonl")
 BURST_SECONDS = 60
+CHANGES = {
+    "image": {"SCOPE": "device"},
+    "mlp": {"MODEL": "mlp-5x1024", "DATA": "synthetic"},
+    "llm": {"PHASE": "decode"},
+}
 # A step with the default batch takes two seconds on two slow cores, and a turn is at least a step.
 SHORTER = {"image": {"BATCH_SIZE": "4"}}
 SLEEPING = Path(__file__).with_name("sleeping")  # of a sitecustomize.py, which Python imports at its start
@@ -56,7 +60,8 @@ def record_one(run, host, has_bursts=False, sleep_seconds=0.0):
     program = multiprocessing.get_context("spawn").Process(target=use_a_core, daemon=True)
     if has_bursts:
         program.start()
-    rounds = list(measure_rounds([run, copy], host, has_extras=False))
+    rounds = []
+    measure_rounds([run, copy], host, rounds, has_extras=False)
     if has_bursts:
         program.terminate()
     rows = [row for row, *_ in combine_rounds(rounds).values()]
@@ -80,7 +85,7 @@ def record_one(run, host, has_bursts=False, sleep_seconds=0.0):
 
 def record(count, sleeps):
     """Record until there are this many comparisons of each workload; with sleeps, of those that work in batches."""
-    fixed = read_fixed_run("noise", os.environ | {"MACHINE": "recording"})
+    fixed = read_fixed_run("all", os.environ | {"MACHINE": "recording"})
     host = environment.read_host(None)
     while True:
         numbers = {name: len(read_lines(name, sleeps)) for name in CHANGES if not (sleeps and name == "llm")}

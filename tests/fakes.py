@@ -1,4 +1,13 @@
-"""A clock that only moves when told to, and a device that works behind the host's back."""
+"""A clock that only moves when told to, a device that works behind the host's back, a child without a process."""
+
+import math
+
+from bench import cli
+
+# What a child says of one result
+LINE = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image"}
+LINE |= {"model": "resnet50", "phase": "inference", "scope": "device", "unit": "images/s", "status": "ok", "flags": ""}
+LINE |= {"note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "precision": "float32"}
 
 
 class Clock:
@@ -56,3 +65,32 @@ class Device:
         self.calls.append("read")
         self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS
         return self.values(self.steps)
+
+
+class FakeChild:
+    """A cli.Child without a process.
+
+    Args:
+        work: (FakeChild) -> a generator that calls write(), yields at the end of each turn, and returns the exit
+            status. KeyboardInterrupt in it is a Ctrl-C in the parent process.
+    """
+
+    def __init__(self, work, command, environ, task, limit=math.inf, quiet=False):
+        self.work, self.script, self.environ, self.task, self.limit = work, command[1], environ, task, limit
+        self.lines, self.exit_status, self.turns = [], None, None
+
+    def write(self, **cells):
+        self.lines.append(LINE | cells)
+
+    def turn(self):
+        self.turns = self.turns or self.work(self)
+        try:
+            next(self.turns)
+        except StopIteration as ended:
+            self.exit_status = ended.value or 0
+        return self.exit_status is None
+
+    def close(self):
+        if self.turns and self.exit_status is None:
+            self.exit_status = cli.INTERRUPTED
+            self.turns.close()

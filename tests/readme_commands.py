@@ -38,7 +38,6 @@ SKIPPED = {  # start of a command: reason
     "pip install": "it changes the packages of the system",
     "FRAMEWORK=all make test": "it installs 9 GB more, and .github/workflows/test.yml runs it for each framework",
     "make selfcheck": "it takes ten minutes, and other programs disturb it: run it by itself",
-    "make noise": "it takes twenty minutes, and other programs disturb it: run it by itself",
 }
 
 

@@ -1,18 +1,22 @@
 """`make all`: the set is valid everywhere, an interruption doubles and loses nothing, a failure ends its own work."""
 
+import functools
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 import measure_all
+from bench import parent
 from bench.frameworks import Device
-from bench.parent import plan_processes
 from bench.records import results
-from bench.records.rows import complete_row, work_cells
-from bench.settings import FRAMEWORKS, SettingError, read_fixed_run, read_settings
+from bench.records.rows import work_cells
+from bench.settings import FRAMEWORKS, parse_settings, read_fixed_run, read_settings
 from bench.workloads import standard_set, workload_of_command
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
+from tests.fakes import FakeChild
+from tests.rows import rate
 
 RATES = {"float32": 0.1, "bfloat16": 0.2, "float16": 0.4}  # TFLOP/s of the best matmul
 ON_CPU = sum("cpu" in work.devices for work in STANDARD_SET)
@@ -20,49 +24,58 @@ CPU, CUDA = (Device(device, None, "2.15", 1) for device in ("cpu", "cuda"))
 
 
 class Children:
-    """In place of the child processes: what they are asked for, and the combined rows that they return.
+    """What child processes do, and the scripts and settings of those that measured.
 
     Args:
-        fails: {(script, model, phase): status} of work that fails; "mistake": in the settings.
-        ends_after: the number of pieces of work before Ctrl-C.
+        fails: {(command, model, phase): status} of work that fails; "mistake": in the settings.
+        ends_after: the number of processes before Ctrl-C.
     """
 
     def __init__(self):
-        self.changes, self.fails, self.ends_after, self.device = [], {}, None, CPU
+        self.asked, self.fails, self.ends_after, self.device = [], {}, None, CPU
 
-    def measure_rounds(self, runs, host, limit):
-        if len(self.changes) == self.ends_after:
-            raise KeyboardInterrupt
-        (run,) = runs
-        self.changes.append(run)
-        settings = run.settings.on(self.device.kind)
-        is_sweep = run.command == "tflops"
-        workload = matmul(settings.sizes[0]) if is_sweep else workload_of_command(run.command, settings)
-        line = {"framework_version": self.device.framework_version, "device": self.device.kind, "status": "ok"}
-        line["device_name"] = self.device.device_name
-        row = complete_row(host, "", line | work_cells(settings, workload, settings.phase, "device"))
-        row |= dict.fromkeys(("throughput", "throughput_low", "throughput_high"), 1.0)
-        row |= {"num_threads": settings.num_threads or 2}
-        if is_sweep:
-            sizes = [{"matrix_size": f"{m}x{n}x{k}", "precision": "float32"} for m, n, k in settings.sizes]
-            peaks = [{"model": "matmul-peak", "precision": name, "tflops": rate} for name, rate in RATES.items()]
-            yield {run: [row | each for each in sizes + peaks]}
+    def work(self, child):
+        """Measure what the environment asks for."""
+        if child.task["finds_device"]:
+            child.lines.append(asdict(self.device))
             return
-        work = run.command, settings.model, settings.phase
-        if self.fails.get(work) == "mistake":
-            raise SettingError("it needs a package")
-        if work in self.fails:
-            row |= {"status": self.fails[work], "note": "9 TiB", "throughput": None}
-        for _ in range(plan_processes(run) if row["status"] == "ok" else 1):
-            yield {run: [row]}
+        if len(self.asked) == self.ends_after:
+            raise KeyboardInterrupt
+        command = Path(child.script).stem.partition("_")[0]
+        settings = parse_settings(command, child.environ).on(self.device.kind)
+        self.asked.append((command, settings))
+        workload = matmul(settings.sizes[0]) if command == "tflops" else workload_of_command(command, settings)
+        cells = {"device": self.device.kind} | {
+            name: getattr(self.device, name) for name in ("framework_version", "device_name")
+        }
+        cells |= work_cells(settings, workload, settings.phase, "device") | rate(1.0)
+        cells["num_threads"] = settings.num_threads or 2
+        if command == "tflops":
+            for m, n, k in settings.sizes:
+                child.write(**cells | {"matrix_size": f"{m}x{n}x{k}", "precision": "float32"})
+            for name, tflops in RATES.items():
+                child.write(**cells | {"model": "matmul-peak", "precision": name, "tflops": tflops})
+            return
+        failure = self.fails.get((command, settings.model, settings.phase))
+        if failure == "mistake":
+            child.lines.append({"mistake": "it needs a package"})
+        elif failure:
+            child.write(**cells | {"status": failure, "note": "9 TiB", "throughput": None})
+        else:
+            child.write(**cells)
+        return
+        yield
+
+    def count_works(self):
+        """Count the works that were asked for, each of which has several processes."""
+        return len({(command, settings) for command, settings in self.asked})
 
 
 @pytest.fixture
 def make_all(monkeypatch):
-    """Run `make all` with fake children; returns (exit status, number of pieces that ran now, rows in the file)."""
+    """Run `make all` with fake children; returns (exit status, number of works that ran now, rows in the file)."""
     children = Children()
-    monkeypatch.setattr(measure_all, "measure_rounds", children.measure_rounds)
-    monkeypatch.setattr(measure_all, "find_device", lambda settings: children.device)
+    monkeypatch.setattr(parent.cli, "Child", functools.partial(FakeChild, children.work))
     monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
     monkeypatch.setattr(measure_all.card, "finish", lambda *arguments: [])
     monkeypatch.setenv("MACHINE", "m")
@@ -70,9 +83,9 @@ def make_all(monkeypatch):
     def call(**environ):
         for name, text in environ.items():
             monkeypatch.setenv(name, text)
-        before = len(children.changes)
+        children.asked.clear()
         status = measure_all.main()
-        return status, len(children.changes) - before, results.read(read_settings("all").results_dir / "m.csv")
+        return status, children.count_works(), results.read(read_settings("all").results_dir / "m.csv")
 
     call.children = children
     return call
@@ -102,7 +115,7 @@ def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
 
 
 def test_an_interruption_doubles_and_loses_nothing(make_all):
-    make_all.children.ends_after = 6
+    make_all.children.ends_after = 1 + 5 * RUNS
     with pytest.raises(KeyboardInterrupt):
         make_all()
     make_all.children.ends_after = None

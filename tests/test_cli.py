@@ -1,10 +1,15 @@
-"""The entry point of every script: signals, and output that cannot be written."""
+"""Real processes: the entry point of every script, and children with their turns, signals and ends."""
 
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from bench import cli
@@ -46,9 +51,9 @@ def test_a_mac_is_kept_awake_by_the_first_process_that_is_started(monkeypatch):
     monkeypatch.setattr(cli.sys, "platform", "darwin")
     cli.keep_awake.cache_clear()
     for _ in range(2):
-        with pytest.raises(StopIteration) as ended:
-            next(cli.run_process(["true"], os.environ))
-        assert ended.value.value == 0
+        child = cli.Child(["true"], dict(os.environ), {})
+        cli.work_interleaved([child])
+        assert child.exit_status == 0
     assert started == [["caffeinate", "-i", "-w", str(os.getpid())], ["true"], ["true"]]
 
 
@@ -58,3 +63,135 @@ def test_a_full_disk_is_one_line():
     with open("/dev/full", "w") as out:
         done = subprocess.run([sys.executable, "-c", program], stdout=out, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+# Children
+
+PROGRAM = """
+import json, os, signal, subprocess, sys, time
+from bench import cli
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+end_turn = cli.obey_parent()
+task = json.loads(os.environ[cli.TASK])
+
+def say(**line):
+    print(json.dumps(line), file=open(task["path"], "a"), flush=True)
+
+try:
+    if task["what"] != "works":
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
+        with open(os.environ["PIDS"], "a") as pids:
+            print(os.getpid(), worker, file=pids)
+    for number in range(task.get("turns", 0)):
+        say(turn=number, began=time.monotonic())
+        end_turn()
+    if task["what"] in ("sleeps", "is stubborn"):
+        time.sleep(100)
+except KeyboardInterrupt:
+    say(interrupted=True)
+    if task["what"] == "is stubborn":
+        time.sleep(100)
+print('{"half', file=open(task["path"], "a"), end="")
+"""
+
+
+@pytest.fixture
+def make_child(tmp_path):
+    """Make a Child of PROGRAM, which does what its task says."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+
+    def make(what, limit=math.inf, **task):
+        environ = os.environ | {"PIDS": str(tmp_path / "pids")}
+        return cli.Child([sys.executable, str(script)], environ, {"what": what} | task, limit)
+
+    return make
+
+
+def is_running(pid):
+    with suppress(psutil.NoSuchProcess):  # it may end at any moment
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def wait_until(condition, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def noted_pids(tmp_path, count=2):
+    """Return the process ids that programs noted, once there are `count` of them."""
+
+    def read():
+        pids = (tmp_path / "pids").read_text().split() if (tmp_path / "pids").exists() else []
+        return len(pids) >= count and [int(pid) for pid in pids]
+
+    return wait_until(read)
+
+
+def test_children_work_one_at_a_time_and_say_their_whole_lines(make_child):
+    children = [make_child("works", turns=3) for _ in range(2)]
+    cli.work_interleaved(children)
+    assert [child.exit_status for child in children] == [0, 0]
+    assert [[line["turn"] for line in child.lines] for child in children] == [[0, 1, 2]] * 2
+    first, second = ([line["began"] for line in child.lines] for child in children)
+    assert all(a < b for a, b in zip(first, second, strict=True))
+    assert all(b < a for b, a in zip(second[1:], first[2:], strict=False))
+
+
+def test_a_time_limit_ends_the_workers_too_and_counts_only_a_childs_own_turns(make_child, tmp_path):
+    slow, patient = make_child("sleeps", limit=4), make_child("works", turns=1, limit=4)
+    patient.turn()
+    cli.work_interleaved([slow, patient])
+    assert (slow.exit_status, patient.exit_status) == (-signal.SIGALRM, 0)
+    assert slow.seconds > 4 > patient.seconds
+    wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
+
+
+def press_ctrl_c(*conditions):
+    """Send Ctrl-C to this process each time when the next condition holds."""
+
+    def wait_and_send():
+        for condition in conditions:
+            wait_until(condition)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait_and_send, daemon=True).start()
+
+
+@pytest.mark.parametrize("what", ["sleeps", "is stubborn"])
+def test_after_ctrl_c_a_child_finishes_its_line_and_a_second_one_kills_it(make_child, tmp_path, what):
+    child, paused = make_child(what), make_child("works", turns=2)
+    paused.turn()
+    works, was_told = (lambda: noted_pids(tmp_path)), (lambda: "interrupted" in child.file.read_text())
+    press_ctrl_c(works, *([was_told] if what == "is stubborn" else []))
+    with pytest.raises(KeyboardInterrupt):
+        cli.work_interleaved([child, paused])
+    assert child.lines == [{"interrupted": True}]
+    assert [line.get("interrupted") for line in paused.lines] == [None, True]
+    assert not any(map(is_running, noted_pids(tmp_path)))
+
+
+PARENT = """
+import sys
+from bench import parent
+from bench.settings import read_runs
+parent.SCRIPTS["image"] = sys.argv[1]
+(run,) = read_runs("image")
+child = parent.make_child(run)
+child.task = {"what": "sleeps"}
+parent.cli.work_interleaved([child])
+"""
+
+
+def test_a_parent_that_is_killed_leaves_no_process(make_child, tmp_path):
+    """Kill the parent of two ranks, which are children of torchrun."""
+    environ = os.environ | {"NUM_DEVICES": "2", "USE_GPU": "0", "PIDS": str(tmp_path / "pids")}
+    program = subprocess.Popen([sys.executable, "-c", PARENT, make_child("").command[1]], env=environ)
+    pids = noted_pids(tmp_path, 4)
+    program.kill()
+    program.wait()
+    wait_until(lambda: not any(map(is_running, pids)))

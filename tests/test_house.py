@@ -13,7 +13,7 @@ from bench import packages, parent
 from bench.records import columns
 from bench.settings import DECLARED, EACH, PHASES_OF, TRAINING, WORKLOADS
 from bench.settings import FRAMEWORKS as FRAMEWORKS_OF_SETTINGS
-from bench.tune import recipe
+from bench.tune import answer
 
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "jax", "keras", "transformers", "mlx", "mlx_lm")
 SCRIPTS = sorted(Path().glob("*.py"))
@@ -81,7 +81,7 @@ def test_importing_the_scripts_loads_no_framework():
 @pytest.mark.parametrize("name", FRAMEWORKS_OF_SETTINGS)
 def test_a_framework_is_known_everywhere(name):
     assert name in packages.OWN
-    assert name in recipe.LINES
+    assert name in answer.LINES
     assert Path(f"bench/frameworks/on_{name}.py").exists()
     assert Path(f"tests/frameworks/test_{name}.py").exists()
     assert Path(f"tests/by_hand_{name}.py").exists()  # of make selfcheck

@@ -16,7 +16,6 @@ import pytest
 import best_settings
 import compare_results
 import measure_all
-import noise_check
 from bench import doctor, frameworks
 from bench.host import environment, meters
 from bench.plots import card, draw
@@ -48,7 +47,7 @@ def print_best(*_):
     guesses = {"PRECISION": ("float32", "bfloat16", "mixed_bfloat16"), "COMPILE": "01"}
     guesses["MEMORY_FORMAT"] = ("channels_first", "channels_last")
     dimensions = [Dimension(name, dict.fromkeys(values, 1.0)) for name, values in guesses.items()]
-    search = Search(dimensions, None, None, None, rows.TRIALS, rows.FULL, list(rows.FULL))
+    search = Search(dimensions, None, None, None, rows.TRIALS, list(rows.ROUNDS[0]), rows.ROUNDS)
     print("\n".join(answer.describe_answer(search, best_settings.combine_path(search))))
     settings = dict(zip(guesses, search.fastest(), strict=True)) | environment.GLIBC_KEEPS | {"MACHINE": "my machine"}
     print("\n".join(answer.describe_use("torch", "cpu", "image", settings)))
@@ -126,7 +125,6 @@ COMMANDS = {
     "compare": lambda folder, _: compare(rows.BEFORE, rows.AFTER, folder),
     "compare_nothing": lambda folder, _: compare([{}], [rows.GPU], folder),
     "turns": print_comparisons,
-    "noise": lambda *_: print(noise_check.describe_rounds(rows.NOISE)),
     "doctor": print_doctor,
     "all": print_all,
 }

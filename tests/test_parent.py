@@ -1,137 +1,107 @@
 """The parent process: plans, starts children, combines and stores what they measured, and tells how a child died."""
 
-import json
+import errno
 import os
-import subprocess
-import sys
-import time
-from contextlib import suppress
+import signal
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
-import psutil
 import pytest
 
 from bench import parent
 from bench.frameworks import Device
 from bench.host import environment
 from bench.host.environment import Card, read_host
-from bench.records import report, results
+from bench.records import report, results, submission
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
+from tests.fakes import FakeChild
 from tests.rows import ROW
 
-# A child in place of a benchmark: its MODEL says what becomes of it. The worker shares its process group.
-STAND_IN = """
-import json, os, signal, subprocess, sys, time
-sys.path.insert(0, os.environ["BENCH_ROOT"])
-from bench import cli
-signal.signal(signal.SIGTERM, signal.default_int_handler)
-end_turn = cli.obey_parent()
-task, what, rank = json.loads(os.environ["BENCH_TASK"]), os.environ["MODEL"], os.environ.get("RANK")
-batch_size = int(os.environ.get("BATCH_SIZE", 1))
-what = what.split("/")[batch_size - 1] if "/" in what else what
-def note(event):
-    with open(os.environ["LOG"] + ".turns", "a") as log: print(batch_size, event, file=log)
-with open(os.environ["LOG"], "a") as log:
-    log.write(json.dumps([what, task["has_extras"]]) + "\\n")
-number = len(open(os.environ["LOG"]).readlines())
-def emit(**line):
-    row = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image",
-           "model": what, "phase": "inference", "scope": "device", "unit": "images/s", "status": "ok", "flags": "",
-           "note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "precision": "float32",
-           "batch_size": batch_size}
-    if task["takes_turns"]: row["turn_rates"] = [1.0 * batch_size, 2.0 * batch_size]
-    if rank in (None, "0"):
-        print(json.dumps(row | line), file=open(task["path"], "a"), flush=True)
-emit(status="begun")
-note("works")
-if what == "never fits" or (task["takes_turns"] and what == "too large"):
-    emit(status="out_of_memory", note="full"); sys.exit(1)
-if task["takes_turns"] and what != "fails":
-    for turn in range(3):
-        note("pauses")
-        end_turn()
-        note("works")
-        if what == "dies": os.kill(os.getpid(), signal.SIGSEGV)
-        if what == "hangs": time.sleep(100)
+STOPS = {}  # {what: called when it is done}
+
+
+def rate(middle):
+    return {"throughput": middle, "throughput_low": middle - 0.5, "throughput_high": middle + 0.5}
+
+
+def work(child):
+    """Do what MODEL says, which may be a list with an entry for each batch size: "ok/dies"."""
+    batch_size = int(child.environ.get("BATCH_SIZE", 1))
+    what = (child.environ["MODEL"].split("/") * batch_size)[batch_size - 1]
+    number = child.number
+    takes_turns = child.task["takes_turns"]
+    of_this = {"model": what, "batch_size": batch_size}
+    if takes_turns:
+        of_this["turn_rates"] = [1.0 * batch_size, 2.0 * batch_size]
+    if what == "typo":
+        child.lines.append({"mistake": "MODEL"})
+        return 2
+    if what == "dies at once":
+        return -11
+    child.write(**of_this, status="begun")
+    child.note(batch_size, "works")
+    if what == "never fits" or (takes_turns and what == "too large"):
+        child.write(**of_this, status="out_of_memory", note="full")
+        return 1
+    if what == "fails":
+        child.write(**of_this, status="unsupported", note="not here")
+        return 1
+    for _ in range(3 if takes_turns else 0):
+        child.note(batch_size, "pauses")
+        yield
+        child.note(batch_size, "works")
+        if what == "dies":
+            return -11
         if what == "interrupts" or (what == "interrupts later" and number > 2):
-            os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
-if what == "stuck":
-    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
-    with open(os.environ["PIDS"], "a") as pids:
-        print(os.getpid(), worker, file=pids)
-if what in ("ok", "no input", "too large", "interrupts later"):
-    emit(throughput=4.0 + number, throughput_low=3.5 + number, throughput_high=4.5 + number)
-if what == "third is interrupted":
-    if number == 3: os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
-    emit(throughput=4.0 + number, throughput_low=None, throughput_high=None)
-if what == "interrupts":
-    emit(throughput=5.0, throughput_low=4.0, throughput_high=6.0, status="interrupted")
-    os.kill(os.getppid(), signal.SIGINT); time.sleep(100)
-if what == "no input" and number == 1: emit(scope="input", status="unsupported", note="no memory"); sys.exit(1)
-if what == "typo": print('{"mistake": "MODEL"}', file=open(task["path"], "a")); sys.exit(2)
-if what == "fails": emit(status="unsupported", note="not here"); sys.exit(1)
-if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
-if what == "stuck": time.sleep(100)
-"""
+            raise KeyboardInterrupt
+    if what == "third is interrupted" and number == 3:
+        raise KeyboardInterrupt
+    if what == "interrupts":
+        child.write(**of_this, **rate(5.0), status="interrupted")
+        raise KeyboardInterrupt
+    if what in ("killed", "stuck"):
+        return {"killed": -9, "stuck": -signal.SIGALRM}[what]
+    STOPS.get(what, lambda: None)()
+    child.write(**of_this, **rate(4.0 + number))
+    if what == "no input" and number == 1:
+        child.write(**of_this, scope="input", status="unsupported", note="no memory")
+        return 1
+    return 0
 
 
 @pytest.fixture
-def stand_in(monkeypatch, tmp_path):
-    """Replace the child by the stand-in, which notes what it was asked for in tmp_path/log; return its path."""
-    script = tmp_path / "stand_in.py"
-    script.write_text(STAND_IN)
-    values = {
-        "RESULTS_DIR": tmp_path,
-        "MACHINE": "m",
-        "PIDS": tmp_path / "pids",
-        "LOG": tmp_path / "log",
-        "BENCH_ROOT": os.getcwd(),
-    }
-    for name, value in (values | {"USE_GPU": "0"}).items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setitem(parent.SCRIPTS, "image", str(script))
-    return script
+def children(monkeypatch, tmp_path):
+    """Replace child processes by fakes; returns a namespace with those that were started, and the events of turns."""
+    fakes = SimpleNamespace(started=[], events=[])
+
+    def start(*arguments):
+        child = FakeChild(work, *arguments)
+        fakes.started.append(child)
+        child.number, child.note = len(fakes.started), lambda *event: fakes.events.append(event)
+        return child
+
+    monkeypatch.setattr(parent.cli, "Child", start)
+    for name, value in {"RESULTS_DIR": str(tmp_path), "MACHINE": "m", "USE_GPU": "0"}.items():
+        monkeypatch.setenv(name, value)
+    return fakes
 
 
 @pytest.fixture
-def run_all(stand_in, monkeypatch, tmp_path, capfd):
-    """Run a list of models with the stand-in; returns (status, stdout, what children were asked for, stored rows)."""
+def run_all(children, monkeypatch, tmp_path, capfd):
+    """Run a list of models; returns (status, stdout, [what a child did, its task] of each, stored rows)."""
 
     def call(*models, **environ):
         for name, value in ({"MODEL": ",".join(models)} | environ).items():
             monkeypatch.setenv(name, value)
-        (tmp_path / "log").unlink(missing_ok=True)
-        status = parent.measure_command("image", image_workload, report.describe_run)
-        asked = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        children.started.clear()
+        status = parent.measure_command("image", None, report.describe_run)
+        asked = [[child.environ["MODEL"], child.task["has_extras"]] for child in children.started]
         return status, capfd.readouterr().out, asked, results.read(tmp_path / "m.csv")
 
     return call
-
-
-def is_running(pid):
-    with suppress(psutil.NoSuchProcess):  # it may end at any moment
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def have_ended(pids, seconds=300):
-    deadline = time.monotonic() + seconds
-    while any(map(is_running, pids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def read_pids(tmp_path, count):
-    """Return the process ids that stand-ins noted, once there are `count` of them."""
-    deadline = time.monotonic() + 300
-    while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
 
 def test_five_processes_give_one_row(run_all):
@@ -153,10 +123,16 @@ def test_a_combination_that_fails_runs_once_and_the_others_run(run_all):
     assert run_all("typo", "ok", RUNS="1")[3][-1]["status"] == "ok"
 
 
-def test_a_misspelt_image_model_is_told_before_anything_runs(run_all, tmp_path):
+def test_a_misspelt_image_model_is_told_before_anything_runs(children):
     with pytest.raises(SettingError, match="resnet50"):
-        run_all("ok", "resnet5O")
-    assert not (tmp_path / "log").exists()
+        parent.plan_runs(read_runs("image", {"MODEL": "resnet18,resnet5O"}), image_workload)
+    assert not children.started
+
+
+def test_a_process_that_dies_at_once_is_one_line_and_the_others_run(run_all):
+    assert run_all("dies at once", "ok", RUNS="1")[3][-1]["model"] == "ok"
+    with pytest.raises(SettingError, match=r"signal 11.*make doctor"):
+        run_all("dies at once")
 
 
 def test_an_input_pipeline_that_fails_ends_only_the_first_process(run_all):
@@ -180,21 +156,34 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
     monkeypatch.setenv("HOME", "/home/alice")
     line = {"device": device, "device_name": device_name, "note": "gcc -I/home/alice/include -I/usr/include"}
     row = complete_row(host, "id", line)
-    parent.print_and_store(tmp_path, [[row]], lambda rows, stored: "")
+    parent.store(tmp_path, [row])
     (stored,) = results.read(tmp_path / f"{file}.csv")
     assert (stored["machine"], stored["driver"]) == (file, "580.1")
     assert stored["note"] == "gcc -I~/include -I/usr/include"
 
 
-def test_rows_that_cannot_be_stored_are_printed(tmp_path, capsys):
-    (tmp_path / "m.csv").write_text("device,fps\nm1,3\n")
-    with pytest.raises(SettingError):
-        parent.print_and_store(tmp_path, [[{"machine": "m"}]] * 2, lambda rows, stored: "5 images/s", ["twice as fast"])
-    assert capsys.readouterr().out == "5 images/s\n5 images/s\ntwice as fast\n"
+def test_rows_are_stored_before_they_are_printed(run_all, tmp_path, monkeypatch):
+    def describe(rows, others):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(report, "describe_run", describe)
+    with pytest.raises(BrokenPipeError):
+        run_all("ok", "ok")
+    assert [row["process_rates"] for row in results.read(tmp_path / "m.csv")] == ["5 6 7 8 9"]
+
+
+def test_rows_that_cannot_be_stored_are_printed_so_that_they_can_be_received(run_all, tmp_path, monkeypatch):
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(results, "replace_file", lambda path, content: full() if b"images/s" in content else None)
+    monkeypatch.setattr(results.Path, "unlink", lambda path, missing_ok=False: None)
+    status, out, *_ = run_all("ok", "fails", RUNS="2")
+    assert (status, "added to" in out, out.count("images/s (")) == (2, False, 0)
+    (row,) = results.parse(submission.find_block(out, "the terminal"), "the terminal")
+    assert (row["model"], row["process_rates"]) == ("ok", "5 6")
 
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch):
-    monkeypatch.setattr(parent, "find_device", lambda settings: Device("cuda", "H100", "2", 1, count=1))
+    monkeypatch.setattr(parent, "find_device", lambda run: Device("cuda", "H100", "2", 1, count=1))
     with pytest.raises(SettingError, match="NUM_DEVICES='2'"):
         parent.plan_runs(read_runs("image", {"NUM_DEVICES": "2"}), image_workload)
 
@@ -212,52 +201,28 @@ def test_ctrl_c_stores_what_was_complete(run_all):
     assert (status, rows[-1]["status"], rows[-1]["throughput"]) == (130, "interrupted", "5")
 
 
-def test_a_time_limit_ends_all_processes(stand_in, tmp_path):
-    (run,) = read_runs("image", os.environ | {"MODEL": "stuck"})
-    (row,) = parent.run_child(run, read_host("m"), limit=3)  # by then the child has noted its process ids
-    assert (row["status"], "time limit" in row["note"]) == ("crashed", True)
-    assert have_ended(read_pids(tmp_path, 2))
+def test_a_time_limit_is_a_status(run_all):
+    (row,) = run_all("stuck", RUNS="1")[3]
+    assert (row["status"], row["model"]) == ("timed_out", "stuck")
 
 
-PARENT = """
-import sys
-from bench import parent
-from bench.host.environment import read_host
-from bench.settings import read_runs
-parent.SCRIPTS["image"] = sys.argv[1]
-parent.run_child(*read_runs("image"), read_host("m"))
-"""
-
-
-def test_a_parent_that_is_killed_leaves_no_process(stand_in, tmp_path):
-    """Kill the parent of two ranks, which are children of torchrun."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, stand_in], env=os.environ | {"NUM_DEVICES": "2", "MODEL": "stuck"}
-    )
-    pids = read_pids(tmp_path, 4)
-    parent.kill()
-    parent.wait()
-    assert have_ended(pids)
-
-
-# Turns
+# Interleaved
 
 
 @pytest.fixture
-def run_in_turn(run_all, tmp_path):
-    """Run models in turn, one for each batch size from 1; returns (status, stdout, rows, the events of its turns)."""
+def run_interleaved(run_all, children):
+    """Run models interleaved, one for each batch size from 1; returns (status, stdout, rows, events of the turns)."""
 
     def call(*models, **environ):
         sizes = ",".join(str(size) for size in range(1, len(models) + 1))
         status, out, _, rows = run_all("/".join(models), **{"BATCH_SIZE": sizes, "RUNS": "5"} | environ)
-        events = [line.split() for line in (tmp_path / "log.turns").read_text().splitlines()]
-        return status, out, rows, [(int(size), event) for size, event in events]
+        return status, out, rows, children.events
 
     return call
 
 
-def test_processes_that_are_compared_work_one_at_a_time_in_turn(run_in_turn):
-    status, out, rows, events = run_in_turn("ok", "ok", RUNS="2")
+def test_processes_that_are_compared_work_one_at_a_time_in_turn(run_interleaved):
+    status, out, rows, events = run_interleaved("ok", "ok", RUNS="2")
     assert (status, [(row["batch_size"], len(row["process_rates"].split())) for row in rows]) == (
         0,
         [("1", 2), ("2", 2)],
@@ -270,31 +235,32 @@ def test_processes_that_are_compared_work_one_at_a_time_in_turn(run_in_turn):
 
 
 @pytest.mark.parametrize(("last", "statuses"), [("dies", ["ok", "crashed"]), ("fails", ["ok", "unsupported"])])
-def test_of_two_in_turn_one_dies_and_the_other_goes_on(run_in_turn, last, statuses):
-    status, out, rows, _ = run_in_turn("ok", last, RUNS="2")
+def test_of_two_in_turn_one_dies_and_the_other_goes_on(run_interleaved, last, statuses):
+    status, out, rows, _ = run_interleaved("ok", last, RUNS="2")
     assert (status, [row["status"] for row in rows]) == (0, statuses)
     assert len(rows[0]["process_rates"].split()) == 2
     assert "BATCH_SIZE=2 " not in out
 
 
-def test_without_memory_for_two_they_run_one_after_the_other(run_in_turn, caplog):
-    status, _, rows, events = run_in_turn("ok", "too large")
+def test_without_memory_for_two_they_run_one_after_the_other(run_interleaved, caplog):
+    status, _, rows, events = run_interleaved("ok", "too large")
     assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, [5, 5])
     assert events[-2:] == [(1, "works"), (2, "works")]
     assert "one after the other" in caplog.text
 
 
-def test_a_time_limit_counts_only_a_childs_own_turns(stand_in, tmp_path):
-    runs = read_runs("image", os.environ | {"MODEL": "ok/hangs", "BATCH_SIZE": "1,2", "RUNS": "1"})
-    (rows_of,) = parent.measure_rounds(runs, read_host("m"), limit=5)
-    assert [rows_of[run][0]["status"] for run in runs] == ["ok", "crashed"]
+def test_rounds_without_extras_measure_only_the_main_quantity(children):
+    rounds = []
+    parent.measure_rounds(
+        read_runs("image", os.environ | {"MODEL": "ok", "RUNS": "2"}), read_host("m"), rounds, has_extras=False
+    )
+    assert (len(rounds), [child.task["has_extras"] for child in children.started]) == (2, [False, False])
 
 
-def test_rounds_without_extras_measure_only_the_main_quantity(stand_in, tmp_path):
-    runs = read_runs("image", os.environ | {"MODEL": "ok", "RUNS": "2"})
-    rounds = list(parent.measure_rounds(runs, read_host("m"), has_extras=False))
-    has_extras = [json.loads(line)[1] for line in (tmp_path / "log").read_text().splitlines()]
-    assert (len(rounds), has_extras) == (2, [False, False])
+def test_no_round_begins_after_its_time(children):
+    rounds = []
+    parent.measure_rounds(read_runs("image", os.environ | {"MODEL": "ok"}), read_host("m"), rounds, until=0)
+    assert len(rounds) == 1
 
 
 @pytest.mark.parametrize(
@@ -305,34 +271,21 @@ def test_rounds_without_extras_measure_only_the_main_quantity(stand_in, tmp_path
         (("ok", "interrupts later"), [("ok", "5"), ("interrupts later", "6")]),
     ],
 )
-def test_ctrl_c_in_a_turn_keeps_what_was_complete_and_leaves_no_process(run_in_turn, models, stored):
-    others = psutil.Process().children()  # of earlier tests, such as multiprocessing's resource tracker
-    status, _, rows, _ = run_in_turn(*models)
+def test_ctrl_c_in_a_turn_keeps_what_was_complete_and_closes_all(run_interleaved, children, models, stored):
+    status, _, rows, _ = run_interleaved(*models)
     assert (status, [(row["model"], row["process_rates"]) for row in rows]) == (130, stored)
-    assert set(psutil.Process().children()) <= set(others)
+    assert all(child.exit_status is not None for child in children.started if child.turns)
 
 
-MEASURE = """
-import sys
-from bench import parent
-from bench.records import report
-parent.SCRIPTS["image"] = sys.argv[1]
-parent.measure_command("image", None, report.describe_run)
-"""
+def test_a_group_that_is_complete_is_stored_before_the_next_one(run_all, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setitem(STOPS, "ok", lambda: seen.append(len(results.read(tmp_path / "m.csv"))))
+    run_all("fails", "ok", RUNS="1")
+    assert seen == [1]
 
 
-def test_a_group_that_is_complete_is_stored_before_the_next_one(stand_in, tmp_path):
-    environ = os.environ | {"MODEL": "ok,stuck", "BATCH_SIZE": "1,2", "RUNS": "1"}
-    parent = subprocess.Popen([sys.executable, "-c", MEASURE, stand_in], env=environ)
-    pids = read_pids(tmp_path, 2)
-    parent.kill()
-    parent.wait()
-    assert [(row["model"], row["batch_size"]) for row in results.read(tmp_path / "m.csv")] == [("ok", "1"), ("ok", "2")]
-    assert have_ended(pids)
-
-
-def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_in_turn):
-    _, out, rows, events = run_in_turn("ok", "never fits", "ok", RUNS="2")
+def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interleaved):
+    _, out, rows, events = run_interleaved("ok", "never fits", "ok", RUNS="2")
     assert [row["status"] for row in rows] == ["ok", "out_of_memory", "ok"]
     assert [event for _, event in events[-8:]].count("pauses") == 3
     assert "one after the other" in out
@@ -388,11 +341,11 @@ def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastes
         assert (has_extras, compares_with_cpu, run.settings.sustain) == (False, False, None)
         sizes.append(run.settings.batch_size)
         row = ROW | {"device": device, "step_seconds_median": 0.001}
-        return [row | rows.get(sizes[-1], {"status": "out_of_memory", "note": "full"})]
+        return row | rows.get(sizes[-1], {"status": "out_of_memory", "note": "full"})
 
-    monkeypatch.setattr(parent, "run_child", trial)
+    monkeypatch.setattr(parent, "measure_once", trial)
     monkeypatch.setattr(parent.resources, "available_bytes", lambda: 1000)
-    monkeypatch.setattr(parent, "find_device", lambda settings: Device(device, None, "2", 1))
+    monkeypatch.setattr(parent, "find_device", lambda run: Device(device, None, "2", 1))
     environ = {"MODEL": "mlp-8", "BATCH_SIZE": "auto", "SUSTAIN": "60", "MAX_SECONDS": "10"}
     (run,) = read_runs("mlp", environ)
     chosen = parent.choose_batch_size(run, None).settings

@@ -68,6 +68,12 @@ def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
     return slug(f"{chip.strip() or 'cpu'} " + (f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"))
 
 
+def possible_machines(host):
+    """Return the names of machines that rows measured on a Host may have, if their devices are cards or the CPU."""
+    names = [None, *(card.name for card in list_cards())]
+    return [host.machine or name_machine(host.cpu_name, host.cpu_count, name, host.gpu_cores) for name in names]
+
+
 @functools.cache
 def list_cards():
     """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""

@@ -8,6 +8,7 @@ import csv
 import io
 import os
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.records.columns import COLUMNS, SCHEMA
@@ -25,9 +26,12 @@ def path_of(folder, row):
     return Path(folder, f"{row['machine']}.csv")
 
 
-def check_writable(folder):
-    """Raise ResultsError unless files can be written in this folder; called before anything is measured."""
+def check_writable(folder, machines):
+    """Raise ResultsError unless rows of these machines can be stored in this folder; called before any is measured."""
     append(Path(folder, ".csv"))  # without rows no such file appears
+    for machine in machines:
+        with writing(Path(folder, f"{machine}.csv")):  # its lock may be another user's
+            pass
 
 
 def append(path, *rows):
@@ -37,28 +41,56 @@ def append(path, *rows):
         ResultsError: a file that read() refuses, a stuck lock, a full disk.
         ValueError: a row has a key that is not a column.
     """
+    with writing(path):
+        write(path, [*read(path), *rows])  # stored rows gain the columns that are new
+
+
+@contextmanager
+def writing(path):
+    """Hold the lock of a file, and raise ResultsError for an OSError in the block, with what cannot be written."""
     from filelock import FileLock  # only here: `make submit` reads files without any package
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):  # its Timeout is an OSError
-            write(path, [*read(path), *rows])  # stored rows gain the columns that are new
+        with FileLock(f"{path}.lock", timeout=LOCK_SECONDS, mode=0o666):  # its Timeout is an OSError
+            yield
     except OSError as error:
         reason = error.strerror or error
         raise ResultsError(
-            f"{path} cannot be written to ({reason}): free space, change the permissions, or set RESULTS_DIR"
+            f"{error.filename or path} cannot be written to ({reason}): free space, make it yours "
+            "(`sudo chown -R $USER results`), or set RESULTS_DIR"
         ) from None
+
+
+def read_others(folder, rows):
+    """Return the readable rows of the file of these rows that other runs have stored; [] if it cannot be read."""
+    try:
+        stored = read(path_of(folder, rows[0]))
+    except (ResultsError, OSError):
+        return []
+    own = {row["run_id"] for row in rows}
+    return [row for row in stored if row["run_id"] not in own]
+
+
+def to_block(rows):
+    """Return rows as a block of text that `make receive` reads."""
+    return f"```\n{to_text(rows)}{len(rows)} rows\n```"
 
 
 def write(path, rows):
     """Replace a file's rows, in the form of append(); without rows only try it. OSError leaves the file as it was."""
+    replace_file(path, to_text(rows).encode())
+    if not rows:
+        path.unlink()
+
+
+def to_text(rows):
+    """Return rows as the text of a file, with a header."""
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
     table.writerows({name: _to_text(value) for name, value in row.items()} for row in rows)
-    replace_file(path, text.getvalue().encode())
-    if not rows:
-        path.unlink()
+    return text.getvalue()
 
 
 def replace_file(path, content):

@@ -1,31 +1,19 @@
 """The search of `make best`: which combination of settings is the fastest?
 
-It knows no framework, no process and no clock, so that tests can run it on a table of rates with noise. Four stages,
-each with a share of the time:
+It knows no framework, no process and no clock, so that tests can run it on a table of rates with noise:
 
-    1. combinations   the default, each single change in the order of the guesses, then combinations of the changes
-                      that gained; one short trial each
-    2. batches        twice as large for the fastest, again and again while that pays
-    3. repetitions    of the fastest few, in turn; the median of its trials is the rate of a candidate
-    4. the path       from the default to the fastest, one change at a time: full runs in turn, in several rounds
+    1. trials     one short process each: every single change of the default, then every single change of the fastest
+                  of those, and so on while one gains; at last twice the batch size, again and again
+    2. the path   of the fastest of each step, from the default on: long processes, interleaved, in rounds
 """
 
-import itertools
-import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bench.records.verdict import compare_pairs
+from bench.records.verdict import SAME, compare_pairs
 
-# The share of the time that is used at the end of a stage.
-COMBINATIONS_END = 0.5
-BATCHES_END = 0.65
-REPETITIONS_END = 0.8
-LEADERS = 3  # number of candidates that are repeated, at most
-CLOSE = 0.95  # share of the fastest one's rate that they reach
-MOST_TRIALS = 7  # short trials of a candidate
-BATCH_GROWTH = 1.02  # a doubled batch has to gain 2 %, or doubling ends
+TRIALS_END = 0.6  # share of the time after which no trial begins
+MIN_GAIN = 1.02  # times faster that two doublings of the batch size must be together, or they are the last
 
 
 @dataclass(frozen=True)
@@ -34,12 +22,31 @@ class Dimension:
 
     Args:
         gains: {value: guessed speedup over the default}, which only decides the order of the trials.
-        doubles: the values are numbers, and twice a leader's value is tried too.
+        doubles: the values are numbers, and larger ones are tried by doubling.
     """
 
     name: str
     gains: dict[str, float]
     doubles: bool = False
+
+
+def double_batch(first, attempt):
+    """Return the fastest batch size: doubled from the first until one fails or two doublings gain less than 2 %.
+
+    Args:
+        attempt: batch size -> (the row of a short trial, whether twice that size may be tried).
+    """
+    rates = {}
+    size = first
+    while True:
+        row, may_double = attempt(size)
+        if row["status"] != "ok":
+            break
+        rates[size] = row["throughput"]
+        if not may_double or max(rates.values()) <= MIN_GAIN * rates.get(size // 4, 0):
+            break
+        size *= 2
+    return max(rates, key=rates.__getitem__, default=first)
 
 
 def change_one(candidate, i, value):
@@ -49,123 +56,104 @@ def change_one(candidate, i, value):
 
 @dataclass
 class Search:
-    """All trials so far, and the choice of the next one. A candidate is a tuple with one value for each dimension.
+    """All trials and rounds so far. A candidate is a tuple with one value for each dimension.
 
     Args:
         attempt: candidate -> the row of a short trial, with its status and, if that is ok, its throughput.
-        run_rounds: candidates -> {candidate: the row of a full run, in turn with the others} of each round.
+        run_rounds: (candidates, rounds) measures the candidates, interleaved, and appends to the rounds.
         used: () -> the share of the time that is used.
-        trials, full: the rows of each candidate's short trials and full runs, in order.
+        trials: {candidate: the row of its trial}.
+        path: the candidates of the second part, one change apart.
+        rounds: {candidate: the row of a long process} of each round.
     """
 
     dimensions: Sequence[Dimension]
     attempt: Callable[[tuple], dict]
-    run_rounds: Callable[[list[tuple]], Iterator[dict[tuple, dict]]]
+    run_rounds: Callable[[list[tuple], list], None]
     used: Callable[[], float]
-    trials: dict[tuple, list[dict]] = field(default_factory=dict)
-    full: dict[tuple, list[dict]] = field(default_factory=dict)
+    trials: dict[tuple, dict] = field(default_factory=dict)
     path: list[tuple] = field(default_factory=list)
+    rounds: list[dict[tuple, dict]] = field(default_factory=list)
 
     @property
     def default(self):
         return tuple(next(iter(dimension.gains)) for dimension in self.dimensions)
 
     def run(self):
-        """Run all four stages. Ends early if every leader has MOST_TRIALS and there are no more rounds."""
-        while (pool := self.untried()) and self.used() < COMBINATIONS_END:
-            self.try_once(pool[0])
-        while (pool := self.larger_batches()) and self.used() < BATCHES_END:
-            self.try_once(pool[0])
-        while (leaders := self.leaders()) and self.used() < REPETITIONS_END:
-            candidate = min(leaders, key=lambda each: len(self.trials[each]))
-            if len(self.trials[candidate]) == MOST_TRIALS:
+        """Choose the path by trials, and run it."""
+        self.path = self.choose_path()
+        if self.path:
+            self.run_rounds(self.path, self.rounds)
+
+    def choose_path(self):
+        """Return the fastest candidates that are one change apart, from the default on; one that failed is left out."""
+        here = self.default
+        path = [here] if self.rate(here) else []
+        while True:
+            for candidate in self.untried(here):
+                if self.used() < TRIALS_END:
+                    self.rate(candidate)
+            fastest = max(filter(self.trials.get, self.list_changes(here)), key=self.rate, default=here)
+            if self.rate(fastest) <= self.rate(here):
                 break
-            self.try_once(candidate)
-        if leaders:
-            self.run_path(leaders[0])
+            here = fastest
+            path.append(here)
+        for i in (i for i, dimension in enumerate(self.dimensions) if dimension.doubles):
 
-    def try_once(self, candidate):
-        self.trials.setdefault(candidate, []).append(self.attempt(candidate))
+            def attempt(size, i=i, here=here):
+                larger = change_one(here, i, str(size))
+                self.rate(larger)
+                return self.trials[larger], self.used() < TRIALS_END
 
-    def untried(self):
-        """Return the combinations without a trial: the default, single changes, then the others by their prediction."""
-        grid = itertools.product(*(dimension.gains for dimension in self.dimensions))
-        predicted = {each: self.predict(each) for each in grid if each not in self.trials}
-        changes = {each: sum(map(str.__ne__, each, self.default)) for each in predicted}
-        return sorted(filter(predicted.get, predicted), key=lambda each: (min(changes[each], 2), -predicted[each]))
+            larger = change_one(here, i, str(double_batch(int(here[i]), attempt)))
+            path += [larger] if larger != here else []
+        return path
 
-    def predict(self, candidate):
-        """Predict the speedup over the default: the product of its changes' gains, as measured, else as guessed.
+    def list_changes(self, candidate):
+        """List the candidates that differ in one value, in the order of the guesses."""
+        changes = [
+            (gain, change_one(candidate, i, value))
+            for i, dimension in enumerate(self.dimensions)
+            for value, gain in dimension.gains.items()
+            if value != candidate[i]
+        ]
+        return [each for _, each in sorted(changes, key=lambda change: change[0], reverse=True)]
 
-        0 if one of them failed.
-        """
-        gains = []
-        for i, value in enumerate(candidate):
-            single = change_one(self.default, i, value)
-            gain = self.dimensions[i].gains.get(value, 1.0)
-            if single != self.default and single in self.trials and self.rate(self.default):
-                gain = self.rate(single) / self.rate(self.default)
-            gains.append(gain)
-        return math.prod(gains)
-
-    def larger_batches(self):
-        """Return each leader with twice its batch, if its last doubling paid and that has no trial yet."""
-        doubled = []
-        for leader in self.leaders():
-            for i, batch in ((i, int(leader[i])) for i, dimension in enumerate(self.dimensions) if dimension.doubles):
-                half, double = (change_one(leader, i, str(n)) for n in (batch // 2, 2 * batch))
-                if double not in self.trials and self.rate(leader) > BATCH_GROWTH * self.rate(half):
-                    doubled.append(double)
-        return doubled
+    def untried(self, candidate):
+        return [each for each in self.list_changes(candidate) if each not in self.trials]
 
     def rate(self, candidate):
-        """Return the median rate of the short trials, 0 if there is none or one failed."""
-        return median_rate(self.trials.get(candidate, []))
-
-    def leaders(self):
-        """Return the candidates that may be the fastest, the fastest first."""
-        ranked = sorted(filter(self.rate, self.trials), key=self.rate, reverse=True)[:LEADERS]
-        return [each for each in ranked if self.rate(each) >= CLOSE * self.rate(ranked[0])]
-
-    def run_path(self, goal):
-        """Run the default, the goal and the steps between them in full: one round, and more while there is time."""
-        path = self.list_path(goal) if self.rate(self.default) else [goal]
-        for candidate in path:
-            if candidate not in self.trials:
-                self.try_once(candidate)
-        self.path = [each for each in path if self.rate(each)]
-        for rows in self.run_rounds(self.path):
-            for candidate, row in rows.items():
-                self.full.setdefault(candidate, []).append(row)
-            if self.used() >= 1:
-                return
+        """Return the rate of the trial of a candidate, which is run if it is missing; 0 if it fails."""
+        if candidate not in self.trials:
+            self.trials[candidate] = self.attempt(candidate)
+        row = self.trials[candidate]
+        return row["throughput"] if row["status"] == "ok" else 0.0
 
     def compare(self, candidate, base):
-        """Return the Comparison of the full runs of two steps of the path, neither of which failed."""
-        rounds = zip(self.full[candidate], self.full[base], strict=True)
-        return compare_pairs([([row], [base_row]) for row, base_row in rounds])
+        """Return the Comparison of the long processes of two steps of the path; None without a pair."""
+        both = [rows_of for rows_of in self.rounds if {candidate, base} <= rows_of.keys()]
+        return compare_pairs([([rows_of[candidate]], [rows_of[base]]) for rows_of in both])
 
-    def list_path(self, goal):
-        """Return the candidates from the default to the goal, one change at a time, the largest gain first."""
-        path = [self.default]
-        while path[-1] != goal:
-            here = path[-1]
-            changed = [change_one(here, i, value) for i, value in enumerate(goal) if value != here[i]]
-            path.append(max(changed, key=lambda each: (self.rate(each), self.predict(each))))
-        return path
+    def rows_of(self, candidate):
+        """Return the rows of the long processes of a candidate; [] if one failed."""
+        rows = [rows_of[candidate] for rows_of in self.rounds if candidate in rows_of]
+        return rows if all(row["status"] == "ok" for row in rows) else []
+
+    def measured_path(self):
+        """Return the steps of the path up to the fastest one by its long processes; it does not end without a gain."""
+        steps = [each for each in self.path if self.rows_of(each)]
+        gains = {each: self.compare(each, steps[0]) for each in steps}
+        rates = [gains[each].ratio.throughput if gains[each] else 0 for each in steps]
+        steps = steps[: rates.index(max(rates)) + 1] if steps else []
+        while len(steps) > 1 and self.compare(steps[-1], steps[-2]).ratio.throughput <= 1 + SAME:
+            steps.pop()
+        return steps
 
     def fastest(self):
         """Return the fastest candidate, None if none works.
 
-        Once there are full runs, only these count: the best of many short trials is partly luck.
+        Once there are long processes, only these count: the best of many short trials is partly luck.
         """
-        steps = [each for each in self.path if median_rate(self.full.get(each, []))]
-        if steps:
-            return max(steps, key=lambda each: self.compare(each, steps[0]).ratio.throughput)
-        return next((each for each in self.leaders() if each not in self.full), None)
-
-
-def median_rate(rows):
-    """Return the median throughput of rows, 0 if there is none or one failed."""
-    rates = [row["throughput"] if row["status"] == "ok" else 0.0 for row in rows]
-    return statistics.median(rates) if rates and all(rates) else 0.0
+        if steps := self.measured_path():
+            return steps[-1]
+        return max(filter(self.rate, self.trials), key=self.rate, default=None)

@@ -71,13 +71,25 @@ def test_parallel_processes_lose_and_mix_no_rows(tmp_path):
     assert all(row["note"] == "x" * 200 for row in rows)
 
 
+@pytest.mark.parametrize("lock", [".csv.lock", "m.csv.lock"])
+def test_a_lock_that_cannot_be_taken_is_named_before_anything_is_measured(tmp_path, lock):
+    (tmp_path / lock).mkdir()  # root may open any file
+    with pytest.raises(ResultsError, match=rf"/{lock} cannot"):
+        results.check_writable(tmp_path, ["m"])
+
+
+def test_another_user_can_take_a_lock(tmp_path):
+    results.append(tmp_path / "m.csv", ROW)
+    assert (tmp_path / "m.csv.lock").stat().st_mode & 0o777 == 0o666
+
+
 def test_an_impossible_place_is_refused_at_once_and_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
     path = tmp_path / "m.csv"
     results.append(path, ROW)
-    results.check_writable(tmp_path)
+    results.check_writable(tmp_path, ["m", "n"])
     assert list(tmp_path.glob("*.csv")) == [path]
     with pytest.raises(ResultsError):
-        results.check_writable(path)
+        results.check_writable(path, [])
     before = path.read_text()
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(results.os, "fsync", full)

@@ -1,0 +1,137 @@
+"""What was measured is in results/, whatever ends a command: signals, a closed terminal, a full disk."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench.records import results
+
+# A child that notes when it begins and ends. Its row is the one of tests/fakes.py.
+PROGRAM = """
+import json, os, signal, time
+from bench import cli
+from tests.fakes import LINE
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+end_turn = cli.obey_parent()
+task = json.loads(os.environ[cli.TASK])
+name = os.environ["MODEL"] + "/" + os.environ.get("MEMORY_FORMAT", "")
+
+def note(event):
+    with open(os.environ["LOG"], "a") as log:
+        print(event, name, file=log)
+
+note("begins")
+if task["takes_turns"]:
+    end_turn()
+time.sleep(0.05)
+rate = 12.0 if name.endswith("channels_last") else 10.0
+cells = {"model": os.environ["MODEL"], "memory_format": os.environ.get("MEMORY_FORMAT"), "step_seconds_median": 1}
+cells |= {"throughput": rate, "throughput_low": rate, "throughput_high": rate, "batch_size": 4, "output_error": None}
+with open(task["path"], "a") as lines:
+    print(json.dumps(LINE | cells), file=lines)
+note("ends")
+"""
+LIST = """
+import sys
+from bench import parent
+from bench.records import report
+parent.SCRIPTS["image"] = sys.argv[1]
+sys.exit(parent.cli.run_script(lambda: parent.measure_command("image", None, report.describe_run)))
+"""
+BEST = """
+import sys
+import best_settings
+from bench import parent
+parent.SCRIPTS["image"] = sys.argv[1]
+sys.exit(parent.cli.run_script(best_settings.main))
+"""
+SETTINGS = {
+    LIST: {"MODEL": "a,b,c", "RUNS": "2"},
+    BEST: {"MODEL": "a", "MEMORY_FORMAT": "channels_first,channels_last", "PRECISION": "float32", "COMPILE": "0"},
+}
+SETTINGS[BEST] |= {"BATCH_SIZE": "4", "MALLOC_ARENA_MAX": "1"}
+
+
+class Command:
+    """A command in a process of its own, with a results folder of its own."""
+
+    def __init__(self, program, folder, **streams):
+        folder.mkdir()
+        self.folder = folder
+        self.log = folder / "log"
+        (folder / "child.py").write_text(PROGRAM)
+        environ = {"RESULTS_DIR": str(folder), "MACHINE": "m", "USE_GPU": "0", "LOG": str(self.log)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, str(folder / "child.py")],
+            env=os.environ | environ | SETTINGS[program],
+            **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True} | streams,
+        )
+
+    def events(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def stop_after(self, count, *numbers):
+        """Send signals after this many events; returns the events before them."""
+        while len(self.events()) < count and self.process.poll() is None:
+            time.sleep(0.005)
+        before = self.events()
+        for number in numbers:
+            self.process.send_signal(number)
+        return before
+
+    def rows(self):
+        self.errors = self.process.communicate(timeout=100)[1]
+        return results.read(self.folder / "m.csv")
+
+
+def count_processes(rows):
+    return sum(len(row["process_rates"].split()) for row in rows)
+
+
+# LOSS_MOMENTS=10 tries more of them.
+MOMENTS = random.Random(0).sample(range(1, 11), int(os.environ.get("LOSS_MOMENTS", 3)))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("program", [LIST, BEST], ids=["a list", "make best"])
+# A terminal that closes sends SIGHUP twice: from the kernel, and from the shell.
+@pytest.mark.parametrize("numbers", [(signal.SIGHUP, signal.SIGHUP), (signal.SIGTERM,)], ids=["SIGHUP", "SIGTERM"])
+def test_a_signal_loses_no_complete_process(program, numbers, moment, tmp_path):
+    command = Command(program, tmp_path / "results")
+    before = command.stop_after(moment + 4 * (program == BEST), *numbers)
+    rows = command.rows()
+    assert command.process.returncode == 130
+    ended = sum(event.startswith("ends") for event in before)
+    # One process may be about to end. Two trials are not stored, nor is a round of the path that is not complete.
+    assert count_processes(rows) >= (ended - 1 if program == LIST else ended - 2 - 2), (before, command.errors)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_leaves_whole_rows_of_every_finished_run(moment, tmp_path):
+    command = Command(LIST, tmp_path / "results")
+    before = command.stop_after(moment, signal.SIGKILL)
+    begun = [event.split()[1] for event in before if event.startswith("begins")]
+    finished = list(dict.fromkeys(begun))[:-1]
+    assert [f"{row['model']}/" for row in command.rows()][: len(finished)] == finished
+
+
+@pytest.mark.parametrize("program", [LIST, BEST], ids=["a list", "make best"])
+@pytest.mark.parametrize("kind", ["closed", "full"])
+def test_what_cannot_be_printed_is_stored(program, kind, tmp_path):
+    if kind == "full":
+        if not os.path.exists("/dev/full"):
+            pytest.skip("needs Linux's /dev/full")
+        end = os.open("/dev/full", os.O_WRONLY)
+    else:
+        other, end = os.pipe()
+        os.close(other)
+    command = Command(program, tmp_path / "results", stdout=end)
+    os.close(end)
+    assert count_processes(command.rows()) == (2 if program == LIST else 10)
+    assert command.process.returncode == 2
+    assert len(command.errors.strip().splitlines()[-1]) > 0
