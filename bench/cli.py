@@ -6,8 +6,8 @@ error, which also prints its traceback.
 A child runs in a session of its own, so a terminal's Ctrl-C reaches it once, through its parent. Its standard input is
 a socket whose other end only the parent has. If the parent exits for any reason, or closes it on purpose, the child
 kills itself and its workers (obey_parent). torchrun passes standard input on to its ranks, so this holds for each of
-them too. Over the same socket, several children work in turn: a byte from the child ends its turn, a byte from the
-parent starts its next one.
+them too. Over the same socket, the work of several children is interleaved: a byte from the child ends its turn, a
+byte from the parent starts its next one.
 """
 
 import functools
@@ -72,7 +72,7 @@ def explain(error):
 
 
 def handle(handler, *numbers):
-    """Set the handler of signals that are not ignored (nohup ignores one); returns the former ones by number."""
+    """Install a handler for those of the signals that are not ignored (nohup ignores SIGHUP); return the old handlers."""
     heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
 
