@@ -9,13 +9,14 @@ processes. After an interruption, run the same command again: work that has its 
 versions is skipped.
 """
 
+import importlib
 import math
 import sys
 from contextlib import suppress
 
 from tqdm import tqdm
 
-from bench import cli, doctor, workloads
+from bench import cli, doctor
 from bench.host import environment, resources
 from bench.host.ranks import refuse_ranks
 from bench.parent import combine_rounds, find_device, measure_and_store, plan_processes
@@ -65,6 +66,12 @@ def plan_work(run: Run, device, formats, shared_gb=math.inf):
     return runs
 
 
+def workload_of_command(command, settings):
+    """Return the Workload of a command ("image": image_benchmark.py) with these settings."""
+    script = importlib.import_module(f"{command}_benchmark")
+    return getattr(script, f"{command}_workload")(settings)
+
+
 def is_done(stored, run: Run, device):
     """Return whether rows have the work of a run, in at least as many processes or as a failure.
 
@@ -72,7 +79,7 @@ def is_done(stored, run: Run, device):
         stored: rows of this machine, device, commit and versions, as text.
     """
     settings = run.settings.on(device)
-    cells = work_cells(settings, workloads.workload_of_command(run.command, settings), settings.phase, "device")
+    cells = work_cells(settings, workload_of_command(run.command, settings), settings.phase, "device")
     wanted = {name: cells[name] for name in columns.WORK if name in cells}
     if settings.num_threads:
         wanted["num_threads"] = settings.num_threads

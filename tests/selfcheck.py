@@ -13,11 +13,12 @@ import sys
 import time
 from dataclasses import replace
 
+import measure_all
 from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.measure import Job, measure
-from bench.workloads import operators, workload_of_command
+from bench.workloads import operators
 
 PAIRS = 15
 TOLERANCE = 0.02
@@ -28,7 +29,7 @@ def check_loop(phase, model, block, workload="image", what="a hand-written loop"
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(workload, environ)
     about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
-    return check(settings, functools.partial(workload_of_command, workload), phase, block, about)
+    return check(settings, functools.partial(measure_all.workload_of_command, workload), phase, block, about)
 
 
 def check_matmul(by_hand, side=1024):

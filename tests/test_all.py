@@ -12,7 +12,7 @@ from bench.frameworks import Device
 from bench.records import results
 from bench.records.rows import work_cells
 from bench.settings import FRAMEWORKS, parse_settings, read_fixed_run, read_settings
-from bench.workloads import standard_set, workload_of_command
+from bench.workloads import standard_set
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 from tests.fakes import FakeChild
@@ -44,7 +44,9 @@ class Children:
         command = Path(child.script).stem.partition("_")[0]
         settings = parse_settings(command, child.environ).on(self.device.kind)
         self.asked.append((command, settings))
-        workload = matmul(settings.sizes[0]) if command == "tflops" else workload_of_command(command, settings)
+        workload = (
+            matmul(settings.sizes[0]) if command == "tflops" else measure_all.workload_of_command(command, settings)
+        )
         cells = {"device": self.device.kind} | {
             name: getattr(self.device, name) for name in ("framework_version", "device_name")
         }
@@ -98,7 +100,7 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     for device in ("cpu", "cuda", "mps", "xpu"):
         planned = measure_all.plan_work(read_fixed_run("all"), device, formats)
         assert planned
-        models |= {workload_of_command(run.command, run.settings.on(device)).model for run in planned}
+        models |= {measure_all.workload_of_command(run.command, run.settings.on(device)).model for run in planned}
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 

@@ -21,7 +21,8 @@ SCRIPTS = sorted(Path().glob("*.py"))
 LAYERS = [
     ["bench.settings", "bench.packages"],
     ["bench.cli"],
-    ["bench.workloads", "bench.host"],
+    ["bench.host"],
+    ["bench.workloads"],
     ["bench.timing"],
     ["bench.frameworks", "bench.records"],
     ["bench.child", "bench.tune"],

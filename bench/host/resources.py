@@ -16,6 +16,8 @@ import psutil
 from bench.host.environment import GIB, find_card, read_text
 from bench.host.ranks import read_ranks
 
+SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
+
 
 def usable_cpus():
     """Return the numbers of the CPUs that this process may run on; a cluster may bind it to some."""

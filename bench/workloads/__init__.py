@@ -1,15 +1,7 @@
 """Workloads: the record that describes one, their data, and operators."""
 
-import importlib
-
 # What CIFAR-10 has. Not in cifar10.py, because the plots need TRAIN_IMAGES but nothing that downloads or reads it.
 CIFAR_SIDE = 32
 CIFAR_CLASSES = 10
 TRAIN_IMAGES = 50_000
 TEST_IMAGES = 10_000
-
-
-def workload_of_command(command, settings):
-    """Return the Workload of a command ("image": image_benchmark.py) with these settings."""
-    script = importlib.import_module(f"{command}_benchmark")
-    return getattr(script, f"{command}_workload")(settings)

@@ -5,6 +5,8 @@ Batch sizes are the same on all devices, and small enough for two CPU cores; onl
 
 from dataclasses import dataclass
 
+from bench.host.resources import SHARED_GB
+
 # Fresh processes for each line below and each precision, unless RUNS is set; with QUICK=1 one. The range of three
 # covers the median of all processes with a probability of 75 %. Five (94 %) would take too long on two CPU cores.
 RUNS = 3
@@ -14,7 +16,6 @@ QUICK_PEAKS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
 ONLY_FULL = "2048x2048x2048"  # a matmul that shows that a sweep was not a quick one
 QUICK = {"MAX_SECONDS": "1"}
 FORMATS = ("bfloat16", "float16")  # formats of 16 bits; float16 only on a GPU
-SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
 
 
 @dataclass(frozen=True)
