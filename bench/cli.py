@@ -72,7 +72,7 @@ def explain(error):
 
 
 def handle(handler, *numbers):
-    """Install a handler for those of the signals that are not ignored (nohup ignores SIGHUP); return the old handlers."""
+    """Install a handler for those signals that are not ignored (nohup ignores SIGHUP); return the old handlers."""
     heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
 
