@@ -22,7 +22,7 @@ from bench.parent import measure_once, measure_rounds, store
 from bench.records import results
 from bench.records.columns import format_number
 from bench.records.combine import combine
-from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, WORKLOADS, Run, SettingError, is_used, read_runs
+from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, PARTS, WORKLOADS, Run, SettingError, is_used, read_runs
 from bench.tune import answer, candidates
 from bench.tune.search import Dimension, Search
 
@@ -58,6 +58,8 @@ def read_search(environ):
     for name in sorted(runs[0].choices.keys() - set(candidates.LISTS)):
         if name in environ:
             raise SettingError(f"{name}={environ[name]!r} must be one value in `make best`: run it once for each")
+    if runs[0].settings.phase in PARTS:
+        raise SettingError(f"PHASE={environ['PHASE']!r} does not suit `make best`: set PHASE=training")
     return search.settings, runs
 
 

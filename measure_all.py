@@ -79,7 +79,7 @@ def is_done(stored, run: Run, device):
         stored: rows of this machine, device, commit and versions, as text.
     """
     settings = run.settings.on(device)
-    cells = work_cells(settings, workload_of_command(run.command, settings), settings.phase, "device")
+    cells = work_cells(settings, workload_of_command(run.command, settings), "device")
     wanted = {name: cells[name] for name in columns.WORK if name in cells}
     if settings.num_threads:
         wanted["num_threads"] = settings.num_threads

@@ -41,10 +41,10 @@ class Sweep:
     def measure_operator(self, workload, precision, seed=0):
         """Measure one operator and return its row without writing it; a failure is a row too."""
         settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed)
-        row = work_cells(settings, workload, None, "device")
+        row = work_cells(settings, workload, "device")
         try:
             process = replace(self.process, settings=settings)
-            (result,) = child.measure_quantity(process, workload, None, "device")
+            (result,) = child.measure_quantity(process, workload, "device")
             row |= result
         except Exception as error:
             row |= frameworks.classify_failure(error)

@@ -26,7 +26,7 @@ from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records import report
 from bench.records.rows import energy_cells, measurement_cells, work_cells
-from bench.settings import MOST_WORKERS, SCOPES, TRAINING, SettingError, Settings, parse_settings
+from bench.settings import MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
 from bench.timing import MeasurementError, measure
 from bench.timing.canary import measure_canary
 from bench.workloads.data import RESIDENT_BATCHES, epoch_order
@@ -43,7 +43,7 @@ class Task:
     """What the parent process asks for, besides the settings, which are ordinary variables."""
 
     path: str = ""  # of the file that gets the lines
-    # Also measure pipelines, parts of training, energy and the canary, and warn: one process is enough for that.
+    # Also measure pipelines, energy and the canary, and warn: one process is enough for that.
     has_extras: bool = True
     # True in the first process of a run, or of a candidate of make best. An uncompiled model in float32 on a CPU is the
     # reference itself, and is not compared.
@@ -116,26 +116,20 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
     me = ranks.read_ranks()
     if me.are_many and os.environ.get("OMP_NUM_THREADS") == "1":
         del os.environ["OMP_NUM_THREADS"]  # torchrun's default, not the user's: each rank gets its share of the cores
-    framework = frameworks.load(settings.framework)
-    device = framework.find_device(settings)
-    if device.kind == "cpu" and settings.use_gpu is not False and task.has_extras:
-        why = environment.explain_missing_gpu(settings.framework)
-        if settings.use_gpu:
-            why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
-        if why:
-            log.warning("WARNING: %s; measuring the CPU", why)
-    for warning in (environment.explain_choice(device.device_name), device.note):
-        if warning and task.has_extras and not me.are_many:
-            log.warning("WARNING: %s", warning)
-    settings = settings.on(device.kind, device.emulates_bfloat16)
-    if settings.num_workers is None:
-        settings = replace(settings, num_workers=min(me.share(resources.usable_cores()), MOST_WORKERS))
     if me.rank:  # only rank 0 logs and writes lines
         logging.getLogger("bench").setLevel(logging.ERROR)
+    framework = frameworks.load(settings.framework)
+    device = framework.find_device(settings)
+    if task.has_extras:
+        warn_of_device(settings, device, me)
+    settings = settings.on(device.kind, device.emulates_bfloat16)
+    num_workers = settings.num_workers
+    if num_workers is None:
+        num_workers = min(me.share(resources.usable_cores()), MOST_WORKERS)
     # A process by itself is a group of one, which waits for nobody.
     with framework.join_ranks(me, device.kind) if me.are_many else nullcontext(ranks.Group()) as group:
         # It is equal on all ranks, because the number of steps in a window depends on it.
-        settings = replace(settings, num_workers=min(group.gather(settings.num_workers)))
+        settings = replace(settings, num_workers=min(group.gather(num_workers)))
         # The energy and heat of one card would be those of one rank only.
         instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.kind, device.device_name)
         if not task.has_extras:
@@ -149,6 +143,19 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
 
         process = Process(settings, task, framework, device, instruments, group, emit_on_rank_0, end_turn)
         return measure_work(process, make_workload)
+
+
+def warn_of_device(settings, device, me):
+    """Warn if a GPU is missing, if another one may be faster than the device, or if its start is slow."""
+    if device.kind == "cpu" and settings.use_gpu is not False:
+        why = environment.explain_missing_gpu(settings.framework)
+        if settings.use_gpu:
+            why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
+        if why:
+            log.warning("WARNING: %s; measuring the CPU", why)
+    for warning in (environment.explain_choice(device.device_name), device.note):
+        if warning and not me.are_many:
+            log.warning("WARNING: %s", warning)
 
 
 def measure_quantities(process: Process, make_workload):
@@ -167,13 +174,12 @@ def measure_quantities(process: Process, make_workload):
         # A sustained run shows heat itself, and ranks would get out of step.
         if process.device.kind == "cpu" and not (settings.sustain or process.group.ranks.are_many):
             canary_seconds = measure_canary()
-    for phase, scope in list_quantities(process, make_workload(settings).has_pipeline):
-        workload = make_workload(replace(settings, phase=phase))
-        work = work_cells(settings, workload, phase, scope) | {"canary_seconds": canary_seconds}
-        log.info("%s %s: building and checking, then measuring", phase, scope)
-        measure_one = {"epoch": measure_epochs, "sustained": measure_sustained}.get(scope, measure_quantity)
+    workload = make_workload(settings)
+    for scope, measure_one in list_quantities(process, workload):
+        work = work_cells(settings, workload, scope) | {"canary_seconds": canary_seconds}
+        log.info("%s, scope %s: building and checking, then measuring", settings.phase, scope)
         try:
-            for cells in measure_one(process, workload, phase, scope):
+            for cells in measure_one(process, workload, scope):
                 process.emit(work | cells)
                 log.info(report.describe_rate(work | cells))
                 status = str(cells["status"])
@@ -193,41 +199,32 @@ def measure_quantities(process: Process, make_workload):
     return EXIT_STATUS.get(status, 1)
 
 
-def list_quantities(process: Process, has_pipeline):
-    """Yield (phase, scope) of every line that the settings ask for; the parts of training follow the full step."""
+def list_quantities(process: Process, workload: Workload):
+    """Return [(scope, the function that measures it)] of everything that the settings ask for."""
     settings = process.settings
-    has_extras = process.task.has_extras
     if settings.sustain:
-        yield settings.phase, "sustained"
-        return
-    scopes = settings.scope
-    if not scopes:
-        scopes = SCOPES if has_pipeline and has_extras else ("device",)
-    for scope in SCOPES:
-        if scope not in scopes:
-            continue
-        yield settings.phase, scope
-        if (settings.phase, scope) == ("training", "device") and has_extras:
-            yield from ((part, "device") for part in TRAINING[1:])
-    if settings.epochs:
-        yield "training", "epoch"
+        return [("sustained", measure_sustained)]
+    has_pipeline = workload.has_pipeline and process.task.has_extras and settings.phase not in PARTS
+    scopes = settings.scope or (SCOPES if has_pipeline else ("device",))
+    quantities = [(scope, measure_quantity) for scope in SCOPES if scope in scopes]
+    return quantities + ([("epoch", measure_epochs)] if settings.epochs else [])
 
 
-def measure_quantity(process: Process, workload: Workload, phase, scope):
+def measure_quantity(process: Process, workload: Workload, scope):
     """Open a session, measure it and close it; yield the cells of its one result.
 
     Raises:
         MeasurementError, or whatever the framework raises.
     """
-    with open_job(process, workload, phase, scope) as job:
+    with open_job(process, workload, scope) as job:
         bar = nullcontext() if process.group.ranks.rank else report.progress(workload, job.items_per_step)
         with bar as on_window:
             measured = measure.measure(replace(job, on_window=on_window))
-        if phase == "training" and scope != "input" and process.group.ranks.are_many:
+        if process.group.ranks.are_many:
             refuse_unequal_weights(process.group.gather(job.session.checksum()))
         cells = measurement_cells(measured)
-        # For a part of training the counter would include the parts that run before each step.
-        if process.instruments.counter and job.mode != "part" and scope != "input" and cells["status"] == "ok":
+        # The counter would include what prepare() does before each step.
+        if process.instruments.counter and scope != "input" and not job.session.prepare and cells["status"] == "ok":
             try:
                 watts = measure.measure_energy(job, measured.steps_per_window, process.instruments.joules)
                 cells |= energy_cells(process.instruments, *watts)
@@ -237,17 +234,15 @@ def measure_quantity(process: Process, workload: Workload, phase, scope):
 
 
 @contextmanager
-def open_job(process: Process, workload: Workload, phase, scope):
+def open_job(process: Process, workload: Workload, scope):
     """Open the session of a quantity, as a Job of all ranks, and close it at the end.
-
-    `phase` is the quantity's; a part of training has another one than the settings.
 
     Raises:
         MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this process.
     """
     settings = process.settings
     ranks_group = process.group
-    process.emit(work_cells(settings, workload, phase, scope) | {"status": BEGUN})  # the next line replaces it
+    process.emit(work_cells(settings, workload, scope) | {"status": BEGUN})  # the next line replaces it
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
     if resources.shares_memory(process.device):
         needed += workload.resident_bytes
@@ -260,18 +255,18 @@ def open_job(process: Process, workload: Workload, phase, scope):
     # Each rank has its own data, and its own order of them.
     rank_settings = replace(settings, seed=settings.seed + ranks_group.ranks.rank)
     compares = process.task.compares_with_cpu
-    session = process.framework.open_session(workload, rank_settings, phase, scope, compares=compares)
+    session = process.framework.open_session(workload, rank_settings, scope, compares=compares)
     meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
     try:
         yield measure.Job(
             ranks_group.in_step(session),
             items_per_step=workload.items_per_step * ranks_group.ranks.world_size,
             max_seconds=settings.max_seconds,
-            num_items=settings.num_images if phase == settings.phase and scope in SCOPES else None,
+            num_items=settings.num_images,
             sustained_seconds=settings.sustain,
             clock=ranks_group.clock,
             watch=None if ranks_group.ranks.rank else meters.Watch(process.instruments),
-            end_turn=process.end_turn if (phase, scope) == (settings.phase, "device") else None,
+            end_turn=process.end_turn if scope == "device" else None,
         )
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
@@ -292,15 +287,16 @@ def check_and_complete(process: Process, workload: Workload, scope, session, cel
     if workload.bytes_per_step:
         cells["bytes_per_step"] = workload.bytes_per_step + session.weight_bytes
         cells["bandwidth"] = cells["throughput"] / workload.items_per_step * cells["bytes_per_step"] / 1e9
+    context = session.context
     on_cpu = process.device.kind == "cpu"
     cells |= {
         "parameters": session.parameters,
-        "measured_precision": session.measured_precision,
-        "output_error": session.output_error,
-        "output_limit": session.output_limit,
-        "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else session.peak_memory_bytes(),
+        "measured_precision": context.measured_precision,
+        "output_error": context.output_error,
+        "output_limit": context.output_limit,
+        "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else context.peak_memory_bytes(),
         "idle_watts": process.instruments.idle_watts,
-        "note": session.notes() or workload.columns.get("note", ""),
+        "note": context.notes() or workload.columns.get("note", ""),
     }
     if cells["status"] != "interrupted":
         session.check_last_step()
@@ -308,26 +304,26 @@ def check_and_complete(process: Process, workload: Workload, scope, session, cel
 
 
 def refuse_unequal_weights(checksums):
-    """Raise MeasurementError unless all ranks have the same weights after training."""
+    """Raise MeasurementError unless all ranks have the same checksum of their weights, or none has one."""
     unlike = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
     if unlike:
         raise MeasurementError("wrong_output", f"after training, rank 0 has other weights than the ranks {unlike}")
 
 
-def measure_sustained(process: Process, workload: Workload, phase, scope):
+def measure_sustained(process: Process, workload: Workload, scope):
     """Yield the cells of every ten seconds of a long run."""
     instruments = process.instruments
-    with open_job(process, workload, phase, scope) as job:
+    with open_job(process, workload, scope) as job:
         for measured, elapsed_seconds, watts in measure.measure_sustained(job, instruments.joules):
             cells = measurement_cells(measured) | {"elapsed_seconds": elapsed_seconds}
             cells |= energy_cells(instruments, watts, watts * measured.seconds / measured.items)
             yield check_and_complete(process, workload, scope, job.session, cells)
 
 
-def measure_epochs(process: Process, workload: Workload, phase, scope):
+def measure_epochs(process: Process, workload: Workload, scope):
     """Train whole epochs; yield the cells of each: seconds, loss and accuracy."""
     count = len(workload.dataset()[1])
-    with open_job(process, workload, phase, scope) as job:
+    with open_job(process, workload, scope) as job:
         for epoch in range(1, process.settings.epochs + 1):
             seconds, flags = measure.measure_epoch(job, epoch_order(count, process.settings.seed, epoch))
             losses = [float(loss) for loss in job.session.losses]

@@ -92,7 +92,7 @@ def report_framework(name):
         framework = frameworks.load(name)
         device = framework.find_device(settings)
         # Opening the session compares its output with float64.
-        session = framework.open_session(matmul((256, 256, 256)), settings, None, "device")
+        session = framework.open_session(matmul((256, 256, 256)), settings, "device")
     except (SettingError, ModuleNotFoundError) as error:
         show(name, "no", cli.explain(error))
         return 1
@@ -101,7 +101,7 @@ def report_framework(name):
         return 1
     place = f"{device.device_name or 'the CPU'} ({device.kind})"
     words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
-    words += f"matmul verified in {session.measured_precision}"
+    words += f"matmul verified in {session.context.measured_precision}"
     may_use_gpu = device.kind == "cpu" and settings.use_gpu is not False
     missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
     choice = environment.explain_choice(device.device_name)

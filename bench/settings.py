@@ -149,7 +149,8 @@ def setting(kind, default, *, commands=None, lists=None) -> Any:
 OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
-TRAINING = ("training", "forward", "backward", "optimizer")  # phases of rows: the whole step, then its parts
+PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a phase, too
+TRAINING = ("training", *PARTS)
 # {setting: the phases that use it}, if only some do.
 PHASES_OF = {"optimizer": TRAINING, "lora_rank": TRAINING, "checkpointing": TRAINING}
 PHASES_OF |= {"prompt_tokens": ("prefill", *TRAINING), "new_tokens": ("decode",), "depth": ("decode",)}
@@ -177,7 +178,7 @@ class Settings:
         lists=EACH,
     )
     phase: str = setting(
-        dict.fromkeys(WORKLOADS, one_of("inference", "training")) | {"llm": one_of("prefill", "decode", "training")},
+        dict.fromkeys(WORKLOADS, one_of("inference", *TRAINING)) | {"llm": one_of("prefill", "decode", *TRAINING)},
         {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")}
         | {"diffusion": "inference"},
         commands=WORKLOADS,
@@ -251,7 +252,7 @@ class Settings:
         by_device = {name: value for name, value in vars(self).items() if isinstance(value, ByDevice)}
         chosen = {name: v.cpu if device == "cpu" else v.gpu for name, v in by_device.items()}
         if emulates_bfloat16 and "precision" in chosen:  # training in float16 needs a scaled loss
-            chosen["precision"] = "mixed_float16" if self.phase == "training" else "float16"
+            chosen["precision"] = "mixed_float16" if self.phase in TRAINING else "float16"
         return replace(self, **chosen)
 
 
@@ -422,7 +423,10 @@ def refuse_contradictions(command, settings, environ):
         (s.has_ranks and s.batch_size == AUTO, "num_devices batch_size", "auto works only on one device"),
         (s.has_ranks and s.epochs, "num_devices epochs", "epochs are trained only on one device"),
         (s.epochs and s.batch_size == AUTO, "batch_size epochs", "epochs need a batch size"),
-        (s.epochs and s.phase == "inference", "phase epochs", "epochs need PHASE=training"),
+        (s.epochs and s.phase != "training", "phase epochs", "epochs need PHASE=training"),
+        (s.phase in PARTS and s.batch_size == AUTO, "phase batch_size", "set a batch size, or PHASE=training"),
+        (s.phase in PARTS and {*(s.scope or ())} - {"device"}, "phase scope", "set SCOPE=device, or PHASE=training"),
+        (s.phase in PARTS and s.sustain, "phase sustain", "set PHASE=training, or unset SUSTAIN"),
     ]
     for name in ("scope", "num_images", "epochs"):
         table.append((s.sustain and name.upper() in environ and getattr(s, name), f"sustain {name}", "unset one"))

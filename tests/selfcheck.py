@@ -29,22 +29,22 @@ def check_loop(phase, model, block, workload="image", what="a hand-written loop"
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(workload, environ)
     about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
-    return check(settings, functools.partial(measure_all.workload_of_command, workload), phase, block, about)
+    return check(settings, functools.partial(measure_all.workload_of_command, workload), block, about)
 
 
 def check_matmul(by_hand, side=1024):
     """Compare our rate of a matmul with that of a hand-written loop; by_hand: side -> block."""
     settings = replace(read_settings("tflops"), precision="float32")
     about = f"matmul of {side} x {side} x {side}, compared with a hand-written loop"
-    return check(settings, lambda _: operators.matmul((side,) * 3), None, by_hand(side), about)
+    return check(settings, lambda _: operators.matmul((side,) * 3), by_hand(side), about)
 
 
-def check(settings, describe, phase, block, about):
+def check(settings, describe, block, about):
     """Measure PAIRS of (our rate, theirs): blocks of equally many steps, one right after the other."""
     framework, pairs = frameworks.load(settings.framework), []
     settings = settings.on(framework.find_device(settings).kind)
     workload = describe(settings)
-    session = framework.open_session(workload, settings, phase, "device")
+    session = framework.open_session(workload, settings, "device")
     job = Job(session, workload.items_per_step, 1.0)
     measured = measure(job)
     for number in range(PAIRS):

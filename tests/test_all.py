@@ -50,7 +50,7 @@ class Children:
         cells = {"device": self.device.kind} | {
             name: getattr(self.device, name) for name in ("framework_version", "device_name")
         }
-        cells |= work_cells(settings, workload, settings.phase, "device") | rate(1.0)
+        cells |= work_cells(settings, workload, "device") | rate(1.0)
         cells["num_threads"] = settings.num_threads or 2
         if command == "tflops":
             for m, n, k in settings.sizes:

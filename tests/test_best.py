@@ -11,7 +11,7 @@ import pytest
 import best_settings
 from bench import parent
 from bench.records import results, submission
-from bench.settings import read_runs
+from bench.settings import SettingError, read_runs
 from bench.tune import candidates
 from tests.fakes import FakeChild
 from tests.rows import rate
@@ -45,6 +45,11 @@ def test_what_is_tried(row, script, environ, tried):
     found = candidates.list_dimensions(runs[0], runs, row)
     found = {each.name: "doubles" if each.doubles else " ".join(each.gains) for each in found}
     assert found == {name: text for name, text in tried.items() if " " in text or text == "doubles"}
+
+
+def test_a_part_of_training_is_not_tuned():
+    with pytest.raises(SettingError, match="PHASE='backward'"):
+        best_settings.read_search({"PHASE": "backward"})
 
 
 RATES = {"bfloat16": 3.0, "mixed_bfloat16": 2.0, "1": 1.5, "channels_last": 1.2, "keep": 1.1}

@@ -20,8 +20,6 @@ from image_benchmark import ImageSizes, image_batches
 from mlp_benchmark import mlp_workload
 from tests.frameworks import on_numpy
 
-PARTS = ["training", "forward", "backward", "optimizer"]
-
 
 def tiny_workload(settings):
     sizes = ImageSizes(side=8, classes=10)
@@ -102,7 +100,7 @@ def few_images(settings):
 def test_epochs_are_lines_with_their_loss_and_accuracy(child):
     status, lines = child("mlp", few_images, MODEL="mlp-10", DATA="synthetic", BATCH_SIZE="32", EPOCHS="2")
     first, last = lines[-2:]
-    assert (status, [line["phase"] for line in lines]) == (0, [*PARTS, "training", "training"])
+    assert (status, [line["phase"] for line in lines]) == (0, ["training"] * 3)
     assert [(line["scope"], line["epoch"]) for line in (first, last)] == [("epoch", 1), ("epoch", 2)]
     assert last["loss_mean"] < first["loss_mean"]
     assert 0.1 < last["accuracy"] <= 1
@@ -216,10 +214,11 @@ def instrumented(child, monkeypatch):
 @pytest.mark.parametrize(
     ("task", "measured"),
     [
-        ({}, [*PARTS, "input"]),
-        ({"compares_with_cpu": False}, [*PARTS, "input"]),
-        ({"has_extras": False}, ["training", "input"]),
-        ({"has_extras": False, "scope": None}, ["training"]),
+        ({}, ["device", "input"]),
+        ({"scope": None}, ["device", "input", "end_to_end"]),
+        ({"compares_with_cpu": False}, ["device", "input"]),
+        ({"has_extras": False}, ["device", "input"]),
+        ({"has_extras": False, "scope": None}, ["device"]),
     ],
 )
 def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, measured):
@@ -233,12 +232,10 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
     scope = task.pop("scope", "device,input")
     task = child_process.Task(**task)
     status, lines = instrumented(PHASE="training", SCOPE=scope, task=task)
-    parts = [line["scope"] if line["scope"] == "input" else line["phase"] for line in lines]
-    assert (status, parts) == (0, measured)
+    assert (status, [line["scope"] for line in lines]) == (0, measured)
     assert set(compared) == {task.compares_with_cpu}
-    # Energy is only that of whole steps with the model.
-    with_energy = [(line["phase"], line["scope"]) for line in lines if "power_watts" in line]
-    assert with_energy == ([(part, "device") for part in PARTS[:2]] if task.has_extras else [])
+    with_energy = [line["scope"] for line in lines if "power_watts" in line]
+    assert with_energy == ([scope for scope in measured if scope != "input"] if task.has_extras else [])
     line = lines[0]
     assert (line["optimizer"], line["throughput"] > 0) == ("sgd", True)
     assert line["canary_seconds"] == (0.001 if task.has_extras else None)
@@ -247,6 +244,13 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
         assert line["power_watts"] == pytest.approx(50, rel=0.1)
         assert line["idle_watts"] == pytest.approx(50, rel=0.1)
         assert (line["joules_per_item"] > 0, line["power_scope"]) == (True, "gpu board")
+
+
+@pytest.mark.parametrize(("part", "has_energy"), [("forward", True), ("backward", False), ("optimizer", False)])
+def test_a_part_of_training_has_no_energy_if_others_run_before_each_step(instrumented, part, has_energy):
+    _, (line,) = instrumented(PHASE=part, SCOPE=None)  # nor a pipeline
+    assert [line[name] for name in ("status", "phase", "scope", "optimizer")] == ["ok", part, "device", "sgd"]
+    assert ("power_watts" in line) == has_energy
 
 
 def test_ctrl_c_after_the_windows_keeps_the_throughput(instrumented, monkeypatch):

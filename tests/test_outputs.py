@@ -76,7 +76,8 @@ def print_all(folder, monkeypatch):
 
 def print_doctor(folder, monkeypatch):
     """Examine a machine on battery whose PyTorch works, TensorFlow crashes, JAX lacks a library, MLX is missing."""
-    session, power = SimpleNamespace(measured_precision="float32"), SimpleNamespace(power_scope="gpu board")
+    session = SimpleNamespace(context=SimpleNamespace(measured_precision="float32"))
+    power = SimpleNamespace(power_scope="gpu board")
     device = frameworks.Device("cuda", "Example GPU", "2.15", 2)
     framework = SimpleNamespace(find_device=lambda settings: device, open_session=lambda *_: session)
     for module, name, value in (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import settings
-from bench.settings import ALL, AUTO, DECLARED, KNOWN_NAMES, SYNONYMS, SettingError, read_runs, read_settings
+from bench.settings import ALL, AUTO, DECLARED, KNOWN_NAMES, SYNONYMS, TRAINING, SettingError, read_runs, read_settings
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -29,8 +29,8 @@ def test_defaults_depend_on_the_command_and_the_device():
     assert [image.on(device).batch_size for device in ("cpu", "cuda", "mps")] == [16, 64, 64]
     found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"))]
     assert found == [("smollm2-135m", "float32", 1), ("llama-3.2-1b", "bfloat16", 1)]
-    old = {phase: read_settings("llm", {"PHASE": phase}).on("cuda", True).precision for phase in ("decode", "training")}
-    assert old == {"decode": "float16", "training": "mixed_float16"}
+    old = {phase: read_settings("llm", {"PHASE": phase}).on("cuda", True).precision for phase in ("decode", *TRAINING)}
+    assert old == {"decode": "float16"} | dict.fromkeys(TRAINING, "mixed_float16")
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,10 @@ def test_bits_that_no_framework_has_are_refused():
     [
         ("image", {"SUSTAIN": "60", "SCOPE": "input"}),
         ("mlp", {"NUM_DEVICES": "all", "FRAMEWORK": "tf"}),
+        ("mlp", {"PHASE": "forward", "EPOCHS": "2"}),
+        ("image", {"PHASE": "backward", "SCOPE": "device,input"}),
+        ("image", {"PHASE": "forward", "SUSTAIN": "60"}),
+        ("llm", {"PHASE": "optimizer", "BATCH_SIZE": "auto"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "5"}),
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "8", "PHASE": "training", "LORA_RANK": "8"}),

@@ -119,7 +119,7 @@ class CachedModel(ABC):
 class DeviceContext(ABC):
     """Where and how a framework computes: device, precision, compilation, memory."""
 
-    measured_precision: str  # as check.name_precision() names it
+    measured_precision: str | None = None  # as check.name_precision() names it; None without a model or operator
     compares_compiled = False  # whether compiled results must be those of the uncompiled model
     fixed_limit: float  # the largest error in any network; a repetition may differ by a tenth of it
     spread: float  # by which references() disturbs weights and inputs; 0: not at all

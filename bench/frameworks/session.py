@@ -21,19 +21,17 @@ KEPT_NUMBERS = 10**6  # in the largest output of which several are kept
 PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
 
 
-def open_session(context_class, workload, settings, phase, scope, compares=True):
-    """Return the session of a workload in a phase and scope; raises SettingError or MeasurementError.
+def open_session(context_class, workload, settings, scope, compares=True):
+    """Return the session of a workload in the settings' phase and a scope; raises SettingError or MeasurementError.
 
     Args:
         context_class: the framework's DeviceContext.
         compares: whether the model is compared with the CPU.
     """
-    if workload.samples:  # an operator
-        name = workload.model
-        known = context_class.operators
-    else:
-        name = workload.name
-        known = context_class.builders
+    phase = settings.phase
+    is_operator = workload.samples is not None
+    name = workload.model if is_operator else workload.name
+    known = context_class.operators if is_operator else context_class.builders
     if name not in known:
         raise MeasurementError("unsupported", f"{settings.framework} has no {name} here")
     if name == "image" and workload.model not in (models := context_class.image_models()):
@@ -43,7 +41,7 @@ def open_session(context_class, workload, settings, phase, scope, compares=True)
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
     context.measure_precision(workload.has_convolutions)
-    if workload.samples:
+    if is_operator:
         return OperatorSession(context, workload)
     if phase in ("prefill", "decode"):
         return Generation(context, workload, settings, phase)
@@ -68,9 +66,6 @@ class BaseSession:
 
     prepare: Callable[[], None] | None = None  # must run before each step, is complete when it returns, is not timed
     parameters: int | None = None  # trainable; None without a model
-    measured_precision: str | None = None  # as bench/timing/check.py names it
-    output_error: float | None = None  # the model's, against float32 on the CPU
-    output_limit: float | None = None  # the limit for that error
     weight_bytes = 0  # of a model's weights that a step of decode reads, as they are stored
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in their hands; None: resident
@@ -102,17 +97,9 @@ class BaseSession:
         """Return the kind of device: "cpu", "cuda", "mps" ..."""
         return self.context.device
 
-    def notes(self):
-        """Return what a reader of the row has to know; "" if nothing."""
-        return self.context.notes()
-
     def trace_count(self):
         """Return how often the framework has compiled a function of the model that is timed."""
         return self.context.trace_count()
-
-    def peak_memory_bytes(self):
-        """Return the most memory that this session allocated on the device; None if the framework cannot tell."""
-        return self.context.peak_memory_bytes()
 
     def can_keep_outputs(self):
         """Return whether last_result is an output of only the last step, and so small that several may be kept."""
@@ -138,11 +125,10 @@ class BaseSession:
         """
 
     def close(self):
-        """Stop the workers and free the device's memory; a second call does nothing."""
-        if vars(self):
-            context = self.context
-            vars(self).clear()  # everything that holds memory or workers
-            context.release()
+        """Stop the workers and free the device's memory."""
+        context = self.context
+        vars(self).clear()  # everything that holds memory or workers
+        context.release()
 
 
 class InputSession(BaseSession):
@@ -161,7 +147,7 @@ class OperatorSession(BaseSession):
         samples = [workload.samples(operands) for operands in sets]
         on_device = [context.put_operands(operands) for operands in sets]
         super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
-        self.measured_precision = self.rounding = context.measured_precision
+        self.rounding = context.measured_precision
         if workload.model == "conv3x3" and context.device == "mps" and "16" in context.precision:
             self.rounding = "lower"  # Winograd's method has an error of 5.7 % in bfloat16
         self.work = context.operator(workload.model)
@@ -192,9 +178,6 @@ class ModelSession(BaseSession):
         self.model = model
         self.parameters = model.parameters
         self.inputs_of = workload.inputs_of
-        self.measured_precision = context.measured_precision
-        self.output_error = context.output_error
-        self.output_limit = context.output_limit
         context.traces = 0  # the checks were compiled too
 
     def after_first_step(self):

@@ -25,9 +25,7 @@ def combine(processes):
             key = (*(row.get(name) for name in WORK), row.get("elapsed_seconds"))
             quantities.setdefault(key, []).append(row)
     combined = [combine_quantity(rows) for rows in quantities.values()]
-    by_scope = {
-        row["scope"]: row for row in combined if row["status"] == "ok" and row["phase"] in ("inference", "training")
-    }
+    by_scope = {row["scope"]: row for row in combined if row["status"] == "ok"}
     if set(SCOPES) <= set(by_scope):
         row = by_scope["end_to_end"]
         device, pipeline, both = (Rate.of_row(by_scope[scope]) for scope in ("device", "input", "end_to_end"))

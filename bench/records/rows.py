@@ -11,13 +11,13 @@ from bench.settings import DECLARED, is_used_in
 from bench.timing.measure import METHOD_VERSION
 
 
-def work_cells(settings, workload, phase, scope):
+def work_cells(settings, workload, scope):
     """Return the cells that describe the work: the settings that its phase uses, and what the workload knows better.
 
     A setting fills the column of work that has its name, unless the workload sets it.
     """
     has_pipeline = scope in ("input", "end_to_end")
-    names = [name for name in (*WORK, "seed") if name in DECLARED and is_used_in(name, phase)]
+    names = [name for name in (*WORK, "seed") if name in DECLARED and is_used_in(name, settings.phase)]
     if has_pipeline:
         names.append("num_workers")
     used = {name: getattr(settings, name) for name in names}
@@ -27,7 +27,6 @@ def work_cells(settings, workload, phase, scope):
         "world_size": settings.num_devices or 1,
         "workload": workload.name,
         "model": workload.model,
-        "phase": phase,
         "scope": scope,
         "unit": f"{workload.unit}/s",
         **workload.columns,

@@ -27,7 +27,7 @@ from bench import cli
 from bench.host import environment
 from bench.records import peaks, results
 from bench.records.columns import COLUMNS, WORK, describe_work, format_number
-from bench.settings import ROOT, TRAINING, WORKLOADS, SettingError, read_settings
+from bench.settings import PARTS, ROOT, WORKLOADS, SettingError, read_settings
 
 NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?"
 HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\"
@@ -233,7 +233,7 @@ def list_headlines(rows):
     """List the rates of models, without those of parts of training, with their intervals in words."""
     for row in rows:
         is_model = row["status"] == "ok" and row["workload"] in WORKLOADS and row["scope"] == "device"
-        if is_model and row["phase"] not in TRAINING[1:] and row["throughput_low"]:
+        if is_model and row["phase"] not in PARTS and row["throughput_low"]:
             rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
             yield f"- {describe_work(row)}, {row['framework']}: {rate} {row['unit']}, {low} to {high}"
 

@@ -30,11 +30,10 @@ MIN_BLOCK_SECONDS = 0.020
 MIN_WARMUP_SECONDS = 0.5
 MIN_WARMUP_STEPS = 2
 MAX_WARMUPS = 2  # times MAX_SECONDS, in a warm-up that does not get steady
-PART_WARMUP_STEPS = 5
 LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
 MAX_BARRIER_SHARE = 0.01  # the part of a window that an idle synchronise and read may take
-MAX_PART_BARRIER_SHARE = 0.05  # the same in a part of training, whose windows have one step
+MAX_PART_BARRIER_SHARE = 0.05  # the same if a step needs prepare(), and windows have one step
 ENOUGH_WINDOWS = 20  # for an interval from the order statistics, and a first look at it
 LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
 STREAM_WINDOWS = 40  # for a pipeline, in MAX_SECONDS
@@ -74,14 +73,9 @@ class Job:
     end_turn: Callable[[], None] | None = None  # pauses this process until its next turn
 
     @property
-    def mode(self):
-        """Return "step" (resident batches), "part" (backward, optimizer: after prepare()) or "stream" (a pipeline).
-
-        The scopes input and end_to_end are streams.
-        """
-        if self.session.queue_steps is not None:
-            return "stream"
-        return "part" if self.session.prepare else "step"
+    def is_stream(self):
+        """Return whether the batches come from a pipeline, as in the scopes input and end_to_end."""
+        return self.session.queue_steps is not None
 
 
 @dataclass(frozen=True)
@@ -165,7 +159,6 @@ def start_up(job: Job):
     """
     session = job.session
     clock = job.clock
-    mode = job.mode
     # The first step: it compiles, or tries several algorithms.
     first_step_seconds = timed(session, clock, 1)
     first_value = session.read()
@@ -174,23 +167,19 @@ def start_up(job: Job):
 
     # The warm-up, until the pace is steady; of a pipeline, until the batches prepared before are used up.
     began = clock()
-    if mode == "step":
-        step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
-    elif mode == "part":  # the full step ran before it in this process
-        step_seconds = statistics.fmean(timed(session, clock, 1) for _ in range(PART_WARMUP_STEPS))
-    else:
-        step_seconds = drain_queue(job)
+    step_seconds = drain_queue(job) if job.is_stream else warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
     warmup_seconds = clock() - began
 
     # The proof that outputs depend on the data and that every step of a window runs.
     # One value twice is suspicious, unless both steps had the same batch.
-    if mode != "stream" and not session.may_repeat and session.read() == first_value:
+    if not job.is_stream and not session.may_repeat and session.read() == first_value:
         prove_output_varies(job)
     steps = choose_steps(job, step_seconds)
     prove_every_step_runs(job, steps)
-    if mode == "stream" and steps > 1:
+    if job.is_stream and steps > 1:
         drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    is_slowed_by_host = mode == "step" and session.device == "cuda" and is_limited_by_host(job, step_seconds)
+    is_slowed_by_host = session.device == "cuda" and not (job.is_stream or session.prepare)
+    is_slowed_by_host = is_slowed_by_host and is_limited_by_host(job, step_seconds)
     return Start(steps, first_step_seconds, warmup_seconds, first_weights, is_slowed_by_host)
 
 
@@ -202,7 +191,6 @@ def measure_windows(job: Job, start: Start):
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
     session = job.session
-    mode = job.mode
     counters = start_counters(job)
     windows, steps, stop_reason, turns = collect_windows(job, start.steps)
     done = steps * len(windows)
@@ -213,18 +201,18 @@ def measure_windows(job: Job, start: Start):
     if stop_reason != "interrupted":  # by Ctrl-C, in a step whose result cannot be read
         if start.first_weights is not None and session.checksum() == start.first_weights:
             raise MeasurementError("work_skipped", "the weights have not changed since the first step")
-        if mode == "part" and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
+        if session.prepare and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
             flags.append("barrier_shows")
     if start.is_slowed_by_host:
         flags.append("limited_by_host")
-    if mode == "stream" and done < ENOUGH_QUEUES * session.queue_steps:
+    if job.is_stream and done < ENOUGH_QUEUES * session.queue_steps:
         flags.append("short")  # a queue that was full or empty at the start may still show in the total
     if has_drift(windows):
         flags.append("drift")
 
     items_in_window = job.items_per_step * steps
     throughput = items_in_window / statistics.median(windows)
-    if mode == "stream" or job.num_items is not None:
+    if job.is_stream or job.num_items is not None:
         throughput = job.items_per_step * done / seconds
     low, high = interval(windows)
     return Measurement(
@@ -297,15 +285,16 @@ def measure_energy(job: Job, steps, joules):
 def choose_steps(job: Job, step_seconds):
     """Return the number of steps in a window: enough for its end to take less than 1 % of it.
 
-    A part of training has one. The workers of a pipeline deliver in turns, so a window has a multiple of them, if there
-    is time for that.
+    It is one if each step needs prepare(). The workers of a pipeline deliver in turns, so a window has a multiple of
+    them, if there is time for that.
     """
-    if job.mode == "step":
+    if job.session.prepare:
+        return 1
+    if not job.is_stream:
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_BARRIER_SHARE)
         return max(1, math.ceil(window / step_seconds))
-    workers = max(1, job.session.num_workers or 0)
-    has_time = workers * step_seconds <= job.max_seconds / MIN_SAMPLES  # for MIN_SAMPLES windows
-    if job.mode == "part" or not has_time:
+    workers = max(1, job.session.num_workers)
+    if workers * step_seconds > job.max_seconds / MIN_SAMPLES:  # no time for MIN_SAMPLES windows
         return 1
     window = max(MIN_WINDOW_SECONDS, job.max_seconds / STREAM_WINDOWS)
     return workers * max(1, round(window / (step_seconds * workers)))
@@ -337,12 +326,8 @@ def check_counters(job: Job, before, done, stop_reason):
 
 
 def timed(session, clock, steps):
-    """Return the seconds from submitting the first step to reading a value of the last one.
-
-    Of no steps, these are the seconds of synchronising and reading, here called the barrier. Parts of a step are timed
-    one at a time.
-    """
-    if session.prepare and steps:
+    """Return the seconds from submitting the first step to reading a value of the last one, without prepare()."""
+    if session.prepare:
         session.prepare()
         session.synchronize()
     start = clock()
@@ -358,8 +343,8 @@ def prove_every_step_runs(job: Job, steps):
 
     A lazy framework that evaluates only what is read would run one step of each window. docs/method-details.md derives
     how much longer a single step may take, and one of several that are all read (outputs that training does not
-    change). Other programs can only lengthen a step. So in several tries the longest step in a window is compared with
-    the shortest single one, and with the shortest of those that are all read.
+    change); its W, A, F and P are in_window, all_read, single and idle. Other programs can only lengthen a step. So in
+    several tries the longest step in a window is compared with the shortest of the others.
 
     Args:
         steps: in a window. With one step to a window nothing can be skipped, and nothing is compared.
@@ -427,7 +412,7 @@ def is_limited_by_host(job: Job, step_seconds):
 def warm_up(session, clock, max_seconds):
     """Run blocks of steps until their pace is steady, or until max_seconds (two steps at least).
 
-    Returns the seconds per step of the last block.
+    A block has one step if each step needs prepare(). Returns the seconds per step of the last block.
     """
     start = clock()
     steps = 0
@@ -438,7 +423,7 @@ def warm_up(session, clock, max_seconds):
         steps += block
         pace = seconds / block
         elapsed = clock() - start
-        if seconds < MIN_BLOCK_SECONDS:
+        if seconds < MIN_BLOCK_SECONDS and not session.prepare:
             block *= 2  # too short to say anything
         else:
             paces.append(pace)
@@ -457,8 +442,14 @@ def is_steady(paces):
 
 
 def idle_barrier_seconds(job: Job):
-    """Return the seconds that synchronising and reading take on an idle device."""
-    return statistics.median(timed(job.session, job.clock, 0) for _ in range(10))
+    """Return the seconds that synchronising and reading take on an idle device: the median of ten times."""
+    times = []
+    for _ in range(10):
+        start = job.clock()
+        job.session.synchronize()
+        job.session.read()
+        times.append(job.clock() - start)
+    return statistics.median(times)
 
 
 def drain_queue(job: Job):
@@ -479,17 +470,14 @@ def collect_windows(job: Job, steps):
     """Measure windows until a stop rule gives a reason, or until Ctrl-C.
 
     Returns:
-        (seconds of each window, steps in each, the reason, the windows of each turn): the reason is `interval` in a
-        sustained run, `num_images` after a given number of items, which may need shorter windows, or what
-        stop_if_sure() returns.
+        (seconds of each window, steps in each, the reason, the windows of each turn). A given number of items may need
+        windows of fewer steps.
     """
     clock = job.clock
-    is_stream = job.mode == "stream"
-    total_steps = 0  # no limit
+    is_stream = job.is_stream
     next_look = ENOUGH_WINDOWS
-    if job.num_items is not None and not job.sustained_seconds:
-        total_steps = math.ceil(job.num_items / job.items_per_step)
-        steps = max(1, min(steps, total_steps // MIN_SAMPLES))
+    if job.num_items is not None:
+        steps = max(1, min(steps, math.ceil(job.num_items / job.items_per_step) // MIN_SAMPLES))
     windows = []
     turns = []
     stop_reason = ""
@@ -508,16 +496,11 @@ def collect_windows(job: Job, steps):
             if turns:
                 turns[-1].append(seconds)
             last = now
-            if job.sustained_seconds:
-                stop_reason = "interval" if now - began >= SUSTAINED_SECONDS else ""
-            elif total_steps:
-                stop_reason = "num_images" if len(windows) * steps >= total_steps else ""
-            else:
-                # Looking at the interval after every window would cost time between them and invite a lucky stop: look
-                # every 10 %. A pipeline runs for the whole time, because it would work ahead in the meantime.
-                is_look = not is_stream and len(windows) >= next_look
-                next_look = math.ceil(next_look * 1.1) if is_look else next_look
-                stop_reason = stop_if_sure(job, windows, now - began, is_look)
+            # Looking at the interval after every window would cost time between them and invite a lucky stop: look
+            # every 10 %. A pipeline runs for the whole time, because it would work ahead in the meantime.
+            is_look = not is_stream and len(windows) >= next_look
+            next_look = math.ceil(next_look * 1.1) if is_look else next_look
+            stop_reason = find_stop_reason(job, windows, steps, now - began, is_look)
             if job.on_window and not is_stream:
                 job.on_window(windows, steps)
     except KeyboardInterrupt:
@@ -527,12 +510,20 @@ def collect_windows(job: Job, steps):
     return windows, steps, stop_reason, turns
 
 
-def stop_if_sure(job: Job, windows, elapsed, is_look):
-    """Return `target_ci` if the interval is narrow enough, `max_seconds` if the time is over, or else "".
+def find_stop_reason(job: Job, windows, steps, elapsed, is_look):
+    """Return why no other window follows, or "".
+
+    It is `interval` at the end of a row of a sustained run, `num_images` after the given number of items, otherwise
+    `target_ci` if the interval is narrow enough, `max_seconds` if the time is over.
 
     Args:
+        steps: in a window.
         is_look: whether the interval is computed.
     """
+    if job.sustained_seconds:
+        return "interval" if elapsed >= SUSTAINED_SECONDS else ""
+    if job.num_items is not None:
+        return "num_images" if len(windows) * steps * job.items_per_step >= job.num_items else ""
     if is_look and sum(windows) >= MIN_MEASURED_SECONDS:
         low, high = interval(windows)
         if 50 * (high - low) / statistics.median(windows) <= job.target_ci:  # half of it, in percent

@@ -99,7 +99,7 @@ def test_rates_of_inference_and_of_training_and_its_parts_are_true(run, device, 
     """Test with matmuls that take long, and with operators so slow that the one of a read shows."""
     usual = sim.seconds
     sim.seconds, sim.host_seconds = lambda operator: device or usual(operator), host
-    for row in run(PHASE="inference,training"):
+    for row in run(PHASE="inference,training,forward,backward,optimizer"):
         ratio = ratio_of(row, truth_of("mlp", row["phase"]))
         if row["flags"] == "barrier_shows":
             assert (ratio < 0.95, row["phase"] in ("backward", "optimizer")) == (True, True)
@@ -115,7 +115,7 @@ def test_a_step_of_21_operators_takes_as_long_as_they_do():
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_rates_of_a_decoder_are_true(run, phase):
     (row,) = run("llm", PHASE=phase)
-    assert ratio_of(row, truth_of("llm", phase, PHASE=phase)) == pytest.approx(1, abs=0.01)
+    assert ratio_of(row, truth_of("llm", phase)) == pytest.approx(1, abs=0.01)
 
 
 def count_steps(usual, other, is_other):
@@ -219,7 +219,7 @@ def test_memory_is_counted_and_ends(run):
 )
 def test_a_step_waits_for_nothing_and_makes_no_float64(script, phase, precision):
     sim.refused = (torch.float64,)
-    session = open_session(script, phase, PRECISION=precision, **({"PHASE": phase} if script == "llm" else {}))
+    session = open_session(script, phase, PRECISION=precision)
     session.step()  # creates the optimizer's state
     before = sim.reads
     session.step()
@@ -270,8 +270,8 @@ def test_a_device_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch):
     """Test with a matmul as an M5 may compute it."""
     monkeypatch.setattr(base, "_probed", {})
     let_be_wrong("mm", before=in_11_bits)
-    assert open_session("mlp", "inference").measured_precision == "tf32"
-    assert open_session("image", "inference").measured_precision == "matmul tf32, convolution float32"
+    assert open_session("mlp", "inference").context.measured_precision == "tf32"
+    assert open_session("image", "inference").context.measured_precision == "matmul tf32, convolution float32"
     assert not open_session("mlp", "inference", COMPILE="1").context.compares_compiled
 
 
@@ -282,7 +282,7 @@ def test_a_device_that_is_wrong_from_nine_items_on_is_refused(scale):
         return scale(result) if operator._opname == "addmm" and len(result) > 8 else result
 
     sim.compute = compute
-    assert open_session("mlp", "inference", BATCH_SIZE="8").output_error < 1e-5
+    assert open_session("mlp", "inference", BATCH_SIZE="8").context.output_error < 1e-5
     with pytest.raises(MeasurementError, match="differs from the CPU's"):
         open_session("mlp", "inference", BATCH_SIZE="9")
 
@@ -298,8 +298,8 @@ def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch):
 
     sim.compute = compute
     session = open_session("image", "inference", PRECISION="bfloat16")
-    assert session.measured_precision == "matmul bfloat16, convolution lower"
-    assert session.output_limit == 0.3
+    assert session.context.measured_precision == "matmul bfloat16, convolution lower"
+    assert session.context.output_limit == 0.3
     let_be_wrong("addmm", 2)
     with pytest.raises(MeasurementError, match="differs from the CPU's"):
         open_session("image", "inference", PRECISION="bfloat16")

@@ -8,16 +8,12 @@ import pytest
 from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import check, measure
-from diffusion_benchmark import DENOISERS, diffusion_workload
-from image_benchmark import image_workload
-from llm_benchmark import llm_workload
-from mlp_benchmark import mlp_workload
+from bench.workloads import workload_of_command
+from diffusion_benchmark import DENOISERS
 from tests.conftest import GIVEN, TESTED
 from tests.frameworks.torch_reference import TINY
-from transformer_benchmark import ENCODERS, transformer_workload
+from transformer_benchmark import ENCODERS
 
-SCRIPTS = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
-OTHERS = {"llm": llm_workload, "diffusion": diffusion_workload}  # that some frameworks lack
 SMALL = {
     "image": {"MODEL": "resnet18", "IMAGE_SIZE": "32", "BATCH_SIZE": "2"},
     "mlp": {"MODEL": "mlp-16", "DATA": "synthetic", "BATCH_SIZE": "8"},
@@ -87,17 +83,16 @@ class Opener:
         return settings.on(self.framework.find_device(settings).kind)
 
     def workload(self, script, phase, **environ):
-        describe = (SCRIPTS | OTHERS)[script]
-        return describe(replace(self.settings(script, **environ), phase=phase))
+        return workload_of_command(script, self.settings(script, PHASE=phase, **environ))
 
     def __call__(self, script="mlp", phase="training", scope="device", **environ):
-        workload, settings = self.workload(script, phase, **environ), self.settings(script, **environ)
-        return self.framework.open_session(workload, settings, phase, scope)
+        workload = self.workload(script, phase, **environ)
+        return self.framework.open_session(workload, self.settings(script, PHASE=phase, **environ), scope)
 
     def operator(self, workload, precision="float32"):
         """The session of one operator."""
         settings = replace(self.settings("tflops"), precision=precision)
-        return self.framework.open_session(workload, settings, None, "device")
+        return self.framework.open_session(workload, settings, "device")
 
 
 def assert_measured(session, items):
@@ -109,17 +104,12 @@ def assert_measured(session, items):
 
 def open_llm(phase="decode", **environ):
     """Open a session of a tiny language model."""
-    return Opener(TESTED)("llm", phase, PHASE=setting_of(phase), **environ)
+    return Opener(TESTED)("llm", phase, **environ)
 
 
 def describe_llm(phase="decode", **environ):
     """Return the Workload of open_llm()."""
-    return Opener(TESTED).workload("llm", phase, PHASE=setting_of(phase), **environ)
-
-
-def setting_of(phase):
-    """Return the PHASE that has a phase: parts of training are measured with it."""
-    return phase if phase in ("prefill", "decode") else "training"
+    return Opener(TESTED).workload("llm", phase, **environ)
 
 
 def assert_same_work(name, session, torch, expected, stop_dropout, leaves=list):

@@ -66,7 +66,7 @@ COMPARED = ("resnet18", "resnet50", "mlp-64-32", *torch_reference.TINY)
 def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(reference, model):
     torch, copy = reference(model), copy_image if model.startswith("resnet") else copy_in_order
     workload, settings = torch_reference.describe(model, **GIVEN)
-    session = open_session.framework.open_session(workload, settings, "training", "device")
+    session = open_session.framework.open_session(workload, settings, "device")
     ours = session.model
     weights = {name: value for name, value in torch.items() if not name.startswith("_")}
     copy(ours.keras_model, {name: torch.get(f"_gradient.{name}", value) for name, value in weights.items()})

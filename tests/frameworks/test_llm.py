@@ -63,7 +63,7 @@ def test_a_step_of_prefill_is_the_model_itself(model):
 
 def test_decode_is_measured_in_16_bits():
     session = open_llm("decode", PRECISION="bfloat16")
-    assert session.measured_precision == "bfloat16"
+    assert session.context.measured_precision == "bfloat16"
     assert_measured(session, 2)
 
 
@@ -83,7 +83,7 @@ def test_a_step_of_decode_reads_all_weights_but_a_table_that_only_embeds(model):
 def test_quantised_weights_are_always_compared_and_are_the_same_model(model, precision, bits):
     environ = {"MODEL": model, "PRECISION": precision}
     session, full = (open_llm("decode", **environ, WEIGHT_BITS=each) for each in (bits, "full"))
-    assert session.output_error <= session.output_limit
+    assert session.context.output_error <= session.context.output_limit
     assert session.parameters == full.parameters == describe_llm("decode", MODEL=model).parameters
     assert session.weight_bytes < full.weight_bytes * (0.75 if precision == "bfloat16" else 0.5)
     for each in (session, full):

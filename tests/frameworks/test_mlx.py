@@ -97,7 +97,7 @@ def test_a_gpu_is_checked_with_as_many_images_as_a_timed_batch(monkeypatch):
     monkeypatch.setattr(on_mlx_networks.ResNet, "__call__", lambda self, x: sizes.add(len(x)) or right(self, x))
     monkeypatch.setattr(on_mlx, "choose_device", lambda use_gpu: "mps")
     for phase in ("inference", "training"):
-        assert open_session("image", phase, BATCH_SIZE="6").output_error < 1e-5
+        assert open_session("image", phase, BATCH_SIZE="6").context.output_error < 1e-5
         assert {2, 6} <= sizes
         sizes.clear()
 
@@ -129,7 +129,7 @@ def as_ours(name, value):
 def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(reference, model):
     torch = reference(model)
     workload, settings = torch_reference.describe(model, **GIVEN)
-    session = on_mlx.open_session(workload, settings, "training", "device")
+    session = on_mlx.open_session(workload, settings, "device")
     ours = session.model
     old = dict(tree_flatten(ours.module.parameters()))
     theirs = name_in_torch(old, model, torch)
@@ -214,7 +214,7 @@ def test_another_group_size_than_it_says_is_refused(monkeypatch):
 
 def test_adapters_of_quantised_weights_are_trained():
     session = open_llm("training", MODEL="tiny-qwen", WEIGHT_BITS="4", LORA_RANK="4")
-    assert session.output_error < session.output_limit
+    assert session.context.output_error < session.context.output_limit
     assert any(isinstance(layer, nn.QuantizedLinear) for layer in on_mlx_llm.leaf_layers(session.model.module).values())
     batch, losses = next(session.batches), []
     for _ in range(20):

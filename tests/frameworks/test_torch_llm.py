@@ -50,7 +50,7 @@ def test_a_wrong_cache_is_wrong_output(monkeypatch, sabotaged):
 
 
 def test_logits_in_16_bits_are_compared_with_float32(monkeypatch):
-    assert 1e-5 < open_llm(PRECISION="bfloat16").output_error < 0.05
+    assert 1e-5 < open_llm(PRECISION="bfloat16").context.output_error < 0.05
     right = on_torch_llm.CachedModel.extend_uncompiled
     monkeypatch.setattr(on_torch_llm.CachedModel, "extend_uncompiled", lambda *x: right(*x).flip(1))
     with pytest.raises(MeasurementError, match="differs from the CPU's"):
@@ -210,5 +210,5 @@ def test_a_matrix_that_torchao_skips_is_refused(monkeypatch):
 
 
 def test_an_uncompiled_row_of_8_bits_says_how_it_is_used():
-    assert "COMPILE=1" in open_llm(WEIGHT_BITS="8").notes()
-    assert "COMPILE=1" not in open_llm(WEIGHT_BITS="4").notes()
+    assert "COMPILE=1" in open_llm(WEIGHT_BITS="8").context.notes()
+    assert "COMPILE=1" not in open_llm(WEIGHT_BITS="4").context.notes()

@@ -53,7 +53,7 @@ def describe(model, **environ):
 def write(model, folder):
     from bench.frameworks import on_torch
 
-    session = on_torch.open_session(*describe(model, USE_GPU="0"), "training", "device")
+    session = on_torch.open_session(*describe(model, USE_GPU="0"), "device")
     ours, (inputs, labels) = session.model, next(session.batches)
     kept = {name: value.numpy().copy() for name, value in ours.module.state_dict().items()}
     logits, losses, gradients = ours.predict(inputs), [], {}

@@ -79,6 +79,7 @@ BUGS = {
         TIMING,
     ),
     "garbage_collector_on": Bug(MEASURE, "    gc.disable()\n", "", TIMING),
+    "energy_of_what_precedes_a_part": Bug(CHILD, " and not job.session.prepare", "", ROWS),
     # A series of windows
     "drop_the_slowest_window": Bug(
         MEASURE,

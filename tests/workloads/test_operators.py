@@ -30,7 +30,7 @@ def test_operands_are_bounded_and_rotate(monkeypatch):
 
 def open_session(workload, precision="float32"):
     settings = replace(read_settings("tflops", {"USE_GPU": "0"}), precision=precision)
-    return on_torch.open_session(workload, settings, None, "device")
+    return on_torch.open_session(workload, settings, "device")
 
 
 def off_by_one(a, b):
