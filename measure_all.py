@@ -24,7 +24,7 @@ from bench.plots import card
 from bench.records import columns, report, results
 from bench.records.columns import format_number
 from bench.records.rows import complete_row, work_cells
-from bench.settings import TRAINING, Run, SettingError, read_fixed_run
+from bench.settings import Run, SettingError, read_fixed_run
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 
@@ -113,7 +113,7 @@ def list_fast(peaks, formats):
 def describe_lines(rows, _):
     """Describe the combined rows of a run, a line each."""
     lines = []
-    for row in (row for row in rows if row["phase"] not in TRAINING[1:]):
+    for row in rows:
         result = f"{row['status']}: {row['note']}"
         if row["status"] == "ok":
             result = f"{format_number(row['throughput'])} {row['unit']}, {report.describe_interval(row)}"

@@ -112,7 +112,8 @@ def measure_command(command, make_workload, describe_rows):
             measured += itertools.chain(*combined)
         if status:
             break
-    for table in filter(None, [report.describe_scaling(measured), report.describe_chance(comparisons)]):
+    tables = [report.describe_scaling(measured), report.describe_parts(measured), report.describe_chance(comparisons)]
+    for table in filter(None, tables):
         print(table)
     for path in dict.fromkeys(results.path_of(folder, row) for row in measured):
         print(f"added to {cli.display_path(path)}", flush=True)

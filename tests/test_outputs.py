@@ -32,10 +32,10 @@ def print_sustained(*_):
     print(report.describe_run(rows.SUSTAINED, []))
 
 
-def print_scaling(*_):
-    for row in rows.SCALING:
+def print_runs(found, describe):
+    for row in found:
         print(report.describe_run([row], rows.GPU_PEAKS))
-    print(report.describe_scaling(rows.SCALING))
+    print(describe(found))
 
 
 def print_failures(*_):
@@ -60,7 +60,7 @@ def compare(before, after, folder):
 
 
 def print_all(folder, monkeypatch):
-    for found in (rows.IMAGE, rows.TRAINING, rows.FAILURES["every process"]):
+    for found in (rows.IMAGE, rows.TRAINING[:1], rows.FAILURES["every process"]):
         print(measure_all.describe_lines(found, []))
     figures = []
     monkeypatch.setattr(draw, "save", lambda figure, path, **options: figures.append(figure) or path)
@@ -113,10 +113,10 @@ def print_comparisons(*_):
 
 COMMANDS = {
     "image": lambda *_: print(report.describe_run(rows.IMAGE, [rows.OTHER_CHIP, rows.SLOWER_BEFORE])),
-    "training": lambda *_: print(report.describe_run(rows.TRAINING, rows.GPU_PEAKS)),
+    "training": lambda *_: print_runs(rows.TRAINING, report.describe_parts),
     "epochs": lambda *_: print(report.describe_run(rows.EPOCHS, [])),
     "sustained": print_sustained,
-    "scaling": print_scaling,
+    "scaling": lambda *_: print_runs(rows.SCALING, report.describe_scaling),
     "prefill": lambda *_: print(report.describe_run(rows.PREFILL, rows.GPU_PEAKS)),
     "decode": lambda *_: print(report.describe_run(rows.DECODE, rows.GPU_PEAKS)),
     "failures": print_failures,
@@ -142,3 +142,19 @@ def test_a_command_prints(name, tmp_path, monkeypatch, capsys):
         file.write_text("\n".join(printed) + "\n")
     difference = list(difflib.unified_diff(file.read_text().splitlines(), printed, file.name, "now", lineterm=""))
     assert not difference, "\n".join(["", *difference, "", "To accept this: REWRITE_OUTPUTS=1"])
+
+
+def test_rows_of_two_devices_are_told_apart():
+    for describe, found in ((report.describe_parts, rows.TRAINING), (report.describe_scaling, rows.SCALING)):
+        on_cpu = [row | {"device": "cpu"} for row in found]
+        assert describe(found + on_cpu) == f"{describe(found)}\n{describe(on_cpu)}"
+
+
+def test_parts_without_a_range_are_not_added():
+    *others, row = rows.TRAINING
+    assert report.describe_parts([*others, row | {"throughput_low": None}]) == ""
+
+
+def test_the_sum_of_the_parts_need_not_be_the_step_if_that_is_compiled():
+    for change, is_compiled in (({}, False), ({"framework": "tensorflow"}, True), ({"compile": "1"}, True)):
+        assert ("need not" in report.describe_parts([row | change for row in rows.TRAINING])) == is_compiled

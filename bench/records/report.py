@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from bench.records import peaks
-from bench.records.columns import describe_setup, describe_work, format_number
+from bench.records.columns import describe_setup, describe_work, format_number, words_of
 from bench.records.flags import FLAGS
 from bench.records.verdict import ENOUGH_PAIRS, MACHINE_CHANGED, Rate, burst_and_sustained, verdict_of
+from bench.settings import TRAINING
 
 REFRESH_SECONDS = 0.25
 MATMULS = ("matmul", "matmul-8bit")
@@ -117,8 +118,8 @@ def count_processes(row):
 def describe_rate(row):
     """Describe in a few words what a row measured: "device 11.9 images/s"."""
     if not row.get("throughput"):
-        return f"{name_part(row)}: {row['status']}: {row['note']}"
-    rate = f"{name_part(row)} {format_number(row['throughput'])} {row['unit']}"
+        return f"{row['scope'] or 'all'}: {row['status']}: {row['note']}"
+    rate = f"{row['scope'] or 'all'} {format_number(row['throughput'])} {row['unit']}"
     if row.get("elapsed_seconds"):
         return f"{row['elapsed_seconds']:.0f} s: {', '.join([rate, *describe_physics(row)])}"
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
@@ -148,7 +149,7 @@ def describe_result(row, best):
         lines.append(row["note"] if row.get("bottleneck") else f"note: {row['note']}")
     if row["flags"]:
         lines.append("flags: " + ", ".join(row["flags"].split()))
-    label = f"{name_part(row)} {row.get('epoch') or ''}".strip()
+    label = f"{row['scope'] or 'all'} {row.get('epoch') or ''}".strip()
     indent = " " * 14
     lines = [f"  {label:<11} {lines[0]}", *(indent + line for line in lines[1:])]
     return "\n".join(wrap(line, indent) for line in lines)
@@ -210,13 +211,8 @@ def describe_scaling(rows):
 
     The efficiency is the rate per device over that of the fewest devices.
     """
-    groups = {}  # {work: {number of devices: row}}
     lines = []
-    for row in rows:
-        if row["status"] == "ok" and row["scope"] not in ("sustained", "epoch"):
-            work = describe_work(row | {"world_size": 1, "nodes": 1})
-            groups.setdefault(work, {})[int(row["world_size"])] = row
-    for work, by_size in groups.items():
+    for work, by_size in group_rows(rows, "world_size", world_size=1, nodes=1).items():
         if len(by_size) == 1:
             continue
         fewest = min(by_size)
@@ -230,6 +226,42 @@ def describe_scaling(rows):
             rates = f"{rate:>9} {row['unit']} {per_device:>9} per device"
             lines.append(f"  {size:>4} {name:<7} {rates}   efficiency {efficiency:.3f}{span}")
     return "\n".join(lines)
+
+
+def describe_parts(rows):
+    """Describe the time of forward, backward and optimizer together next to that of the whole step; "" without these.
+
+    The range of the sum is the sum of the ranges.
+    """
+    lines = []
+    for work, by_phase in group_rows(rows, "phase", phase="training").items():
+        if all(by_phase.get(phase, {}).get("throughput_low") for phase in TRAINING):
+            row = by_phase["training"]
+            items = row["items"] / row["windows"] / row["steps_per_window"]  # of a step
+            whole, *parts = ([1e3 * items / rate for rate in Rate.of_row(by_phase[phase])] for phase in TRAINING)
+            both = [sum(ends) for ends in zip(*parts, strict=True)], whole  # the lowest rate takes the longest
+            texts = ["{} ms ({} to {})".format(*map(format_number, (middle, low, high))) for middle, high, low in both]
+            line = f"{work}: forward, backward and optimizer together take {texts[0]}, the whole step {texts[1]}"
+            if row["framework"] == "tensorflow" or words_of(row, ["compile"]):
+                line += "; it is compiled as one function, so the sum need not be the step"
+            lines.append(wrap(line, "  "))
+    return "\n".join(lines)
+
+
+def group_rows(rows, column, **shared):
+    """Group results that differ only in a column: {work, framework and device in words: {value: row}}.
+
+    Args:
+        shared: cells that all rows of a group get in these words.
+    """
+    groups = {}
+    for row in rows:
+        if row["status"] == "ok" and row["scope"] not in ("sustained", "epoch"):
+            work = (
+                f"{describe_work(row | shared)}, {row['framework']} {row['framework_version'] or ''} ({row['device']})"
+            )
+            groups.setdefault(work, {})[row[column]] = row
+    return groups
 
 
 def describe_comparison(comparison, choices, base_choices):
@@ -283,8 +315,3 @@ def describe_slowdown(rows, stored):
 def explain_flags(flags):
     """Explain the flags of a run, a line each."""
     return "\n".join(wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
-
-
-def name_part(row):
-    """Name what a row measured: its part of training, or else its scope."""
-    return row["phase"] if row["phase"] in ("forward", "backward", "optimizer") else row["scope"] or "all"
