@@ -26,7 +26,7 @@ from bench.records.columns import COLUMNS
 from bench.records.combine import combine
 from bench.records.rows import complete_row
 from bench.records.verdict import compare_pairs
-from bench.settings import ALL, AUTO, ROOT, WORKLOADS, Run, SettingError, read_runs
+from bench.settings import ALL, AUTO, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
 from bench.tune.search import double_batch
 
 log = logging.getLogger("bench")
@@ -259,7 +259,8 @@ def group_runs(runs):
     groups = {}
     for run in runs:
         settings = run.settings
-        can_pause = run.command in WORKLOADS and not (settings.has_ranks or settings.sustain or settings.epochs)
+        pauses = not (settings.has_ranks or settings.sustain or settings.epochs or settings.phase in PARTS)
+        can_pause = run.command in WORKLOADS and pauses
         same = tuple(run.choices[each] for each in run.choices if not (can_pause and each == name))
         groups.setdefault((can_pause, same), []).append(run)
     cut = []
