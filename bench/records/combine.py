@@ -1,6 +1,7 @@
 """Combine what several processes measured of the same work: a row is a result."""
 
 from bench.records.columns import WORK
+from bench.records.flags import DISTURBING
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
 
@@ -39,7 +40,7 @@ def combine(processes):
 
 
 def combine_quantity(rows):
-    """Return the row of one quantity from the rows of its processes."""
+    """Return the row of one quantity from the rows of its processes; what disturbed fewer than half is in the note."""
     ok = [row for row in rows if row["status"] == "ok"] or [row for row in rows if row.get("throughput")]
     if not ok:
         return rows[0]
@@ -51,11 +52,14 @@ def combine_quantity(rows):
         if len(ok) > 1:
             ends += [row["throughput"] for row in ok]
         interval[end] = choose(ends, default=None)
+    flags = [flag for row in ok for flag in (row.get("flags") or "").split()]
+    rare = [flag for flag in DISTURBING if 0 < 2 * flags.count(flag) < len(ok)]
+    reasons += [f"{flag} in {flags.count(flag)} of {len(ok)} processes" for flag in rare]
     return middle | {
         **interval,
         **{name: next((row[name] for row in ok if row.get(name) is not None), None) for name in OF_THE_FIRST},
         # Only the first process knows whether a model could be compared with the CPU.
         "note": "; ".join(dict.fromkeys(filter(None, [middle["note"], *(row["note"] for row in ok), *reasons]))),
         "process_rates": " ".join(f"{row['throughput']:.4g}" for row in ok),
-        "flags": " ".join(dict.fromkeys(flag for row in ok for flag in (row.get("flags") or "").split())),
+        "flags": " ".join(flag for flag in dict.fromkeys(flags) if flag not in rare),
     }

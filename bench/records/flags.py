@@ -17,3 +17,9 @@ FLAGS = {
     "this row out: unset it for a result of this machine",
     "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",
 }
+DISTURBING = ("contended", "swapping")  # but not throttled, which is normal on a Mac without a fan
+
+
+def disturbing_flags(row):
+    """List the flags of a row, a dict, by which something else slowed the machine; [] if the row is undisturbed."""
+    return [flag for flag in DISTURBING if flag in (row["flags"] or "").split()]

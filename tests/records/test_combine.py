@@ -31,11 +31,19 @@ def test_quantities_stay_apart_and_in_order():
 def test_what_only_the_first_process_measures_and_warnings_of_all_are_kept():
     measured = {"idle_watts": 70.0, "output_error": 0.1, "power_watts": 400.0, "power_scope": "gpu board"}
     measured |= {"joules_per_item": 130.0, "output_limit": 0.2}
-    rows = row(3.0, **measured, flags="drift"), row(4.0), row(5.0, flags="contended drift")
+    rows = row(3.0, **measured, flags="drift"), row(4.0), row(5.0, flags="short drift")
     (found,) = combine([[each] for each in rows])
     assert found["throughput"] == 4
     assert measured.items() <= found.items()
-    assert found["flags"] == "drift contended"
+    assert found["flags"] == "drift short"
+
+
+@pytest.mark.parametrize("flag", ["contended", "swapping"])
+@pytest.mark.parametrize(("disturbed", "count"), [(1, 1), (1, 2), (1, 3), (2, 5), (3, 5)])
+def test_a_disturbance_of_fewer_than_half_of_the_processes_is_only_noted(flag, disturbed, count):
+    (found,) = combine([[row(1.0 + i, flags=flag if i < disturbed else "")] for i in range(count)])
+    noted = f"{flag} in {disturbed} of {count} processes"
+    assert (found["flags"], found["note"]) == (("", noted) if 2 * disturbed < count else (flag, ""))
 
 
 def test_a_failure_of_some_processes_is_in_the_note():
