@@ -154,12 +154,12 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
     monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
     host = replace(read_host(machine), cpu_name="Some CPU", cpu_count=2)
     monkeypatch.setenv("HOME", "/home/alice")
-    line = {"device": device, "device_name": device_name, "note": "gcc -I/home/alice/include -I/usr/include"}
+    line = {"device": device, "device_name": device_name, "note": "\x1b[1mgcc -I/home/alice/include -I/usr/include"}
     row = complete_row(host, "id", line)
     parent.store(tmp_path, [row])
     (stored,) = results.read(tmp_path / f"{file}.csv")
     assert (stored["machine"], stored["driver"]) == (file, "580.1")
-    assert stored["note"] == "gcc -I~/include -I/usr/include"
+    assert stored["note"] == "\ufffd[1mgcc -I~/include -I/usr/include"
 
 
 def test_rows_are_stored_before_they_are_printed(run_all, tmp_path, monkeypatch):

@@ -32,6 +32,7 @@ def say_allocator(text):
     return "allocator keeps memory" if keeps else re.sub(r"LD_PRELOAD=(\S*/)?", "", text)
 
 
+INTERLEAVED = "interleaved"  # in the column search
 COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in COMPILE_MODES}
 
 COLUMNS = {
@@ -40,7 +41,9 @@ COLUMNS = {
     "method_version": Column("version", "version of the method in bench/timing/measure.py"),
     "run_id": Column("identity", "the process whose cells the row has: the median one of a run"),
     "timestamp": Column("identity", "UTC, when that process ended"),
-    "search": Column("identity", "the same for all rows of one `make best`: its path, from the default to the fastest"),
+    "search": Column(
+        "identity", "interleaved, in a list that is compared; or the same for the path of one `make best`"
+    ),
     "status": Column("result", "ok, or why there is no full result: out_of_memory, work_skipped, interrupted ..."),
     "flags": Column("result", "warnings about the result, separated by spaces (bench/records/flags.py explains them)"),
     "source": Column("identity", "of a published figure; blank for a measurement by this program"),
@@ -178,3 +181,8 @@ def format_number(value, pattern="{:.4g}"):
         return ""
     text = pattern.format(float(value))
     return f"{float(text):.0f}" if "e+" in text else text
+
+
+def make_printable(text):
+    """Replace what controls a terminal in a text by U+FFFD, and white space by one blank."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text.split()))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from bench.host.environment import name_machine
 from bench.records import peaks
-from bench.records.columns import COLUMNS, SCHEMA, WORK
+from bench.records.columns import COLUMNS, SCHEMA, WORK, make_printable
 from bench.settings import DECLARED, is_used_in
 from bench.timing.measure import METHOD_VERSION
 
@@ -46,6 +46,7 @@ def complete_row(host, run_id, line):
     row["machine"] = host.machine or name_machine(host.cpu_name, host.cpu_count, gpu_name, host.gpu_cores)
     row["device_name"] = row["device_name"] or host.cpu_name
     row["note"] = row["note"].replace(f"{os.path.expanduser('~')}/", "~/")  # as a compiler's command quotes it
+    row |= {name: make_printable(text) for name, text in row.items() if isinstance(text, str)}  # its colours
     if peaks.is_implausible(row):
         row["flags"] = f"{row['flags']} implausible".strip()
     return row
