@@ -162,6 +162,7 @@ def sustained(stored):
     """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
     rows = stored.rows[(stored.rows["scope"] == "sustained") & stored.rows["throughput"].notna()]
     rows = select.believe(rows.assign(rate=rows["items"] / rows["seconds"]))
+    rows = rows.sort_values("disturbed", ascending=False, kind="stable")
     latest = rows["run_id"] == rows.groupby(["machine", *tables.WORK], sort=False)["run_id"].transform("last")
     runs = [run.sort_values("elapsed_seconds") for _, run in rows[latest].groupby("run_id", sort=False)][-MAX_CURVES:]
     panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
@@ -196,7 +197,8 @@ def scopes(stored):
 
 def best(stored):
     """Draw the path of `make best`, one change at a time from the default to the fastest settings, with intervals."""
-    steps = select.believe(stored.rows[(stored.rows["search"] != "") & stored.rows["throughput"].notna()])
+    is_step = ~stored.rows["search"].isin(["", columns.INTERLEAVED])
+    steps = select.believe(stored.rows[is_step & stored.rows["throughput"].notna()])
     of = ["machine", "kind", "framework", "workload", "model", "phase"]
     steps = steps[steps["search"] == steps.groupby(of, sort=False)["search"].transform("last")]
     names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high"}

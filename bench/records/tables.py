@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from bench.records import columns, peaks, results
+from bench.records.flags import disturbing_flags
 from bench.records.verdict import IN_TFLOPS
 
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
@@ -18,8 +19,8 @@ def read_rows(paths, warn=print):
     """Read all rows of these CSV files as one frame, in the order of the files.
 
     It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
-    `published`, whether others measured it, and `shown`, the name of the device, or of the machine if several have this
-    device. A file that is foreign, newer or damaged is left out, and warn() gets one line.
+    `published`, whether others measured it, `disturbed`, and `shown`, the name of the device, or of the machine if
+    several have this device. A file that is foreign, newer or damaged is left out, and warn() gets one line.
     """
     frames = []
     for path in paths:
@@ -35,32 +36,33 @@ def read_rows(paths, warn=print):
 def convert(rows):
     """Convert rows of text to a frame; what is not a number, or cannot be this one, as 0 cannot be a rate, is NaN."""
     rows = [row for row in rows if "other_version" not in row["flags"]]  # not a result of the pinned version
-    frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str)
-    numbers = frame[list(NUMBERS)].apply(pd.to_numeric, errors="coerce")
+    frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str).map(columns.make_printable)
+    numbers = frame[list(NUMBERS)].apply(pd.to_numeric, errors="coerce").astype(float)  # objects without rows
     frame[numbers.columns] = numbers.where(np.isfinite(numbers) & ((numbers > 0) | list(NUMBERS.values())))
     for name in (*columns.WORK, *columns.SETUP):
         frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
     kind = frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu")
-    return frame.assign(kind=kind, published=frame["source"] != "")
+    disturbed = [bool(disturbing_flags(row)) for row in rows]
+    return frame.assign(kind=kind, published=frame["source"] != "", disturbed=disturbed)
 
 
 def latest(rows):
     """Select the latest result of each machine, work and setup, and all published figures, whatever their status.
 
+    A disturbed result counts only if there is no other one, and so does one of a comparison (the column `search`).
     The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
     and its interval, `low` and `high`; `processes`, how many; `computers`, how many its machine's own rows are
     from; `setup`: in words, if a machine has several for the same work; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s
     over the best ones measured on its chip.
     """
     counts = ((rows["status"] == "ok") | (rows["source"] != "")) & (rows["scope"] != "sustained")
-    done = rows[counts].sort_values("timestamp", kind="stable")
+    done = rows.assign(compared=rows["search"] != "")[counts]
+    # The last one of equal work counts.
+    done = done.sort_values(["disturbed", "compared", "timestamp"], ascending=[False, False, True])
     work = ["machine", "source", *WORK]
-    # A result of `make best` counts only where there is no other one.
-    done = done.sort_values("search", key=lambda texts: texts == "", kind="stable")
-    done = done[~((done["search"] != "") & done.duplicated([*work, *columns.SETUP], keep="last"))]
     # A quick check, or what Ctrl-C left, does not replace a result of more processes of the same commit.
     processes = done["process_rates"].str.count(" ")
-    most = processes.groupby([done[name] for name in (*work, *columns.SETUP, "commit")]).transform("max")
+    most = processes.groupby([done[name] for name in (*work, *columns.SETUP, "commit", "compared")]).transform("max")
     done = done[(processes == most) | (done["source"] != "")]
     # Published figures are of different setups: none of them replaces another.
     is_old = done.duplicated([*work, *columns.SETUP], keep="last") & (done["source"] == "")

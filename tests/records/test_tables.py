@@ -19,6 +19,7 @@ def summary(*paths):
 
 
 MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
+CONTENDED = {"flags": "drift contended", "timestamp": "2030"}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,12 @@ MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
         ([rate(90), rate(110) | {"flags": "drift other_version"}], {"value": 90}),
         ([rate(110) | {"flags": "other_version"}, rate(90)], {"value": 90}),
         ([rate(90) | {"process_rates": "1 2 3"}, rate(110) | {"process_rates": "1 2"}], {"value": 90}),
+        # A disturbed row counts only if there is no other one of as many processes.
+        ([rate(90), rate(10) | CONTENDED | {"commit": "later"}], {"value": 90}),
+        ([rate(90), rate(80) | {"flags": "throttled"}], {"value": 80}),
+        ([rate(90), rate(10) | CONTENDED | {"process_rates": "1 2 3"}], {"value": 10}),
+        ([rate(10) | CONTENDED, rate(90) | {"search": "interleaved"}], {"value": 90}),
+        ([rate(90), rate(110) | {"search": "interleaved", "timestamp": "2030"}], {"value": 90}),
         ([rate(90), rate(110) | {"search": "x", "commit": "later"}], {"value": 90}),
         ([rate(90), rate(110) | {"search": "x", "process_rates": "1 2 3"}], {"value": 90}),
         ([rate(1000, width=0.1) | MATMUL], {"value": 2, "low": 1.8, "high": 2.2, "per": "TFLOP/s"}),
@@ -69,7 +76,7 @@ def test_shares_are_of_own_results_over_own_peaks(write):
     peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "9.6"}
     moved = rate(60) | {"workload": "bandwidth", "model": "copy", "phase": "", "tflops": ""}
     decode = {"workload": "llm", "model": "llama", "phase": "decode", "tflops": "", "bandwidth": "30"}
-    rows = [{}, peak, peak | {"tflops": "790"} | cited, moved, decode, decode | cited]
+    rows = [{}, peak, peak | {"tflops": "790"} | cited, moved, moved | rate(40) | CONTENDED, decode, decode | cited]
     found = summary(write(*rows), write({}, machine="b"))
     assert found["of_bandwidth"].dropna().tolist() == [0.5]
     assert found["of_peak"].dropna().tolist() == pytest.approx([0.25, 1])
