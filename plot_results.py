@@ -23,8 +23,13 @@ ones: open it in a browser to choose, sort and filter. `make compare` compares t
 
 
 def plot(folder, say):
-    """Draw all plots and write both pages; return the paths. say() gets a line for each file that is left out."""
+    """Draw all plots and write both pages; return the paths. say() gets a line for each file that is left out.
+
+    Raises SettingError, and writes nothing, if there is no result.
+    """
     stored = select.load(folder, say)
+    if stored.lines.empty and not stored.rows["scope"].eq("sustained").any():
+        raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
     paths = [*pictures.draw_all(stored, folder / "plots"), *card.draw_all(stored, folder)]
     shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]
     replace_file(folder / "README.md", ("\n\n".join([ABOUT, *shown]) + "\n").encode())

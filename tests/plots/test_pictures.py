@@ -5,7 +5,8 @@ from matplotlib.text import Annotation
 
 import plot_results
 from bench.plots import pictures, select
-from tests.rows import MATMUL, rate, write
+from bench.settings import SettingError
+from tests.rows import FAILED, MATMUL, rate, write
 
 CITED = {"source": "https://x"}
 OTHER_WORK = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}]
@@ -107,6 +108,7 @@ def test_the_three_scopes_of_the_same_work_are_together_and_the_part_that_limits
 def test_the_path_of_the_latest_search_is_in_the_order_of_the_file(folder, load):
     write(folder, [rate(5) | {"search": "old"}])
     write(folder, [rate(10) | {"search": "x", "timestamp": "9"}, rate(30) | {"search": "x", "precision": "bfloat16"}])
+    write(folder, [rate(5) | {"search": "interleaved"}])  # of a list that is compared, which is not a path
     (axes,) = pictures.best(load()).axes
     assert [text.get_text() for text in axes.texts] == ["10", "30"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["the default", "+ bfloat16"]
@@ -124,8 +126,8 @@ def test_a_machine_whose_device_another_one_has_too_is_shown_by_its_own_name(fol
 
 
 def test_a_sustained_run_is_drawn_by_the_rate_of_each_ten_seconds_and_the_latest_counts(folder, load):
-    for run, items in (("old", 90), ("new", 550)):
-        row = {"scope": "sustained", "run_id": run, "items": str(items), "seconds": "10"}
+    for run, items in (("old", 90), ("new", 550), ("contended", 70)):
+        row = {"scope": "sustained", "run_id": run, "items": str(items), "seconds": "10", "flags": run}
         write(folder, [rate(60) | row | {"elapsed_seconds": str(10 * i)} for i in (2, 1)])
     assert load().believed.empty
     (line,) = pictures.sustained(load()).axes[0].lines
@@ -153,6 +155,14 @@ def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):
     assert drawn == folder / "plots" / "images.png"
     assert "(plots/images.png)" in written.read_text()
     assert drawn.stat().st_size > 1000 < page.stat().st_size
+
+
+@pytest.mark.parametrize("rows", [[], [{"flags": "other_version"}], [FAILED]])
+def test_a_folder_without_a_result_is_a_mistake(folder, rows):
+    write(folder, rows)
+    with pytest.raises(SettingError, match="RESULTS_DIR="):
+        plot_results.plot(folder, pytest.fail)
+    assert not (folder / "README.md").exists()
 
 
 def test_nothing_is_written_through_a_symbolic_link(folder, tmp_path):
