@@ -4,7 +4,7 @@
     make compare A=amd-epyc-2-cores B=nvidia-h200
 
 Ratios are B over A: above 1, B is faster. A row of one process has a ratio but no verdict, because a single process
-does not show how much processes differ.
+does not show how much processes differ. Neither has a row that other programs or swapping disturbed.
 """
 
 import os
@@ -16,10 +16,11 @@ from pathlib import Path
 from bench import cli
 from bench.records import columns, report, results, tables
 from bench.records.columns import format_number
+from bench.records.flags import disturbing_flags
 from bench.records.verdict import MACHINE_CHANGED, Rate, verdict_of
 from bench.settings import SettingError, read_settings
 
-MOST_NAMED = 5  # rows that only one side has
+MOST_NAMED = 5  # rows, or differences, in a remark
 LAYOUT = "{:>7}  {:<16}  {:<11}  {:>8}  {:>8}  {:<11}  {}"
 TITLES = ("B / A", "interval", "B is", "A", "B", "unit", "work [flags]")
 
@@ -28,7 +29,7 @@ def read_side(side, environ, folder):
     """Read the latest result of each work from the file that A or B names by path or machine.
 
     Returns:
-        {work: its line, as tables.latest() describes it}.
+        {work: its line, as tables.latest() describes it; or, if it only failed, its last row, which has no value}.
     """
     name = environ.get(side, "").strip()
     path = Path(name) if Path(name).is_file() else folder / f"{name}.csv"
@@ -36,11 +37,12 @@ def read_side(side, environ, folder):
         known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
         raise SettingError(f"{side}={name!r} is not a CSV file or a machine in {folder.name}/ (machines: {known})")
     rows = tables.convert(results.read(path))
-    lines = tables.latest(rows[rows["search"] == ""])  # trials of `make best` have other settings
+    lines = tables.latest(rows)
     lines = lines.loc[~lines["published"] & (lines["value"] > 0)]
     if lines.empty:
-        raise SettingError(f"{side}={name!r} has no results to compare")
-    return {work_of(line): line for line in lines.to_dict("records")}
+        raise SettingError(f"{side}={name!r} has no results to compare: name another file")
+    failed = rows.loc[~rows["published"] & (rows["status"] != "ok")].sort_values("timestamp")
+    return {work_of(line): line for each in (failed, lines) for line in each.to_dict("records")}
 
 
 def work_of(line):
@@ -54,15 +56,19 @@ def work_of(line):
 def compare(a, b):
     """List the work that both sides have: dicts of the two lines, the ratio, a Rate, and the verdict."""
     comparisons = []
-    for work in (work for work in b if work in a):
+    for work in (work for work in b if work in a and "value" in a[work].keys() & b[work].keys()):
+        pair = {"A": a[work], "B": b[work]}
         # The value of an operator is TFLOP/s.
-        base, rate = (Rate(line["value"], line["low"], line["high"]) for line in (a[work], b[work]))
+        base, rate = (Rate(line["value"], line["low"], line["high"]) for line in pair.values())
         ratio = rate.ratio(base)
-        is_single = 1 in (a[work]["processes"], b[work]["processes"])
+        is_single = any(line["processes"] == 1 for line in pair.values())
         if is_single:
             ratio = Rate(ratio.throughput)
+        disturbed = [f"{side}: {' '.join(flags)}" for side, line in pair.items() if (flags := disturbing_flags(line))]
         verdict = "" if is_single else verdict_of(ratio)
-        comparisons.append({"a": a[work], "b": b[work], "ratio": ratio, "verdict": verdict})
+        if disturbed:
+            verdict = f"cannot tell ({'; '.join(disturbed)})"
+        comparisons.append({"a": pair["A"], "b": pair["B"], "ratio": ratio, "verdict": verdict})
     return comparisons
 
 
@@ -96,14 +102,18 @@ def list_remarks(a, b, lines):
         remarks.append(f"no verdict ({count['']} of {len(lines)}): A or B has a single process; measure with RUNS=5")
     if count["cannot tell"]:
         remarks.append(f"cannot tell ({count['cannot tell']} of {len(lines)}): the intervals overlap or are unknown")
-    for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):
-        in_a, in_b = (", ".join(sorted({line[side][name] for line in lines} - {""})) or "unknown" for side in "ab")
-        if in_a != in_b:
-            remarks.append(f"{name}: {in_a} in A; {in_b} in B")
+    details = {}
+    for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):  # row by row: sets of both sides may agree by chance
+        pairs = Counter((line["a"][name] or "unknown", line["b"][name] or "unknown") for line in lines)
+        shares = [(*pair, f"({count} of {len(lines)})") for pair, count in pairs.items() if pair[0] != pair[1]]
+        details[name] = [f"{in_a} in A and {in_b} in B {share}" for in_a, in_b, share in shares]
     for side, one, other in (("A", a, b), ("B", b, a)):
-        if only := [describe_work(one[work]) for work in one.keys() - other]:
-            more = f", and {len(only) - MOST_NAMED} more" if len(only) > MOST_NAMED else ""
-            remarks.append(f"only in {side}: {'; '.join(sorted(only)[:MOST_NAMED])}{more}")
+        failed = {work: f"{describe_work(line)}: {line['status']}" for work, line in one.items() if "value" not in line}
+        details[f"only in {side}"] = [describe_work(one[work]) for work in one.keys() - (other | failed)]
+        details[f"failed in {side}"] = [failed[work] for work in failed if "value" in other.get(work, ())]
+    for name, texts in ((name, texts) for name, texts in details.items() if texts):
+        more = f", and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+        remarks.append(f"{name}: {'; '.join(sorted(texts)[:MOST_NAMED])}{more}")
     return remarks
 
 

@@ -159,6 +159,8 @@ BEFORE = [
     FIVE | rate(70, 0.001) | {"model": "convnext_tiny"},
     ONE | rate(9) | {"model": "vgg11"},
     FIVE | rate(7) | {"model": "alexnet"},
+    FIVE | rate(20) | LATER | {"model": "vgg13"},  # the other way round than the rest
+    FIVE | FAILED | {"model": "vgg19"},
     FIVE | GPU | rate(4000),
     FIVE | PEAK | SMALL | {"tflops": 1.5},
     FIVE | PEAK | LARGE | {"tflops": 2.0},  # the latest peak counts, at any size and by any operator
@@ -172,7 +174,10 @@ AFTER = [
     FIVE | rate(1) | LATER | {"model": "alexnet", "batch_size": 64},
     FIVE | rate(600) | LATER | {"device": "mps", "device_name": "Example Mac"},
     FIVE | PEAK | SMALL | LATER | {"tflops": 2.4, "memory_format": "channels_last", "batch_size": 1},
-    FIVE | rate(300) | {"search": "0123456789ab"},  # of `make best`
+    FIVE | rate(20) | {"model": "vgg13"},
+    FIVE | rate(4) | LATER | {"model": "vgg19"},
+    FIVE | rate(300) | {"search": "0123456789ab", "allocator": "A=1"},  # of `make best`
+    FIVE | rate(3) | LATER | {"search": "interleaved", "model": "squeezenet1_0"},  # there is no other one
 ]
 
 # Comparisons: faster, undecided, slower, equal, of too few pairs, not in turn, and of other work
