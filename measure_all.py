@@ -6,7 +6,7 @@
 
 bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
 processes. After an interruption, run the same command again: work that has its processes with the same commit and
-versions is skipped.
+versions is skipped. What other programs or swapping disturbed is measured once more.
 """
 
 import importlib
@@ -23,8 +23,9 @@ from bench.parent import combine_rounds, find_device, measure_and_store, plan_pr
 from bench.plots import card
 from bench.records import columns, report, results
 from bench.records.columns import format_number
+from bench.records.flags import disturbing_flags
 from bench.records.rows import complete_row, work_cells
-from bench.settings import Run, SettingError, read_fixed_run
+from bench.settings import SCOPES, Run, SettingError, read_fixed_run
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 
@@ -73,30 +74,38 @@ def workload_of_command(command, settings):
 
 
 def is_done(stored, run: Run, device):
-    """Return whether rows have the work of a run, in at least as many processes or as a failure.
+    """Return whether rows have the work of a run, and none of its scopes has to be measured again.
 
     Args:
         stored: rows of this machine, device, commit and versions, as text.
     """
     settings = run.settings.on(device)
-    cells = work_cells(settings, workload_of_command(run.command, settings), "device")
-    wanted = {name: cells[name] for name in columns.WORK if name in cells}
-    if settings.num_threads:
-        wanted["num_threads"] = settings.num_threads
-    texts = {name: "" if value is None else str(value) for name, value in wanted.items()}
-    return any(
-        len(row["process_rates"].split()) >= plan_processes(run)
-        if row["status"] == "ok"
-        else row["status"] not in UNFINISHED
-        for row in stored
-        if texts.items() <= row.items()
-    )
+    workload = workload_of_command(run.command, settings)
+    for scope in settings.scope or SCOPES:
+        cells = work_cells(settings, workload, scope)
+        wanted = {name: cells[name] for name in columns.WORK if name in cells}
+        if settings.num_threads:
+            wanted["num_threads"] = settings.num_threads
+        texts = {name: "" if value is None else str(value) for name, value in wanted.items()}
+        rows = [row for row in stored if texts.items() <= row.items()]
+        # Only the first process measures a pipeline, if there is one.
+        processes = plan_processes(run) if scope == "device" else 1
+        if not is_settled(rows, processes) and (rows or scope == "device"):
+            return False
+    return True
+
+
+def is_settled(rows, processes):
+    """Return whether rows of a work end it: a failure, an undisturbed result, or a second one, of enough processes."""
+    failed = any(row["status"] not in ("ok", *UNFINISHED) for row in rows)
+    done = [row for row in rows if row["status"] == "ok" and len(row["process_rates"].split()) >= processes]
+    return failed or len(done) > 1 or not all(map(disturbing_flags, done))
 
 
 def find_peaks(rows):
     """Return {precision: TFLOP/s of the best matmul} of rows of `make tflops`."""
     peaks = [row for row in rows if row["model"] == "matmul-peak" and row["status"] == "ok"]
-    return {row["precision"]: float(row["tflops"]) for row in peaks}
+    return {row["precision"]: float(row["tflops"]) for row in sorted(peaks, key=lambda row: float(row["tflops"]))}
 
 
 def list_fast(peaks, formats):
@@ -116,7 +125,8 @@ def describe_lines(rows, _):
     for row in rows:
         result = f"{row['status']}: {row['note']}"
         if row["status"] == "ok":
-            result = f"{format_number(row['throughput'])} {row['unit']}, {report.describe_interval(row)}"
+            flags = f" [{row['flags']}]" if row["flags"] else ""
+            result = f"{format_number(row['throughput'])} {row['unit']}, {report.describe_interval(row)}{flags}"
         lines.append(f"{columns.describe_work(row)}: {result}")
     return "\n".join(lines)
 
@@ -161,12 +171,14 @@ def measure_set(run: Run, host, device, blank):
     formats = standard_set.FORMATS[:1] if device.kind == "cpu" else standard_set.FORMATS
     peaks = find_peaks(stored)
     has_full_sweep = any(row["matrix_size"] == standard_set.ONLY_FULL for row in stored)
-    if "float32" not in peaks or not (is_quick or has_full_sweep):
+    is_disturbed = any(disturbing_flags(row) for row in stored if row["workload"] in ("matmul", "bandwidth"))
+    is_first = sum(row["model"] == "matmul-peak" and row["precision"] == "float32" for row in stored) == 1
+    if "float32" not in peaks or not (is_quick or has_full_sweep) or (is_disturbed and is_first):
         sizes = standard_set.QUICK_PEAKS if is_quick else standard_set.PEAKS
         sweep = run.with_settings("tflops", **sizes, PRECISION=",".join(["float32", *formats]), RUNS="1")
         rows = measure(sweep, host, LIMIT if statuses else cli.FIRST_LIMIT, report.describe_sweep)
         statuses += [row["status"] for row in rows]
-        peaks = find_peaks(rows)
+        peaks = find_peaks([*stored, *rows])
     formats = ["float32"] if is_quick else list_fast(peaks, formats)
     shared_gb = host.memory_gb if resources.shares_memory(device) else math.inf
     planned = plan_work(run, device.kind, formats, shared_gb)

@@ -32,7 +32,7 @@ class Children:
     """
 
     def __init__(self):
-        self.asked, self.fails, self.ends_after, self.device = [], {}, None, CPU
+        self.asked, self.fails, self.ends_after, self.device, self.flags = [], {}, None, CPU, ""
 
     def work(self, child):
         """Measure what the environment asks for."""
@@ -51,7 +51,7 @@ class Children:
             name: getattr(self.device, name) for name in ("framework_version", "device_name")
         }
         cells |= work_cells(settings, workload, "device") | rate(1.0)
-        cells["num_threads"] = settings.num_threads or 2
+        cells |= {"num_threads": settings.num_threads or 2, "flags": self.flags}
         if command == "tflops":
             for m, n, k in settings.sizes:
                 child.write(**cells | {"matrix_size": f"{m}x{n}x{k}", "precision": "float32"})
@@ -167,6 +167,24 @@ def test_a_failure_ends_only_its_own_work_and_is_not_repeated_but_a_crash_is(mak
     assert [make_all()[1] for _ in range(2)] == [2, 2]  # what has no row, or crashed, is tried again
     make_all.children.fails = {}
     assert [make_all()[1] for _ in range(2)] == [2, 0]
+
+
+def test_what_was_disturbed_is_measured_once_more(make_all):
+    make_all.children.flags = "drift contended"
+    assert [make_all()[1] for _ in range(3)] == [1 + 2 * ON_CPU, 1 + 2 * ON_CPU, 0]
+
+
+@pytest.mark.parametrize("cells", [{"flags": "contended"}, {"status": "interrupted"}])
+def test_a_disturbed_or_interrupted_pipeline_is_measured_again(make_all, cells):
+    row = next(row for row in make_all()[2] if (row["model"], row["phase"]) == ("resnet50", "inference"))
+    row |= {"scope": "end_to_end", "data": "jpeg", "process_rates": "1"} | cells
+    results.append(read_settings("all").results_dir / "m.csv", row)
+    assert make_all()[1] == 1
+
+
+def test_a_disturbed_peak_excludes_no_format():
+    peaks = [{"model": "matmul-peak", "status": "ok", "precision": "bfloat16", "tflops": tflops} for tflops in "31"]
+    assert measure_all.find_peaks(peaks) == {"bfloat16": 3}
 
 
 def test_the_rows_of_the_sweep_are_results_too(make_all):
