@@ -27,6 +27,7 @@ from bench import cli
 from bench.host import environment
 from bench.records import peaks, results
 from bench.records.columns import COLUMNS, WORK, describe_work, format_number
+from bench.records.flags import disturbing_flags
 from bench.settings import PARTS, ROOT, WORKLOADS, SettingError, read_settings
 
 NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?"
@@ -194,6 +195,11 @@ def submit(settings, repository):
         f"{name}: {', '.join(dict.fromkeys(row[name] for row in added if row[name]))}" for name in SHOWN
     )
     print(f"Rows of {machine}\n\n{summary}")
+    good = {KEY(row)[1:] for row in added if not disturbing_flags(row)}
+    disturbed = [row for row in added if disturbing_flags(row) and KEY(row)[1:] not in good]
+    if flags := sorted({flag for row in disturbed for flag in disturbing_flags(row)}):
+        count = f"{len(disturbed)} of {len(added)} rows are disturbed ({', '.join(flags)})"
+        print(f"\n{count}: measure them again on an idle machine")
     branch = f"rows-{machine}"
     print(f"\n{path}: {len(added)} new rows, no problems. Nothing has been sent. To send them:")
     print(f"1. git switch {branch} || git switch -c {branch}; git add {path} && git commit -m 'Rows of {machine}'")

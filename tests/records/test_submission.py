@@ -174,6 +174,14 @@ def test_submit_prints_how_to_send_this_machines_rows(submit, repository, capsys
     assert capsys.readouterr().out == ""
 
 
+def test_submit_counts_disturbed_rows_that_were_not_measured_again(submit, capsys):
+    busy = {"flags": "drift contended", "seed": 1}
+    submit({}, busy)
+    assert "1 of 1 rows are disturbed (contended)" in capsys.readouterr().out
+    submit({}, busy, {"seed": 2})
+    assert "disturbed" not in capsys.readouterr().out
+
+
 def test_without_machine_the_only_file_with_new_rows_is_sent(submit, repository, monkeypatch):
     monkeypatch.delenv("MACHINE")
     assert submit({}, {"seed": 1}) == []
