@@ -75,6 +75,16 @@ def others_cpu_seconds():
     return seconds
 
 
+def describe_load(seconds=1.0):
+    """Measure what other programs use, and warn in a line if a row would be flagged; "" if not, or if it is unknown."""
+    before = read_or(math.nan, others_cpu_seconds)
+    time.sleep(seconds)
+    share = (read_or(math.nan, others_cpu_seconds) - before) / seconds / usable_cores()
+    if not share > CONTENDED_SHARE:
+        return ""
+    return f"WARNING: other programs use {min(100, 100 * share):.0f} % of the CPU time: close them"
+
+
 def read_or(otherwise, read):
     """Return what a sensor reads; if it fails, log why and return `otherwise`."""
     try:

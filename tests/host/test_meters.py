@@ -11,6 +11,7 @@ import pytest
 
 from bench.host import environment, meters
 from bench.host.environment import Card
+from bench.host.meters import describe_load
 from tests.fakes import Clock
 
 
@@ -44,6 +45,16 @@ def watch(monkeypatch):
 )
 def test_other_programs_and_growing_swap_are_flagged(watch, read, flags):
     assert watch(**read)[0] == flags
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.09, ""), (0.25, "25 %"), (math.nan, "")])
+def test_a_busy_machine_is_told_before_the_run(monkeypatch, share, words):
+    readings = iter((5000, 5000 + share * 8))
+    monkeypatch.setattr(meters, "usable_cores", lambda: 8)
+    monkeypatch.setattr(meters, "others_cpu_seconds", lambda: next(readings))
+    monkeypatch.setattr(meters.time, "sleep", lambda seconds: None)
+    said = describe_load()
+    assert (bool(said), words in said) == (bool(words), True)
 
 
 KINDS = "user system idle iowait steal"  # of psutil's cpu_times() on Linux
