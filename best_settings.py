@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from bench import cli
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.parent import measure_once, measure_rounds, store
+from bench.parent import measure_once, measure_rounds, read_machine, store
 from bench.records import results
 from bench.records.columns import format_number
 from bench.records.combine import combine
@@ -135,8 +135,7 @@ def main():
     run = runs[0]
     if is_used("scope", search_settings.workload):
         run = run.with_settings(SCOPE="device")
-    host = environment.read_host(run.settings.machine)
-    results.check_writable(run.settings.results_dir, environment.possible_machines(host))
+    host = read_machine(run.settings)
     longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
     available = 60 * search_settings.max_minutes
     trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest, until=begun + available)

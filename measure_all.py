@@ -17,9 +17,9 @@ from contextlib import suppress
 from tqdm import tqdm
 
 from bench import cli, doctor
-from bench.host import environment, resources
+from bench.host import resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import combine_rounds, find_device, measure_and_store, plan_processes
+from bench.parent import combine_rounds, find_device, measure_and_store, plan_processes, read_machine
 from bench.plots import card
 from bench.records import columns, report, results
 from bench.records.columns import format_number
@@ -201,10 +201,9 @@ def main():
     if not settings.quick and doctor.examine((settings.framework,)):
         return 1
     device = find_device(run.with_settings("tflops"))
-    host = environment.read_host(settings.machine)
+    host = read_machine(settings)
     line = {"device": device.kind, "device_name": device.device_name, "framework_version": device.framework_version}
     blank = complete_row(host, "", line | {"framework": settings.framework})
-    results.check_writable(settings.results_dir, [blank["machine"]])
     say(f"\nthe standard set on {blank['machine']} ({device.kind}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, an estimated 40 to 100 on a GPU; a few with QUICK=1")
     say("after an interruption, run the same command again to measure the rest")

@@ -20,9 +20,9 @@ from dataclasses import asdict
 
 from bench import child, cli
 from bench.frameworks import Device
-from bench.host import environment, ranks, resources, versions
+from bench.host import environment, meters, ranks, resources, versions
 from bench.records import report, results
-from bench.records.columns import COLUMNS
+from bench.records.columns import COLUMNS, INTERLEAVED
 from bench.records.combine import combine
 from bench.records.rows import complete_row
 from bench.records.verdict import compare_pairs
@@ -68,9 +68,8 @@ def measure_command(command, make_workload, describe_rows):
     """
     # Read the settings and the machine
     runs = read_runs(command)
-    host = environment.read_host(runs[0].settings.machine)
+    host = read_machine(runs[0].settings)
     folder = runs[0].settings.results_dir
-    results.check_writable(folder, environment.possible_machines(host))
 
     # Plan: what only this machine knows
     runs = plan_runs(runs, make_workload)
@@ -143,6 +142,15 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
         print(describe_rows(rows, results.read_others(settings.results_dir, rows)))
         print(f"added to {cli.display_path(path)}", flush=True)
     return status
+
+
+def read_machine(settings):
+    """Return this machine's Host; refuse a folder that cannot be written to, and warn if other programs are busy."""
+    host = environment.read_host(settings.machine)
+    results.check_writable(settings.results_dir, environment.possible_machines(host))
+    if busy := meters.describe_load():
+        log.warning("%s", busy)
+    return host
 
 
 def measure_and_store(runs, host, rounds, **options):
@@ -339,7 +347,9 @@ def measure_once(run: Run, host, limit=math.inf, **task):
 def combine_rounds(rounds):
     """Return {run: its combined rows, one for each quantity} of the rounds of measure_rounds()."""
     runs = dict.fromkeys(run for rows_of in rounds for run in rows_of)
-    return {run: combine([rows_of[run] for rows_of in rounds if run in rows_of]) for run in runs}
+    of_a_list = {"search": INTERLEAVED} if len(runs) > 1 else {}
+    combined = {run: combine([rows_of[run] for rows_of in rounds if run in rows_of]) for run in runs}
+    return {run: [row | of_a_list for row in rows] for run, rows in combined.items()}
 
 
 def compare_runs(rounds, run, base):
