@@ -135,9 +135,9 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     monkeypatch.delenv("MALLOC_ARENA_MAX")
     make_all.children.device = Device("cpu", None, "2.16", 1)
     assert make_all()[1] == count
-    describe = measure_all.environment.read_host
+    describe = parent.environment.read_host
     changed = lambda machine: type(describe())(**asdict(describe(machine)) | {"commit": "other"})  # noqa: E731
-    monkeypatch.setattr(measure_all.environment, "read_host", changed)
+    monkeypatch.setattr(parent.environment, "read_host", changed)
     assert make_all()[1] == count
     make_all.children.device = CUDA
     assert make_all()[1] == count
