@@ -97,7 +97,8 @@ function ticks(least, most, isLog) {
 
 const SVG = ["svg", "g", "rect", "line", "text", "circle", "title"];
 const LISTS = {best: "best of each machine", work: "all of this choice", all: "everything"};
-let data, lines;
+const opened = new Set(); // lines whose details are shown, also after sorting and filtering
+let data, lines, picture;
 
 // Make an element; attributes beginning with "on" are handlers, strings become text.
 function element(tag, attributes = {}, ...children) {
@@ -173,20 +174,25 @@ function showTable(found, columns, address) {
       "aria-sort": by !== name ? null : descends ? "descending" : "ascending"},
       element("button", {type: "button", "data-sort": name, onclick: sort}, column.title));
   });
-  const body = element("tbody", {}, ...found.map((line) => {
-    const toggle = ({currentTarget: button}) => {
-      const isOpen = button.getAttribute("aria-expanded") === "true";
-      button.setAttribute("aria-expanded", String(!isOpen));
-      if (isOpen) row.nextSibling.remove();
-      else row.after(element("tr", {}, element("td", {colspan: head.length}, describe(line))));
-    };
-    const row = element("tr", {}, ...Object.values(columns).map((column) =>
-      element("td", {class: column.class}, column.cell(line))),
-      element("td", {}, element("button", {type: "button", "aria-expanded": "false", onclick: toggle,
-        "aria-label": `Details of ${line.shown}, ${workOf(line)}`}, "Details")));
-    return row;
-  }));
   head.push(element("th", {scope: "col"}, "More"));
+  const body = element("tbody", {}, ...found.flatMap((line) => {
+    const toggle = () => {
+      if (!opened.delete(line)) opened.add(line);
+      show();
+    };
+    const button = element("button", {type: "button", onclick: toggle,
+      "aria-label": `Details of ${line.shown}, ${workOf(line)}`}, "Details");
+    const details = element("td", {colspan: head.length}), below = element("tr", {}, details);
+    const show = () => {
+      const isOpen = opened.has(line);
+      button.setAttribute("aria-expanded", String(isOpen));
+      details.replaceChildren(...isOpen ? [describe(line)] : []);
+      below.hidden = !isOpen;
+    };
+    show();
+    return [element("tr", {}, ...Object.values(columns).map((column) =>
+      element("td", {class: column.class}, column.cell(line))), element("td", {}, button)), below];
+  }));
   at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head)), body);
   at("table").querySelector(`[data-sort="${CSS.escape(focused ?? "")}"]`)?.focus();
 }
@@ -253,7 +259,8 @@ function render() {
   const listed = {best, work: found, all: lines}[asked].filter((line) =>
     words.every((word) => line.text.includes(word)));
   const {work, ...others} = COLUMNS;
-  drawBars(best, chosen);
+  picture = [best, chosen];
+  drawBars(...picture);
   showTable(listed, asked === "all" ? COLUMNS : others, address);
   at("count").textContent = `${listed.length} of ${lines.length} lines`;
   at("heading").textContent = join(...["model", "phase", "size", "precision"].map((name) => chosen[name]));
@@ -266,8 +273,8 @@ function start() {
   at("filter").oninput = () => location.replace(
     writeAddress({...readAddress(location.hash), q: at("filter").value}));
   window.addEventListener("hashchange", render);
-  new ResizeObserver(render).observe(at("bars"));
   render();
+  new ResizeObserver(() => drawBars(...picture)).observe(at("bars")); // only the picture depends on the width
 }
 
 if (typeof document !== "undefined") start();

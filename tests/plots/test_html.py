@@ -15,6 +15,32 @@ from tests.rows import rate, write
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt; \u202etxt \u2028 \x07"
 
+# Opens the details of a page that just fits its view. The scroll bar that this brings takes space, as on Linux.
+TRIAL = """<style>::-webkit-scrollbar { width: 15px }</style><script>
+async function trial() {
+  const loading = document.body.appendChild(element("iframe", {hidden: ""})).contentDocument;
+  loading.open(); // the browser waits until it is closed
+  const told = [], bar = () => told.push(`bar of ${innerWidth - document.documentElement.clientWidth}`);
+  async function tell(word, act) {
+    const drawn = new Promise((done) => new MutationObserver(done).observe(at("bars"), {childList: true}));
+    act();
+    await drawn;
+    told.push(`${word}: ${document.querySelectorAll("dl").length}`);
+  }
+  document.body.style.paddingTop = `${innerHeight - document.documentElement.offsetHeight}px`;
+  bar();
+  await tell("opened", () => document.querySelector("td button").click());
+  bar();
+  await tell("turned", () => { document.body.style.width = "400px"; });
+  await tell("sorted", () => document.querySelector("th button").click());
+  at("filter").value = "a";
+  await tell("filtered", () => at("filter").dispatchEvent(new Event("input")));
+  document.body.dataset.told = told.join(", ");
+  loading.close();
+}
+trial();
+</script></body>"""
+
 
 def read(folder):
     return tables.latest(tables.read_rows(sorted(folder.glob("*.csv")), pytest.fail))
@@ -62,3 +88,17 @@ def test_the_address_chooses_and_the_best_of_each_machine_is_shown(folder):
     assert best("#phase=training&precision=float32") == [("b", 20), ("a", 10)]
     assert best("#phase=inference&model=unknown") == [("a", 40)]
     assert best("#size=32+px") == [("a", 500)]
+
+
+def test_details_stay_open_until_they_are_closed(folder):
+    # In /usr/bin, because a snap cannot read the files of a test.
+    if not (browser := shutil.which("google-chrome", path="/usr/bin") or shutil.which("chromium", path="/usr/bin")):
+        pytest.skip("neither google-chrome nor chromium in /usr/bin: nothing here shows a page")
+    write(folder, [rate(10)])
+    page = html.write_page(read(folder), folder / "index.html")
+    page.write_text(page.read_text().replace("</body>", TRIAL))
+    options = ["--headless", "--no-sandbox", f"--user-data-dir={folder}", "--window-size=1200,1000", "--timeout=60000"]
+    command = [browser, *options, "--dump-dom", page.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    told = re.search('data-told="([^"]*)"', dom)[1]
+    assert told == "bar of 0, opened: 1, bar of 15, turned: 1, sorted: 1, filtered: 1"
