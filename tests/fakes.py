@@ -28,7 +28,7 @@ class Device:
         values: what is read after step i; by default something new each time.
     """
 
-    queue_steps, num_workers, prepare, device, may_repeat = None, 0, None, "cpu", False
+    queue_steps, num_workers, prepare, may_repeat = None, 0, None, False
     after_first_step = updates = checksum = trace_count = staticmethod(lambda: None)
     SUBMIT_SECONDS = 1e-5
     READ_SECONDS = 2e-5

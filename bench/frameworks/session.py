@@ -92,11 +92,6 @@ class BaseSession:
         """Return last_result in memory that later steps do not overwrite."""
         return self.context.keep(self.last_result)
 
-    @property
-    def device(self):
-        """Return the kind of device: "cpu", "cuda", "mps" ..."""
-        return self.context.device
-
     def trace_count(self):
         """Return how often the framework has compiled a function of the model that is timed."""
         return self.context.trace_count()

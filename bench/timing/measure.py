@@ -42,8 +42,6 @@ MIN_MEASURED_SECONDS = 0.5
 ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
 TURN_SECONDS = 0.25  # of windows, before another process that is compared with this one gets its turn
-HOST_SHARE = 0.9  # the part of a step that its submission takes at least, if the host limits it
-HOST_WAIT_SECONDS = 1e-3  # the longest wait after such a submission
 
 # The proof that every step runs, see prove_every_step_runs().
 SINGLE_STEPS = 12
@@ -86,7 +84,6 @@ class Start:
     first_step_seconds: float
     warmup_seconds: float
     first_weights: tuple | None  # checksum() after the first step
-    is_slowed_by_host: bool
 
 
 @dataclass(frozen=True)
@@ -178,9 +175,7 @@ def start_up(job: Job):
     prove_every_step_runs(job, steps)
     if job.is_stream and steps > 1:
         drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    is_slowed_by_host = session.device == "cuda" and not (job.is_stream or session.prepare)
-    is_slowed_by_host = is_slowed_by_host and is_limited_by_host(job, step_seconds)
-    return Start(steps, first_step_seconds, warmup_seconds, first_weights, is_slowed_by_host)
+    return Start(steps, first_step_seconds, warmup_seconds, first_weights)
 
 
 def measure_windows(job: Job, start: Start):
@@ -203,8 +198,6 @@ def measure_windows(job: Job, start: Start):
             raise MeasurementError("work_skipped", "the weights have not changed since the first step")
         if session.prepare and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
             flags.append("barrier_shows")
-    if start.is_slowed_by_host:
-        flags.append("limited_by_host")
     if job.is_stream and done < ENOUGH_QUEUES * session.queue_steps:
         flags.append("short")  # a queue that was full or empty at the start may still show in the total
     if has_drift(windows):
@@ -393,20 +386,6 @@ def prove_output_varies(job: Job):
         if values[-1] != values[0]:
             return
     raise MeasurementError("constant_output", "four steps on different data gave the same output")
-
-
-def is_limited_by_host(job: Job, step_seconds):
-    """Whether submitting a step to an idle device takes over 90 % of its time in a window, and it then soon ends.
-
-    To a busy device it may take as long because the queue is full (CUDA: 1024 kernels). Three steps must agree.
-    """
-    for _ in range(3):
-        start = job.clock()
-        job.session.step()
-        submitted = job.clock() - start
-        if submitted < HOST_SHARE * step_seconds or timed(job.session, job.clock, 0) > HOST_WAIT_SECONDS:
-            return False
-    return True
 
 
 def warm_up(session, clock, max_seconds):

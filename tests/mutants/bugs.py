@@ -100,7 +100,6 @@ BUGS = {
     "forget_autocorrelation": Bug(
         INTERVALS, "    rho = sign_autocorrelation(samples)\n", "    rho = 0\n", ("tests/timing/test_intervals.py",)
     ),
-    "blame_the_host_for_a_full_queue": Bug(MEASURE, "job.clock, 0) > HOST_WAIT_SECONDS", "job.clock, 0) > 9", TIMING),
     # The checks
     "never_compare_single_steps": Bug(MEASURE, "    if steps == 1:\n        return\n", "    return\n", TIMING),
     "never_read_all_outputs": Bug(MEASURE, "session.can_keep_outputs()", "False", TIMING),

@@ -340,35 +340,6 @@ def test_a_part_of_a_step_is_timed_without_what_comes_before_it_and_a_barrier_th
     assert result.flags == ("barrier_shows",) * shows
 
 
-@pytest.mark.parametrize(
-    ("device", "submit", "work", "is_limited"),
-    [
-        ("cuda", 0.002, 0.0005, True),
-        ("cuda", 0.040, 0.0005, True),  # one step to a window
-        ("cuda", 0.001, 0.002, False),
-        ("cuda", 0.0001, 0.040, False),
-        ("cpu", 0.002, 0.0, False),  # there step() works itself
-    ],
-)
-def test_a_gpu_that_waits_for_the_host_is_flagged(device, submit, work, is_limited):
-    fake = steps_of(work)
-    fake.device, fake.SUBMIT_SECONDS = device, submit
-    assert ("limited_by_host" in run(fake).flags) == is_limited
-
-
-def test_a_host_that_waits_for_a_full_queue_does_not_limit():
-    fake = steps_of(0.500)
-    fake.device = "cuda"
-    queue = fake.step
-
-    def step():
-        queue()
-        fake.clock.now = max(fake.clock.now, fake.free_at - 0.020)  # a twentieth of the step is still in the queue
-
-    fake.step = step
-    assert run(fake).flags == ()
-
-
 class Pipeline(Device):
     """Workers that take `prepare` seconds a batch and work ahead, and a device that then works on the batches.
 
