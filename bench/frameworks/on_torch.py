@@ -26,8 +26,7 @@ from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-# What the floats are in operators of 8 bits: next to integers they are 16 bits.
-EIGHT_BITS = {"int8": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
+WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 INTEGRATED = {"cuda": "is_integrated", "xpu": "is_integrated_gpu"}  # the name among a device's properties
@@ -175,11 +174,6 @@ def matmul_of_bytes(a, b):
     return functional.scaled_mm(a, b.t(), scale, scaling, scale, scaling)
 
 
-def gemv(vector, weights, *scales):
-    """Multiply weights, of int8 with a scale for each row, by one vector."""
-    return torch._weight_int8pack_mm(vector, weights, *scales) if scales else functional.linear(vector, weights)
-
-
 def attend(*operands):
     """Compute causal attention; the fused kernels want a batch."""
     return functional.scaled_dot_product_attention(*(each[None] for each in operands), is_causal=True)[0]
@@ -189,7 +183,7 @@ def attend(*operands):
 OPERATORS = {
     "matmul": torch.mm,
     "matmul-8bit": matmul_of_bytes,
-    "gemv": gemv,
+    "gemv": functional.linear,
     "attention": attend,
     "conv1x1": functional.conv2d,
     "conv3x3": functools.partial(functional.conv2d, padding=1),
@@ -237,7 +231,7 @@ class DeviceContext(base.DeviceContext):
         super().__init__(choose_device(settings.use_gpu), settings, compares)  # as find_device() chose
         set_float32("tf32" if self.precision == "tf32" else "ieee")
         torch.manual_seed(self.seed)
-        self.dtype = (WHOLE_MODEL | EIGHT_BITS).get(self.precision, torch.float32)
+        self.dtype = WHOLE_MODEL.get(self.precision, torch.float32)
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)
         self.reset_peak_memory()
         self.used_before = 0 if self.device == "cpu" else torch.accelerator.memory_allocated()

@@ -2,7 +2,6 @@
 
 import atexit
 import functools
-import itertools
 import math
 import tempfile
 
@@ -34,8 +33,8 @@ def float8_pool(seed):
     return np.round(pool / step) * step
 
 
-def operand_sets(shapes, sets, seed, pools=(normal_pool,)):
-    """Make the operands of an operator: `sets` tuples of arrays with these shapes, from pools of numbers in turn.
+def operand_sets(shapes, sets, seed, pool=normal_pool):
+    """Make the operands of an operator: `sets` tuples of arrays with these shapes, from a pool of numbers.
 
     By default they are float32, normal with unit variance. Each array is cut from its own offset in the pool, because
     generating billions of numbers would take minutes.
@@ -44,7 +43,7 @@ def operand_sets(shapes, sets, seed, pools=(normal_pool,)):
     batches = []
     for _ in range(sets):
         operands = []
-        for shape, pool in zip(shapes, itertools.cycle(pools), strict=False):
+        for shape in shapes:
             # Slice first: the result of resize() keeps a reference to its whole argument.
             operands.append(np.resize(pool(seed)[start : start + math.prod(shape)], shape))
             start = (start + 65_537) % (POOL_NUMBERS // 2)

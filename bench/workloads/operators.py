@@ -24,12 +24,13 @@ GPU_HEADS = (32, 128)
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
-def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, pools=(data.normal_pool,), **fields):
+def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, pool=data.normal_pool, **fields):
     """Build the Workload of one operator on operands of these shapes.
 
     Args:
         product: (M, N, K), if it does the work of a matmul of M x K by K x N: 2 M N K FLOPs.
         smallest: bytes of a number in the smallest precision.
+        pool: seed -> the numbers that the operands are cut from.
         fields: fields of the Workload, if they are not those of a matmul.
     """
     columns = {"data": "synthetic", **dict(columns)}
@@ -42,8 +43,8 @@ def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, po
         model=model,
         samples=samples,
         columns=columns,
-        make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pools),
-        resident_bytes=(4 if smallest > 1 else 1) * sets * numbers,  # an upper limit: normal numbers are float32
+        make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pool),
+        resident_bytes=4 * sets * numbers,  # an upper limit: normal numbers are float32
         **({"name": model, "unit": "matmuls", "items_per_step": 1} | fields),
     )
 
@@ -56,26 +57,19 @@ def matmul(size):
 def matmul_of_bytes(precision, size, note=""):
     """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are. The row gets the note."""
     m, n, k = size
-    fields = {"columns": {"note": note}, "name": "matmul", "pools": (EIGHT_BITS[precision],)}
+    fields = {"columns": {"note": note}, "name": "matmul", "pool": EIGHT_BITS[precision]}
     return operator("matmul-8bit", ((m, k), (n, k)), sample_weights, product=size, **fields)
 
 
 def gemv(precision):
-    """Build the product of weights and one vector (M = 1), as in decode; a step reads all weights.
-
-    Weights of int8 meet a bfloat16 vector, and each row has a scale: numbers of few bits, which bfloat16 has exactly.
-    """
+    """Build the product of weights and one vector (M = 1), as in decode; a step reads all weights."""
     side = GEMV_SIDE
-    number_bytes = BYTES.get(precision, 1)
     shapes = ((1, side), (side, side))
-    pools = (data.normal_pool,)
-    if precision in EIGHT_BITS:
-        shapes = (*shapes, (side,))
-        pools = (data.float8_pool, EIGHT_BITS[precision], data.float8_pool)
+    number_bytes = BYTES[precision]
     moved = number_bytes * side**2
     columns = {"matrix_size": f"1x{side}x{side}"}
     fields = {"items_per_step": moved / 1e9, "unit": "GB", "bytes_per_step": moved}
-    return operator("gemv", shapes, sample_weights, columns=columns, smallest=number_bytes, pools=pools, **fields)
+    return operator("gemv", shapes, sample_weights, columns=columns, smallest=number_bytes, **fields)
 
 
 def attention(tokens, device):
@@ -135,17 +129,12 @@ def list_others(device, side, emulates_bfloat16=False):
     short = "float16" if emulates_bfloat16 else "bfloat16"
     usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
     longest = MPS_TOKENS if device == "mps" else max(ATTENTION_TOKENS)
-    weights = ["float32", "bfloat16"]
-    if device == "cuda":
-        note = INT8_ON_CUDA
-    else:
-        note = ""
-        weights.append("int8")  # on CUDA, PyTorch's gemv of int8 is a naive kernel
+    note = INT8_ON_CUDA if device == "cuda" else ""
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
         "int8": [(matmul_of_bytes("int8", size, note), "int8"), (matmul(size), "bfloat16")],
         "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16")],
-        "gemv": [(gemv(precision), precision) for precision in weights],
+        "gemv": [(gemv(precision), precision) for precision in ("float32", "bfloat16")],
         "attention": [(attention(tokens, device), usual) for tokens in ATTENTION_TOKENS if tokens <= longest],
     }
 
@@ -168,10 +157,9 @@ def sample_matmul(operands):
 
 
 def sample_weights(operands):
-    """Return (indices, values) of A by weights of shape (N, K), of which each row may have a scale."""
-    a, weights, *scales = operands
-    indices, values = sample_matmul((a, weights.T))
-    return indices, values * scales[0][indices[1]] if scales else values
+    """Return (indices, values) of A by weights of shape (N, K)."""
+    a, weights = operands
+    return sample_matmul((a, weights.T))
 
 
 def sample_attention(operands):
