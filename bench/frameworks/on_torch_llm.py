@@ -13,6 +13,7 @@ from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24
 GROUP_SIZE = 64  # weights that share a scale and a zero point in 4 bits
+DEVICES = {8: ("cpu", "cuda"), 4: ("cuda",)}  # those with fast kernels, by the bits of a weight
 ROWS = 256  # quantised at once: torchao needs 16 bytes more for each weight
 
 
@@ -45,20 +46,18 @@ def quantise(layer, bits, copies):
         MeasurementError: `unsupported`, or `wrong_output`: those weights are not the original ones up to rounding.
     """
     refuse_old("torchao", "0.18")
-    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quant_primitives, quantize_
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
     original = layer.weight.detach()
     device = original.device.type
-    if device not in ("cpu", "cuda"):
-        raise MeasurementError("unsupported", f"WEIGHT_BITS={bits} is slow in PyTorch on {device}: set FRAMEWORK=mlx")
-    if device == "cuda" and bits == 4 and original.dtype != torch.bfloat16:
-        raise MeasurementError("unsupported", "WEIGHT_BITS=4 in PyTorch on a GPU needs PRECISION=bfloat16")
+    if device not in DEVICES[bits]:
+        reason = f"WEIGHT_BITS='{bits}' has no fast kernels in PyTorch on {device}: set FRAMEWORK=mlx"
+        raise MeasurementError("unsupported", reason)
+    if bits == 4 and original.dtype != torch.bfloat16:
+        raise MeasurementError("unsupported", "WEIGHT_BITS='4' in PyTorch needs PRECISION=bfloat16: set it")
     how: dict[str, Any] = {"set_inductor_config": False}  # it would change the settings of the process
     if bits == 8:
         config = Int8WeightOnlyConfig(**how)
-    elif device == "cpu":
-        config = PrototypeInt4WeightOnlyConfig(GROUP_SIZE, **how)
     else:
         config = Int4WeightOnlyConfig(GROUP_SIZE, int4_packing_format="tile_packed_to_4d", **how)
     tensors: dict[str, Any] = {}  # those of the whole matrix: blocks that are kept would fragment the memory
@@ -79,13 +78,10 @@ def quantise(layer, bits, copies):
         if bits == 8:
             scale = block.scale
             restored = block.dequantize(torch.float32)
-        else:  # packed numbers cannot be read: they are computed again, with the scales that are not padding
-            groups = part.shape[1] // GROUP_SIZE
-            scale, zero = (each.T[: len(part), :groups].contiguous() for each in block.scale_and_zero.unbind(-1))
-            of_groups = (1, GROUP_SIZE), scale, zero, torch.int32, 0, 15
-            numbers = quant_primitives._quantize_affine_tinygemm(part, *of_groups)
-            restored = quant_primitives._dequantize_affine_tinygemm(numbers, *of_groups)
-        steps = (restored - part).abs().view(scale.numel(), -1) / scale.view(-1, 1)
+        else:  # packed numbers are read by their product with the identity matrix; the last scales are padding
+            restored = functional.linear(torch.eye(part.shape[1]).to(part), block).T
+            scale = block.scale_and_zero[: part.shape[1] // GROUP_SIZE, : len(part), 0].T
+        steps = (restored - part).abs().reshape(scale.numel(), -1) / scale.reshape(-1, 1)
         check.check_restored(steps.max().item(), f"a matrix of {tuple(original.shape)}")
         for copied in copies:
             copied.split(ROWS)[number].copy_(restored)
