@@ -42,6 +42,8 @@ def install(run: Run):
 def describe_difference(python, other_python):
     """List the packages that differ between two environments: "torchvision 0.29.2 and 0.29.1"."""
     packages, others = (json.loads(output_of(each, "-c", LIST_PACKAGES) or "{}") for each in (python, other_python))
+    if not (packages and others):
+        return "packages that differ: unknown, because an interpreter cannot list its packages"
     differing = [
         f"{name} {packages[name]} and {others[name]}"
         for name in sorted(packages.keys() & others.keys())

@@ -75,3 +75,5 @@ def test_packages_that_differ_are_named(monkeypatch):
     lists = {"a": '{"torch": "2.14.1", "numpy": "2.3", "pytest": "8"}', "b": '{"torch": "2.15.0", "numpy": "2.3"}'}
     monkeypatch.setattr(versions, "output_of", lambda python, *_: lists[python])
     assert versions.describe_difference("a", "b").endswith(": torch 2.14.1 and 2.15.0")
+    lists["b"] = None
+    assert "unknown" in versions.describe_difference("a", "b")
