@@ -52,12 +52,15 @@ def main(command, make_workload=None, measure_work=child.measure_quantities, des
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/cli.py.
     """
-    role = functools.partial(measure_command, command, make_workload, describe_rows)
-    if cli.TASK in os.environ:  # a child is the same script, see make_child()
-        role = functools.partial(child.main, command, make_workload, measure_work)
-    elif ranks.read_ranks().are_many:
-        role = functools.partial(measure_as_rank, command, make_workload, measure_work, describe_rows)
-    return cli.run_script(role)
+
+    def start():
+        if cli.TASK in os.environ:  # a child is the same script, see make_child()
+            return child.main(command, make_workload, measure_work)
+        if ranks.read_ranks().are_many:
+            return measure_as_rank(command, make_workload, measure_work, describe_rows)
+        return measure_command(command, make_workload, describe_rows)
+
+    return cli.run_script(start)
 
 
 def measure_command(command, make_workload, describe_rows):

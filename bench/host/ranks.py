@@ -33,6 +33,8 @@ def read_ranks(environ=os.environ):
     """Read the Ranks from the environment; raises SettingError if a variable is missing or impossible."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environ):  # another program may set one of them
         return Ranks()
+    if environ["WORLD_SIZE"] == "1" and "LOCAL_RANK" not in environ:  # not torchrun: a job of one pod in Kubeflow
+        return Ranks()
     texts = {name: environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     rank, size, local_rank, local_size = (int(text) if text.isdecimal() else -1 for text in texts.values())
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
