@@ -31,7 +31,7 @@ def read_side(side, environ, folder):
     Returns:
         {work: its line, as tables.latest() describes it; or, if it only failed, its last row, which has no value}.
     """
-    name = environ.get(side, "").strip()
+    name = os.path.expanduser(environ.get(side, "").strip())
     path = Path(name) if Path(name).is_file() else folder / f"{name}.csv"
     if not path.is_file():
         known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"

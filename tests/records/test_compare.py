@@ -9,10 +9,10 @@ from tests.rows import write
 
 
 @pytest.mark.parametrize("name", ["nothing", "header"])
-def test_a_name_without_rows_is_a_mistake(tmp_path, capsys, name):
-    write(tmp_path, [{}], "a")
+def test_a_name_without_rows_is_a_mistake(tmp_path, capsys, monkeypatch, name):
+    monkeypatch.setenv("HOME", str(write(tmp_path, [{}], "a").parent))
     (tmp_path / "header.csv").write_text(",".join(COLUMNS) + "\n")
-    environ = {"RESULTS_DIR": str(tmp_path), "A": "a", "B": name}
+    environ = {"RESULTS_DIR": str(tmp_path), "A": "~/a.csv", "B": name}
     assert cli.run_script(lambda: compare_results.main(environ)) == 2
     assert f"B={name!r}" in capsys.readouterr().err
 
