@@ -22,7 +22,10 @@ NAME := $(or $(SYNONYM_$(ASKED)),$(ASKED),torch)
 venv_of = .venv$(addprefix -,$(filter $(1),$(APART)))
 VENV := $(call venv_of,$(NAME))
 
+unexport PYTHONSAFEPATH  # scripts would not find bench/
 ifeq ($(PYTHON),)
+# ROS and the modules of a cluster set them for their own Python.
+unexport PYTHONHOME PYTHONPATH
 RUN := $(VENV)/bin/python
 READY := $(VENV)/installed
 # Without an environment of a framework, these commands install one without frameworks.

@@ -3,7 +3,10 @@
 # For FRAMEWORK_VERSION=2.14.1:   sh bench/install.sh requirements-cuda.txt .venv-torch-2.14.1 torch 2.14.1
 #
 # Uses the user's uv, or installs one in .uv. uv is fast, and downloads a Python if none of the installed ones fits.
+# The user's settings of pip and uv choose the index and the cache, but not where and how packages are installed.
 set -eu
+unset PIP_TARGET PIP_PREFIX PIP_REQUIRE_HASHES UV_REQUIRE_HASHES UV_RESOLUTION UV_MANAGED_PYTHON UV_NO_MANAGED_PYTHON
+export LC_ALL=C PIP_USER=0 # awk would read 7.5 as 7 in a language with a decimal comma; a pip.conf may have user=true
 requirements=$1
 venv=$2
 name=${3:-}
@@ -70,8 +73,9 @@ fi
 
 if ! has uv; then
     say "fetching uv into .uv"
-    { python3 -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv; } >&2 ||
-        { rm -rf .uv && stop "uv could not be installed: install it or Python's venv (python3-venv), or set PYTHON=..."; }
+    python3 -m venv .uv >&2 || { rm -rf .uv && stop "install uv or Python's venv (python3-venv), or set PYTHON=..."; }
+    .uv/bin/pip install --quiet --disable-pip-version-check uv >&2 ||
+        { rm -rf .uv && stop "pip could not install uv, see above: install uv, or set PYTHON=..."; }
 fi
 works || { rm -rf "$venv" && uv venv --quiet --python-preference system --python '>=3.11,<3.13' "$venv"; }
 "$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads

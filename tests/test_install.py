@@ -1,5 +1,6 @@
 """What bench/install.sh installs for which GPU, with stand-ins for the programs that it asks."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,6 +27,10 @@ case "$*" in
     *) echo "$*" >>asked ;;
 esac
 """
+AWK = shutil.which("awk")  # Debian's reads 7.5 as 7 in a language with a decimal comma
+COMMA = f'#!/bin/sh\n[ "$LC_ALL" = C ] && exec {AWK} "$@"\nsed "s/[.]5$//" | {AWK} "$@"\n'
+PYTHON3 = "#!/bin/sh\nmkdir -p .uv/bin && cp bin/pip .uv/bin\n"
+NO_UV = {"python3": PYTHON3, "pip": '#!/bin/sh\n[ "$PIP_USER" = 0 ] && cp uv .uv/bin\n', "PIP_USER": "1"}
 PYTHON = '#!/bin/sh\ncase "$*" in *torch.version.{built_for}\\)*) exit 0 ;; *torch.version*) exit 1 ;; esac\n'
 TOOLS = ("sh", "awk", "cat", "cp", "grep", "mkdir", "rm", "sed", "xargs")
 
@@ -47,7 +52,7 @@ MACHINES = {
     "a B200 with driver 570": ({"cards": "570.86.10, 10.0"}, 2, None, "driver 580"),
     "a V100 with driver 535": ({"cards": V100}, 0, CU126, "535.104.05"),
     "a V100 with driver 580": ({"cards": "580.95.05, 7.0"}, 0, CU126, "580.95.05"),
-    "a T4 with driver 580": ({"cards": "580.95.05, 7.5"}, 0, PYPI, "580.95.05"),
+    "a T4, decimal commas": ({"cards": "580.95.05, 7.5", "awk": COMMA, "LC_ALL": "de_DE"}, 0, PYPI, "580.95.05"),
     "a B200 with driver 580": ({"cards": "580.95.05, 10.0"}, 0, PYPI, "580.95.05"),
     "a K80 with driver 470": ({"cards": "470.82.01"}, 2, None, "driver 525 PYTHON= USE_GPU=0"),
     "the first of two": ({"cards": TWO}, 2, None, "driver 580"),
@@ -67,6 +72,9 @@ MACHINES = {
     "JAX, driver 550": ({"cards": A100, "file": JAX}, 0, "-r .venv.txt", ".venv.txt"),
     "JAX, no driver": ({"file": JAX}, 0, "-r requirements-cpu-jax.txt", "cpu-jax"),
     "TensorFlow, no driver": ({"file": TENSORFLOW}, 0, f"-r {TENSORFLOW}", TENSORFLOW),
+    "no uv": (NO_UV, 0, CPU, "cpu"),
+    "no uv and no index": (NO_UV | {"pip": BROKEN_SMI, "refuses": "all"}, 2, None, "pip PYTHON="),
+    "no uv and no venv": (NO_UV | {"python3": BROKEN_SMI, "refuses": "all"}, 2, None, "python3-venv PYTHON="),
     "plots": ({"file": "requirements-common.txt", "cards": RTX_5090}, 0, "-r requirements-common.txt", "common"),
 }
 
@@ -77,6 +85,7 @@ def install(tmp_path):
 
     def write(name, text):
         path = tmp_path / "bin" / name
+        path.unlink(missing_ok=True)  # may be a link to this machine's
         path.write_text(text)
         path.chmod(0o755)
 
@@ -88,9 +97,9 @@ def install(tmp_path):
         if cards:
             (tmp_path / "cards").write_text(f"{cards}\n")
             write("nvidia-smi", NVIDIA_SMI)
-        for name in given.keys() & {"nvidia-smi", "rocm_agent_enumerator"}:
+        write("../uv" if "pip" in given else "uv", UV.format(refuses=refuses))
+        for name in given.keys() & {"nvidia-smi", "rocm_agent_enumerator", "awk", "python3", "pip"}:
             write(name, given.pop(name))
-        write("uv", UV.format(refuses=refuses))
         write("../fake_python", PYTHON.format(built_for=built_for))
         environ = {"PATH": str(tmp_path / "bin")} | given
         command = ["sh", "install.sh", file, ".venv", *version]
@@ -168,3 +177,18 @@ def test_plots_and_comparisons_with_a_chosen_python_need_the_common_packages_onl
     said = capsys.readouterr().err
     assert "pandas" in said
     assert "torch" not in said
+
+
+def test_variables_for_another_python_do_not_reach_ours():
+    environ = dict.fromkeys(("PYTHONSAFEPATH", "PYTHONPATH", "PYTHONHOME"), "1")
+    makefile = "include Makefile\nhelp:; @env\n"
+    printed = subprocess.check_output(["make", "-f", "-"], input=makefile, env=os.environ | environ, text=True)
+    assert "PATH=" in printed
+    assert not any(f"{name}=" in printed for name in environ)
+
+
+def test_windows_git_writes_no_carriage_returns(tmp_path):
+    shutil.copy(".gitattributes", tmp_path)
+    subprocess.run(["git", "init", tmp_path], check=True)
+    printed = subprocess.check_output(["git", "check-attr", "eol", "bench/install.sh"], cwd=tmp_path, text=True)
+    assert printed.endswith("lf\n")
