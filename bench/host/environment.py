@@ -180,7 +180,7 @@ class Host:
     gpu_cores: int | None  # Apple silicon only: one chip is sold with several core counts
     cpu_name: str | None
     cpu_count: int  # logical CPUs
-    cpu_id: str | None  # Linux on x86: tells chips of one name apart
+    cpu_id: str | None  # Linux: tells chips of one name apart
     driver: str | None  # version of the NVIDIA driver
     memory_gb: float  # installed, in units of 2**30 bytes
     os: str
@@ -189,6 +189,22 @@ class Host:
     allocator: str | None  # SETUP_VARIABLES that are set
     commit: str | None  # this repository's; ends in "-dirty" if it was changed
     python: str  # version
+
+
+def read_linux_cpu():
+    """Return the CPU's name and id, either None if unknown; ARM chips with two types of cores have both of each."""
+    cpu = read_text("/proc/cpuinfo")
+    core = r"^CPU implementer\s*: (.+)\n.+\nCPU variant\s*: (.+)\nCPU part\s*: (.+)\nCPU revision\s*: (.+)"
+    if cores := sorted(set(re.findall(core, cpu, re.MULTILINE))):
+        chip = output_of("lscpu") or ""
+        # Docker on a Mac has no name ("-").
+        names = re.findall("^ *Model name: +(.*\\w)", chip, re.M) or re.findall("^Vendor ID: +([A-Z]\\w+)", chip, re.M)
+        ids = ["implementer {} variant {} part {} revision {}".format(*each) for each in cores]
+        return " + ".join(dict.fromkeys(names)) or platform.machine(), " + ".join(ids)
+    chip = dict(re.findall(r"^(vendor_id|cpu family|model|model name|stepping)\s*:\s*(.*\S)", cpu, re.MULTILINE))
+    cpu_name = chip.pop("model name", None) or platform.processor() or platform.machine() or None
+    x86_id = "{vendor_id} family {cpu family} model {model} stepping {stepping}"
+    return cpu_name, x86_id.format(**chip) if len(chip) == 4 else None
 
 
 def read_host(machine=None):
@@ -201,12 +217,7 @@ def read_host(machine=None):
         # A Python that was built with an older SDK is told that macOS 26 is 16.
         os_name = f"macOS {(output_of('sw_vers', '-productVersion') or platform.mac_ver()[0]).strip()}"
     else:
-        cpu = read_text("/proc/cpuinfo")
-        model_name = re.search(r"^model name\s*:\s*(.+)$", cpu, re.MULTILINE)
-        cpu_name = model_name[1].strip() if model_name else platform.processor() or platform.machine() or None
-        chip = dict(re.findall(r"^(vendor_id|cpu family|model|stepping)\s*:\s*(\S+)", cpu, re.MULTILINE))
-        if len(chip) == 4:
-            cpu_id = "{vendor_id} family {cpu family} model {model} stepping {stepping}".format(**chip)
+        cpu_name, cpu_id = read_linux_cpu()
         release = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release"), re.MULTILINE)
         os_name = (f"{release[1]}, " if release else "") + f"{platform.system()} {platform.release()}"
     bytes_on_mac = output_of("sysctl", "-n", "hw.memsize")

@@ -54,7 +54,7 @@ COLUMNS = {
     "device_name": Column("identity", "its name as the system reports it"),
     "gpu_cores": Column("identity", "Apple GPU cores"),
     "cpu_name": Column("identity", "processor"),
-    "cpu_id": Column("identity", "vendor, family, model and stepping of an x86 processor"),
+    "cpu_id": Column("identity", "vendor, family, model, stepping; of ARM's: implementer, variant, part, revision"),
     "cpu_count": Column("identity", "logical CPUs"),
     "memory_gb": Column("identity", "installed memory, units of 2**30 bytes"),
     "os": Column("version", "operating system"),

@@ -62,14 +62,31 @@ def test_cuda_visible_devices_may_have_the_start_of_a_uuid_and_slices(monkeypatc
     assert (found and found.index) == slot
 
 
-def test_a_cpu_is_identified_by_its_family_model_and_stepping(monkeypatch):
-    amd = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
-    arm = "processor\t: 0\nBogoMIPS\t: 50.00\n"
-    answers(monkeypatch, sysctl="1")  # bytes of memory, on a Mac
+AMD = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
+ARM = "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: {}\nCPU revision\t: 1\n"
+SPARK = ARM.format("0xd87") + ARM.format("0xd85")
+SPARK_NAMES = "Model name: Cortex-X925\nModel name: Cortex-A725\n"
+# chip: (/proc/cpuinfo of its types of cores, what lscpu prints, the name of the machine, what its id has)
+CHIPS = {
+    "AMD EPYC": (AMD, None, "amd-epyc", "AuthenticAMD family 25 model 17 stepping 1"),
+    "Raspberry Pi 5": (ARM.format("0xd0b"), "Model name:  Cortex-A76\nModel:  1\n", "cortex-a76", "0xd0b"),
+    "Graviton 3": (ARM.format("0xd40"), "Vendor ID: ARM\n  Model name: Neoverse-V1\n", "neoverse-v1", "0xd40"),
+    "DGX Spark": (SPARK, SPARK_NAMES, "cortex-x925-cortex-a725", "0xd85 revision 1 + "),
+    "Docker on an M3": (ARM.format("0x000"), "Vendor ID: Apple\nModel name: -\nModel: 0\n", "apple", "0x000"),
+    "ARM without lscpu": (ARM.format("0x000"), None, "aarch64", "variant 0x1 part 0x000 revision 1"),
+}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_chip_has_the_name_and_id_of_its_cores(monkeypatch, chip):
+    cpuinfo, lscpu, machine, part_of_id = CHIPS[chip]
+    answers(monkeypatch, lscpu=lscpu, sysctl="1")  # bytes of memory, on a Mac
     monkeypatch.setattr(platform, "system", lambda: "Linux")
-    for cpuinfo, cpu_id in ((amd * 2, "AuthenticAMD family 25 model 17 stepping 1"), (arm, None)):
-        monkeypatch.setattr(environment, "read_text", lambda path, cpuinfo=cpuinfo: cpuinfo)
-        assert environment.read_host("m").cpu_id == cpu_id
+    monkeypatch.setattr(environment, "read_text", lambda path: f"{cpuinfo}\n" * 2)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    host = environment.read_host()
+    assert environment.name_machine(host.cpu_name, 4, None, None) == f"{machine}-4-cores"
+    assert part_of_id in host.cpu_id
 
 
 def test_a_mac_tells_its_gpu_its_power_and_its_processor(monkeypatch):
