@@ -179,7 +179,9 @@ def own_names():
 
 def submit(settings, repository):
     """Check MACHINE's rows, or the only new ones, and print how to send them; returns the problems as lines."""
-    changed = [PurePosixPath(path).stem for path in repository.changed_files()]
+    is_shared = settings.results_dir.resolve() == (repository.root / "results").resolve()
+    files = repository.changed_files() if is_shared else settings.results_dir.glob("*.csv")
+    changed = sorted({PurePosixPath(path).stem for path in files} - {"published"})
     if not settings.machine and len(changed) != 1:
         candidates = " or ".join(changed) or "but there is none: run `make image` first"
         raise SettingError(f"set MACHINE to the file with new rows to send, {candidates}")
@@ -187,7 +189,8 @@ def submit(settings, repository):
     file = settings.results_dir / f"{machine}.csv"
     if not file.is_file():
         raise SettingError(f"MACHINE={machine!r} has no file {cli.display_path(file)}: run `make image` first")
-    path = os.path.relpath(file.resolve(), repository.root.resolve())
+    # git has no file of another folder: all of its rows are new.
+    path = os.path.relpath(file.resolve(), repository.root.resolve()) if is_shared else str(file.absolute())
     added, problems = check_file(repository, path, own_names())
     if problems or not added:
         return problems or [f"{path} adds no row to the main branch: measure something first"]
@@ -202,8 +205,12 @@ def submit(settings, repository):
         print(f"\n{count}: measure them again on an idle machine")
     branch = f"rows-{machine}"
     print(f"\n{path}: {len(added)} new rows, no problems. Nothing has been sent. To send them:")
-    print(f"1. git switch {branch} || git switch -c {branch}; git add {path} && git commit -m 'Rows of {machine}'")
-    print("2. push that branch to your fork and open a pull request with the text above")
+    if is_shared:
+        print(f"1. git switch {branch} || git switch -c {branch}; git add {path} && git commit -m 'Rows of {machine}'")
+        print("2. push that branch to your fork and open a pull request with the text above")
+    else:
+        print(f"1. unset RESULTS_DIR; make receive ISSUE='{path}'")
+        print(f"2. MACHINE={machine} make submit")
     projects = dict(REMOTES.findall(repository.git("remote", "-v") or ""))
     if project := projects.get("upstream") or projects.get("origin"):
         offer_issue(project, file, summary, added)
@@ -248,7 +255,7 @@ def receive(settings, repository, issue):
     """Add the new rows of an issue, a path or "-", to the file of their machine, all or none; returns the problems."""
     name = f"ISSUE={issue!r}"
     try:
-        with open(0 if issue == "-" else issue, "rb") as file:
+        with open(0 if issue == "-" else os.path.expanduser(issue), "rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise SettingError(f"{name} has more than 1 MB: receive it in parts")

@@ -182,6 +182,18 @@ def test_submit_counts_disturbed_rows_that_were_not_measured_again(submit, capsy
     assert "disturbed" not in capsys.readouterr().out
 
 
+def test_rows_in_another_folder_are_checked_there_and_received(submit, repository, monkeypatch, tmp_path, capsys):
+    repository.folder = tmp_path / "mine"
+    repository.folder.mkdir()
+    monkeypatch.delenv("MACHINE")
+    monkeypatch.setenv("RESULTS_DIR", str(repository.folder))
+    assert submit(*NEW) == []
+    assert f"make receive ISSUE='{tmp_path}/mine/{CHIP}.csv'" in capsys.readouterr().out
+    monkeypatch.setenv("RESULTS_DIR", str(tmp_path / "results"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert submission.receive(read_settings("receive"), submission.Repository(tmp_path), f"~/mine/{CHIP}.csv") == []
+
+
 def test_without_machine_the_only_file_with_new_rows_is_sent(submit, repository, monkeypatch):
     monkeypatch.delenv("MACHINE")
     assert submit({}, {"seed": 1}) == []
