@@ -34,12 +34,8 @@ def examine(frameworks=tuple(FRAMEWORKS)):
         show("power", "no", "on battery or in low-power mode, which is slower: plug it in, turn low-power mode off")
     else:
         show("power", "ok", source or "the system does not report its power source")
-    if commit is None:
-        show("commit", "no", "none, so results cannot be sent: install git, `git clone` the repository")
-    elif commit.endswith("-dirty"):
-        show("commit", "no", "the code was changed, so its results cannot be sent: `git stash` the changes")
-    else:
-        show("commit", "ok", commit)
+    why = environment.explain_commit(commit)
+    show("commit", "no" if why else "ok", why or commit)
     works = [try_framework(name) for name in frameworks]
     if not any(works):
         print("\nno framework can run here: the lines above say why", file=sys.stderr)

@@ -8,6 +8,7 @@ Standard library only. A value that the system does not report is None, never a 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import platform
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 from bench import cli
 from bench.settings import ROOT, SettingError, slug
 
+log = logging.getLogger("bench")
 GIB = 2**30
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA, AMD = "0x10de", "0x1002"  # vendors on PCI
@@ -118,7 +120,7 @@ def explain_missing_gpu(framework):
         )
     vendors = {read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")}
     if NVIDIA in vendors:
-        return "this machine has an NVIDIA card without a driver: install it (in Docker: `docker run --gpus all`)"
+        return "`nvidia-smi` does not list this machine's card: install its driver (in Docker: `docker run --gpus all`)"
     return f"{framework} as installed does not support this machine's AMD GPU" if AMD in vendors else ""
 
 
@@ -150,16 +152,36 @@ def find_allocator(environ=os.environ):
 
 
 def find_commit():
-    """Return the short commit of this repository; new rows in results/ and untracked files do not make it dirty."""
-    commit = output_of("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
-    changes = output_of("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
-    return commit and commit.strip() + ("-dirty" if changes else "")
+    """Return the short commit of this repository, with -dirty if its programs were changed; None if git cannot tell.
+
+    New rows in results/ and untracked files do not make it dirty.
+    """
+    commit = ask_git(ROOT, "rev-parse", "--short=12", "HEAD")
+    changes = ask_git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+    return None if not commit or changes is None else commit.strip() + ("-dirty" if changes else "")
+
+
+def explain_commit(commit, root=ROOT):
+    """Return why rows with this result of find_commit() cannot be sent, with the fix; "" if they can."""
+    if commit:
+        changed = "the code was changed, so its results cannot be sent: `git stash` the changes"
+        return changed if commit.endswith("-dirty") else ""
+    if not (root / ".git").exists():
+        return "this folder is not a git clone, so its results cannot be sent: `git clone` the repository"
+    return f"git is missing, fails or takes over 20 s, so results cannot be sent: `git -C {root} status` says why"
+
+
+def ask_git(root, *command):
+    """Return what git prints about the repository of a folder, whoever owns it; None if it fails."""
+    # With its .git named, git does not search the folders around it, and reads a clone of another owner.
+    return output_of("git", "-C", str(root), "--git-dir=.git", "--work-tree=.", *command)
 
 
 def output_of(*command):
-    """Return what a command prints; None if it is missing, fails or hangs."""
+    """Return what a command prints in English; None if it is missing, fails or hangs. The user's GIT_* are ignored."""
+    env = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
     try:
-        return subprocess.run(command, capture_output=True, timeout=20, check=True).stdout.decode(errors="replace")
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=20, env=env).decode(errors="replace")
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -212,6 +234,9 @@ def read_host(machine=None):
     cpu_count = os.cpu_count() or 1
     cpu_id = None
     cards = list_cards()
+    commit = find_commit()
+    if commit is None:
+        log.warning("%s", explain_commit(commit))
     if platform.system() == "Darwin":
         cpu_name = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None
         # A Python that was built with an older SDK is told that macOS 26 is 16.
@@ -234,7 +259,7 @@ def read_host(machine=None):
         power_source=find_power_source(),
         low_power_mode=find_low_power_mode(),
         allocator=find_allocator(),
-        commit=find_commit(),
+        commit=commit,
         python=platform.python_version(),
     )
 

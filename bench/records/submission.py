@@ -108,6 +108,8 @@ class Repository:
 
     def __init__(self, root=ROOT, base=None):
         self.root = Path(root)
+        if self.git("rev-parse", "HEAD") is None:
+            raise SettingError(environment.explain_commit(None, self.root))
         self.tip = "HEAD"  # the last commit of the main branch
         self.base = None  # the commit at which the folder's branch left it
         for tip in [base] if base else ["main", "origin/main"]:
@@ -117,13 +119,15 @@ class Repository:
 
     def git(self, *command):
         """Return what a git command prints; None if it fails."""
-        return environment.output_of("git", "-C", str(self.root), *command)
+        return environment.ask_git(self.root, *command)
 
     def changed_files(self):
         """List the machines' files that differ from the base: changed, removed or new, committed or not."""
         files = "-z", "--", "results/*.csv", ":!results/published.csv"
-        changed = self.git("diff", "--name-only", "--no-renames", self.base or "HEAD", *files) or ""
-        new = self.git("ls-files", "--others", "--exclude-standard", *files) or ""
+        changed = self.git("diff", "--name-only", "--no-renames", self.base or "HEAD", *files)
+        new = self.git("ls-files", "--others", "--exclude-standard", *files)
+        if changed is None or new is None:
+            raise SettingError(environment.explain_commit(None, self.root))
         return (changed + new).split("\0")[:-1]
 
     def find_fault(self, commit):

@@ -1,12 +1,15 @@
 """The description of the host; the commands of other systems are replaced by recorded outputs."""
 
 import json
+import os
 import platform
+import subprocess
 
 import pytest
 
 from bench.host import environment
 from bench.host.environment import Card, find_apple_gpu_cores, list_cards
+from bench.records import submission
 from bench.settings import SettingError
 
 
@@ -116,18 +119,18 @@ def test_power_source_of_a_linux_laptop(monkeypatch, tmp_path):
         assert environment.find_power_source(tmp_path) == source
 
 
-def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(monkeypatch, tmp_path):
-    def git(*arguments):
-        identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-        return environment.output_of("git", "-C", str(tmp_path), *identity, *arguments)
-
+@pytest.fixture
+def commit(monkeypatch, tmp_path):
+    """The commit of a clone in tmp_path, which is this repository."""
     monkeypatch.setattr(environment, "ROOT", tmp_path)
-    assert environment.find_commit() is None
-    git("init")
     (tmp_path / "program.py").write_text("1")
-    git("add", ".")
-    git("commit", "-m", "first")
-    commit = environment.find_commit()
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    for arguments in (["init"], ["add", "."], ["commit", "-m", "first"]):
+        environment.output_of("git", "-C", str(tmp_path), *identity, *arguments)
+    return environment.find_commit()
+
+
+def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(commit, tmp_path):
     assert len(commit) == 12
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "m.csv").write_text("row")
@@ -135,3 +138,23 @@ def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(monkeypatch,
     assert environment.find_commit() == commit
     (tmp_path / "program.py").write_text("2")
     assert environment.find_commit() == f"{commit}-dirty"
+
+
+def test_a_commit_that_git_cannot_tell_is_unknown(commit, monkeypatch, tmp_path):
+    (tmp_path / "unpacked").mkdir()
+    monkeypatch.setattr(environment, "ROOT", tmp_path / "unpacked")  # a ZIP file inside another repository
+    assert environment.find_commit() is None
+    with pytest.raises(SettingError, match="git clone"):
+        submission.Repository(tmp_path / "unpacked")
+    monkeypatch.setattr(environment, "output_of", lambda *words: None if "status" in words else commit)
+    assert environment.find_commit() is None
+
+
+def test_the_commit_is_known_whoever_owns_the_clone_and_whatever_variables_are_set(commit, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", "another")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert environment.output_of("sh", "-c", "echo $LC_ALL $GIT_DIR") == "C\n"
+    environ = os.environ | {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}
+    run = lambda *words: subprocess.run(words, env=environ, capture_output=True, text=True).stdout  # noqa: E731
+    monkeypatch.setattr(environment, "output_of", run)
+    assert environment.find_commit() == commit
