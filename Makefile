@@ -9,10 +9,10 @@
 .PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results \
         receive doctor test selfcheck resolve-mac check-mac clean packages common-packages
 
-# On a Mac all frameworks share one environment. On Linux a framework with a requirements-cuda-<name>.txt gets an
+# On a Mac all frameworks share one environment. On Linux a framework with a requirements/<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
 MAC := $(filter Darwin,$(shell uname -s))
-OTHERS := $(patsubst requirements-cuda-%.txt,%,$(wildcard requirements-cuda-*.txt))
+OTHERS := $(filter-out common test torch-% %-cpu,$(patsubst requirements/%.txt,%,$(wildcard requirements/*.txt)))
 APART := $(if $(MAC),,$(OTHERS))
 SYNONYM_pytorch := torch
 SYNONYM_tf := tensorflow
@@ -24,8 +24,7 @@ VENV := $(call venv_of,$(NAME))
 
 unexport PYTHONSAFEPATH  # scripts would not find bench/
 ifeq ($(PYTHON),)
-# ROS and the modules of a cluster set them for their own Python.
-unexport PYTHONHOME PYTHONPATH
+unexport PYTHONHOME  # the modules of a cluster set it for their own Python
 RUN := $(VENV)/bin/python
 READY := $(VENV)/installed
 # Without an environment of a framework, these commands install one without frameworks.
@@ -128,16 +127,16 @@ packages common-packages:
 INSTALL = sh bench/install.sh $< $(@D) && touch $@
 
 # requirements-cuda.txt is PyTorch's, with or without a card.
-.venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt requirements-torch-cu126.txt) requirements-common.txt bench/install.sh
+.venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt requirements/torch-cuda12.txt) requirements/common.txt bench/install.sh
 	@$(INSTALL)
 
-.venv-plot/installed: requirements-common.txt bench/install.sh
+.venv-plot/installed: requirements/common.txt bench/install.sh
 	@$(INSTALL)
 
 .SECONDEXPANSION:
 .PRECIOUS: .venv-%/installed
-.venv-%/installed: requirements-cuda-%.txt $$(wildcard requirements-cpu-$$*.txt) requirements-common.txt bench/install.sh
+.venv-%/installed: requirements/%.txt $$(wildcard requirements/$$*-cpu.txt) requirements/common.txt bench/install.sh
 	@$(INSTALL)
 
-%/tested: requirements-test.txt %/installed
+%/tested: requirements/test.txt %/installed
 	@$(INSTALL)

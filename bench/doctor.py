@@ -50,7 +50,7 @@ def show(subject, state, words):
 def try_framework(name):
     """Print the lines of a framework's own process, or why it has none; return whether the framework can run."""
     python = os.environ.get("PYTHON")
-    is_apart = sys.platform != "darwin" and (ROOT / f"requirements-cuda-{name}.txt").exists()  # as in the Makefile
+    is_apart = sys.platform != "darwin" and (ROOT / f"requirements/{name}.txt").exists()  # as in the Makefile
     interpreter = python or str(ROOT / (f".venv-{name}" if is_apart else ".venv") / "bin" / "python")
     if not python and not os.path.exists(interpreter):
         show(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it")

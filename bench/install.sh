@@ -49,19 +49,19 @@ choose_gpu() {
 
 card=
 gpu=cpu
-case $requirements:${USE_GPU:-} in *:0) ;; requirements-cuda*) choose_gpu ;; esac
-cpu=requirements-cpu-${requirements#requirements-cuda-}
+case $requirements:${USE_GPU:-} in *:0 | requirements-mac.txt:* | */common.txt:* | */test.txt:*) ;; *) choose_gpu ;; esac
+cpu=${requirements%.txt}-cpu.txt
 
 # What is installed for which GPU. For cuda13 it is what PyPI has. PyTorch's other builds are in its own index.
 options=
 overrides=
 case $requirements:$gpu in
     *:needs-*) stop "NVIDIA driver $card: install driver ${gpu#needs-} or newer, or set PYTHON=... or USE_GPU=0" ;;
-    requirements-cuda.txt:cuda12) options=--torch-backend=cu126 overrides=requirements-torch-cu126.txt ;;
+    requirements-cuda.txt:cuda12) options=--torch-backend=cu126 overrides=requirements/torch-cuda12.txt ;;
     requirements-cuda.txt:cpu) options=--torch-backend=cpu ;;
     requirements-cuda.txt:hip | requirements-cuda.txt:xpu) options=--torch-backend=auto ;;
     *:cuda12)
-        sed 's/\[cuda13\]/[cuda12]/' "$requirements" >"$venv.txt"
+        sed -e 's/\[cuda13\]/[cuda12]/' -e 's,^-r ,-r requirements/,' "$requirements" >"$venv.txt"
         requirements=$venv.txt ;;
     *:cpu | *:hip | *:xpu) [ ! -e "$cpu" ] || requirements=$cpu ;;
 esac

@@ -86,7 +86,7 @@ def test_a_framework_is_known_everywhere(name):
     assert Path(f"bench/frameworks/on_{name}.py").exists()
     assert Path(f"tests/frameworks/test_{name}.py").exists()
     assert Path(f"tests/by_hand_{name}.py").exists()  # of make selfcheck
-    assert name == "torch" or Path(f"requirements-cuda-{name}.txt").exists()
+    assert name == "torch" or Path(f"requirements/{name}.txt").exists()
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

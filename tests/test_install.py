@@ -34,9 +34,9 @@ NO_UV = {"python3": PYTHON3, "pip": '#!/bin/sh\n[ "$PIP_USER" = 0 ] && cp uv .uv
 PYTHON = '#!/bin/sh\ncase "$*" in *torch.version.{built_for}\\)*) exit 0 ;; *torch.version*) exit 1 ;; esac\n'
 TOOLS = ("sh", "awk", "cat", "cp", "grep", "mkdir", "rm", "sed", "xargs")
 
-TORCH, JAX, TENSORFLOW = (f"requirements-cuda{name}.txt" for name in ("", "-jax", "-tensorflow"))
+TORCH, JAX, TENSORFLOW = "requirements-cuda.txt", "requirements/jax.txt", "requirements/tensorflow.txt"
 PYPI, CPU, AUTO = f"-r {TORCH}", f"--torch-backend=cpu -r {TORCH}", f"--torch-backend=auto -r {TORCH}"
-CU126 = f"--override requirements-torch-cu126.txt --torch-backend=cu126 -r {TORCH}"
+CU126 = f"--override requirements/torch-cuda12.txt --torch-backend=cu126 -r {TORCH}"
 H200, A100, RTX_5090, V100 = "580.159.03, 9.0", "550.54.14, 8.0", "570.86.10, 12.0", "535.104.05, 7.0"
 TWO = "550.54.14, 12.0\n550.54.14, 8.0"
 BUILT_IN, ARC = ("0000:00:02.0", "0x8086"), ("0000:03:00.0", "0x8086")
@@ -70,12 +70,12 @@ MACHINES = {
     "Intel's built-in graphics": ({"displays": [BUILT_IN]}, 0, CPU, "cpu"),
     "JAX, driver 580": ({"cards": H200, "file": JAX}, 0, f"-r {JAX}", JAX),
     "JAX, driver 550": ({"cards": A100, "file": JAX}, 0, "-r .venv.txt", ".venv.txt"),
-    "JAX, no driver": ({"file": JAX}, 0, "-r requirements-cpu-jax.txt", "cpu-jax"),
+    "JAX, no driver": ({"file": JAX}, 0, "-r requirements/jax-cpu.txt", "jax-cpu"),
     "TensorFlow, no driver": ({"file": TENSORFLOW}, 0, f"-r {TENSORFLOW}", TENSORFLOW),
     "no uv": (NO_UV, 0, CPU, "cpu"),
     "no uv and no index": (NO_UV | {"pip": BROKEN_SMI, "refuses": "all"}, 2, None, "pip PYTHON="),
     "no uv and no venv": (NO_UV | {"python3": BROKEN_SMI, "refuses": "all"}, 2, None, "python3-venv PYTHON="),
-    "plots": ({"file": "requirements-common.txt", "cards": RTX_5090}, 0, "-r requirements-common.txt", "common"),
+    "plots": ({"file": "requirements/common.txt", "cards": RTX_5090}, 0, "-r requirements/common.txt", "common"),
 }
 
 
@@ -110,6 +110,7 @@ def install(tmp_path):
     (tmp_path / "bin").mkdir()
     for tool in TOOLS:
         (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    shutil.copytree("requirements", tmp_path / "requirements")
     for path in Path().glob("requirements-*.txt"):
         shutil.copy(path, tmp_path)
     # No test sees the graphics of whoever runs it.
@@ -137,8 +138,9 @@ def test_a_failed_attempt_and_a_broken_driver_are_told(install):
 
 def test_packages_for_cuda_12_differ_in_one_word(install, tmp_path):
     for name in ("jax", "mlx"):
-        install(file=f"requirements-cuda-{name}.txt", cards=A100)
-        ours = Path(f"requirements-cuda-{name}.txt").read_text()
+        install(file=f"requirements/{name}.txt", cards=A100)
+        ours = Path(f"requirements/{name}.txt").read_text()
+        ours = ours.replace("\n-r ", "\n-r requirements/")  # the copy is in another folder
         assert (tmp_path / ".venv.txt").read_text() == ours.replace("[cuda13]", "[cuda12]") != ours
 
 
@@ -151,7 +153,7 @@ MLX_VERSION = ("mlx", "0.32.0")
         (TORCH, "", ("torch", "2.14.0"), "torch==2.14.0\ntorchvision\n"),
         (TORCH, A100, ("torch", "2.13.0"), "torch==2.13.0\ntorchvision\n"),
         (TENSORFLOW, "", ("tensorflow", "2.20.0"), "tensorflow[and-cuda]==2.20.0\n"),
-        ("requirements-cuda-mlx.txt", H200, MLX_VERSION, "mlx[cuda13]==0.32.0\n"),
+        ("requirements/mlx.txt", H200, MLX_VERSION, "mlx[cuda13]==0.32.0\n"),
         ("requirements-mac.txt", "", MLX_VERSION, "torchvision\nmlx==0.32.0\n"),
     ],
 )
@@ -180,7 +182,7 @@ def test_plots_and_comparisons_with_a_chosen_python_need_the_common_packages_onl
 
 
 def test_variables_for_another_python_do_not_reach_ours():
-    environ = dict.fromkeys(("PYTHONSAFEPATH", "PYTHONPATH", "PYTHONHOME"), "1")
+    environ = dict.fromkeys(("PYTHONSAFEPATH", "PYTHONHOME"), "1")
     makefile = "include Makefile\nhelp:; @env\n"
     printed = subprocess.check_output(["make", "-f", "-"], input=makefile, env=os.environ | environ, text=True)
     assert "PATH=" in printed

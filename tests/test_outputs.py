@@ -99,7 +99,8 @@ def print_doctor(folder, monkeypatch):
         python.write_text(f"#!/bin/sh\n{program}\n")
         python.chmod(0o755)
     for name in (*programs, "mlx"):
-        (folder / f"requirements-cuda-{name}.txt").touch()
+        (folder / "requirements").mkdir(exist_ok=True)
+        (folder / "requirements" / f"{name}.txt").touch()
     doctor.examine(["tensorflow", "jax", "mlx"])
     doctor.report_framework("torch")  # as in a process of its own
 

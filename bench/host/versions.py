@@ -28,8 +28,8 @@ def install(run: Run):
     if os.environ.get("PYTHON"):
         raise SettingError(f"FRAMEWORK_VERSION={version!r} needs an installation, and PYTHON=... has none: unset one")
     venv = ROOT / f".venv-{name}-{version}"
-    suffix = "" if name == "torch" else f"-{name}"
-    requirements = "requirements-mac.txt" if sys.platform == "darwin" else f"requirements-cuda{suffix}.txt"
+    requirements = "requirements-cuda.txt" if name == "torch" else f"requirements/{name}.txt"
+    requirements = "requirements-mac.txt" if sys.platform == "darwin" else requirements
     is_complete = venv / "installed"
     if not is_complete.exists() or is_complete.stat().st_mtime < (ROOT / requirements).stat().st_mtime:
         command = ["sh", "bench/install.sh", requirements, venv.name, name, version]

@@ -24,7 +24,8 @@ def install(monkeypatch, tmp_path):
         for name, text in environ.items():
             monkeypatch.setenv(name, text)
 
-        for path in Path().glob("requirements-*.txt"):
+        (tmp_path / "requirements").mkdir(exist_ok=True)
+        for path in [*Path().glob("requirements-*.txt"), *Path().glob("requirements/*.txt")]:
             (tmp_path / path).touch()
 
         def run(command, cwd):
@@ -53,7 +54,7 @@ def test_the_installed_version_needs_no_environment_and_another_one_is_installed
 
 @pytest.mark.parametrize(
     ("framework", "platform", "requirements"),
-    [("jax", "linux", "requirements-cuda-jax.txt"), ("mlx", "darwin", "requirements-mac.txt")],
+    [("jax", "linux", "requirements/jax.txt"), ("mlx", "darwin", "requirements-mac.txt")],
 )
 def test_the_requirements_are_those_of_the_framework_and_the_system(install, framework, platform, requirements):
     assert install("0.9.1", platform=platform, FRAMEWORK=framework)[1][0][0] == requirements
