@@ -17,13 +17,12 @@ from bench.host.resources import usable_cores
 
 def find_device(settings):
     """Return the Device to run on, and set the number of threads, which XLA reads when it starts."""
-    if settings.num_threads:
-        os.environ["NPROC"] = str(settings.num_threads)
+    if settings.num_threads or not os.environ.get("NPROC"):
+        os.environ["NPROC"] = str(settings.num_threads or usable_cores())
     device = choose_device(settings.use_gpu)
     kind = name_of(device)
-    threads = int(os.environ.get("NPROC") or usable_cores())
     name = None if kind == "cpu" else device.device_kind
-    return Device(kind, name, jax.__version__, threads)
+    return Device(kind, name, jax.__version__, num_threads=int(os.environ["NPROC"]))
 
 
 def choose_device(use_gpu):

@@ -24,7 +24,7 @@ from tensorflow.python.eager import context as eager  # nothing public says wher
 
 from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
 from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext
-from bench.host.resources import usable_cores
+from bench.host.resources import USABLE_CPUS, usable_cores
 from bench.settings import SettingError
 from bench.timing import MeasurementError
 
@@ -34,9 +34,10 @@ EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedC
 
 def find_device(settings):
     """Return the Device to run on, and set the number of threads, which TensorFlow allows only before it computes."""
-    if settings.num_threads:
-        tf.config.threading.set_intra_op_parallelism_threads(settings.num_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(settings.num_threads)
+    threads = settings.num_threads or usable_cores()
+    if threads != len(USABLE_CPUS):  # TensorFlow's own number
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
     kind = choose_device(settings.use_gpu)
     name = None
     note = ""
@@ -44,7 +45,6 @@ def find_device(settings):
         details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
         name = details.get("device_name")
         note = explain_new_card(details.get("compute_capability"))
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()
     return Device(kind, name, tf.__version__, threads, note=note)
 
 

@@ -19,7 +19,7 @@ from torch.optim.swa_utils import update_bn
 from bench.frameworks import Device, base, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.host.environment import GIB
 from bench.host.ranks import read_ranks
-from bench.host.resources import SHARED_GB
+from bench.host.resources import SHARED_GB, usable_cores
 from bench.settings import SettingError
 from bench.timing import check
 from bench.workloads.workload import LEARNING_RATES
@@ -47,7 +47,7 @@ def find_device(settings):
     if ranks.are_many and count > 1:  # Slurm may show each rank only its own
         torch.accelerator.set_device_index(ranks.local_rank)
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(settings.num_threads or ranks.share(torch.get_num_threads()))
+        torch.set_num_threads(settings.num_threads or ranks.share(min(torch.get_num_threads(), usable_cores())))
     # By default a small Mac swaps until its time limit instead of running out of memory.
     is_small = kind == "mps" and psutil.virtual_memory().total < SHARED_GB * GIB
     if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:

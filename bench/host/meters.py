@@ -20,7 +20,7 @@ import psutil
 
 from bench import cli
 from bench.host.environment import find_card, output_of, read_text
-from bench.host.resources import cpu_quota, usable_cores, usable_cpus
+from bench.host.resources import USABLE_CPUS, cpu_quota, usable_cores
 
 log = logging.getLogger("bench")
 
@@ -62,11 +62,10 @@ def others_cpu_seconds():
     Only the CPUs count that this process may use: in a container, other containers may have the others. NaN if
     its quota is less than its CPUs, because other containers may use the rest of each.
     """
-    cpus = usable_cpus()
     times = psutil.cpu_times(percpu=True)
-    if (cpu_quota() or math.inf) < len(cpus):
+    if (cpu_quota() or math.inf) < len(USABLE_CPUS):
         return math.nan
-    seconds = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in cpus))
+    seconds = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in USABLE_CPUS))
     # The parent of this process is also that of the other ranks of this machine, and of those that it takes turns with.
     root = psutil.Process().parent()
     for process in [root, *root.children(recursive=True)]:

@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
@@ -17,41 +19,58 @@ from bench.host.environment import GIB, find_card, read_text
 from bench.host.ranks import read_ranks
 
 SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
+CGROUPS = "/sys/fs/cgroup"
+# The numbers of the CPUs that this process may run on; a cluster may bind it to some. They are read before a framework
+# is imported: with OMP_PROC_BIND, PyTorch then binds the main thread, and all that it starts, to the first core.
+USABLE_CPUS = set(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))  # macOS does not have it
 
 
-def usable_cpus():
-    """Return the numbers of the CPUs that this process may run on; a cluster may bind it to some."""
-    if not hasattr(os, "sched_getaffinity"):  # as on macOS
-        return set(range(os.cpu_count() or 1))
-    return os.sched_getaffinity(0)  # pyright: ignore[reportAttributeAccessIssue]
+@contextmanager
+def on_all_cpus():
+    """Let the processes and threads that are started inside run on USABLE_CPUS, even if this thread was bound later."""
+    find, bind = (getattr(os, f"sched_{name}affinity", lambda *_: None) for name in ("get", "set"))  # not on macOS
+    bound = find(0)
+    bind(0, USABLE_CPUS)
+    try:
+        yield
+    finally:
+        bind(0, bound)
 
 
 def usable_cores():
     """Return the number of cores that this process may use, which a cluster or a container may limit."""
-    cores = len(usable_cpus())
+    cores = len(USABLE_CPUS)
     return max(1, min(cores, int(cpu_quota() or cores)))
 
 
-def cpu_quota():
-    """Return the CPUs that a container's quota allows; None if there is none, or if it is set by cgroup v1.
+def list_cgroups():
+    """Return the folders of this process's control group and of those around it; the limits of each hold.
 
-    https://docs.kernel.org/admin-guide/cgroup-v2.html
+    Only those of version 2: https://docs.kernel.org/admin-guide/cgroup-v2.html
     """
-    quota, _, period = read_text("/sys/fs/cgroup/cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdecimal() else None  # "max", or no such file
+    own = re.search(r"^0::/(.*)$", read_text("/proc/self/cgroup"), re.MULTILINE)
+    group = Path(CGROUPS, own[1] if own else "")
+    return [folder for folder in (group, *group.parents) if folder.is_relative_to(CGROUPS)]
 
 
-def available_bytes(group="/sys/fs/cgroup"):
+def cpu_quota():
+    """Return the CPUs that a container's quota allows; None if there is none, or if it is set by cgroup v1."""
+    found = (re.match(r"(\d+) (\d+)", read_text(group / "cpu.max")) for group in list_cgroups())  # else "max"
+    return min((int(quota[1]) / int(quota[2]) for quota in found if quota), default=None)
+
+
+def available_bytes():
     """Return the memory in bytes that this rank can use without swapping: its share of the system's or container's.
 
     A limit that cgroup v1 sets is not known. Unused file pages count as free, because the kernel drops them before it
     kills a process.
     """
     free = psutil.virtual_memory().available
-    limit, use, statistics = (read_text(f"{group}/memory.{name}").strip() for name in ("max", "current", "stat"))
-    if limit.isdecimal():  # else "max", or no such file
-        unused = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
-        free = min(free, int(limit) - int(use) + int(unused[1] if unused else 0))
+    for group in list_cgroups():
+        limit, use, statistics = (read_text(group / f"memory.{name}").strip() for name in ("max", "current", "stat"))
+        if limit.isdecimal():  # else "max", or no such file
+            unused = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
+            free = min(free, int(limit) - int(use) + int(unused[1] if unused else 0))
     return read_ranks().share(free)
 
 

@@ -65,7 +65,7 @@ def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
     """In a container, other containers' load is on CPUs that this one may not use."""
     times = [Times(user=10, system=2, idle=99, iowait=50, steal=1), Times(1000)]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
-    monkeypatch.setattr(meters, "usable_cpus", lambda: {0})
+    monkeypatch.setattr(meters, "USABLE_CPUS", {0})
     own = SimpleNamespace(cpu_times=lambda: (2, 1, 0, 0), children=lambda recursive: [])
     parent = SimpleNamespace(cpu_times=lambda: (1, 0, 0, 0), children=lambda recursive: [own])
     own.parent = lambda: parent

@@ -1,5 +1,7 @@
 """Free memory and shared memory, of machines and containers that are not here."""
 
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -27,7 +29,25 @@ def test_available_memory_is_the_least_of_all_limits_and_ranks_share_it(monkeypa
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
     monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
     monkeypatch.setattr(resources, "read_ranks", lambda: Ranks(0, ranks, 0, ranks))
-    assert resources.available_bytes(tmp_path) == free
+    monkeypatch.setattr(resources, "CGROUPS", tmp_path)
+    assert resources.available_bytes() == free
+
+
+def test_the_least_limit_of_nested_groups_holds(monkeypatch):
+    """A job's group has the limits; that of its step, in which this process is, has none or a larger one."""
+    files = {"/job/memory.max": str(2 * GB), "/job/memory.current": str(GB), "/job/cpu.max": "150000 100000"}
+    files |= {"/job/step/memory.max": str(3 * GB), "/job/step/memory.current": "0", "/job/step/cpu.max": "max 100000"}
+    files |= {"/proc/self/cgroup": "1:cpu:/elsewhere\n0::/job/step\n"}
+    monkeypatch.setattr(resources, "read_text", lambda path: files.get(str(path).removeprefix("/sys/fs/cgroup"), ""))
+    assert (resources.cpu_quota(), resources.available_bytes()) == (1.5, GB)
+
+
+def test_cores_that_the_main_thread_loses_by_importing_pytorch_stay_usable():
+    """OMP_PROC_BIND binds it to the first one; modules of clusters set it."""
+    code = "from bench import parent; import torch; print(parent.resources.usable_cores())"
+    environ = os.environ | {"OMP_PROC_BIND": "true"}
+    out = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
+    assert int(out) == resources.usable_cores()
 
 
 def test_workers_that_need_more_shared_memory_than_docker_gives_are_told_how_much(monkeypatch, tmp_path):

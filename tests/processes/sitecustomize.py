@@ -34,4 +34,5 @@ if os.environ.get("LIKE_A_MAC"):
     multiprocessing.set_start_method("spawn")
     builtins.__import__ = import_and_share
     Path.read_text, Path.write_text = on_linux_only(Path.read_text), on_linux_only(Path.write_text)
-    vars(os).pop("sched_getaffinity", None)  # a Mac has none
+    for name in ("sched_getaffinity", "sched_setaffinity"):  # a Mac has neither
+        vars(os).pop(name, None)
