@@ -5,9 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -48,17 +46,10 @@ def has_worker(processes):
         return len([each for each in commands if not re.search("resource_tracker|caffeinate", each)]) >= 2
 
 
-@pytest.fixture
-def short_folder():
-    """A folder for temporary files: PyTorch puts sockets there, and a Mac's tmp_path is too long for their names."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield folder
-
-
 @pytest.mark.parametrize("others", [{}, MAC])
-def test_ctrl_c_ends_a_real_run_with_its_workers_and_files(short_folder, others):
+def test_ctrl_c_ends_a_real_run_with_its_workers_and_files(tmp_path, others):
     environ = os.environ | SMALL | others
-    environ |= {"MAX_SECONDS": "60", "SCOPE": "input", "NUM_WORKERS": "1", "TMPDIR": short_folder}
+    environ |= {"MAX_SECONDS": "60", "SCOPE": "input", "NUM_WORKERS": "1", "TMPDIR": str(tmp_path)}
     program = subprocess.Popen(
         [sys.executable, "image_benchmark.py"],
         stdout=subprocess.PIPE,
@@ -76,4 +67,4 @@ def test_ctrl_c_ends_a_real_run_with_its_workers_and_files(short_folder, others)
     _, err = program.communicate(timeout=300)
     assert (program.returncode, "Traceback" in err) == (130, False)
     assert not psutil.wait_procs(children, timeout=10)[1]
-    assert not list(Path(short_folder).glob("jpegs-*"))
+    assert not list(tmp_path.glob("jpegs-*"))

@@ -2,8 +2,9 @@
 
 import os
 import sys
+import tempfile
 from contextlib import suppress
-from multiprocessing import util
+from multiprocessing import queues, util
 
 import torch
 import torchvision
@@ -18,6 +19,7 @@ from bench.timing import MeasurementError
 from bench.workloads import data
 
 PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
+MOST_LETTERS = 65  # in the path of a temporary folder: with a socket's name, a Mac allows 103 bytes, Linux 107
 
 
 def list_models():
@@ -43,31 +45,45 @@ def open_stream(workload, settings, phase, pins_memory):
     queued = PREFETCH + 1  # batches of each worker, one of them in its hands
     if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
         raise MeasurementError("unsupported", shortage)
-    loader = DataLoader(
-        JpegDataset(paths, workload.sizes.side, workload.sizes.classes, phase == "training"),
-        batch_size=workload.items_per_step,
-        # One endless epoch: at the end of one the workers' queues would run empty.
-        sampler=RandomSampler(paths, num_samples=2**60, generator=torch.Generator().manual_seed(settings.seed)),
-        num_workers=workers,
-        prefetch_factor=PREFETCH if workers else None,
-        pin_memory=pins_memory,
-        worker_init_fn=prepare_worker,
-    )
-    with cli.interrupts_held():
+    with cli.interrupts_held(), resources.on_all_cpus():
+        loader = DataLoader(
+            JpegDataset(paths, workload.sizes.side, workload.sizes.classes, phase == "training"),
+            batch_size=workload.items_per_step,
+            # One endless epoch: at the end of one the workers' queues would run empty.
+            sampler=RandomSampler(paths, num_samples=2**60, generator=torch.Generator().manual_seed(settings.seed)),
+            num_workers=workers,
+            prefetch_factor=PREFETCH if workers else None,
+            pin_memory=pins_memory,
+            worker_init_fn=prepare_worker,
+        )
         batches = iter(loader)
     return base.Stream(batches, workers, queue_steps=workers * queued)
 
 
 def prepare_worker(worker):
-    """Let a worker end at once, and without a traceback of a connection that the main process has closed (Ctrl-C)."""
+    """Let a worker send its batches, and end at once.
+
+    It ends without a traceback of a connection that the main process has closed (Ctrl-C), and if it cannot send a
+    batch: multiprocessing would drop that, and the main process would wait for it without end.
+    """
     sys.excepthook = lambda *_: None
+    queues.Queue._on_queue_feeder_error = staticmethod(end_without_batch)  # pyright: ignore[reportAttributeAccessIssue]
+    if len(os.fsencode(tempfile.gettempdir())) > MOST_LETTERS:  # as the folders of jobs have: for sockets too long
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
     # On a Mac a worker starts torch_shm_manager, which outlives it. If the manager inherited the pipe whose end tells
     # the main process that the worker is dead, the main process would wait five seconds for each worker.
     for descriptor in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):  # that of the listing itself is closed
             os.set_inheritable(descriptor, descriptor <= 2)
     # As a forked worker ends; a spawned one would take its interpreter down, which is a second of work.
-    util.Finalize(None, os._exit, (0,), exitpriority=-10)  # after the queues' own, down to -5
+    util.Finalize(None, os._exit, (0,), exitpriority=-101)  # after that of the sockets' folder, -100
+
+
+def end_without_batch(error, batch):
+    """End this worker, which the main process notices."""
+    if not isinstance(error, ConnectionError):  # the main process has gone
+        print(f"a worker cannot send its batch: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 class JpegDataset(Dataset):

@@ -2,9 +2,13 @@
 
 import csv
 import functools
+import os
+import pickle
+import tempfile
 import time
-from multiprocessing import connection
+from multiprocessing import connection, queues
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.frameworks import on_torch, on_torch_images
+from bench.host import resources
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
 from bench.workloads import data
@@ -107,19 +112,78 @@ def test_a_stream_never_ends_and_reads_every_file():
     assert first != second
 
 
-def test_nothing_that_outlives_a_worker_holds_its_pipe(monkeypatch):
+@pytest.fixture
+def open_workers(monkeypatch):
+    """Return a function that opens batches of two workers, whose next one is waited for for a minute."""
+    settings = read_settings("image", {"BATCH_SIZE": "1", "NUM_WORKERS": "2", "USE_GPU": "0", "IMAGE_SIZE": "32"})
+
+    def open_workers(**options):
+        monkeypatch.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, timeout=60, **options))
+        return on_torch_images.open_stream(image_workload(settings), settings, "inference", False).batches
+
+    return open_workers
+
+
+def test_nothing_that_outlives_a_worker_holds_its_pipe(monkeypatch, open_workers):
     """The main process would wait five seconds for each worker on a Mac, of which these workers have the settings."""
     monkeypatch.setenv("LIKE_A_MAC", "1")
-    monkeypatch.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, multiprocessing_context="spawn"))
-    settings = read_settings("image", {"BATCH_SIZE": "1", "NUM_WORKERS": "2", "USE_GPU": "0", "IMAGE_SIZE": "32"})
-    stream = on_torch_images.open_stream(image_workload(settings), settings, "inference", False)
-    kept = [next(stream.batches) for _ in range(4)]  # of both workers: while we have one, a worker's manager lives
-    for worker in stream.batches._workers:
+    batches = open_workers(multiprocessing_context="spawn")
+    kept = [next(batches) for _ in range(4)]  # of both workers: while we have one, a worker's manager lives
+    for worker in batches._workers:
         worker.terminate()
         while worker.is_alive():
             time.sleep(0.01)
         assert connection.wait([worker.sentinel], timeout=0)
     assert kept[0][0].is_shared()
+
+
+def test_workers_send_batches_though_the_temporary_folder_is_too_long_for_sockets(monkeypatch, tmp_path, open_workers):
+    folder = tmp_path / ("a" * 80)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    assert next(open_workers())[0].is_shared()
+
+
+def test_workers_remove_the_folder_of_their_sockets(monkeypatch, open_workers):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        batches = open_workers()
+        assert [next(batches)[0].is_shared() for _ in range(4)] == 4 * [True]  # of both workers
+        del batches
+        assert not list(Path(folder).glob("pymp-*"))
+
+
+def prepare_to_receive(worker, prepare=on_torch_images.prepare_worker):
+    prepare(worker)
+    queues._ForkingPickler = SimpleNamespace(loads=pickle.loads)  # and cannot send: it has no dumps
+
+
+def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch, open_workers):
+    monkeypatch.setattr(on_torch_images, "prepare_worker", prepare_to_receive)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(open_workers())
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS binds no process to cores")
+def test_workers_may_use_the_cores_that_the_main_thread_lost(open_workers):
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # as `import torch` does with OMP_PROC_BIND
+    try:
+        batches = open_workers()
+        assert os.sched_getaffinity(0) == {min(cores)}
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert [os.sched_getaffinity(worker.pid) for worker in batches._workers] == 2 * [cores]
+
+
+@pytest.mark.parametrize(("given", "threads"), [({}, 1), ({"NUM_THREADS": "2"}, 2)])
+def test_threads_keep_to_a_quota_unless_they_are_set(monkeypatch, given, threads):
+    usual = torch.get_num_threads()
+    monkeypatch.setattr(resources, "cpu_quota", lambda: 1.0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert on_torch.find_device(read_settings("mlp", given)).num_threads == threads
+    torch.set_num_threads(usual)
 
 
 def test_the_jpeg_pool_is_seeded_and_like_photographs(tmp_path):

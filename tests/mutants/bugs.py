@@ -17,6 +17,7 @@ LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/on_torch_llm.py"
 BITS = ("tests/frameworks/test_torch_llm.py",)
 IMAGES = "bench/frameworks/on_torch_images.py"
 WORKERS = ("tests/frameworks/test_torch.py::test_nothing_that_outlives_a_worker_holds_its_pipe",)
+DROPPED = ("tests/frameworks/test_torch.py::test_a_worker_that_cannot_send_a_batch_ends",)
 TRAINS = ("tests/frameworks/test_llm.py",)
 WRONG = ("tests/frameworks/test_contract.py",)
 KNOWN = ("tests/frameworks/test_known.py",)
@@ -140,6 +141,7 @@ BUGS = {
         TORCH, "self._loss = self.loss_of(", "self._loss = torch.nn.functional.l1_loss(", LOSS
     ),
     "training_in_evaluation_mode": Bug(TORCH, "module.train(is_trained)", "module.eval()", STEPS),
+    "wait_for_a_batch_that_was_dropped": Bug(IMAGES, "    os._exit(1)\n", "", DROPPED),
     "a_manager_holds_the_pipe_of_its_worker": Bug(IMAGES, "descriptor <= 2", "True", WORKERS),
     # Language models
     "accept_wrongly_quantised_weights": Bug(
