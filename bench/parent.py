@@ -208,6 +208,7 @@ def plan_runs(runs, make_workload):
 
 def count_devices(run: Run):
     """Return the run with the number of GPUs instead of NUM_DEVICES=all; raises SettingError if there are too few."""
+    ranks.refuse_one_core()
     settings = run.settings
     count = find_device(run).count if settings.use_gpu is not False else 0
     if settings.num_devices == ALL:

@@ -12,6 +12,7 @@ from bench import child, frameworks, parent
 from bench.host import meters, ranks
 from bench.records import results
 from bench.records.rows import work_cells
+from bench.settings import SettingError, read_runs
 from bench.timing import MeasurementError
 from image_benchmark import image_workload
 
@@ -35,6 +36,12 @@ def test_a_rank_that_torchrun_did_not_start_is_refused_in_one_line(monkeypatch, 
         monkeypatch.setenv(name, value)
     assert parent.main("image", image_workload) == 2
     assert "LOCAL_RANK" in capsys.readouterr().err
+
+
+def test_ranks_that_would_share_one_core_are_refused(monkeypatch):
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    with pytest.raises(SettingError, match="OMP_PROC_BIND='true'"):
+        parent.plan_runs(read_runs("mlp", SMALL | {"NUM_DEVICES": "2"}), None)
 
 
 class TwoRanks(ranks.Group):
