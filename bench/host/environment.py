@@ -38,7 +38,10 @@ SETUP_VARIABLES = (
     "TORCHINDUCTOR_LAYOUT_OPTIMIZATION",  # 0: a factor of 4.5 in training of convolutions on MPS
     *("PYTORCH_MPS_PREFER_METAL", "PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION"),
     *("MLX_CONV_WINOGRAD", "MLX_DISABLE_COMPILE", "MLX_MAX_OPS_PER_BUFFER"),
+    *("ATEN_CPU_CAPABILITY", "GLIBC_TUNABLES", "NVIDIA_TF32_OVERRIDE", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS"),
 )
+# More of them: threads and their cores (OpenMP's libraries), instructions (oneDNN, MKL, OpenBLAS), what is turned off.
+SETUP_FAMILIES = r"OMP_(PROC_BIND|PLACES)|(GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+|TORCH\w*_DISABLE"
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,13 @@ def find_low_power_mode():
 
 
 def find_allocator(environ=os.environ):
-    """Return the SETUP_VARIABLES of an environment as a row stores them; None if none is set."""
-    return " ".join(f"{name}={environ[name]}" for name in SETUP_VARIABLES if environ.get(name)) or None
+    """Return the SETUP_VARIABLES and SETUP_FAMILIES of an environment as a row stores them; None if none is set.
+
+    A family also has the paths of an installation, which change nothing.
+    """
+    families = sorted(name for name in environ if re.fullmatch(SETUP_FAMILIES, name) and "/" not in environ[name])
+    names = dict.fromkeys((*SETUP_VARIABLES, *families))
+    return " ".join(f"{name}={environ[name]}" for name in names if environ.get(name)) or None
 
 
 def find_commit():

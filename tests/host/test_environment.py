@@ -92,6 +92,14 @@ def test_a_chip_has_the_name_and_id_of_its_cores(monkeypatch, chip):
     assert part_of_id in host.cpu_id
 
 
+@pytest.mark.parametrize(
+    "name", ["OMP_PROC_BIND", "KMP_BLOCKTIME", "ONEDNN_MAX_CPU_ISA", "TORCHDYNAMO_DISABLE", "ATEN_CPU_CAPABILITY"]
+)
+def test_a_variable_that_changes_the_speed_is_part_of_the_setup(name):
+    others = {"OMP_NUM_THREADS": "2", "MKL_HOME": "/opt/mkl", "MKLROOT": "x", "KMP_AFFINITY": ""}
+    assert environment.find_allocator(others | {name: "1"}) == f"{name}=1"
+
+
 def test_a_mac_tells_its_gpu_its_power_and_its_processor(monkeypatch):
     profile = json.dumps({"SPDisplaysDataType": [{"sppci_cores": "32"}, {"_name": "a monitor"}]}, indent=2)
     power = "Now drawing from 'Battery Power'\n lowpowermode         1\n"
