@@ -100,7 +100,7 @@ else
 endif
 
 selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten to thirty minutes on two CPU cores)
-	@$(RUN) -m tests.selfcheck
+	@$(RUN) -m checks.selfcheck
 
 UV_MAC := MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip
 FOR_MAC := --quiet --only-binary :all: --python-platform aarch64-apple-darwin --python-version

@@ -21,7 +21,7 @@ from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import Workload, flops_of_phase
 
-COUNTS = ROOT / "bench/workloads/flops.csv"  # written by tests/frameworks/count_flops.py
+COUNTS = ROOT / "bench/workloads/flops.csv"  # written by checks/count_flops.py
 IMAGE_SIZE = {"inception_v3": 299}  # pixels a side; 224 for all other models
 
 

@@ -18,9 +18,9 @@ import time
 import uuid
 from dataclasses import asdict
 
-from bench import child, cli
+from bench import child, cli, versions
 from bench.frameworks import Device
-from bench.host import environment, meters, ranks, resources, versions
+from bench.host import environment, meters, ranks, resources
 from bench.records import report, results
 from bench.records.columns import COLUMNS, INTERLEAVED
 from bench.records.combine import combine

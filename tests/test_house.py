@@ -25,7 +25,7 @@ LAYERS = [
     ["bench.workloads"],
     ["bench.timing"],
     ["bench.frameworks", "bench.records"],
-    ["bench.child", "bench.tune"],
+    ["bench.child", "bench.tune", "bench.versions"],
     ["bench.parent", "bench.plots"],
     ["bench.doctor"],
     [path.stem for path in SCRIPTS],
@@ -85,7 +85,7 @@ def test_a_framework_is_known_everywhere(name):
     assert name in answer.LINES
     assert Path(f"bench/frameworks/on_{name}.py").exists()
     assert Path(f"tests/frameworks/test_{name}.py").exists()
-    assert Path(f"tests/by_hand_{name}.py").exists()  # of make selfcheck
+    assert Path(f"checks/by_hand_{name}.py").exists()  # of make selfcheck
     assert name == "torch" or Path(f"requirements/{name}.txt").exists()
 
 

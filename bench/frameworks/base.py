@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.frameworks import check
 from bench.host import resources
-from bench.timing import MeasurementError, check
+from bench.timing import MeasurementError
 
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
 # For each parameter while a model is in float32 on the CPU: 4, and 2 for its copy in 16 bits.

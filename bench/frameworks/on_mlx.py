@@ -16,9 +16,9 @@ import numpy as np
 from mlx import nn, optimizers
 from mlx.utils import tree_flatten, tree_map
 
-from bench.frameworks import Device, base, jpeg_stream, on_mlx_llm, on_mlx_networks, session
+from bench.frameworks import Device, base, check, jpeg_stream, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, leaves
-from bench.timing import MeasurementError, check
+from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
 BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.build_trainable}

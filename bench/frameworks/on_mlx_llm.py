@@ -8,9 +8,8 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
-from bench.frameworks import base
+from bench.frameworks import base, check
 from bench.frameworks.on_mlx_networks import leaves
-from bench.timing import check
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24

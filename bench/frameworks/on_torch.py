@@ -16,12 +16,11 @@ import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
-from bench.frameworks import Device, base, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
+from bench.frameworks import Device, base, check, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.host.environment import GIB
 from bench.host.ranks import read_ranks
 from bench.host.resources import SHARED_GB, usable_cores
 from bench.settings import SettingError
-from bench.timing import check
 from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from bench.frameworks import base, refuse_old
-from bench.timing import MeasurementError, check
+from bench.frameworks import base, check, refuse_old
+from bench.timing import MeasurementError
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24

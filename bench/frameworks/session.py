@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.frameworks import check
 from bench.frameworks.base import Stream
 from bench.settings import TRAINING, SettingError
-from bench.timing import MeasurementError, check
+from bench.timing import MeasurementError
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
 KEPT_NUMBERS = 10**6  # in the largest output of which several are kept

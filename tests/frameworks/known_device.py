@@ -199,7 +199,7 @@ def register():
 
 def check_in_real_time():
     """Compare our rate of steps of 21 operators with the truth; returns whether they agree."""
-    from tests import selfcheck
+    from checks import selfcheck
 
     selfcheck.PAIRS = 5
     sim.wall, sim.seconds = time.perf_counter, lambda operator: 0.005

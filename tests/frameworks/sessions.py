@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bench import frameworks
+from bench.frameworks import check
 from bench.settings import read_settings
-from bench.timing import check, measure
+from bench.timing import measure
 from diffusion_benchmark import DENOISERS
 from measure_all import workload_of_command
 from tests.conftest import GIVEN, TESTED

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench import frameworks
-from bench.timing import check
+from bench.frameworks import check
 from tests.conftest import TESTED
 from tests.frameworks.sessions import assert_measured, describe_llm, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS

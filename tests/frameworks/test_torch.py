@@ -23,8 +23,8 @@ from bench.host import resources
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
 from bench.workloads import data
+from checks import count_flops
 from image_benchmark import COUNTS, image_workload
-from tests.frameworks import count_flops
 from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")

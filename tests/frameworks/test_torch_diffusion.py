@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from checks import count_flops
 from diffusion_benchmark import DENOISERS
-from tests.frameworks import count_flops
 from tests.frameworks.sessions import TINY_DENOISERS, Opener, assert_measured
 
 open_session = Opener("torch")

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-MEASURE, INTERVALS, CHECK = "bench/timing/measure.py", "bench/timing/intervals.py", "bench/timing/check.py"
+MEASURE, INTERVALS, CHECK = "bench/timing/measure.py", "bench/timing/intervals.py", "bench/frameworks/check.py"
 SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/on_torch.py", "bench/child.py"
 BASE = "bench/frameworks/base.py"
 TIMING = ("tests/timing/test_measure.py",)
-CHECKS = ("tests/timing/test_check.py",)
+CHECKS = ("tests/frameworks/test_check.py",)
 OPERATORS = ("tests/workloads/test_operators.py",)
 STEPS = ("tests/frameworks/test_steps.py",)
 LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squared_error_of_the_noise",)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.host import versions
+from bench import versions
 from bench.settings import SettingError, read_runs
 
 

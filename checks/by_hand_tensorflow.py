@@ -5,7 +5,7 @@ import os
 
 from bench.frameworks import on_tensorflow  # first: it sets Keras's backend
 from bench.workloads.operators import MAX_SETS
-from tests.selfcheck import block_of, check_loop, check_matmul
+from checks.selfcheck import block_of, check_loop, check_matmul
 
 # isort: split
 import keras

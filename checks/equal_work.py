@@ -1,10 +1,10 @@
 """Record interleaved comparisons of equal work, and of work with a sleep in each step; report how often they are right.
 
-    .venv/bin/python -m tests.equal_work record 12      until there are 12 of each workload: two hours, nothing else
-    .venv/bin/python -m tests.equal_work sleep 12       after that: images and mlp with a sleep, one hour
-    .venv/bin/python -m tests.equal_work report
+    .venv/bin/python -m checks.equal_work record 12      until there are 12 of each workload: two hours, nothing else
+    .venv/bin/python -m checks.equal_work sleep 12       after that: images and mlp with a sleep, one hour
+    .venv/bin/python -m checks.equal_work report
 
-Each comparison is a line of tests/equal_work.jsonl, appended as soon as it is made; none is left out or repeated. Of
+Each comparison is a line of checks/equal_work.jsonl, appended as soon as it is made; none is left out or repeated. Of
 equal work, every second one runs next to a program that uses one core for a minute, then rests for a minute. The sleep
 is twice the resolution of the quiet recordings.
 """

@@ -5,7 +5,7 @@ import itertools
 
 from bench.frameworks import on_jax  # first: it sets Keras's backend
 from bench.workloads.operators import MAX_SETS
-from tests.selfcheck import block_of, check_loop, check_matmul
+from checks.selfcheck import block_of, check_loop, check_matmul
 
 # isort: split
 import jax

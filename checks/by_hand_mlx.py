@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from bench.frameworks import on_mlx, on_mlx_networks
 from bench.workloads.operators import MAX_SETS
 from bench.workloads.workload import RESNETS
-from tests.selfcheck import block_of, check_loop, check_matmul
+from checks.selfcheck import block_of, check_loop, check_matmul
 
 MODEL, SIDE = "resnet18", 32  # MLX's build for Linux CPUs would take minutes for larger images
 

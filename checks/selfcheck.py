@@ -89,5 +89,5 @@ def compare(what, pairs, unit):
 
 
 if __name__ == "__main__":
-    by_hand = importlib.import_module(f"tests.by_hand_{read_settings('image').framework}")
+    by_hand = importlib.import_module(f"checks.by_hand_{read_settings('image').framework}")
     sys.exit(0 if all(list(by_hand.checks())) else 1)

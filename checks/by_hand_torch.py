@@ -13,8 +13,8 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from bench.frameworks import on_torch
 from bench.workloads.operators import MAX_SETS
+from checks.selfcheck import block_of, check_loop, check_matmul
 from tests.frameworks import known_device
-from tests.selfcheck import block_of, check_loop, check_matmul
 
 
 def checks():

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bench.timing import MeasurementError, check
+from bench.frameworks import check
+from bench.timing import MeasurementError
 
 RANDOM = np.random.default_rng(0)
 OUTPUT = RANDOM.standard_normal((2, 1000))

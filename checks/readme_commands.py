@@ -1,7 +1,7 @@
 """Run the commands of README.md in a fresh clone, and check that each one succeeds.
 
-    .venv/bin/python -m tests.readme_commands       installs everything in the clone, as a new user does
-    PYTHON=.venv/bin/python .venv/bin/python -m tests.readme_commands       installs nothing
+    .venv/bin/python -m checks.readme_commands       installs everything in the clone, as a new user does
+    PYTHON=.venv/bin/python .venv/bin/python -m checks.readme_commands       installs nothing
 
 The commands are the indented lines and the tables of the last commit. They run in their order, each once, with the
 settings in SHORT. A command that is neither in SHORT nor in SKIPPED is a failure.
@@ -95,7 +95,7 @@ def check_command(command, folder, python):
     if reason := explain_skip(command, python):
         return "skipped", f": {reason}"
     if find_target(command) not in SHORT:
-        return "FAILED", ": it is not known: add it to SHORT or SKIPPED in tests/readme_commands.py"
+        return "FAILED", ": it is not known: add it to SHORT or SKIPPED in checks/readme_commands.py"
     status, printed = run_command(command, folder, python)
     return ("FAILED", f": exit status {status}\n{printed[-2000:]}") if status else ("ok", "")
 

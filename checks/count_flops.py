@@ -1,6 +1,6 @@
 """Count the parameters and FLOPs of every image model, by torch's own counter: the source of flops.csv.
 
-    .venv/bin/python -m tests.frameworks.count_flops > bench/workloads/flops.csv
+    .venv/bin/python -m checks.count_flops > bench/workloads/flops.csv
 
 count_denoiser() counts a model of denoisers.json, whose counts are edited by hand.
 
