@@ -21,7 +21,7 @@ from bench.host.ranks import refuse_ranks
 from bench.parent import measure_once, measure_rounds, read_machine, store
 from bench.records import results
 from bench.records.columns import format_number
-from bench.records.combine import combine
+from bench.records.rows import combine
 from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, PARTS, WORKLOADS, Run, SettingError, is_used, read_runs
 from bench.tune import answer, candidates
 from bench.tune.search import Dimension, Search

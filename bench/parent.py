@@ -23,8 +23,7 @@ from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records import report, results
 from bench.records.columns import COLUMNS, INTERLEAVED
-from bench.records.combine import combine
-from bench.records.rows import complete_row
+from bench.records.rows import combine, complete_row
 from bench.records.verdict import compare_pairs
 from bench.settings import ALL, AUTO, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
 from bench.tune.search import double_batch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.records.combine import combine
+from bench.records.rows import combine
 from bench.records.verdict import compare_pairs
 from tests.rows import ROW
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.records.combine import combine
+from bench.records.rows import combine
 from bench.records.verdict import Rate, burst_and_sustained, verdict_of
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
