@@ -179,10 +179,8 @@ def store(folder, rows):
         results.append(path, *rows)
     except results.ResultsError as error:
         print(results.to_block(rows), flush=True)
-        fix = (
-            f"{len(rows)} rows of {rows[0]['model']} are only printed above: save those lines, and `make receive` them"
-        )
-        raise results.ResultsError(f"{error}; {fix}") from None
+        kept = "the rows are only in the lines above: save these, and add them with `make receive ISSUE=...`"
+        raise results.ResultsError(f"{error}; {kept}") from None
     return path
 
 

@@ -154,12 +154,12 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
     monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
     host = replace(read_host(machine), cpu_name="Some CPU", cpu_count=2)
     monkeypatch.setenv("HOME", "/home/alice")
-    line = {"device": device, "device_name": device_name, "note": "\x1b[1mgcc -I/home/alice/include -I/usr/include"}
+    line = {"status": "failed", "device": device, "device_name": device_name, "note": "\x1b[1mgcc -I/home/alice/x"}
     row = complete_row(host, "id", line)
     parent.store(tmp_path, [row])
     (stored,) = results.read(tmp_path / f"{file}.csv")
     assert (stored["machine"], stored["driver"]) == (file, "580.1")
-    assert stored["note"] == "\ufffd[1mgcc -I~/include -I/usr/include"
+    assert stored["note"] == "\ufffd[1mgcc -I~/x"
 
 
 def test_rows_are_stored_before_they_are_printed(run_all, tmp_path, monkeypatch):
@@ -178,8 +178,8 @@ def test_rows_that_cannot_be_stored_are_printed_so_that_they_can_be_received(run
     monkeypatch.setattr(results.Path, "unlink", lambda path, missing_ok=False: None)
     status, out, *_ = run_all("ok", "fails", RUNS="2")
     assert (status, "added to" in out, out.count("images/s (")) == (2, False, 0)
-    (row,) = results.parse(submission.find_block(out, "the terminal"), "the terminal")
-    assert (row["model"], row["process_rates"]) == ("ok", "5 6")
+    (line,) = results.parse(submission.find_block(out, "the terminal"), "the terminal")
+    assert (line.row["model"], line.row["process_rates"]) == ("ok", "5 6")
 
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch):

@@ -4,9 +4,32 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.settings import COMPILE_MODES
+from bench import settings
+from bench.timing.measure import METHOD_VERSION
 
 SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column; 2: a row combines all processes
+MOST_LETTERS = 10_000  # of a cell; what is longer is cut before it is stored
+
+# What a cell may hold by the kind of its column, unless it is blank: a pattern, and what completes "must be ...".
+DIGITS = r"[0-9]{1,15}(\.[0-9]{1,20})?([eE](\+?[01]?|-[0-9]?)[0-9])?"
+TIME = r"20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9](:[0-5][0-9]){2}\+00:00"
+KINDS = {
+    "text": (r".{1,200}", "at most 200 printable characters"),
+    "long": (rf".{{1,{MOST_LETTERS}}}", f"at most {MOST_LETTERS} printable characters"),
+    "word": (r"[\w -]{1,200}", "letters, digits, _ and - (a spreadsheet makes numbers of some)"),
+    "slug": ("[a-z0-9-]{1,100}", "a name of a-z, 0-9 and hyphens"),
+    "time": (TIME, "a time in UTC such as 2026-11-20T11:34:42+00:00"),
+    "date": (rf"[0-9]{{4}}(-[01][0-9](-[0-3][0-9])?)?|{TIME}", "a date such as 2024, 2024-06 or 2024-06-30"),
+    "whole": ("0|[1-9][0-9]{0,9}", "a whole number"),
+    "count": ("[1-9][0-9]{0,9}", "a whole number above 0"),
+    "rates": (f"{DIGITS}( {DIGITS})*", "numbers such as 1234.5, separated by spaces"),
+    "positive": (f"(?=[0.]*[1-9]){DIGITS}", "a number above 0 such as 1234.5"),
+    **dict.fromkeys(("decimal", "number", "meter"), (DIGITS, "a number such as 1234.5")),
+}
+MEASURED = ("number", "positive", "meter")  # kinds whose cells are numbers in a frame, see tables.py
+# The wider rule: cells of published figures are of these kinds instead. Each figure needs one of VALUES.
+OF_PUBLISHED = {"timestamp": "date", "framework": "text", "precision": "text"}
+VALUES = ("throughput", "tflops", "seconds", "step_seconds_median")
 
 
 @dataclass(frozen=True)
@@ -18,8 +41,8 @@ class Column:
     # "result": what was measured.
     role: str
     meaning: str
-    # "text"; "number"; "positive": a number that is never 0; "meter": a number that is 0 only if the meter is stuck.
-    kind: str = "text"
+    # What a cell may hold: one of KINDS, or of these names. A "meter" is 0 only if it is stuck.
+    kind: str | tuple[str, ...] = "text"
     blank: str = ""  # the value that an empty cell means
     # How a value of work or setup is worded: a pattern, words for some values, or a function; "" means not at all.
     words: str | dict[str, str] | Callable[[str], str] | None = None
@@ -33,75 +56,79 @@ def say_allocator(text):
 
 
 INTERLEAVED = "interleaved"  # in the column search
-COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in COMPILE_MODES}
+COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in settings.COMPILE_MODES}
+
+METHODS = tuple(map(str, range(1, METHOD_VERSION + 1)))
+PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
+OPERATORS = ("matmul", "convolution", "bandwidth", "gemv", "attention")
+FORMATS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
+UNITS = ("images/s", "sequences/s", "tokens/s", "steps/s", "matmuls/s", "calls/s", "GB/s")
 
 COLUMNS = {
     # which
-    "schema": Column("identity", "version of the meaning of these columns"),
-    "method_version": Column("version", "version of the method in bench/timing/measure.py"),
-    "run_id": Column("identity", "the process whose cells the row has: the median one of a run"),
-    "timestamp": Column("identity", "UTC, when that process ended"),
-    "search": Column(
-        "identity", "interleaved, in a list that is compared; or the same for the path of one `make best`"
-    ),
-    "status": Column("result", "ok, or why there is no full result: out_of_memory, work_skipped, interrupted ..."),
-    "flags": Column("result", "warnings about the result, separated by spaces (bench/records/flags.py explains them)"),
-    "source": Column("identity", "of a published figure; blank for a measurement by this program"),
-    "note": Column("result", "the reason of a status, what limits the end-to-end rate, or what a reader has to know"),
+    "schema": Column("identity", "version of the meaning of these columns", (str(SCHEMA),)),
+    "method_version": Column("version", "version of the method in bench/timing/measure.py", METHODS),
+    "run_id": Column("identity", "the process whose cells the row has: the median one of a run", "word"),
+    "timestamp": Column("identity", "UTC, when that process ended", "time"),
+    "search": Column("identity", "interleaved, in a list that is compared; or the same for one `make best`", "word"),
+    "status": Column("result", "ok, or why there is no full result: out_of_memory, interrupted ...", "word"),
+    "flags": Column("result", "warnings, separated by spaces (bench/records/flags.py explains them)", "word"),
+    "source": Column("identity", "of a published figure; blank for a measurement by this program", "long"),
+    "note": Column("result", "reason of a status, what limits the end-to-end rate, what a reader has to know", "long"),
     # machine
-    "machine": Column("identity", "named after the device that ran (a Mac after its chip), or by MACHINE"),
-    "device": Column("identity", "what ran: cpu, cuda, mps"),
+    "machine": Column("identity", "named after the device that ran (a Mac after its chip), or by MACHINE", "slug"),
+    "device": Column("identity", "what ran: cpu, cuda, mps", "word"),
     "device_name": Column("identity", "its name as the system reports it"),
-    "gpu_cores": Column("identity", "Apple GPU cores"),
+    "gpu_cores": Column("identity", "Apple GPU cores", "count"),
     "cpu_name": Column("identity", "processor"),
     "cpu_id": Column("identity", "vendor, family, model, stepping; of ARM's: implementer, variant, part, revision"),
-    "cpu_count": Column("identity", "logical CPUs"),
-    "memory_gb": Column("identity", "installed memory, units of 2**30 bytes"),
+    "cpu_count": Column("identity", "logical CPUs", "count"),
+    "memory_gb": Column("identity", "installed memory, units of 2**30 bytes", "decimal"),
     "os": Column("version", "operating system"),
     "driver": Column("version", "NVIDIA driver"),
-    "power_source": Column("setup", "ac or battery", blank="ac", words={"battery": "on battery"}),
-    "low_power_mode": Column("setup", "1 or 0, if the system has one", blank="0", words={"1": "in low-power mode"}),
-    "allocator": Column("setup", "environment variables that change the speed", words=say_allocator),
+    "power_source": Column("setup", "if known", ("ac", "battery"), blank="ac", words={"battery": "on battery"}),
+    "low_power_mode": Column("setup", "if the system has one", ("0", "1"), blank="0", words={"1": "in low-power mode"}),
+    "allocator": Column("setup", "environment variables that change the speed", "long", words=say_allocator),
     # software
-    "commit": Column("version", "of this repository; -dirty if its programs were changed"),
+    "commit": Column("version", "of this repository; -dirty if its programs were changed", "word"),
     "python": Column("version", "version"),
-    "framework": Column("work", "torch, tensorflow, jax or mlx", words=""),
+    "framework": Column("work", "its name here", tuple(settings.FRAMEWORKS), words=""),
     "framework_version": Column("version", "with its build"),
     # workload
-    "workload": Column("work", "image, mlp, transformer, llm, matmul, convolution, gemv ...", words=""),
+    "workload": Column("work", "what the model or operator does", (*settings.WORKLOADS, *OPERATORS), words=""),
     "model": Column("work", "its name; or matmul, matmul-peak (the best of a sweep, again), copy ...", words="{}"),
-    "phase": Column("work", "inference, training, forward, backward, optimizer, prefill or decode", words="{}"),
-    "scope": Column("work", "device, input, end_to_end, epoch or sustained", words={"device": ""}),
-    "epoch": Column("work", "its number, from 1, in the scope epoch", words="epoch {}"),
-    "matrix_size": Column("work", "m x n x k", words="{}"),
-    "precision": Column("work", "as asked for", words="{}"),
+    "phase": Column("work", "training is followed by its parts", PHASES, words="{}"),
+    "scope": Column("work", "what ran, and how", (*settings.SCOPES, "epoch", "sustained"), words={"device": ""}),
+    "epoch": Column("work", "its number, from 1, in the scope epoch", "count", words="epoch {}"),
+    "matrix_size": Column("work", "m x n x k", "word", words="{}"),
+    "precision": Column("work", "as asked for", FORMATS, words="{}"),
     "measured_precision": Column("result", "found by a comparison with float64"),
     "output_error": Column("result", "of the output against float32 on the CPU, relative L2", "number"),
     "output_limit": Column("result", "of that error: what rounding explains; blank if it explains any", "number"),
-    "compile": Column("work", "1 or 0, or a mode of torch.compile; in JAX always 1", words=COMPILE_WORDS),
-    "memory_format": Column("work", "channels_first or channels_last", words="{}"),
-    "batch_size": Column("work", "items in one step; sequences of an llm", words="batch {}"),
-    "image_size": Column("work", "pixels per side", words="{} px"),
-    "sequence_length": Column("work", "tokens", words="{} tokens"),
-    "prompt_tokens": Column("work", "tokens of each sequence in a step of prefill", words="prompt of {}"),
-    "new_tokens": Column("work", "tokens that decode adds before it starts again", words="{} new tokens"),
-    "depth": Column("work", "tokens in the cache before decode begins", words="depth {}"),
-    "lora_rank": Column("work", "of LoRA's adapters; 0: all weights are trained", blank="0", words="LoRA of rank {}"),
-    "checkpointing": Column("work", "1: backward computes layers again", blank="0", words={"1": "checkpointing"}),
-    "weight_bits": Column("work", "of quantised weights; blank: those of precision", words="{} bits a weight"),
-    "data": Column("work", "synthetic, jpeg or cifar10", words="{} images", said_for=("mlp",)),
-    "optimizer": Column("work", "sgd, adam or adamw", words="{}"),
-    "world_size": Column("work", "devices or CPU processes that shared the work", blank="1", words="{} devices"),
-    "nodes": Column("work", "number of machines with these devices", blank="1", words="{} nodes"),
-    "num_workers": Column("setup", "input processes of each device, or threads", words="{} workers"),
-    "num_threads": Column("setup", "CPU threads of the framework, for each device", words="{} threads"),
-    "seed": Column("identity", "of data and weights"),
+    "compile": Column("work", "or a mode of torch.compile; in JAX always 1", tuple(COMPILE_WORDS), words=COMPILE_WORDS),
+    "memory_format": Column("work", "of images and convolutions", settings.MEMORY_FORMATS, words="{}"),
+    "batch_size": Column("work", "items in one step; sequences of an llm", "count", words="batch {}"),
+    "image_size": Column("work", "pixels per side", "count", words="{} px"),
+    "sequence_length": Column("work", "tokens", "count", words="{} tokens"),
+    "prompt_tokens": Column("work", "tokens of each sequence in a step of prefill", "count", words="prompt of {}"),
+    "new_tokens": Column("work", "tokens that decode adds before it starts again", "count", words="{} new tokens"),
+    "depth": Column("work", "tokens in the cache before decode begins", "whole", words="depth {}"),
+    "lora_rank": Column("work", "of LoRA; 0: all weights are trained", "whole", blank="0", words="LoRA of rank {}"),
+    "checkpointing": Column("work", "backward recomputes layers", ("0", "1"), blank="0", words={"1": "checkpointing"}),
+    "weight_bits": Column("work", "of quantised weights; blank: those of precision", "count", words="{} bits a weight"),
+    "data": Column("work", "the inputs", ("synthetic", "jpeg", "cifar10"), words="{} images", said_for=("mlp",)),
+    "optimizer": Column("work", "sgd, adam or adamw", settings.OPTIMIZERS, words="{}"),
+    "world_size": Column("work", "devices or processes that shared the work", "count", blank="1", words="{} devices"),
+    "nodes": Column("work", "number of machines with these devices", "count", blank="1", words="{} nodes"),
+    "num_workers": Column("setup", "input processes of each device, or threads", "whole", words="{} workers"),
+    "num_threads": Column("setup", "CPU threads of the framework, for each device", "count", words="{} threads"),
+    "seed": Column("identity", "of data and weights", "whole"),
     # result
-    "unit": Column("result", "of throughput"),
+    "unit": Column("result", "of throughput", UNITS),
     "throughput": Column("result", "items per second of all devices, in the process with the median rate", "positive"),
     "throughput_low": Column("result", "lowest end of the processes' intervals", "positive"),
     "throughput_high": Column("result", "highest end of the processes' intervals", "positive"),
-    "process_rates": Column("result", "throughput of each process, in order, separated by spaces"),
+    "process_rates": Column("result", "throughput of each process, in order, separated by spaces", "rates"),
     "step_seconds_median": Column("result", "median window / its steps", "positive"),
     "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
     "windows": Column("result", "number of measured windows", "number"),
@@ -110,9 +137,9 @@ COLUMNS = {
     "seconds": Column("result", "total of all windows", "positive"),
     "first_step_seconds": Column("result", "of the very first step: allocation, autotuning, compilation", "positive"),
     "warmup_seconds": Column("result", "from the first step until the speed is steady", "number"),
-    "stop_reason": Column("result", "target_ci, max_seconds, num_images, epoch, interval (sustained) or interrupted"),
+    "stop_reason": Column("result", "target_ci, max_seconds, num_images, epoch, interval or interrupted", "word"),
     "elapsed_seconds": Column("result", "in the scope sustained: from the run's start to the row's end", "positive"),
-    "bottleneck": Column("result", "device, input ..."),
+    "bottleneck": Column("result", "device, input ...", "word"),
     # learning
     "parameters": Column("result", "trainable", "number"),
     "loss_mean": Column("result", "mean loss of all steps of an epoch", "number"),
@@ -139,6 +166,30 @@ COLUMNS = {
 WORK, SETUP, VERSIONS = (
     tuple(name for name, column in COLUMNS.items() if column.role == role) for role in ("work", "setup", "version")
 )
+
+
+def find_fault(row, is_published=False):
+    """Return (column, reason) of the first cell that a row, a dict of text, cannot have; None if all can be read.
+
+    A row with a source is a published figure; one in a file of published figures needs a source.
+    """
+    is_published = is_published or row["source"] != ""
+    needed = {"schema", "status", "machine"}  # in every row, and without the others it is not shown as what it is
+    if is_published:
+        needed |= {"source", "device_name", "framework", "workload", "model", "scope"}
+        needed |= set() if any(row[name] for name in VALUES) else {"throughput"}
+        needed |= {"batch_size"} if row["workload"] in settings.WORKLOADS and row["scope"] == "device" else set()
+    else:
+        needed |= {"timestamp", "elapsed_seconds"} if row["scope"] == "sustained" else {"timestamp"}
+        needed |= {"throughput"} if row["status"] == "ok" else set()
+        needed |= {"tflops"} if row["status"] == "ok" and row["model"] == "matmul-peak" else set()
+    for name, column in COLUMNS.items():
+        kind = OF_PUBLISHED.get(name, column.kind) if is_published else column.kind
+        pattern, words = KINDS[kind] if isinstance(kind, str) else ("|".join(map(re.escape, kind)), ", ".join(kind))
+        is_wrong = not re.fullmatch(pattern, row[name]) or not row[name].isprintable()
+        if is_wrong and (row[name] or name in needed):
+            return name, f"must be {words}" if row[name] else "must not be blank"
+    return None
 
 
 def words_of(row, names=WORK):

@@ -6,19 +6,32 @@ rows, and a kill or a full disk leaves whole rows.
 
 import csv
 import io
+import math
 import os
+import textwrap
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from bench.records.columns import COLUMNS, SCHEMA
+from bench.records.columns import COLUMNS, MOST_LETTERS, find_fault, make_printable
 from bench.settings import SettingError
 
 LOCK_SECONDS = 60
+csv.field_size_limit(2**30)  # find_fault() refuses a longer cell
 
 
 class ResultsError(SettingError):
     """A results file that cannot be used: one line with the file and the fix."""
+
+
+class Line(NamedTuple):
+    """A line of a results file below its header."""
+
+    number: int  # in the file, from 1
+    text: str
+    row: dict[str, str]  # all COLUMNS in order
+    fault: tuple[str, str] | None  # (column or "" if the number of cells is wrong, reason and fix): it cannot be read
 
 
 def path_of(folder, row):
@@ -42,7 +55,7 @@ def append(path, *rows):
         ValueError: a row has a key that is not a column.
     """
     with writing(path):
-        write(path, [*read(path), *rows])  # stored rows gain the columns that are new
+        add(path, rows)
 
 
 @contextmanager
@@ -74,21 +87,30 @@ def read_others(folder, rows):
 
 def to_block(rows):
     """Return rows as a block of text that `make receive` reads."""
-    return f"```\n{to_text(rows)}{len(rows)} rows\n```"
+    return f"```\n{to_text([], rows)}{len(rows)} rows\n```"
 
 
-def write(path, rows):
-    """Replace a file's rows, in the form of append(); without rows only try it. OSError leaves the file as it was."""
-    replace_file(path, to_text(rows).encode())
-    if not rows:
+def add(path, rows):
+    """Add rows to a file without a lock, as append() does; without rows only try it. OSError leaves the file as it was.
+
+    Lines that read() leaves out stay. Stored rows gain the columns that are new.
+    """
+    lines = parse(read_text(path), path)
+    replace_file(path, to_text(lines, rows).encode(errors="surrogateescape"))
+    if not (lines or rows):
         path.unlink()
 
 
-def to_text(rows):
-    """Return rows as the text of a file, with a header."""
+def to_text(lines, rows):
+    """Return the text of a file: a header, the Lines that were there, and new rows."""
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
+    for line in lines:
+        if line.fault and not line.fault[0]:
+            text.write(f"{line.text}\n")
+        else:
+            table.writerow(line.row)
     table.writerows({name: _to_text(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
@@ -104,42 +126,65 @@ def replace_file(path, content):
     part.replace(path)
 
 
-def read(path):
+def read_text(path):
+    """Return the text of a file, "" if it is missing; bytes that are not UTF-8 are kept as surrogates."""
+    return Path(path).read_bytes().decode(errors="surrogateescape") if Path(path).exists() else ""
+
+
+def read(path, warn=lambda line: None):
     """Return the rows of a file as dicts of text with all COLUMNS in order; [] for a missing or empty file.
 
+    A row that cannot be read is left out, and warn() gets a line for each kind of fault.
+
     Raises:
-        ResultsError: the file is foreign, damaged, or of another version.
+        ResultsError: the file is foreign, or of another version.
     """
-    try:
-        return parse(Path(path).read_bytes().decode(), path)
-    except FileNotFoundError:
-        return []
-    except UnicodeDecodeError:
-        raise ResultsError(f"{path} is not UTF-8: save it as UTF-8") from None
+    lines = parse(read_text(path), path)
+    for words in describe_faults(path, [(line, line.fault) for line in lines if line.fault]):
+        warn(words)
+    return [line.row for line in lines if not line.fault]
 
 
 def parse(text, path):
-    """Return the rows of a file's text, as read() does; `path` is for messages."""
-    header, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
-    if not lines:
-        return []
-    # The difference has unknown columns, and those that are there twice.
-    if wrong := set(Counter(header) - Counter(list(COLUMNS))) or {"schema", "machine"} - set(header):
-        raise ResultsError(f"{path} is not a results file of this version (columns {sorted(wrong)[:3]}): move it away")
-    rows = []
-    for number, cells in enumerate(lines, 2):
+    """Return the Lines of a file's text, without blank ones and repeated headers; raises ResultsError as read() does.
+
+    Spreadsheets write a byte order mark, other line ends and delimiters. A quote without its end ends with the line.
+    """
+    texts = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    delimiter = max(",;\t", key=texts[0].count)
+    header, lines = [], []
+    for number, line in enumerate(texts, 1):
+        cells = next(csv.reader([line], delimiter=delimiter), [])
+        if not any(cells) or cells == header:
+            continue
+        if not header:
+            header = cells
+            if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter(list(COLUMNS))):
+                names = [name[:40] for name in wrong[:3]]
+                begin = f"{path} is not a results file of this version: it begins with {header[0][:40]!r}"
+                raise ResultsError(f"{begin}, and columns are missing, unknown or twice: {names}")
+            continue
+        row = dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=False))
+        fault = find_fault(row, Path(path).stem == "published")
         if len(cells) != len(header):
-            raise ResultsError(f"{path}: fix or delete its line {number}: {len(cells)} cells instead of {len(header)}")
-        row = dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=True))
-        if row["schema"] != str(SCHEMA):
-            raise ResultsError(f"{path}: line {number} has schema {row['schema']!r}, not {SCHEMA}: move the file away")
-        rows.append(row)
-    if not text.endswith("\n"):
-        raise ResultsError(f"{path}: its last line is incomplete: complete or delete that line, then run again")
-    return rows
+            fault = "", f"{len(cells)} cells, not {len(header)}"
+        lines.append(Line(number, line, row, fault and (fault[0], f"{fault[1]}: fix or delete the line")))
+    return lines
+
+
+def describe_faults(path, faults):
+    """Yield a line for each fault, (Line, (column, reason and fix)): the first value, the reason and the fix."""
+    lines_by_fault = {}
+    for line, fault in faults:
+        lines_by_fault.setdefault(fault, []).append(line)
+    for (name, words), lines in lines_by_fault.items():
+        numbers = textwrap.shorten(", ".join(str(line.number) for line in lines), 50, placeholder=" ...")
+        value = f"{name}={lines[0].row[name][:80]!r} " if name else ""
+        yield f"{path}, {'line' if len(lines) == 1 else 'lines'} {numbers}: {value}{words}"
 
 
 def _to_text(value):
-    """Format a cell: None is blank, floats have six digits, text has no line breaks."""
-    text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
-    return " ".join(text.split())
+    """Format a cell: unknown is blank, floats have six digits, text is printable and has no line breaks."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return make_printable(f"{value:.6g}" if isinstance(value, float) else str(value))[:MOST_LETTERS]

@@ -2,13 +2,12 @@
 
     make submit                checks this machine's rows and prints how to send them; it sends nothing
     make receive ISSUE=file    adds the rows in the text of an issue, or in a CSV file, to results/; -: standard input
-    make check-results         checks what was added since BASE (default: the merge base with origin/main, or else main)
+    make check-results         checks what changed since BASE (default: the merge base with origin/main, or else main)
 
 The files in the folder count, committed or not. Exit status: 0 no problems, 1 problems, one line each. Standard library
 only.
 """
 
-import csv
 import getpass
 import os
 import platform
@@ -26,18 +25,22 @@ from urllib.parse import quote
 from bench import cli
 from bench.host import environment
 from bench.records import peaks, results
-from bench.records.columns import COLUMNS, WORK, describe_work, format_number
+from bench.records.columns import COLUMNS, MEASURED, WORK, describe_work, format_number
 from bench.records.flags import disturbing_flags
 from bench.settings import PARTS, ROOT, WORKLOADS, SettingError, read_settings
 
-NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,2})?"
 HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\"
-NEEDED = ("framework", "workload", "model", "device", "device_name", "unit", "throughput", "items", "seconds")
+NEEDED = ("framework", "workload", "model", "device", "device_name", "unit", "items", "seconds")
 SHOWN = ("device_name", "cpu_name", "cpu_count", "memory_gb", "os", "framework_version", "workload", "commit")
 FREE_TEXT = ("note", "allocator")  # may quote the system
 ROUNDING = 2e-5  # cells have six digits, and a product has three of them
 AGAIN = "remove the row, and measure it again"
 EDITED = "the row was published, and is changed or missing: restore it, and add rows only at the end"
+PUBLISHED = "results/published.csv"
+MACHINE_FILE = r"results/(?!published\.csv)[a-z0-9-]+\.csv"
+DRAWN = r"results/(index\.html|README\.md|(plots|cards)/[\w-]+\.png)"
+# {page: what differs between two that `make plot` draws}; the data of index.html have no "<".
+REDRAWN = {"results/index.html": r'(?<=id="data">)[^<]*', "results/README.md": r"!\[[\w-]+\]\(\w+/[\w-]+\.png\)\s*"}
 KEY = itemgetter("run_id", *WORK, "elapsed_seconds")  # a row is known by these
 # A remote on github.com, as git@github.com:OWNER/NAME.git, https://github.com/OWNER/NAME or git writes it otherwise.
 REMOTE = r"(?:[\w+]+://)?(?:[^@/\s]+@)?(?:(?:ssh|www)\.)?github\.com(?::\d+)?[:/]/?([\w.-]+/[\w.-]{1,100}?)(?:\.git)?/?"
@@ -48,39 +51,47 @@ MOST_BYTES = 1_000_000  # a larger text is not received
 TEXT_BROWSERS = ("elinks", "links", "lynx", "w3m", "www-browser")  # as the module webbrowser knows them
 
 
-def find_faults(row, machine, names=()):
-    """Yield (column, reason and fix) for what is wrong with a row; later checks rely on the earlier ones.
+def find_faults(row, machine, names=(), is_named_after_chip=False):
+    """Yield (column, reason and fix) for what is wrong with a row that can be read.
 
     Args:
         row: a dict of text with all COLUMNS.
         machine: the name of its file, without the ending.
         names: names of this computer and its user, which must not be sent.
+        is_named_after_chip: the machine's other rows show that its name is that of its chip, not the user's own.
     """
     if row["machine"] != machine:
         yield "machine", f"must be the name of the file, {machine}: send one file for each machine"
     if row["source"]:
         yield "source", "must be blank: leave the figures of others to results/published.csv"
-    for name, column in COLUMNS.items():
+    for name in COLUMNS:
         text = row[name]
-        if text and (column.kind != "text" or name == "world_size") and not re.fullmatch(NUMBER, text):
-            yield name, f"must be a number: {AGAIN}"
-        if text and column.kind == "positive" and not float(text):
-            yield name, f"must be above 0: {AGAIN}"
         if not text and name in NEEDED and row["status"] == "ok":
             yield name, f"must not be blank: {AGAIN}"
-        if not text.isprintable() or text.startswith(tuple("=+-@")):
-            yield name, "has a control character, or begins as a formula does (=, +, -, @): remove that character"
+        if text.startswith(tuple("=+-@")):
+            yield name, "begins as a formula does (=, +, -, @): remove that character"
         if re.search(HOME, text):
             yield name, "has the path of a home folder: remove it from the cell"
         if name in FREE_TEXT and any(re.search(rf"\b{re.escape(private)}\b", text, re.I) for private in names):
             yield name, "has the name of this computer or of its user: remove it from the cell"
+    if row["device"] == "cpu" and row["device_name"] != row["cpu_name"]:
+        yield "device_name", f"must be the cpu_name, as device=cpu: {AGAIN}"
+    if is_named_after_chip and name_chip(row) != machine:
+        yield "device_name", f"is another chip than {machine}: {AGAIN} with a new name in MACHINE, or without MACHINE"
     if row["status"] == "ok":
         yield from find_wrong_numbers(row)
 
 
+def name_chip(row):
+    """Return the name that the machine of a row has without MACHINE."""
+    gpu_name = None if row["device"] in ("", "cpu", "mps") else row["device_name"]
+    with suppress(ValueError):  # without letters
+        return environment.name_machine(row["cpu_name"], row["cpu_count"], gpu_name, row["gpu_cores"])
+
+
 def find_wrong_numbers(row):
     """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0."""
-    numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.kind != "text"}
+    numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.kind in MEASURED}
     n = SimpleNamespace(**numbers)
     # The rate of NUM_IMAGES is that of all of them, and a whole epoch has no windows.
     steps = n.windows * n.steps_per_window if n.step_seconds_median > 0 else 0
@@ -122,8 +133,8 @@ class Repository:
         return environment.ask_git(self.root, *command)
 
     def changed_files(self):
-        """List the machines' files that differ from the base: changed, removed or new, committed or not."""
-        files = "-z", "--", "results/*.csv", ":!results/published.csv"
+        """List the files in results/ that differ from the base: changed, removed or new, committed or not."""
+        files = "-z", "--", "results"
         changed = self.git("diff", "--name-only", "--no-renames", self.base or "HEAD", *files)
         new = self.git("ls-files", "--others", "--exclude-standard", *files)
         if changed is None or new is None:
@@ -140,37 +151,59 @@ class Repository:
 
 
 def check_file(repository, path, names=()):
-    """Check the rows that a machine's file adds to the base; returns (those rows, problems as lines)."""
+    """Check the rows that a file adds to the base; returns (those of a machine's file, problems as lines)."""
     try:
-        rows = results.read(repository.root / path)
+        lines = results.parse(results.read_text(repository.root / path), path)
+        if path == PUBLISHED:
+            return [], list(results.describe_faults(path, [(line, line.fault) for line in lines if line.fault]))
         before = results.parse(repository.git("show", f"{repository.base}:{path}") or "", path)
     except results.ResultsError as error:
         return [], [str(error)]
-    pairs = list(zip_longest(rows, before))
-    return rows[len(before) :], list(check_rows(repository, path, pairs, PurePosixPath(path).stem, names))
+    stored = [line.row for line in before]
+    pairs = list(zip_longest(lines, stored))
+    problems = list(check_rows(repository, path, pairs, stored, PurePosixPath(path).stem, names))
+    return [line.row for line in lines[len(before) :]], problems
 
 
-def check_rows(repository, path, pairs, machine, names=()):
-    """Yield the problems of rows, given as pairs (row, the published row of its place or None), as lines."""
-    lines_by_fault = {}
-    commits = {commit: repository.find_fault(commit) for commit in {row["commit"] for row, _ in pairs if row}}
-    for line, (row, old) in enumerate(pairs, 2):
-        if old is None and (fault := next(find_faults(row, machine, names), commits[row["commit"]])):
-            column, words = fault
-            lines_by_fault.setdefault(f"{column}={row[column][:80]!r} {words}", []).append(line)
-        elif old not in (None, row):
-            lines_by_fault.setdefault(EDITED, []).append(line)
-    for words, lines in lines_by_fault.items():
-        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        yield f"{path}, line {lines[0]}: {words}{more}"
+def check_rows(repository, path, pairs, stored, machine, names=()):
+    """Yield the problems of rows as lines, given as pairs (Line, the published row of its place or None).
+
+    `stored` is all published rows of the machine.
+    """
+    faults = []
+    commits = {commit: repository.find_fault(commit) for commit in {line.row["commit"] for line, _ in pairs if line}}
+    is_named_after_chip = machine in map(name_chip, stored)
+    for place, (line, old) in enumerate(pairs, 2):
+        if old is None:
+            found = find_faults(line.row, machine, names, is_named_after_chip)
+            if fault := line.fault or next(found, commits[line.row["commit"]]):
+                faults.append((line, fault))
+        elif not line or line.row != old:
+            faults.append((line or results.Line(place, "", {}, None), ("", EDITED)))
+    return results.describe_faults(path, faults)
 
 
 def check_results(repository):
-    """Check the machines' files that changed below results/; returns (number of added rows, problems as lines)."""
+    """Check the files that changed in results/; returns (number of added rows, problems as lines)."""
     if not repository.base:
         raise SettingError("BASE has no common commit with this branch: fetch it, or name another one")
-    checked = [check_file(repository, path) for path in repository.changed_files()]
-    return sum(len(added) for added, _ in checked), [line for _, problems in checked for line in problems]
+    paths = repository.changed_files()
+    parts = [(path, part) for path in paths for part in (path, *PurePosixPath(path).parents)]
+    links = {path for path, part in parts if (repository.root / part).is_symlink()}  # none is opened
+    known = f"{MACHINE_FILE}|{PUBLISHED}|{DRAWN}"
+    if foreign := [path for path in paths if path in links or not re.fullmatch(known, path)]:
+        return 0, [f"{path!r} is a link, or of no machine and not drawn by `make plot`: remove it" for path in foreign]
+    drawn = [path for path in paths if re.fullmatch(DRAWN, path)]
+    checked = [check_file(repository, path) for path in paths if path not in drawn]
+    count = sum(len(added) for added, _ in checked)
+    problems = [line for _, problems in checked for line in problems]
+    for path in sorted(REDRAWN.keys() & drawn):
+        pages = results.read_text(repository.root / path), repository.git("show", f"{repository.base}:{path}") or ""
+        if len({re.sub(REDRAWN[path], "", page) for page in pages}) > 1:
+            problems.append(f"{path} differs from the base in more than its data: leave it as it is there")
+    if count and drawn:
+        problems.append(f"{drawn[0]} ({len(drawn)} such files) is drawn by `make plot`: send new rows without it")
+    return count, problems
 
 
 def own_names():
@@ -184,7 +217,8 @@ def own_names():
 def submit(settings, repository):
     """Check MACHINE's rows, or the only new ones, and print how to send them; returns the problems as lines."""
     is_shared = settings.results_dir.resolve() == (repository.root / "results").resolve()
-    files = repository.changed_files() if is_shared else settings.results_dir.glob("*.csv")
+    files = [path for path in repository.changed_files() if re.fullmatch(MACHINE_FILE, path)]
+    files = files if is_shared else settings.results_dir.glob("*.csv")
     changed = sorted({PurePosixPath(path).stem for path in files} - {"published"})
     if not settings.machine and len(changed) != 1:
         candidates = " or ".join(changed) or "but there is none: run `make image` first"
@@ -228,7 +262,7 @@ def offer_issue(project, file, summary, rows):
     title = f"Rows of {file.stem}"
     path = cli.display_path(file)
     text = file.with_suffix(".txt")
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip(",;\t")]
     block = "\n".join(["```", lines[0], *lines[-len(rows) :], f"{len(rows)} rows", "```"])
     start = "\n".join([title, "", summary, "", *list_headlines(rows), "", ""])
     fits = len(start + block) <= MOST_TEXT
@@ -263,21 +297,22 @@ def receive(settings, repository, issue):
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise SettingError(f"{name} has more than 1 MB: receive it in parts")
-        rows = results.parse(find_block(data.decode(), name), name)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        lines = results.parse(find_block(data.decode("utf-8-sig"), name), name)
+    except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{name} cannot be read ({error}): name a file in UTF-8, or - for standard input") from None
-    machine = rows[0]["machine"] if rows else ""
+    machine = lines[0].row["machine"] if lines else ""
     if not re.fullmatch("(?!published$)[a-z0-9-]{1,100}", machine):
         raise SettingError(f"{name}: machine={machine[:80]!r} must be a name of a-z, 0-9 and hyphens: ask for another")
     path = settings.results_dir / f"{machine}.csv"
     stored = results.read(path)
     known = {KEY(row): row for row in stored}
-    pairs = [(row, None if (there := known.setdefault(KEY(row), row)) is row else there) for row in rows]
-    problems = list(check_rows(repository, f"the rows of {name}", pairs, machine))
+    there = [known.setdefault(KEY(line.row), line.row) for line in lines]
+    pairs = [(line, None if row is line.row else row) for line, row in zip(lines, there, strict=True)]
+    problems = list(check_rows(repository, f"the rows of {name}", pairs, stored, machine))
     if not problems:
-        new = [row for row, there in pairs if there is None]
-        results.write(path, [*stored, *new])
-        print(f"{cli.display_path(path)}: {len(new)} rows added, {len(rows) - len(new)} were there already")
+        new = [line.row for line, old in pairs if old is None]
+        results.add(path, new)
+        print(f"{cli.display_path(path)}: {len(new)} rows added, {len(lines) - len(new)} were there already")
         if any((ROOT / venv / "installed").exists() for venv in (".venv", ".venv-plot")):
             print("run `make plot` to redraw the plots and the results page")
     return problems
@@ -285,11 +320,11 @@ def receive(settings, repository, issue):
 
 def find_block(text, name):
     """Return the CSV of the only block in an issue's text, if its last line counts the rows; a plain CSV as it is."""
-    lines = [line.rstrip(" \r") for line in text.split("\n")]  # GitHub adds them
-    fences = [number for number, line in enumerate(lines) if line.startswith("```")]
+    lines = [re.sub(r"^[>\s]+", "", line).rstrip(" \r") for line in text.split("\n")]  # GitHub and mail add them
+    fences = [number for number, line in enumerate(lines) if line.startswith(("```", "~~~"))]
     if not fences:
         return "\n".join(lines)
-    block = lines[fences[0] + 1 : fences[-1]]
+    block = list(filter(None, lines[fences[0] + 1 : fences[-1]]))
     if len(fences) != 2 or block[-1:] != [f"{len(block) - 2} rows"]:
         raise SettingError(f"{name} must have one whole block of rows that ends with their number: ask for it again")
     return "\n".join([*block[:-1], ""])
@@ -302,8 +337,11 @@ def main():
     elif sys.argv[1:] == ["receive"]:
         problems = receive(read_settings("receive"), Repository(), os.environ.get("ISSUE", ""))
     else:
-        count, problems = check_results(Repository(ROOT, os.environ.get("BASE")))
+        repository = Repository(ROOT, os.environ.get("BASE"))
+        count, problems = check_results(repository)
         print(f"{count} new rows, {len(problems) or 'no'} problems")
+        if others := [path for path in repository.changed_files() if not re.fullmatch(MACHINE_FILE, path)]:
+            print(f"also changed, for you to look at: {', '.join(map(repr, others))}")
     for line in problems:
         print(line, file=sys.stderr)
     return int(bool(problems))

@@ -1,6 +1,5 @@
 """Read results files as frames of rows, and choose the latest result of each machine, work and setup."""
 
-import numpy as np
 import pandas as pd
 
 from bench.records import columns, peaks, results
@@ -12,7 +11,7 @@ WORK = (*columns.WORK, "kind")
 RATE = ["value", "low", "high"]
 COMPUTER = ["cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores"]  # a machine's rows may be from several
 # {column of numbers: whether 0 is possible}
-NUMBERS = {name: column.kind == "number" for name, column in columns.COLUMNS.items() if column.kind != "text"}
+NUMBERS = {name: column.kind == "number" for name, column in columns.COLUMNS.items() if column.kind in columns.MEASURED}
 
 
 def read_rows(paths, warn=print):
@@ -20,25 +19,26 @@ def read_rows(paths, warn=print):
 
     It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
     `published`, whether others measured it, `disturbed`, and `shown`, the name of the device, or of the machine if
-    several have this device. A file that is foreign, newer or damaged is left out, and warn() gets one line.
+    several have this device. A file that is foreign or newer is left out, and so is a row that cannot be read: warn()
+    gets a line.
     """
     frames = []
     for path in paths:
         try:
-            frames.append(convert(results.read(path)))
+            frames.append(convert(results.read(path, warn)))
         except (results.ResultsError, OSError) as error:
-            warn(f"{path} is left out: {error}")
+            warn(f"left out: {error}")
     rows = pd.concat(frames, ignore_index=True) if frames else convert([])
     of_machines = rows.groupby(["source", "device_name"])["machine"].transform("nunique")
     return rows.assign(shown=rows["device_name"].where(rows["published"] | (of_machines == 1), rows["machine"]))
 
 
 def convert(rows):
-    """Convert rows of text to a frame; what is not a number, or cannot be this one, as 0 cannot be a rate, is NaN."""
+    """Convert rows of results.read() to a frame; an unknown number, and the 0 of a stuck meter, is NaN."""
     rows = [row for row in rows if "other_version" not in row["flags"]]  # not a result of the pinned version
-    frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str).map(columns.make_printable)
-    numbers = frame[list(NUMBERS)].apply(pd.to_numeric, errors="coerce").astype(float)  # objects without rows
-    frame[numbers.columns] = numbers.where(np.isfinite(numbers) & ((numbers > 0) | list(NUMBERS.values())))
+    frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str)
+    numbers = frame[list(NUMBERS)].apply(pd.to_numeric).astype(float)  # objects without rows
+    frame[numbers.columns] = numbers.where((numbers > 0) | list(NUMBERS.values()))
     for name in (*columns.WORK, *columns.SETUP):
         frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
     kind = frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu")

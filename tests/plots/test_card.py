@@ -6,6 +6,7 @@ from bench.plots import card, select
 from bench.workloads.standard_set import STANDARD_SET
 from tests.rows import rate, standard_set, write
 
+LATER = "2030-11-20T11:34:42+00:00"
 OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "64", "phase": "inference"}
 
 
@@ -35,7 +36,7 @@ def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_same
     peak = rate(1) | {"workload": "matmul", "model": "matmul-peak", "phase": "", "precision": "float32"}
     here, elsewhere = {"cpu_id": "x", "tflops": "0.2"}, {"cpu_id": "y", "tflops": "0.5", "matrix_size": "8x8x8"}
     write(folder, [*standard_set(tflops="0.1", cpu_id="x"), peak | here, peak | elsewhere])
-    about = {"phase": "inference", "timestamp": "2030", "run_id": "x", "cpu_id": "x", "tflops": "0.1"}
+    about = {"phase": "inference", "timestamp": LATER, "run_id": "x", "cpu_id": "x", "tflops": "0.1"}
     others = {"batch_size": "64", "compile": "1", "memory_format": "channels_last", "framework": "tensorflow"}
     write(folder, [rate(999) | about | {name: text} for name, text in others.items()])
     write(folder, [rate(150) | about | {"precision": "bfloat16"}])
@@ -55,7 +56,7 @@ def test_work_that_a_framework_refuses_is_left_out(folder):
 def test_the_card_is_stored_and_doubts_nothing_without_a_reason(folder):
     write(folder, standard_set())
     assert make(folder).doubts == []
-    first, *_ = standard_set(num_threads=1, timestamp="2030", run_id="x")
+    first, *_ = standard_set(num_threads=1, timestamp=LATER, run_id="x")
     write(folder, [first])
     assert any("1 thread" in doubt for doubt in make(folder).doubts)
     assert "a-torch.png" in card.finish(folder, "a", "torch")[-1]

@@ -48,7 +48,13 @@ def read(folder):
 
 def test_a_line_has_its_settings_and_sizes_that_cannot_be_compared_are_told_apart(folder):
     setup = {"num_threads": "2", "flags": "drift", "timestamp": "2026-11-20T10:00:00+00:00"}
-    quantised = {"workload": "llm", "precision": "4-bit", "prompt_tokens": "512", "image_size": ""}
+    quantised = {
+        "workload": "llm",
+        "precision": "4-bit",
+        "prompt_tokens": "512",
+        "image_size": "",
+        "source": "https://x.org/b",
+    }
     write(folder, [{"image_size": "32"}, {"image_size": "", "source": "https://x.org/a"}, {"world_size": "2"}])
     write(folder, [quantised, rate(11) | setup | {"process_rates": "10 11 12"}])
     data = html.collect(read(folder))
@@ -60,10 +66,11 @@ def test_a_line_has_its_settings_and_sizes_that_cannot_be_compared_are_told_apar
 
 
 def test_cells_cannot_become_markup(folder):
-    cells = ("model", "device_name", "flags", "note", "framework_version", "precision", "os", "allocator")
+    cells = ("model", "device_name", "note", "framework_version", "os", "allocator")
     hostile = dict.fromkeys(cells, HOSTILE)
-    write(folder, [hostile, hostile | {"source": "javascript:alert(1)"}], "{{script}}")
-    write(folder, [hostile | {"workload": "matmul"}], "__proto__")
+    published = {"source": "javascript:alert(1)", "framework": HOSTILE, "precision": "{{script}}"}
+    write(folder, [hostile | {"model": "__proto__"}, hostile | published])
+    write(folder, [hostile | {"workload": "matmul"}], "constructor")
     page = html.write_page(read(folder), folder / "index.html").read_text()
     assert page.count("<script") == page.count("</script>") == 2
     assert "innerHTML" not in page

@@ -59,7 +59,7 @@ def values_in(figure):
         (pictures.llm_training, [rate(9) | TUNED, rate(7) | TUNED | {"lora_rank": "8"}, rate(3) | DECODE], [7, 9]),
         (
             pictures.diffusion,
-            [rate(2) | NOISE, rate(1) | NOISE | {"precision": "x"}, rate(9) | NOISE | {"phase": "forward"}],
+            [rate(2) | NOISE, rate(1) | NOISE | {"precision": "tf32"}, rate(9) | NOISE | {"phase": "forward"}],
             [2],
         ),
         # Of several setups, the fastest is a point of a line.
@@ -107,7 +107,13 @@ def test_the_three_scopes_of_the_same_work_are_together_and_the_part_that_limits
 
 def test_the_path_of_the_latest_search_is_in_the_order_of_the_file(folder, load):
     write(folder, [rate(5) | {"search": "old"}])
-    write(folder, [rate(10) | {"search": "x", "timestamp": "9"}, rate(30) | {"search": "x", "precision": "bfloat16"}])
+    write(
+        folder,
+        [
+            rate(10) | {"search": "x", "timestamp": "2026-11-21T00:00:00+00:00"},
+            rate(30) | {"search": "x", "precision": "bfloat16"},
+        ],
+    )
     write(folder, [rate(5) | {"search": "interleaved"}])  # of a list that is compared, which is not a path
     (axes,) = pictures.best(load()).axes
     assert [text.get_text() for text in axes.texts] == ["10", "30"]

@@ -15,11 +15,3 @@ def test_a_name_without_rows_is_a_mistake(tmp_path, capsys, monkeypatch, name):
     environ = {"RESULTS_DIR": str(tmp_path), "A": "~/a.csv", "B": name}
     assert cli.run_script(lambda: compare_results.main(environ)) == 2
     assert f"B={name!r}" in capsys.readouterr().err
-
-
-def test_no_cell_controls_the_terminal(tmp_path, capsys):
-    red = dict.fromkeys(("device_name", "framework_version", "model", "flags", "os"), "\x1b[31m red \x9b1m \u202e")
-    write(tmp_path, [red], "a")
-    write(tmp_path, [red | {"os": "\x07"}, red | {"model": "\x1b]0;"}], "b")
-    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
-    assert capsys.readouterr().out.replace("\n", "").isprintable()

@@ -1,6 +1,8 @@
 """Rows are never lost, mixed or overwritten."""
 
 import errno
+import math
+import re
 import subprocess
 import sys
 from unittest.mock import Mock
@@ -11,53 +13,80 @@ from bench.records import results
 from bench.records.columns import COLUMNS
 from bench.records.results import ResultsError
 
-OLD = ["schema", "machine", "run_id", "note"]
-ROW = {"schema": 2, "machine": "m"}
+OLD = ["schema", "machine", "run_id", "timestamp", "status", "note"]
+ROW = {"schema": 2, "machine": "m", "timestamp": "2026-11-20T11:34:42+00:00", "status": "failed"}
+LINE = f"2,m,x,{ROW['timestamp']},failed,y\n"
 
 
 def test_a_row_comes_back_as_it_was_written(tmp_path):
     path = tmp_path / "m.csv"
     assert results.read(path) == []
     results.append(path, ROW | {"throughput": 12.3456789, "parameters": 25557032, "note": "two\nlines, 1"})
-    results.append(path, ROW | {"throughput": None})
-    first, second = results.read(path)
+    results.append(path, ROW | {"throughput": None, "loss_mean": math.nan, "note": "\x1b[31m\udcffred" + "d" * 20_000})
+    first, second = results.read(path, pytest.fail)
     assert (first["throughput"], first["parameters"], first["note"]) == ("12.3457", "25557032", "two lines, 1")
-    assert (second["throughput"], second["flags"]) == ("", "")
+    assert (second["throughput"], second["loss_mean"], second["note"][:9]) == ("", "", "\ufffd[31m\ufffdred")
 
 
 def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
     path = tmp_path / "m.csv"
-    path.write_text(",".join(OLD) + '\n2,m,x,"a, b"\n')
+    path.write_text(",".join(OLD) + "\n" + LINE.replace(",y", ',"a, b"'))
     results.append(path, ROW | {"run_id": "y", "throughput": 2.5})
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
     found = [(row["run_id"], row["note"], row["throughput"]) for row in results.read(path)]
     assert found == [("x", "a, b", ""), ("y", "", "2.5")]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        ",".join(OLD) + "\n2,m,x,y\n2,m,x,y,z\n",
-        "device,fps\nm1,3\n",
-        ",".join(OLD) + "\n2,m,x,y",  # the last line is incomplete
-        ",".join(OLD) + "\n1,m,x,y\n",  # another schema
-    ],
-)
-def test_a_file_that_must_not_be_written_to_is_left_as_it_is(tmp_path, text):
+@pytest.mark.parametrize("header", [*["device,fps", "schema,machine,machine", "schema,machine,sead"], "{" * 5000])
+def test_a_foreign_file_is_told_shortly_and_left_as_it_is(tmp_path, header):
     path = tmp_path / "m.csv"
-    path.write_text(text)
+    path.write_text(f"{header}\nm1,3\n")
     for use in (results.read, lambda path: results.append(path, ROW)):
-        with pytest.raises(ResultsError):
+        with pytest.raises(ResultsError) as error:
             use(path)
-        assert path.read_text() == text
+        assert len(str(error.value).replace(str(path), "")) < 250
+        assert str(error.value).count(str(path)) == 1
+        assert path.read_text() == f"{header}\nm1,3\n"
 
 
-APPEND = """
+# What a spreadsheet or an editor makes of a file of two rows: (what is done to its text, number of rows, lines told)
+SAVED = {
+    "with a byte order mark": (lambda text: "\ufeff" + text, 2, []),
+    "with other line ends": (lambda text: text.replace("\n", "\r\n"), 2, []),
+    "with semicolons": (lambda text: text.replace(",", ";"), 2, []),
+    "with tabs": (lambda text: text.replace(",", "\t"), 2, []),
+    "with blank lines": (lambda text: text.replace("\n", "\n\n,,,,,\n"), 2, []),
+    "with two headers": (lambda text: text + text, 4, []),
+    "without the last line end": (lambda text: text[:-1], 2, []),
+    "as an American": (lambda text: text.replace("2026-11-20T11:34:42+00:00", "11/20/2026 11:34", 1), 1, [2]),
+    "with a cell too many": (lambda text: text[:-1] + ",\n", 1, [3]),
+    "with a cut line": (lambda text: text[:-12], 1, [3]),
+    "with a lone quote": (lambda text: text.replace(",x,", ',"x,', 1), 1, [2]),
+    "with bytes of Windows": (lambda text: text.replace("y\n", "\udcb5\n", 1), 1, [2]),
+    "of another schema": (lambda text: text.replace("\n2,", "\n1,"), 0, [2]),
+}
+
+
+@pytest.mark.parametrize(("change", "count", "told"), SAVED.values(), ids=SAVED)
+def test_a_damaged_line_is_told_and_stays_and_the_others_are_read_and_added_to(tmp_path, change, count, told):
+    path, said = tmp_path / "m.csv", []
+    path.write_bytes(change(",".join(OLD) + "\n" + LINE * 2).encode(errors="surrogateescape"))
+    damaged = [path.read_bytes().split(b"\n")[number - 1] for number in told]
+    assert len(results.read(path, said.append)) == count
+    assert [int(re.search(r", lines? (\d+)", line)[1]) for line in said] == told
+    results.append(path, ROW | {"run_id": "new"})
+    assert [row["run_id"] for row in results.read(path)] == ["x"] * count + ["new"]
+    for line in damaged:
+        cells = [cell for cell in line.split(b",") if cell]
+        assert any(all(cell in kept for cell in cells) for kept in path.read_bytes().split(b"\n"))
+
+
+APPEND = f"""
 import sys
 from pathlib import Path
 from bench.records import results
 for i in range(20):
-    row = {"schema": 2, "machine": "m", "run_id": sys.argv[2], "items": i, "note": "x" * 200}
+    row = {ROW} | {{"run_id": sys.argv[2], "items": i + 1, "note": "x" * 200}}
     results.append(Path(sys.argv[1]), row)
 """
 

@@ -4,16 +4,18 @@ import csv
 import io
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+import measure_all
 from bench.plots import html
-from bench.records import results, submission, tables
-from bench.records.columns import COLUMNS
-from bench.settings import SettingError, read_settings
-from tests.rows import GPU, LLM, MATMUL, ROW, as_text
+from bench.records import peaks, report, results, submission, tables
+from bench.records.columns import COLUMNS, find_fault
+from bench.settings import WORKLOADS, SettingError, read_settings
+from tests.rows import GPU, LLM, MATMUL, PEAK, ROW, as_text
 
 CHIP = ROW["machine"]
 ENDS = {"throughput_low": None, "throughput_high": None}
@@ -36,7 +38,9 @@ def text(*cells):
 
 
 def fault_of(row, names=()):
-    return next(submission.find_faults(row, "example-gpu" if row["device"] == "cuda" else CHIP, names), None)
+    return find_fault(row) or next(
+        submission.find_faults(row, "example-gpu" if row["device"] == "cuda" else CHIP, names), None
+    )
 
 
 GOOD = {
@@ -70,6 +74,7 @@ BAD = [
     ([H200], {"throughput": 100, "tflops": 320, "flops_per_item": 3.2e12}),  # more than 67 x 1.3 x 2.25
     ([], {"note": "a\nb"}),
     ([], {"note": "right\u202eleft"}),
+    ([], {"device_name": "NVIDIA H200"}),  # which is not a CPU
 ]
 
 
@@ -82,9 +87,12 @@ def test_a_wrong_cell_is_refused(cells, change):
 
 @pytest.mark.parametrize("sign", "=+-@")
 def test_a_formula_is_refused_in_every_text_cell(sign):
-    names = [name for name, column in COLUMNS.items() if column.kind == "text"]
+    names = [name for name, column in COLUMNS.items() if column.kind in ("text", "long")]
     faults = [fault_of(text({name: f"{sign}cmd"})) for name in names]
     assert [fault and fault[0] for fault in faults] == names
+
+
+PAGE = '<script id="data">{}</script><script>draw()</script>'
 
 
 @pytest.fixture
@@ -98,13 +106,50 @@ def repository(tmp_path):
 
     run("init", "-q", "-b", "main")
     (tmp_path / "program.py").write_text("1")
+    (tmp_path / ".gitignore").write_text("results/*.txt")
     run("add", "."), run("commit", "-q", "-m", "1")
     run.commit = run("rev-parse", "--short=12", "HEAD").stdout.strip()
     run.folder = tmp_path / "results"
     run.folder.mkdir()
     write(run, {})
+    (run.folder / "index.html").write_text(PAGE)
+    (run.folder / "README.md").write_text("![best](plots/best.png)")
+    (run.folder / "published.csv").write_text(Path("results/published.csv").read_text())
     run("add", "."), run("commit", "-q", "-m", "2"), run("checkout", "-q", "-b", "sent")
     return run
+
+
+# What no cell may hold: the first column is named.
+CELLS = [
+    *[{"timestamp": text} for text in ("9/30/2026 10:00", "2026-09-30 10:00", "9999", "yesterday", "")],
+    *[{"throughput": text} for text in ("1,234.5", "13,45", "95.88 \u00b1 0.63", "nan", "1e99", "0", "-5", "")],
+    *[{"canary_seconds": "0,0018"}, {"run_id": "1.63915E+11"}, {"elapsed_seconds": "", "scope": "sustained"}],
+    *[{"tflops": ""} | {name: PEAK[name] for name in ("workload", "model")}, {"machine": "../x"}, {"status": ""}],
+    *[{"framework": "pytorch"}, {"world_size": "2.5"}, {"batch_size": "sixteen"}, {"depth": "inf"}],
+    *[{"unit": "bananas/s"}, {"method_version": "999"}, {"device_name": "x" * 20_000}, {"os": "\x1b[31m"}],
+    *[{"compile": "true"}, {"process_rates": "13,65 13,35"}, {"schema": "1"}],
+]
+
+
+@pytest.mark.parametrize("cells", CELLS, ids=[str(cells)[:50] for cells in CELLS])
+def test_a_cell_that_cannot_be_is_refused_everywhere_and_breaks_nothing_once_it_is_stored(repository, cells):
+    write(repository, {}, {"run_id": "another"} | cells)
+    path, said, (name, *_) = repository.folder / f"{CHIP}.csv", [], cells
+    for problems in (check(repository)[1], receive(repository, path.read_text())):
+        (line,) = problems
+        assert f" {name}=" in line
+        assert len(line) < 400
+    (stored,) = results.read(path, said.append)
+    assert ", line 3: " in said[0]
+    assert peaks.measured_peaks([stored]) == {}
+    assert report.describe_slowdown([ROW | {"canary_seconds": 0.002}], [stored]) == ""
+    assert len(tables.latest(tables.read_rows([path], said.append))) == 1
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_unit_of_a_workload_is_known(name):
+    unit = measure_all.workload_of_command(name, read_settings(name).on("cpu")).unit
+    assert fault_of(text({"workload": name, "unit": f"{unit}/s"})) is None
 
 
 def write(repository, *changes, machine=CHIP):
@@ -123,7 +168,6 @@ def check(repository):
 def test_added_rows_pass_committed_or_not(repository):
     write(repository, {}, {"seed": 1}, {"seed": 2})
     assert check(repository) == (2, [])
-    (repository.folder / "index.html").write_text("")
     repository("add", "."), repository("commit", "-q", "-m", "3")
     assert check(repository) == (2, [])
     # The commit of the rows differs from main in results/ only, so rows measured with it are known as well.
@@ -151,6 +195,75 @@ def test_changes_that_are_not_added_rows_are_refused_in_one_line(repository, cha
     _, (line,) = check(repository)
     assert where in line
     assert "\n" not in line
+
+
+def link(repository, name, target="/etc/passwd"):
+    (repository.folder / name).unlink(missing_ok=True)
+    (repository.folder / name).symlink_to(target)
+
+
+def publish(repository, old, new):
+    """Replace a text in the first published figure that has it."""
+    path = repository.folder / "published.csv"
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+# What is done to results/, and what the only line says; "" if it passes.
+OTHERS = {
+    "a script": (lambda r: (r.folder / "run.sh").write_text("echo"), "run.sh'"),
+    "a page of another folder": (lambda r: (r.folder / "cards.html").write_text("x"), "cards.html'"),
+    "a name that moves the cursor": (lambda r: (r.folder / "a\x1b.csv").write_text("x"), r"a\x1b.csv'"),
+    "a file that git ignores": (
+        lambda r: [
+            (r.folder / "a.lock").write_text("*"),
+            (r.folder / ".gitignore").write_text("*"),
+            r("add", "-f", "."),
+        ],
+        "results/",
+    ),
+    "a link": (lambda r: link(r, "b.csv"), "b.csv'"),
+    "a link for a machine's file": (lambda r: link(r, f"{CHIP}.csv"), f"{CHIP}.csv'"),
+    "a link to itself": (lambda r: link(r, "b.csv", "b.csv"), "b.csv'"),
+    "a folder of pictures that is a link": (lambda r: link(r, "plots", "/etc"), "plots'"),
+    "another program in the page": (lambda r: (r.folder / "index.html").write_text(PAGE + "<script>"), "index.html"),
+    "another program in the data": (
+        lambda r: (r.folder / "index.html").write_text(PAGE.replace("{}", "</script><script>x")),
+        "index.html",
+    ),
+    "an address in README": (lambda r: (r.folder / "README.md").write_text("https://x"), "README.md"),
+    "a redrawn page": (lambda r: (r.folder / "index.html").write_text(PAGE.replace("{}", '{"a": 1}')), ""),
+    "a redrawn README": (lambda r: (r.folder / "README.md").write_text("![llm](plots/llm.png)\n"), ""),
+    "pictures with rows": (
+        lambda r: [write(r, {}, {"seed": 1}), (r.folder / "README.md").write_text("![a](plots/a.png)")],
+        "README.md",
+    ),
+    "another published figure": (lambda r: publish(r, ",2254.9,", ",2255,"), ""),
+    "a figure with a range": (lambda r: publish(r, ",2254.9,", ",2254.9 \u00b1 0.6,"), "throughput="),
+    "a figure with a comma": (lambda r: publish(r, ",2254.9,", ',"2254,9",'), "throughput="),
+    "a figure without a value": (lambda r: publish(r, ",150000,66.5212,", ",150000,,"), "throughput="),
+    "a figure without a source": (lambda r: publish(r, ",ok,https:", ",ok,,https:"), "36 cells"),
+    "a figure without a scope": (lambda r: publish(r, ",training,device,", ",training,,"), "scope="),
+    "a figure without a batch size": (lambda r: publish(r, ",float32,0,,32,", ",float32,0,,,"), "batch_size="),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), OTHERS.values(), ids=OTHERS)
+def test_other_changes_pass_only_if_nothing_but_figures_or_pictures_changed(repository, change, words):
+    change(repository)
+    _, problems = check(repository)
+    assert bool(problems) == bool(words)
+    assert all(words in line and "root:" not in line for line in problems)
+
+
+def test_another_chip_is_refused_unless_the_name_is_the_users_own(repository):
+    chip, other = ({"cpu_name": name, "device_name": name, "cpu_count": 8} for name in ("Example A", "Example B"))
+    for machine, count in (("example-a-8-cores", 1), ("desk", 0)):
+        write(repository, chip, machine=machine)
+        repository("add", "."), repository("commit", "-q", "-m", "3"), repository("branch", "-f", "main")
+        write(repository, chip, chip | {"seed": 1}, other, machine=machine)
+        _, problems = check(repository)
+        assert len(problems) == count
+        assert all("line 4: device_name=" in line for line in problems)
 
 
 @pytest.fixture
@@ -221,8 +334,8 @@ def test_another_remote_is_not_on_github(address):
 def test_the_link_fills_in_title_and_machine_and_is_cut(submit, repository, capsys):
     repository("remote", "add", "origin", "https://github.com/fork/name")
     repository("remote", "add", "upstream", "https://github.com/owner/name")
-    for device in ('Gr\u00fc\u00dfe & #1 + 2 "x"/y?', "\u00fc" * 3000):
-        assert submit({}, {"device_name": device}) == []
+    for device in ('Gr\u00fc\u00dfe & #1 + 2 "x"/y?', "\u00fc" * 200):
+        assert submit({}, {"device_name": device, "cpu_name": device}) == []
         link = next(line.strip() for line in capsys.readouterr().out.splitlines() if "https:" in line)
         assert len(link) <= 2000
         assert urlsplit(link).path == "/owner/name/issues/new"
@@ -275,7 +388,7 @@ def receive(repository, text):
 def test_rows_are_received_as_they_were_sent_and_once(issue, repository, capsys):
     path = repository.folder / f"{CHIP}.csv"
     write(repository, {}, *NEW)
-    results.write(path, results.read(path))  # with all columns
+    results.add(path, ())  # with all columns
     whole = path.read_bytes()
     for text in (f"### Rows\r\n\r\n{issue}\r\n- [X] checked".replace("\n", "  \r\n"), whole.decode()):
         write(repository, {})
@@ -289,7 +402,7 @@ def test_rows_are_received_as_they_were_sent_and_once(issue, repository, capsys)
 
 
 def test_a_text_that_is_too_long_for_an_issue_asks_for_the_file(issue, submit, repository):
-    assert submit({}, *({"run_id": i, "driver": "x" * 1000} for i in range(60))) == []
+    assert submit({}, *({"run_id": i, "allocator": "x" * 1000} for i in range(60))) == []
     text = (repository.folder / f"{CHIP}.txt").read_text()
     assert len(text) < 60_000
     assert text.endswith(f"{CHIP}.csv\n")
@@ -297,6 +410,35 @@ def test_a_text_that_is_too_long_for_an_issue_asks_for_the_file(issue, submit, r
 
 def cut(text, *lines):
     return "".join(line for number, line in enumerate(text.splitlines(True)) if number - text.count("\n") not in lines)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "\n".join(f"> {line}" for line in text.split("\n")),
+        lambda text: "\n".join(f">> {line}".rstrip() for line in text.split("\n")),
+        lambda text: text.replace("```\n", "  ~~~\r\n").replace("\n2,", "\n  2,"),
+        lambda text: "\ufeff" + text.replace("```\n", "~~~~csv\n", 1).replace("\n", "\n\n"),
+    ],
+)
+def test_a_quoted_or_indented_block_is_received(issue, repository, change):
+    assert receive(repository, change(issue)) == []
+    assert len(results.read(repository.folder / f"{CHIP}.csv")) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "build_commit,build_number,cpu_info,gpu_info\n19173d1,1,AMD,\n",
+        "name\tversion\tprompt_tps\nx\t1\t2\n",
+        '{"benchmarks": [{"runs": [{"values": [1.0]}]}]}',
+        "",
+    ],
+)
+def test_a_file_of_another_program_is_told_what_was_expected(repository, text):
+    (line,) = receive(repository, text)
+    assert line.count("issue.txt") == 1
+    assert len(line) < 300 + len(str(repository.folder))
 
 
 # What is done to a text, and what the line about it names.
@@ -323,7 +465,7 @@ HOSTILE = {
     "a changed published row": (lambda text: text.replace(",first,", f",{ROW['run_id']},"), "published"),
     "a row twice, changed": (lambda text: text.replace(",first,", ",second,"), "published"),
     "a formula": (lambda text: text.replace("Example CPU", "=cmd"), "device_name='=cmd'"),
-    "a cell that is too large": (lambda text: text.replace(",Example CPU,", f",{'x' * 200_000},", 1), "limit"),
+    "a cell that is too large": (lambda text: text.replace(",Example CPU,", f",{'x' * 200_000},", 1), "device_name"),
     "not UTF-8": (lambda text: text.replace("Example", "\udcff"), "UTF-8"),
 }
 

@@ -19,7 +19,7 @@ def summary(*paths):
 
 
 MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
-CONTENDED = {"flags": "drift contended", "timestamp": "2030"}
+CONTENDED = {"flags": "drift contended", "timestamp": "2030-01-01T00:00:00+00:00"}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ CONTENDED = {"flags": "drift contended", "timestamp": "2030"}
     [
         ([{}], {"value": 100, "low": 99, "high": 101, "per": "images/s", "processes": 1}),
         ([rate(90), rate(110) | {"process_rates": "1 2 3", "commit": "later"}], {"value": 110, "processes": 3}),
-        ([rate(90) | {"timestamp": "2026"}, rate(110) | {"timestamp": "2025"}], {"value": 90}),
+        ([rate(90), rate(110) | {"timestamp": "2025-11-20T11:34:42+00:00"}], {"value": 90}),
         ([rate(90), rate(110) | {"status": "interrupted"}], {"value": 90}),
         ([rate(90), rate(110) | {"flags": "drift other_version"}], {"value": 90}),
         ([rate(110) | {"flags": "other_version"}, rate(90)], {"value": 90}),
@@ -37,7 +37,7 @@ CONTENDED = {"flags": "drift contended", "timestamp": "2030"}
         ([rate(90), rate(80) | {"flags": "throttled"}], {"value": 80}),
         ([rate(90), rate(10) | CONTENDED | {"process_rates": "1 2 3"}], {"value": 10}),
         ([rate(10) | CONTENDED, rate(90) | {"search": "interleaved"}], {"value": 90}),
-        ([rate(90), rate(110) | {"search": "interleaved", "timestamp": "2030"}], {"value": 90}),
+        ([rate(90), rate(110) | {"search": "interleaved", "timestamp": "2030-01-01T00:00:00+00:00"}], {"value": 90}),
         ([rate(90), rate(110) | {"search": "x", "commit": "later"}], {"value": 90}),
         ([rate(90), rate(110) | {"search": "x", "process_rates": "1 2 3"}], {"value": 90}),
         ([rate(1000, width=0.1) | MATMUL], {"value": 2, "low": 1.8, "high": 2.2, "per": "TFLOP/s"}),
@@ -88,12 +88,10 @@ def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_p
     rows = tables.read_rows([write({}), broken, write({}, machine="b")], said.append)
     assert rows["machine"].tolist() == ["a", "b"]
     (line,) = said
-    assert "broken.csv" in line
+    assert line.count("broken.csv") == 1
 
 
-@pytest.mark.parametrize("cell", ["fast", "0", "-5", "inf"])
-def test_what_cannot_be_a_rate_is_unknown(write, cell):
-    (row,) = summary(write({"throughput": cell, "power_watts": "0", "accuracy": "0"})).to_dict("records")
-    assert math.isnan(row["value"])
-    assert math.isnan(row["power_watts"])  # a stuck meter
+def test_the_zero_of_a_stuck_meter_is_unknown(write):
+    (row,) = summary(write({"power_watts": "0", "accuracy": "0"})).to_dict("records")
+    assert math.isnan(row["power_watts"])
     assert row["accuracy"] == 0
