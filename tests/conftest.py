@@ -7,7 +7,6 @@ USE_GPU=0 these tests leave the GPU of the machine alone, which is as if it had 
 
 import logging
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.host import environment, meters
-from bench.host.environment import SETUP_FAMILIES, SETUP_VARIABLES
+from bench.host.environment import SETUP_VARIABLES
 from bench.settings import FRAMEWORKS, KNOWN_NAMES, read_settings
 
 # For what a script starts in the background (`make test &`), a shell ignores Ctrl-C; here it is tested.
@@ -36,8 +35,8 @@ collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - SHA
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch, tmp_path):
     logging.getLogger("bench").setLevel(logging.NOTSET)  # a test of several ranks raises it
-    families = [name for name in os.environ if re.fullmatch(SETUP_FAMILIES, name)]
-    for name in [*KNOWN_NAMES, *SETUP_VARIABLES, *families, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
+    setup = filter(SETUP_VARIABLES.fullmatch, os.environ)
+    for name in [*KNOWN_NAMES, *setup, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(meters, "read_thermal_pressure", dict)

@@ -30,18 +30,17 @@ GLIBC_KEEPS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 # They change results on a CPU by up to a factor of two.
 ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_ARENA_MAX", *GLIBC_KEEPS)
 # Variables that change the speed of the same work: part of a row's setup, so rows with other values are not merged.
-SETUP_VARIABLES = (
-    *ALLOCATOR_VARIABLES,
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "CUDA_LAUNCH_BLOCKING",  # waits after every kernel
-    "TORCHINDUCTOR_LAYOUT_OPTIMIZATION",  # 0: a factor of 4.5 in training of convolutions on MPS
-    *("PYTORCH_MPS_PREFER_METAL", "PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION"),
-    *("MLX_CONV_WINOGRAD", "MLX_DISABLE_COMPILE", "MLX_MAX_OPS_PER_BUFFER"),
-    *("ATEN_CPU_CAPABILITY", "GLIBC_TUNABLES", "NVIDIA_TF32_OVERRIDE", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS"),
+SETUP_VARIABLES = re.compile(
+    r"(?!\w+(ROOT|HOME|DIR|PATH|LIBS?|INCLUDE)$)("  # of an installation, which change nothing
+    r"LD_PRELOAD|GLIBC_TUNABLES|MALLOC_\w+"
+    r"|OMP_(PROC_BIND|PLACES)|(GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"  # threads, their cores, allowed instructions
+    r"|ATEN_CPU_CAPABILITY|TF_ENABLE_ONEDNN_OPTS|TORCH\w*_DISABLE|XLA_FLAGS"
+    r"|PYTORCH_(CUDA_)?ALLOC_CONF|NVIDIA_TF32_OVERRIDE"
+    r"|CUDA_LAUNCH_BLOCKING"  # waits after every kernel
+    r"|TORCHINDUCTOR_LAYOUT_OPTIMIZATION"  # 0: a factor of 4.5 in training of convolutions on MPS
+    r"|PYTORCH_MPS_(PREFER_METAL|FAST_MATH|DISABLE_PREFILL_ATTENTION)"
+    r"|MLX_(CONV_WINOGRAD|DISABLE_COMPILE|MAX_OPS_PER_BUFFER))"
 )
-# More of them: threads and their cores (OpenMP's libraries), instructions (oneDNN, MKL, OpenBLAS), what is turned off.
-SETUP_FAMILIES = r"OMP_(PROC_BIND|PLACES)|(GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+|TORCH\w*_DISABLE"
 
 
 @dataclass(frozen=True)
@@ -150,13 +149,9 @@ def find_low_power_mode():
 
 
 def find_allocator(environ=os.environ):
-    """Return the SETUP_VARIABLES and SETUP_FAMILIES of an environment as a row stores them; None if none is set.
-
-    A family also has the paths of an installation, which change nothing.
-    """
-    families = sorted(name for name in environ if re.fullmatch(SETUP_FAMILIES, name) and "/" not in environ[name])
-    names = dict.fromkeys((*SETUP_VARIABLES, *families))
-    return " ".join(f"{name}={environ[name]}" for name in names if environ.get(name)) or None
+    """Return the SETUP_VARIABLES of an environment as a row stores them; None if none is set."""
+    names = sorted(filter(SETUP_VARIABLES.fullmatch, environ))
+    return " ".join(f"{name}={environ[name]}" for name in names if environ[name]) or None
 
 
 def find_commit():

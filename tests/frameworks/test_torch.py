@@ -166,24 +166,20 @@ def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch, open_workers):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS binds no process to cores")
-def test_workers_may_use_the_cores_that_the_main_thread_lost(open_workers):
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})  # as `import torch` does with OMP_PROC_BIND
-    try:
-        batches = open_workers()
-        assert os.sched_getaffinity(0) == {min(cores)}
-    finally:
-        os.sched_setaffinity(0, cores)
-    assert [os.sched_getaffinity(worker.pid) for worker in batches._workers] == 2 * [cores]
+def test_workers_run_on_the_cores_that_the_main_thread_had_at_its_start(monkeypatch, open_workers):
+    core = {min(os.sched_getaffinity(0))}
+    monkeypatch.setattr(resources, "USABLE_CPUS", core, raising=False)
+    batches = open_workers()
+    assert [os.sched_getaffinity(worker.pid) for worker in batches._workers] == [core, core]
 
 
-@pytest.mark.parametrize(("given", "threads"), [({}, 1), ({"NUM_THREADS": "2"}, 2)])
-def test_threads_keep_to_a_quota_unless_they_are_set(monkeypatch, given, threads):
+def test_threads_keep_to_a_quota_unless_they_are_set(monkeypatch):
     usual = torch.get_num_threads()
     monkeypatch.setattr(resources, "cpu_quota", lambda: 1.0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert on_torch.find_device(read_settings("mlp", given)).num_threads == threads
+    found = [on_torch.find_device(read_settings("mlp", given)) for given in ({}, {"NUM_THREADS": "2"})]
     torch.set_num_threads(usual)
+    assert [device.num_threads for device in found] == [1, 2]
 
 
 def test_the_jpeg_pool_is_seeded_and_like_photographs(tmp_path):
