@@ -137,21 +137,17 @@ def test_nothing_that_outlives_a_worker_holds_its_pipe(monkeypatch, open_workers
     assert kept[0][0].is_shared()
 
 
-def test_workers_send_batches_though_the_temporary_folder_is_too_long_for_sockets(monkeypatch, tmp_path, open_workers):
-    folder = tmp_path / ("a" * 80)
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    assert next(open_workers())[0].is_shared()
-
-
-def test_workers_remove_the_folder_of_their_sockets(monkeypatch, open_workers):
+def test_sockets_of_workers_are_in_a_short_folder_until_they_end(monkeypatch, tmp_path, open_workers):
+    long_folder = tmp_path / ("a" * 80)
+    long_folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long_folder))
+    monkeypatch.setenv("TMPDIR", str(long_folder))
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setattr(on_torch_images, "SHORT_FOLDER", folder, raising=False)
         batches = open_workers()
         assert [next(batches)[0].is_shared() for _ in range(4)] == 4 * [True]  # of both workers
         del batches
-        assert not list(Path(folder).glob("pymp-*"))
+        assert not list(Path(folder).iterdir())
 
 
 def prepare_to_receive(worker, prepare=on_torch_images.prepare_worker):
