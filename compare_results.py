@@ -15,8 +15,7 @@ from pathlib import Path
 
 from bench import cli
 from bench.records import columns, report, results, tables
-from bench.records.columns import format_number
-from bench.records.flags import disturbing_flags
+from bench.records.columns import disturbing_flags, format_number
 from bench.records.verdict import MACHINE_CHANGED, Rate, verdict_of
 from bench.settings import SettingError, read_settings
 

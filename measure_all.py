@@ -22,8 +22,7 @@ from bench.host.ranks import refuse_ranks
 from bench.parent import combine_rounds, find_device, measure_and_store, plan_processes, read_machine
 from bench.plots import card
 from bench.records import columns, report, results
-from bench.records.columns import format_number
-from bench.records.flags import disturbing_flags
+from bench.records.columns import disturbing_flags, format_number
 from bench.records.rows import complete_row, work_cells
 from bench.settings import SCOPES, Run, SettingError, read_fixed_run
 from bench.workloads import standard_set

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from bench.host.environment import GLIBC_KEEPS, find_allocator
 from bench.records import results
-from bench.records.columns import COLUMNS, SCHEMA
-from bench.records.flags import FLAGS
+from bench.records.columns import COLUMNS, FLAGS, SCHEMA
 from bench.records.rows import combine
 from bench.records.verdict import Comparison, Rate
 from bench.workloads.standard_set import STANDARD_SET

@@ -11,8 +11,7 @@ from bench import cli
 from bench.plots import draw, select
 from bench.plots.draw import COLOURS
 from bench.records import columns, peaks, report
-from bench.records.columns import format_number
-from bench.records.flags import FLAGS
+from bench.records.columns import FLAGS, format_number
 from bench.settings import DECLARED, FRAMEWORKS, SettingError, is_used_in, parse_settings
 from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from bench.records import columns, tables
-from bench.records.columns import format_number
-from bench.records.flags import FLAGS
+from bench.records.columns import FLAGS, format_number
 from bench.records.results import replace_file
 from bench.workloads.workload import BYTES
 

@@ -1,4 +1,4 @@
-"""Declare the columns of a results file, each once, with its role, its meaning and how its values are worded."""
+"""Declare the columns of a results file, each once: role, meaning, what a cell may hold, its words; and the flags."""
 
 import re
 from collections.abc import Callable
@@ -72,7 +72,7 @@ COLUMNS = {
     "timestamp": Column("identity", "UTC, when that process ended", "time"),
     "search": Column("identity", "interleaved, in a list that is compared; or the same for one `make best`", "word"),
     "status": Column("result", "ok, or why there is no full result: out_of_memory, interrupted ...", "word"),
-    "flags": Column("result", "warnings, separated by spaces (bench/records/flags.py explains them)", "word"),
+    "flags": Column("result", "warnings, separated by spaces (FLAGS explains them)", "word"),
     "source": Column("identity", "of a published figure; blank for a measurement by this program", "long"),
     "note": Column("result", "reason of a status, what limits the end-to-end rate, what a reader has to know", "long"),
     # machine
@@ -161,6 +161,22 @@ COLUMNS = {
     "canary_seconds": Column("result", "of a small matmul of NumPy before the run, on a cpu", "positive"),
 }
 
+# A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
+FLAGS = {
+    "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
+    "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
+    "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
+    "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
+    "short": "so few batches were measured that those prepared in advance may inflate the rate: set a larger "
+    "MAX_SECONDS",
+    "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
+    "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
+    "not_finite": "the output contains inf or NaN: choose another PRECISION",
+    "other_version": "FRAMEWORK_VERSION is not the pinned version, so plots, the results page and `make compare` leave "
+    "this row out: unset it for a result of this machine",
+    "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",
+}
+DISTURBING = ("contended", "swapping")  # but not throttled, which is normal on a Mac without a fan
 
 # The names of the columns with a role.
 WORK, SETUP, VERSIONS = (
@@ -190,6 +206,11 @@ def find_fault(row, is_published=False):
         if is_wrong and (row[name] or name in needed):
             return name, f"must be {words}" if row[name] else "must not be blank"
     return None
+
+
+def disturbing_flags(row):
+    """List the flags of a row, a dict, by which something else slowed the machine; [] if the row is undisturbed."""
+    return [flag for flag in DISTURBING if flag in (row["flags"] or "").split()]
 
 
 def words_of(row, names=WORK):

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from bench.records import peaks
-from bench.records.columns import describe_setup, describe_work, format_number, words_of
-from bench.records.flags import FLAGS
+from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
 from bench.records.verdict import ENOUGH_PAIRS, MACHINE_CHANGED, Rate, burst_and_sustained, verdict_of
 from bench.settings import TRAINING
 

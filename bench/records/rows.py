@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 
 from bench.host.environment import name_machine
 from bench.records import peaks
-from bench.records.columns import COLUMNS, SCHEMA, WORK, make_printable
-from bench.records.flags import DISTURBING
+from bench.records.columns import COLUMNS, DISTURBING, SCHEMA, WORK, make_printable
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import DECLARED, SCOPES, is_used_in
 from bench.timing.measure import METHOD_VERSION

@@ -25,8 +25,7 @@ from urllib.parse import quote
 from bench import cli
 from bench.host import environment
 from bench.records import peaks, results
-from bench.records.columns import COLUMNS, MEASURED, WORK, describe_work, format_number
-from bench.records.flags import disturbing_flags
+from bench.records.columns import COLUMNS, MEASURED, WORK, describe_work, disturbing_flags, format_number
 from bench.settings import PARTS, ROOT, WORKLOADS, SettingError, read_settings
 
 HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\"

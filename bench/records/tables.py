@@ -3,7 +3,7 @@
 import pandas as pd
 
 from bench.records import columns, peaks, results
-from bench.records.flags import disturbing_flags
+from bench.records.columns import disturbing_flags
 from bench.records.verdict import IN_TFLOPS
 
 # A row's work: its columns of this role, and whether a CPU or a GPU did it.
