@@ -31,7 +31,7 @@ from bench.tune.search import double_batch
 log = logging.getLogger("bench")
 
 DEFAULT_PROCESSES = 5  # of each run
-# Lists whose values are compared, the first of them in turn. Lists of other settings are different work.
+# Lists whose values are compared, the first of them interleaved. Lists of other settings are different work.
 COMPARED = ("FRAMEWORK_VERSION", "USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
 COMPARED += ("LORA_RANK", "CHECKPOINTING")
 MOST_INTERLEAVED = 4  # processes of a list at the same time

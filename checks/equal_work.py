@@ -48,7 +48,7 @@ def use_a_core():
 
 
 def record_one(run, host, has_bursts=False, sleep_seconds=0.0):
-    """Measure a run and its copy in turn, and append what each pair of processes measured.
+    """Measure a run and its copy interleaved, and append what each pair of processes measured.
 
     Args:
         has_bursts: another program disturbs both.
@@ -100,7 +100,7 @@ def record(count, sleeps):
 
 
 def choose_sleep(run):
-    """Return the seconds to sleep: twice the resolution in turn, as a share of a recorded step."""
+    """Return the seconds to sleep: twice the resolution of interleaved processes, as a share of a recorded step."""
     quiet = [line for line in read_lines(run.command, sleeps=False) if not line["has_bursts"]]
     batch = quiet[-1]["pairs"][0][0][0]["batch_size"]
     step_seconds = batch / statistics.median(rate for line in quiet for rate, *_ in line["results"])
@@ -132,7 +132,9 @@ def slow_down(pairs, factor):
 
 def report():
     """Print a table of equal work, with a replay of slower work, and one of the sleeps."""
-    print("| workload | bursts | intervals cover 1 | false verdicts | resolution in turn | of two results |", end="")
+    print(
+        "| workload | bursts | intervals cover 1 | false verdicts | resolution, interleaved | of two results |", end=""
+    )
     print("".join(f" {factor} seen |" for factor in SLOWER))
     print("|---" * (6 + len(SLOWER)) + "|")
     for workload in CHANGES:

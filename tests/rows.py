@@ -179,12 +179,12 @@ AFTER = [
     FIVE | rate(3) | LATER | {"search": "interleaved", "model": "squeezenet1_0"},  # there is no other one
 ]
 
-# Comparisons: faster, undecided, slower, equal, of too few pairs, not in turn, and of other work
-FASTER = Comparison(Rate(1.2412, 1.22, 1.268), pairs=5, in_turn=True, differing=[])
-EQUAL = Comparison(Rate(1.004, 0.98, 1.02), pairs=5, in_turn=True, differing=[])
-COMPARISONS = [FASTER, EQUAL, Comparison(Rate(0.805, 0.79, 0.82), pairs=5, in_turn=True, differing=[])]
+# Comparisons: faster, undecided, slower, equal, of too few pairs, not interleaved, and of other work
+FASTER = Comparison(Rate(1.2412, 1.22, 1.268), pairs=5, interleaved=True, differing=[])
+EQUAL = Comparison(Rate(1.004, 0.98, 1.02), pairs=5, interleaved=True, differing=[])
+COMPARISONS = [FASTER, EQUAL, Comparison(Rate(0.805, 0.79, 0.82), pairs=5, interleaved=True, differing=[])]
 COMPARISONS += [replace(FASTER, ratio=Rate(1.001, 0.998, 1.003)), replace(FASTER, pairs=3)]
-COMPARISONS += [replace(FASTER, in_turn=False), replace(FASTER, differing=["model", "batch_size"])]
+COMPARISONS += [replace(FASTER, interleaved=False), replace(FASTER, differing=["model", "batch_size"])]
 
 # `make best`: {candidate: the row of its trial}, and {candidate: its row} of each round
 FAST, FASTEST = {"output_error": 0.0062}, {"output_error": 0.0062, "flags": "drift"}

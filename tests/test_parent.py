@@ -231,7 +231,7 @@ def test_processes_that_are_compared_work_one_at_a_time_in_turn(run_interleaved)
     turn = [(size, event) for size in (1, 2) for event in ("works", "pauses")]
     first = [*3 * turn, (1, "works"), (2, "works")]
     assert events == first + [(3 - size, event) for size, event in first]
-    assert "BATCH_SIZE=2 is 2 times as fast as BATCH_SIZE=1 (2 to 2, 2 pairs" in out
+    assert "BATCH_SIZE=2 is 2.000 times as fast as BATCH_SIZE=1 (2.000 to 2.000, 2 pairs" in out
 
 
 @pytest.mark.parametrize(("last", "statuses"), [("dies", ["ok", "crashed"]), ("fails", ["ok", "unsupported"])])

@@ -20,7 +20,7 @@ ALL = (PRECISION, COMPILE, FORMAT, ALLOCATOR, BATCH)
 class FakeMachine:
     """Rates of a table (0: a failure), each process lognormally off. A run takes its own time.
 
-    From process to process the machine's speed changes: by `swing` at most, which is the same for those in turn.
+    From process to process the machine's speed changes: by `swing` at most, which is the same for those of a round.
     """
 
     def __init__(self, rate, seed=0, noise=0.025, minutes=20, swing=1.0):

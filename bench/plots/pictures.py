@@ -209,7 +209,7 @@ def best(stored):
         changes = [f"+ {columns.describe_change(before, after)}" for before, after in pairwise(rows)]
         frame = path.reset_index()[tables.RATE].assign(
             name=["the default", *changes],
-            text=[format_number(row["value"]) for row in rows],  # the gains were measured in turn, and are not stored
+            text=[format_number(row["value"]) for row in rows],  # gains are of interleaved pairs: not stored
             note="",
             key=[0, *(1 for _ in changes)],
         )

@@ -75,7 +75,7 @@ def describe_run(rows, stored):
     if not peaks_here and any(row.get("tflops") for row in rows if row not in sustained):
         notes.append("run `make tflops` to compare this with the machine's peak")
     if max(count_processes(row) for row in rows) == 1 and not sustained:
-        notes.append("one process only: how much processes differ is unknown")
+        notes.append("only one process, so the variation between processes is unknown")
     lines += [wrap(f"  {text}", "    ") for text in notes if text]
     return "\n".join(filter(None, [*lines, explain_flags({flag for row in rows for flag in row["flags"].split()})]))
 
@@ -272,9 +272,9 @@ def describe_comparison(comparison, choices, base_choices):
     differing = [name for name in choices if choices[name] != base_choices[name]]
     name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
     if comparison.differing:
-        other = ", ".join(comparison.differing)
-        return f"{name} and {base_name} are not compared, because these differ, too: {other}: set one value of each"
-    ratio, low, high = map(format_number, comparison.ratio)
+        other = " and ".join(map(str.upper, comparison.differing))
+        return f"{name} and {base_name} are not compared: their defaults for {other} differ too; set both"
+    ratio, low, high = (f"{end:.3f}" for end in comparison.ratio)
     verdict = verdict_of(comparison.ratio)
     if comparison.pairs < ENOUGH_PAIRS:
         verdict = f"no verdict below {ENOUGH_PAIRS} pairs"
@@ -283,16 +283,19 @@ def describe_comparison(comparison, choices, base_choices):
 
 
 def describe_pairs(comparison):
-    """Describe what a comparison is based on: "5 pairs of processes in turn"."""
+    """Describe what a comparison is based on: "5 pairs of interleaved processes"."""
     pairs = "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
-    return f"{pairs} of processes {'in turn' if comparison.in_turn else 'one after the other'}"
+    return (
+        f"{pairs} of interleaved processes" if comparison.interleaved else f"{pairs} of processes, one after the other"
+    )
 
 
 def describe_chance(comparisons):
     """Say how many of several verdicts are expected to be wrong by chance; "" for one."""
     pairs = [each.pairs for each in comparisons if each.pairs >= ENOUGH_PAIRS and not each.differing]
     expected = format_number(sum(2 / 2**count for count in pairs), "{:.2g}")
-    return f"of {len(pairs)} comparisons of equal work, {expected} would be wrong by chance" if len(pairs) > 1 else ""
+    verdicts = f"about {expected} of these {len(pairs)} verdicts would be wrong by chance"
+    return f"even if no setting made a difference, {verdicts}" if len(pairs) > 1 else ""
 
 
 def describe_slowdown(rows, stored):

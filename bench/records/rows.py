@@ -76,8 +76,8 @@ def energy_cells(instruments, watts, joules_per_item):
 def combine(processes):
     """Return one row for each quantity, with the warnings of all processes, and with the part that limits a pipeline.
 
-    Its cells are those of the process with the median rate (of two in the middle the slower one), so that they fit each
-    other. Its interval reaches from the lowest to the highest end of the processes' own intervals.
+    Its cells are those of the process with the median rate (the slower of the two middle ones), so that they are
+    consistent. Its interval reaches from the lowest to the highest end of the processes' own intervals.
 
     Args:
         processes: a list of rows for each process. Those of the same quantity agree in WORK. If only some processes

@@ -50,7 +50,7 @@ class Comparison:
 
     ratio: Rate  # the median of the pairs of processes, and their range
     pairs: int
-    in_turn: bool  # else the processes of a pair worked one after the other
+    interleaved: bool  # else the processes of a pair worked one after the other
     differing: list[str]  # columns of work; if there are any, the ratio means nothing
 
 
@@ -64,20 +64,20 @@ def compare_pairs(pairs, chosen=()):
         chosen: columns in which the two may differ.
     """
     ratios = []
-    in_turn = True
+    interleaved = True
     differing = []
     for both in pairs:
         first, second = (next(filter(is_main, rows), None) for rows in both)
         if not (first and second):
             continue
         turns = list(zip(first.get("turn_rates", []), second.get("turn_rates", []), strict=False))
-        in_turn = in_turn and bool(turns)
+        interleaved = interleaved and bool(turns)
         turns = turns or [(first["throughput"], second["throughput"])]
         ratios.append(statistics.median(a / b for a, b in turns))
         differing = [name for name in WORK if name not in chosen and first[name] != second[name]]
     if not ratios:
         return None
-    return Comparison(Rate(statistics.median(ratios), min(ratios), max(ratios)), len(ratios), in_turn, differing)
+    return Comparison(Rate(statistics.median(ratios), min(ratios), max(ratios)), len(ratios), interleaved, differing)
 
 
 def is_main(row):

@@ -1,4 +1,4 @@
-"""The ratio of two runs, from pairs of processes that worked in turn."""
+"""The ratio of two runs, from pairs of processes that were interleaved."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_pair_is_the_median_of_neighbouring_turns_and_the_result_that_of_the_p
     found = compare_pairs(pairs)
     assert found is not None
     assert found.ratio == pytest.approx((1.2, 1.1, 1.3))
-    assert (found.pairs, found.in_turn) == (3, True)
+    assert (found.pairs, found.interleaved) == (3, True)
 
 
 def test_work_that_differs_in_more_than_the_chosen_setting_is_told():
@@ -34,7 +34,7 @@ def test_a_process_that_failed_leaves_its_pair_out_and_processes_without_turns_h
     assert compare_pairs([(failed, process(1.0))]) is None
     found = compare_pairs([(failed, process(1.0)), ([ROW], alone)])
     assert found is not None
-    assert (found.ratio.throughput, found.pairs, found.in_turn) == (2.0, 1, False)
+    assert (found.ratio.throughput, found.pairs, found.interleaved) == (2.0, 1, False)
 
 
 def test_no_row_keeps_the_rates_of_turns():
