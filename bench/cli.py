@@ -221,8 +221,9 @@ def obey_parent():
     turns = threading.Semaphore(0)
 
     def listen():
-        while os.read(0, 1):
-            turns.release()
+        with suppress(OSError):  # a connection that is reset, if the parent dies before it has read a byte
+            while os.read(0, 1):
+                turns.release()
         os.killpg(0, signal.SIGKILL)  # this process leads its group
 
     def end_turn():

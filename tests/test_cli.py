@@ -2,6 +2,7 @@
 
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -140,6 +141,14 @@ def test_children_work_one_at_a_time_and_say_their_whole_lines(make_child):
     first, second = ([line["began"] for line in child.lines] for child in children)
     assert all(a < b for a, b in zip(first, second, strict=True))
     assert all(b < a for b, a in zip(second[1:], first[2:], strict=False))
+
+
+def test_a_child_whose_parent_dies_before_it_notices_the_end_of_a_turn_dies_too(make_child):
+    child = make_child("works", turns=2)
+    child.start()
+    select.select([child.channel], [], [])  # its byte is there, and nobody reads it
+    child.channel.close()
+    assert child.process.wait(timeout=100) == -signal.SIGKILL
 
 
 def test_a_time_limit_ends_the_workers_too_and_counts_only_a_childs_own_turns(make_child, tmp_path):
