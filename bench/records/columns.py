@@ -190,20 +190,22 @@ def find_fault(row, is_published=False):
     A row with a source is a published figure; one in a file of published figures needs a source.
     """
     is_published = is_published or row["source"] != ""
-    needed = {"schema", "status", "machine"}  # in every row, and without the others it is not shown as what it is
-    if is_published:
-        needed |= {"source", "device_name", "framework", "workload", "model", "scope"}
-        needed |= set() if any(row[name] for name in VALUES) else {"throughput"}
-        needed |= {"batch_size"} if row["workload"] in settings.WORKLOADS and row["scope"] == "device" else set()
-    else:
-        needed |= {"timestamp", "elapsed_seconds"} if row["scope"] == "sustained" else {"timestamp"}
-        needed |= {"throughput"} if row["status"] == "ok" else set()
-        needed |= {"tflops"} if row["status"] == "ok" and row["model"] == "matmul-peak" else set()
+    is_ok = row["status"] == "ok" and not is_published
+    needed = dict.fromkeys(("schema", "status", "machine"), True) | {
+        "timestamp": not is_published,
+        "throughput": is_ok or (is_published and not any(row[name] for name in VALUES)),
+        "tflops": is_ok and row["model"] == "matmul-peak",
+        "elapsed_seconds": row["scope"] == "sustained" and not is_published,
+        # Without these a published figure is in no plot, or is shown as one of this program.
+        "source": is_published,
+        "scope": is_published,
+        "batch_size": is_published and row["workload"] in settings.WORKLOADS and row["scope"] == "device",
+    }
     for name, column in COLUMNS.items():
         kind = OF_PUBLISHED.get(name, column.kind) if is_published else column.kind
         pattern, words = KINDS[kind] if isinstance(kind, str) else ("|".join(map(re.escape, kind)), ", ".join(kind))
         is_wrong = not re.fullmatch(pattern, row[name]) or not row[name].isprintable()
-        if is_wrong and (row[name] or name in needed):
+        if is_wrong and (row[name] or needed.get(name)):
             return name, f"must be {words}" if row[name] else "must not be blank"
     return None
 
