@@ -18,7 +18,7 @@ KINDS = {
     "long": (rf".{{1,{MOST_LETTERS}}}", f"at most {MOST_LETTERS} printable characters"),
     "word": (r"[\w -]{1,200}", "letters, digits, _ and - (a spreadsheet makes numbers of some)"),
     "slug": ("[a-z0-9-]{1,100}", "a name of a-z, 0-9 and hyphens"),
-    "time": (TIME, "a time in UTC such as 2026-11-20T11:34:42+00:00"),
+    "time": (TIME, "a time such as 2026-11-20T11:34:42+00:00, which spreadsheets change"),
     "date": (rf"[0-9]{{4}}(-[01][0-9](-[0-3][0-9])?)?|{TIME}", "a date such as 2024, 2024-06 or 2024-06-30"),
     "whole": ("0|[1-9][0-9]{0,9}", "a whole number"),
     "count": ("[1-9][0-9]{0,9}", "a whole number above 0"),
@@ -203,7 +203,7 @@ def find_fault(row, is_published=False):
     }
     for name, column in COLUMNS.items():
         kind = OF_PUBLISHED.get(name, column.kind) if is_published else column.kind
-        pattern, words = KINDS[kind] if isinstance(kind, str) else ("|".join(map(re.escape, kind)), ", ".join(kind))
+        pattern, words = KINDS.get(kind) or ("|".join(map(re.escape, kind)), f"one of {', '.join(kind)}")
         is_wrong = not re.fullmatch(pattern, row[name]) or not row[name].isprintable()
         if is_wrong and (row[name] or needed.get(name)):
             return name, f"must be {words}" if row[name] else "must not be blank"

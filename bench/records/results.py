@@ -161,8 +161,9 @@ def parse(text, path):
             header = cells
             if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter(list(COLUMNS))):
                 names = [name[:40] for name in wrong[:3]]
-                begin = f"{path} is not a results file of this version: it begins with {header[0][:40]!r}"
-                raise ResultsError(f"{begin}, and columns are missing, unknown or twice: {names}")
+                why = f"it begins with {header[0][:40]!r}, and columns are missing, unknown or twice: {names}"
+                fix = "name one such as results/<machine>.csv, or move it away"
+                raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
             continue
         row = dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=False))
         fault = find_fault(row, Path(path).stem == "published")

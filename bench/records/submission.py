@@ -306,7 +306,7 @@ def receive(settings, repository, issue):
     stored = results.read(path)
     known = {KEY(row): row for row in stored}
     there = [known.setdefault(KEY(line.row), line.row) for line in lines]
-    pairs = [(line, None if row is line.row else row) for line, row in zip(lines, there, strict=True)]
+    pairs = [(line, None if line.fault or row is line.row else row) for line, row in zip(lines, there, strict=True)]
     problems = list(check_rows(repository, f"the rows of {name}", pairs, stored, machine))
     if not problems:
         new = [line.row for line, old in pairs if old is None]
