@@ -165,10 +165,7 @@ def check_file(repository, path, names=()):
 
 
 def check_rows(repository, path, pairs, stored, machine, names=()):
-    """Yield the problems of rows as lines, given as pairs (Line, the published row of its place or None).
-
-    `stored` is all published rows of the machine.
-    """
+    """Yield problems as lines; pairs are (Line, the published row of its place or None), `stored` all of these rows."""
     faults = []
     commits = {commit: repository.find_fault(commit) for commit in {line.row["commit"] for line, _ in pairs if line}}
     is_named_after_chip = machine in map(name_chip, stored)
