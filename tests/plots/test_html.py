@@ -48,15 +48,9 @@ def read(folder):
 
 def test_a_line_has_its_settings_and_sizes_that_cannot_be_compared_are_told_apart(folder):
     setup = {"num_threads": "2", "flags": "drift", "timestamp": "2026-11-20T10:00:00+00:00"}
-    quantised = {
-        "workload": "llm",
-        "precision": "4-bit",
-        "prompt_tokens": "512",
-        "image_size": "",
-        "source": "https://x.org/b",
-    }
+    quantised = {"workload": "llm", "precision": "4-bit", "prompt_tokens": "512", "image_size": ""}
     write(folder, [{"image_size": "32"}, {"image_size": "", "source": "https://x.org/a"}, {"world_size": "2"}])
-    write(folder, [quantised, rate(11) | setup | {"process_rates": "10 11 12"}])
+    write(folder, [quantised | {"source": "https://x.org/b"}, rate(11) | setup | {"process_rates": "10 11 12"}])
     data = html.collect(read(folder))
     lines = [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
     sizes = {"32 px", "224 px", "224 px, 2 devices", "prompt of 512, 4-bit"}

@@ -426,8 +426,6 @@ HOSTILE = {
     "the name of the published figures": (lambda text: text.replace(f",{CHIP},", ",published,"), "machine='published'"),
     "two machines": (lambda text: text[::-1].replace(f",{CHIP},"[::-1], ",x,", 1)[::-1], "machine='x'"),
     "100,000 rows": (lambda text: text.replace(row := text.splitlines(True)[-3], row * 100_000), "1 MB"),
-    "a doubled column": (lambda text: text.replace(",seed,", ",run_id,"), "run_id"),
-    "a renamed column": (lambda text: text.replace(",seed,", ",sead,"), "sead"),
     "a foreign commit": (
         lambda text: text.replace(text.partition("commit: ")[2][:12], "f" * 12),
         "commit='ffffffffffff'",
@@ -435,7 +433,6 @@ HOSTILE = {
     "a changed published row": (lambda text: text.replace(",first,", f",{ROW['run_id']},"), "published"),
     "a row twice, changed": (lambda text: text.replace(",first,", ",second,"), "published"),
     "a formula": (lambda text: text.replace("Example CPU", "=cmd"), "device_name='=cmd'"),
-    "a cell that is too large": (lambda text: text.replace(",Example CPU,", f",{'x' * 200_000},", 1), "device_name"),
     "not UTF-8": (lambda text: text.replace("Example", "\udcff"), "UTF-8"),
 }
 
