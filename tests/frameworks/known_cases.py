@@ -4,8 +4,10 @@ Scripts run as users call them, from the settings to the row in the file; only t
 """
 
 import csv
+import functools
 import importlib
 import itertools
+import json
 import math
 import os
 from unittest.mock import patch
@@ -18,6 +20,7 @@ from bench.frameworks import base, on_torch_images
 from bench.host import meters
 from bench.timing import MeasurementError
 from bench.workloads import operators
+from tests.fakes import FakeChild
 from tests.frameworks.known_device import sim
 from tests.frameworks.sessions import SMALL, Opener
 from tests.timing.test_measure import Pipeline
@@ -47,11 +50,15 @@ def run(monkeypatch, tmp_path):
             with patch.dict(os.environ, environ):
                 return script.main(name, getattr(script, f"{name}_workload"))
 
-        def run_process(command, environ, *limit, **others):
-            yield from ()
-            return start(environ)
+        def work(child):
+            path = tmp_path / "lines"
+            path.write_text("")
+            status = start(child.environ | {cli.TASK: json.dumps(child.task | {"path": str(path)})})
+            child.lines = [json.loads(line) for line in path.read_text().splitlines()]
+            return status
+            yield
 
-        monkeypatch.setattr(cli, "run_process", run_process)
+        monkeypatch.setattr(cli, "Child", functools.partial(FakeChild, work))
         start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "sim", "PHASE": "inference"} | SMALL[name] | settings)
         with open(tmp_path / "results" / "sim.csv", newline="") as lines:
             rows = list(csv.DictReader(lines))
