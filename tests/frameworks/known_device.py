@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch.utils import backend_registration
 
-IS_AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")  # from PyTorch 2.15 on
+IS_AVAILABLE = torch.__version__ >= "2.15"  # if a later one lacks the private function of register(), tests fail
 LOWER = ("linear", "matmul", "conv2d", "scaled_dot_product_attention")  # what autocast computes in 16 bits
 FULL = ("layer_norm", "softmax.int", "log_softmax.int", "cross_entropy_loss", "mse_loss")  # and in float32
 SIM = "sim:0"

@@ -12,4 +12,4 @@ from tests.frameworks import known_device
 def test_what_is_measured_on_a_known_device_is_true():
     command = [sys.executable, "-m", "tests.frameworks.known_device", "tests/frameworks/known_cases.py"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
