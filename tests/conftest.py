@@ -5,6 +5,7 @@ frameworks; another framework's are its files and the contract. A framework that
 USE_GPU=0 these tests leave the GPU of the machine alone, which is as if it had none.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -17,6 +18,11 @@ from bench.host import environment, meters
 from bench.host.environment import SETUP_VARIABLES
 from bench.settings import FRAMEWORKS, KNOWN_NAMES, read_settings
 
+# Before PyTorch is imported. Several tests run at once, and threads that wait for each other take most of the time.
+os.environ["OMP_NUM_THREADS"] = "1"
+# Without bytecode in files, each process compiles PyTorch's sources, which takes longer than most tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # For what a script starts in the background (`make test &`), a shell ignores Ctrl-C; here it is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,6 +36,14 @@ USE_GPU = read_settings("tests", GIVEN).use_gpu
 OTHERS = set().union(*OWN.values()) - OWN[TESTED]
 SHARED = {"frameworks/test_contract.py", "frameworks/test_llm.py"}
 collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - SHARED)
+
+
+@pytest.fixture(autouse=True)
+def young_objects():
+    """Let a test collect only its own objects: a framework has hundreds of thousands, and each measurement collects."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
