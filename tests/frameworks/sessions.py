@@ -98,7 +98,7 @@ class Opener:
 
 def assert_measured(session, items):
     """Measure a session for a moment; its steps are compiled once, finite, and computed again with the same output."""
-    measured = measure.measure(measure.Job(session, items, max_seconds=0.1))
+    measured = measure.measure(measure.Job(session, items, max_seconds=0.01))
     assert not {"recompiled", "not_finite"} & set(measured.flags)
     session.check_last_step()
 

@@ -175,7 +175,7 @@ def test_a_stream_is_measured(scope, workers):
     assert session.num_workers == int(workers)
     assert (session.queue_steps == 0) == (workers == "0")
     assert (session.parameters is None) == (scope == "input")
-    measured = measure.measure(measure.Job(session, 2, max_seconds=0.2))
+    measured = measure.measure(measure.Job(session, 2, max_seconds=0.02))
     assert measured.items == 2 * measured.windows * measured.steps_per_window
     session.close()
 

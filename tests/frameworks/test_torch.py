@@ -52,7 +52,7 @@ def test_every_image_model_is_counted_as_the_counter_counts_and_resnet_50_as_pub
     with COUNTS.open(newline="") as lines:
         counts = {row["model"]: row for row in csv.DictReader(lines)}
     assert set(counts) == set(on_torch_images.list_models())
-    for model in ("resnet18", "mobilenet_v2", "vgg11"):
+    for model in ("resnet18", "mobilenet_v2"):
         assert {name: str(value) for name, value in count_flops.count(model).items()} == counts[model]
     # 4.09 GMACs at 224 pixels, 25.6 million parameters: the table in torchvision's documentation of its weights.
     assert float(counts["resnet50"]["inference_flops"]) / 2e9 == pytest.approx(4.09, abs=0.01)
