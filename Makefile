@@ -121,6 +121,11 @@ check-mac: .venv/tested ## check that our code fits the packages for Apple silic
 clean: ## remove the virtual environments and uv (.venv*, .uv)
 	rm -rf .venv .venv-* .uv
 
+# What is not a command. Folders exist, so that make would be content with them.
+.PHONY: bench docs results tests
+.DEFAULT bench docs results tests:
+	$(error $@ is not a command: `make help` lists them)
+
 packages common-packages:
 	@"$(PYTHON)" bench/packages.py $(if $(filter packages,$@),$(NAME))
 

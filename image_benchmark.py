@@ -23,6 +23,9 @@ from bench.workloads.workload import Workload, flops_of_phase
 
 COUNTS = ROOT / "bench/workloads/flops.csv"  # written by checks/count_flops.py
 IMAGE_SIZE = {"inception_v3": 299}  # pixels a side; 224 for all other models
+# {model: (its least size, the step to its other sizes)} in pixels; a step is a patch, or all windows of a stage.
+SIZES = {"alexnet": (63, 1), "inception_v3": (75, 1), "maxvit_t": (224, 224), "vit_h_14": (14, 14)}
+SIZES |= {"vit_b_16": (16, 16), "vit_l_16": (16, 16), "vit_b_32": (32, 32), "vit_l_32": (32, 32)}
 
 
 @dataclass(frozen=True)
@@ -35,23 +38,30 @@ class ImageSizes:
 
 def image_workload(settings):
     """Describe the work: a step takes one batch of images, which are on the device or come from JPEG files."""
-    sizes = ImageSizes(settings.image_size or IMAGE_SIZE.get(settings.model, 224))
+    model = settings.model
+    side = settings.image_size or IMAGE_SIZE.get(model, 224)
+    least, step = SIZES.get(model, (1, 1))
+    if side < least or side % step:
+        raise SettingError(f"IMAGE_SIZE='{side}' must be {least}, {least + step}, {least + 2 * step} ... for {model}")
+    sizes = ImageSizes(side)
     parameters = flops = None  # unknown if flops.csv lacks the model
     with COUNTS.open(newline="") as lines:
         models = {row["model"]: row for row in csv.DictReader(lines)}
-    counts = models.get(settings.model)
+    counts = models.get(model)
     # A framework may have models that flops.csv lacks, but hardly one whose name is nearly the same.
-    if not counts and (near := difflib.get_close_matches(settings.model.lower(), models, n=3, cutoff=0.8)):
-        raise SettingError(f"MODEL={settings.model!r} is not an image model: did you mean {', '.join(near)}?")
+    if not counts and (near := difflib.get_close_matches(model.lower(), models, n=3, cutoff=0.8)):
+        raise SettingError(f"MODEL={model!r} is not a classification model: did you mean {', '.join(near)}?")
     if counts:
-        parameters = int(counts["parameters"])
-        if int(counts["image_size"]) == sizes.side:  # convolutions and matmuls, counted at one image size
+        is_counted = int(counts["image_size"]) == side
+        if is_counted or not model.startswith("vit"):  # which trains a vector for each place of a patch
+            parameters = int(counts["parameters"])
+        if is_counted:  # convolutions and matmuls
             forward = int(counts["inference_flops"])
             training = int(counts["training_flops"])
             flops = flops_of_phase(settings.phase, forward, training - forward)
     return Workload(
         name="image",
-        model=settings.model,
+        model=model,
         unit="images",
         items_per_step=settings.batch_size,
         make_batches=functools.partial(image_batches, sizes),
@@ -61,8 +71,8 @@ def image_workload(settings):
         flops_per_item=flops,
         has_convolutions=True,
         has_pipeline=True,
-        item_bytes=4 * 3 * sizes.side**2,  # float32
-        columns={"image_size": sizes.side, "data": "synthetic"},
+        item_bytes=4 * 3 * side**2,  # float32
+        columns={"image_size": side, "data": "synthetic"},
     )
 
 

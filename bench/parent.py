@@ -25,15 +25,12 @@ from bench.records import report, results
 from bench.records.columns import COLUMNS, INTERLEAVED
 from bench.records.rows import combine, complete_row
 from bench.records.verdict import compare_pairs
-from bench.settings import ALL, AUTO, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
+from bench.settings import ALL, AUTO, COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
 from bench.tune.search import double_batch
 
 log = logging.getLogger("bench")
 
 DEFAULT_PROCESSES = 5  # of each run
-# Lists whose values are compared, the first of them interleaved. Lists of other settings are different work.
-COMPARED = ("FRAMEWORK_VERSION", "USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
-COMPARED += ("LORA_RANK", "CHECKPOINTING")
 MOST_INTERLEAVED = 4  # processes of a list at the same time
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}

@@ -4,6 +4,7 @@ docs/settings.md, which `make settings` shows, says what each setting means. Sta
 """
 
 import difflib
+import logging
 import os
 import re
 import sys
@@ -12,6 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger("bench")
+
 # What SCOPE may select: the model with batches that are on the device; the input pipeline alone, which prepares batches
 # from JPEG files; both together. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")
@@ -19,20 +22,15 @@ AUTO = 0  # BATCH_SIZE=auto, until parent.py has chosen one
 ALL = 0  # NUM_DEVICES=all, until parent.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
+# Names that are probably meant as settings, but which other programs may set: in the environment they get a warning.
+MISTAKEN = {"BATCH": "BATCH_SIZE", "BITS": "WEIGHT_BITS", "DEVICE": "USE_GPU", "GPU": "USE_GPU", "DTYPE": "PRECISION"}
+MISTAKEN |= {"IMAGES": "NUM_IMAGES", "WORKERS": "NUM_WORKERS", "THREADS": "NUM_THREADS", "DEVICES": "NUM_DEVICES"}
 MAKE_VARIABLES = ("PYTHON", "A", "B", "ISSUE")  # only the Makefile or its command reads these
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 
 
 class SettingError(Exception):
     """A mistake in what the user asked for: one line that names the setting, its value and the fix."""
-
-
-@dataclass(frozen=True)
-class ByDevice:
-    """A default that depends on the device."""
-
-    gpu: Any
-    cpu: Any
 
 
 MEMORY_FORMATS = ("channels_first", "channels_last")
@@ -77,28 +75,20 @@ def whole(minimum, maximum=10**9, **words):
     return parse
 
 
-def one_of(*names, **synonyms):
-    """Return a parser of one of the names, or a synonym of one, in any case."""
+def one_of(*names, **meaning):
+    """Return a parser of one of the names, in any case; meaning: {text: value}, if the value is not the text itself."""
 
     def parse(text):
-        value = synonyms.get(text.lower(), text.lower())
-        if value not in names:
+        name = text.lower()
+        if name not in (*names, *meaning):
             raise ValueError("one of: " + ", ".join(names))
-        return value
+        return meaning.get(name, name)
 
     return parse
 
 
-def zero_or_one(text):
-    if text not in ("0", "1"):
-        raise ValueError("1 or 0")
-    return text == "1"
-
-
-def bits_or_full(text):
-    """Parse the bits of a weight; full is None: those of PRECISION."""
-    name = one_of("8", "6", "5", "4", "full")(text)
-    return None if name == "full" else int(name)
+SWITCH = {"0": False, "1": True}
+zero_or_one = one_of(*SWITCH, **SWITCH)
 
 
 def above_zero(text):
@@ -134,12 +124,13 @@ def slug(text):
 EACH, TOGETHER = "each", "together"
 
 
-def setting(kind, default, *, commands=None, lists=None) -> Any:
-    """Declare one setting; docs/settings.md says what it means. Kind, default and lists may be dicts by command.
+def setting(kind, default=None, *, commands=None, lists=None) -> Any:
+    """Declare one setting; docs/settings.md says what it means. Kind and lists may be dicts by command.
 
     Args:
         kind: text -> value, or ValueError with what the text must be.
-        default: the value if the setting is unset; a tuple is a list.
+        default: the text that an unset variable stands for, unless DEFAULTS has another one for the command. None: the
+            value is None, and is decided later.
         commands: the commands that use the setting; None means every command.
         lists: what a comma list means: EACH or TOGETHER; None allows one value only.
     """
@@ -148,6 +139,8 @@ def setting(kind, default, *, commands=None, lists=None) -> Any:
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
+PRECISION_SYNONYMS = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
+BITS = {"8": 8, "6": 6, "5": 5, "4": 4, "full": None}  # of each weight; None: those of PRECISION
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
 PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a phase, too
 TRAINING = ("training", *PARTS)
@@ -155,108 +148,110 @@ TRAINING = ("training", *PARTS)
 PHASES_OF = {"optimizer": TRAINING, "lora_rank": TRAINING, "checkpointing": TRAINING}
 PHASES_OF |= {"prompt_tokens": ("prefill", *TRAINING), "new_tokens": ("decode",), "depth": ("decode",)}
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
-MLPS = ("mlp-5x1024", "mlp-10x1024", "mlp-15x1024", "mlp-20x1024")
-SQUARES = tuple((m, m, m) for m in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
+# Defaults that depend on the command, {command: {setting: text}}, and those that are others on a CPU.
+DEFAULTS = {
+    "image": {"model": "resnet50", "phase": "inference", "batch_size": "64"},
+    "mlp": {"model": "mlp-5x1024,mlp-10x1024,mlp-15x1024,mlp-20x1024", "phase": "training", "batch_size": "32"},
+    "transformer": {"model": "distilbert,bert-large", "phase": "training", "batch_size": "32", "optimizer": "adam"},
+    "llm": {"model": "llama-3.2-1b", "phase": "prefill,decode", "precision": "bfloat16", "optimizer": "adamw"},
+    "diffusion": {"model": "sd-1.5", "phase": "inference", "precision": "bfloat16", "optimizer": "adamw"},
+    "tflops": {"precision": "float32,tf32,float16,bfloat16", "max_seconds": "1"},
+}
+ON_CPU = {
+    "image": {"batch_size": "16"},
+    "transformer": {"batch_size": "4"},
+    "llm": {"model": "smollm2-135m", "precision": "float32"},
+    "diffusion": {"model": "ddpm-cifar10", "precision": "float32"},
+}
+# Lists whose values are compared, the first of them by interleaved processes. Equal entries count as two. Lists of
+# other settings are different work.
+COMPARED = ("FRAMEWORK_VERSION", "USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
+COMPARED += ("LORA_RANK", "CHECKPOINTING", "WEIGHT_BITS")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run. A setting that the command does not use is None.
+    """The settings of one run. Those that the command does not use are None, or () if one process takes a list.
 
-    A default that depends on the device is a ByDevice until on().
+    Before on(), what the user left to the device has the value for a GPU.
     """
 
-    use_gpu: bool | None = setting(zero_or_one, None, lists=EACH)  # None: the GPU if there is one
-    num_devices: int = setting(whole(1, all=ALL), 1, commands=WORKLOADS, lists=EACH)
+    use_gpu: bool | None = setting(zero_or_one, lists=EACH)  # None: the GPU if there is one
+    num_devices: int = setting(whole(1, all=ALL), "1", commands=WORKLOADS, lists=EACH)
     framework: str = setting(one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch")
-    model: str = setting(
-        str,
-        {"image": "resnet50", "mlp": MLPS, "transformer": ("distilbert", "bert-large")}
-        | {"llm": ByDevice(gpu="llama-3.2-1b", cpu="smollm2-135m")}
-        | {"diffusion": ByDevice(gpu="sd-1.5", cpu="ddpm-cifar10")},
-        commands=WORKLOADS,
-        lists=EACH,
-    )
+    model: str = setting(str, commands=WORKLOADS, lists=EACH)
     phase: str = setting(
         dict.fromkeys(WORKLOADS, one_of("inference", *TRAINING)) | {"llm": one_of("prefill", "decode", *TRAINING)},
-        {"image": "inference", "mlp": "training", "transformer": "training", "llm": ("prefill", "decode")}
-        | {"diffusion": "inference"},
         commands=WORKLOADS,
         lists=EACH,
     )
-    batch_size: int = setting(
-        whole(1, auto=AUTO),
-        {"image": ByDevice(gpu=64, cpu=16), "mlp": 32, "transformer": ByDevice(gpu=32, cpu=4), "llm": 1}
-        | {"diffusion": 1},
-        commands=WORKLOADS,
-        lists=EACH,
-    )
-    framework_version: str | None = setting(version, None, commands=WORKLOADS, lists=EACH)  # None: the installed one
-    num_images: int | None = setting(whole(1), None, commands=("image", "mlp"))  # None: as many as the interval needs
-    # pixels; None: the model's
-    image_size: int | None = setting(whole(32, 4096), None, commands=("image", "diffusion"))
+    batch_size: int = setting(whole(1, auto=AUTO), "1", commands=WORKLOADS, lists=EACH)
+    framework_version: str | None = setting(version, commands=WORKLOADS, lists=EACH)  # None: the installed one
+    num_images: int | None = setting(whole(1), commands=("image", "mlp"))  # None: as many as the interval needs
+    image_size: int | None = setting(whole(32, 4096), commands=("image", "diffusion"))  # pixels; None: the model's
     precision: Any = setting(
-        dict.fromkeys(WORKLOADS, one_of(*PRECISIONS, *MIXED)) | {"tflops": one_of(*PRECISIONS)},
-        {"image": "float32", "mlp": "float32", "transformer": "float32"}
-        | dict.fromkeys(("llm", "diffusion"), ByDevice(gpu="bfloat16", cpu="float32"))
-        | {"tflops": ("float32", "tf32", "float16", "bfloat16")},
+        dict.fromkeys(WORKLOADS, one_of(*PRECISIONS, *MIXED, **PRECISION_SYNONYMS))
+        | {"tflops": one_of(*PRECISIONS, **PRECISION_SYNONYMS)},
+        "float32",
         commands=(*WORKLOADS, "tflops"),
         lists=dict.fromkeys(WORKLOADS, EACH) | {"tflops": TOGETHER},
     )
-    compile: str = setting(one_of("0", "1", *COMPILE_MODES), "0", commands=WORKLOADS, lists=EACH)
-    # "": the framework's first one
-    memory_format: str = setting(one_of(*MEMORY_FORMATS), "", commands=("image", "diffusion"), lists=EACH)
+    compile: bool | str = setting(one_of(*SWITCH, *COMPILE_MODES, **SWITCH), "0", commands=WORKLOADS, lists=EACH)
+    # if unset, the framework's first one
+    memory_format: str = setting(one_of(*MEMORY_FORMATS), commands=("image", "diffusion"), lists=EACH)
     optimizer: str = setting(
         dict.fromkeys(WORKLOADS, one_of("sgd", "adam")) | dict.fromkeys(("llm", "diffusion"), one_of(*OPTIMIZERS)),
-        {"image": "sgd", "mlp": "sgd", "transformer": "adam", "llm": "adamw", "diffusion": "adamw"},
+        "sgd",
         commands=WORKLOADS,
         lists=EACH,
     )
-    sequence_length: int = setting(whole(1, 512), 128, commands=("transformer",), lists=EACH)  # tokens
-    prompt_tokens: int = setting(whole(1), 512, commands=("llm",), lists=EACH)
-    lora_rank: int = setting(whole(0, 1024), 0, commands=("llm",), lists=EACH)  # 0: train all weights
-    checkpointing: bool = setting(zero_or_one, False, commands=("llm",), lists=EACH)
-    weight_bits: int | None = setting(bits_or_full, None, commands=("llm",), lists=EACH)  # None: those of PRECISION
-    new_tokens: int = setting(whole(1), 128, commands=("llm",))
-    depth: int = setting(whole(0), 0, commands=("llm",), lists=EACH)  # tokens
-    # None: cifar10 if it can be had
-    data: str | None = setting(one_of("cifar10", "synthetic"), None, commands=("mlp",))
-    epochs: int = setting(whole(0, 1000), 0, commands=("mlp",))
-    sustain: int | None = setting(whole(60, 86_400), None, commands=WORKLOADS)  # seconds
+    sequence_length: int = setting(whole(1, 512), "128", commands=("transformer",), lists=EACH)  # tokens
+    prompt_tokens: int = setting(whole(1), "512", commands=("llm",), lists=EACH)
+    lora_rank: int = setting(whole(0, 1024), "0", commands=("llm",), lists=EACH)  # 0: train all weights
+    checkpointing: bool = setting(zero_or_one, "0", commands=("llm",), lists=EACH)
+    weight_bits: int | None = setting(one_of(*BITS, **BITS), "full", commands=("llm",), lists=EACH)
+    new_tokens: int = setting(whole(1), "128", commands=("llm",))
+    depth: int = setting(whole(0), "0", commands=("llm",), lists=EACH)  # tokens
+    data: str | None = setting(one_of("cifar10", "synthetic"), commands=("mlp",))  # None: cifar10 if it is available
+    epochs: int = setting(whole(0, 1000), "0", commands=("mlp",))
+    sustain: int | None = setting(whole(60, 86_400), commands=WORKLOADS)  # seconds
     # (m, n, k) of each
-    sizes: tuple[tuple[int, int, int], ...] = setting(matrix_size, SQUARES, commands=("tflops",), lists=TOGETHER)
-    ops: tuple[str, ...] = setting(one_of(*OPS), OPS, commands=("tflops",), lists=TOGETHER)
-    # None: all in the first process of a run, "device" in the others
-    scope: tuple[str, ...] | None = setting(one_of(*SCOPES), None, commands=("image",), lists=TOGETHER)
-    # None: the number of cores, up to MOST_WORKERS
-    num_workers: int | None = setting(whole(0, 1024), None, commands=("image",))
-    num_threads: int | None = setting(whole(1, 4096), None)  # None: the framework's own number
-    max_seconds: float = setting(  # limit of one measurement
-        above_zero, dict.fromkeys(WORKLOADS, 3.0) | {"tflops": 1.0}, commands=(*WORKLOADS, "tflops")
-    )
-    runs: int | None = setting(whole(1, 1000), None)  # processes; None: parent.plan_processes() decides
-    machine: str | None = setting(slug, None)  # None: the name of the GPU or CPU
-    results_dir: Path = setting(lambda text: Path(text).expanduser(), ROOT / "results")
-    seed: int = setting(whole(0), 0)
+    sizes: tuple = setting(matrix_size, "32,64,128,256,512,1024,2048,4096,8192", commands=("tflops",), lists=TOGETHER)
+    ops: tuple[str, ...] = setting(one_of(*OPS), ",".join(OPS), commands=("tflops",), lists=TOGETHER)
+    # (): all in the first process of a run, "device" in the others
+    scope: tuple[str, ...] = setting(one_of(*SCOPES), commands=("image",), lists=TOGETHER)
+    num_workers: int | None = setting(whole(0, 1024), commands=("image",))  # None: the cores, up to MOST_WORKERS
+    num_threads: int | None = setting(whole(1, 4096))  # None: the framework's own number
+    max_seconds: float = setting(above_zero, "3", commands=(*WORKLOADS, "tflops"))  # limit of one measurement
+    runs: int | None = setting(whole(1, 1000))  # processes; None: parent.plan_processes() decides
+    machine: str | None = setting(slug)  # None: the name of the GPU or CPU
+    results_dir: Path = setting(lambda text: Path(text).expanduser(), str(ROOT / "results"))
+    seed: int = setting(whole(0), "0")
     workload: str = setting(one_of(*WORKLOADS), "image", commands=("best",))
-    max_minutes: float = setting(above_zero, 20.0, commands=("best",))
-    quick: bool = setting(zero_or_one, False, commands=("all",))
+    max_minutes: float = setting(above_zero, "20", commands=("best",))
+    quick: bool = setting(zero_or_one, "0", commands=("all",))
+    cpu_defaults: dict[str, Any] = field(default_factory=dict)  # not a setting: what is unset has these values on a CPU
 
     @property
     def has_ranks(self):
-        """Whether NUM_DEVICES starts several processes that share the work, under torchrun."""
-        return self.num_devices not in (None, 1)  # ALL is 0
+        """Whether NUM_DEVICES, a number above 1 or all, starts processes that share the work, under torchrun."""
+        return self.num_devices not in (None, 1)
 
     def on(self, device, emulates_bfloat16=False):
-        """Return the settings with the defaults that depend on the device ("cpu", "cuda", "mps" ...)."""
-        by_device = {name: value for name, value in vars(self).items() if isinstance(value, ByDevice)}
-        chosen = {name: v.cpu if device == "cpu" else v.gpu for name, v in by_device.items()}
-        if emulates_bfloat16 and "precision" in chosen:  # training in float16 needs a scaled loss
-            chosen["precision"] = "mixed_float16" if self.phase in TRAINING else "float16"
-        return replace(self, **chosen)
+        """Return the settings for a device ("cpu", "cuda", "mps" ...)."""
+        if device == "cpu":
+            return replace(self, **self.cpu_defaults)
+        if emulates_bfloat16 and "precision" in self.cpu_defaults:  # training in float16 needs a scaled loss
+            return replace(self, precision="mixed_float16" if self.phase in TRAINING else "float16")
+        return self
+
+    def cell(self, name):
+        """Return a setting as a cell of a row has it: 1 or 0 instead of True or False."""
+        value = getattr(self, name)
+        return int(value) if isinstance(value, bool) else value
 
 
-DECLARED = {declared.name: declared.metadata for declared in fields(Settings)}
+DECLARED = {declared.name: declared.metadata for declared in fields(Settings) if declared.metadata}
 # Every variable that has a meaning here.
 KNOWN_NAMES = [*map(str.upper, DECLARED), *SYNONYMS, *MAKE_VARIABLES]
 
@@ -271,7 +266,7 @@ class Run:
     command: str  # "image": what follows make
     settings: Settings
     environ: dict[str, str]  # the whole environment, without MAKEFLAGS
-    choices: dict[str, str] = field(default_factory=dict)  # {variable: text}: this run's entry of each comma list
+    choices: dict[str, str] = field(default_factory=dict)  # {variable: its entry of each comma list, as it is printed}
     python: str = sys.executable  # of its processes; another one has another version of the framework
 
     def with_settings(self, command=None, **texts):
@@ -291,30 +286,34 @@ class Run:
 def read_runs(command, environ=os.environ, also=()):
     """Read the runs that a command's settings and their comma lists ask for: at least one.
 
-    Runs that differ only in settings which their phase does not use count once.
+    Runs that differ only in settings which their phase does not use count once, and so do different texts of one value.
 
     Args:
         command: what follows make: "image".
         also: other commands whose settings may be on make's command line.
 
     Raises:
-        SettingError: a wrong value, a misspelt name, or settings that exclude each other.
+        SettingError: a wrong value, a misspelt name, settings that exclude each other, or one that no run uses.
     """
     refuse_misspelt((command, *also), environ)
+    for name, near in MISTAKEN.items():  # `make best` then reads the runs of its workload
+        if name in environ and near not in environ and is_used(near.lower(), command) and command != "best":
+            log.warning("WARNING: %s=%r is not a setting, and is ignored: did you mean %s?", name, environ[name], near)
     environ = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
-    lists = []
+    lists = []  # of entries: (setting, variable, text, how many equal texts precede it)
     for name in DECLARED:
-        entries = read_entries(name, command, environ)
-        if len(entries) > 1 and declared_for(name, "lists", command) == EACH:
-            given = find_given(name, environ)
-            texts = [text.strip() for text in environ[given].split(",")] if given else entries
-            lists.append([(given or name.upper(), text) for text in texts])
-    runs = {}
-    for choices in map(dict, product(*lists)):  # without lists: once, {}
-        run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
-        names = [SYNONYMS.get(variable, variable).lower() for variable in choices]
-        used = (name for name in names if is_used_in(name, run.settings.phase))
-        runs.setdefault(tuple(getattr(run.settings, name) for name in used), run)
+        variable, texts = read_texts(name, command, environ)
+        if len(texts) > 1 and declared_for(name, "lists", command) == EACH:
+            lists.append([(name, variable, text, texts[:i].count(text)) for i, text in enumerate(texts)])
+    runs = {}  # by what makes them different
+    for entries in product(*lists):  # without lists: once, ()
+        changed = environ | {variable: text for _, variable, text, _ in entries}
+        choices = {variable: text + " again" * count for _, variable, text, count in entries}
+        run = Run(command, parse_settings(command, changed), changed, choices)
+        used = [(name, count) for name, _, _, count in entries if is_used_in(name, run.settings.phase)]
+        key = [(getattr(run.settings, name), count if name.upper() in COMPARED else 0) for name, count in used]
+        runs.setdefault(tuple(key), run)
+    refuse_unused(command, runs.values(), environ)
     return list(runs.values())
 
 
@@ -343,16 +342,17 @@ def parse_settings(command, environ):
     """
     values = {}
     for name in DECLARED:
-        entries = read_entries(name, command, environ)
-        is_list = is_used(name, command) and declared_for(name, "lists", command) == TOGETHER
-        is_list = is_list and entries != (None,)  # SCOPE's default is None, not a list of it
-        values[name] = entries if is_list else entries[0]
+        entries = parse_texts(name, command, *read_texts(name, command, environ))
+        is_list = declared_for(name, "lists", command) == TOGETHER
+        values[name] = tuple(dict.fromkeys(entries)) if is_list else next(iter(entries), None)
     framework = FRAMEWORKS[values["framework"]]
-    if values["memory_format"] == "":
+    if is_used("memory_format", command) and not values["memory_format"]:
         values["memory_format"] = framework.memory_formats[0]
-    if values["compile"] == "0" and framework.always_compiles:
-        values["compile"] = "1"
-    settings = Settings(**values)
+    if values["compile"] is False and framework.always_compiles:
+        values["compile"] = True
+    on_cpu = {name: text for name, text in ON_CPU.get(command, {}).items() if not find_given(name, environ)}
+    cpu_defaults = {name: declared_for(name, "kind", command)(text) for name, text in on_cpu.items()}
+    settings = Settings(**values, cpu_defaults=cpu_defaults)
     refuse_contradictions(command, settings, environ)
     return settings
 
@@ -363,7 +363,7 @@ def is_used_in(name, phase):
 
 
 def declared_for(name, key, command):
-    """Return what the declaration of a setting says about a command: its "kind", "default" or "lists"."""
+    """Return what the declaration of a setting says about a command: its "kind" or "lists"."""
     value = DECLARED[name][key]
     return value.get(command) if isinstance(value, dict) else value
 
@@ -380,23 +380,26 @@ def find_given(name, environ):
     return next((variable for variable in names if variable in environ), None)
 
 
-def read_entries(name, command, environ):
-    """Return the values of a setting as a tuple: one, or one for each entry of a list."""
-    if not is_used(name, command):
-        return (None,)
-    variable = find_given(name, environ)
-    if not variable:
-        default = declared_for(name, "default", command)
-        return default if isinstance(default, tuple) else (default,)
-    text = environ[variable].strip()
-    entries = list(dict.fromkeys(map(str.strip, text.split(",")))) if declared_for(name, "lists", command) else [text]
-    if not all(entries):
-        raise SettingError(f"{variable}={text!r} has an empty value: fill it in, or unset {variable}")
+def read_texts(name, command, environ):
+    """Return (the variable that sets a setting, the texts of its entries); none if it is unused or decided later."""
+    given = find_given(name, environ)
+    text = environ[given] if given else DEFAULTS.get(command, {}).get(name, DECLARED[name]["default"])
+    if text is None or not is_used(name, command):
+        return name.upper(), []
+    texts = text.split(",") if declared_for(name, "lists", command) else [text]
+    return given or name.upper(), [each.strip() for each in texts]
+
+
+def parse_texts(name, command, variable, texts):
+    """Return the values of a setting's entries; raises SettingError for a wrong one."""
+    given = f"{variable}={','.join(texts)!r}"
+    if not all(texts):
+        raise SettingError(f"{given} has an empty value: fill it in, or unset {variable}")
     try:
-        return tuple(map(declared_for(name, "kind", command), entries))
+        return [declared_for(name, "kind", command)(text) for text in texts]
     except ValueError as error:
-        every = ", in every entry" if len(entries) > 1 else ""
-        raise SettingError(f"{variable}={text!r} must be {error}{every}") from None
+        every = ", in every entry" if len(texts) > 1 else ""
+        raise SettingError(f"{given} must be {error}{every}") from None
 
 
 def refuse_contradictions(command, settings, environ):
@@ -406,35 +409,48 @@ def refuse_contradictions(command, settings, environ):
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
     is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
-    can_have_bits = is_generation or (s.framework == "mlx" and s.lora_rank)
-    able = " and ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
-    table = [  # (whether they exclude each other, their names, the reason or the fix)
-        (command in WORKLOADS and command not in framework.workloads, "framework", f"only {able} can run {command}"),
-        (s.framework != "torch" and s.compile in COMPILE_MODES, "framework compile", "the mode is torch's: set 1 or 0"),
-        (is_channels_first, "framework memory_format", "it supports only channels_last here"),
+    needs_lora = s.weight_bits and not is_generation and not (s.framework == "mlx" and s.lora_rank)
+    lora = "quantised weights can only be trained by LoRA, in mlx: set FRAMEWORK=mlx LORA_RANK=8, or unset WEIGHT_BITS"
+    able = " or ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
+    lacks_matmul = s.ops and "matmul" not in s.ops
+    table = [  # (whether they exclude each other, their names, the reason and the fix)
+        (command in WORKLOADS and command not in framework.workloads, "framework", f"it has no {command}: set {able}"),
+        (s.compile in COMPILE_MODES and s.framework != "torch", "framework compile", "it has no modes: set COMPILE=1"),
+        (is_channels_first, "framework memory_format", "it only has channels_last here: unset MEMORY_FORMAT"),
         (set(precisions) & set(framework.lacks), "framework precision", "it lacks this precision: set another one"),
-        (s.precision in MIXED and is_generation, "phase precision", "mixed precision needs PHASE=training"),
-        (s.framework == "mlx" and s.compile == "1" and is_generation, "framework compile", "its cache uses Python"),
-        (s.weight_bits in (5, 6) and s.framework == "torch", "framework weight_bits", "PyTorch has 8 and 4: set one"),
-        (s.weight_bits and not can_have_bits, "framework phase lora_rank weight_bits", "set LORA_RANK=8 in mlx"),
-        (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting"),
-        (s.ops and "convolution" in s.ops and "matmul" not in s.ops, "ops", "convolution needs matmul: add it"),
-        (s.has_ranks and not framework.runs_on_many, "framework num_devices", "it runs on one device here"),
-        (s.has_ranks and s.batch_size == AUTO, "num_devices batch_size", "auto works only on one device"),
-        (s.has_ranks and s.epochs, "num_devices epochs", "epochs are trained only on one device"),
-        (s.epochs and s.batch_size == AUTO, "batch_size epochs", "epochs need a batch size"),
-        (s.epochs and s.phase != "training", "phase epochs", "epochs need PHASE=training"),
-        (s.phase in PARTS and s.batch_size == AUTO, "phase batch_size", "set a batch size, or PHASE=training"),
-        (s.phase in PARTS and {*(s.scope or ())} - {"device"}, "phase scope", "set SCOPE=device, or PHASE=training"),
-        (s.phase in PARTS and s.sustain, "phase sustain", "set PHASE=training, or unset SUSTAIN"),
+        (s.precision in MIXED and is_generation, "phase precision", "it has no autocast: set PRECISION=bfloat16"),
+        (is_generation and s.compile and s.framework == "mlx", "phase compile", "mlx compiles no cache: set COMPILE=0"),
+        (s.weight_bits in (5, 6) and s.framework == "torch", "framework weight_bits", "it has only 8 and 4: set one"),
+        (needs_lora, "framework phase lora_rank weight_bits", lora),
+        (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting: unset it"),
+        (lacks_matmul and "convolution" in s.ops, "ops", "convolution needs matmul: set OPS=matmul,convolution"),
+        (s.has_ranks and not framework.runs_on_many, "framework num_devices", "it uses one device: set NUM_DEVICES=1"),
+        (s.has_ranks and s.batch_size == AUTO, "num_devices batch_size", "auto needs one device: set a BATCH_SIZE"),
+        (s.has_ranks and s.epochs, "num_devices epochs", "epochs are trained on one device: set NUM_DEVICES=1"),
+        (s.epochs and s.batch_size == AUTO, "batch_size epochs", "epochs need a number: set BATCH_SIZE=32"),
+        (s.epochs and s.phase != "training", "phase epochs", "epochs are training: set PHASE=training"),
+        (s.sustain and s.scope, "sustain scope", "a sustained run measures the model: unset SCOPE"),
+        (s.sustain and s.num_images, "sustain num_images", "only one can end the run: unset one"),
+        (s.sustain and s.epochs, "sustain epochs", "only one can end the run: unset one"),
+        (lacks_matmul and "SIZES" in environ, "ops sizes", "only matmul has sizes: add matmul, or unset SIZES"),
+        (lacks_matmul and "PRECISION" in environ, "ops precision", "only matmul uses it: add matmul, or unset it"),
+        (s.phase in PARTS and s.batch_size == AUTO, "phase batch_size", "parts need a number: set BATCH_SIZE=32"),
+        (s.phase in PARTS and {*s.scope} - {"device"}, "phase scope", "a part has no pipeline: set SCOPE=device"),
+        (s.phase in PARTS and s.sustain, "phase sustain", "parts are not sustained: unset SUSTAIN"),
     ]
-    for name in ("scope", "num_images", "epochs"):
-        table.append((s.sustain and name.upper() in environ and getattr(s, name), f"sustain {name}", "unset one"))
     for excludes, names, reason in table:
         if excludes:
-            given = ((name.upper(), getattr(s, name)) for name in names.split())
-            words = " with ".join(f"{name}={environ.get(name, value)!r}" for name, value in given)
-            raise SettingError(f"{words} cannot run: {reason}")
+            texts = {name.upper(): environ.get(name.upper(), str(s.cell(name))) for name in names.split()}
+            given = " and ".join(f"{name}={text!r}" for name, text in texts.items())
+            raise SettingError(f"{given} cannot be {'combined' if len(texts) > 1 else 'used'}, because {reason}")
+
+
+def refuse_unused(command, runs, environ):
+    """Raise SettingError for a setting of the user that the phases of these runs do not use."""
+    for name, phases in PHASES_OF.items():
+        given = find_given(name, environ)
+        if given and is_used(name, command) and not any(is_used_in(name, run.settings.phase) for run in runs):
+            raise SettingError(f"{given}={environ[given]!r} is not used: set PHASE={phases[0]}, or unset {given}")
 
 
 def refuse_misspelt(commands, environ):
@@ -443,11 +459,11 @@ def refuse_misspelt(commands, environ):
     On make's command line (in MAKEFLAGS) any unknown name is refused, and so is a setting that none of the commands
     uses. The environment has many names of other programs: there only near misses of our settings are refused.
     """
-    # A backslash escapes a space within a value.
+    # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space within a value.
     for name in re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", "")):
         if name not in KNOWN_NAMES:
-            near = difflib.get_close_matches(name.upper(), KNOWN_NAMES, n=1)
-            raise SettingError(f"{name} is not a setting: {f'did you mean {near[0]}?' if near else 'see `make help`'}")
+            near = MISTAKEN.get(name.upper()) or "".join(difflib.get_close_matches(name.upper(), KNOWN_NAMES, n=1))
+            raise SettingError(f"{name} is not a setting: {f'did you mean {near}?' if near else 'see `make help`'}")
         meant = SYNONYMS.get(name, name).lower()
         if name not in MAKE_VARIABLES and not any(is_used(meant, command) for command in commands):
             raise SettingError(f"{name} is not used by this command: leave it out (`make settings` lists what uses it)")

@@ -39,6 +39,12 @@ def test_a_mistake_is_one_line():
     assert out.index("chosen") < out.index(".venv")
 
 
+@pytest.mark.parametrize("name", ["iamge", "tests"])  # the second one is a folder
+def test_what_is_not_a_command_is_a_line_that_names_make_help(name):
+    status, out, err = call("make", name)
+    assert (status, out, len(err.splitlines()), f"{name} is not" in err, "make help" in err) == (2, "", 1, True, True)
+
+
 def has_worker(processes):
     """Whether these are a child and its worker, without the resource tracker and a Mac's caffeinate."""
     with suppress(psutil.Error):  # one that has just ended

@@ -11,7 +11,7 @@ import pytest
 
 from bench import packages, parent
 from bench.records import columns
-from bench.settings import DECLARED, EACH, PHASES_OF, TRAINING, WORKLOADS
+from bench.settings import DECLARED, DEFAULTS, EACH, ON_CPU, PHASES_OF, TRAINING, WORKLOADS, is_used, read_runs
 from bench.settings import FRAMEWORKS as FRAMEWORKS_OF_SETTINGS
 from bench.tune import answer
 
@@ -106,10 +106,14 @@ def test_a_setting_that_describes_the_work_has_a_column():
     assert {elsewhere.get(name, name) for name in each} <= {*columns.WORK, "device"}
 
 
-def test_a_setting_has_a_default_for_each_command_that_uses_it():
-    for name, declared in DECLARED.items():
-        if isinstance(declared["default"], dict):
-            assert set(declared["default"]) == set(declared["commands"]), name
+def test_defaults_by_command_are_of_settings_that_it_uses():
+    for command, texts in [*DEFAULTS.items(), *ON_CPU.items()]:
+        assert [name for name in texts if not is_used(name, command)] == [], command
+    for name in WORKLOADS:
+        assert all(run.settings.model and run.settings.phase for run in read_runs(name, {})), name
+
+
+def test_phases_that_use_a_setting_are_phases():
     assert set().union(*PHASES_OF.values()) <= {*TRAINING, "inference", "prefill", "decode"}
 
 

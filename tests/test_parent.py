@@ -296,6 +296,8 @@ def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interl
     [
         ({"MODEL": "alexnet,vgg11"}, [["alexnet"], ["vgg11"]]),
         ({"COMPILE": "0,1"}, [["0", "1"]]),
+        ({"COMPILE": "0,0"}, [["0", "0 again"]]),
+        ({"WEIGHT_BITS": "full,4", "PHASE": "decode"}, [["full", "4"]]),
         ({"BATCH_SIZE": "1,2,3,4,5,6"}, [["1", "2", "3", "4"], ["1", "5", "6"]]),
         (
             {"PHASE": "inference,training", "BATCH_SIZE": "1,2"},
@@ -312,7 +314,7 @@ def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interl
     ],
 )
 def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, groups):
-    grouped = parent.group_runs(read_runs("image", environ))
+    grouped = parent.group_runs(read_runs("llm" if "WEIGHT_BITS" in environ else "image", environ))
     assert [[" ".join(run.choices.values()) for run in group] for group in grouped] == groups
 
 

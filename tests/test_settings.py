@@ -25,7 +25,7 @@ def refusal(command="image", **environ):
 
 def test_defaults_depend_on_the_command_and_the_device():
     image, mlp, llm = (read_settings(command, {}) for command in ("image", "mlp", "llm"))
-    assert (image.framework, image.phase, mlp.phase, mlp.scope) == ("torch", "inference", "training", None)
+    assert (image.framework, image.phase, mlp.phase, mlp.scope) == ("torch", "inference", "training", ())
     assert [image.on(device).batch_size for device in ("cpu", "cuda", "mps")] == [16, 64, 64]
     found = [(s.model, s.precision, s.batch_size) for s in (llm.on("cpu"), llm.on("cuda"))]
     assert found == [("smollm2-135m", "float32", 1), ("llama-3.2-1b", "bfloat16", 1)]
@@ -41,8 +41,10 @@ def test_defaults_depend_on_the_command_and_the_device():
         ("image", {"BATCH_SIZE": "AUTO", "MAX_SECONDS": "0.5"}, (AUTO, 0.5)),
         ("image", {"SCOPE": "input,device", "MACHINE": "../../tmp/x"}, (("input", "device"), "tmp-x")),
         ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_last"}, ("tensorflow", "channels_last")),
-        ("image", {"FRAMEWORK": "jax", "COMPILE": "0"}, ("jax", "1")),  # it always compiles
-        ("tflops", {"SIZES": "64, 8X16x32"}, (((64, 64, 64), (8, 16, 32)),)),
+        ("image", {"FRAMEWORK": "jax", "COMPILE": "0"}, ("jax", True)),  # it always compiles
+        ("image", {"COMPILE": "Max-Autotune", "PRECISION": "half"}, ("max-autotune", "float16")),
+        ("tflops", {"SIZES": "64, 8X16x32, 64x64x64"}, (((64, 64, 64), (8, 16, 32)),)),  # each once
+        ("tflops", {"PRECISION": "fp32,fp16,bf16,fp64,Float16"}, (("float32", "float16", "bfloat16", "float64"),)),
         ("llm", {"PHASE": "decode", "WEIGHT_BITS": "4"}, ("decode", 4)),
         ("llm", {"WEIGHT_BITS": "Full"}, (None,)),
         ("another", {"MODEL": "", "BATCH_SIZE": "many", "SEED": "3"}, (None, None, 3)),  # not its settings
@@ -85,11 +87,48 @@ def test_bits_that_no_framework_has_are_refused():
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "5"}),
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "8", "PHASE": "training", "LORA_RANK": "8"}),
         ("llm", {"FRAMEWORK": "mlx", "WEIGHT_BITS": "8", "PHASE": "training"}),
+        ("tflops", {"OPS": "gemv", "SIZES": "64"}),
+        ("tflops", {"OPS": "gemv,int8", "PRECISION": "float32"}),
     ],
 )
 def test_contradictions_are_refused_with_all_that_was_given(command, environ):
     message = refusal(command, **environ)
     assert all(f"{name}={text!r}" in message for name, text in environ.items())
+
+
+def test_a_contradiction_names_its_fix():
+    assert "COMPILE=0" in refusal("llm", FRAMEWORK="mlx", PHASE="decode", COMPILE="1")
+    assert "FRAMEWORK=mlx LORA_RANK=8" in refusal("llm", PHASE="training", LORA_RANK="8", WEIGHT_BITS="4")
+
+
+@pytest.mark.parametrize(
+    ("environ", "phase"),
+    [
+        ({"LORA_RANK": "0,8"}, "training"),
+        ({"DEPTH": "9", "PHASE": "prefill"}, "decode"),
+        ({"OPTIMIZER": "sgd"}, "training"),
+    ],
+)
+def test_a_setting_that_no_run_uses_is_refused_with_a_phase_that_does(environ, phase):
+    name, text = next(iter(environ.items()))
+    with pytest.raises(SettingError, match=f"{name}='{text}' .*PHASE={phase},"):
+        read_runs("llm", environ)
+    assert read_runs("llm", environ | {"PHASE": f"{phase},prefill"})
+    assert read_runs("tflops", environ)  # which has no such setting
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "told"),
+    [
+        ("image", {"BATCH": "8", "THREADS": "2"}, ["BATCH='8'", "BATCH_SIZE", "THREADS='2'", "NUM_THREADS"]),
+        ("image", {"BATCH": "8", "BATCH_SIZE": "16"}, []),
+        ("tflops", {"BATCH": "8"}, []),
+        ("best", {"THREADS": "8"}, []),  # told when the runs of its workload are read
+    ],
+)
+def test_a_probable_setting_in_the_environment_gets_one_warning(caplog, command, environ, told):
+    assert read_runs(command, environ)[0].settings.batch_size in (None, 64, 16)  # not 8
+    assert ([word in caplog.text for word in told], 2 * len(caplog.messages)) == ([True] * len(told), len(told))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +161,11 @@ def test_ordinary_variables_are_left_alone():
 def test_an_unknown_name_on_makes_command_line_is_refused():
     makeflags = " --jobserver-auth=3,4 -- PYTHON=a IMAGE_MODEL=a MACHINE=a\\ X=b SEEDS=b"
     assert refusal(MAKEFLAGS=makeflags).startswith("SEEDS ")
+    assert "BATCH_SIZE" in refusal(MAKEFLAGS="BATCH=8")
     assert refusal(MAKEFLAGS="MAX_MINUTES=3").startswith("MAX_MINUTES ")  # make best's
+
+
+DECODE = [{"PHASE": "decode", "DEPTH": depth} for depth in "09"]  # prefill does not use DEPTH
 
 
 @pytest.mark.parametrize(
@@ -131,16 +174,19 @@ def test_an_unknown_name_on_makes_command_line_is_refused():
         ("image", {"BATCH_SIZE": "4", "SCOPE": "device,input"}, [{}]),
         ("tflops", {"PRECISION": "float32,tf32", "SIZES": "8,9"}, [{}]),
         ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]),
-        ("llm", {"PHASE": " Prefill", "DEPTH": "0,512"}, [{"DEPTH": "0"}]),  # prefill does not use DEPTH
+        ("llm", {"PHASE": " Prefill,decode", "DEPTH": "0,9"}, [{"PHASE": "Prefill", "DEPTH": "0"}, *DECODE]),
         ("llm", {"PHASE": "decode", "WEIGHT_BITS": "full,8"}, [{"WEIGHT_BITS": "full"}, {"WEIGHT_BITS": "8"}]),
+        ("image", {"COMPILE": "0,1,0"}, [{"COMPILE": "0"}, {"COMPILE": "1"}, {"COMPILE": "0 again"}]),
+        ("image", {"MODEL": "vgg11,vgg11"}, [{"MODEL": "vgg11"}]),  # a list that is not compared
+        ("image", {"PRECISION": "fp32,float32", "BATCH_SIZE": "8,08"}, [{"PRECISION": "fp32", "BATCH_SIZE": "8"}]),
     ],
 )
 def test_runs_that_the_lists_ask_for(command, environ, changes):
     runs = read_runs(command, environ | {"MAKEFLAGS": ""})
     assert [run.choices for run in runs] == changes
     for run in runs:  # a child reads the same settings without a list
-        assert run.environ == environ | run.choices
-        assert [(child.choices, child.settings) for child in read_runs(command, run.environ)] == [({}, run.settings)]
+        assert run.environ == environ | {name: text.removesuffix(" again") for name, text in run.choices.items()}
+        assert read_settings(command, run.environ) == run.settings
 
 
 def test_the_page_of_settings_has_each_with_its_commands_and_defaults():
@@ -149,8 +195,8 @@ def test_the_page_of_settings_has_each_with_its_commands_and_defaults():
     for name, shown, used_by in rows[: len(DECLARED)]:
         default, commands = (DECLARED[name.lower()][key] for key in ("default", "commands"))
         assert used_by == ", ".join(commands or ["every command"])
-        by_command = default if isinstance(default, dict) else {"": default}
-        assert commands is None or set(by_command) <= {"", *commands}
-        for entries in by_command.values():
-            values = entries if isinstance(entries, tuple) else (entries,)
-            assert all(value in shown for value in values if isinstance(value, str))
+        by_command = [*settings.DEFAULTS.values(), *settings.ON_CPU.values()]
+        texts = [each[name.lower()] for each in by_command if name.lower() in each]
+        if not all(name.lower() in settings.DEFAULTS.get(command, {}) for command in commands or [""]):
+            texts.append((default or "").removeprefix(f"{settings.ROOT}/"))
+        assert not [text for text in texts if text not in shown], name

@@ -195,8 +195,7 @@ class DeviceContext(ABC):
         """Store the settings. compares: whether models are compared with the CPU."""
         self.device = device
         self.precision = settings.precision
-        self.compile = settings.compile not in (None, "0")
-        self.compile_mode = settings.compile
+        self.compile = settings.compile or False  # None in a command that does not use it
         self.seed = settings.seed
         self.optimizer = settings.optimizer
         self.traces = 0  # how often a function was compiled since the session was opened

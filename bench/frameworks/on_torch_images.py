@@ -31,6 +31,9 @@ def list_models():
 def build_image(workload):
     """Build a torchvision classification model with random weights and without auxiliary heads."""
     extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
+    if "vit" in workload.model:  # the size of the images is part of these models
+        side = workload.sizes.side
+        extra = {"input_size": (side, side)} if workload.model == "maxvit_t" else {"image_size": side}
     model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.sizes.classes, **extra)
     for layer in model.modules():
         # A vision transformer's head starts at zero: all images would give the same output.

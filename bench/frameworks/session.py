@@ -36,8 +36,12 @@ def open_session(context_class, workload, settings, scope, compares=True):
     if name not in known:
         raise MeasurementError("unsupported", f"{settings.framework} has no {name} here")
     if name == "image" and workload.model not in (models := context_class.image_models()):
-        near = difflib.get_close_matches(workload.model.lower(), models, n=3) or models[:3]
-        raise SettingError(f"MODEL={workload.model!r} is not in {settings.framework}: did you mean {', '.join(near)}?")
+        asked = workload.model.lower()
+        near = [each for each in models if each.startswith(asked)]
+        near = near or difflib.get_close_matches(asked, models, cutoff=0.55)
+        advice = f"did you mean {', '.join(near[:3])}?" if near else "set another one, such as resnet50"
+        kind = f"a classification model of {settings.framework}, and only those are measured"
+        raise SettingError(f"MODEL={workload.model!r} is not {kind}: {advice}")
     context = context_class(settings, compares)
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))

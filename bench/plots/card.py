@@ -97,8 +97,7 @@ def find_own(mine, work):
         settings = parse_settings(work.workload, environ)
     except SettingError:  # the framework does not have it
         return []
-    defaults = {name: getattr(settings, name) for name in DEFAULTS if is_used_in(name, work.phase)}
-    defaults = {name: int(value) if isinstance(value, bool) else value for name, value in defaults.items()}
+    defaults = {name: settings.cell(name) for name in DEFAULTS if is_used_in(name, work.phase)}
     usual = {name: ("", str(value)) for name, value in defaults.items() if value is not None}
     usual["weight_bits"] = (str(settings.weight_bits or ""),)
     mine = [line for line in mine if all(line[name] in texts for name, texts in usual.items())]

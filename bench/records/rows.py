@@ -25,9 +25,8 @@ def work_cells(settings, workload, scope):
     names = [name for name in (*WORK, "seed") if name in DECLARED and is_used_in(name, settings.phase)]
     if has_pipeline:
         names.append("num_workers")
-    used = {name: getattr(settings, name) for name in names}
     return {
-        **{name: int(value) if isinstance(value, bool) else value for name, value in used.items()},
+        **{name: settings.cell(name) for name in names},
         "method_version": METHOD_VERSION,
         "world_size": settings.num_devices or 1,
         "workload": workload.name,

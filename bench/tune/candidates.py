@@ -53,14 +53,15 @@ def list_dimensions(run: Run, runs, row):
             return False
 
     for name, guesses in GUESSES.items():
-        default = getattr(settings, name.lower())
-        if default and name not in environ:  # no default: the workload does not have this setting
+        default = settings.cell(name.lower())
+        if default is not None and name not in environ:  # None: the workload does not have this setting
+            default = str(default)
             guess = guesses.get(default, {}).get(device, 1.0)  # the default's own speedup
             faster = {value: on[device] / guess for value, on in guesses.items() if on.get(device, 0) >= guess}
             allowed = {value: gain for value, gain in faster.items() if is_allowed(name, value)}
             dimensions.append(Dimension(name, {default: 1.0} | allowed))
     for name in filter(environ.__contains__, LISTS):
-        values = {other.choices[name].lower(): 1.0 for other in runs if name in other.choices}
+        values = {str(other.settings.cell(name.lower())): 1.0 for other in runs if name in other.choices}
         dimensions.append(Dimension(name, values))
     is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
     if device == "cpu" and platform.libc_ver()[0] == "glibc" and not is_fixed:

@@ -188,6 +188,23 @@ def test_the_jpeg_pool_is_seeded_and_like_photographs(tmp_path):
     assert 1 < 8 * sum(map(len, files)) / sum(width * height for width, height in sizes) < 3  # bits; noise: over 6
 
 
+@pytest.mark.parametrize(("model", "side"), [("vit_b_16", 32), ("maxvit_t", 448)])
+def test_a_model_that_knows_its_image_size_is_built_for_another_one(model, side):
+    settings = open_session.settings("image", MODEL=model, IMAGE_SIZE=str(side))
+    built = on_torch.BUILDERS["image"](image_workload(settings)).eval()
+    with torch.inference_mode():
+        assert built(torch.zeros(1, 3, side, side)).shape == (1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("regnet", "regnet_x"), ("vit_base_patch16_224", "vit_b_16"), ("fasterrcnn_resnet50_fpn", "classification")],
+)
+def test_an_unknown_model_is_refused_with_those_of_its_family(model, words):
+    with pytest.raises(SettingError, match=f"MODEL='{model}' .*{words}"):
+        open_session("image", "inference", MODEL=model)
+
+
 # The comparison with the CPU
 
 
