@@ -18,6 +18,7 @@ import torch
 from bench import cli
 from bench.frameworks import base, on_torch_images
 from bench.host import meters
+from bench.settings import is_used_in
 from bench.timing import MeasurementError
 from bench.workloads import operators
 from tests.fakes import FakeChild
@@ -59,7 +60,9 @@ def run(monkeypatch, tmp_path):
             yield
 
         monkeypatch.setattr(cli, "Child", functools.partial(FakeChild, work))
-        start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "sim", "PHASE": "inference"} | SMALL[name] | settings)
+        phase = settings.setdefault("PHASE", "inference")
+        small = {setting: text for setting, text in SMALL[name].items() if is_used_in(setting.lower(), phase)}
+        start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "sim"} | small | settings)
         with open(tmp_path / "results" / "sim.csv", newline="") as lines:
             rows = list(csv.DictReader(lines))
         assert {row["device"] for row in rows} == {"sim"}
