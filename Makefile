@@ -122,8 +122,8 @@ clean: ## remove the virtual environments and uv (.venv*, .uv)
 	rm -rf .venv .venv-* .uv
 
 # What is not a command. Folders exist, so that make would be content with them.
-.PHONY: bench docs results tests
-.DEFAULT bench docs results tests:
+.PHONY: bench checks docs requirements results tests
+.DEFAULT bench checks docs requirements results tests:
 	$(error $@ is not a command: `make help` lists them)
 
 packages common-packages:

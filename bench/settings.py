@@ -230,7 +230,7 @@ class Settings:
     workload: str = setting(one_of(*WORKLOADS), "image", commands=("best",))
     max_minutes: float = setting(above_zero, "20", commands=("best",))
     quick: bool = setting(zero_or_one, "0", commands=("all",))
-    cpu_defaults: dict[str, Any] = field(default_factory=dict)  # not a setting: what is unset has these values on a CPU
+    cpu_defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # not a setting: unset ones, on a CPU
 
     @property
     def has_ranks(self):
