@@ -7,6 +7,7 @@ Ratios are B over A: above 1, B is faster. A row of one process has a ratio but 
 does not show how much processes differ. Neither has a row that other programs or swapping disturbed.
 """
 
+import functools
 import os
 import statistics
 import sys
@@ -35,7 +36,7 @@ def read_side(side, environ, folder):
     if not path.is_file():
         known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
         raise SettingError(f"{side}={name!r} is not a CSV file or a machine in {folder.name}/ (machines: {known})")
-    rows = tables.convert(results.read(path))
+    rows = tables.convert(results.read(path, functools.partial(print, file=sys.stderr)))
     lines = tables.latest(rows)
     lines = lines.loc[~lines["published"] & (lines["value"] > 0)]
     if lines.empty:
