@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from bench import cli
+from bench import processes
 from bench.host import environment
 from bench.host.ranks import refuse_ranks
 from bench.parent import measure_once, measure_rounds, read_machine, store
@@ -77,7 +77,7 @@ class Trials:
 
     def attempt(self, candidate):
         """Run a candidate in a process of its own, print its rate, and return its row."""
-        limit = self.limit if not self.is_first else cli.FIRST_LIMIT
+        limit = self.limit if not self.is_first else processes.FIRST_LIMIT
         self.is_first = False
         try:
             run = self.run_of(candidate, min(TRIAL_SECONDS, self.longest))
@@ -153,15 +153,15 @@ def main():
     try:
         search.run()
     except KeyboardInterrupt:
-        status = cli.INTERRUPTED
-    with cli.interrupts_held():
+        status = processes.INTERRUPTED
+    with processes.interrupts_held():
         rows = combine_path(search)
         try:
-            stored = (
-                f"added to {cli.display_path(store(run.settings.results_dir, list(rows.values())))}" if rows else ""
-            )
+            if rows:
+                path = store(run.settings.results_dir, list(rows.values()))
+                stored = f"added to {results.display_path(path)}"
         except results.ResultsError as error:
-            status = cli.MISTAKE
+            status = processes.MISTAKE
             stored = str(error)
     fastest = search.fastest()
     print("\n".join(answer.describe_answer(search, rows)))
@@ -177,4 +177,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_script(main))
+    sys.exit(processes.run_script(main))

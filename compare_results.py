@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from bench import cli
+from bench import processes
 from bench.records import columns, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.verdict import MACHINE_CHANGED, Rate, verdict_of
@@ -135,4 +135,4 @@ def main(environ=os.environ):
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_script(main))
+    sys.exit(processes.run_script(main))

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from tqdm import tqdm
 
-from bench import cli, doctor
+from bench import doctor, processes
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
 from bench.parent import combine_rounds, find_device, measure_and_store, plan_processes, read_machine
@@ -88,16 +88,16 @@ def is_done(stored, run: Run, device):
         texts = {name: "" if value is None else str(value) for name, value in wanted.items()}
         rows = [row for row in stored if texts.items() <= row.items()]
         # Only the first process measures a pipeline, if there is one.
-        processes = plan_processes(run) if scope == "device" else 1
-        if not is_settled(rows, processes) and (rows or scope == "device"):
+        count = plan_processes(run) if scope == "device" else 1
+        if not is_settled(rows, count) and (rows or scope == "device"):
             return False
     return True
 
 
-def is_settled(rows, processes):
+def is_settled(rows, count):
     """Return whether rows of a work end it: a failure, an undisturbed result, or a second one, of enough processes."""
     failed = any(row["status"] not in ("ok", *UNFINISHED) for row in rows)
-    done = [row for row in rows if row["status"] == "ok" and len(row["process_rates"].split()) >= processes]
+    done = [row for row in rows if row["status"] == "ok" and len(row["process_rates"].split()) >= count]
     return failed or len(done) > 1 or not all(map(disturbing_flags, done))
 
 
@@ -175,7 +175,7 @@ def measure_set(run: Run, host, device, blank):
     if "float32" not in peaks or not (is_quick or has_full_sweep) or (is_disturbed and is_first):
         sizes = standard_set.QUICK_PEAKS if is_quick else standard_set.PEAKS
         sweep = run.with_settings("tflops", **sizes, PRECISION=",".join(["float32", *formats]), RUNS="1")
-        rows = measure(sweep, host, LIMIT if statuses else cli.FIRST_LIMIT, report.describe_sweep)
+        rows = measure(sweep, host, LIMIT if statuses else processes.FIRST_LIMIT, report.describe_sweep)
         statuses += [row["status"] for row in rows]
         peaks = find_peaks([*stored, *rows])
     formats = ["float32"] if is_quick else list_fast(peaks, formats)
@@ -210,9 +210,9 @@ def main():
     for words in card.finish(settings.results_dir, blank["machine"], settings.framework):
         say(words)
     path = results.path_of(settings.results_dir, blank)
-    say(f"added to {cli.display_path(path)}; `make submit` prints how to send the results")
+    say(f"added to {results.display_path(path)}; `make submit` prints how to send the results")
     return 0 if has_result else 1
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_script(main))
+    sys.exit(processes.run_script(main))

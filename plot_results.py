@@ -11,9 +11,9 @@ Needs pandas and matplotlib, no framework and no screen. Plots show each machine
 import functools
 import sys
 
-from bench import cli
+from bench import processes
 from bench.plots import card, html, pictures, select
-from bench.records.results import replace_file
+from bench.records import results
 from bench.settings import SettingError, read_settings
 
 ABOUT = """# Results
@@ -32,7 +32,7 @@ def plot(folder, say):
         raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
     paths = [*pictures.draw_all(stored, folder / "plots"), *card.draw_all(stored, folder)]
     shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]
-    replace_file(folder / "README.md", ("\n\n".join([ABOUT, *shown]) + "\n").encode())
+    results.replace_file(folder / "README.md", ("\n\n".join([ABOUT, *shown]) + "\n").encode())
     return [*paths, folder / "README.md", html.write_page(stored.lines, folder / "index.html")]
 
 
@@ -42,9 +42,9 @@ def main():
     if not folder.is_dir():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} is not a folder: name one with CSV files of results")
     for path in plot(folder, functools.partial(print, file=sys.stderr)):
-        print(cli.display_path(path))
+        print(results.display_path(path))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_script(main))
+    sys.exit(processes.run_script(main))

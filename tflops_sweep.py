@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from operator import itemgetter
 
-from bench import child, cli, frameworks
+from bench import child, frameworks, processes
 from bench.parent import main
 from bench.records import report
 from bench.records.columns import describe_work
@@ -90,7 +90,7 @@ def measure_sweep(process: child.Process, _):
             if name in settings.ops:
                 measure_others(sweep, works)
     except KeyboardInterrupt:
-        return cli.INTERRUPTED
+        return processes.INTERRUPTED
     if not sweep.rows:
         raise SettingError(f"MAX_SECONDS={settings.max_seconds:g} skips all that SIZES and OPS ask for: set more")
     return 0 if any(row["status"] == "ok" for row in sweep.rows) else 1

@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 
-from bench import cli, frameworks
+from bench import frameworks, processes
 from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records import report
@@ -35,7 +35,7 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
-EXIT_STATUS = {"ok": 0, "interrupted": cli.INTERRUPTED}  # by the status of the last line; 1 if it is a failure
+EXIT_STATUS = {"ok": 0, "interrupted": processes.INTERRUPTED}  # by the status of the last line; 1 if it is a failure
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Process:
     instruments: meters.Instruments
     group: ranks.Group
     emit: Callable[[dict], None]  # called with each line, on rank 0 only
-    end_turn: Callable[[], None] | None  # as cli.obey_parent() returns it; None if this process takes no turns
+    end_turn: Callable[[], None] | None  # as processes.obey_parent() returns it; None if this process takes no turns
 
 
 def main(command, make_workload, measure_work):
@@ -76,8 +76,8 @@ def main(command, make_workload, measure_work):
         make_workload: Settings -> Workload.
         measure_work: (Process, make_workload) -> exit status, such as measure_quantities().
     """
-    end_turn = cli.obey_parent()
-    task = Task(**json.loads(os.environ[cli.TASK]))
+    end_turn = processes.obey_parent()
+    task = Task(**json.loads(os.environ[processes.TASK]))
     end_turn = end_turn if task.takes_turns else None
     with open(task.path, "a") as file:
 
@@ -92,8 +92,8 @@ def main(command, make_workload, measure_work):
                 return 0
             status = open_and_measure(settings, make_workload, measure_work, task, emit, end_turn)
         except (SettingError, ModuleNotFoundError) as error:
-            emit({"mistake": cli.explain(error)})
-            status = cli.MISTAKE
+            emit({"mistake": processes.explain(error)})
+            status = processes.MISTAKE
     if ranks.read_ranks().are_many:
         # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, 179291).
         atexit._run_exitfuncs()
@@ -107,7 +107,7 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
     Args:
         make_workload, measure_work: as main() takes them.
         emit: called with each line.
-        end_turn: as cli.obey_parent() returns it; None if the process takes no turns.
+        end_turn: as processes.obey_parent() returns it; None if the process takes no turns.
 
     Raises:
         SettingError, ModuleNotFoundError: a mistake of the user, or a missing package.
@@ -186,7 +186,7 @@ def measure_quantities(process: Process, make_workload):
         except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
             raise
         except KeyboardInterrupt:
-            return cli.INTERRUPTED
+            return processes.INTERRUPTED
         except Exception as error:
             failure = frameworks.classify_failure(error)
             process.emit(work | failure)

@@ -16,7 +16,7 @@ import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
-from bench import cli
+from bench import processes
 from bench.host import environment
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
@@ -59,7 +59,7 @@ def try_framework(name):
     fix = "set PYTHON to another interpreter" if python else f"`make clean`, `make image FRAMEWORK={name}`"
     command = [interpreter, "-m", "bench.doctor", name]
     try:
-        done = subprocess.run(command, timeout=cli.FIRST_LIMIT, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(command, timeout=processes.FIRST_LIMIT, capture_output=True, text=True, errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
         show(name, "no", f"{error}: {fix}")
         return False
@@ -90,7 +90,7 @@ def report_framework(name):
         # Opening the session compares its output with float64.
         session = framework.open_session(matmul((256, 256, 256)), settings, "device")
     except (SettingError, ModuleNotFoundError) as error:
-        show(name, "no", cli.explain(error))
+        show(name, "no", processes.explain(error))
         return 1
     except Exception as error:
         show(name, "no", f"{type(error).__name__}: {' '.join(str(error).split())}")
@@ -114,4 +114,4 @@ def report_framework(name):
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.exit(report_framework(sys.argv[1]))
-    sys.exit(cli.run_script(examine))
+    sys.exit(processes.run_script(examine))

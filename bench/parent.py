@@ -18,7 +18,7 @@ import time
 import uuid
 from dataclasses import asdict
 
-from bench import child, cli, versions
+from bench import child, processes, versions
 from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records import report, results
@@ -46,17 +46,17 @@ def main(command, make_workload=None, measure_work=child.measure_quantities, des
         describe_rows: (combined rows of a run, stored rows) -> the text to print.
 
     Returns:
-        The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/cli.py.
+        The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/processes.py.
     """
 
     def start():
-        if cli.TASK in os.environ:  # a child is the same script, see make_child()
+        if processes.TASK in os.environ:  # a child is the same script, see make_child()
             return child.main(command, make_workload, measure_work)
         if ranks.read_ranks().are_many:
             return measure_as_rank(command, make_workload, measure_work, describe_rows)
         return measure_command(command, make_workload, describe_rows)
 
-    return cli.run_script(start)
+    return processes.run_script(start)
 
 
 def measure_command(command, make_workload, describe_rows):
@@ -90,10 +90,10 @@ def measure_command(command, make_workload, describe_rows):
             if len(groups) == 1 and not any(rounds):
                 raise
             log.error("%s", error)
-            status = cli.MISTAKE if isinstance(error, results.ResultsError) else 0
+            status = processes.MISTAKE if isinstance(error, results.ResultsError) else 0
         except KeyboardInterrupt:
             log.info("interrupted: what was complete is stored")
-            status = cli.INTERRUPTED
+            status = processes.INTERRUPTED
 
         # Print
         combined = list(combine_rounds(rounds).values())
@@ -106,7 +106,7 @@ def measure_command(command, make_workload, describe_rows):
             if run.python != group[0].python:
                 print(versions.describe_difference(group[0].python, run.python))
         sys.stdout.flush()
-        if status != cli.MISTAKE:
+        if status != processes.MISTAKE:
             measured += itertools.chain(*combined)
         if status:
             break
@@ -114,7 +114,7 @@ def measure_command(command, make_workload, describe_rows):
     for table in filter(None, tables):
         print(table)
     for path in dict.fromkeys(results.path_of(folder, row) for row in measured):
-        print(f"added to {cli.display_path(path)}", flush=True)
+        print(f"added to {results.display_path(path)}", flush=True)
 
     # Status
     return status or (0 if any(row["status"] == "ok" for row in measured) else 1)
@@ -139,7 +139,7 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     if me.rank == 0 and rows:
         path = store(settings.results_dir, rows)
         print(describe_rows(rows, results.read_others(settings.results_dir, rows)))
-        print(f"added to {cli.display_path(path)}", flush=True)
+        print(f"added to {results.display_path(path)}", flush=True)
     return status
 
 
@@ -157,7 +157,7 @@ def measure_and_store(runs, host, rounds, **options):
     try:
         measure_rounds(runs, host, rounds, **options)
     finally:
-        with cli.interrupts_held():
+        with processes.interrupts_held():
             for run, rows in combine_rounds(rounds).items():
                 store(run.settings.results_dir, rows)
 
@@ -217,7 +217,7 @@ def count_devices(run: Run):
 def find_device(run: Run):
     """Return the Device that a run's framework finds, in a process of its own."""
     process = make_child(run, finds_device=True)
-    cli.work_interleaved([process])
+    processes.work_interleaved([process])
     if mistake := find_mistake(run, process):
         raise SettingError(mistake)
     return Device(**process.lines[0])
@@ -321,17 +321,17 @@ def run_processes(runs, host, rounds, limit=math.inf, quiet=True, **task):
     Args:
         task: fields of child.Task.
     """
-    processes = {run: make_child(run, limit, quiet, **task) for run in runs}
+    children = {run: make_child(run, limit, quiet, **task) for run in runs}
     rows_of = {}
     rounds.append(rows_of)
     try:
-        cli.work_interleaved(processes.values())
+        processes.work_interleaved(children.values())
     finally:
-        for run, process in processes.items():
+        for run, process in children.items():
             rows = read_rows(run, host, process)
-            if rows and (len(rounds) == 1 or process.exit_status != cli.INTERRUPTED):
+            if rows and (len(rounds) == 1 or process.exit_status != processes.INTERRUPTED):
                 rows_of[run] = rows
-    for run, process in processes.items():
+    for run, process in children.items():
         if mistake := find_mistake(run, process):
             raise SettingError(mistake)
     return rows_of
@@ -375,12 +375,12 @@ def make_child(run: Run, limit=math.inf, quiet=True, **task):
         # 127.0.0.1, because a laptop's own name often has no address.
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={run.settings.num_devices}"]
         command[1:1] = ["-m", "torch.distributed.run", *options]
-    return cli.Child(command, environ, asdict(child.Task(**task)), limit, quiet)
+    return processes.Child(command, environ, asdict(child.Task(**task)), limit, quiet)
 
 
 def find_mistake(run: Run, process):
     """Return the mistake in the settings that a closed Child found, or that it died at once; "" if it did neither."""
-    if process.lines or process.exit_status in (None, cli.INTERRUPTED):
+    if process.lines or process.exit_status in (None, processes.INTERRUPTED):
         return next((line["mistake"] for line in process.lines if "mistake" in line), "")
     _, why = explain_death(process, run.settings.has_ranks)
     return f"the process ended before it measured anything ({why}): `make doctor` may explain it"
@@ -395,7 +395,7 @@ def read_rows(run: Run, host, process):
             row["flags"] = f"{row['flags']} other_version".strip()
     complete = [row for row in rows if row["status"] != child.BEGUN]
     has_failed = process.exit_status == 1 and rows and rows[-1]["status"] not in ("ok", child.BEGUN)
-    if not rows or has_failed or process.exit_status in (0, cli.MISTAKE, cli.INTERRUPTED):
+    if not rows or has_failed or process.exit_status in (0, processes.MISTAKE, processes.INTERRUPTED):
         return complete
     # The last line says what it was measuring, or what it had measured when Python itself failed.
     death, why = explain_death(process, run.settings.has_ranks)

@@ -2,7 +2,7 @@
 
 import math
 
-from bench import cli
+from bench import processes
 
 # What a child says of one result
 LINE = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image"}
@@ -68,7 +68,7 @@ class Device:
 
 
 class FakeChild:
-    """A cli.Child without a process.
+    """A processes.Child without a process.
 
     Args:
         work: (FakeChild) -> a generator that calls write(), yields at the end of each turn, and returns the exit
@@ -92,5 +92,5 @@ class FakeChild:
 
     def close(self):
         if self.turns and self.exit_status is None:
-            self.exit_status = cli.INTERRUPTED
+            self.exit_status = processes.INTERRUPTED
             self.turns.close()

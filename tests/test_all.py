@@ -77,7 +77,7 @@ class Children:
 def make_all(monkeypatch):
     """Run `make all` with fake children; returns (exit status, number of works that ran now, rows in the file)."""
     children = Children()
-    monkeypatch.setattr(parent.cli, "Child", functools.partial(FakeChild, children.work))
+    monkeypatch.setattr(parent.processes, "Child", functools.partial(FakeChild, children.work))
     monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
     monkeypatch.setattr(measure_all.card, "finish", lambda *arguments: [])
     monkeypatch.setenv("MACHINE", "m")

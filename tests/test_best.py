@@ -89,7 +89,7 @@ def search(monkeypatch, tmp_path, capsys):
             return
             yield
 
-        monkeypatch.setattr(parent.cli, "Child", functools.partial(FakeChild, work))
+        monkeypatch.setattr(parent.processes, "Child", functools.partial(FakeChild, work))
         monkeypatch.setattr(best_settings.time, "monotonic", lambda: float(len(asked)))
         status = best_settings.main()
         stored = [row for path in (tmp_path / "results").glob("*.csv") for row in results.read(path)]

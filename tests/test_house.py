@@ -20,7 +20,7 @@ SCRIPTS = sorted(Path().glob("*.py"))
 # From the ground up: a file imports from its own folder and from the lines before, never from its own line otherwise.
 LAYERS = [
     ["bench.settings", "bench.packages"],
-    ["bench.cli"],
+    ["bench.processes"],
     ["bench.host"],
     ["bench.workloads"],
     ["bench.timing"],

@@ -14,11 +14,11 @@ from bench.records import results
 # A child that notes when it begins and ends. Its row is the one of tests/fakes.py.
 PROGRAM = """
 import json, os, signal, time
-from bench import cli
+from bench import processes
 from tests.fakes import LINE
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-end_turn = cli.obey_parent()
-task = json.loads(os.environ[cli.TASK])
+end_turn = processes.obey_parent()
+task = json.loads(os.environ[processes.TASK])
 name = os.environ["MODEL"] + "/" + os.environ.get("MEMORY_FORMAT", "")
 
 def note(event):
@@ -41,14 +41,14 @@ import sys
 from bench import parent
 from bench.records import report
 parent.SCRIPTS["image"] = sys.argv[1]
-sys.exit(parent.cli.run_script(lambda: parent.measure_command("image", None, report.describe_run)))
+sys.exit(parent.processes.run_script(lambda: parent.measure_command("image", None, report.describe_run)))
 """
 BEST = """
 import sys
 import best_settings
 from bench import parent
 parent.SCRIPTS["image"] = sys.argv[1]
-sys.exit(parent.cli.run_script(best_settings.main))
+sys.exit(parent.processes.run_script(best_settings.main))
 """
 SETTINGS = {
     LIST: {"MODEL": "a,b,c", "RUNS": "2"},

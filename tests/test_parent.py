@@ -83,7 +83,7 @@ def children(monkeypatch, tmp_path):
         child.number, child.note = len(fakes.started), lambda *event: fakes.events.append(event)
         return child
 
-    monkeypatch.setattr(parent.cli, "Child", start)
+    monkeypatch.setattr(parent.processes, "Child", start)
     for name, value in {"RESULTS_DIR": str(tmp_path), "MACHINE": "m", "USE_GPU": "0"}.items():
         monkeypatch.setenv(name, value)
     return fakes

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench import cli
+from bench import processes
 from bench.settings import ROOT, SettingError, slug
 
 log = logging.getLogger("bench")
@@ -268,4 +268,4 @@ def read_host(machine=None):
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_script(refuse_rosetta))
+    sys.exit(processes.run_script(refuse_rosetta))

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from bench import cli
+from bench import processes
 from bench.host.environment import find_card, output_of, read_text
 from bench.host.resources import USABLE_CPUS, cpu_quota, usable_cores
 
@@ -226,5 +226,5 @@ def open_instruments(device, device_name):
         meter.joules()
         counter = meter
     except Exception as error:  # drivers and kernels fail in many ways
-        why = cli.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
+        why = processes.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
     return Instruments(counter, read, why)

@@ -7,10 +7,9 @@ import functools
 import textwrap
 from typing import NamedTuple
 
-from bench import cli
 from bench.plots import draw, select
 from bench.plots.draw import COLOURS
-from bench.records import columns, peaks, report
+from bench.records import columns, peaks, report, results
 from bench.records.columns import FLAGS, format_number
 from bench.settings import DECLARED, FRAMEWORKS, SettingError, is_used_in, parse_settings
 from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
@@ -280,4 +279,4 @@ def finish(folder, machine, framework):
     if card is None:
         return [*text, "too few workloads were measured for a card"]
     text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]
-    return [*text, f"card: {cli.display_path(save_card(card, folder))}"]
+    return [*text, f"card: {results.display_path(save_card(card, folder))}"]

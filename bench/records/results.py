@@ -39,6 +39,12 @@ def path_of(folder, row):
     return Path(folder, f"{row['machine']}.csv")
 
 
+def display_path(path):
+    """Return a path as a user can type it: relative if it is below the working directory, else absolute."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith("..") else relative
+
+
 def check_writable(folder, machines):
     """Raise ResultsError unless rows of these machines can be stored in this folder; called before any is measured."""
     append(Path(folder, ".csv"))  # without rows no such file appears

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from urllib.parse import quote
 
-from bench import cli
+from bench import processes
 from bench.host import environment
 from bench.records import peaks, results
 from bench.records.columns import COLUMNS, MEASURED, WORK, describe_work, disturbing_flags, format_number
@@ -222,7 +222,7 @@ def submit(settings, repository):
     machine = settings.machine or changed[0]
     file = settings.results_dir / f"{machine}.csv"
     if not file.is_file():
-        raise SettingError(f"MACHINE={machine!r} has no file {cli.display_path(file)}: run `make image` first")
+        raise SettingError(f"MACHINE={machine!r} has no file {results.display_path(file)}: run `make image` first")
     # git has no file of another folder: all of its rows are new.
     path = os.path.relpath(file.resolve(), repository.root.resolve()) if is_shared else str(file.absolute())
     added, problems = check_file(repository, path, own_names())
@@ -256,7 +256,7 @@ def submit(settings, repository):
 def offer_issue(project, file, summary, rows):
     """Write the text of an issue, `summary` and the new rows of a machine's file, next to it; print how to send it."""
     title = f"Rows of {file.stem}"
-    path = cli.display_path(file)
+    path = results.display_path(file)
     text = file.with_suffix(".txt")
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip(",;\t")]
     block = "\n".join(["```", lines[0], *lines[-len(rows) :], f"{len(rows)} rows", "```"])
@@ -266,9 +266,11 @@ def offer_issue(project, file, summary, rows):
     form = f"https://github.com/{project}/issues/new?template=add-my-machine.yml&title={quote(title)}&machine="
     while len(link := form + quote(summary)) > MOST_LINK:
         summary = summary[:-1]
-    print(f"3. or, without git: open this form, and paste {cli.display_path(text)} into its second field\n   {link}")
+    print(
+        f"3. or, without git: open this form, and paste {results.display_path(text)} into its second field\n   {link}"
+    )
     if fits and shutil.which("gh"):
-        print(f"4. or: gh issue create --repo {project} --title '{title}' --body-file '{cli.display_path(text)}'")
+        print(f"4. or: gh issue create --repo {project} --title '{title}' --body-file '{results.display_path(text)}'")
     with suppress(webbrowser.Error, EOFError):  # without a browser, and after Ctrl-D
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         is_asked = is_terminal and Path(webbrowser.get().name).name not in TEXT_BROWSERS
@@ -308,7 +310,7 @@ def receive(settings, repository, issue):
     if not problems:
         new = [line.row for line, old in pairs if old is None]
         results.add(path, new)
-        print(f"{cli.display_path(path)}: {len(new)} rows added, {len(lines) - len(new)} were there already")
+        print(f"{results.display_path(path)}: {len(new)} rows added, {len(lines) - len(new)} were there already")
         if any((ROOT / venv / "installed").exists() for venv in (".venv", ".venv-plot")):
             print("run `make plot` to redraw the plots and the results page")
     return problems
@@ -344,4 +346,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_script(main))
+    sys.exit(processes.run_script(main))

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bench import cli
+from bench import processes
 from bench.frameworks import base, on_torch_images
 from bench.host import meters
 from bench.settings import is_used_in
@@ -42,7 +42,7 @@ def matmuls_that_take_30_ms(monkeypatch):
 def run(monkeypatch, tmp_path):
     """Run a script on a small model: (its name, **settings) -> its rows."""
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
-    monkeypatch.setattr(cli, "obey_parent", lambda: None)
+    monkeypatch.setattr(processes, "obey_parent", lambda: None)
 
     def call(name="mlp", **settings):
         script = importlib.import_module(f"{name}_benchmark")
@@ -54,12 +54,12 @@ def run(monkeypatch, tmp_path):
         def work(child):
             path = tmp_path / "lines"
             path.write_text("")
-            status = start(child.environ | {cli.TASK: json.dumps(child.task | {"path": str(path)})})
+            status = start(child.environ | {processes.TASK: json.dumps(child.task | {"path": str(path)})})
             child.lines = [json.loads(line) for line in path.read_text().splitlines()]
             return status
             yield
 
-        monkeypatch.setattr(cli, "Child", functools.partial(FakeChild, work))
+        monkeypatch.setattr(processes, "Child", functools.partial(FakeChild, work))
         phase = settings.setdefault("PHASE", "inference")
         small = {setting: text for setting, text in SMALL[name].items() if is_used_in(setting.lower(), phase)}
         start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "sim"} | small | settings)

@@ -3,7 +3,7 @@
 import pytest
 
 import compare_results
-from bench import cli
+from bench import processes
 from bench.records.columns import COLUMNS
 from tests.rows import write
 
@@ -13,7 +13,7 @@ def test_a_name_without_rows_is_a_mistake(tmp_path, capsys, monkeypatch, name):
     monkeypatch.setenv("HOME", str(write(tmp_path, [{}], "a").parent))
     (tmp_path / "header.csv").write_text(",".join(COLUMNS) + "\n")
     environ = {"RESULTS_DIR": str(tmp_path), "A": "~/a.csv", "B": name}
-    assert cli.run_script(lambda: compare_results.main(environ)) == 2
+    assert processes.run_script(lambda: compare_results.main(environ)) == 2
     assert f"B={name!r}" in capsys.readouterr().err
 
 

@@ -232,9 +232,3 @@ def obey_parent():
 
     threading.Thread(target=listen, daemon=True).start()
     return end_turn
-
-
-def display_path(path):
-    """Return a path as a user can type it: relative if it is below the working directory, else absolute."""
-    relative = os.path.relpath(path)
-    return os.path.abspath(path) if relative.startswith("..") else relative

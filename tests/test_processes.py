@@ -13,7 +13,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from bench import cli
+from bench import processes
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +30,12 @@ def test_an_interrupt_waits_until_what_starts_processes_is_whole(number):
     made = []
 
     def run():
-        with cli.interrupts_held():
+        with processes.interrupts_held():
             os.kill(os.getpid(), number)
             made.append("whole")
         made.append("too late")
 
-    assert cli.run_script(run) == 130
+    assert processes.run_script(run) == 130
     assert made == ["whole"]
 
 
@@ -48,19 +48,19 @@ def test_a_mac_is_kept_awake_by_the_first_process_that_is_started(monkeypatch):
             raise FileNotFoundError  # a system without it
         return start(command, **how)
 
-    monkeypatch.setattr(cli.subprocess, "Popen", note)
-    monkeypatch.setattr(cli.sys, "platform", "darwin")
-    cli.keep_awake.cache_clear()
+    monkeypatch.setattr(processes.subprocess, "Popen", note)
+    monkeypatch.setattr(processes.sys, "platform", "darwin")
+    processes.keep_awake.cache_clear()
     for _ in range(2):
-        child = cli.Child(["true"], dict(os.environ), {})
-        cli.work_interleaved([child])
+        child = processes.Child(["true"], dict(os.environ), {})
+        processes.work_interleaved([child])
         assert child.exit_status == 0
     assert started == [["caffeinate", "-i", "-w", str(os.getpid())], ["true"], ["true"]]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
 def test_a_full_disk_is_one_line():
-    program = "import sys; from bench import cli; sys.exit(cli.run_script(lambda: print('x')))"
+    program = "import sys; from bench import processes; sys.exit(processes.run_script(lambda: print('x')))"
     with open("/dev/full", "w") as out:
         done = subprocess.run([sys.executable, "-c", program], stdout=out, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
@@ -70,10 +70,10 @@ def test_a_full_disk_is_one_line():
 
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
-from bench import cli
+from bench import processes
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-end_turn = cli.obey_parent()
-task = json.loads(os.environ[cli.TASK])
+end_turn = processes.obey_parent()
+task = json.loads(os.environ[processes.TASK])
 
 def say(**line):
     print(json.dumps(line), file=open(task["path"], "a"), flush=True)
@@ -104,7 +104,7 @@ def make_child(tmp_path):
 
     def make(what, limit=math.inf, **task):
         environ = os.environ | {"PIDS": str(tmp_path / "pids")}
-        return cli.Child([sys.executable, str(script)], environ, {"what": what} | task, limit)
+        return processes.Child([sys.executable, str(script)], environ, {"what": what} | task, limit)
 
     return make
 
@@ -135,7 +135,7 @@ def noted_pids(tmp_path, count=2):
 
 def test_children_work_one_at_a_time_and_say_their_whole_lines(make_child):
     children = [make_child("works", turns=3) for _ in range(2)]
-    cli.work_interleaved(children)
+    processes.work_interleaved(children)
     assert [child.exit_status for child in children] == [0, 0]
     assert [[line["turn"] for line in child.lines] for child in children] == [[0, 1, 2]] * 2
     first, second = ([line["began"] for line in child.lines] for child in children)
@@ -154,7 +154,7 @@ def test_a_child_whose_parent_dies_before_it_notices_the_end_of_a_turn_dies_too(
 def test_a_time_limit_ends_the_workers_too_and_counts_only_a_childs_own_turns(make_child, tmp_path):
     slow, patient = make_child("sleeps", limit=4), make_child("works", turns=1, limit=4)
     patient.turn()
-    cli.work_interleaved([slow, patient])
+    processes.work_interleaved([slow, patient])
     assert (slow.exit_status, patient.exit_status) == (-signal.SIGALRM, 0)
     assert slow.seconds > 4 > patient.seconds
     wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
@@ -178,7 +178,7 @@ def test_after_ctrl_c_a_child_finishes_its_line_and_a_second_one_kills_it(make_c
     works, was_told = (lambda: noted_pids(tmp_path)), (lambda: "interrupted" in child.file.read_text())
     press_ctrl_c(works, *([was_told] if what == "is stubborn" else []))
     with pytest.raises(KeyboardInterrupt):
-        cli.work_interleaved([child, paused])
+        processes.work_interleaved([child, paused])
     assert child.lines == [{"interrupted": True}]
     assert [line.get("interrupted") for line in paused.lines] == [None, True]
     assert not any(map(is_running, noted_pids(tmp_path)))
@@ -192,7 +192,7 @@ parent.SCRIPTS["image"] = sys.argv[1]
 (run,) = read_runs("image")
 child = parent.make_child(run)
 child.task = {"what": "sleeps"}
-parent.cli.work_interleaved([child])
+parent.processes.work_interleaved([child])
 """
 
 
