@@ -77,16 +77,16 @@ compare: $(READER) ## compare two machines or results files, A=... B=...
 	@$(READ) compare_results.py
 
 submit: ## check this machine's rows and print how to send them; sends nothing
-	@$(call any_python,bench.records.submission submit)
+	@$(call any_python,submit_results submit)
 
 receive: ## add the rows of an issue or a CSV file to results/, ISSUE=file (-: standard input)
-	@$(call any_python,bench.records.submission receive)
+	@$(call any_python,submit_results receive)
 
 check-results: ## check the rows added to results/ since BASE (default: origin/main), as CI does
-	@$(call any_python,bench.records.submission check)
+	@$(call any_python,submit_results check)
 
 doctor: ## what can run here, what cannot, and how to fix it
-	@$(call any_python,bench.doctor)
+	@$(call any_python,doctor)
 
 # The tests of another framework compare it with PyTorch. The tests of one file share their models, so they share a
 # process.

@@ -112,6 +112,4 @@ def report_framework(name):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        sys.exit(report_framework(sys.argv[1]))
-    sys.exit(processes.run_script(examine))
+    sys.exit(report_framework(sys.argv[1]))

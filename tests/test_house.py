@@ -30,7 +30,7 @@ LAYERS = [
     ["bench.doctor"],
     [path.stem for path in SCRIPTS],
 ]
-STANDARD_LIBRARY_ONLY = ("bench.settings", "bench.host.environment", "bench.records.submission", "bench.timing.measure")
+STANDARD_LIBRARY_ONLY = ("bench.settings", "bench.host.environment", "submit_results", "doctor", "bench.timing.measure")
 
 
 def module_name(path):

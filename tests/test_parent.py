@@ -9,11 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 
+import submit_results
 from bench import parent
 from bench.frameworks import Device
 from bench.host import environment
 from bench.host.environment import Card, read_host
-from bench.records import report, results, submission
+from bench.records import report, results
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
@@ -178,7 +179,7 @@ def test_rows_that_cannot_be_stored_are_printed_so_that_they_can_be_received(run
     monkeypatch.setattr(results.Path, "unlink", lambda path, missing_ok=False: None)
     status, out, *_ = run_all("ok", "fails", RUNS="2")
     assert (status, "added to" in out, out.count("images/s (")) == (2, False, 0)
-    (line,) = results.parse(submission.find_block(out, "the terminal"), "the terminal")
+    (line,) = results.parse(submit_results.find_block(out, "the terminal"), "the terminal")
     assert (line.row["model"], line.row["process_rates"]) == ("ok", "5 6")
 
 

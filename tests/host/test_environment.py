@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
+import submit_results
 from bench.host import environment
 from bench.host.environment import Card, find_apple_gpu_cores, list_cards
-from bench.records import submission
 from bench.settings import SettingError
 
 
@@ -153,7 +153,7 @@ def test_a_commit_that_git_cannot_tell_is_unknown(commit, monkeypatch, tmp_path)
     monkeypatch.setattr(environment, "ROOT", tmp_path / "unpacked")  # a ZIP file inside another repository
     assert environment.find_commit() is None
     with pytest.raises(SettingError, match="git clone"):
-        submission.Repository(tmp_path / "unpacked")
+        submit_results.Repository(tmp_path / "unpacked")
     monkeypatch.setattr(environment, "output_of", lambda *words: None if "status" in words else commit)
     assert environment.find_commit() is None
 

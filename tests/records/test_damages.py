@@ -8,10 +8,11 @@ from pathlib import Path
 
 import compare_results
 import plot_results
+import submit_results
 from bench.plots import html
-from bench.records import results, submission, tables
+from bench.records import results, tables
 from bench.settings import read_settings
-from tests.records.test_submission import repository  # noqa: F401  # a fixture
+from tests.test_submit import repository  # noqa: F401  # a fixture
 
 SOURCE = Path("results/amd-epyc-milan-2-cores.csv")
 TEXTS = ("", "x", "1,234.5", "13,45", "9/30/2026 10:00", "=1+1", "nan", "1e99", "-1", "0", "9999999", "ok", "\x1b[31m")
@@ -52,9 +53,9 @@ def test_each_damage_is_shown_or_told_and_the_other_rows_stay(repository, monkey
         assert 1 + len(read) + len(told) == sum(line.strip(",") != "" for line, _ in lines)
         assert html.collect(tables.latest(tables.read_rows([path], said.append)))["lines"]
         assert compare_results.main({"A": str(SOURCE), "B": str(path)}) == 0
-        here = submission.Repository(repository.folder.parent)
-        problems = submission.submit(read_settings("submit"), here)
-        assert problems == submission.check_results(here)[1] != []
+        here = submit_results.Repository(repository.folder.parent)
+        problems = submit_results.submit(read_settings("submit"), here)
+        assert problems == submit_results.check_results(here)[1] != []
         assert all(line.isprintable() for line in said + problems)
     (repository.folder / "published.csv").unlink()
     assert plot_results.plot(repository.folder, said.append)

@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import measure_all
-from bench.records import peaks, report, results, submission, tables
+import submit_results
+from bench.records import peaks, report, results, tables
 from bench.records.columns import COLUMNS, find_fault
 from bench.settings import WORKLOADS, SettingError, read_settings
 from tests.rows import GPU, LLM, MATMUL, PEAK, ROW, as_text
@@ -39,7 +40,7 @@ def text(*cells):
 
 def fault_of(row, names=()):
     return find_fault(row) or next(
-        submission.find_faults(row, "example-gpu" if row["device"] == "cuda" else CHIP, names), None
+        submit_results.find_faults(row, "example-gpu" if row["device"] == "cuda" else CHIP, names), None
     )
 
 
@@ -157,7 +158,7 @@ def write(repository, *changes, machine=CHIP):
 
 
 def check(repository):
-    return submission.check_results(submission.Repository(repository.folder.parent, "main"))
+    return submit_results.check_results(submit_results.Repository(repository.folder.parent, "main"))
 
 
 def test_added_rows_pass_committed_or_not(repository):
@@ -167,7 +168,7 @@ def test_added_rows_pass_committed_or_not(repository):
     assert check(repository) == (2, [])
     # The commit of the rows differs from main in results/ only, so rows measured with it are known as well.
     commit = repository("rev-parse", "HEAD").stdout.strip()
-    assert submission.Repository(repository.folder.parent, "main").find_fault(commit) is None
+    assert submit_results.Repository(repository.folder.parent, "main").find_fault(commit) is None
 
 
 def change_program(repository):
@@ -251,7 +252,7 @@ def submit(repository, monkeypatch):
 
     def write_and_submit(*changes):
         write(repository, *changes)
-        return submission.submit(read_settings("submit"), submission.Repository(repository.folder.parent))
+        return submit_results.submit(read_settings("submit"), submit_results.Repository(repository.folder.parent))
 
     return write_and_submit
 
@@ -281,7 +282,10 @@ def test_rows_in_another_folder_are_checked_there_and_received(submit, repositor
     assert f"make receive ISSUE='{tmp_path}/mine/{CHIP}.csv'" in capsys.readouterr().out
     monkeypatch.setenv("RESULTS_DIR", str(tmp_path / "results"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert submission.receive(read_settings("receive"), submission.Repository(tmp_path), f"~/mine/{CHIP}.csv") == []
+    assert (
+        submit_results.receive(read_settings("receive"), submit_results.Repository(tmp_path), f"~/mine/{CHIP}.csv")
+        == []
+    )
 
 
 def test_without_machine_the_only_file_with_new_rows_is_sent(submit, repository, monkeypatch):
@@ -300,12 +304,12 @@ def test_without_machine_the_only_file_with_new_rows_is_sent(submit, repository,
     ],
 )
 def test_a_remote_on_github_is_found_however_it_is_written(address):
-    assert submission.REMOTES.findall(f"other\tx (fetch)\norigin\t{address} (fetch)\n") == [("origin", "o/n")]
+    assert submit_results.REMOTES.findall(f"other\tx (fetch)\norigin\t{address} (fetch)\n") == [("origin", "o/n")]
 
 
 @pytest.mark.parametrize("address", ["https://example.org/github.com/o/n", "git@notgithub.com:o/n", "/github.com/o/n"])
 def test_another_remote_is_not_on_github(address):
-    assert submission.REMOTES.findall(f"origin\t{address} (fetch)\n") == []
+    assert submit_results.REMOTES.findall(f"origin\t{address} (fetch)\n") == []
 
 
 def test_the_link_fills_in_title_and_machine_and_is_cut(submit, repository, capsys):
@@ -329,13 +333,13 @@ def test_only_enter_opens_the_link_and_only_in_a_graphical_browser(
     submit, repository, monkeypatch, capsys, answer, browser, opens
 ):
     opened = []
-    monkeypatch.setattr(submission.webbrowser, "get", lambda: SimpleNamespace(name=browser))
-    monkeypatch.setattr(submission.webbrowser, "open", opened.append)
+    monkeypatch.setattr(submit_results.webbrowser, "get", lambda: SimpleNamespace(name=browser))
+    monkeypatch.setattr(submit_results.webbrowser, "open", opened.append)
     repository("remote", "add", "origin", "https://github.com/owner/name")
     for is_terminal in (False, True):
         for name, stream in {"stdin": io.StringIO(answer), "stdout": io.StringIO()}.items():
             monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
-            monkeypatch.setattr(submission.sys, name, stream)
+            monkeypatch.setattr(submit_results.sys, name, stream)
         assert submit({}, {"seed": 1}) == []
         assert len(opened) == (opens and is_terminal)
 
@@ -357,7 +361,7 @@ def receive(repository, text):
     path = repository.folder.parent / "issue.txt"
     path.write_bytes(text.encode(errors="surrogateescape"))
     try:
-        return submission.receive(read_settings("receive"), submission.Repository(path.parent), str(path))
+        return submit_results.receive(read_settings("receive"), submit_results.Repository(path.parent), str(path))
     except SettingError as error:
         return [str(error)]
 
