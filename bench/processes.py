@@ -146,6 +146,7 @@ class Child:
         return self.exit_status is None
 
     def start(self):
+        """Start the process, with the task in its environment and our socket as its standard input."""
         keep_awake()
         self.folder = tempfile.TemporaryDirectory()
         self.file = Path(self.folder.name, "lines")

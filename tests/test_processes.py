@@ -157,7 +157,7 @@ def test_a_time_limit_ends_the_workers_too_and_counts_only_a_childs_own_turns(ma
     processes.work_interleaved([slow, patient])
     assert (slow.exit_status, patient.exit_status) == (-signal.SIGALRM, 0)
     assert slow.seconds > 4 > patient.seconds
-    wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
+    assert wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
 
 
 def press_ctrl_c(*conditions):
@@ -203,4 +203,4 @@ def test_a_parent_that_is_killed_leaves_no_process(make_child, tmp_path):
     pids = noted_pids(tmp_path, 4)
     program.kill()
     program.wait()
-    wait_until(lambda: not any(map(is_running, pids)))
+    assert wait_until(lambda: not any(map(is_running, pids)))
