@@ -66,7 +66,7 @@ def latest(rows):
     done = done[(processes == most) | (done["source"] != "")]
     # Published figures are of different setups: none of them replaces another.
     is_old = done.duplicated([*work, *columns.SETUP], keep="last") & (done["source"] == "")
-    lines = done[~is_old].reset_index(drop=True)
+    lines = done[~is_old].sort_values("timestamp", kind="stable", ignore_index=True)
     published = lines["published"]
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
     several = lines.duplicated(work, keep=False) & ~published
