@@ -26,6 +26,7 @@ from bench import processes
 from bench.host import environment
 from bench.records import peaks, results
 from bench.records.columns import COLUMNS, MEASURED, WORK, describe_work, disturbing_flags, format_number
+from bench.records.rows import name_chip
 from bench.settings import PARTS, ROOT, WORKLOADS, SettingError, read_settings
 
 HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\"
@@ -75,17 +76,16 @@ def find_faults(row, machine, names=(), is_named_after_chip=False):
             yield name, "has the name of this computer or of its user: remove it from the cell"
     if row["device"] == "cpu" and row["device_name"] != row["cpu_name"]:
         yield "device_name", f"must be the cpu_name, as device=cpu: {AGAIN}"
-    if is_named_after_chip and name_chip(row) != machine:
+    if is_named_after_chip and find_chip(row) != machine:
         yield "device_name", f"is another chip than {machine}: {AGAIN} with a new name in MACHINE, or without MACHINE"
     if row["status"] == "ok":
         yield from find_wrong_numbers(row)
 
 
-def name_chip(row):
-    """Return the name that the machine of a row has without MACHINE."""
-    gpu_name = None if row["device"] in ("", "cpu", "mps") else row["device_name"]
-    with suppress(ValueError):  # without letters
-        return environment.name_machine(row["cpu_name"], row["cpu_count"], gpu_name, row["gpu_cores"])
+def find_chip(row):
+    """Return the name of a row's machine without MACHINE; None if its cells make no name."""
+    with suppress(ValueError):
+        return name_chip(row)
 
 
 def find_wrong_numbers(row):
@@ -168,7 +168,7 @@ def check_rows(repository, path, pairs, stored, machine, names=()):
     """Yield problems as lines; pairs are (Line, the published row of its place or None), `stored` all of these rows."""
     faults = []
     commits = {commit: repository.find_fault(commit) for commit in {line.row["commit"] for line, _ in pairs if line}}
-    is_named_after_chip = machine in map(name_chip, stored)
+    is_named_after_chip = machine in map(find_chip, stored)
     for place, (line, old) in enumerate(pairs, 2):
         if old is None:
             found = find_faults(line.row, machine, names, is_named_after_chip)
@@ -213,8 +213,9 @@ def own_names():
 def submit(settings, repository):
     """Check MACHINE's rows, or the only new ones, and print how to send them; returns the problems as lines."""
     is_shared = settings.results_dir.resolve() == (repository.root / "results").resolve()
-    files = [path for path in repository.changed_files() if re.fullmatch(MACHINE_FILE, path)]
-    files = files if is_shared else settings.results_dir.glob("*.csv")
+    files = settings.results_dir.glob("*.csv")
+    if is_shared:
+        files = [path for path in repository.changed_files() if re.fullmatch(MACHINE_FILE, path)]
     changed = sorted({PurePosixPath(path).stem for path in files} - {"published"})
     if not settings.machine and len(changed) != 1:
         candidates = " or ".join(changed) or "but there is none: run `make image` first"
@@ -258,8 +259,7 @@ def offer_issue(project, file, summary, rows):
     title = f"Rows of {file.stem}"
     path = results.display_path(file)
     text = file.with_suffix(".txt")
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip(",;\t")]
-    block = "\n".join(["```", lines[0], *lines[-len(rows) :], f"{len(rows)} rows", "```"])
+    block = results.to_block(rows)
     start = "\n".join([title, "", summary, "", *list_headlines(rows), "", ""])
     fits = len(start + block) <= MOST_TEXT
     text.write_text(start + (block if fits else f"attach {path}") + "\n", encoding="utf-8")

@@ -256,10 +256,8 @@ def group_rows(rows, column, **shared):
     groups = {}
     for row in rows:
         if row["status"] == "ok" and row["scope"] not in ("sustained", "epoch"):
-            work = (
-                f"{describe_work(row | shared)}, {row['framework']} {row['framework_version'] or ''} ({row['device']})"
-            )
-            groups.setdefault(work, {})[row[column]] = row
+            where = f"{row['framework']} {row['framework_version'] or ''} ({row['device']})"
+            groups.setdefault(f"{describe_work(row | shared)}, {where}", {})[row[column]] = row
     return groups
 
 
@@ -285,9 +283,7 @@ def describe_comparison(comparison, choices, base_choices):
 def describe_pairs(comparison):
     """Describe what a comparison is based on: "5 pairs of interleaved processes"."""
     pairs = "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
-    return (
-        f"{pairs} of interleaved processes" if comparison.interleaved else f"{pairs} of processes, one after the other"
-    )
+    return f"{pairs} of {'interleaved processes' if comparison.interleaved else 'processes, one after the other'}"
 
 
 def describe_chance(comparisons):

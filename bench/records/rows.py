@@ -38,6 +38,16 @@ def work_cells(settings, workload, scope):
     }
 
 
+def name_chip(row):
+    """Return the name of a row's machine without MACHINE: that of its GPU, or of its CPU; a Mac has one name for both.
+
+    Raises:
+        ValueError: a GPU's name has no letters or digits.
+    """
+    gpu_name = None if row["device"] in (None, "", "cpu", "mps") else row["device_name"]
+    return name_machine(row["cpu_name"], row["cpu_count"], gpu_name, row["gpu_cores"])
+
+
 def complete_row(host, run_id, line):
     """Return the row of a child's line: every column, with the cells of the host, and a flag if it is implausible.
 
@@ -46,8 +56,7 @@ def complete_row(host, run_id, line):
     now = datetime.now(UTC).isoformat(timespec="seconds")
     shared = {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
     row = dict.fromkeys(COLUMNS) | asdict(host) | shared | line
-    gpu_name = row["device_name"] if row["device"] not in ("cpu", "mps") else None  # a Mac has one name for both
-    row["machine"] = host.machine or name_machine(host.cpu_name, host.cpu_count, gpu_name, host.gpu_cores)
+    row["machine"] = host.machine or name_chip(row)
     row["device_name"] = row["device_name"] or host.cpu_name
     row["note"] = row["note"].replace(f"{os.path.expanduser('~')}/", "~/")  # as a compiler's command quotes it
     row |= {name: make_printable(text) for name, text in row.items() if isinstance(text, str)}  # its colours
