@@ -134,7 +134,7 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
         instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.kind, device.device_name)
         if not task.has_extras:
             instruments = replace(instruments, counter=None)
-        names = ("device_name", "framework_version", "num_threads")
+        names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
         device_cells = {name: getattr(device, name) for name in names} | {"device": device.kind, "nodes": me.nodes}
 
         def emit_on_rank_0(line):
@@ -226,7 +226,7 @@ def measure_quantity(process: Process, workload: Workload, scope):
         # The counter would include what prepare() does before each step.
         if process.instruments.counter and scope != "input" and not job.session.prepare and cells["status"] == "ok":
             try:
-                watts = measure.measure_energy(job, measured.steps_per_window, process.instruments.joules)
+                watts = measure.measure_energy(job, measured.steps_per_window, process.instruments.spend)
                 cells |= energy_cells(process.instruments, *watts)
             except KeyboardInterrupt:  # the throughput is known by now
                 cells["status"] = "interrupted"

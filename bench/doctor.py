@@ -79,7 +79,7 @@ def report_framework(name):
     """Open a framework's device as a run does and print what it reports; return the exit status, 1 if it cannot run."""
     try:
         from bench import frameworks
-        from bench.host import meters
+        from bench.host import meters, resources
         from bench.workloads.operators import matmul
 
         environment.refuse_rosetta()
@@ -89,6 +89,7 @@ def report_framework(name):
         device = framework.find_device(settings)
         # Opening the session compares its output with float64.
         session = framework.open_session(matmul((256, 256, 256)), settings, "device")
+        resources.available_bytes()  # which a run needs, too
     except (SettingError, ModuleNotFoundError) as error:
         show(name, "no", processes.explain(error))
         return 1

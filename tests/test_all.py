@@ -177,7 +177,7 @@ def test_what_was_disturbed_is_measured_once_more(make_all):
 @pytest.mark.parametrize("cells", [{"flags": "contended"}, {"status": "interrupted"}])
 def test_a_disturbed_or_interrupted_pipeline_is_measured_again(make_all, cells):
     row = next(row for row in make_all()[2] if (row["model"], row["phase"]) == ("resnet50", "inference"))
-    row |= {"scope": "end_to_end", "data": "jpeg", "process_rates": "1"} | cells
+    row |= {"scope": "end_to_end", "data": "jpeg_q96", "process_rates": "1"} | cells
     results.append(read_settings("all").results_dir / "m.csv", row)
     assert make_all()[1] == 1
 

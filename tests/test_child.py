@@ -80,7 +80,7 @@ def test_a_measurement_becomes_a_line(child):
 def test_scopes_have_a_line_each_and_workers_only_with_a_pipeline(child):
     status, lines = child(SCOPE="device,input,end_to_end", NUM_WORKERS="3")
     assert (status, [line["scope"] for line in lines]) == (0, ["device", "input", "end_to_end"])
-    assert [line["data"] for line in lines] == ["synthetic", "jpeg", "jpeg"]
+    assert [line["data"] for line in lines] == ["synthetic", "jpeg_q96", "jpeg_q96"]
     assert [line.get("num_workers") for line in lines] == [None, 3, 3]
     assert ["tflops" in line for line in lines] == [True, False, True]
 
@@ -195,18 +195,19 @@ class Counter:
 
     power_scope = "gpu board"
 
-    def joules(self):
-        return 50 * time.perf_counter()
+    def reading(self):
+        now = time.perf_counter()
+        return 50 * now, now
 
 
 @pytest.fixture
 def instrumented(child, monkeypatch):
     """A machine with every meter there is, whose windows are short."""
     heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
-    monkeypatch.setattr(meters, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(meters, "ENERGY_SECONDS", 0.05)
+    monkeypatch.setattr(meters, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(meters, "open_instruments", lambda *device: meters.Instruments(Counter(), lambda: heat))
     monkeypatch.setattr(child_process, "measure_canary", lambda: 0.001)
-    monkeypatch.setattr(measure, "ENERGY_SECONDS", 0.05)
     monkeypatch.setattr(measure, "SUSTAINED_SECONDS", 0.1)
     return child
 

@@ -1,6 +1,7 @@
 """The doctor on this machine; tests/outputs/doctor.txt shows what it prints about other ones."""
 
 from bench import doctor
+from bench.host import resources
 from bench.settings import read_settings
 
 
@@ -14,3 +15,5 @@ def test_a_real_framework_is_tried(monkeypatch, capsys, tmp_path):
     assert read[0].use_gpu is False
     out = capsys.readouterr().out
     assert ("matmul verified" in out, "Python.h" in out) == (True, True)
+    monkeypatch.setattr(resources, "available_bytes", lambda: 1 / 0)  # as a run, it needs to know that
+    assert doctor.report_framework("torch") == 1

@@ -33,6 +33,7 @@ class Device:
     emulates_bfloat16: bool = False  # which is slow: such a card is fast in float16
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     is_integrated: bool | None = None  # a GPU whose memory is the system's; None: the framework cannot tell
+    rated_bandwidth: float | None = None  # of its memory, in GB/s
     note: str = ""  # what the user has to know before the first step
 
 

@@ -204,6 +204,8 @@ def in_float32_on_cpu(module, spread):
     """Inside, a model has the same weights in float32, disturbed as by check.disturb(), and all runs on the CPU."""
     weights = module.parameters()
     layers = module.leaf_modules()
+    if not mx.metal.is_available():  # where CUDA's memory is not the CPU's, what the CPU reads moves there for good
+        module.update(tree_map(lambda old: old + 0, weights))
     with mx.stream(mx.cpu):
         module.update_modules(tree_map(on_mlx_llm.restore, layers, is_leaf=nn.Module.is_module))
         module.set_dtype(mx.float32)

@@ -11,13 +11,12 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
-import psutil
 import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
 from bench.frameworks import Device, base, check, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
-from bench.host.environment import GIB
+from bench.host.environment import GIB, installed_bytes
 from bench.host.ranks import read_ranks
 from bench.host.resources import SHARED_GB, usable_cores
 from bench.settings import SettingError
@@ -48,18 +47,23 @@ def find_device(settings):
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(min(torch.get_num_threads(), usable_cores())))
     # By default a small Mac swaps until its time limit instead of running out of memory.
-    is_small = kind == "mps" and psutil.virtual_memory().total < SHARED_GB * GIB
+    is_small = kind == "mps" and installed_bytes() < SHARED_GB * GIB
     if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
         torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
     properties = torch.get_device_module(kind).get_device_properties() if kind in INTEGRATED else None
+    is_integrated = properties and bool(getattr(properties, INTEGRATED[kind], False))
+    is_nvidia = kind == "cuda" and not torch.version.hip
+    # Two transfers in each period of the memory's clock (kHz); 0 if the driver does not tell.
+    kilobits = 2 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0)
     return Device(
         kind=kind,
         device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
         framework_version=torch.__version__,
         num_threads=torch.get_num_threads(),
-        emulates_bfloat16=kind == "cuda" and not torch.version.hip and torch.cuda.get_device_capability() < (8, 0),
+        emulates_bfloat16=is_nvidia and torch.cuda.get_device_capability() < (8, 0),
         count=count,
-        is_integrated=properties and bool(getattr(properties, INTEGRATED[kind], False)),
+        is_integrated=is_integrated,
+        rated_bandwidth=kilobits / 8e6 or None if is_nvidia and not is_integrated else None,
     )
 
 

@@ -52,6 +52,7 @@ class Card:
     uuid: str = ""  # GPU-...
     driver: str = ""  # version
     memory: str = ""  # "81559 MiB", or "[N/A]" if it uses the system's
+    power_limit: str = ""  # "450.00 W", or "[N/A]"
 
 
 def refuse_rosetta():
@@ -81,9 +82,9 @@ def possible_machines(host):
 @functools.cache
 def list_cards():
     """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""
-    query = "--query-gpu=name,index,uuid,driver_version,memory.total"
+    query = "--query-gpu=name,index,uuid,driver_version,memory.total,power.limit"
     lines = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
-    return [Card(*texts) for texts in re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+), (.+)$", lines, re.MULTILINE)]
+    return [Card(*texts) for texts in re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+), (.+), (.*)$", lines, re.M)]
 
 
 def find_card():
@@ -207,6 +208,7 @@ class Host:
     cpu_count: int  # logical CPUs
     cpu_id: str | None  # Linux: tells chips of one name apart
     driver: str | None  # version of the NVIDIA driver
+    power_limit_watts: int | None  # of find_card()
     memory_gb: float  # installed, in units of 2**30 bytes
     os: str
     power_source: str | None  # "ac" or "battery"
@@ -232,11 +234,16 @@ def read_linux_cpu():
     return cpu_name, x86_id.format(**chip) if len(chip) == 4 else None
 
 
+def installed_bytes():
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def read_host(machine=None):
     """Return this machine's Host; `machine` names it instead of its devices."""
     cpu_count = os.cpu_count() or 1
     cpu_id = None
     cards = list_cards()
+    limit = re.match("[1-9][0-9]*", card.power_limit) if (card := find_card()) else None
     commit = find_commit()
     if commit is None:
         log.warning("%s", explain_commit(commit))
@@ -248,8 +255,6 @@ def read_host(machine=None):
         cpu_name, cpu_id = read_linux_cpu()
         release = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release"), re.MULTILINE)
         os_name = (f"{release[1]}, " if release else "") + f"{platform.system()} {platform.release()}"
-    bytes_on_mac = output_of("sysctl", "-n", "hw.memsize")
-    memory_bytes = int(bytes_on_mac or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return Host(
         machine=machine,
         gpu_cores=find_apple_gpu_cores(),
@@ -257,7 +262,8 @@ def read_host(machine=None):
         cpu_count=cpu_count,
         cpu_id=cpu_id,
         driver=cards[0].driver if cards else None,
-        memory_gb=round(memory_bytes / GIB, 1),
+        power_limit_watts=int(limit[0]) if limit else None,
+        memory_gb=round(installed_bytes() / GIB, 1),
         os=os_name,
         power_source=find_power_source(),
         low_power_mode=find_low_power_mode(),

@@ -1,11 +1,13 @@
 """Meter energy, heat and other programs during a measurement. All meters are optional; none can stop a measurement.
 
-An energy counter has `power_scope`, what it measures ("gpu board"), and joules(), a reading that grows from an unknown
-start. A sensor that cannot be read raises an exception whose text says why and how to get it.
+An energy counter has `power_scope`, what it measures ("gpu board"), and reading(): joules, which grow from an unknown
+start, and a value that changes when the system publishes new ones. A sensor that cannot be read raises an exception
+whose text says why and how to get it.
 """
 
 import logging
 import math
+import operator
 import re
 import resource
 import sys
@@ -27,8 +29,14 @@ log = logging.getLogger("bench")
 CONTENDED_SHARE = 0.10  # the part of the usable cores' time that other programs may take
 # A card that is busier before the run is shared. A desktop at idle clocks needs more than 5.
 SHARED_PERCENT = 20.0
-IDLE_SECONDS = 5.0
+ENERGY_SECONDS = 5.0
+MOST_WAIT = 3.0  # seconds until a counter that does not change counts as frozen, as after sleep on a beta of macOS 27
+MOST_LAG = 0.05  # the part of the metered seconds by which a reading may be old
+POLL_SECONDS = 0.1  # between readings at rest
+MOST_PERIOD = 0.5  # seconds between two changes of a counter: 5 % of a row of a sustained run
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
+# The GPU's counter always moves. macOS 27 publishes these every 0.5 to 2.2 s (lablup/all-smi, 410 and 424).
+APPLE_STAMP = ("cpu_total_mj", "dram_mj", "ane_mj")
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
 # nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
 SLOWED_BY = {"hw_slowdown": 0x8, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake": 0x80}
@@ -51,9 +59,11 @@ def reset_process_peak():
 
 def swapped_bytes():
     """Return the bytes written to swap since the system started; on a Mac, the bytes in swap."""
-    swap = psutil.swap_memory()
-    # On a Mac psutil's `sout` also counts pages written to files.
-    return swap.used if sys.platform == "darwin" else swap.sout
+    if sys.platform != "darwin":
+        return psutil.swap_memory().sout
+    # psutil's `sout` also counts pages written to files, and psutil 7.2.2 reads neither on macOS 27.
+    used = re.findall(r"used = ([\d.]+)M", output_of("sysctl", "-n", "vm.swapusage") or "")
+    return float(used[0]) * 2**20
 
 
 def others_cpu_seconds():
@@ -131,21 +141,56 @@ class Instruments:
     why_no_energy: str = ""  # why there is no counter, and how to get one
     idle_watts: float | None = None
     card_is_shared: bool = False  # another program used the card before the run
+    busy_percent: Callable[[], float] = float  # () -> how busy the card is; 0 if nobody knows
+    period: float = math.inf  # seconds between two changes of the counter at rest, if measured
 
     def joules(self):
-        """Return the energy counter's reading; NaN if it is missing or fails."""
-        return read_or(math.nan, self.counter.joules) if self.counter else math.nan
+        """Return the counter's reading for rows of a sustained run; NaN if it fails or changes too rarely for them."""
+        is_known = self.counter and self.period <= MOST_PERIOD
+        return read_or((math.nan, None), self.counter.reading)[0] if is_known else math.nan
+
+    def spend(self, work, clock=time.perf_counter):
+        """Run work() over and over; return (watts, joules of a run) between two changes of the counter.
+
+        They are at least ENERGY_SECONDS apart. The counter is read only near both ends, there after each run. Both
+        results are NaN, and the log says why, if it does not change, or so rarely that a run hides when.
+        """
+        ends = []
+        runs = 0
+        for seconds in (0.0, ENERGY_SECONDS):
+            start = clock()
+            readings = []
+            while len(readings) < 2 or readings[-1][1] == readings[-2][1]:
+                if len(readings) > 1 and clock() - start > seconds + MOST_WAIT:
+                    log.info("energy is left out: its counter has not changed for %g s", MOST_WAIT)
+                    return math.nan, math.nan
+                work()
+                runs += 1
+                if clock() - start >= seconds:
+                    readings.append(read_or((math.nan, None), self.counter.reading))
+            ends.append((readings[-1][0], clock(), runs))
+        joules, seconds, runs = (after - before for before, after in zip(*ends, strict=True))
+        if min(self.period, seconds / runs) > MOST_LAG * seconds:
+            log.info("energy is left out: its counter changes every %.2g s, which is too rarely", self.period)
+            return math.nan, math.nan
+        return joules / seconds, joules / runs
 
     def with_idle_watts(self, clock=time.perf_counter, sleep=time.sleep):
-        """Return a copy with the idle power, measured over IDLE_SECONDS; itself without a counter."""
-        if self.counter is None:
-            return self
-        start = clock()
-        before = self.joules()
-        sleep(IDLE_SECONDS)
-        watts = (self.joules() - before) / (clock() - start)
-        busy = read_or(0, getattr(self.counter, "busy_percent", int))
-        return replace(self, idle_watts=watts if watts > 0 else None, card_is_shared=busy > SHARED_PERCENT)
+        """Return a copy with what is measured at rest: idle power, the counter's period, the use by other programs."""
+        watts, period = math.nan, math.inf
+        if self.counter:
+            stamps = []
+
+            def poll():
+                sleep(POLL_SECONDS)
+                stamps.append(read_or((math.nan, None), self.counter.reading)[1])
+
+            start = clock()
+            watts, _ = self.spend(poll, clock)
+            changes = sum(map(operator.ne, stamps, stamps[1:]))
+            period = (clock() - start) / changes if changes else math.inf
+        is_shared = read_or(0, self.busy_percent) > SHARED_PERCENT
+        return replace(self, idle_watts=watts if watts > 0 else None, period=period, card_is_shared=is_shared)
 
 
 class NvidiaCard:
@@ -163,23 +208,33 @@ class NvidiaCard:
         self._nvml = pynvml
         self._card = pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
 
-    def joules(self):
-        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card) / 1000  # NVML counts millijoules
+    def reading(self):
+        millijoules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card)
+        return millijoules / 1000, millijoules
 
     def busy_percent(self):
         """Return how much of the last moments the card was in use, by any program."""
         return self._nvml.nvmlDeviceGetUtilizationRates(self._card).gpu
 
     def read(self):
-        """Return columns: temperature, SM clock, and the REASONS why that clock is low."""
+        """Return columns: temperature, SM clock, and the REASONS why that clock is low; without those refused."""
         nvml = self._nvml
         card = self._card
-        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(card)
-        return {
-            "clock_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
-            "temperature_c": nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
-            "throttle_reasons": " ".join(name for name, bit in REASONS.items() if reasons & bit),
+        sensors = {
+            "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": self.throttle_reasons,
         }
+        readings = {name: read_or(None, read) for name, read in sensors.items()}
+        return {name: reading for name, reading in readings.items() if reading is not None}
+
+    def throttle_reasons(self):
+        nvml = self._nvml
+        try:
+            reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._card)
+        except nvml.NVMLError:  # its older name, before driver 535
+            reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._card)
+        return " ".join(name for name, bit in REASONS.items() if reasons & bit)
 
 
 class AppleChip:
@@ -191,16 +246,18 @@ class AppleChip:
         self._monitor = AppleEnergyMonitor()
         counted = self._monitor.get_cumulative_energy()
         parts = {part: name for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None}
-        if "Ultra" in (chip_name or ""):  # two dies, and the package reads the CPU counters of only one
+        # Two dies, and the package reads the CPU counters of only one, up to version 1.1.
+        if "Ultra" in (chip_name or ""):
             parts.pop("cpu", None)
         if not parts:
             raise OSError("this Mac's chip has no energy counters")
         self._names = list(parts.values())
         self.power_scope = "+".join(parts)
 
-    def joules(self):
+    def reading(self):
         counted = self._monitor.get_cumulative_energy()
-        return sum(getattr(counted, name) for name in self._names) / 1000
+        stamp = [getattr(counted, name) for name in APPLE_STAMP]
+        return sum(getattr(counted, name) for name in self._names) / 1000, stamp
 
 
 def read_thermal_pressure():
@@ -211,20 +268,21 @@ def read_thermal_pressure():
 
 def open_instruments(device, device_name):
     """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
-    read = dict
+    sensors = {}
     counter = None
     why = ""
     try:
         if device == "cuda":
             meter = NvidiaCard(device_name)
-            read = meter.read  # a card without an energy counter still has a temperature
+            # A card without an energy counter has a temperature and may be used by others.
+            sensors = {"read": meter.read, "busy_percent": meter.busy_percent}
         elif sys.platform == "darwin":
-            read = read_thermal_pressure
+            sensors = {"read": read_thermal_pressure}
             meter = AppleChip(device_name)
         else:
             raise OSError(f"no energy counter is known for {device_name or device}")
-        meter.joules()
+        meter.reading()
         counter = meter
     except Exception as error:  # drivers and kernels fail in many ways
         why = processes.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
-    return Instruments(counter, read, why)
+    return Instruments(counter, why_no_energy=why, **sensors)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.host.environment import GIB, find_card, read_text
+from bench.host.environment import GIB, find_card, output_of, read_text
 from bench.host.ranks import read_ranks
 
 SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
@@ -65,7 +65,12 @@ def available_bytes():
     A limit that cgroup v1 sets is not known. Unused file pages count as free, because the kernel drops them before it
     kills a process.
     """
-    free = psutil.virtual_memory().available
+    try:
+        free = psutil.virtual_memory().available
+    except RuntimeError:  # psutil 7.2.2 on macOS 27
+        counts = r"(?:page size of |^Pages (?:free|inactive|speculative): +)(\d+)"
+        page, *pages = map(int, re.findall(counts, output_of("vm_stat") or "", re.MULTILINE))
+        free = page * sum(pages)
     for group in list_cgroups():
         limit, use, statistics = (read_text(group / f"memory.{name}").strip() for name in ("max", "current", "stat"))
         if limit.isdecimal():  # else "max", or no such file

@@ -74,4 +74,5 @@ def scopes(lines):
     for line in lines[(lines["workload"] == "image") & ~lines["published"]].to_dict("records"):
         parts_of_works.setdefault(tuple(line[name] for name in identity), {})[line["scope"]] = line
     whole = [parts for parts in parts_of_works.values() if set(SCOPES) <= parts.keys()]
+    whole = [parts for parts in whole if parts["input"]["data"] == parts["end_to_end"]["data"]]
     return sorted(whole, key=lambda parts: parts["end_to_end"]["timestamp"])

@@ -46,7 +46,6 @@ class Column:
     blank: str = ""  # the value that an empty cell means
     # How a value of work or setup is worded: a pattern, words for some values, or a function; "" means not at all.
     words: str | dict[str, str] | Callable[[str], str] | None = None
-    said_for: tuple[str, ...] = ()  # the workloads that show it; empty: all
 
 
 def say_allocator(text):
@@ -56,6 +55,7 @@ def say_allocator(text):
 
 
 INTERLEAVED = "interleaved"  # in the column search
+DATA = {"synthetic": "synthetic images", "cifar10": "cifar10 images", "jpeg": "files of quality 90", "jpeg_q96": ""}
 COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in settings.COMPILE_MODES}
 
 METHODS = tuple(map(str, range(1, METHOD_VERSION + 1)))
@@ -80,6 +80,7 @@ COLUMNS = {
     "device": Column("identity", "what ran: cpu, cuda, mps", "word"),
     "device_name": Column("identity", "its name as the system reports it"),
     "gpu_cores": Column("identity", "Apple GPU cores", "count"),
+    "rated_bandwidth": Column("identity", "GB/s by the clock and the bus of an NVIDIA card's memory", "positive"),
     "cpu_name": Column("identity", "processor"),
     "cpu_id": Column("identity", "vendor, family, model, stepping; of ARM's: implementer, variant, part, revision"),
     "cpu_count": Column("identity", "logical CPUs", "count"),
@@ -88,6 +89,7 @@ COLUMNS = {
     "driver": Column("version", "NVIDIA driver"),
     "power_source": Column("setup", "if known", ("ac", "battery"), blank="ac", words={"battery": "on battery"}),
     "low_power_mode": Column("setup", "if the system has one", ("0", "1"), blank="0", words={"1": "in low-power mode"}),
+    "power_limit_watts": Column("setup", "that the (first) NVIDIA card is set to", "count", words="power limit {} W"),
     "allocator": Column("setup", "environment variables that change the speed", "long", words=say_allocator),
     # software
     "commit": Column("version", "of this repository; -dirty if its programs were changed", "word"),
@@ -116,7 +118,7 @@ COLUMNS = {
     "lora_rank": Column("work", "of LoRA; 0: all weights are trained", "whole", blank="0", words="LoRA of rank {}"),
     "checkpointing": Column("work", "backward recomputes layers", ("0", "1"), blank="0", words={"1": "checkpointing"}),
     "weight_bits": Column("work", "of quantised weights; blank: those of precision", "count", words="{} bits a weight"),
-    "data": Column("work", "the inputs", ("synthetic", "jpeg", "cifar10"), words="{} images", said_for=("mlp",)),
+    "data": Column("work", "jpeg_q96: files like ImageNet's", tuple(DATA), words=DATA),
     "optimizer": Column("work", "sgd, adam or adamw", settings.OPTIMIZERS, words="{}"),
     "world_size": Column("work", "devices or processes that shared the work", "count", blank="1", words="{} devices"),
     "nodes": Column("work", "number of machines with these devices", "count", blank="1", words="{} nodes"),
@@ -221,7 +223,8 @@ def words_of(row, names=WORK):
     for name in names:
         column = COLUMNS[name]
         text = "" if row.get(name) is None else str(row[name])
-        if text in ("", column.blank) or (column.said_for and row.get("workload") not in column.said_for):
+        is_usual = name == "data" and row.get("workload") != "mlp" and text != "jpeg"
+        if text in ("", column.blank) or is_usual:
             continue
         if isinstance(column.words, dict):
             in_words[name] = column.words.get(text, text)

@@ -34,7 +34,8 @@ def chip_peaks():
 def is_implausible(row):
     """Return whether a row, a dict of numbers, is faster than its GPUs can be; of a CPU nothing is known.
 
-    A GPU that is not in the file has the limits of the fastest one. float32 that was measured as TF32 has TF32's.
+    A GPU that is not in the file has the limits of the fastest one, but its own bandwidth if the row has it. float32
+    that was measured as TF32 has TF32's.
     Networks with convolutions may be faster by Winograd's factor, on a Mac by MLX's, as nobody knows that of Apple.
     """
     if row["device"] == "cpu":
@@ -44,12 +45,12 @@ def is_implausible(row):
     is_tf32 = is_float32 and "tf32" in str(row.get("measured_precision"))
     precision = "tf32" if is_tf32 else SIXTEEN_BITS.get(row["precision"], row["precision"])
 
-    def limit(name):
+    def limit(name, rated=None):
         fastest = max((rate for (*_, known), rate in chip_peaks().items() if known == name), default=math.inf)
-        return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), fastest)
+        return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), rated or fastest)
 
     tflops = limit(precision)
-    bandwidth = limit("bandwidth")
+    bandwidth = limit("bandwidth", row.get("rated_bandwidth"))
     if row.get("workload") in CONVOLUTIONS and (is_float32 or is_mac):
         speedup = WINOGRAD_MLX if is_mac else WINOGRAD
         tflops *= speedup

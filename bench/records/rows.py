@@ -34,7 +34,7 @@ def work_cells(settings, workload, scope):
         "scope": scope,
         "unit": f"{workload.unit}/s",
         **workload.columns,
-        **({"data": "jpeg"} if has_pipeline else {}),
+        **({"data": "jpeg_q96"} if has_pipeline else {}),
     }
 
 
@@ -58,6 +58,8 @@ def complete_row(host, run_id, line):
     row = dict.fromkeys(COLUMNS) | asdict(host) | shared | line
     row["machine"] = host.machine or name_chip(row)
     row["device_name"] = row["device_name"] or host.cpu_name
+    if row["device"] != "cuda":
+        row["power_limit_watts"] = None
     row["note"] = row["note"].replace(f"{os.path.expanduser('~')}/", "~/")  # as a compiler's command quotes it
     row |= {name: make_printable(text) for name, text in row.items() if isinstance(text, str)}  # its colours
     if peaks.is_implausible(row):

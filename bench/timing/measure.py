@@ -39,7 +39,6 @@ LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval c
 STREAM_WINDOWS = 40  # for a pipeline, in MAX_SECONDS
 ENOUGH_QUEUES = 10
 MIN_MEASURED_SECONDS = 0.5
-ENERGY_SECONDS = 5.0  # some cards update their energy counter ten times a second: an error of 2 %
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
 TURN_SECONDS = 0.25  # of windows, before another process that is compared with this one gets its turn
 
@@ -256,23 +255,15 @@ def measure_epoch(job: Job, order):
     return seconds, flags
 
 
-def measure_energy(job: Job, steps, joules):
-    """Return (watts, joules per item) of at least ENERGY_SECONDS of the steps that have just been measured.
+def measure_energy(job: Job, steps, spend):
+    """Return (watts, joules per item) of the steps that have just been measured; NaN if the counter does not tell.
 
-    The counter, joules(), is read on an idle device; the clock after every `steps` steps.
+    Args:
+        spend: as meters.Instruments.spend(); it reads the counter on an idle device, after `steps` steps.
     """
     with collector_at_rest():
-        job.session.synchronize()
-        job.session.read()
-        start = job.clock()
-        before = joules()
-        done = 0
-        while job.clock() - start < ENERGY_SECONDS:
-            timed(job.session, job.clock, steps)
-            done += steps
-        spent = joules() - before
-        seconds = job.clock() - start
-    return spent / seconds, spent / (done * job.items_per_step)
+        watts, joules = spend(lambda: timed(job.session, job.clock, steps), job.clock)
+    return watts, joules / (steps * job.items_per_step)
 
 
 def choose_steps(job: Job, step_seconds):

@@ -1,7 +1,5 @@
 """What is said of a GPU that is not there: see alias_device.py. A real GPU runs test_torch.py itself."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from bench.frameworks import on_torch
@@ -11,6 +9,7 @@ from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")
 WATERMARK = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+MEMORY = {"memory_clock_rate": 10_501_000, "memory_bus_width": 384}  # of an RTX 4090
 
 
 @pytest.mark.parametrize(("device", "name"), [("cuda", "NVIDIA Alias"), ("mps", None)])
@@ -25,7 +24,7 @@ def test_the_device_is_described(monkeypatch, device, name):
 @pytest.mark.parametrize(("gib", "environ", "fractions"), [(16, {}, [1]), (32, {}, []), (16, {WATERMARK: "0"}, [])])
 def test_a_small_mac_runs_out_of_memory_instead_of_swapping(monkeypatch, gib, environ, fractions):
     asked = alias_device.pretend(monkeypatch, "mps")
-    monkeypatch.setattr(on_torch.psutil, "virtual_memory", lambda: SimpleNamespace(total=gib * 2**30))
+    monkeypatch.setattr(on_torch, "installed_bytes", lambda: gib * 2**30)
     for name, text in environ.items():
         monkeypatch.setenv(name, text)
     on_torch.find_device(read_settings("mlp", {}))
@@ -39,18 +38,20 @@ def test_a_card_that_emulates_bfloat16_is_known(monkeypatch, capability, expecte
 
 
 @pytest.mark.parametrize(
-    ("device", "properties", "expected"),
+    ("device", "properties", "is_integrated", "rated_bandwidth"),
     [
-        ("cuda", {"is_integrated": 0}, False),
-        ("cuda", {"is_integrated": 1}, True),
-        ("xpu", {"is_integrated_gpu": False}, False),
-        ("xpu", {"is_integrated_gpu": True}, True),
-        ("mps", {}, None),
+        ("cuda", {"is_integrated": 0} | MEMORY, False, 1008.096),
+        ("cuda", {"is_integrated": 0} | MEMORY | {"memory_clock_rate": 0}, False, None),
+        ("cuda", {"is_integrated": 1} | MEMORY, True, None),
+        ("xpu", {"is_integrated_gpu": False} | MEMORY, False, None),
+        ("xpu", {"is_integrated_gpu": True}, True, None),
+        ("mps", {}, None, None),
     ],
 )
-def test_a_gpu_that_shares_the_systems_memory_is_known(monkeypatch, device, properties, expected):
+def test_the_memory_of_a_gpu_is_known(monkeypatch, device, properties, is_integrated, rated_bandwidth):
     alias_device.pretend(monkeypatch, device, **properties)
-    assert on_torch.find_device(read_settings("llm", {})).is_integrated is expected
+    found = on_torch.find_device(read_settings("llm", {}))
+    assert (found.is_integrated, found.rated_bandwidth) == (is_integrated, rated_bandwidth)
 
 
 def test_several_devices_that_cannot_work_together_are_refused(monkeypatch):

@@ -4,12 +4,14 @@ import json
 import os
 import platform
 import subprocess
+from dataclasses import astuple
 
 import pytest
 
 import submit_results
 from bench.host import environment
 from bench.host.environment import Card, find_apple_gpu_cores, list_cards
+from bench.records.rows import complete_row
 from bench.settings import SettingError
 
 
@@ -34,11 +36,24 @@ def answers(monkeypatch, **outputs):
 
 
 def test_cards_are_what_nvidia_smi_says_of_them(monkeypatch):
-    smi = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 2048 MiB\nNVIDIA GB10, 1, GPU-2222, 580.159.04, [N/A]"
-    answers(monkeypatch, nvidia_smi=smi)
-    names = ("NVIDIA GeForce GT 1030", "0", "GPU-1111"), ("NVIDIA GB10", "1", "GPU-2222")
-    memory = "2048 MiB", "[N/A]"
-    assert list_cards.__wrapped__() == [Card(*each, "580.159.04", of) for each, of in zip(names, memory, strict=True)]
+    cards = [
+        Card("NVIDIA GeForce GT 1030", "0", "GPU-1111", "580.159.04", "2048 MiB", "30.00 W"),
+        Card("NVIDIA GB10", "1", "GPU-2222", "580.159.04", "[N/A]", "[N/A]"),
+    ]
+    answers(monkeypatch, nvidia_smi="\n".join(", ".join(astuple(card)) for card in cards))
+    assert list_cards.__wrapped__() == cards
+
+
+@pytest.mark.parametrize(("limit", "watts"), [("450.00 W", 450), ("[N/A]", None), ("[Not Supported]", None)])
+def test_the_power_limit_is_that_of_the_card_that_runs(monkeypatch, limit, watts):
+    cards = [Card("NVIDIA GeForce GT 1030", "0", power_limit="30.00 W"), Card("NVIDIA H100", "1", power_limit=limit)]
+    monkeypatch.setattr(environment, "list_cards", lambda: cards)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    host = environment.read_host("m")
+    assert host.power_limit_watts == watts
+    for device, limit_of_row in (("cuda", watts), ("cpu", None)):
+        row = complete_row(host, "id", {"device": device, "device_name": "NVIDIA H100", "precision": "float32"})
+        assert row["power_limit_watts"] == limit_of_row
 
 
 def test_a_build_without_cuda_from_a_login_node_is_told(monkeypatch):
@@ -83,7 +98,7 @@ CHIPS = {
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_chip_has_the_name_and_id_of_its_cores(monkeypatch, chip):
     cpuinfo, lscpu, machine, part_of_id = CHIPS[chip]
-    answers(monkeypatch, lscpu=lscpu, sysctl="1")  # bytes of memory, on a Mac
+    answers(monkeypatch, lscpu=lscpu)
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(environment, "read_text", lambda path: f"{cpuinfo}\n" * 2)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")

@@ -106,24 +106,40 @@ def test_a_failing_sensor_stops_nothing(watch):
     assert watch(fail, fail, read=fail) == ([], {})
 
 
-def test_idle_power_and_other_programs_on_a_card_are_measured_where_there_is_a_counter():
-    clock = Clock()
+class SteppingCounter:
+    """The energy counter of a machine that draws 12 W, published every `period` seconds."""
 
-    def sleep(seconds):
-        clock.now += seconds
+    def __init__(self, period):
+        self.clock, self.period = Clock(), period
 
-    counter = SimpleNamespace(joules=lambda: 1000 + 12 * clock.now)  # 12 W
-    instruments = meters.Instruments(counter).with_idle_watts(clock, sleep)
-    assert instruments.idle_watts == pytest.approx(12)
-    assert clock.now == meters.IDLE_SECONDS
-    assert instruments.joules() == pytest.approx(1060)
+    def sleep(self, seconds):
+        self.clock.now += seconds
+
+    def reading(self):
+        published = self.clock.now // self.period
+        return 1000 + 12 * published * self.period, published
+
+
+@pytest.mark.parametrize(
+    ("period", "step", "is_known"),
+    [(0.001, 0.07, True), (0.1, 4, True), (2.2, 0.07, True), (2.2, 1.5, False), (1e9, 0.07, False)],
+)
+def test_energy_is_read_when_the_counter_changes(period, step, is_known):
+    """Of a long step nobody knows when the counter has changed, unless it changes often; the last one is frozen."""
+    counter = SteppingCounter(period)
+    counter.sleep(0.3)
+    instruments = meters.Instruments(counter).with_idle_watts(counter.clock, counter.sleep)
+    assert instruments.idle_watts == (None if period == 1e9 else pytest.approx(12, rel=0.02))
+    assert math.isnan(instruments.joules()) == (period > 0.5)  # too rarely for rows of ten seconds
+    watts, joules = instruments.spend(lambda: counter.sleep(step), counter.clock)
+    assert (watts, joules / step) == pytest.approx([12 if is_known else math.nan] * 2, rel=0.02, nan_ok=True)
+
+
+def test_others_on_a_card_are_noticed_without_an_energy_counter():
     for percent, is_shared in ((15, False), (40, True)):
-        counter.busy_percent = lambda percent=percent: percent  # before the run
-        assert instruments.with_idle_watts(clock, sleep).card_is_shared == is_shared
-    counter.joules = fail
-    assert instruments.with_idle_watts(clock, sleep).idle_watts is None
+        instruments = meters.Instruments(busy_percent=lambda percent=percent: percent)
+        assert instruments.with_idle_watts(sleep=fail).card_is_shared == is_shared
     assert meters.Instruments().with_idle_watts(sleep=fail) == meters.Instruments()
-    assert math.isnan(meters.Instruments().joules())
 
 
 # Sensors of hardware that is not here, with fakes of the real libraries and recorded values.
@@ -146,6 +162,7 @@ def nvml(monkeypatch):
         "DeviceGetTemperature": lambda slot, kind: 61 + slot,
         "DeviceGetClockInfo": lambda slot, kind: 1980,
         "DeviceGetCurrentClocksEventReasons": lambda slot: 0x1 | 0x4 | 0x40,
+        "DeviceGetCurrentClocksThrottleReasons": lambda slot: 0x1 | 0x4 | 0x40,
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", answer)
@@ -160,21 +177,27 @@ def test_the_first_visible_card_is_read(nvml, monkeypatch, visible, slot):
     if slot is None:
         assert instruments.counter is None
         return
-    assert instruments.joules() == 5000.123 + slot * 1e9
-    assert (instruments.counter.busy_percent(), instruments.counter.power_scope) == (30 * slot, "gpu board")
+    assert instruments.counter.reading()[0] == 5000.123 + slot * 1e9
+    assert (instruments.busy_percent(), instruments.counter.power_scope) == (30 * slot, "gpu board")
     why = "sw_power_cap hw_thermal_slowdown"
     assert instruments.read() == {"temperature_c": 61 + slot, "clock_mhz": 1980, "throttle_reasons": why}
 
 
-def test_a_card_without_an_energy_counter_has_a_temperature_and_a_card_that_does_not_run_is_not_read(nvml, monkeypatch):
+@pytest.mark.parametrize(
+    ("refused", "missing"),
+    [("TotalEnergy", None), ("Temperature", "temperature_c"), ("ClockInfo", "clock_mhz"), ("CurrentClocksEvent", None)],
+)
+def test_a_reading_that_a_card_refuses_does_not_take_the_others_away(nvml, monkeypatch, refused, missing):
     def refuse(*arguments):
         raise nvml.NVMLError(3)  # NVML_ERROR_NOT_SUPPORTED
 
-    monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", refuse)
+    for name in (name for name in vars(nvml) if name.startswith(f"nvmlDeviceGet{refused}")):
+        monkeypatch.setattr(nvml, name, refuse)
     instruments = meters.open_instruments("cuda", SLOW)
-    assert instruments.counter is None
-    assert instruments.read()["temperature_c"] == 61
-    assert meters.open_instruments("cuda", FAST).read() == {}
+    assert {"clock_mhz", "temperature_c", "throttle_reasons"} - instruments.read().keys() == {missing} - {None}
+    assert (instruments.counter is None) == (refused == "TotalEnergy")
+    assert instruments.busy_percent() == 0
+    assert meters.open_instruments("cuda", FAST).read() == {}  # which does not run
 
 
 def test_an_apple_chip_adds_up_its_parts(monkeypatch):
@@ -183,5 +206,8 @@ def test_an_apple_chip_adds_up_its_parts(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=lambda: monitor))
     counter = meters.open_instruments("mps", "Apple M1 Max").counter
-    assert (counter.joules(), counter.power_scope) == (1.8, "cpu+gpu+dram+ane")
+    joules, stamp = counter.reading()
+    assert (joules, counter.power_scope) == (1.8, "cpu+gpu+dram+ane")
+    millijoules["gpu_mj"] += 1  # the GPU's moves at any time
+    assert counter.reading()[1] == stamp
     assert meters.open_instruments("cpu", "Apple M1 Ultra").counter.power_scope == "gpu+dram+ane"

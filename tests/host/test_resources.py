@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.host import resources
+from bench.host import meters, resources
 from bench.host.ranks import Ranks
 
 GB = 10**9
@@ -31,6 +31,27 @@ def test_available_memory_is_the_least_of_all_limits_and_ranks_share_it(monkeypa
     monkeypatch.setattr(resources, "read_ranks", lambda: Ranks(0, ranks, 0, ranks))
     monkeypatch.setattr(resources, "CGROUPS", tmp_path)
     assert resources.available_bytes() == free
+
+
+PAGES = {"free": 9436, "active": 774260, "inactive": 915780, "speculative": 1639, "throttled": 0, "purgeable": 41217}
+VM_STAT = "\n".join(f"Pages {name + ':':<16}{count:>16}." for name, count in PAGES.items())
+MACOS_27 = {
+    "vm_stat": f"Mach Virtual Memory Statistics: (page size of 16384 bytes)\n{VM_STAT}\n",
+    "sysctl": "total = 10240.00M  used = 9689.94M  free = 550.06M  (encrypted)\n",
+}
+
+
+def test_memory_and_swap_of_a_mac_are_known_where_psutil_cannot_read_them(monkeypatch):
+    def refuse():
+        raise RuntimeError("host_statistics64(HOST_VM_INFO64) syscall failed: (ipc/mig) array not large enough")
+
+    monkeypatch.setattr(resources.psutil, "virtual_memory", refuse)
+    for module in (resources, meters):
+        monkeypatch.setattr(module, "output_of", lambda name, *rest: MACOS_27[name])
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(resources, "CGROUPS", "/none")
+    assert resources.available_bytes() == (9436 + 915780 + 1639) * 16384
+    assert meters.swapped_bytes() == 9689.94 * 2**20
 
 
 def test_the_least_limit_of_nested_groups_holds(monkeypatch):

@@ -98,7 +98,8 @@ def test_epochs_over_depth_with_seconds_as_published(folder, load):
 
 def test_the_three_scopes_of_the_same_work_are_together_and_the_part_that_limits_is_marked(folder, load):
     whole = rate(38) | {"scope": "end_to_end", "data": "jpeg", "bottleneck": "input"}
-    write(folder, [rate(100), rate(40) | {"scope": "input", "data": "jpeg"}, whole | {"batch_size": "4"}])
+    others = [whole | {"batch_size": "4"}, whole | {"data": "jpeg_q96"}]
+    write(folder, [rate(100), rate(40) | {"scope": "input", "data": "jpeg"}, *others])
     assert pictures.scopes(load()) is None
     write(folder, [whole])
     (axes,) = pictures.scopes(load()).axes

@@ -8,6 +8,7 @@ from bench.records.rows import complete_row
 from tests.rows import PEAK, ROW, as_text
 
 A100 = {"device_name": "NVIDIA A100-SXM4-40GB"}
+LAPTOP = {"device_name": "NVIDIA GeForce RTX 4060 Laptop GPU", "rated_bandwidth": 400.0}  # not in the file
 M1 = {"device": "mps", "device_name": "Apple M1", "gpu_cores": 8, "precision": "float16"}
 M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "precision": "float32"}
 
@@ -27,6 +28,9 @@ M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "prec
         (M1 | {"workload": "image", "tflops": 6.7 * 2.617}, True),
         (A100 | {"bandwidth": 1.4 * 1555}, True),
         (A100 | {"workload": "bandwidth", "throughput": 1.4 * 1555}, True),
+        ({"device_name": "NVIDIA GeForce RTX 5070", "precision": "mixed_bfloat16", "tflops": 100.0}, True),
+        (LAPTOP | {"bandwidth": 600.0}, True),
+        (LAPTOP | {"bandwidth": 500.0}, False),
         ({"device": "cpu", "tflops": 1e6}, False),
     ],
 )

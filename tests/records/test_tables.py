@@ -60,9 +60,9 @@ def test_a_machine_may_be_several_computers_and_the_newest_of_them_counts(write)
 
 def test_every_setup_is_a_line_that_says_so(write):
     base = rate(1000) | {"num_threads": "64"}
-    found = summary(write(base, rate(50) | {"num_threads": "1"}))
+    found = summary(write(base, rate(50) | {"num_threads": "1", "power_limit_watts": "450"}))
     lines = [(row["value"], row["setup"]) for row in found.to_dict("records")]
-    assert lines == [(1000, "64 threads"), (50, "1 thread")]
+    assert lines == [(1000, "64 threads"), (50, "power limit 450 W, 1 thread")]
 
 
 def test_published_figures_are_lines_of_their_own_next_to_own_ones(write):
