@@ -6,8 +6,8 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings all image mlp transformer llm diffusion tflops best plot compare submit check-results \
-        receive doctor test selfcheck resolve-mac check-mac clean packages common-packages
+.PHONY: help settings doctor install all image mlp transformer llm diffusion tflops best plot compare submit clean \
+        receive check-results test selfcheck resolve-mac check-mac packages common-packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements/<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
@@ -38,36 +38,47 @@ READ := $(RUN)
 READER := common-packages
 endif
 
-# Runs a module that needs no packages.
-any_python = for python in "$(PYTHON)" $(VENV)/bin/python python3; do \
-    "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" -m $(1); \
-    done; echo "no Python 3.11 or newer was found: \`make image\` installs one, or set PYTHON=..." >&2; exit 1
+# Runs a module that needs no packages, if there is a Python for it.
+find_python = for python in "$(PYTHON)" $(VENV)/bin/python python3 python3.12 python3.11; do \
+    "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" -m $(1); done
+any_python = $(find_python); \
+    echo "no Python 3.11 or newer was found: \`make image\` installs one, or set PYTHON=..." >&2; exit 1
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^## / { print "\n" substr($$0, 4) } \
+	    /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo 'Settings go before or after make, as in BATCH_SIZE=1,8 make image; `make settings` explains them:'
-	@awk -F ' *[|] *' '/^[|] [A-Z]/ { printf " %s", $$2 } END { print "" }' docs/settings.md | fold -s -w 110 | sed 's/^ */  /'
+	@echo 'Settings (BATCH_SIZE=1,8 make image), which `make settings` explains:'
+	@awk -F ' *[|] *' '/^[|] [A-Z]/ { printf " %s", $$2 } END { print "" }' docs/settings.md | fold -s -w 78 | sed 's/^ */  /'
 
 settings: ## every setting, with its meaning and its default
 	@cat docs/settings.md
 
-all: $(READY) ## the standard set and a results card (20 to 30 minutes on two CPU cores; QUICK=1: a few)
+doctor: ## what can run here, what cannot, and how to fix it
+	@$(call any_python,doctor)
+
+# The framework's name, or those of all frameworks.
+ASKED_FOR := $(if $(filter all,$(ASKED)),torch $(OTHERS),$(NAME))
+in_each_venv = $(sort $(foreach name,$(ASKED_FOR),$(call venv_of,$(name))/$(1)))
+install: $(if $(PYTHON),packages,$(call in_each_venv,installed)) ## install PyTorch, or FRAMEWORK (all: every one)
+	@echo "installed: $(ASKED_FOR)"
+
+all: $(READY) ## the standard set and a results card (QUICK=1: in minutes)
 	@$(RUN) measure_all.py
 
 image: $(READY) ## images/s of an image model
 mlp: $(READY) ## images/s of a multilayer perceptron on CIFAR-10
 transformer: $(READY) ## sequences/s of BERT-like encoders
-llm: $(READY) ## tokens/s of a language model: prefill and decode, or PHASE=training
-diffusion: $(READY) ## steps/s of a diffusion model, as in generating images
+llm: $(READY) ## tokens/s of a language model in prefill and decode
+diffusion: $(READY) ## steps/s of a diffusion model, which makes images
 
 image mlp transformer llm diffusion:
 	@$(RUN) $@_benchmark.py
 
-tflops: $(READY) ## the machine's peaks: matmuls, convolutions, memory bandwidth
+tflops: $(READY) ## the machine's peaks: matmuls, memory bandwidth and others
 	@$(RUN) tflops_sweep.py
 
-best: $(READY) ## the fastest settings of a workload on this machine, and the gain of each change
+best: $(READY) ## the fastest settings of a workload on this machine
 	@$(RUN) best_settings.py
 
 plot: $(READER) ## draw all plots and cards, and write the results page
@@ -76,36 +87,37 @@ plot: $(READER) ## draw all plots and cards, and write the results page
 compare: $(READER) ## compare two machines or results files, A=... B=...
 	@$(READ) compare_results.py
 
-submit: ## check this machine's rows and print how to send them; sends nothing
+submit: ## check this machine's rows and print how to send them
 	@$(call any_python,submit_results submit)
 
-receive: ## add the rows of an issue or a CSV file to results/, ISSUE=file (-: standard input)
+clean: ## remove the virtual environments and uv (.venv*, .uv)
+	rm -rf .venv .venv-* .uv
+
+## To maintain the program and its results:
+
+receive: ## add the rows of ISSUE=file (-: standard input) to results/
 	@$(call any_python,submit_results receive)
 
-check-results: ## check the rows added to results/ since BASE (default: origin/main), as CI does
+check-results: ## check the rows added since BASE (default: origin/main)
 	@$(call any_python,submit_results check)
-
-doctor: ## what can run here, what cannot, and how to fix it
-	@$(call any_python,doctor)
 
 # The tests of another framework compare it with PyTorch. The tests of one file share their models, so they share a
 # process.
-TESTED := $(if $(filter all,$(ASKED)),torch $(OTHERS),$(NAME))
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-test: $(if $(PYTHON),packages,$(sort .venv/tested $(foreach name,$(TESTED),$(call venv_of,$(name))/tested))) ## test the program with PyTorch, or in FRAMEWORK; all: in every framework (15 GB)
+test: $(if $(PYTHON),packages,$(sort .venv/tested $(call in_each_venv,tested))) ## test the program in FRAMEWORK (all: 15 GB)
 ifneq ($(PYTHON),)
 	@$(RUN) -m pytest
 else
-	@set -e; $(foreach name,$(TESTED),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
+	@set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
 endif
 
-selfcheck: $(READY) ## compare the measured rates with hand-written loops (ten to thirty minutes on two CPU cores)
+selfcheck: $(READY) ## compare measured rates with hand-written loops (20 minutes)
 	@$(RUN) -m checks.selfcheck
 
 UV_MAC := MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip
 FOR_MAC := --quiet --only-binary :all: --python-platform aarch64-apple-darwin --python-version
 
-resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## check that requirements-mac.txt resolves for Apple silicon
+resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## check that requirements-mac.txt resolves on a Mac
 
 resolve-mac-%: .venv/tested
 	@$(UV_MAC) compile $(FOR_MAC) $* requirements-mac.txt >/dev/null
@@ -113,13 +125,10 @@ resolve-mac-%: .venv/tested
 
 # Their functions differ between macOS and Linux.
 CHECKED_FOR_MAC := torch|mlx|mlx-metal|mlx-lm|tensorflow|psutil|zeus-apple-silicon
-check-mac: .venv/tested ## check that our code fits the packages for Apple silicon (minutes, 2 GB)
+check-mac: .venv/tested ## check our code against the packages for a Mac (2 GB)
 	@set -e; pins=$$($(UV_MAC) compile $(FOR_MAC) 3.12 requirements-mac.txt | grep -E '^($(CHECKED_FOR_MAC))=='); \
 	    echo $$pins; $(UV_MAC) install $(FOR_MAC) 3.12 --no-deps --target .venv-mac-wheels $$pins
 	@PYTHONPATH=.venv-mac-wheels .venv/bin/python -m basedpyright --pythonpath .venv/bin/python --pythonplatform Darwin
-
-clean: ## remove the virtual environments and uv (.venv*, .uv)
-	rm -rf .venv .venv-* .uv
 
 # What is not a command. Folders exist, so that make would be content with them.
 .PHONY: bench checks docs requirements results tests
@@ -129,7 +138,11 @@ clean: ## remove the virtual environments and uv (.venv*, .uv)
 packages common-packages:
 	@"$(PYTHON)" bench/packages.py $(if $(filter packages,$@),$(NAME))
 
-INSTALL = sh bench/install.sh $< $(@D) && touch $@
+# A mistake in the settings of these commands is told before gigabytes are installed.
+CHECKED := all image mlp transformer llm diffusion tflops best plot compare $(if $(filter all,$(ASKED)),,install)
+CHECKED := $(filter $(CHECKED),$(MAKECMDGOALS))
+INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&) \
+    sh bench/install.sh $< $(@D) && touch $@
 
 # requirements-cuda.txt is PyTorch's, with or without a card.
 .venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt requirements/torch-cuda12.txt) requirements/common.txt bench/install.sh

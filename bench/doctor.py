@@ -30,6 +30,7 @@ def examine(frameworks=tuple(FRAMEWORKS)):
         show("environment", "ok", f"speed is affected by {variables}")
     source = environment.find_power_source()
     commit = environment.find_commit()
+    show("machine", *describe_machine())
     if environment.find_low_power_mode() or source == "battery":
         show("power", "no", "on battery or in low-power mode, which is slower: plug it in, turn low-power mode off")
     else:
@@ -40,6 +41,18 @@ def examine(frameworks=tuple(FRAMEWORKS)):
     if not any(works):
         print("\nno framework can run here: the lines above say why", file=sys.stderr)
     return 0 if any(works) else 1
+
+
+def describe_machine():
+    """Return the state and the words of cores, memory, disk and load; "no" if other programs use half of the cores."""
+    cores = os.cpu_count() or 1
+    memory = environment.installed_bytes() / environment.GIB
+    disk = shutil.disk_usage(ROOT).free / environment.GIB
+    load = os.getloadavg()[0]
+    words = f"{cores} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free, load {load:.1f}"
+    if load > cores / 2:
+        return "no", f"{words}: other programs are running, so wait until they end"
+    return "ok", words
 
 
 def show(subject, state, words):

@@ -11,16 +11,24 @@ requirements=$1
 venv=$2
 name=${3:-}
 version=${4:-}
-PATH=$PATH:$PWD/.uv/bin
+PATH=$PATH:$PWD/.uv/bin:/usr/lib/wsl/lib # WSL2's nvidia-smi, which a login over SSH or sudo does not find
 
 has() { command -v "$1" >/dev/null 2>&1; }
 works() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -c "" 2>/dev/null; }
 say() { echo "$*" >&2; }
 stop() { say "$*"; exit 2; }
+fold() { printf %s "$*" | tr -s ' \n' ' '; } # several lines of uv into one
 
 # Print the first card of CUDA_VISIBLE_DEVICES as "550.54.14, compute capability 8.0", or the first card of all if
-# nvidia-smi does not know that one. Old drivers do not report the compute capability.
+# nvidia-smi does not know that one. Old drivers do not report the compute capability. With CUDA_BUILD, as on a login
+# node, the card is elsewhere.
 find_card() {
+    case ${CUDA_BUILD-none} in
+        none) ;;
+        13) echo "580 or newer (CUDA_BUILD=13)"; return ;;
+        12) echo "525 or newer (CUDA_BUILD=12)"; return ;;
+        *) stop "CUDA_BUILD='$CUDA_BUILD' must be 12 or 13: set one of them, or unset it" ;;
+    esac
     first=${CUDA_VISIBLE_DEVICES:-0}
     for fields in "driver_version,compute_cap --id=${first%%,*}" driver_version,compute_cap driver_version; do
         nvidia-smi --format=csv,noheader --query-gpu=$fields 2>/dev/null && break
@@ -77,19 +85,38 @@ if ! has uv; then
     .uv/bin/pip install --quiet --disable-pip-version-check uv >&2 ||
         { rm -rf .uv && stop "pip could not install uv, see above: install uv, or set PYTHON=..."; }
 fi
-works || { rm -rf "$venv" && uv venv --quiet --python-preference system --python '>=3.11,<3.13' "$venv"; }
+newest=14
+case $requirements in *tensorflow*) newest=13 ;; esac
+# Python 3.12 has the newest versions of all frameworks. A company or a cluster may block uv's download of it.
+for choice in 3.12 ">=3.11,<3.$((newest + 1)) --no-python-downloads"; do
+    works && break
+    rm -rf "$venv"
+    why=$(uv venv --quiet --python-preference system --python $choice "$venv" 2>&1) || :
+done
+works || stop "$(fold "$why"): install python3.12, or set PYTHON=... to Python 3.11 to 3.$newest"
 "$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads
 
 quiet=--quiet
 [ ! -t 2 ] || quiet=  # a terminal shows the progress
-install="uv pip install $quiet --python $venv/bin/python${overrides:+ --override $overrides}"
+into="--python $venv/bin/python${overrides:+ --override $overrides}"
+
+# Install with these options of uv; says in one line why it cannot.
+try() {
+    why=$(uv pip install --quiet --dry-run $into "$@" 2>&1) && uv pip install $quiet $into "$@" >&2 && return
+    [ -z "$why" ] || say "$(fold "$why")"
+    case $why in *"no version of"* | *"no wheels with"*) exit 2 ;; esac # in any other index either
+    return 2
+}
+
+free=$(df -Pk . 2>/dev/null | awk 'NR == 2 { print int($4 / 1000000) }')
+[ "${free:-9}" -gt 8 ] || say "$free GB of disk are free, and an environment takes up to 7: \`uv cache clean\` may free some"
 say "installing $requirements into $venv${card:+, NVIDIA driver $card}${options:+, $options}${version:+, $name $version}: up to a few GB"
-if ! $install $options -r "$requirements" >&2; then
+if ! try $options -r "$requirements"; then
     [ "$options" ] || exit 2
     [ "$gpu" != cuda12 ] || stop "NVIDIA driver $card needs PyTorch for CUDA 12.6, which uv could not get:" \
         "install driver 580 or newer (if the compute capability is 7.5 or newer), or set PYTHON=..."
     say "uv could not get PyTorch with $options: installing the build of PyPI, for CUDA 13"
-    $install -r "$requirements" >&2
+    try -r "$requirements"
 fi
 
 [ "$requirements" = requirements-cuda.txt ] && [ "$gpu" != cpu ] || exit 0

@@ -1,5 +1,7 @@
 """Every setting and every framework, each declared once, and the reading of settings from the environment.
 
+    python -m bench.settings image    refuses a wrong setting of a command; `make` asks it before it installs anything
+
 docs/settings.md, which `make settings` shows, says what each setting means. Standard library only.
 """
 
@@ -25,7 +27,7 @@ SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 # Names that are probably meant as settings, but which other programs may set: in the environment they get a warning.
 MISTAKEN = {"BATCH": "BATCH_SIZE", "BITS": "WEIGHT_BITS", "DEVICE": "USE_GPU", "GPU": "USE_GPU", "DTYPE": "PRECISION"}
 MISTAKEN |= {"IMAGES": "NUM_IMAGES", "WORKERS": "NUM_WORKERS", "THREADS": "NUM_THREADS", "DEVICES": "NUM_DEVICES"}
-MAKE_VARIABLES = ("PYTHON", "A", "B", "ISSUE")  # only the Makefile or its command reads these
+MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B", "ISSUE")  # only the Makefile or its command reads these
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 
 
@@ -107,8 +109,8 @@ def matrix_size(text):
 
 
 def version(text):
-    if not re.fullmatch("[0-9]+[.][0-9]+[.][0-9]+[a-z0-9]*", text):
-        raise ValueError("a version, such as 2.14.1")
+    if not re.fullmatch("[0-9]+([.][0-9]+){1,3}[a-z0-9]*", text):
+        raise ValueError("a version, such as 2.14.1 or 2.14")
     return text
 
 
@@ -473,3 +475,24 @@ def refuse_misspelt(commands, environ):
         similar = [each for each in ours if len(each) >= 6 or each == name.upper()]
         for near in difflib.get_close_matches(name.upper(), similar, n=1, cutoff=0.88):
             raise SettingError(f"{name}={environ[name]!r} is not a setting: did you mean {near}?")
+
+
+def main(commands):
+    """Read the settings of commands as they do; return the exit status, 2 for a mistake."""
+    log.setLevel(logging.ERROR)  # the command itself warns
+    try:
+        for command in commands:
+            if command == "all":
+                read_fixed_run(command)
+            else:
+                run, *_ = read_runs(command, also=WORKLOADS if command == "best" else ())
+            if command == "best":
+                read_runs(run.settings.workload, also=("best",))
+    except SettingError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -23,16 +23,18 @@ def install(run: Run):
     """
     name = run.settings.framework  # which is also that of its package
     version = run.settings.framework_version
-    if metadata.version(name).partition("+")[0] == version:
+    if f"{metadata.version(name).partition('+')[0]}.".startswith(f"{version}."):  # 2.15 means its newest, or the pinned
         return run
     if os.environ.get("PYTHON"):
-        raise SettingError(f"FRAMEWORK_VERSION={version!r} needs an installation, and PYTHON=... has none: unset one")
+        fix = "measure each version with its own PYTHON and RESULTS_DIR, then `make compare` their files"
+        raise SettingError(f"FRAMEWORK_VERSION={version!r} needs an installation, and PYTHON=... has none: {fix}")
     venv = ROOT / f".venv-{name}-{version}"
     requirements = "requirements-cuda.txt" if name == "torch" else f"requirements/{name}.txt"
     requirements = "requirements-mac.txt" if sys.platform == "darwin" else requirements
+    wanted = f"{version}.*" if version.count(".") == 1 else version
     is_complete = venv / "installed"
     if not is_complete.exists() or is_complete.stat().st_mtime < (ROOT / requirements).stat().st_mtime:
-        command = ["sh", "bench/install.sh", requirements, venv.name, name, version]
+        command = ["sh", "bench/install.sh", requirements, venv.name, name, wanted]
         if subprocess.run(command, cwd=ROOT).returncode:
             raise SettingError(f"FRAMEWORK_VERSION={version!r} cannot be installed, see above: choose another version")
         is_complete.touch()

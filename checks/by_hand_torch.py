@@ -123,7 +123,7 @@ def check_language_model(phase, tokens=64, bits="full"):
     def steps_of_one_cache():
         cache.reset()
         for part in [ids] if phase == "prefill" else ids.split(1, dim=1):
-            yield run(input_ids=part, past_key_values=cache, logits_to_keep=1).logits
+            yield run(part, None, None, cache, logits_to_keep=1).logits
 
     done = itertools.chain.from_iterable(steps_of_one_cache() for _ in itertools.count())
     step = torch.inference_mode()(lambda: next(done))

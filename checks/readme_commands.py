@@ -30,7 +30,7 @@ SHORT = {
     "all": {"RUNS": "1", "QUICK": "1"},
     "best": {"MAX_SECONDS": "0.3", "IMAGE_SIZE": "64", "MAX_MINUTES": "1"},
 }
-UNCHANGED = ("submit", "compare", "plot", "check-results", "receive", "test", "doctor", "help", "settings")
+UNCHANGED = ("submit", "compare", "plot", "check-results", "receive", "test", "doctor", "install", "help", "settings")
 SHORT |= {name: {} for name in UNCHANGED}
 # What the reader fills in: rows that the commands before have measured, and those of another machine.
 FILLED_IN = {"A=...": "A=readme", "B=...": "B=amd-epyc-2-cores", "ISSUE=...": "ISSUE=results/readme.csv"}

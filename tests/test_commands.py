@@ -14,7 +14,7 @@ from bench.records import results
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
 SMALL |= {"USE_GPU": "0", "RUNS": "1"}
-MAC = {"LIKE_A_MAC": "1"}  # of tests/processes/sitecustomize.py
+MAC, NEW_PYTHON = {"LIKE_A_MAC": "1"}, {"START_METHOD": "forkserver"}  # of tests/processes/sitecustomize.py
 
 
 def call(*command, **environ):
@@ -52,7 +52,7 @@ def has_worker(processes):
         return len([each for each in commands if not re.search("resource_tracker|caffeinate", each)]) >= 2
 
 
-@pytest.mark.parametrize("others", [{}, MAC])
+@pytest.mark.parametrize("others", [{}, MAC, NEW_PYTHON])
 def test_ctrl_c_ends_a_real_run_with_its_workers_and_files(tmp_path, others):
     environ = os.environ | SMALL | others
     environ |= {"MAX_SECONDS": "60", "SCOPE": "input", "NUM_WORKERS": "1", "TMPDIR": str(tmp_path)}

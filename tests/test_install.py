@@ -3,11 +3,13 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench import packages
+from bench.host import environment
 
 # Its file `cards` has a line for each card; an old driver's has no compute capability.
 NVIDIA_SMI = """#!/bin/sh
@@ -22,8 +24,9 @@ BROKEN_SMI = "#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not commun
 ROCM = "#!/bin/sh\necho gfx000\necho gfx1100\n"
 UV = """#!/bin/sh
 case "$*" in
-    venv*) mkdir -p .venv/bin && cp fake_python .venv/bin/python ;;
-    *{refuses}*) echo "error: {refuses}" >&2; exit 2 ;;
+    venv*{python}*) mkdir -p .venv/bin && cp fake_python .venv/bin/python ;;
+    *{refuses}* | venv*) printf 'error: %s\\n  cause: %s\\n' "{refuses}" "{cause}" >&2; exit 2 ;;
+    *--dry-run*) ;;
     *) echo "$*" >>asked ;;
 esac
 """
@@ -32,7 +35,7 @@ COMMA = f'#!/bin/sh\n[ "$LC_ALL" = C ] && exec {AWK} "$@"\nsed "s/[.]5$//" | {AW
 PYTHON3 = "#!/bin/sh\nmkdir -p .uv/bin && cp bin/pip .uv/bin\n"
 NO_UV = {"python3": PYTHON3, "pip": '#!/bin/sh\n[ "$PIP_USER" = 0 ] && cp uv .uv/bin\n', "PIP_USER": "1"}
 PYTHON = '#!/bin/sh\ncase "$*" in *torch.version.{built_for}\\)*) exit 0 ;; *torch.version*) exit 1 ;; esac\n'
-TOOLS = ("sh", "awk", "cat", "cp", "grep", "mkdir", "rm", "sed", "xargs")
+TOOLS = ("sh", "awk", "cat", "cp", "grep", "mkdir", "rm", "sed", "tr", "xargs")
 
 TORCH, JAX, TENSORFLOW = "requirements-cuda.txt", "requirements/jax.txt", "requirements/tensorflow.txt"
 PYPI, CPU, AUTO = f"-r {TORCH}", f"--torch-backend=cpu -r {TORCH}", f"--torch-backend=auto -r {TORCH}"
@@ -60,6 +63,15 @@ MACHINES = {
     "a part of a card": ({"cards": A100, "CUDA_VISIBLE_DEVICES": "MIG-1"}, 0, CU126, "550.54.14"),
     "no driver": ({}, 0, CPU, "cpu"),
     "no driver, no index": ({"refuses": "--torch-backend"}, 0, PYPI, "PyPI"),
+    "a login node, CUDA 13": ({"CUDA_BUILD": "13"}, 0, PYPI, "CUDA_BUILD=13 580"),
+    "a login node, CUDA 12": ({"CUDA_BUILD": "12"}, 0, CU126, "CUDA_BUILD=12 525"),
+    "a login node, JAX": ({"CUDA_BUILD": "12", "file": JAX}, 0, "-r .venv.txt", ".venv.txt"),
+    "a login node, CPUs": ({"CUDA_BUILD": "12", "USE_GPU": "0", "built_for": "none"}, 0, CPU, "cpu"),
+    "a CUDA of which there is no build": ({"CUDA_BUILD": "11"}, 2, None, "CUDA_BUILD='11' 12 13"),
+    "WSL2 over SSH": ({"cards": A100, "smi": "../wsl/nvidia-smi"}, 0, CU126, "550.54.14"),
+    "only Python 3.14": ({"python": "--no-python-downloads"}, 0, CPU, "cpu"),
+    "no Python": ({"python": "none"}, 2, None, "cause: PYTHON="),
+    "no wheels": ({"refuses": "--dry-run", "cause": "torch has no wheels with a matching tag"}, 2, None, "wheels"),
     "a driver that fails": ({"nvidia-smi": BROKEN_SMI}, 0, CPU, "cpu"),
     "a card that is not wanted": ({"cards": H200, "built_for": "none", "USE_GPU": "0"}, 0, CPU, "cpu"),
     "a build for the CPU": ({"cards": H200, "built_for": "none"}, 2, PYPI, "make clean"),
@@ -89,15 +101,16 @@ def install(tmp_path):
         path.write_text(text)
         path.chmod(0o755)
 
-    def call(file=TORCH, cards="", refuses="nothing", built_for="cuda", displays=(), version=(), **given):
+    def call(file=TORCH, cards="", refuses="nothing", cause="", built_for="cuda", python="", displays=(), **given):
+        version, smi = given.pop("version", ()), given.pop("smi", "nvidia-smi")
         for slot, vendor in displays:
             (tmp_path / "pci" / slot).mkdir(parents=True)
             (tmp_path / "pci" / slot / "class").write_text("0x030000\n")
             (tmp_path / "pci" / slot / "vendor").write_text(f"{vendor}\n")
         if cards:
             (tmp_path / "cards").write_text(f"{cards}\n")
-            write("nvidia-smi", NVIDIA_SMI)
-        write("../uv" if "pip" in given else "uv", UV.format(refuses=refuses))
+            write(smi, NVIDIA_SMI)
+        write("../uv" if "pip" in given else "uv", UV.format(refuses=refuses, cause=cause, python=python))
         for name in given.keys() & {"nvidia-smi", "rocm_agent_enumerator", "awk", "python3", "pip"}:
             write(name, given.pop(name))
         write("../fake_python", PYTHON.format(built_for=built_for))
@@ -107,7 +120,8 @@ def install(tmp_path):
         asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
         return done.returncode, done.stderr.splitlines(), [line.partition("/bin/python ")[2] for line in asked]
 
-    (tmp_path / "bin").mkdir()
+    for folder in ("bin", "wsl"):
+        (tmp_path / folder).mkdir()
     for tool in TOOLS:
         (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
     shutil.copytree("requirements", tmp_path / "requirements")
@@ -115,6 +129,7 @@ def install(tmp_path):
         shutil.copy(path, tmp_path)
     # No test sees the graphics of whoever runs it.
     script = Path("bench/install.sh").read_text().replace("/sys/bus/pci/devices", str(tmp_path / "pci"))
+    script = script.replace("/usr/lib/wsl/lib", str(tmp_path / "wsl"))
     (tmp_path / "install.sh").write_text(script)
     return call
 
@@ -194,3 +209,59 @@ def test_windows_git_writes_no_carriage_returns(tmp_path):
     subprocess.run(["git", "init", tmp_path], check=True)
     printed = subprocess.check_output(["git", "check-attr", "eol", "bench/install.sh"], cwd=tmp_path, text=True)
     assert printed.endswith("lf\n")
+
+
+@pytest.fixture
+def fresh_make(tmp_path):
+    """Return a function that calls make in a clone without environments: (exit status, lines, what is installed)."""
+    for name in ("Makefile", "bench", "requirements", *map(str, Path().glob("requirements-*.txt")), "docs/settings.md"):
+        copy = shutil.copytree if Path(name).is_dir() else shutil.copy
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        copy(name, tmp_path / name)
+    (tmp_path / "bench/install.sh").write_text('mkdir -p $2/bin && cp bin/true $2/bin/python && echo "installs $2"\n')
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(sys.executable)
+    (tmp_path / "bin/true").symlink_to(str(shutil.which("true")))
+
+    def call(*goals, **environ):
+        environ |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+        done = subprocess.run(["make", *goals], cwd=tmp_path, capture_output=True, text=True, env=os.environ | environ)
+        said = done.stderr.splitlines()
+        return done.returncode, said, [line.split()[1] for line in done.stdout.splitlines() if "installs" in line]
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("goals", "environ", "name"),
+    [
+        (["image", "BATCHSIZE=8"], {}, "BATCHSIZE"),
+        (["image"], {"PRECISION": "fp8"}, "PRECISION='fp8'"),
+        (["diffusion"], {"FRAMEWORK": "mlx"}, "FRAMEWORK='mlx'"),
+        (["tflops", "llm"], {"DEPTH": "x"}, "DEPTH='x'"),
+        (["best"], {"WORKLOAD": "llm", "PRECISION": "fp8"}, "PRECISION='fp8'"),
+        (["all"], {"MODEL": "vgg11"}, "MODEL='vgg11'"),
+        (["install"], {"FRAMEWORK": "pytroch"}, "FRAMEWORK='pytroch'"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_anything_is_installed(fresh_make, goals, environ, name):
+    status, said, installed = fresh_make(*goals, **environ)
+    assert (status, name in said[0], installed) == (2, True, []), said
+
+
+def test_make_install_installs_what_is_asked_for_and_measures_nothing(fresh_make):
+    assert fresh_make("install") == (0, [], [".venv"])
+    assert fresh_make("image") == (0, [], [])  # without a network: what is installed stays
+    apart = [] if sys.platform == "darwin" else [".venv-tensorflow"], [".venv-jax", ".venv-mlx"]
+    assert fresh_make("install", FRAMEWORK="TF") == (0, [], apart[0])
+    assert fresh_make("install", FRAMEWORK="all") == (0, [], apart[1])
+
+
+def test_the_list_of_commands_fits_a_terminal():
+    lines = subprocess.check_output(["make", "help"], text=True).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines.index("") < next(number for number, line in enumerate(lines) if "make test" in line)
+
+
+def test_scripts_find_the_nvidia_smi_of_wsl2_too():
+    assert environment.output_of("sh", "-c", "echo $PATH").endswith(":/usr/lib/wsl/lib\n")

@@ -42,7 +42,7 @@ def install(monkeypatch, tmp_path):
 
 
 def test_the_installed_version_needs_no_environment_and_another_one_is_installed_once(install, tmp_path):
-    assert install("2.15.0") == (sys.executable, [])
+    assert install("2.15.0") == install("2.15") == (sys.executable, [])
     python = str(tmp_path / ".venv-torch-2.14.1/bin/python")
     called = ["requirements-cuda.txt", ".venv-torch-2.14.1", "torch", "2.14.1"]
     assert install("2.14.1") == (python, [called])
@@ -50,6 +50,7 @@ def test_the_installed_version_needs_no_environment_and_another_one_is_installed
     assert install("2.14.1") == (python, [called])
     os.utime(tmp_path / ".venv-torch-2.14.1/installed", (0, 0))  # the requirements have changed since
     assert install("2.14.1") == (python, [called, called])
+    assert install("2.1")[1][-1] == ["requirements-cuda.txt", ".venv-torch-2.1", "torch", "2.1.*"]  # not 2.15
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_what_cannot_be_installed_is_one_line(install, tmp_path):
     assert not (tmp_path / ".venv-torch-9.9.9/installed").exists()  # so the next call tries again
     with pytest.raises(SettingError, match="PYTHON"):
         install("2.14.1", PYTHON="python3")
-    for text in ("latest", "2.15"):
+    for text in ("latest", "2"):
         with pytest.raises(SettingError, match=f"FRAMEWORK_VERSION='{text}'"):
             install(text)
 

@@ -175,8 +175,9 @@ class Decoder(torch.nn.Module):
             self.decoder.model.rotary_emb = type(self.decoder.model.rotary_emb)(config=self.decoder.config)
         return self
 
-    def forward(self, ids, **cache):
-        return self.decoder(input_ids=ids, use_cache="past_key_values" in cache, **cache).logits
+    def forward(self, ids, positions=None, cache=None, **options):
+        # Without names, because transformers 5.24 calls the cache another one.
+        return self.decoder(ids, None, positions, cache, use_cache=cache is not None, **options).logits
 
 
 class CachedModel(base.CachedModel):
@@ -215,4 +216,4 @@ class CachedModel(base.CachedModel):
 
     @torch.inference_mode()
     def _run(self, module, tokens):
-        return module(tokens, past_key_values=self.cache, logits_to_keep=1)[:, -1]
+        return module(tokens, cache=self.cache, logits_to_keep=1)[:, -1]

@@ -184,6 +184,7 @@ def ask_git(root, *command):
 def output_of(*command):
     """Return what a command prints in English; None if it is missing, fails or hangs. The user's GIT_* are ignored."""
     env = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
+    env["PATH"] = f"{env.get('PATH', os.defpath)}:/usr/lib/wsl/lib"  # WSL2's nvidia-smi, which SSH and sudo leave out
     try:
         return subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=20, env=env).decode(errors="replace")
     except (OSError, subprocess.SubprocessError):

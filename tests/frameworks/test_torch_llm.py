@@ -37,8 +37,7 @@ def cache_not_used(model, tokens):
 def rotary_off_by_one(model, tokens):
     places = torch.arange(tokens.shape[1], device=tokens.device)[None] + model.cache.get_seq_length()
     places += tokens.shape[1] == 1
-    cache = {"past_key_values": model.cache, "position_ids": places}
-    return model.uncompiled(tokens, logits_to_keep=1, **cache)[:, -1]
+    return model.uncompiled(tokens, places, model.cache, logits_to_keep=1)[:, -1]
 
 
 @pytest.mark.parametrize("sabotaged", [cache_not_used, rotary_off_by_one])

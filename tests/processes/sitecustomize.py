@@ -13,6 +13,8 @@ from pathlib import Path
 for package in ("pynvml", "zeus_apple_silicon"):
     sys.modules[package] = None
 
+if os.environ.get("START_METHOD"):  # forkserver is Linux's default from Python 3.14 on
+    multiprocessing.set_start_method(os.environ["START_METHOD"])
 if os.environ.get("LIKE_A_MAC"):
     import_module = builtins.__import__
 
