@@ -20,7 +20,7 @@ from bench import doctor, processes
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
 from bench.parent import combine_rounds, find_device, measure_and_store, plan_processes, read_machine
-from bench.plots import card
+from bench.plots import card, table
 from bench.records import columns, report, results
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.rows import complete_row, work_cells
@@ -209,8 +209,11 @@ def main():
     has_result = measure_set(run, host, device, blank)
     for words in card.finish(settings.results_dir, blank["machine"], settings.framework):
         say(words)
+    say(table.describe_set(settings.results_dir, say, [blank[name] for name in table.SIDE]))
     path = results.path_of(settings.results_dir, blank)
     say(f"added to {results.display_path(path)}; `make submit` prints how to send the results")
+    if device.kind == "mps" and settings.framework != "mlx":
+        say("`FRAMEWORK=mlx make all` measures the language models in MLX")
     return 0 if has_result else 1
 
 

@@ -166,17 +166,17 @@ def measure_quantities(process: Process, make_workload):
     """
     settings = process.settings
     status = ""
-    canary_seconds = None
+    canary = {}
     if process.task.has_extras:
         if process.instruments.why_no_energy:
             log.info("power and energy are not measured: %s", process.instruments.why_no_energy)
         process = replace(process, instruments=process.instruments.with_idle_watts())
         # A sustained run shows heat itself, and ranks would get out of step.
         if process.device.kind == "cpu" and not (settings.sustain or process.group.ranks.are_many):
-            canary_seconds = measure_canary()
+            canary = measure_canary()
     workload = make_workload(settings)
     for scope, measure_one in list_quantities(process, workload):
-        work = work_cells(settings, workload, scope) | {"canary_seconds": canary_seconds}
+        work = work_cells(settings, workload, scope) | canary
         log.info("%s, scope %s: building and checking, then measuring", settings.phase, scope)
         try:
             for cells in measure_one(process, workload, scope):

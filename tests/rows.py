@@ -147,10 +147,11 @@ SWEEP = [
     ROW | ATTENTION | {"tflops": 0.0709},
 ]
 
-# `make compare` of two files of one machine. In AFTER the canary is slower.
+# `make compare` of two files of one machine
 FIVE = {"machine": "example-cpu", "process_rates": "1 2 3 4 5", "canary_seconds": 0.0018}
 ONE = FIVE | {"process_rates": "1"}
-LATER = {"framework_version": "2.16", "canary_seconds": 0.0024}
+LATER = {"framework_version": "2.16", "canary_seconds": 0.0019}
+PIPELINE = {"scope": "input", "process_rates": "1"}
 BEFORE = [
     FIVE | rate(100),
     FIVE | rate(10) | {"model": "vgg16"},
@@ -160,6 +161,9 @@ BEFORE = [
     FIVE | rate(7) | {"model": "alexnet"},
     FIVE | rate(20) | LATER | {"model": "vgg13"},  # the other way round than the rest
     FIVE | FAILED | {"model": "vgg19"},
+    FIVE | rate(30) | {"model": "densenet121"},  # the canary is slower later
+    FIVE | rate(40) | {"model": "densenet161", "process_rates": "1 2 3"},
+    FIVE | rate(900) | PIPELINE,
     FIVE | GPU | rate(4000),
     FIVE | PEAK | SMALL | {"tflops": 1.5},
     FIVE | PEAK | LARGE | {"tflops": 2.0},  # the latest peak counts, at any size and by any operator
@@ -175,6 +179,9 @@ AFTER = [
     FIVE | PEAK | SMALL | LATER | {"tflops": 2.4, "memory_format": "channels_last", "batch_size": 1},
     FIVE | rate(20) | {"model": "vgg13"},
     FIVE | rate(4) | LATER | {"model": "vgg19"},
+    FIVE | rate(20) | LATER | {"model": "densenet121", "canary_seconds": 0.0024},
+    FIVE | rate(60) | LATER | {"model": "densenet161", "process_rates": "1 2 3"},
+    FIVE | rate(800) | LATER | PIPELINE,
     FIVE | rate(300) | {"search": "0123456789ab", "allocator": "A=1"},  # of `make best`
     FIVE | rate(3) | LATER | {"search": "interleaved", "model": "squeezenet1_0"},  # there is no other one
 ]

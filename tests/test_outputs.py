@@ -59,6 +59,12 @@ def compare(before, after, folder):
     compare_results.main({"RESULTS_DIR": str(folder), "A": "before", "B": "after"})
 
 
+def print_table(folder, _):
+    rows.write(folder, rows.CARD, "example-cpu")
+    rows.write(folder, list(rows.standard_set(**rows.GPU)), "example-gpu")
+    compare_results.main({"RESULTS_DIR": str(folder)})
+
+
 def print_all(folder, monkeypatch):
     for found in (rows.IMAGE, rows.TRAINING[:1], rows.FAILURES["every process"]):
         print(measure_all.describe_lines(found, []))
@@ -130,6 +136,7 @@ COMMANDS = {
     "best": print_best,
     "compare": lambda folder, _: compare(rows.BEFORE, rows.AFTER, folder),
     "compare_nothing": lambda folder, _: compare([{}], [rows.GPU], folder),
+    "table": print_table,
     "turns": print_comparisons,
     "doctor": print_doctor,
     "all": print_all,

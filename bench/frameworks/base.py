@@ -33,7 +33,7 @@ class Stream:
 
     batches: Iterator  # tuples (*inputs, target) on the host
     num_workers: int
-    queue_steps: int  # batches that may be ready or in a worker's hands
+    queue_steps: int  # batches that may be ready or in progress
 
 
 class Model(ABC):

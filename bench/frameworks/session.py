@@ -73,7 +73,7 @@ class BaseSession:
     parameters: int | None = None  # trainable; None without a model
     weight_bytes = 0  # of a model's weights that a step of decode reads, as they are stored
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
-    queue_steps: int | None = None  # batches that the workers may have ready or in their hands; None: resident
+    queue_steps: int | None = None  # batches that the workers may have ready or in progress; None: resident
     may_repeat = False  # whether last_result may be the same after different batches
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
 

@@ -101,7 +101,7 @@ def find_own(mine, work):
     usual["weight_bits"] = (str(settings.weight_bits or ""),)
     mine = [line for line in mine if all(line[name] in texts for name, texts in usual.items())]
     latest = []
-    for numbers in NUMBERS:
+    for numbers in work.numbers:
         if lines := [line for line in mine if line["precision"] == work.precision(numbers)]:
             latest.append(lines[-1] | {"numbers": numbers})
     return latest

@@ -45,7 +45,8 @@ def best(lines, *apart):
 def resident(lines):
     """Select rates of resident batches, of images and sequences of the usual size."""
     usual = lines["image_size"].isin(["", "224"]) | (lines["workload"] != "image")
-    usual &= lines["sequence_length"].isin(["", "128"])
+    is_llm = (lines["workload"] == "llm") & (lines["sequence_length"] == "512")
+    usual &= lines["sequence_length"].isin(["", "128"]) | is_llm
     return lines[usual & (lines["scope"] == "device") & lines["value"].notna()]
 
 

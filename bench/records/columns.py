@@ -96,6 +96,7 @@ COLUMNS = {
     "python": Column("version", "version"),
     "framework": Column("work", "its name here", tuple(settings.FRAMEWORKS), words=""),
     "framework_version": Column("version", "with its build"),
+    "numpy": Column("version", "version of NumPy, which computes the canary"),
     # workload
     "workload": Column("work", "what the model or operator does", (*settings.WORKLOADS, *OPERATORS), words=""),
     "model": Column("work", "its name; or matmul, matmul-peak (the best of a sweep, again), copy ...", words="{}"),

@@ -70,17 +70,17 @@ def measured_peaks(rows):
     Args:
         rows: dicts of text, from results.read(), or of numbers, of any framework.
     """
-    best = {}
+    reached = {}
     for row in rows:
         is_copy = row["workload"] == "bandwidth"
         if (is_copy or row["model"] == "matmul-peak") and row["status"] == "ok" and "implausible" not in row["flags"]:
             name, rate = ("bandwidth", row["throughput"]) if is_copy else (row["precision"], row["tflops"])
             key = (*chip_of(row), name)
-            best[key] = max(best.get(key, 0), float(rate))
-    return best
+            reached[key] = max(reached.get(key, 0), float(rate))
+    return reached
 
 
-def fraction_of(best, row, quantity):
+def fraction_of(reached, row, quantity):
     """Return a row's "tflops" or "bandwidth" over the best that its chip reached; None if either is unknown.
 
     It may exceed 1: convolutions can be faster than the best matmul, and some machines read faster than they copy.
@@ -88,9 +88,9 @@ def fraction_of(best, row, quantity):
     The rate of several GPUs is compared with several times the best of one; processes on a CPU share it.
 
     Args:
-        best: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
+        reached: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
     """
     precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
-    peak = best.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else precision))
+    peak = reached.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else precision))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
     return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None

@@ -19,6 +19,7 @@ MATMULS = ("matmul", "matmul-8bit")
 # Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
 LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
 LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution", "attention": "attention {sequence_length}"}
+SAME_CANARY = ("machine", "device_name", "cpu_id", "numpy")  # cells that agree in rows whose canaries are comparable
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
 
@@ -106,7 +107,9 @@ def describe_sweep(rows, _):
     flagged = [row for row in ok if row["flags"]]
     lines += [f"  flags of {describe_work(row)}: {', '.join(row['flags'].split())}" for row in flagged]
     flags = {flag for row in flagged for flag in row["flags"].split()}
-    return "\n".join(filter(None, [*lines, explain_flags(flags)]))
+    reached = {row["precision"]: row["tflops"] for row in ok if row["model"] == "matmul-peak"}
+    lines_of_peaks = [f"  measured peak, {name}: {tflops:.4g}e12 FLOP/s" for name, tflops in reached.items()]
+    return "\n".join(filter(None, [*lines, explain_flags(flags), *lines_of_peaks]))
 
 
 def count_processes(row):
@@ -124,11 +127,11 @@ def describe_rate(row):
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
-def describe_result(row, best):
+def describe_result(row, reached):
     """Describe one row in lines: its result, its interval, its details and its warnings.
 
     Args:
-        best: what `make tflops` measured on this machine, from peaks.measured_peaks().
+        reached: what `make tflops` measured on this machine, from peaks.measured_peaks().
     """
     lines = []
     if row.get("epoch"):
@@ -139,7 +142,7 @@ def describe_result(row, best):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if count_processes(row) > 1:
             lines.append(", ".join(map(format_number, row["process_rates"].split())))
-        lines.append(describe_details(row, best))
+        lines.append(describe_details(row, reached))
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
         reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
@@ -163,7 +166,7 @@ def describe_interval(row):
     return f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])} ({made_of})"
 
 
-def describe_details(row, best):
+def describe_details(row, reached):
     """Describe in one line what a row has besides its rate: first step, memory, TFLOP/s, GB/s, sensors."""
     details = [f"first step {row['first_step_seconds']:.3g} s"]
     if row["phase"] == "prefill":
@@ -172,12 +175,12 @@ def describe_details(row, best):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row.get("tflops"):
-        fraction = peaks.fraction_of(best, row, "tflops")
+        fraction = peaks.fraction_of(reached, row, "tflops")
         share = f" ({100 * fraction:.3g} % of this machine's measured peak)" if fraction else ""
         rate = format_number(row["tflops"], "{:.3g}")
         details.append(f"{rate} TFLOP/s{share}, measured precision {row['measured_precision']}")
     if row.get("bandwidth"):
-        fraction = peaks.fraction_of(best, row, "bandwidth")
+        fraction = peaks.fraction_of(reached, row, "bandwidth")
         share = f" ({100 * fraction:.3g} % of this machine's measured bandwidth)" if fraction else ""
         details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     return ", ".join(details + describe_physics(row))
@@ -297,7 +300,7 @@ def describe_chance(comparisons):
 def describe_slowdown(rows, stored):
     """Say if the machine's small matmul, the canary, is over 10 % slower than at its best in its file; "" if not."""
     now = [row["canary_seconds"] for row in rows if row.get("canary_seconds")]
-    machine = {name: rows[0][name] or "" for name in ("device", "device_name", "cpu_id", "framework", "python")}
+    machine = {name: rows[0][name] or "" for name in SAME_CANARY}
     before = [
         float(row["canary_seconds"]) for row in stored if row["canary_seconds"] and machine.items() <= row.items()
     ]

@@ -12,14 +12,15 @@ from bench.settings import DECLARED, SCOPES, is_used_in
 from bench.timing.measure import METHOD_VERSION
 
 # Columns that only the first process measures.
-OF_THE_FIRST = ("output_error", "output_limit", "canary_seconds", "idle_watts")
+OF_THE_FIRST = ("output_error", "output_limit", "canary_seconds", "numpy", "idle_watts")
 OF_THE_FIRST += ("power_watts", "joules_per_item", "power_scope")
 
 
 def work_cells(settings, workload, scope):
-    """Return the cells that describe the work: the settings that its phase uses, and what the workload knows better.
+    """Return the cells that describe the work: {column: value}.
 
-    A setting fills the column of work that has its name, unless the workload sets it.
+    A setting that the phase uses fills the column of its own name, if there is one: DEPTH fills `depth`. Cells in
+    Workload.columns replace those of settings.
     """
     has_pipeline = scope in ("input", "end_to_end")
     names = [name for name in (*WORK, "seed") if name in DECLARED and is_used_in(name, settings.phase)]

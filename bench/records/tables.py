@@ -46,32 +46,39 @@ def convert(rows):
     return frame.assign(kind=kind, published=frame["source"] != "", disturbed=disturbed)
 
 
+def choose_rows(rows):
+    """Choose the row of each machine, work and setup that counts, and all published figures; the oldest comes first.
+
+    An undisturbed row counts before a disturbed one, then one of its own before one of a comparison (the column
+    `search`), then the newest one. A quick check, or what Ctrl-C left, does not replace more processes of its commit.
+    """
+    done = rows.assign(compared=rows["search"] != "")
+    done = done.sort_values(["disturbed", "compared", "timestamp"], ascending=[False, False, True])
+    own = done.loc[~done["published"]]
+    work = ["machine", *WORK, *columns.SETUP]
+    processes = own["process_rates"].str.count(" ")
+    most = processes.groupby([own[name] for name in (*work, "commit", "compared")]).transform("max")
+    own = own.loc[processes == most].drop_duplicates(work, keep="last")
+    # Published figures are of different setups: none of them replaces another.
+    chosen = done.loc[done["published"] | done.index.isin(own.index)]
+    return chosen.sort_values("timestamp", kind="stable", ignore_index=True)
+
+
 def latest(rows):
     """Select the latest result of each machine, work and setup, and all published figures, whatever their status.
 
-    A disturbed result counts only if there is no other one, and so does one of a comparison (the column `search`).
     The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
     and its interval, `low` and `high`; `processes`, how many; `computers`, how many its machine's own rows are
     from; `setup`: in words, if a machine has several for the same work; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s
     over the best ones measured on its chip.
     """
-    counts = ((rows["status"] == "ok") | (rows["source"] != "")) & (rows["scope"] != "sustained")
-    done = rows.assign(compared=rows["search"] != "")[counts]
-    # The last one of equal work counts.
-    done = done.sort_values(["disturbed", "compared", "timestamp"], ascending=[False, False, True])
-    work = ["machine", "source", *WORK]
-    # A quick check, or what Ctrl-C left, does not replace a result of more processes of the same commit.
-    processes = done["process_rates"].str.count(" ")
-    most = processes.groupby([done[name] for name in (*work, *columns.SETUP, "commit", "compared")]).transform("max")
-    done = done[(processes == most) | (done["source"] != "")]
-    # Published figures are of different setups: none of them replaces another.
-    is_old = done.duplicated([*work, *columns.SETUP], keep="last") & (done["source"] == "")
-    lines = done[~is_old].sort_values("timestamp", kind="stable", ignore_index=True)
+    done = rows[((rows["status"] == "ok") | rows["published"]) & (rows["scope"] != "sustained")]
+    lines = choose_rows(done)
     published = lines["published"]
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
-    several = lines.duplicated(work, keep=False) & ~published
+    several = lines.duplicated(["machine", "source", *WORK], keep=False) & ~published
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
-    computers = done[done["source"] == ""].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()
+    computers = done[~done["published"]].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()
     value = lines["tflops"].where(is_in_tflops, lines["throughput"])
     scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
     lines = lines.assign(
@@ -85,9 +92,9 @@ def latest(rows):
     )
     measured = lines[~published]
     rows = measured.to_dict("records")
-    best = peaks.measured_peaks(rows)
+    reached = peaks.measured_peaks(rows)
     shares = {
-        f"of_{name}": pd.Series([peaks.fraction_of(best, row, quantity) for row in rows], measured.index, dtype=float)
+        f"of_{name}": pd.Series([peaks.fraction_of(reached, row, quantity) for row in rows], measured.index, float)
         for name, quantity in (("peak", "tflops"), ("bandwidth", "bandwidth"))
     }
     return lines.assign(**shares)

@@ -39,7 +39,7 @@ class Rate(NamedTuple):
 
 def verdict_of(ratio):
     """Return what the ratio of two Rates shows: "same" is within 1 %, and unknown ends give "cannot tell"."""
-    if ratio.low >= 1 - SAME and ratio.high <= 1 + SAME:
+    if ratio.low >= 1 / (1 + SAME) and ratio.high <= 1 + SAME:
         return "same"
     return "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "cannot tell"
 

@@ -1,7 +1,7 @@
 """A canary: a small matmul of NumPy, timed before the first measurement on a CPU.
 
-Its seconds are stored, so that a slow machine can be told from slow software: it is the same for all frameworks, their
-versions and all settings.
+Its seconds are stored with NumPy's version, so that a slow machine can be told from slow software: with the same NumPy
+it is the same for all frameworks and settings.
 """
 
 import functools
@@ -21,10 +21,11 @@ WARMUP_SECONDS = 0.5
 
 
 def measure_canary():
-    """Return the seconds of NumPy's matmul of two matrices in float32."""
+    """Return the cells of the canary: the seconds of NumPy's matmul of two matrices in float32, and its version."""
     ((a, b),) = data.operand_sets([(SIDE, SIDE), (SIDE, SIDE)], sets=1, seed=0)
     step = functools.partial(np.matmul, a, b, out=np.empty_like(a))  # complete when it returns
-    return time_steps(SimpleNamespace(prepare=None, step=step, synchronize=lambda: None, read=lambda: None))
+    session = SimpleNamespace(prepare=None, step=step, synchronize=lambda: None, read=lambda: None)
+    return {"canary_seconds": time_steps(session), "numpy": np.__version__}
 
 
 def time_steps(session, clock=time.perf_counter):

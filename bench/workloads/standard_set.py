@@ -37,7 +37,8 @@ class Work:
 
     def precision(self, numbers):
         """Return the PRECISION for a format of numbers: weights in 16 bits would lose the small updates of training."""
-        return f"mixed_{numbers}" if self.phase == "training" and numbers in FORMATS else numbers
+        is_mixed = self.phase == "training" and self.workload != "llm" and numbers in FORMATS  # LoRA's are frozen
+        return f"mixed_{numbers}" if is_mixed else numbers
 
     def change(self, numbers):
         """Return the environment of a run in a format of numbers."""
@@ -51,10 +52,14 @@ class Work:
 
 LARGE_BATCH = {"devices": ("gpu",), "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}
 LARGE_BATCH |= {"shared_gb": SHARED_GB}
-BITS = {"numbers": ("bfloat16",), "settings": (("WEIGHT_BITS", "4"),)}
+# The memory is that of the weights, and of their copy in float32 that checks them on the CPU.
+LARGE = {"devices": ("gpu",), "shared_gb": 12}
+BITS = {"numbers": ("bfloat16",), "settings": (("WEIGHT_BITS", "4"),), "shared_gb": 8}
 ON_MACS = BITS | {"devices": ("mps",), "framework": "mlx"}
 ON_CUDA = BITS | {"devices": ("cuda",), "framework": "torch", "settings": (("WEIGHT_BITS", "4"), ("COMPILE", "1"))}
-COMPILED = {"devices": ("cuda",), "numbers": ("bfloat16",), "settings": (("COMPILE", "reduce-overhead"),)}
+COMPILED = LARGE | {"devices": ("cuda",), "numbers": ("bfloat16",), "settings": (("COMPILE", "reduce-overhead"),)}
+LORA = LARGE | {"numbers": ("bfloat16",), "settings": (("LORA_RANK", "8"),)}
+DIFFUSION = LARGE | {"numbers": ("bfloat16",), "shared_gb": 8}
 STANDARD_SET = (
     Work("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True),
     Work("ResNet-50", "image", "resnet50", "training", 16, is_quick=True),
@@ -64,10 +69,12 @@ STANDARD_SET = (
     Work("DistilBERT", "transformer", "distilbert", "training", 8, is_quick=True),
     Work("SmolLM2-135M", "llm", "smollm2-135m", "prefill", 1, is_quick=True),
     Work("SmolLM2-135M", "llm", "smollm2-135m", "decode", 1, is_quick=True),
-    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, devices=("gpu",)),
-    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, devices=("gpu",)),
+    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, **LARGE),
+    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, **LARGE),
     Work("Llama-3.2-1B, compiled", "llm", "llama-3.2-1b", "decode", 1, **COMPILED),
     *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_MACS) for phase in ("prefill", "decode")),
     *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_CUDA) for phase in ("prefill", "decode")),
+    Work("Llama-3.2-1B, LoRA", "llm", "llama-3.2-1b", "training", 1, **LORA),
+    Work("Stable Diffusion 1.5", "diffusion", "sd-1.5", "inference", 1, **DIFFUSION),
     Work("ResNet-50, channels_last", "image", "resnet50", "training", 256, **LARGE_BATCH),
 )

@@ -4,8 +4,9 @@ import pytest
 
 import compare_results
 from bench import processes
+from bench.plots import table
 from bench.records.columns import COLUMNS
-from tests.rows import write
+from tests.rows import FIVE, GPU, rate, standard_set, write
 
 
 @pytest.mark.parametrize("name", ["nothing", "header"])
@@ -22,3 +23,44 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path, capsys):
     path.write_text(path.read_text().replace("vgg11", "vgg11,"))
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "a"})
     assert "a.csv, line 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cells", "verdict"),
+    [
+        ({}, "slower"),
+        ({"canary_seconds": 0.0019}, "slower"),
+        ({"canary_seconds": 0.0021}, "cannot tell"),
+        ({"canary_seconds": 0.0016}, "cannot tell"),
+        ({"canary_seconds": 0.0021, "numpy": "2.5.0"}, "slower"),  # another canary
+        ({"canary_seconds": 0.0021, "machine": "b"}, "slower"),
+        ({"canary_seconds": None}, "slower"),
+        ({"process_rates": "1"}, ""),
+        ({"flags": "swapping"}, "cannot tell"),
+    ],
+)
+def test_a_machine_that_changed_or_was_disturbed_gets_no_verdict(tmp_path, capsys, cells, verdict):
+    write(tmp_path, [FIVE | rate(100)], "before")
+    write(tmp_path, [FIVE | rate(50) | cells], "after")
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"})
+    (figures,) = (line for line in capsys.readouterr().out.splitlines() if " images/s" in line)
+    assert figures[29:40].strip() == verdict
+
+
+@pytest.mark.parametrize(("count", "percent"), [(2, "33"), (3, "10"), (4, "2.9"), (5, "")])
+def test_verdicts_of_few_processes_say_how_often_they_are_wrong(tmp_path, capsys, count, percent):
+    write(tmp_path, [FIVE | {"process_rates": " ".join("1" * count)}], "a")
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "a"})
+    assert [text.split()[-1] for text in capsys.readouterr().out.split(" %")[:-1]] == ([percent] if percent else [])
+
+
+def test_the_table_has_ratios_to_the_first_machine_and_none_that_was_disturbed(tmp_path):
+    for name, factor in (("a", 1), ("b" * 30, 2), ("c" * 30, 0.5)):
+        rows = [row | rate(factor * row["throughput"]) for row in standard_set(**GPU | {"machine": name})]
+        rows[0] |= {"flags": "contended" if factor < 1 else "drift"}
+        write(tmp_path, rows if name == "a" else rows[:5], name)
+    lines = table.describe_set(tmp_path, pytest.fail).splitlines()
+    means = "".join(line for line in lines if "geometric mean" in line).split("|")
+    assert [mean.strip() for mean in means if "n =" in mean] == ["2x (n = 5)", "0.5x (n = 4)"]
+    assert sum(line.startswith("|--") for line in lines) == 2  # tables
+    assert max(len(line) for line in lines if line.startswith("|")) <= table.WIDTH

@@ -1,5 +1,6 @@
 """The canary tells a machine that has become slower."""
 
+import numpy as np
 import pytest
 
 from bench.timing import canary
@@ -11,4 +12,6 @@ def test_single_slow_windows_do_not_count():
         clock = Clock()
         device = Device(clock, work=lambda i, pace=pace, burst=burst: pace + burst * (i % 3 == 0))
         assert canary.time_steps(device, clock) == pytest.approx(pace, rel=0.01)
-    assert 0 < canary.measure_canary() < 1
+    cells = canary.measure_canary()
+    assert 0 < cells["canary_seconds"] < 1
+    assert cells["numpy"] == np.__version__

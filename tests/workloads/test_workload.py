@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.settings import SettingError, read_settings
+from bench.workloads.standard_set import STANDARD_SET
 from image_benchmark import image_workload
 from mlp_benchmark import hidden_widths, mlp_counts
 from transformer_benchmark import ENCODERS, encoder_counts
@@ -60,3 +61,11 @@ def test_bert_base_flops_follow_from_its_parameters():
     assert flops / 128 == pytest.approx(2 * 85_054_464 + 12 * 4 * 128 * 768, rel=0.01)
     assert encoder_counts(encoder, "training")[1] == 3 * flops
     assert encoder_counts(replace(encoder, sequence_length=512), "inference")[1] > 4 * flops
+
+
+@pytest.mark.parametrize("framework", ["torch", "mlx"])
+def test_the_set_fine_tunes_on_gpus_in_16_bits_and_names_the_memory_that_it_shares(framework):
+    (work,) = (work for work in STANDARD_SET if "LoRA" in work.title)
+    settings = read_settings(work.workload, {"FRAMEWORK": framework} | work.change(*work.numbers))
+    assert (settings.phase, settings.lora_rank, settings.precision) == ("training", 8, "bfloat16")
+    assert all(work.shared_gb for work in STANDARD_SET if "cpu" not in work.devices)
