@@ -110,13 +110,12 @@ class Trials:
         return self.run.with_settings(**change, MAX_SECONDS=f"{seconds:g}", **texts)
 
     def complete(self, candidate, row):
-        """Print the rate of a candidate, and return its row with its allocator."""
+        """Print the rate of a candidate, and return its row."""
         result = f"{row['status']}: {row['note']}"
         if row["status"] == "ok":
             result = f"{format_number(row['throughput'])} {row['unit']}"
         log.info("%s: %s", candidates.describe_candidate(self.dimensions, candidate), result)
-        environ = self.run.environ | candidates.change_of(self.dimensions, candidate)
-        return row | {"allocator": environment.find_allocator(environ)}
+        return row
 
 
 def combine_path(search):

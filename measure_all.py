@@ -5,48 +5,51 @@
     FRAMEWORK=tensorflow make all
 
 bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
-processes. After an interruption, run the same command again: work that has its processes with the same commit and
-versions is skipped. What other programs or swapping disturbed is measured once more.
+processes. They are measured in passes, one process of each work, then the second of each: those of one work are minutes
+apart, and a card is drawn after each pass. After an interruption, run the same command again: it goes on where it was.
+What other programs or swapping disturbed is then measured once more.
 """
 
-import importlib
+import json
 import math
 import sys
+from collections import defaultdict
 from contextlib import suppress
+from pathlib import Path
 
 from tqdm import tqdm
 
 from bench import doctor, processes
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import combine_rounds, find_device, measure_and_store, plan_processes, read_machine
+from bench.parent import find_device, plan_processes, read_machine, run_processes, store
 from bench.plots import card, table
 from bench.records import columns, report, results
 from bench.records.columns import disturbing_flags, format_number
-from bench.records.rows import complete_row, work_cells
-from bench.settings import SCOPES, Run, SettingError, read_fixed_run
+from bench.records.rows import combine, complete_row
+from bench.settings import Run, SettingError, read_fixed_run
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 
 LIMIT = 600  # seconds after which a process is ended, except the first one
 FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
-BAR = "{percentage:3.0f} % |{bar:40}| {elapsed} so far, about {remaining} left"
-UNFINISHED = ("crashed", "timed_out", "interrupted")  # such as by LIMIT on a busy machine: tried again
-# Columns that agree in the rows of this run and those that an earlier one has stored.
+UNFINISHED = ("crashed", "timed_out")  # such as by LIMIT on a busy machine: tried once more
+# Columns that agree in all processes of a set: others are of another set.
 AGREEING = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
+AGREEING += ("num_threads", "seed")
 
 
 def plan_work(run: Run, device, formats, shared_gb=math.inf):
-    """Return the runs of the set on this device, in these formats of numbers.
+    """Return {name: run} of the work of the set on this device, in these formats of numbers.
 
     Args:
         run: the Run of `make all`.
         shared_gb: memory in units of 2**30 bytes, if the device shares the system's.
     """
     is_quick = run.settings.quick
-    usual = {"RUNS": str(run.settings.runs or (1 if is_quick else standard_set.RUNS))}
+    count = str(run.settings.runs or (1 if is_quick else standard_set.RUNS))
     names = {device, "cpu" if device == "cpu" else "gpu"}
-    runs = []
+    works = {}
     for work in STANDARD_SET:
         if names.isdisjoint(work.devices) or (is_quick and not work.is_quick):
             continue
@@ -56,49 +59,50 @@ def plan_work(run: Run, device, formats, shared_gb=math.inf):
             if shared_gb < work.shared_gb:
                 say(f"{work.title}, batch {work.batch_size}, is skipped: it needs {work.shared_gb} GB of shared memory")
                 continue
-            change = usual | work.change(numbers)
+            change = work.change(numbers)
             if is_quick:
                 change |= standard_set.QUICK
                 if work.workload == "image":
                     change["SCOPE"] = "device"
             with suppress(SettingError):  # this framework does not have it
-                runs.append(run.with_settings(work.workload, **change))
-    return runs
+                works[f"{work.workload} {change}"] = run.with_settings(work.workload, **change, RUNS=count)
+    return works
 
 
-def workload_of_command(command, settings):
-    """Return the Workload of a command ("image": image_benchmark.py) with these settings."""
-    script = importlib.import_module(f"{command}_benchmark")
-    return getattr(script, f"{command}_workload")(settings)
+class SetFile:
+    """The processes of a set in a file next to the results, so that each one adds to the rows of its work there.
 
-
-def is_done(stored, run: Run, device):
-    """Return whether rows have the work of a run, and none of its scopes has to be measured again.
-
-    Args:
-        stored: rows of this machine, device, commit and versions, as text.
+    Attributes:
+        rows_of: {name of the set and the work: [the rows of each of its processes]}.
     """
-    settings = run.settings.on(device)
-    workload = workload_of_command(run.command, settings)
-    for scope in settings.scope or SCOPES:
-        cells = work_cells(settings, workload, scope)
-        wanted = {name: cells[name] for name in columns.WORK if name in cells}
-        if settings.num_threads:
-            wanted["num_threads"] = settings.num_threads
-        texts = {name: "" if value is None else str(value) for name, value in wanted.items()}
-        rows = [row for row in stored if texts.items() <= row.items()]
-        # Only the first process measures a pipeline, if there is one.
-        count = plan_processes(run) if scope == "device" else 1
-        if not is_settled(rows, count) and (rows or scope == "device"):
-            return False
-    return True
 
+    def __init__(self, folder, blank):
+        """Read the processes of the set that a row without a result, blank, belongs to."""
+        self.blank = blank
+        self.path = Path(folder, f"{blank['machine']}.set.jsonl")
+        self.name = " ".join(str(blank[name]) for name in AGREEING) + ": "
+        self.rows_of = defaultdict(list)
+        for work, rows in map(json.loads, results.read_text(self.path).splitlines()):
+            if work.startswith(self.name):
+                self.rows_of[work].append(rows)
 
-def is_settled(rows, count):
-    """Return whether rows of a work end it: a failure, an undisturbed result, or a second one, of enough processes."""
-    failed = any(row["status"] not in ("ok", *UNFINISHED) for row in rows)
-    done = [row for row in rows if row["status"] == "ok" and len(row["process_rates"].split()) >= count]
-    return failed or len(done) > 1 or not all(map(disturbing_flags, done))
+    def add(self, work, rows):
+        """Store the combined rows of a work with one process more; a kill or a full disk loses none before it."""
+        self.rows_of[work].append(rows)
+        run_ids = {row["run_id"] for each in self.rows_of[work] for row in each}
+        store(self.path.parent, combine(self.rows_of[work]), replaced=run_ids)
+        with results.writing(self.path):
+            text = results.read_text(self.path) + json.dumps([work, rows], default=str) + "\n"
+            results.replace_file(self.path, text.encode())
+
+    def is_missing(self, work, count):
+        """Return whether a work needs another process, because fewer than `count` have a result.
+
+        It needs none after a failure, but what crashed or timed out is tried once more.
+        """
+        failed = [rows for rows in self.rows_of[work] if all(row["status"] != "ok" for row in rows)]
+        is_hopeless = len(failed) > 1 or any(rows[-1]["status"] not in UNFINISHED for rows in failed)
+        return not is_hopeless and len(self.rows_of[work]) - len(failed) < count
 
 
 def find_peaks(rows):
@@ -136,20 +140,50 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure(run: Run, host, limit=LIMIT, describe_rows=describe_lines):
-    """Measure a run, store and say its result; return its rows, none after a mistake in the settings."""
-    rounds = []
-    try:
-        measure_and_store([run], host, rounds, limit=limit)
-    except results.ResultsError:
-        raise
-    except SettingError as error:
-        say(f"{run.command} {run.settings.model or ''}: {error}")
-    finally:  # after Ctrl-C, too
-        rows = combine_rounds(rounds).get(run, [])
-        if rows:
-            say(describe_rows(rows, None))
-    return rows
+def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines):
+    """Measure one process of each work, then the second of each, and so on; say each result so far.
+
+    What is complete is left out, unless it is disturbed and was not repeated.
+
+    Args:
+        works: {name: run}.
+
+    Returns:
+        The combined rows of all of them.
+    """
+    runs = {}
+    for name, run in works.items():
+        work = kept.name + name
+        is_disturbed = any(map(disturbing_flags, combine(kept.rows_of[work])))
+        is_again = is_disturbed and not kept.is_missing(work, plan_processes(run))
+        runs[work + " again" * is_again] = run
+
+    def list_missing():
+        return [work for work, run in runs.items() if kept.is_missing(work, plan_processes(run))]
+
+    missing = list_missing()
+    if len(missing) < len(runs):
+        say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(kept.path)} has them")
+    with report.progress(sum(plan_processes(runs[work]) - len(kept.rows_of[work]) for work in missing)) as watch:
+        while missing:
+            for work in missing:
+                run = runs[work]
+                is_first = all(any(row["status"] in UNFINISHED for row in rows) for rows in kept.rows_of[work])
+                limit = LIMIT if any(kept.rows_of.values()) else processes.FIRST_LIMIT
+                rounds = [{}]  # in the first round run_processes() would keep what Ctrl-C leaves
+                try:
+                    run_processes([run], host, rounds, limit, watch, has_extras=is_first, compares_with_cpu=is_first)
+                except SettingError as error:
+                    say(f"{run.command} {run.settings.model or ''}: {error}")
+                    del runs[work]
+                finally:
+                    with processes.interrupts_held():
+                        if rows := rounds[-1].get(run):
+                            kept.add(work, rows)
+                            say(describe_rows(combine(kept.rows_of[work]), None))
+            if missing := list_missing():
+                say(card.finish(kept.path.parent, kept.blank["machine"], kept.blank["framework"])[-1])
+    return [row for work in runs for row in combine(kept.rows_of[work])]
 
 
 def measure_set(run: Run, host, device, blank):
@@ -164,32 +198,16 @@ def measure_set(run: Run, host, device, blank):
         Whether there is any result, new or stored.
     """
     is_quick = run.settings.quick
-    stored = results.read(results.path_of(run.settings.results_dir, blank))
-    stored = [row for row in stored if all(row[name] == (blank[name] or "") for name in AGREEING)]
-    statuses = [row["status"] for row in stored]
     formats = standard_set.FORMATS[:1] if device.kind == "cpu" else standard_set.FORMATS
-    peaks = find_peaks(stored)
-    has_full_sweep = any(row["matrix_size"] == standard_set.ONLY_FULL for row in stored)
-    is_disturbed = any(disturbing_flags(row) for row in stored if row["workload"] in ("matmul", "bandwidth"))
-    is_first = sum(row["model"] == "matmul-peak" and row["precision"] == "float32" for row in stored) == 1
-    if "float32" not in peaks or not (is_quick or has_full_sweep) or (is_disturbed and is_first):
-        sizes = standard_set.QUICK_PEAKS if is_quick else standard_set.PEAKS
-        sweep = run.with_settings("tflops", **sizes, PRECISION=",".join(["float32", *formats]), RUNS="1")
-        rows = measure(sweep, host, LIMIT if statuses else processes.FIRST_LIMIT, report.describe_sweep)
-        statuses += [row["status"] for row in rows]
-        peaks = find_peaks([*stored, *rows])
-    formats = ["float32"] if is_quick else list_fast(peaks, formats)
+    sizes = standard_set.QUICK_PEAKS if is_quick else standard_set.PEAKS
+    change = sizes | {"PRECISION": ",".join(["float32", *formats])}
+    kept = SetFile(run.settings.results_dir, blank)
+    sweep = run.with_settings("tflops", **change, RUNS="1")
+    rows = measure_passes({f"tflops {change}": sweep}, kept, host, report.describe_sweep)
+    formats = ["float32"] if is_quick else list_fast(find_peaks(rows), formats)
     shared_gb = host.memory_gb if resources.shares_memory(device) else math.inf
-    planned = plan_work(run, device.kind, formats, shared_gb)
-    missing = [run for run in planned if not is_done(stored, run, device.kind)]
-    if len(missing) < len(planned):
-        say(f"skipping {len(planned) - len(missing)} of {len(planned)}, measured with this commit and versions")
-    count = sum(map(plan_processes, missing))
-    say(f"up to {count} processes follow; on a terminal the bar estimates how long they take")
-    with tqdm(missing, bar_format=BAR, smoothing=0, disable=None, leave=False, file=sys.stderr) as bar:
-        for run in bar:
-            statuses += [row["status"] for row in measure(run, host)]
-    return "ok" in statuses
+    rows += measure_passes(plan_work(run, device.kind, formats, shared_gb), kept, host)
+    return any(row["status"] == "ok" for row in rows)
 
 
 def main():
@@ -201,11 +219,12 @@ def main():
         return 1
     device = find_device(run.with_settings("tflops"))
     host = read_machine(settings)
-    line = {"device": device.kind, "device_name": device.device_name, "framework_version": device.framework_version}
-    blank = complete_row(host, "", line | {"framework": settings.framework})
+    line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
+    line |= {"device": device.kind, "framework": settings.framework, "seed": settings.seed}
+    blank = complete_row(host, "", line)
     say(f"\nthe standard set on {blank['machine']} ({device.kind}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, an estimated 40 to 100 on a GPU; a few with QUICK=1")
-    say("after an interruption, run the same command again to measure the rest")
+    say("measured in passes, one process of each work: Ctrl-C keeps what is complete, and `make all` goes on")
     has_result = measure_set(run, host, device, blank)
     for words in card.finish(settings.results_dir, blank["machine"], settings.framework):
         say(words)

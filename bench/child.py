@@ -5,10 +5,11 @@ A quantity is a phase and a scope: inference of resident batches, for example.
 settings -> device -> session -> measurement -> line
 
 A line is JSON: the part of a row that only this process knows. The child does not know the results file, the other
-processes, or what is printed; bench/parent.py does. The progress bar and the log are on stderr.
+processes, or what is printed; bench/parent.py does, which also shows the log, from stderr.
 """
 
 import atexit
+import functools
 import json
 import logging
 import math
@@ -34,7 +35,6 @@ from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
 
-BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
 EXIT_STATUS = {"ok": 0, "interrupted": processes.INTERRUPTED}  # by the status of the last line; 1 if it is a failure
 
 
@@ -217,9 +217,9 @@ def measure_quantity(process: Process, workload: Workload, scope):
         MeasurementError, or whatever the framework raises.
     """
     with open_job(process, workload, scope) as job:
-        bar = nullcontext() if process.group.ranks.rank else report.progress(workload, job.items_per_step)
-        with bar as on_window:
-            measured = measure.measure(replace(job, on_window=on_window))
+        begun = work_cells(process.settings, workload, scope) | {"status": processes.BEGUN, "note": "measuring"}
+        on_window = functools.partial(report.write_rate, process.emit, begun, job.items_per_step)
+        measured = measure.measure(replace(job, on_window=on_window))
         if process.group.ranks.are_many:
             refuse_unequal_weights(process.group.gather(job.session.checksum()))
         cells = measurement_cells(measured)
@@ -242,7 +242,8 @@ def open_job(process: Process, workload: Workload, scope):
     """
     settings = process.settings
     ranks_group = process.group
-    process.emit(work_cells(settings, workload, scope) | {"status": BEGUN})  # the next line replaces it
+    begun = work_cells(settings, workload, scope) | {"status": processes.BEGUN, "note": "checking"}
+    process.emit(begun)
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
     if resources.shares_memory(process.device):
         needed += workload.resident_bytes
@@ -257,6 +258,7 @@ def open_job(process: Process, workload: Workload, scope):
     compares = process.task.compares_with_cpu
     session = process.framework.open_session(workload, rank_settings, scope, compares=compares)
     meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
+    process.emit(begun | {"note": "warming up" if scope in ("device", "sustained") else "measuring"})
     try:
         yield measure.Job(
             ranks_group.in_step(session),

@@ -3,8 +3,8 @@
 docs/contributing.md defines the words: run, process, turn, quantity, row.
 
 A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
-results differ between them (RUNS). A child writes only lines (bench/child.py), and its progress to stderr; nobody but
-this process writes into results/. It imports no framework.
+results differ between them (RUNS). A child only writes lines (bench/child.py), which this process shows, combines and
+stores; nobody else writes into results/. It imports no framework.
 """
 
 import functools
@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from bench import child, processes, versions
 from bench.frameworks import Device
@@ -26,6 +26,7 @@ from bench.records.columns import COLUMNS, INTERLEAVED
 from bench.records.rows import combine, complete_row
 from bench.records.verdict import compare_pairs
 from bench.settings import ALL, AUTO, COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
+from bench.tune.candidates import keep_memory
 from bench.tune.search import double_batch
 
 log = logging.getLogger("bench")
@@ -82,7 +83,11 @@ def measure_command(command, make_workload, describe_rows):
     for group in groups:
         if len(runs) > 1:
             numbers = " and ".join(str(runs.index(run) + 1) for run in group)
-            log.info("combination %s of %d: %s", numbers, len(runs), "; ".join(map(name_choices, group)))
+            choices = (" ".join(f"{name}={text}" for name, text in run.choices.items()) for run in group)
+            log.info("combination %s of %d: %s", numbers, len(runs), "; ".join(choices))
+        uses_cpu = not environment.find_card() or all(run.settings.use_gpu is False for run in group)
+        if len(group) > 1 and uses_cpu:
+            group = [run.with_settings(**keep_memory(run.environ)) for run in group]
         rounds = []
         try:
             measure_and_store(group, host, rounds, quiet=False)
@@ -135,7 +140,7 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     host = environment.read_host(run.settings.machine)
     status = child.open_and_measure(run.settings, make_workload, measure_work, child.Task(), lines.append)
     run_id = uuid.uuid4().hex[:12]
-    rows = combine([[complete_row(host, run_id, line) for line in lines if line["status"] != child.BEGUN]])
+    rows = combine([[complete_row(host, run_id, line) for line in lines if line["status"] != processes.BEGUN]])
     if me.rank == 0 and rows:
         path = store(settings.results_dir, rows)
         print(describe_rows(rows, results.read_others(settings.results_dir, rows)))
@@ -162,8 +167,8 @@ def measure_and_store(runs, host, rounds, **options):
                 store(run.settings.results_dir, rows)
 
 
-def store(folder, rows):
-    """Add rows to the file of their machine; if that fails, print them as `make receive` reads them.
+def store(folder, rows, replaced=()):
+    """Append rows as results.append() does; if that fails, print them as `make receive` reads them.
 
     Returns:
         The path of the file.
@@ -173,7 +178,7 @@ def store(folder, rows):
     """
     path = results.path_of(folder, rows[0])
     try:
-        results.append(path, *rows)
+        results.append(path, *rows, replaced=replaced)
     except results.ResultsError as error:
         print(results.to_block(rows), flush=True)
         kept = "the rows are only in the lines above: save these, and add them with `make receive ISSUE=...`"
@@ -216,8 +221,9 @@ def count_devices(run: Run):
 
 def find_device(run: Run):
     """Return the Device that a run's framework finds, in a process of its own."""
-    process = make_child(run, finds_device=True)
-    processes.work_interleaved([process])
+    with report.progress(1) as watch:
+        process = make_child(run, watch, finds_device=True)
+        processes.work_interleaved([process])
     if mistake := find_mistake(run, process):
         raise SettingError(mistake)
     return Device(**process.lines[0])
@@ -286,7 +292,7 @@ def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=Tr
         rounds: a list to which {run: rows of its process} of each round is appended; after Ctrl-C the last one has the
             processes that were complete, and if it is the first one, all that is known.
         limit: seconds of work after which a process is killed.
-        quiet: nothing is printed.
+        quiet: as report.progress() takes it.
         has_extras: the first process of a run also measures what one process is enough for (child.Task).
         until: the second of time.monotonic() after which no other round begins.
 
@@ -296,32 +302,32 @@ def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=Tr
     count = plan_processes(runs[0])
     remaining = list(runs)
     interleaves = len(runs) > 1
-    for number in range(count):
-        if count > 1 and not quiet:
-            log.info("process %d of %d%s", number + 1, count, " of each" if interleaves else "")
-        order = remaining[::-1] if number % 2 else remaining
-        task = {"has_extras": number == 0 and has_extras, "compares_with_cpu": number == 0}
-        measure_round = functools.partial(run_processes, order, host, rounds, limit, quiet, **task)
-        rows_of = measure_round(takes_turns=interleaves)
-        if interleaves and any(row["status"] == "out_of_memory" for rows in rows_of.values() for row in rows):
-            log.warning("memory is too small for these combinations at the same time: they run one after the other")
-            interleaves = False
-            rounds.pop()
-            rows_of = measure_round()
-        remaining = [run for run in remaining if any(row["status"] == "ok" for row in rows_of[run])]
-        if not remaining or time.monotonic() > until:
-            return
-        if len(remaining) < len(order):  # the others may fit together
-            interleaves = len(remaining) > 1
+    with report.progress(count * len(runs), quiet) as watch:
+        for number in range(count):
+            order = remaining[::-1] if number % 2 else remaining
+            task = {"has_extras": number == 0 and has_extras, "compares_with_cpu": number == 0}
+            measure_round = functools.partial(run_processes, order, host, rounds, limit, watch, **task)
+            rows_of = measure_round(takes_turns=interleaves)
+            if interleaves and any(row["status"] == "out_of_memory" for rows in rows_of.values() for row in rows):
+                log.warning("memory is too small for these combinations at the same time: they run one after the other")
+                interleaves = False
+                rounds.pop()
+                rows_of = measure_round()
+            remaining = [run for run in remaining if any(row["status"] == "ok" for row in rows_of[run])]
+            if not remaining or time.monotonic() > until:
+                return
+            if len(remaining) < len(order):  # the others may fit together
+                interleaves = len(remaining) > 1
 
 
-def run_processes(runs, host, rounds, limit=math.inf, quiet=True, **task):
+def run_processes(runs, host, rounds, limit, watch, **task):
     """Run one process of each run; append {run: its rows} to the rounds, as measure_rounds() says, and return it.
 
     Args:
+        limit, watch: as Child takes them.
         task: fields of child.Task.
     """
-    children = {run: make_child(run, limit, quiet, **task) for run in runs}
+    children = {run: make_child(run, watch, limit, **task) for run in runs}
     rows_of = {}
     rounds.append(rows_of)
     try:
@@ -339,7 +345,8 @@ def run_processes(runs, host, rounds, limit=math.inf, quiet=True, **task):
 
 def measure_once(run: Run, host, limit=math.inf, **task):
     """Return the last row of one process of a run, to which the task is given."""
-    return run_processes([run], host, [], limit, **task)[run][-1]
+    with report.progress(1) as watch:
+        return run_processes([run], host, [], limit, watch, **task)[run][-1]
 
 
 def combine_rounds(rounds):
@@ -356,16 +363,11 @@ def compare_runs(rounds, run, base):
     return compare_pairs(pairs, [name.lower() for name in run.choices])
 
 
-def name_choices(run):
-    """Return a run's entries of the lists: "COMPILE=1 PHASE=training"."""
-    return " ".join(f"{name}={text}" for name, text in run.choices.items())
-
-
-def make_child(run: Run, limit=math.inf, quiet=True, **task):
+def make_child(run: Run, watch, limit=math.inf, **task):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun.
 
     Args:
-        limit, quiet: as Child takes them.
+        watch, limit: as Child takes them.
         task: fields of child.Task.
     """
     environ = dict(run.environ)
@@ -375,7 +377,7 @@ def make_child(run: Run, limit=math.inf, quiet=True, **task):
         # 127.0.0.1, because a laptop's own name often has no address.
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={run.settings.num_devices}"]
         command[1:1] = ["-m", "torch.distributed.run", *options]
-    return processes.Child(command, environ, asdict(child.Task(**task)), limit, quiet)
+    return processes.Child(command, environ, asdict(child.Task(**task)), limit, watch)
 
 
 def find_mistake(run: Run, process):
@@ -389,12 +391,13 @@ def find_mistake(run: Run, process):
 def read_rows(run: Run, host, process):
     """Make rows of the lines of a closed Child: typed cells, with status and note if the process failed or died."""
     run_id = uuid.uuid4().hex[:12]  # of this process
+    host = replace(host, allocator=environment.find_allocator(run.environ))
     rows = [complete_row(host, run_id, line) for line in process.lines if "mistake" not in line]
     if run.python != sys.executable:
         for row in rows:
             row["flags"] = f"{row['flags']} other_version".strip()
-    complete = [row for row in rows if row["status"] != child.BEGUN]
-    has_failed = process.exit_status == 1 and rows and rows[-1]["status"] not in ("ok", child.BEGUN)
+    complete = [row for row in rows if row["status"] != processes.BEGUN]
+    has_failed = process.exit_status == 1 and rows and rows[-1]["status"] not in ("ok", processes.BEGUN)
     if not rows or has_failed or process.exit_status in (0, processes.MISTAKE, processes.INTERRUPTED):
         return complete
     # The last line says what it was measuring, or what it had measured when Python itself failed.

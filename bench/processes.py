@@ -7,7 +7,8 @@ A child runs in a session of its own, so a terminal's Ctrl-C reaches it once, th
 a socket whose other end only the parent has. If the parent exits for any reason, or closes it on purpose, the child
 kills itself and its workers (obey_parent). torchrun passes standard input on to its ranks, so this holds for each of
 them too. Over the same socket, the work of several children is interleaved: a byte from the child ends its turn, a
-byte from the parent starts its next one.
+byte from the parent starts its next one. What a child writes and prints goes to two files, which the parent reads while
+it waits.
 """
 
 import functools
@@ -34,6 +35,9 @@ TASK = "BENCH_TASK"  # the one variable from the parent process: a task in JSON
 FIRST_LIMIT = 2400  # seconds of a command's first process, which may download data or compile a framework's kernels
 POLL_SECONDS = 0.1  # between checks whether a child has exited
 GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
+BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
+REST_SECONDS = 0.01
+MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after their work, those of GNU's do not
 
 
 def run_script(function):
@@ -109,26 +113,27 @@ class Child:
     JSON for each thing that it has to say.
 
     Attributes:
-        lines: what those lines say, in order, once it is closed; a line that was being written is left out.
+        lines: what those lines say, in order, as far as they have been read; a line that is being written is left out.
         exit_status: None while it works, and if it never began. Negative: the signal that ended it, SIGALRM for the
             time limit. INTERRUPTED: it was closed before it ended.
     """
 
-    def __init__(self, command, environ, task, limit=math.inf, quiet=False):
+    def __init__(self, command, environ, task, limit=math.inf, watch=lambda child, printed: None):
         """Prepare a process; the first turn() starts it.
 
         Args:
             environ: its whole environment, apart from the task.
             task: a dict.
             limit: seconds after which it is killed, not counting other processes' turns.
-            quiet: discard what it prints.
+            watch: called ten times a second while it works and once after its end, with this object and a list of the
+                lines that it has printed since the last call.
         """
         self.command = command
         self.environ = environ
         self.task = task
         self.limit = limit
         self.seconds = 0.0  # that it has worked
-        self.quiet = quiet
+        self.watch = watch
         self.process = None
         self.exit_status = None
         self.lines = []
@@ -149,12 +154,11 @@ class Child:
         """Start the process, with the task in its environment and our socket as its standard input."""
         keep_awake()
         self.folder = tempfile.TemporaryDirectory()
-        self.file = Path(self.folder.name, "lines")
-        self.file.touch()
-        environ = self.environ | {TASK: json.dumps(self.task | {"path": str(self.file)})}
+        paths = [Path(self.folder.name, name) for name in ("lines", "printed")]
+        self.files = [path.open("w+b") for path in paths]
+        environ = self.environ | {TASK: json.dumps(self.task | {"path": str(paths[0])})}
         self.channel, childs_end = socket.socketpair()
-        out = subprocess.DEVNULL if self.quiet else None
-        with interrupts_held(), childs_end:
+        with interrupts_held(), childs_end, paths[1].open("ab") as out:
             self.process = subprocess.Popen(
                 self.command, env=environ, stdin=childs_end.fileno(), stdout=out, stderr=out, start_new_session=True
             )
@@ -165,6 +169,7 @@ class Child:
         """Return None at the end of the turn, the exit status of a process that exits first, or -SIGALRM."""
         deadline = time.monotonic() + self.limit - self.seconds
         while self.process.poll() is None:
+            self.look()
             if time.monotonic() > deadline:
                 return -signal.SIGALRM
             if select.select([self.channel], [], [], POLL_SECONDS)[0]:
@@ -173,6 +178,13 @@ class Child:
                         return None
                 time.sleep(POLL_SECONDS)  # its end is closed: it is about to exit
         return self.process.returncode
+
+    def look(self):
+        """Read what it has written and printed since the last look, and call watch()."""
+        written, printed = map(read_whole_lines, self.files)
+        self.lines += map(json.loads, written)
+        with suppress(OSError):  # a terminal that has closed
+            self.watch(self, printed)
 
     def close(self):
         """End the process and its workers, and read its lines; one that still works may finish what it writes.
@@ -194,9 +206,19 @@ class Child:
         with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        # What follows the last line end is incomplete.
-        self.lines = [json.loads(text) for text in self.file.read_text().split("\n")[:-1]]
+        self.lines.clear()  # Ctrl-C may have come in the middle of a look
+        self.files[0].seek(0)
+        self.look()
+        for file in self.files:
+            file.close()
         self.folder.cleanup()
+
+
+def read_whole_lines(file):
+    """Read the lines that another process has appended to a file since the last call, but not one that has no end."""
+    *lines, rest = file.read().split(b"\n")
+    file.seek(-len(rest), os.SEEK_CUR)
+    return [line.decode(errors="replace") for line in lines]
 
 
 def work_interleaved(children):
@@ -228,8 +250,18 @@ def obey_parent():
         os.killpg(0, signal.SIGKILL)  # this process leads its group
 
     def end_turn():
+        rest()
         os.write(0, b".")
         turns.acquire()
 
     threading.Thread(target=listen, daemon=True).start()
     return end_turn
+
+
+def rest():
+    """Wait until the threads of this process use less than a tenth of a core, at most MOST_RESTS times REST_SECONDS."""
+    for _ in range(MOST_RESTS):
+        before = time.process_time()
+        time.sleep(REST_SECONDS)
+        if time.process_time() - before < REST_SECONDS / 10:
+            return

@@ -13,7 +13,6 @@ import sys
 import time
 from dataclasses import replace
 
-import measure_all
 from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import intervals
@@ -24,12 +23,17 @@ PAIRS = 15
 TOLERANCE = 0.02
 
 
+def workload_of_command(command, settings):
+    """Return the Workload of a command ("image": image_benchmark.py) with these settings."""
+    return getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")(settings)
+
+
 def check_loop(phase, model, block, workload="image", what="a hand-written loop", **environ):
     """Compare our step with a hand-written loop, a block of block_of(); returns whether they agree."""
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(workload, environ)
     about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
-    return check(settings, functools.partial(measure_all.workload_of_command, workload), block, about)
+    return check(settings, functools.partial(workload_of_command, workload), block, about)
 
 
 def check_matmul(by_hand, side=1024):

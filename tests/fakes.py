@@ -17,6 +17,9 @@ class Clock:
     def __call__(self):
         return self.now
 
+    def sleep(self, seconds):
+        self.now += seconds
+
 
 class Device:
     """An asynchronous device: step() only queues work, which is complete `work(i)` seconds later.
@@ -75,7 +78,7 @@ class FakeChild:
             status. KeyboardInterrupt in it is a Ctrl-C in the parent process.
     """
 
-    def __init__(self, work, command, environ, task, limit=math.inf, quiet=False):
+    def __init__(self, work, command, environ, task, limit=math.inf, watch=None):
         self.work, self.script, self.environ, self.task, self.limit = work, command[1], environ, task, limit
         self.lines, self.exit_status, self.turns = [], None, None
 

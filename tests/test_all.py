@@ -1,4 +1,4 @@
-"""`make all`: the set is valid everywhere, an interruption doubles and loses nothing, a failure ends its own work."""
+"""`make all`: the set is valid everywhere, is measured in passes, and an interruption doubles and loses nothing."""
 
 import functools
 from dataclasses import asdict, replace
@@ -15,6 +15,7 @@ from bench.settings import FRAMEWORKS, parse_settings, read_fixed_run, read_sett
 from bench.workloads import standard_set
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
+from checks.selfcheck import workload_of_command
 from tests.fakes import FakeChild
 from tests.rows import rate
 
@@ -27,26 +28,28 @@ class Children:
     """What child processes do, and the scripts and settings of those that measured.
 
     Args:
-        fails: {(command, model, phase): status} of work that fails; "mistake": in the settings.
+        fails: {(command, model, phase): status} of work that fails, with a scope for its pipeline; "mistake": in the
+            settings.
         ends_after: the number of processes before Ctrl-C.
     """
 
     def __init__(self):
-        self.asked, self.fails, self.ends_after, self.device, self.flags = [], {}, None, CPU, ""
+        self.asked, self.has_extras, self.drawn, self.fails = [], [], [], {}
+        self.ends_after, self.device, self.flags = None, CPU, ""
 
     def work(self, child):
         """Measure what the environment asks for."""
         if child.task["finds_device"]:
-            child.lines.append(asdict(self.device))
+            threads = {"num_threads": parse_settings("tflops", child.environ).num_threads or 2}
+            child.lines.append(asdict(self.device) | threads)
             return
         if len(self.asked) == self.ends_after:
             raise KeyboardInterrupt
         command = Path(child.script).stem.partition("_")[0]
         settings = parse_settings(command, child.environ).on(self.device.kind)
         self.asked.append((command, settings))
-        workload = (
-            matmul(settings.sizes[0]) if command == "tflops" else measure_all.workload_of_command(command, settings)
-        )
+        self.has_extras.append(child.task["has_extras"])
+        workload = matmul(settings.sizes[0]) if command == "tflops" else workload_of_command(command, settings)
         cells = {"device": self.device.kind} | {
             name: getattr(self.device, name) for name in ("framework_version", "device_name")
         }
@@ -58,13 +61,16 @@ class Children:
             for name, tflops in RATES.items():
                 child.write(**cells | {"model": "matmul-peak", "precision": name, "tflops": tflops})
             return
-        failure = self.fails.get((command, settings.model, settings.phase))
+        work = command, settings.model, settings.phase
+        failure = self.fails.get(work)
         if failure == "mistake":
             child.lines.append({"mistake": "it needs a package"})
         elif failure:
             child.write(**cells | {"status": failure, "note": "9 TiB", "throughput": None})
         else:
             child.write(**cells)
+        if child.task["has_extras"] and (status := self.fails.get((*work, "input"))):
+            child.write(**cells | {"scope": "input", "data": "jpeg", "status": status})
         return
         yield
 
@@ -79,13 +85,14 @@ def make_all(monkeypatch):
     children = Children()
     monkeypatch.setattr(parent.processes, "Child", functools.partial(FakeChild, children.work))
     monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
-    monkeypatch.setattr(measure_all.card, "finish", lambda *arguments: [])
+    monkeypatch.setattr(measure_all.card, "finish", lambda *_: children.drawn.append(len(children.asked)) or [""])
     monkeypatch.setenv("MACHINE", "m")
 
     def call(**environ):
         for name, text in environ.items():
             monkeypatch.setenv(name, text)
-        children.asked.clear()
+        for each in (children.asked, children.has_extras, children.drawn):
+            each.clear()
         status = measure_all.main()
         return status, children.count_works(), results.read(read_settings("all").results_dir / "m.csv")
 
@@ -100,7 +107,7 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     for device in ("cpu", "cuda", "mps", "xpu"):
         planned = measure_all.plan_work(read_fixed_run("all"), device, formats)
         assert planned
-        models |= {measure_all.workload_of_command(run.command, run.settings.on(device)).model for run in planned}
+        models |= {workload_of_command(run.command, run.settings.on(device)).model for run in planned.values()}
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 
@@ -108,7 +115,7 @@ def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
     sizes = [
         {
             run.settings.batch_size
-            for run in measure_all.plan_work(read_fixed_run("all"), "mps", ["bfloat16"], gigabytes)
+            for run in measure_all.plan_work(read_fixed_run("all"), "mps", ["bfloat16"], gigabytes).values()
         }
         for gigabytes in (16, 32)
     ]
@@ -116,15 +123,30 @@ def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
     assert capsys.readouterr().out.count("batch 256") == 1
 
 
-def test_an_interruption_doubles_and_loses_nothing(make_all):
-    make_all.children.ends_after = 1 + 5 * RUNS
+@pytest.mark.parametrize("ends_after", [0, 1, 4, 1 + 3 * ON_CPU])
+def test_an_interruption_doubles_and_loses_nothing(make_all, ends_after):
+    make_all.children.ends_after = ends_after
     with pytest.raises(KeyboardInterrupt):
         make_all()
+    stored = results.read(read_settings("all").results_dir / "m.csv")
+    rates = " ".join(row["process_rates"] for row in stored if row["workload"] != "matmul").split()
+    assert len(rates) == max(0, ends_after - 1)  # each one is in results/
     make_all.children.ends_after = None
-    status, count, rows = make_all()
-    assert (status, 6 + count) == (0, 1 + 2 * ON_CPU)
-    assert {len(row["process_rates"].split()) for row in rows if row["workload"] != "matmul"} == {RUNS}
+    status, _, rows = make_all()
+    assert (status, len(make_all.children.asked)) == (0, 1 + 2 * ON_CPU * RUNS - ends_after)
+    measured = [row for row in rows if row["workload"] != "matmul"]
+    assert [len(row["process_rates"].split()) for row in measured] == [RUNS] * 2 * ON_CPU
     assert make_all()[1] == 0  # and nothing is left
+
+
+def test_a_pass_has_one_process_of_each_work_and_ends_with_a_card(make_all):
+    make_all()
+    _, *works = make_all.children.asked
+    count = 2 * ON_CPU
+    passes = [works[start : start + count] for start in range(0, len(works), count)]
+    assert passes == [passes[0]] * RUNS
+    assert (len(set(passes[0])), make_all.children.drawn) == (count, [1 + count, 1 + 2 * count, 1 + 3 * count])
+    assert make_all.children.has_extras == [True] * (1 + count) + [False] * 2 * count
 
 
 def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measured_anew(make_all, monkeypatch):
@@ -147,39 +169,38 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU  # one process of a quick run is not enough
 
 
-def test_a_row_of_other_work_does_not_count(make_all):
-    make_all(RUNS="1", NUM_THREADS="2")
-    path = read_settings("all").results_dir / "m.csv"
-    rows = [row | ({"image_size": "64"} if row["model"] == "resnet50" else {}) for row in results.read(path)]
-    path.unlink()
-    results.append(path, *rows)
-    assert make_all()[1] == 4  # the rows of ResNet-50
-    assert make_all(NUM_THREADS="3")[1] == 2 * ON_CPU
+@pytest.mark.parametrize("change", [{"NUM_THREADS": "3"}, {"SEED": "1"}])
+def test_other_work_does_not_count(make_all, change):
+    _, count, _ = make_all(RUNS="1")
+    assert make_all(**change)[1] == count
+    assert make_all(RUNS="2")[1] == count - 1  # a peak needs one process
 
 
-def test_a_failure_ends_only_its_own_work_and_is_not_repeated_but_a_crash_is(make_all):
-    mlp = ("mlp", "mlp-5x1024", "training")
-    make_all.children.fails = {("image", "resnet50", "training"): "out_of_memory", mlp: "mistake"}
+def test_what_was_refused_is_left_out_of_later_passes_and_what_crashed_is_tried_once_more(make_all):
+    crash, mistake = ("llm", "smollm2-135m", "decode"), ("mlp", "mlp-5x1024", "training")
+    make_all.children.fails = {("image", "resnet50", "training"): "out_of_memory", mistake: "mistake", crash: "crashed"}
     status, count, rows = make_all()
     assert (status, count) == (0, 1 + 2 * ON_CPU)
-    assert [row["status"] for row in rows].count("out_of_memory") == 2
-    make_all.children.fails = {mlp: "crashed"}
-    assert [make_all()[1] for _ in range(2)] == [2, 2]  # what has no row, or crashed, is tried again
+    assert len(make_all.children.asked) == 1 + 2 * ON_CPU * RUNS - 2 * (2 + 2 + 1)
+    assert sorted(row["status"] for row in rows if row["status"] != "ok") == 2 * ["crashed"] + 2 * ["out_of_memory"]
     make_all.children.fails = {}
-    assert [make_all()[1] for _ in range(2)] == [2, 0]
+    assert [make_all()[1] for _ in range(2)] == [2, 0]  # what has no row
+
+
+def test_a_pipeline_that_crashed_is_tried_once_more(make_all):
+    make_all.children.fails = {("image", "resnet50", "inference", "input"): "timed_out"}
+    make_all.children.ends_after = 1 + 2 * ON_CPU
+    with pytest.raises(KeyboardInterrupt):
+        make_all()
+    make_all.children.ends_after, make_all.children.fails = None, {}
+    make_all()
+    assert sum(make_all.children.has_extras) == 2  # in both precisions
 
 
 def test_what_was_disturbed_is_measured_once_more(make_all):
     make_all.children.flags = "drift contended"
     assert [make_all()[1] for _ in range(3)] == [1 + 2 * ON_CPU, 1 + 2 * ON_CPU, 0]
-
-
-@pytest.mark.parametrize("cells", [{"flags": "contended"}, {"status": "interrupted"}])
-def test_a_disturbed_or_interrupted_pipeline_is_measured_again(make_all, cells):
-    row = next(row for row in make_all()[2] if (row["model"], row["phase"]) == ("resnet50", "inference"))
-    row |= {"scope": "end_to_end", "data": "jpeg_q96", "process_rates": "1"} | cells
-    results.append(read_settings("all").results_dir / "m.csv", row)
-    assert make_all()[1] == 1
+    assert {len(row["process_rates"].split()) for row in make_all()[2]} == {1, RUNS}
 
 
 def test_a_disturbed_peak_excludes_no_format():

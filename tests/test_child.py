@@ -2,14 +2,13 @@
 
 import functools
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 
 from bench import child as child_process
-from bench import frameworks
+from bench import frameworks, processes
 from bench.host import environment, meters
 from bench.records.columns import COLUMNS
 from bench.settings import SettingError, read_settings
@@ -57,9 +56,9 @@ def child(monkeypatch):
             measure = child_process.measure_quantities
             status = child_process.open_and_measure(settings, workload, measure, task, lines.append)
         # Each measurement is announced, so that the death of the process has a row.
-        begun = [(line["phase"], line["scope"]) for line in lines if line["status"] == child_process.BEGUN]
-        lines = [line for line in lines if line["status"] != child_process.BEGUN]
-        assert begun[: len(lines)] == list(dict.fromkeys((line["phase"], line["scope"]) for line in lines))
+        begun = dict.fromkeys((line["phase"], line["scope"]) for line in lines if line["status"] == processes.BEGUN)
+        lines = [line for line in lines if line["status"] != processes.BEGUN]
+        assert list(begun)[: len(lines)] == list(dict.fromkeys((line["phase"], line["scope"]) for line in lines))
         assert {name for line in lines for name in line} <= {*COLUMNS, "turn_rates"}
         return status, lines
 
@@ -148,11 +147,11 @@ def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, device, is_integr
 
 
 def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
-    def press(windows, steps):
+    def press(emit, begun, items_per_step, windows, steps):
         if len(windows) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(child_process.report, "progress", lambda *work: nullcontext(press))
+    monkeypatch.setattr(child_process.report, "write_rate", press)
     code, (line,) = child(MAX_SECONDS="0.3", SCOPE="device,input")
     assert (code, line["status"], line["windows"]) == (130, "interrupted", 3)
     assert line["throughput"] > 0

@@ -50,7 +50,25 @@ from bench import parent
 parent.SCRIPTS["image"] = sys.argv[1]
 sys.exit(parent.processes.run_script(best_settings.main))
 """
+ALL = """
+import sys
+import measure_all
+from bench import parent
+from bench.records.rows import complete_row
+from bench.settings import read_runs
+parent.SCRIPTS["image"] = sys.argv[1]
+measure_all.card.finish = lambda *_: [""]
+
+def measure():
+    runs = {run.settings.model: run for run in read_runs("image")}
+    host = parent.read_machine(runs["a"].settings)
+    kept = measure_all.SetFile(runs["a"].settings.results_dir, complete_row(host, "", {"device": "cpu"}))
+    measure_all.measure_passes(runs, kept, host)
+
+sys.exit(parent.processes.run_script(measure))
+"""
 SETTINGS = {
+    ALL: {"MODEL": "a,b,c", "RUNS": "2"},
     LIST: {"MODEL": "a,b,c", "RUNS": "2"},
     BEST: {"MODEL": "a", "MEMORY_FORMAT": "channels_first,channels_last", "PRECISION": "float32", "COMPILE": "0"},
 }
@@ -61,7 +79,7 @@ class Command:
     """A command in a process of its own, with a results folder of its own."""
 
     def __init__(self, program, folder, **streams):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.log = folder / "log"
         (folder / "child.py").write_text(PROGRAM)
@@ -98,7 +116,7 @@ MOMENTS = random.Random(0).sample(range(1, 11), int(os.environ.get("LOSS_MOMENTS
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("program", [LIST, BEST], ids=["a list", "make best"])
+@pytest.mark.parametrize("program", [LIST, BEST, ALL], ids=["a list", "make best", "make all"])
 # A terminal that closes sends SIGHUP twice: from the kernel, and from the shell.
 @pytest.mark.parametrize("numbers", [(signal.SIGHUP, signal.SIGHUP), (signal.SIGTERM,)], ids=["SIGHUP", "SIGTERM"])
 def test_a_signal_loses_no_complete_process(program, numbers, moment, tmp_path):
@@ -108,19 +126,28 @@ def test_a_signal_loses_no_complete_process(program, numbers, moment, tmp_path):
     assert command.process.returncode == 130
     ended = sum(event.startswith("ends") for event in before)
     # One process may be about to end. Two trials are not stored, nor is a round of the path that is not complete.
-    assert count_processes(rows) >= (ended - 1 if program == LIST else ended - 2 - 2), (before, command.errors)
+    assert count_processes(rows) >= (ended - 2 - 2 if program == BEST else ended - 1), (before, command.errors)
+    if program == ALL:  # it goes on, and each work then has one row of its two processes
+        rows = Command(ALL, command.folder).rows()
+        assert {row["model"]: row["process_rates"] for row in rows} == dict.fromkeys("abc", "10 10")
+        assert (len(rows), len(command.events()) <= 2 * (6 + 1)) == (3, True)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_kill_leaves_whole_rows_of_every_finished_run(moment, tmp_path):
-    command = Command(LIST, tmp_path / "results")
+@pytest.mark.parametrize("program", [LIST, ALL], ids=["a list", "make all"])
+def test_a_kill_leaves_whole_rows_of_every_finished_run_or_process_of_the_set(program, moment, tmp_path):
+    command = Command(program, tmp_path / "results")
     before = command.stop_after(moment, signal.SIGKILL)
     begun = [event.split()[1] for event in before if event.startswith("begins")]
-    finished = list(dict.fromkeys(begun))[:-1]
-    assert [f"{row['model']}/" for row in command.rows()][: len(finished)] == finished
+    rows = command.rows()
+    if program == LIST:
+        finished = list(dict.fromkeys(begun))[:-1]
+        assert [f"{row['model']}/" for row in rows][: len(finished)] == finished
+    else:
+        assert count_processes(rows) >= len(begun) - 1
 
 
-@pytest.mark.parametrize("program", [LIST, BEST], ids=["a list", "make best"])
+@pytest.mark.parametrize("program", [LIST, BEST, ALL], ids=["a list", "make best", "make all"])
 @pytest.mark.parametrize("kind", ["closed", "full"])
 def test_what_cannot_be_printed_is_stored(program, kind, tmp_path):
     if kind == "full":
@@ -132,6 +159,6 @@ def test_what_cannot_be_printed_is_stored(program, kind, tmp_path):
         os.close(other)
     command = Command(program, tmp_path / "results", stdout=end)
     os.close(end)
-    assert count_processes(command.rows()) == (2 if program == LIST else 10)
+    assert count_processes(command.rows()) == {LIST: 2, BEST: 10, ALL: 1}[program]
     assert command.process.returncode == 2
     assert len(command.errors.strip().splitlines()[-1]) > 0

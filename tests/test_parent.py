@@ -1,7 +1,9 @@
 """The parent process: plans, starts children, combines and stores what they measured, and tells how a child died."""
 
 import errno
+import io
 import os
+import re
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,8 +19,9 @@ from bench.host.environment import Card, read_host
 from bench.records import report, results
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
+from bench.tune import candidates
 from image_benchmark import image_workload
-from tests.fakes import FakeChild
+from tests.fakes import Clock, FakeChild
 from tests.rows import ROW
 
 STOPS = {}  # {what: called when it is done}
@@ -250,6 +253,18 @@ def test_without_memory_for_two_they_run_one_after_the_other(run_interleaved, ca
     assert "one after the other" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("environ", "keeps"),
+    [({}, True), ({"BATCH_SIZE": "1"}, False), ({"MALLOC_TOP_PAD_": "268435456"}, False), ({"USE_GPU": "0,1"}, False)],
+)
+def test_glibc_keeps_memory_on_both_sides_of_a_comparison_on_a_cpu(run_all, children, monkeypatch, environ, keeps):
+    monkeypatch.setattr(candidates.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(environment, "find_card", lambda: Card("NVIDIA H200"))
+    *_, rows = run_all("ok/ok", **{"BATCH_SIZE": "1,2", "RUNS": "1"} | environ)
+    assert {"MALLOC_TRIM_THRESHOLD_" in child.environ for child in children.started} == {keeps}
+    assert {"MALLOC_TRIM_THRESHOLD_=" in row["allocator"] for row in rows} == {keeps}
+
+
 def test_rounds_without_extras_measure_only_the_main_quantity(children):
     rounds = []
     parent.measure_rounds(
@@ -317,6 +332,44 @@ def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interl
 def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, groups):
     grouped = parent.group_runs(read_runs("llm" if "WEIGHT_BITS" in environ else "image", environ))
     assert [[" ".join(run.choices.values()) for run in group] for group in grouped] == groups
+
+
+# The line on a terminal
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(report, "sys", SimpleNamespace(stderr=terminal))
+    monkeypatch.setattr(report, "REFRESH_SECONDS", 0)
+    return terminal
+
+
+def test_a_line_shows_what_a_process_does_below_its_warnings(terminal, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(report.time, "monotonic", clock)
+    first, second = (FakeChild(work, ["", ""], {}, {}) for _ in range(2))
+    first.write(status="begun", note="measuring", throughput=13.45)
+    with report.progress(10, quiet=False) as watch:
+        watch(first, ["WARNING: no GPU"])
+        for clock.now in (30, 40):
+            watch(second, [])
+    (warned,) = re.finditer("WARNING: no GPU\n", terminal.getvalue())
+    rate = re.search(r"process 1 of 10 \[00:\d\d, 13.45 images/s\] measuring resnet50, inference", terminal.getvalue())
+    assert warned.end() < rate.start()
+    assert re.search(r"process 2 of 10 \[00:\d\d<04:20\] starting", terminal.getvalue())
+
+
+@pytest.mark.parametrize(("status", "lines", "shown"), [(-11, 1, "5678"), (1, 0, "5678"), (1, 1, ""), (0, 1, "")])
+def test_the_last_lines_of_a_process_that_dies_are_shown(terminal, status, lines, shown):
+    child = FakeChild(work, ["", ""], {}, {})
+    child.lines = lines * [{}]
+    with report.progress(1) as watch:
+        watch(child, [f"line {number}" for number in range(9)])
+        child.exit_status = status
+        watch(child, ["line x"])
+    assert re.findall(r"line (.)\n", terminal.getvalue()) == [*shown, *"x" * bool(shown)]
 
 
 # BATCH_SIZE=auto

@@ -9,11 +9,14 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from bench import processes
+from tests.fakes import Clock
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +81,7 @@ task = json.loads(os.environ[processes.TASK])
 def say(**line):
     print(json.dumps(line), file=open(task["path"], "a"), flush=True)
 
+processes.rest = lambda: say(rest=True)
 try:
     if task["what"] != "works":
         worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
@@ -93,6 +97,7 @@ except KeyboardInterrupt:
     if task["what"] == "is stubborn":
         time.sleep(100)
 print('{"half', file=open(task["path"], "a"), end="")
+print("printed\\nhalf", end="")
 """
 
 
@@ -104,8 +109,10 @@ def make_child(tmp_path):
 
     def make(what, limit=math.inf, **task):
         environ = os.environ | {"PIDS": str(tmp_path / "pids")}
-        return processes.Child([sys.executable, str(script)], environ, {"what": what} | task, limit)
+        command = [sys.executable, str(script)]
+        return processes.Child(command, environ, {"what": what} | task, limit, lambda _, lines: printed.extend(lines))
 
+    make.printed = printed = []
     return make
 
 
@@ -133,14 +140,23 @@ def noted_pids(tmp_path, count=2):
     return wait_until(read)
 
 
-def test_children_work_one_at_a_time_and_say_their_whole_lines(make_child):
+def test_children_work_one_at_a_time_and_say_and_print_their_whole_lines(make_child):
     children = [make_child("works", turns=3) for _ in range(2)]
     processes.work_interleaved(children)
-    assert [child.exit_status for child in children] == [0, 0]
-    assert [[line["turn"] for line in child.lines] for child in children] == [[0, 1, 2]] * 2
-    first, second = ([line["began"] for line in child.lines] for child in children)
+    assert ([child.exit_status for child in children], make_child.printed) == ([0, 0], ["printed", "printed"])
+    assert [[line.get("turn") for line in child.lines] for child in children] == [[0, None, 1, None, 2, None]] * 2
+    first, second = ([line["began"] for line in child.lines[::2]] for child in children)
     assert all(a < b for a, b in zip(first, second, strict=True))
     assert all(b < a for b, a in zip(second[1:], first[2:], strict=False))
+
+
+@pytest.mark.parametrize(("spinning", "waited"), [(0, 0.01), (0.2, 0.21), (9, 0.3)])
+def test_a_turn_is_handed_over_when_the_threads_have_stopped(monkeypatch, spinning, waited):
+    clock = Clock()
+    names = {"monotonic": clock, "process_time": lambda: min(clock.now, spinning), "sleep": clock.sleep}
+    monkeypatch.setattr(processes, "time", SimpleNamespace(**names))
+    processes.rest()
+    assert clock.now == pytest.approx(waited)
 
 
 def test_a_child_whose_parent_dies_before_it_notices_the_end_of_a_turn_dies_too(make_child):
@@ -175,12 +191,12 @@ def press_ctrl_c(*conditions):
 def test_after_ctrl_c_a_child_finishes_its_line_and_a_second_one_kills_it(make_child, tmp_path, what):
     child, paused = make_child(what), make_child("works", turns=2)
     paused.turn()
-    works, was_told = (lambda: noted_pids(tmp_path)), (lambda: "interrupted" in child.file.read_text())
+    works, was_told = (lambda: noted_pids(tmp_path)), (lambda: "interrupted" in Path(child.files[0].name).read_text())
     press_ctrl_c(works, *([was_told] if what == "is stubborn" else []))
     with pytest.raises(KeyboardInterrupt):
         processes.work_interleaved([child, paused])
     assert child.lines == [{"interrupted": True}]
-    assert [line.get("interrupted") for line in paused.lines] == [None, True]
+    assert [line.get("interrupted") for line in paused.lines] == [None, None, True]
     assert not any(map(is_running, noted_pids(tmp_path)))
 
 
@@ -190,7 +206,7 @@ from bench import parent
 from bench.settings import read_runs
 parent.SCRIPTS["image"] = sys.argv[1]
 (run,) = read_runs("image")
-child = parent.make_child(run)
+child = parent.make_child(run, print)
 child.task = {"what": "sleeps"}
 parent.processes.work_interleaved([child])
 """

@@ -11,11 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-import measure_all
 import submit_results
 from bench.records import peaks, report, results, tables
 from bench.records.columns import COLUMNS, find_fault
 from bench.settings import WORKLOADS, SettingError, read_settings
+from checks.selfcheck import workload_of_command
 from tests.rows import GPU, LLM, MATMUL, PEAK, ROW, as_text
 
 CHIP = ROW["machine"]
@@ -144,7 +144,7 @@ def test_a_cell_that_cannot_be_is_refused_everywhere_and_breaks_nothing_once_it_
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_unit_of_a_workload_is_known(name):
-    unit = measure_all.workload_of_command(name, read_settings(name).on("cpu")).unit
+    unit = workload_of_command(name, read_settings(name).on("cpu")).unit
     assert fault_of(text({"workload": name, "unit": f"{unit}/s"})) is None
 
 

@@ -28,7 +28,7 @@ NVIDIA, AMD = "0x10de", "0x1002"  # vendors on PCI
 # Bytes: glibc then keeps freed memory and does not map large blocks separately.
 GLIBC_KEEPS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "1000000000000")
 # They change results on a CPU by up to a factor of two.
-ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_ARENA_MAX", *GLIBC_KEEPS)
+ALLOCATOR_VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_TOP_PAD_", *GLIBC_KEEPS)
 # Variables that change the speed of the same work: part of a row's setup, so rows with other values are not merged.
 SETUP_VARIABLES = re.compile(
     r"(?!\w+(ROOT|HOME|DIR|PATH|LIBS?|INCLUDE)$)("  # of an installation, which change nothing

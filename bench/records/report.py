@@ -1,20 +1,25 @@
-"""Report a run: a progress bar and lines of the log in the child, then the result as text in the parent."""
+"""Report a run: a line on what its processes do, then the result as text."""
 
 import shutil
 import statistics
 import sys
 import textwrap
 import time
+from collections import deque
 from contextlib import contextmanager
 
 from tqdm import tqdm
+from tqdm.contrib.logging import tqdm_logging_redirect
 
+from bench import processes
 from bench.records import peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
 from bench.records.verdict import ENOUGH_PAIRS, MACHINE_CHANGED, Rate, burst_and_sustained, verdict_of
 from bench.settings import TRAINING
 
-REFRESH_SECONDS = 0.25
+REFRESH_SECONDS = 1.0
+BAR = "process {n_fmt} of {total_fmt} [{elapsed}{desc}"
+LAST_LINES = 5  # of a process that dies
 MATMULS = ("matmul", "matmul-8bit")
 # Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
 LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
@@ -32,30 +37,50 @@ def wrap(line, indent=""):
 
 
 @contextmanager
-def progress(workload, items_per_step):
-    """Show a bar on stderr, in items per second of all ranks; yields what measure() calls after each window,
-    but never in a pipeline.
+def progress(count, quiet=True):
+    """Show what child processes do: a bar in items per second, redrawn each second, below what they print.
 
-    The bar moves only between windows and has no monitor thread. Its figure is the median of the windows.
-    The bar is hidden if stderr is not a terminal.
+    Args:
+        count: of the processes that follow, at most.
+        quiet: print only the last lines of one that dies.
+
+    Yields:
+        What a Child calls as `watch`.
     """
-    tqdm.monitor_interval = 0
-    options = {"bar_format": "{desc}: {n_fmt}{unit} [{elapsed}{postfix}]", "disable": None, "leave": False}
-    with tqdm(desc=workload.model, unit=f" {workload.unit}", file=sys.stderr, **options) as bar:
-        bar.set_postfix_str("no rate yet")
-        shown = time.perf_counter()
+    last_lines = {}  # of each Child
+    began = begun_last = time.monotonic()
+    options = {"miniters": 0, "mininterval": REFRESH_SECONDS, "dynamic_ncols": True, "disable": None, "leave": False}
+    with tqdm_logging_redirect(desc="]", total=count, bar_format=BAR, file=sys.stderr, **options) as bar:
 
-        def on_window(windows, steps):
-            nonlocal shown
-            if bar.disable or time.perf_counter() - shown < REFRESH_SECONDS:
-                return
-            items = items_per_step * steps
-            rate = format_number(items / statistics.median(windows))
-            bar.set_postfix_str(f"median {rate} {workload.unit}/s", refresh=False)
-            bar.update(items * len(windows) - bar.n)
-            shown = time.perf_counter()
+        def watch(child, printed):
+            nonlocal begun_last
+            now = time.monotonic()
+            if child not in last_lines:
+                last_lines[child] = deque(maxlen=LAST_LINES)
+                begun_last = now
+            last_lines[child].extend(printed)
+            if quiet:  # a process that ends with 1 has written why
+                is_well = child.exit_status in (None, 0, processes.MISTAKE, processes.INTERRUPTED)
+                printed = () if is_well or (child.exit_status == 1 and child.lines) else last_lines[child]
+            for text in printed:
+                tqdm.write(text, file=sys.stderr)
+            bar.n = len(last_lines)
+            # As long as each of those that have ended, on average
+            left = (begun_last - began) / (bar.n - 1) * (count - bar.n + 1) - (now - begun_last) if bar.n > 1 else 0
+            remaining = f"<{tqdm.format_interval(left)}" if left > 0 else ""
+            line = child.lines[-1] if child.lines else {"status": processes.BEGUN, "note": "starting"}
+            rate = f", {format_number(line['throughput'])} {line['unit']}" if line.get("throughput") else ""
+            doing = line["note"] if line.get("status") == processes.BEGUN else ""
+            bar.desc = f"{remaining}{rate}] {doing} {describe_work(line)}"
+            bar.update(0)
 
-        yield on_window
+        yield watch
+
+
+def write_rate(emit, begun, items_per_step, windows, steps):
+    """Write the rate of the windows so far, after 1, 2, 4, 8 ... of them; measure() never calls it in a pipeline."""
+    if len(windows).bit_count() == 1:
+        emit(begun | {"throughput": items_per_step * steps / statistics.median(windows)})
 
 
 def describe_run(rows, stored):

@@ -53,15 +53,17 @@ def check_writable(folder, machines):
             pass
 
 
-def append(path, *rows):
+def append(path, *rows, replaced=()):
     """Append rows, dicts with any of COLUMNS, all or none of them; None is written as blank.
+
+    Stored rows with a run_id of `replaced` are left out.
 
     Raises:
         ResultsError: a file that read() refuses, a stuck lock, a full disk.
         ValueError: a row has a key that is not a column.
     """
     with writing(path):
-        add(path, rows)
+        add(path, rows, replaced)
 
 
 @contextmanager
@@ -96,12 +98,12 @@ def to_block(rows):
     return f"```\n{to_text([], rows)}{len(rows)} rows\n```"
 
 
-def add(path, rows):
+def add(path, rows, replaced=()):
     """Add rows to a file without a lock, as append() does; without rows only try it. OSError leaves the file as it was.
 
     Lines that read() leaves out stay. Stored rows gain the columns that are new.
     """
-    lines = parse(read_text(path), path)
+    lines = [line for line in parse(read_text(path), path) if line.row["run_id"] not in replaced]
     replace_file(path, to_text(lines, rows).encode(errors="surrogateescape"))
     if not (lines or rows):
         path.unlink()

@@ -63,13 +63,19 @@ def list_dimensions(run: Run, runs, row):
     for name in filter(environ.__contains__, LISTS):
         values = {str(other.settings.cell(name.lower())): 1.0 for other in runs if name in other.choices}
         dimensions.append(Dimension(name, values))
-    is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
-    if device == "cpu" and platform.libc_ver()[0] == "glibc" and not is_fixed:
+    if device == "cpu" and keep_memory(environ):
         dimensions.append(Dimension(ALLOCATOR, {"": 1.0, "keep": 1.3}))
     # In prefill and decode a larger batch is another task: more sequences at once.
     if "BATCH_SIZE" not in environ and settings.phase not in ("prefill", "decode"):
         dimensions.append(Dimension("BATCH_SIZE", {str(row["batch_size"]): 1.0}, doubles=True))
     return [each for each in dimensions if len(each.gains) > 1 or each.doubles]
+
+
+def keep_memory(environ):
+    """Return the variables by which glibc keeps freed memory; {} with another library or an allocator of the user."""
+    # Without them, equal work takes thousands of page faults a step in one process, and half of them in the next.
+    is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
+    return GLIBC_KEEPS if platform.libc_ver()[0] == "glibc" and not is_fixed else {}
 
 
 def change_of(dimensions, candidate):

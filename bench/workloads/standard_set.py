@@ -13,7 +13,6 @@ RUNS = 3
 # `make tflops` skips sizes that take too long: the largest ones are for GPUs.
 PEAKS = {"SIZES": "1024,2048,4096,8192"}
 QUICK_PEAKS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
-ONLY_FULL = "2048x2048x2048"  # a matmul that shows that a sweep was not a quick one
 QUICK = {"MAX_SECONDS": "1"}
 FORMATS = ("bfloat16", "float16")  # formats of 16 bits; float16 only on a GPU
 

@@ -9,8 +9,8 @@ from bench import frameworks
 from bench.frameworks import check
 from bench.settings import read_settings
 from bench.timing import measure
+from checks.selfcheck import workload_of_command
 from diffusion_benchmark import DENOISERS
-from measure_all import workload_of_command
 from tests.conftest import GIVEN, TESTED
 from tests.frameworks.torch_reference import TINY
 from transformer_benchmark import ENCODERS
