@@ -230,7 +230,7 @@ def measure_quantity(process: Process, workload: Workload, scope):
                 cells |= energy_cells(process.instruments, *watts)
             except KeyboardInterrupt:  # the throughput is known by now
                 cells["status"] = "interrupted"
-        yield check_and_complete(process, workload, scope, job.session, cells)
+        yield check_and_complete(process, workload, scope, job, cells)
 
 
 @contextmanager
@@ -277,12 +277,13 @@ def open_job(process: Process, workload: Workload, scope):
         session.close()
 
 
-def check_and_complete(process: Process, workload: Workload, scope, session, cells):
-    """Check the last timed output, and return the cells of a result with those of its work: FLOPs, precision, memory.
+def check_and_complete(process: Process, workload: Workload, scope, job, cells):
+    """Check the last steps, and return the cells of a result with those of its work: FLOPs, precision, memory.
 
     Raises:
-        MeasurementError: the last timed output is wrong. That is checked here, after the peak memory has been read.
+        MeasurementError: the last output is wrong, or kept. That is checked here, after the peak memory has been read.
     """
+    session = job.session
     if workload.flops_per_item and scope != "input":
         cells["flops_per_item"] = workload.flops_per_item
         cells["tflops"] = cells["throughput"] * workload.flops_per_item / 1e12
@@ -301,6 +302,10 @@ def check_and_complete(process: Process, workload: Workload, scope, session, cel
         "note": context.notes() or workload.columns.get("note", ""),
     }
     if cells["status"] != "interrupted":
+        if scope == "device":  # but not in the middle of a sustained run
+            if cells["steps_per_window"] > 1:  # a window of one step is like the next step
+                session.check_last_step()
+            measure.prove_new_data(job, cells["seconds"] * job.items_per_step / cells["items"])
         session.check_last_step()
     return cells
 
@@ -319,7 +324,7 @@ def measure_sustained(process: Process, workload: Workload, scope):
         for measured, elapsed_seconds, watts in measure.measure_sustained(job, instruments.joules):
             cells = measurement_cells(measured) | {"elapsed_seconds": elapsed_seconds}
             cells |= energy_cells(instruments, watts, watts * measured.seconds / measured.items)
-            yield check_and_complete(process, workload, scope, job.session, cells)
+            yield check_and_complete(process, workload, scope, job, cells)
 
 
 def measure_epochs(process: Process, workload: Workload, scope):
@@ -342,4 +347,4 @@ def measure_epochs(process: Process, workload: Workload, scope):
                 "loss_mean": statistics.fmean(losses),
                 "accuracy": job.session.evaluate(),
             }
-            yield check_and_complete(process, workload, scope, job.session, cells)
+            yield check_and_complete(process, workload, scope, job, cells)

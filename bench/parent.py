@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from bench import child, processes, versions
 from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
-from bench.records import report, results
+from bench.records import peaks, report, results
 from bench.records.columns import COLUMNS, INTERLEAVED
 from bench.records.rows import combine, complete_row
 from bench.records.verdict import compare_pairs
@@ -396,6 +396,9 @@ def read_rows(run: Run, host, process):
     if run.python != sys.executable:
         for row in rows:
             row["flags"] = f"{row['flags']} other_version".strip()
+    for row in rows:
+        if row["device"] == "cpu" and peaks.is_implausible(row, results.read_others(run.settings.results_dir, [row])):
+            row["flags"] = f"{row['flags']} implausible".strip()
     complete = [row for row in rows if row["status"] != processes.BEGUN]
     has_failed = process.exit_status == 1 and rows and rows[-1]["status"] not in ("ok", processes.BEGUN)
     if not rows or has_failed or process.exit_status in (0, processes.MISTAKE, processes.INTERRUPTED):

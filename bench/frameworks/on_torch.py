@@ -335,7 +335,7 @@ class DeviceContext(base.DeviceContext):
         return output[tuple(torch.from_numpy(each).to(self.device) for each in indices)].cpu().double().numpy()
 
     def as_array(self, values):
-        return values.cpu().float().numpy()
+        return values.detach().cpu().float().numpy()
 
     def keep(self, values):
         return values.clone()  # CUDA graphs reuse the memory of their outputs
@@ -397,7 +397,8 @@ class Model(base.Model):
         self.optimizer = OPTIMIZERS[name](self.uncompiled.parameters(), lr=LEARNING_RATES[name], fused=True)
         # The hook must not refer to this object: such a cycle would keep its memory after close().
         calls = self._calls = Counter()
-        self.optimizer.register_step_post_hook(lambda *_: calls.update(["step"]))
+        trained = self.trained_weights()  # if none has a gradient, the optimizer does nothing
+        self.optimizer.register_step_post_hook(lambda *_: calls.update(step=any(w.grad is not None for w in trained)))
         self.scaler = torch.amp.GradScaler(context.device, init_scale=base.LOSS_SCALE, enabled=uses_scaler)
 
     def trained_weights(self):

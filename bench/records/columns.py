@@ -167,6 +167,8 @@ COLUMNS = {
 # A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {
     "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
+    "uneven": "the mean rate is over 5 % below the median window's: close other programs, or use the mean",
+    "page_faults": "over 5 % of the time goes to memory that each step takes anew: see what `make best` finds",
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
@@ -177,7 +179,7 @@ FLAGS = {
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
     "other_version": "FRAMEWORK_VERSION is not the pinned version, so plots, the results page and `make compare` leave "
     "this row out: unset it for a result of this machine",
-    "implausible": "more than 1.3 times the chip's peak or bandwidth in bench/records/peaks.csv: report it as an issue",
+    "implausible": "more than 1.3 times the chip's peak or bandwidth (docs/method-details.md): report it as an issue",
 }
 DISTURBING = ("contended", "swapping")  # but not throttled, which is normal on a Mac without a fan
 

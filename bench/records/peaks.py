@@ -5,6 +5,9 @@ import functools
 import math
 from pathlib import Path
 
+from bench.records.columns import DISTURBING
+from bench.settings import WORKLOADS
+
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
 # A row's FLOPs are those of the direct convolution. For 36 of its multiplications Winograd's F(2x2, 3x3) needs 16
@@ -12,6 +15,8 @@ IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks cont
 WINOGRAD = 36 / 16
 WINOGRAD_MLX = 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
+UNFIT = {*DISTURBING, "implausible"}  # flags of a row that is not a peak
+LARGE_BYTES = 2**29  # of a step: twice the largest last cache that many CPUs have
 CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
 SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
@@ -31,26 +36,38 @@ def chip_peaks():
     return known_peaks
 
 
-def is_implausible(row):
-    """Return whether a row, a dict of numbers, is faster than its GPUs can be; of a CPU nothing is known.
+def is_implausible(row, stored=()):
+    """Return whether a row, a dict of numbers, is faster than its GPUs can be, or its CPU in the same framework.
+
+    A CPU is held to the `stored` rows, dicts of text, of at least as many threads. It may compute 16 bits in float32,
+    and read at any rate what fits into a cache.
 
     A GPU that is not in the file has the limits of the fastest one, but its own bandwidth if the row has it. float32
     that was measured as TF32 has TF32's.
     Networks with convolutions may be faster by Winograd's factor, on a Mac by MLX's, as nobody knows that of Apple.
     """
-    if row["device"] == "cpu":
+    is_cpu = row["device"] == "cpu"
+    if is_cpu and row["workload"] not in WORKLOADS:
         return False
+    peers = (each for each in stored if int(each["num_threads"] or 0) >= (row["num_threads"] or 0))
+    reached = measured_peaks(each for each in peers if each["framework"] == row["framework"])
     is_mac = row["device"] == "mps"
     is_float32 = row["precision"] == "float32"
     is_tf32 = is_float32 and "tf32" in str(row.get("measured_precision"))
     precision = "tf32" if is_tf32 else SIXTEEN_BITS.get(row["precision"], row["precision"])
 
     def limit(name, rated=None):
+        if is_cpu:
+            return reached.get((*chip_of(row), name), math.inf)
         fastest = max((rate for (*_, known), rate in chip_peaks().items() if known == name), default=math.inf)
         return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), rated or fastest)
 
     tflops = limit(precision)
     bandwidth = limit("bandwidth", row.get("rated_bandwidth"))
+    if is_cpu:
+        tflops = max(tflops, limit("float32"))
+        if (row.get("bytes_per_step") or 0) <= LARGE_BYTES:
+            bandwidth = math.inf
     if row.get("workload") in CONVOLUTIONS and (is_float32 or is_mac):
         speedup = WINOGRAD_MLX if is_mac else WINOGRAD
         tflops *= speedup
@@ -73,7 +90,8 @@ def measured_peaks(rows):
     reached = {}
     for row in rows:
         is_copy = row["workload"] == "bandwidth"
-        if (is_copy or row["model"] == "matmul-peak") and row["status"] == "ok" and "implausible" not in row["flags"]:
+        is_peak = (is_copy or row["model"] == "matmul-peak") and row["status"] == "ok"
+        if is_peak and UNFIT.isdisjoint(row["flags"].split()):
             name, rate = ("bandwidth", row["throughput"]) if is_copy else (row["precision"], row["tflops"])
             key = (*chip_of(row), name)
             reached[key] = max(reached.get(key, 0), float(rate))

@@ -187,13 +187,16 @@ def describe_interval(row):
     if row.get("throughput_low") is None:
         return f"no interval (windows: {row['windows']})"
     count = count_processes(row)
-    made_of = f"range of {count} processes and their intervals" if count > 1 else "one process"
+    kind = "range" if count < 9 else "95 % interval"  # as of median_interval()
+    made_of = f"{kind} of {count} processes and their intervals" if count > 1 else "one process"
     return f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])} ({made_of})"
 
 
 def describe_details(row, reached):
     """Describe in one line what a row has besides its rate: first step, memory, TFLOP/s, GB/s, sensors."""
     details = [f"first step {row['first_step_seconds']:.3g} s"]
+    if "uneven" in row["flags"]:
+        details.insert(0, f"mean {format_number(row['items'] / row['seconds'])} {row['unit']}")
     if row["phase"] == "prefill":
         details.append(f"time to first token {1e3 * row['step_seconds_median']:.4g} ms")
     if row.get("peak_memory_bytes"):

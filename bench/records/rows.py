@@ -9,6 +9,7 @@ from bench.records import peaks
 from bench.records.columns import COLUMNS, DISTURBING, SCHEMA, WORK, make_printable
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import DECLARED, SCOPES, is_used_in
+from bench.timing.intervals import median_interval
 from bench.timing.measure import METHOD_VERSION
 
 # Columns that only the first process measures.
@@ -88,7 +89,7 @@ def combine(processes):
     """Return one row for each quantity, with the warnings of all processes, and with the part that limits a pipeline.
 
     Its cells are those of the process with the median rate (the slower of the two middle ones), so that they are
-    consistent. Its interval reaches from the lowest to the highest end of the processes' own intervals.
+    consistent. Its interval reaches from the lowest to the highest end of their own; see median_interval() for nine.
 
     Args:
         processes: a list of rows for each process. Those of the same quantity agree in WORK. If only some processes
@@ -121,11 +122,9 @@ def combine_quantity(rows):
     reasons = [f"{row['status']} in a process: {row['note']}" for row in rows if row not in ok]
     middle = sorted(ok, key=lambda row: row["throughput"])[(len(ok) - 1) // 2]
     interval = {}  # None for one process without an interval of its own
-    for end, choose in (("throughput_low", min), ("throughput_high", max)):
-        ends = [row[end] for row in ok if row.get(end) is not None]
-        if len(ok) > 1:
-            ends += [row["throughput"] for row in ok]
-        interval[end] = choose(ends, default=None)
+    for place, end in enumerate(("throughput_low", "throughput_high")):
+        ends = [row["throughput"] if row.get(end) is None and len(ok) > 1 else row.get(end) for row in ok]
+        interval[end] = median_interval(ends, rho=0)[place]
     flags = [flag for row in ok for flag in (row.get("flags") or "").split()]
     rare = [flag for flag in DISTURBING if 0 < 2 * flags.count(flag) < len(ok)]
     reasons += [f"{flag} in {flags.count(flag)} of {len(ok)} processes" for flag in rare]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.records.columns import WORK, format_number
+from bench.timing.intervals import median_interval
 
 # Share of the slower part's rate that the end-to-end rate reaches if the two parts work at the same time.
 OVERLAP = 0.95
@@ -48,7 +49,7 @@ def verdict_of(ratio):
 class Comparison:
     """The ratio of two runs' rates."""
 
-    ratio: Rate  # the median of the pairs of processes, and their range
+    ratio: Rate  # the median of the pairs of processes, and their interval: from nine on, that of their median
     pairs: int
     interleaved: bool  # else the processes of a pair worked one after the other
     differing: list[str]  # columns of work; if there are any, the ratio means nothing
@@ -77,7 +78,8 @@ def compare_pairs(pairs, chosen=()):
         differing = [name for name in WORK if name not in chosen and first[name] != second[name]]
     if not ratios:
         return None
-    return Comparison(Rate(statistics.median(ratios), min(ratios), max(ratios)), len(ratios), interleaved, differing)
+    interval = median_interval(ratios, rho=0)
+    return Comparison(Rate(statistics.median(ratios), *interval), len(ratios), interleaved, differing)
 
 
 def is_main(row):

@@ -11,13 +11,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bench.timing.measure import timed
+from bench.timing.measure import MIN_WARMUP_SECONDS, timed, warm_up
 from bench.workloads import data
 
 SIDE = 512  # rows and columns of the matrices
 WINDOW_SECONDS = 0.020
 WINDOWS = 30
-WARMUP_SECONDS = 0.5
 
 
 def measure_canary():
@@ -30,10 +29,5 @@ def measure_canary():
 
 def time_steps(session, clock=time.perf_counter):
     """Return the seconds per step: the lower quartile of short windows, of which other programs slow some."""
-    start = clock()
-    done = 0
-    while (elapsed := clock() - start) < WARMUP_SECONDS:
-        timed(session, clock, 1)
-        done += 1
-    steps = max(1, round(done * WINDOW_SECONDS / elapsed))
+    steps = max(1, round(WINDOW_SECONDS / warm_up(session, clock, MIN_WARMUP_SECONDS)))
     return statistics.quantiles((timed(session, clock, steps) / steps for _ in range(WINDOWS)), n=4)[0]

@@ -5,10 +5,13 @@ import statistics
 from itertools import pairwise
 
 MIN_SAMPLES = 6  # the fewest whose range is a 95 % interval of the median: 1 - 2 / 2**6 = 0.969
-MAX_DRIFT = 0.1  # between the first and the last third of the windows
+MAX_DRIFT = 0.1  # between the first and the last windows
+LEAST_DRIFT = (
+    4  # windows at each end: two ranges of four do not overlap in 2.9 % of all cases, so twice MAX_DRIFT counts
+)
 
 
-def median_interval(samples):
+def median_interval(samples, rho=None):
     """Return the 95 % confidence interval of the median as (low, high), from the order statistics.
 
     For independent samples it is exact for every distribution: the number of samples below the median is
@@ -17,12 +20,13 @@ def median_interval(samples):
     autoregression.
 
     Args:
-        samples: at least 2, in the order in which they were measured. The interval of fewer than 9 is their range,
-            which covers the median with a probability of 1 - 2 / 2**n: 0.94 for 5, 0.97 for 6.
+        samples: in the order in which they were measured. The interval of fewer than 9 is their range, which covers
+            the median with a probability of 1 - 2 / 2**n: 0.94 for 5, 0.97 for 6.
+        rho: their autocorrelation, if it is known; 0 for processes, and for pairs of processes.
     """
     n = len(samples)
     ordered = sorted(samples)
-    rho = sign_autocorrelation(samples)
+    rho = sign_autocorrelation(samples) if rho is None else rho
     reach = (n / 2 - (_exact_rank(n) - 1)) * math.sqrt((1 + rho) / (1 - rho))
     low = max(0, math.floor(n / 2 - reach))
     return ordered[low], ordered[n - 1 - low]
@@ -62,11 +66,11 @@ def p95(step_seconds):
 
 
 def has_drift(windows):
-    """Whether the medians of the first and last third differ by over 10 % and their intervals do not overlap."""
-    third = len(windows) // 3
-    if third < MIN_SAMPLES:
+    """Whether the first and last third, or four or five, have medians 10 % apart, and intervals that do not overlap."""
+    count = max(len(windows) // 3, min(5, len(windows) // 2))
+    if count < LEAST_DRIFT:
         return False
-    first, last = windows[:third], windows[-third:]
+    first, last = windows[:count], windows[-count:]
     (a_low, a_high), (b_low, b_high) = median_interval(first), median_interval(last)
-    differ = abs(statistics.median(last) / statistics.median(first) - 1) > MAX_DRIFT
+    differ = abs(statistics.median(last) / statistics.median(first) - 1) > MAX_DRIFT * (1 if count > 4 else 2)
     return differ and (a_high < b_low or b_high < a_low)

@@ -2,7 +2,7 @@
 
 The order of a measurement:
 
-    first step -> warm-up -> check that every step runs and the output varies -> windows -> check the number of steps
+    first step -> warm-up -> check that every step runs -> windows -> check what they did -> a step on new data
 
 A window is: read the clock, submit k steps, synchronise, read a number that depends on the last step, read the clock.
 Nothing else happens inside, and no window is dropped. Anything that makes a result unreliable raises a flag.
@@ -14,6 +14,8 @@ waiting at the start are discarded first, as far as MAX_SECONDS allow.
 
 import gc
 import math
+import operator
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -43,14 +45,19 @@ SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
 TURN_SECONDS = 0.25  # of windows, before another process that is compared with this one gets its turn
 
 # The proof that every step runs, see prove_every_step_runs().
-SINGLE_STEPS = 12
+SINGLE_STEPS = 4  # in a try
 COMPARED_STEPS = 16  # in the compared window, at least: skipping all but one gives a ratio of 16, far above 4
 MAX_SINGLE_RATIO = 4.0
-MAX_READ_RATIO = 1.5  # for steps whose outputs are all read; if every second step were skipped, it would be 2
+MAX_SKIPPED_RATIO = 1.5  # of work that must take as long; if every second step were skipped, it would be 2
 KEPT_OUTPUTS = 8
 SINGLE_TOLERANCE = 2e-5  # seconds a step, whose single runs meet cold caches
-SKIP_TRIES = 5
-MOST_GROUPS = 8  # groups of KEPT_OUTPUTS steps in one try
+LEAST_TRIES = 3  # a program that disturbs one window excuses nothing
+MOST_TRIES = 20
+
+MAX_UNEVEN = 0.05  # by which the mean rate may be below that of the median window
+LEAST_UNEVEN = 10  # windows; with fewer, usual noise would be enough
+MAX_SYSTEM_SHARE = 0.05  # of the CPU time, that the system takes to hand out pages of memory
+MANY_FAULTS = 256  # pages in a step, 1 MB
 
 
 @dataclass(frozen=True)
@@ -73,16 +80,6 @@ class Job:
     def is_stream(self):
         """Return whether the batches come from a pipeline, as in the scopes input and end_to_end."""
         return self.session.queue_steps is not None
-
-
-@dataclass(frozen=True)
-class Start:
-    """What is known before the first window."""
-
-    steps: int  # in a window
-    first_step_seconds: float
-    warmup_seconds: float
-    first_weights: tuple | None  # checksum() after the first step
 
 
 @dataclass(frozen=True)
@@ -117,11 +114,11 @@ def measure(job: Job):
         A Measurement; after Ctrl-C that of the complete windows, with stop_reason "interrupted".
 
     Raises:
-        MeasurementError: `work_skipped`, `constant_output`, `wrong_output` or `unsupported`: there is no valid result.
+        MeasurementError: `work_skipped`, `wrong_output` or `unsupported`: there is no valid result.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
     with collector_at_rest():
-        return measure_windows(job, start_up(job))
+        return measure_windows(job, *start_up(job))
 
 
 def measure_sustained(job: Job, joules):
@@ -141,24 +138,25 @@ def measure_sustained(job: Job, joules):
         while stop_reason != "interrupted" and clock() - began < job.sustained_seconds:
             joules_before = joules()
             before = clock()
-            measured = measure_windows(job, start)
+            measured = measure_windows(job, *start)
             stop_reason = measured.stop_reason
             watts = (joules() - joules_before) / (clock() - before)
             yield measured, clock() - began, watts
 
 
 def start_up(job: Job):
-    """Run a session's first step and its warm-up, and prove that its steps run; return what is known then, a Start.
+    """Run a session's first step and its warm-up, and prove that its steps run.
+
+    Returns:
+        (steps in a window, seconds of the first step, seconds of the warm-up).
 
     Raises:
-        MeasurementError: `work_skipped` or `constant_output`.
+        MeasurementError: `work_skipped` or `unsupported`.
     """
     session = job.session
     clock = job.clock
     # The first step: it compiles, or tries several algorithms.
     first_step_seconds = timed(session, clock, 1)
-    first_value = session.read()
-    first_weights = session.checksum()
     session.after_first_step()
 
     # The warm-up, until the pace is steady; of a pipeline, until the batches prepared before are used up.
@@ -166,18 +164,17 @@ def start_up(job: Job):
     step_seconds = drain_queue(job) if job.is_stream else warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
     warmup_seconds = clock() - began
 
-    # The proof that outputs depend on the data and that every step of a window runs.
-    # One value twice is suspicious, unless both steps had the same batch.
-    if not job.is_stream and not session.may_repeat and session.read() == first_value:
-        prove_output_varies(job)
+    # The proof that every step of a window runs.
     steps = choose_steps(job, step_seconds)
+    if time.get_clock_info("perf_counter").resolution > MAX_BARRIER_SHARE * steps * step_seconds:
+        raise MeasurementError("unsupported", "the system's clock is too coarse for these steps")
     prove_every_step_runs(job, steps)
     if job.is_stream and steps > 1:
         drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
-    return Start(steps, first_step_seconds, warmup_seconds, first_weights)
+    return steps, first_step_seconds, warmup_seconds
 
 
-def measure_windows(job: Job, start: Start):
+def measure_windows(job: Job, steps, first_step_seconds, warmup_seconds):
     """Measure windows of steps until a stop rule is met; return the Measurement with its flags.
 
     Raises:
@@ -186,17 +183,15 @@ def measure_windows(job: Job, start: Start):
     """
     session = job.session
     counters = start_counters(job)
-    windows, steps, stop_reason, turns = collect_windows(job, start.steps)
+    windows, steps, stop_reason, turns = collect_windows(job, steps)
     done = steps * len(windows)
     seconds = sum(windows)
 
     # A turn, if there are any, begins with a step that is not timed.
     flags, readings = check_counters(job, counters, done + len(turns), stop_reason)
-    if stop_reason != "interrupted":  # by Ctrl-C, in a step whose result cannot be read
-        if start.first_weights is not None and session.checksum() == start.first_weights:
-            raise MeasurementError("work_skipped", "the weights have not changed since the first step")
-        if session.prepare and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
-            flags.append("barrier_shows")
+    is_part = session.prepare and stop_reason != "interrupted"  # by Ctrl-C, in a step whose result cannot be read
+    if is_part and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
+        flags.append("barrier_shows")
     if job.is_stream and done < ENOUGH_QUEUES * session.queue_steps:
         flags.append("short")  # a queue that was full or empty at the start may still show in the total
     if has_drift(windows):
@@ -206,6 +201,8 @@ def measure_windows(job: Job, start: Start):
     throughput = items_in_window / statistics.median(windows)
     if job.is_stream or job.num_items is not None:
         throughput = job.items_per_step * done / seconds
+    if len(windows) >= LEAST_UNEVEN and job.items_per_step * done / seconds < (1 - MAX_UNEVEN) * throughput:
+        flags.append("uneven")
     low, high = interval(windows)
     return Measurement(
         throughput=throughput,
@@ -218,8 +215,8 @@ def measure_windows(job: Job, start: Start):
         steps_per_window=steps,
         items=job.items_per_step * done,
         seconds=seconds,
-        first_step_seconds=start.first_step_seconds,
-        warmup_seconds=start.warmup_seconds,
+        first_step_seconds=first_step_seconds,
+        warmup_seconds=warmup_seconds,
         stop_reason=stop_reason,
         flags=tuple(flags),
         readings=readings,
@@ -285,23 +282,32 @@ def choose_steps(job: Job, step_seconds):
 
 
 def start_counters(job: Job):
-    """Start the watch; return (compilations so far, the optimizer's steps so far)."""
+    """Start the watch; return (compilations so far, the optimizer's steps so far, weights, resources used so far)."""
     if job.watch:
         job.watch.start()
-    return job.session.trace_count(), job.session.updates()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return job.session.trace_count(), job.session.updates(), job.session.checksum(), used
 
 
 def check_counters(job: Job, before, done, stop_reason):
     """Return (flags, readings of the sensors) after `done` steps since start_counters(), which returned `before`.
 
     Raises:
-        MeasurementError: `work_skipped` if the optimizer's step count differs from ours.
+        MeasurementError: `work_skipped` if the optimizer's step count differs from ours, or if few weights have moved.
     """
-    traces, updates = before
+    traces, updates, weights, used = before
+    now = resource.getrusage(resource.RUSAGE_SELF)
     flags, readings = job.watch.stop() if job.watch else ([], {})
+    user, system, faults = (getattr(now, name) - getattr(used, name) for name in ("ru_utime", "ru_stime", "ru_minflt"))
+    if faults > MANY_FAULTS * done and system > MAX_SYSTEM_SHARE * (user + system):
+        flags.append("page_faults")
     if stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
         if not math.isfinite(job.session.read()):
             flags.append("not_finite")
+        elif weights:
+            moved = sum(map(operator.ne, weights, job.session.checksum()))
+            if moved < len(weights) / 2:
+                raise MeasurementError("work_skipped", f"the timed steps moved {moved} of {len(weights)} weights")
         if updates is not None and (counted := job.session.updates() - updates) != done:
             raise MeasurementError("work_skipped", f"the optimizer counted {counted} of {done} timed steps")
     if job.session.trace_count() != traces:
@@ -327,8 +333,8 @@ def prove_every_step_runs(job: Job, steps):
 
     A lazy framework that evaluates only what is read would run one step of each window. docs/method-details.md derives
     how much longer a single step may take, and one of several that are all read (outputs that training does not
-    change); its W, A, F and P are in_window, all_read, single and idle. Other programs can only lengthen a step. So in
-    several tries the longest step in a window is compared with the shortest of the others.
+    change); its W, A, F and P are in_window, all_read, single and idle. Other programs can only lengthen a step, so the
+    shortest of each kind are compared, which were measured alternately.
 
     Args:
         steps: in a window. With one step to a window nothing can be skipped, and nothing is compared.
@@ -338,28 +344,25 @@ def prove_every_step_runs(job: Job, steps):
     session = job.session
     clock = job.clock
     compared = max(steps, COMPARED_STEPS)
-    in_window = 0.0
-    single = math.inf
-    all_read = math.inf
+    in_window = single = all_read = math.inf
     keeps_outputs = session.can_keep_outputs()
-    for _ in range(SKIP_TRIES):
-        in_window = max(in_window, timed(session, clock, compared) / compared)
+    for tries in range(1, MOST_TRIES + 1):
+        in_window = min(in_window, timed(session, clock, compared) / compared)
         if keeps_outputs:  # before the single steps, between which a GPU may lower its clock
-            for _ in range(min(MOST_GROUPS, compared // KEPT_OUTPUTS)):
-                start = clock()
-                outputs = []
-                for _ in range(KEPT_OUTPUTS):
-                    session.step()
-                    outputs.append(session.keep_output())
-                session.synchronize()
-                for output in outputs:
-                    session.read(output)
-                all_read = min(all_read, (clock() - start) / KEPT_OUTPUTS)
+            start = clock()
+            outputs = []
+            for _ in range(KEPT_OUTPUTS):
+                session.step()
+                outputs.append(session.keep_output())
+            session.synchronize()
+            for output in outputs:
+                session.read(output)
+            all_read = min(all_read, (clock() - start) / KEPT_OUTPUTS)
         idle = idle_barrier_seconds(job)
         single = min(single, *(timed(session, clock, 1) for _ in range(SINGLE_STEPS)))
         allowed = SINGLE_TOLERANCE + 2 * idle
-        reads_agree = not keeps_outputs or all_read <= MAX_READ_RATIO * in_window + allowed
-        if reads_agree and single <= MAX_SINGLE_RATIO * in_window + allowed:
+        reads_agree = not keeps_outputs or all_read <= MAX_SKIPPED_RATIO * in_window + allowed
+        if tries >= LEAST_TRIES and reads_agree and single <= MAX_SINGLE_RATIO * in_window + allowed:
             return
     reason = f"a step in a window of {compared} takes {in_window * 1e3:.3g} ms, but {single * 1e3:.3g} ms by itself"
     if keeps_outputs:
@@ -367,16 +370,28 @@ def prove_every_step_runs(job: Job, steps):
     raise MeasurementError("work_skipped", f"{reason}: steps of a window do not run")
 
 
-def prove_output_varies(job: Job):
-    """Raise MeasurementError (`constant_output`) if four steps give one value: it is cached, or the data is ignored."""
-    values = []
-    for _ in range(4):
-        timed(job.session, job.clock, 1)
-        values.append(job.session.read())
-        # NaN is unequal to itself; that fault is reported as not_finite.
-        if values[-1] != values[0]:
+def prove_new_data(job: Job, seconds):
+    """Raise MeasurementError unless a step on data that was never used takes as long as the timed ones: `seconds`.
+
+    It is `work_skipped` if answers are kept, `constant_output` if the data is ignored. After the first try, because the
+    machine may have become slower, the step is compared with two on known data just before it.
+    """
+    session = job.session
+    allowed = SINGLE_TOLERANCE + 2 * idle_barrier_seconds(job)
+    for tries in range(MOST_TRIES):
+        if not session.put_new_data(tries):
             return
-    raise MeasurementError("constant_output", "four steps on different data gave the same output")
+        if tries:
+            seconds = statistics.fmean([timed(session, job.clock, 1) for _ in range(4)][2:])
+        before = session.read()
+        new = timed(session, job.clock, 1)
+        repeats = session.read() == before and not session.may_repeat
+        if new <= MAX_SKIPPED_RATIO * seconds + allowed and not repeats:
+            return
+    if repeats:
+        raise MeasurementError("constant_output", "steps on different data gave the same output")
+    reason = f"a step takes {seconds * 1e3:.3g} ms, but {new * 1e3:.3g} ms on data that was never used"
+    raise MeasurementError("work_skipped", reason)
 
 
 def warm_up(session, clock, max_seconds):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bench import processes
-from bench.frameworks import base, on_torch_images
+from bench.frameworks import base, on_torch, on_torch_images, on_torch_llm
 from bench.host import meters
 from bench.settings import is_used_in
 from bench.timing import MeasurementError
@@ -188,18 +188,72 @@ def test_a_device_that_computes_only_what_is_read_is_refused(run):
     assert row["status"] == "work_skipped"
 
 
-def test_a_device_whose_results_repeat_is_refused(run):
-    known = {}
+# Cheats: (the usual method, the number of its call, the model, its arguments) -> what the method returns instead
 
-    def compute(operator, arguments, options):
-        """Compute a matmul once for each shape."""
-        result = operator(*arguments, **options)
-        name = operator._opname
-        return known.setdefault((name, result.shape), result).clone() if name == "linear" else result
 
-    sim.compute = compute
-    (row,) = run()
-    assert row["status"] == "constant_output"
+def keep_answers(is_kept):
+    """Compute the answers for the first four inputs once, in calls whose number is_kept()."""
+    answers = {}
+
+    def infer(usual, call, model, *inputs):
+        key = inputs[0].held.numpy().tobytes()
+        answer = answers[key] + 0 if key in answers and is_kept(call) else usual(model, *inputs)
+        return answers.setdefault(key, answer) if len(answers) < 4 else answer
+
+    return infer
+
+
+def keep_gradients():
+    """Apply the last gradients for a batch that was used before."""
+    used = set()
+
+    def train(usual, call, model, *batch):
+        key = batch[0].held.numpy().tobytes()
+        usual(model, *batch) if key not in used else model.update()
+        used.add(key)
+
+    return train
+
+
+def stop_learning(usual, call, model):
+    model.optimizer.param_groups[0]["lr"] *= call < 3
+    usual(model)
+
+
+def train_the_last_layer(usual, call, model):
+    for weight in model.trained_weights()[:-2]:
+        weight.grad = None
+    usual(model)
+
+
+INFERENCE, TRAINING = {"PHASE": "inference"}, {"PHASE": "training", "MODEL": "mlp-16-16"}
+CHEATS = {
+    "always": ("infer", lambda: keep_answers(lambda call: True), INFERENCE),
+    "in every second step": ("infer", lambda: keep_answers(lambda call: call % 2), INFERENCE),
+    "but in every eighth step": ("infer", lambda: keep_answers(lambda call: call % 8), INFERENCE),
+    "one answer for all": (
+        "infer",
+        lambda: lambda usual, call, model, *inputs: 1 + 0 * usual(model, *inputs),
+        INFERENCE,
+    ),
+    "for prompts": ("extend", lambda: keep_answers(lambda call: True), {"name": "llm", "PHASE": "prefill"}),
+    "gradients": ("train", keep_gradients, TRAINING),
+    "learning stops": ("update", lambda: stop_learning, TRAINING),
+    "the last layer": ("update", lambda: train_the_last_layer, TRAINING),
+    "one backward of four": ("backward", lambda: lambda usual, call, model: call % 4 or usual(model), TRAINING),
+}
+
+
+@pytest.mark.parametrize("seconds", [0.030, 0.003], ids=["long", "short"])
+@pytest.mark.parametrize("name", CHEATS)
+def test_work_that_is_left_out_is_refused(run, monkeypatch, seconds, name):
+    method, cheat, work = CHEATS[name]
+    owner = on_torch_llm.CachedModel if method == "extend" else on_torch.Model
+    cheat, usual, calls = cheat(), getattr(owner, method), itertools.count()
+    monkeypatch.setattr(owner, method, lambda model, *given: cheat(usual, next(calls), model, *given))
+    sim.seconds = lambda operator: seconds if operator in MATMULS else seconds / 4 if operator == "add" else 1e-6
+    (row,) = run(**work)
+    assert row["status"] == ("constant_output" if name == "one answer for all" else "work_skipped")
 
 
 def test_operands_of_two_devices_and_types_that_the_device_lacks_are_refused():

@@ -97,10 +97,14 @@ class Opener:
 
 
 def assert_measured(session, items):
-    """Measure a session for a moment; its steps are compiled once, finite, and computed again with the same output."""
-    measured = measure.measure(measure.Job(session, items, max_seconds=0.01))
+    """Measure a session for a moment; its steps are compiled once, finite, and as fast and right on new data."""
+    job = measure.Job(session, items, max_seconds=0.01)
+    measured = measure.measure(job)
     assert not {"recompiled", "not_finite"} & set(measured.flags)
+    traces = session.trace_count()
+    measure.prove_new_data(job, measured.seconds * items / measured.items)
     session.check_last_step()
+    assert session.trace_count() == traces
 
 
 def open_llm(phase="decode", **environ):

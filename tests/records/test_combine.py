@@ -20,6 +20,8 @@ def test_the_row_is_that_of_the_median_process_or_the_slower_of_two(rates, middl
     assert (found["throughput_low"], found["throughput_high"]) == (min(rates) - 1, max(rates) + 1)
     assert found["process_rates"] == " ".join(f"{rate:g}" for rate in rates)
     assert combine([[row(3.0)]])[0]["throughput_low"] is None
+    (found,) = combine([[row(rate, rate - 1, rate + 1)] for rate in range(10, 19)])  # nine leave the extreme ones out
+    assert (found["throughput_low"], found["throughput_high"]) == (10, 18)
 
 
 def test_quantities_stay_apart_and_in_order():

@@ -5,7 +5,7 @@ import pytest
 from bench.host.environment import read_host
 from bench.records import peaks
 from bench.records.rows import complete_row
-from tests.rows import PEAK, ROW, as_text
+from tests.rows import COPY, LLM, MLP, PEAK, ROW, as_text
 
 A100 = {"device_name": "NVIDIA A100-SXM4-40GB"}
 LAPTOP = {"device_name": "NVIDIA GeForce RTX 4060 Laptop GPU", "rated_bandwidth": 400.0}  # not in the file
@@ -38,6 +38,21 @@ def test_more_than_a_chip_can_do_is_implausible(cells, implausible):
     row = {"device": "cuda", "device_name": "NVIDIA H200", "gpu_cores": None, "precision": "bfloat16"}
     row = complete_row(read_host("m"), "id", row | {"flags": "drift"} | cells)
     assert row["flags"] == "drift" + " implausible" * implausible
+
+
+@pytest.mark.parametrize(("cells", "limit"), [(MLP, 1.3), ({}, 2.925), (MLP | {"precision": "mixed_bfloat16"}, 1.3)])
+def test_a_model_on_a_cpu_is_compared_with_the_peaks_that_were_measured_there(cells, limit):
+    """Convolutions may be faster by Winograd's factor, 16 bits by way of float32, and a cache than the memory."""
+    peak = PEAK | {"tflops": 1.0, "num_threads": 2}
+    others = peak | {"tflops": 0.1, "precision": "bfloat16"}, peak | {"tflops": 99.0, "flags": "contended"}
+    stored = [as_text(ROW | row) for row in (peak, *others, COPY | {"throughput": 100.0})]
+    for tflops in (1.2, 1.4, 2.9, 3.0):
+        row = ROW | {"num_threads": 2, "tflops": tflops} | cells
+        assert peaks.is_implausible(row, stored) == (tflops > limit)
+        for other in ({"cpu_id": "family 26"}, {"framework": "jax"}, {"num_threads": 4}, {"workload": "attention"}):
+            assert not peaks.is_implausible(row | other, stored)
+    row = ROW | LLM | {"tflops": None, "bandwidth": 140.0}
+    assert [peaks.is_implausible(row | {"bytes_per_step": size}, stored) for size in (5e8, 6e8)] == [False, True]
 
 
 def row_of(**changes):
