@@ -291,13 +291,14 @@ def check_and_complete(process: Process, workload: Workload, scope, job, cells):
         cells["bytes_per_step"] = workload.bytes_per_step + session.weight_bytes
         cells["bandwidth"] = cells["throughput"] / workload.items_per_step * cells["bytes_per_step"] / 1e9
     context = session.context
-    on_cpu = process.device.kind == "cpu"
+    # Outside Linux the peak of a process includes its check, if that compared the model with a reference on the CPU.
+    has_peak = process.device.kind == "cpu" and (sys.platform == "linux" or context.output_error is None)
     cells |= {
         "parameters": session.parameters,
         "measured_precision": context.measured_precision,
         "output_error": context.output_error,
         "output_limit": context.output_limit,
-        "peak_memory_bytes": meters.process_peak_bytes() if on_cpu else context.peak_memory_bytes(),
+        "peak_memory_bytes": meters.process_peak_bytes() if has_peak else context.peak_memory_bytes(),
         "idle_watts": process.instruments.idle_watts,
         "note": context.notes() or workload.columns.get("note", ""),
     }

@@ -1,23 +1,35 @@
 """Check that the work is right, before and after it is timed, with the same NumPy code for every framework."""
 
+import math
+
 import numpy as np
 
+from bench.host import resources
 from bench.timing import MeasurementError
 from bench.workloads.operators import EIGHT_BITS
 
-# Limits of relative L2 errors that do not depend on the network, in float32 and in less. A wrong kernel is wrong by
-# about 1. Another order of float32 sums changes a deep model by 1e-5 to 1e-3.
-MAX_RELATIVE_ERROR = 0.01
+# Limits of relative L2 errors that do not depend on the network: in less than float32, in float32, and in float32 on a
+# CPU that is compared with float64. A wrong kernel is wrong by about 1. Another order of float32 sums changes a deep
+# model by 1e-5 to 1e-3.
 MAX_ROUGH_ERROR = 0.3
-# The limit of a model's error in 16 bits or TF32 is a multiple of its error when each weight and input is
-# disturbed by up to SPREADS, relative to it; at most MAX_MODEL_ERROR. docs/method-details.md has the measurements.
+MAX_RELATIVE_ERROR = 0.01
+MAX_CPU_ERROR = 1e-3
+LEAST_CPU_ERROR = 1e-4
+# The limit of a model's error is a multiple of its error when each weight and input is disturbed by up to SPREADS,
+# relative to it; at most MAX_MODEL_ERROR. docs/method-details.md has the measurements. That of float32 is the error of
+# a Winograd convolution.
 MAX_MODEL_ERROR = 0.9
 ROUNDING_MULTIPLE = 4
-SPREADS = {"tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
-MAX_CACHE_ERROR = 0.08  # smollm2-135m in 16 bits: rounding 0.02, positions off by one 0.13, no cache 1.4
+SPREADS = {"float32": 2**-17, "tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
+DAMPING = 0.5  # of residual blocks, which otherwise amplify rounding until it explains a block that is left out
+MAX_DISTURBED = 2**26  # weights in float64: for more it would take too much of a process's time
 MAX_RESTORED_STEPS = 2  # torchao 0.6, MLX 1.0; 1.5 in 8 bits whose scales are bfloat16
-# For a compiled model in training: BatchNorm amplifies rounding, to 2e-3 in ResNet-152.
-MAX_TRAINING_ERROR = 0.1
+# For each parameter of a model on the CPU in the reference's precision: 4, and 2 for its copy in 16 bits; 8, and 4.
+HOST_BYTES = {"float32": 6, "float64": 12}
+# The factor of a probe's inputs: they and their sums overflow in float16, but not with float32's exponents.
+PROBE_SCALE = 2.0**16
+# What is compared, in order: an inference has only the first, a large model has no third.
+PARTS = ("output", "gradient of the last layer", "gradient of the first layer")
 
 # Upper limits of a matmul's relative L2 error, by the significand that its inputs are rounded to (53, 24, 11 and 8
 # bits), halfway between formats in powers of ten. Winograd convolutions in float32 have errors of up to 1e-5.
@@ -27,6 +39,156 @@ FLOAT16_NAMES = {"tf32": "float16", "bfloat16": "float16-accumulate"}
 ERROR_LIMITS = {name: limit for limit, name in PRECISION_BY_ERROR}
 ERROR_LIMITS |= {name: ERROR_LIMITS[like] for like, name in FLOAT16_NAMES.items()}
 ERROR_LIMITS |= dict.fromkeys(EIGHT_BITS, 2e-3)  # exact operands, outputs rounded to bfloat16
+
+_probed = {}  # precisions by context, device, setting and operator: a CPU may need seconds for one in float16
+
+
+class ModelCheck:
+    """The half of a DeviceContext that checks a model, the same in every framework.
+
+    The reference is another path of computation on the CPU: float64 for float32 there, otherwise float32. R is how much
+    rounding of its weights and inputs changes it. Residual blocks are damped meanwhile. The order of the check:
+
+        measure_precision -> references: R -> check_model: within 4 R of them -> first step -> compare: compiled as well
+    """
+
+    has_float64 = True  # whether the framework computes in float64 on a CPU, next to other precisions
+    measured_precision: str | None = None  # as name_precision() names it; None without a model or operator
+    fixed_limit: float  # of an error if R is unknown; a repetition may differ by a tenth of it
+    least_limit: float  # of an error if R is known
+    spread: float  # by which references() disturbs weights and inputs; 0: not at all
+    output_error: float | None = None  # the output's for a pair of items, against the reference
+    output_limit: float | None = None  # the limit for that error in this model
+    note = ""  # what a reader of its rows has to know
+
+    def __init__(self, device, settings, compares=True):
+        """Store the settings. compares: whether models are compared with the reference."""
+        self.device = device
+        self.precision = settings.precision
+        self.seed = settings.seed
+        self.weight_bits = settings.weight_bits
+        self.compares = compares
+        is_double = self.has_float64 and (device, settings.precision) == ("cpu", "float32")
+        self.reference = "float64" if is_double else "float32"
+        self.roundings = {}  # R of each of PARTS
+
+    def measure_precision(self, has_convolutions):
+        """Set measured_precision, what this device really computes in, and what follows from it for the checks.
+
+        Raises:
+            MeasurementError: `wrong_output` for float16 under another name, `unsupported` for TF32 that is not there.
+        """
+        names = ["matmul", "convolution"] if has_convolutions else ["matmul"]
+        if self.precision in EIGHT_BITS:  # compared with exact products instead
+            precisions = {"matmul": self.precision}
+        else:
+            precisions = {name: self._probe_once(name) for name in names}
+        self.measured_precision = precisions["matmul"]
+        if len(set(precisions.values())) > 1:
+            self.measured_precision = ", ".join(f"{name} {computed}" for name, computed in precisions.items())
+        if self.precision == "tf32" and "tf32" not in self.measured_precision:
+            raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
+        # What follows for the checks. A reference in float32 itself tells nothing about rounding in float32.
+        exact = {"float32", "float64"}.issuperset(precisions.values())
+        is_rounded = "lower" not in precisions.values() and not (exact and self.reference == "float32")
+        self.spread = max(SPREADS.get(precision, 0) for precision in precisions.values()) if is_rounded else 0
+        self.fixed_limit, self.least_limit = MAX_ROUGH_ERROR, MAX_RELATIVE_ERROR
+        if exact:
+            self.fixed_limit = MAX_CPU_ERROR if self.reference == "float64" else MAX_RELATIVE_ERROR
+            self.least_limit = LEAST_CPU_ERROR
+        if has_convolutions and self.device == "mps":
+            self.least_limit = self.fixed_limit  # Metal's Winograd convolutions are wrong by up to 5.7 % each
+
+    def _probe_once(self, name):
+        key = type(self), self.device, self.precision, self.weight_bits, name
+        if key not in _probed:
+            left, right, exact = probe_inputs(name)
+            scale = 1 if self.precision in ("float16", "mixed_float16") else np.float32(PROBE_SCALE)
+            got, is_float16 = self.probe(name, left * scale, right * scale)
+            reason = f"a {name} of large {self.precision} numbers overflows, as in float16"
+            require(np.isfinite(got).all() and got.any(), reason)
+            error = relative_error(got.astype(np.float64) / float(scale) ** 2, exact[: len(got)])
+            _probed[key] = name_precision(error, is_float16)
+        return _probed[key]
+
+    def batches_of_two(self, workload):
+        """Return the batches of two items, as NumPy, with which a model is prepared and checked."""
+        return (workload.make_checked or workload.make_batches)(2, self.seed)
+
+    def checked_batch(self, workload):
+        """Return the first of these batches, as NumPy, as the device gets it to be checked.
+
+        A GPU's kernels depend on the number of items, so there the pair is repeated until it fills the timed batch.
+        """
+        pair = self.batches_of_two(workload)[0]
+        # Items of make_checked() are smaller: repeated, they would not give the timed batch.
+        is_repeated = self.device != "cpu" and not workload.make_checked
+        times = math.ceil(workload.items_per_step / 2) if is_repeated else 1
+        return tuple(np.concatenate([each] * times) for each in pair)
+
+    def can_compare(self, parameters):
+        """Whether a model is compared with its reference, which needs memory on the CPU; notes a lack of that."""
+        has_memory = HOST_BYTES[self.reference] * parameters < resources.available_bytes()
+        if self.compares and not has_memory:
+            self.note = f"not compared with the CPU, which has too little memory for this model in {self.reference}"
+        if self.reference == "float64" and parameters > MAX_DISTURBED:
+            self.spread = 0
+        return self.compares and has_memory
+
+    def references(self, evaluate, arrays):
+        """Return what evaluate(spread) computes for the reference, and the same disturbed as rounding does it.
+
+        Weights and inputs in `arrays` are disturbed here, in place; evaluate(spread) disturbs those that are not in it.
+        """
+        expected = disturbed = evaluate(0)
+        if self.spread:
+            disturb(arrays, self.spread)
+            disturbed = evaluate(self.spread)
+            disturb(arrays, self.spread, np.divide)
+        self.roundings = {part: relative_error(*both) for part, *both in zip(PARTS, disturbed, expected, strict=False)}
+        return expected
+
+    def limit_of(self, part):
+        """Return the limit of the error of one of PARTS; None if rounding is so large that it explains any error."""
+        rounding = self.roundings.get(part, 0)
+        least = self.least_limit if rounding else self.fixed_limit
+        least = MAX_ROUGH_ERROR if part == PARTS[2] else least
+        limit = min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
+        return limit if rounding <= MAX_MODEL_ERROR / 2 else None
+
+    def check_model(self, evaluate, expected):
+        """Raise MeasurementError unless a model is right for pairs of items; stores the error of its output.
+
+        Args:
+            evaluate: () -> PARTS as NumPy arrays from the device, for checked_batch(): uncompiled, without dropout,
+                BatchNorm with its running statistics. The layers' gradients are those of the weights.
+            expected: references() of the pair; None if nothing is compared.
+        """
+        got, again = evaluate(), evaluate()
+        # In float16 a first layer's gradient may overflow, and deep models magnify another order of its sums.
+        for part, first, second in zip(PARTS[:2], got, again, strict=False):
+            require(np.isfinite(first).all(), f"the {part} has infinities or NaN")
+            require(np.any(first), f"the {part} is all zero")
+            check_equal(second, first, self.fixed_limit / 10, f"equal inputs give a different {part}")
+        require(not np.array_equal(*got[0][:2]), "two different items give the same output")
+        if expected is None:
+            return
+        # The output has several pairs of items; a gradient is a mean, one for all of them.
+        pairs = np.split(got[0], len(got[0]) // len(expected[0]))
+        worst = max(pairs, key=lambda pair: relative_error(pair, expected[0]))
+        self.output_error = relative_error(worst, expected[0])
+        self.output_limit = self.limit_of(PARTS[0])
+        if self.output_limit is None:
+            rounding = self.roundings[PARTS[0]]
+            self.note = f"not compared with the CPU: rounding alone changes the output by {rounding:.0%}"
+        self.compare([worst, *got[1:]], expected, f"differs from the CPU's in {self.reference}")
+
+    def compare(self, got, expected, words="differs if it is compiled"):
+        """Raise MeasurementError, in these words, unless each of PARTS is within its limit of what is expected."""
+        for part, computed, right in zip(PARTS, got, expected, strict=False):
+            limit = self.limit_of(part)
+            if limit is not None:
+                check_equal(computed, right, limit, f"the {part} {words}")
 
 
 def relative_error(got, expected):
@@ -47,11 +209,6 @@ def check_parameters(counted, expected):
         raise MeasurementError("wrong_model", f"the model has {counted} trainable parameters, not {expected}")
 
 
-def is_exact(measured_precision):
-    """Return whether everything is computed in float32 or float64."""
-    return set(names_in(measured_precision)) <= {"float32", "float64"}
-
-
 def disturb(arrays, spread, operator=np.multiply):
     """Multiply each float of NumPy arrays by 1 + u, in place; u is seeded and uniform from -spread to spread.
 
@@ -63,14 +220,6 @@ def disturb(arrays, spread, operator=np.multiply):
             operator(array, 1 - spread + 2 * spread * random.random(array.shape, np.float32), out=array)
 
 
-def limit_by_rounding(rounding, least):
-    """Return the limit of a result's error, given `rounding`, the error of the disturbed model.
-
-    None if that is so large that it would explain any error; `least` is the smallest limit.
-    """
-    return None if rounding > MAX_MODEL_ERROR / 2 else min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
-
-
 def check_equal(got, expected, limit, words):
     """Raise MeasurementError, in these words, unless outputs that must be equal agree up to this relative error.
 
@@ -78,7 +227,7 @@ def check_equal(got, expected, limit, words):
     """
     if not np.array_equal(got, expected):  # equal zeros have no relative error
         error = relative_error(got, expected)
-        require(error <= limit, f"{words} by {error:.1e} (relative L2)")
+        require(error <= limit, f"{words} by {error:.1e} (relative L2), limit {limit:.1e}")
 
 
 def check_last_output(timed, fresh, limit):
@@ -88,24 +237,6 @@ def check_last_output(timed, fresh, limit):
     """
     if np.isfinite(timed).all():
         check_equal(fresh, timed, limit, "the last timed output differs from a fresh computation of the same step")
-
-
-def check_compiled(got, expected, again=None):
-    """Raise MeasurementError unless a compiled model's output equals the uncompiled model's, in float32 and float64.
-
-    In training `again` is the uncompiled model's output computed once more. If it differs from `expected`, the model
-    has random layers, and nothing is checked.
-    """
-    if again is not None and relative_error(again, expected) > MAX_TRAINING_ERROR / 10:
-        return
-    limit = MAX_RELATIVE_ERROR / 10 if again is None else MAX_TRAINING_ERROR
-    check_equal(got, expected, limit, "compiled, the output differs")
-
-
-def check_cache(got, expected, measured_precision):
-    """Raise MeasurementError unless tokens read one by one give the logits of all of them at once."""
-    limit = MAX_RELATIVE_ERROR / 10 if is_exact(measured_precision) else MAX_CACHE_ERROR
-    check_equal(got, expected, limit, "logits of single tokens through the cache differ")
 
 
 def check_restored(steps, name):

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
-from bench.frameworks import base
+from bench.frameworks import base, check
 from bench.workloads import data
 
+MAX_PICTURE_ERROR = 0.3  # of a picture that another library has decoded and resized, relative L2
 READY = 2  # batches that may be ready; those in the workers' hands come on top
 
 
@@ -52,7 +53,31 @@ def open_stream(workload, settings, phase):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    return base.Stream(batches(), workers, ahead)
+    return base.Stream(check_batches(batches(), paths, size, phase), workers, ahead)
+
+
+def check_batches(batches, paths, size, phase):
+    """Yield batches of pictures with `size` pixels a side, whose labels are places in `paths`.
+
+    Raises:
+        MeasurementError: `wrong_output`: the first picture is not that of its file, or the second batch is the first.
+    """
+    first, labels = next(batches)
+    picture = np.asarray(first[0]).transpose(1, 2, 0)
+    image = Image.open(paths[int(labels[0])]).convert("RGB")
+    if phase == "training":  # nobody knows its cut, but it has the file's colours
+        colours = normalise(image)
+        is_right = picture.std() > 0 and colours.min() - 0.1 < picture.min() and picture.max() < colours.max() + 0.1
+        check.require(is_right, "a picture of the pipeline has other colours than its file")
+    else:
+        expected = resize_and_cut(image, size, None)
+        check.check_equal(picture, expected, MAX_PICTURE_ERROR, "a picture of the pipeline differs from its file")
+    yield first, labels
+    second, labels = next(batches)
+    check.require(not np.array_equal(second, first), "two batches of the pipeline are equal")
+    yield second, labels
+    del first, second
+    yield from batches
 
 
 def resize_and_cut(image, size, random):

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from bench.frameworks import base
+from bench.frameworks import base, check
 from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
@@ -28,7 +28,7 @@ class KerasContext(base.DeviceContext):
 
     model_class: Callable[..., base.Model]  # takes a context, a Keras model and, if it is trained, a loss
     place: Any  # this device, as keras.device() takes it
-    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> base.PARTS, without a loss
+    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> check.PARTS, without a loss
     # [output]; without dropout. The loss is multiplied by LOSS_SCALE: small gradients would be zero in float16.
     evaluator: Callable
 
@@ -37,19 +37,18 @@ class KerasContext(base.DeviceContext):
         keras.utils.set_random_seed(self.seed)
         keras.config.set_image_data_format("channels_last")
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
-        # Compiled work is compared with the same operators one by one on the CPU, also in float32.
-        self.needs_references = self.needs_references or (compares and self.compile)
 
     def build(self, workload, is_trained):
         loss_of = cross_entropy if is_trained else None
         pairs = self.batches_of_two(workload)
-        references = None
+        expected = None
         keras.config.set_dtype_policy(self.policy)  # for new layers
         with keras.device(self.place):
             model = self.builders[workload.name](workload)
             calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
+        scale_residuals(model, check.DAMPING)
         if self.can_compare(model.count_params()):
-            keras.config.set_dtype_policy("float32")
+            keras.config.set_dtype_policy(self.reference)
             with keras.device("cpu:0"):
                 cpu_model = self.builders[workload.name](workload)
                 weights = self.as_arrays(each.value for each in model.weights)
@@ -57,14 +56,15 @@ class KerasContext(base.DeviceContext):
 
                 def evaluate_on_cpu(_):
                     cpu_model.set_weights(weights)
-                    batch = [self.put_array(channels_last(each), "float32") for each in pairs[0]]
+                    batch = [self.put_array(channels_last(each), self.reference) for each in pairs[0]]
                     return self.as_arrays(evaluate_cpu_model(*batch))
 
-                references = self.references(evaluate_on_cpu, [*weights, *pairs[0]])
+                expected = self.references(evaluate_on_cpu, [*weights, *pairs[0]])
         # As it will be measured: Metal's wrong results come from operators that a graph fuses.
         evaluate = self.evaluator(model, workload, loss_of, compiled=True)
-        batch = self.put(*self.repeat_pair(workload, pairs[0]))
-        self.check_model(lambda: self.as_arrays(evaluate(*batch)), references)
+        batch = self.put(*self.checked_batch(workload))
+        self.check_model(lambda: self.as_arrays(evaluate(*batch)), expected)
+        scale_residuals(model, 1 / check.DAMPING)
         with keras.device(self.place):
             return self.model_class(self, model, loss_of)
 
@@ -251,6 +251,16 @@ class Embeddings(layers.Layer):
         if self.types:
             x = x + self.types(ops.zeros_like(ids))
         return self.dropout(self.norm(x))
+
+
+def scale_residuals(model, factor):
+    """Multiply the last BatchNorm weights of each residual block: of build_resnet(), and of Keras's MobileNetV2."""
+    named = {layer.name: layer for layer in model._flatten_layers()}
+    last = "bn3" if "layer1.0.bn3" in named else "bn2"
+    for name in named:
+        if name.endswith((f".{last}", "_add")):
+            norm = named[name.replace("_add", "_project_BN")]
+            norm.gamma.assign(factor * norm.gamma)
 
 
 def calibrate(model, inputs):

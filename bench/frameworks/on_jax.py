@@ -146,6 +146,7 @@ class DeviceContext(KerasContext):
     builders = BUILDERS
     operators = OPERATORS
     model_class = Model
+    has_float64 = False  # it is a switch of the whole process
     open_stream = staticmethod(jpeg_stream.open_stream)
 
     def __init__(self, settings, compares):

@@ -119,6 +119,7 @@ class DeviceContext(base.DeviceContext):
         inputs = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
         calibrate(module, self.put(*inputs, dtype=mx.float32))
         parameters = sum(each.size for each in leaves(module.parameters()))
+        on_mlx_networks.scale_residuals(module, check.DAMPING)
         module.set_dtype(self.dtype)
         if self.weight_bits:
             on_mlx_llm.quantise(module, self.weight_bits)
@@ -129,8 +130,8 @@ class DeviceContext(base.DeviceContext):
             return loss_of(output, batch[-1]), output
 
         pair = pairs[0]
-        batch = self.repeat_pair(workload, pair)
-        references = None
+        batch = self.checked_batch(workload)
+        expected = None
 
         def evaluate(batch=batch, dtype=self.dtype, compiled=lambda function, state: function):
             batch = self.put(*batch, dtype=dtype)
@@ -141,29 +142,29 @@ class DeviceContext(base.DeviceContext):
             return [as_numpy(each) for each in (output, *ends[: 1 if workload.make_checked else 2])]
 
         def evaluate_on_cpu(spread):
-            with in_float32_on_cpu(module, spread):
-                return evaluate(pair, mx.float32)
+            with on_cpu(module, self.reference, spread):
+                return evaluate(pair, getattr(mx, self.reference))
 
         if self.can_compare(parameters):
-            references = self.references(evaluate_on_cpu, pair)
-        self.check_model(evaluate, references)
-        if self.compares_compiled:
-            for got, expected, _ in zip(evaluate(compiled=self.compiled), evaluate(), base.PARTS[:2], strict=False):
-                check.check_compiled(got, expected)
+            expected = self.references(evaluate_on_cpu, pair)
+        self.check_model(evaluate, expected)
+        if self.compile:
+            self.compare(evaluate(compiled=self.compiled), evaluate())
+        on_mlx_networks.scale_residuals(module, 1 / check.DAMPING)
         mx.clear_cache()
         return Model(self, module, loss_of)
 
     def build_cached(self, workload, ids):
         model = on_mlx_llm.CachedModel(self, workload)
-        references = None
+        expected = None
 
         def evaluate_on_cpu(spread):
-            with in_float32_on_cpu(model.module, spread):
+            with on_cpu(model.module, self.reference, spread):
                 return [as_numpy(model.logits(*self.put(ids)))]
 
         if self.can_compare(model.parameters):
-            references = self.references(evaluate_on_cpu, [])
-        return model, references
+            expected = self.references(evaluate_on_cpu, [])
+        return model, expected
 
     def operator(self, name):
         def call(*operands):
@@ -200,15 +201,15 @@ class DeviceContext(base.DeviceContext):
 
 
 @contextmanager
-def in_float32_on_cpu(module, spread):
-    """Inside, a model has the same weights in float32, disturbed as by check.disturb(), and all runs on the CPU."""
+def on_cpu(module, precision, spread):
+    """Inside, a model has the same weights in a precision, disturbed as by check.disturb(), and all runs on the CPU."""
     weights = module.parameters()
     layers = module.leaf_modules()
     if not mx.metal.is_available():  # where CUDA's memory is not the CPU's, what the CPU reads moves there for good
         module.update(tree_map(lambda old: old + 0, weights))
     with mx.stream(mx.cpu):
         module.update_modules(tree_map(on_mlx_llm.restore, layers, is_leaf=nn.Module.is_module))
-        module.set_dtype(mx.float32)
+        module.set_dtype(getattr(mx, precision))
         if spread:  # NumPy would need another copy of the weights
             disturb = lambda old: old * mx.random.uniform(1 - spread, 1 + spread, old.shape)  # noqa: E731
             module.update(tree_map(disturb, module.parameters()))

@@ -158,6 +158,14 @@ def leaves(tree):
     return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
 
 
+def scale_residuals(module, factor):
+    """Multiply the last BatchNorm weights of each residual block, in place."""
+    for block in module.modules():
+        if isinstance(block, Block):
+            norm = block[f"bn{block.count}"]
+            norm.weight = factor * norm.weight
+
+
 def calibrate(module, inputs):
     """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth."""
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm)]

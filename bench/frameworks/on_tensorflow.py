@@ -22,7 +22,7 @@ finally:
 import keras
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
-from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
+from bench.frameworks import Device, base, check, jpeg_stream, keras_networks, session
 from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext
 from bench.host.resources import USABLE_CPUS, usable_cores
 from bench.settings import SettingError
@@ -188,7 +188,7 @@ class DeviceContext(KerasContext):
 
         run = self.function(evaluate) if compiled else evaluate
         run = refuse_cpu_work(run) if is_on_gpu else run
-        return lambda *batch: run(*batch)[: len(base.PARTS)]
+        return lambda *batch: run(*batch)[: len(check.PARTS)]
 
     def batches_in_order(self, data, order, batch_size):
         (order,) = self.put(order)

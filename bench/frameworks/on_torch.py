@@ -6,6 +6,7 @@ CUDA and MPS share one path, torch.accelerator: a run on either tests the lines 
 import functools
 import gc
 import os
+import time
 from collections import Counter
 from contextlib import nullcontext
 from itertools import pairwise
@@ -196,13 +197,22 @@ OPERATORS = {
 }
 
 
-def evaluate(module, workload, batch, with_gradient, autocast=None):
-    """Return base.PARTS of a batch in NumPy, or only the output.
+def scale_residuals(module, factor):
+    """Multiply what the residual blocks of an image model add to their input, in place."""
+    for norm in getattr(module, "residual_norms", ()):
+        norm.weight.data.mul_(factor)
 
-    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `autocast` is a context.
+
+def evaluate(module, workload, batch, with_gradient, autocast=None, run=None):
+    """Return check.PARTS of a batch in NumPy, or only the output, in evaluation mode and with damped residual blocks.
+
+    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `autocast` is a context, `run` the
+    compiled module if that is evaluated.
     """
-    with autocast or nullcontext(), torch.set_grad_enabled(with_gradient):
-        outputs = module(*workload.inputs_of(batch))
+    is_training = module.training
+    scale_residuals(module.eval(), check.DAMPING)
+    with autocast or nullcontext(), torch.inference_mode(not with_gradient):
+        outputs = (run or module)(*workload.inputs_of(batch))
         loss = LOSSES[workload.loss](outputs, batch[-1]) if with_gradient else None
     results = [outputs.detach()]
     if with_gradient:
@@ -212,7 +222,8 @@ def evaluate(module, workload, batch, with_gradient, autocast=None):
         if not workload.make_checked:
             weights.append(next(layers).weight)
         results += torch.autograd.grad(base.LOSS_SCALE * loss, weights)
-    return [each.cpu().float().numpy() for each in results]
+    scale_residuals(module.train(is_training), 1 / check.DAMPING)
+    return [each.cpu().float().numpy().copy() for each in results]  # CUDA graphs overwrite their outputs
 
 
 def count_weights(module):
@@ -258,27 +269,28 @@ class DeviceContext(base.DeviceContext):
         compares = self.can_compare(count_weights(module))
         if hasattr(module, "fill"):  # it was built without memory
             self.fill(module, compares)
-        references = None
+        expected = None
         pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.batches_of_two(workload)]
         # With random weights and the initial statistics, activations explode or vanish with depth. All pairs
         # at once, because BatchNorm would magnify the rounding errors of two items; such models have one input.
         update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
-        module.eval()
         if compares:
-            inputs = [each for each in pairs[0] if each.ndim > 1]  # the times of diffusion are powers of 2
-            arrays = [each.detach().numpy() for each in (*module.parameters(), *inputs)]
-            references = self.references(lambda _: evaluate(module, workload, pairs[0], is_trained), arrays)
+            dtype = getattr(torch, self.reference)
+            pair = [each.to(dtype) if each.is_floating_point() else each for each in pairs[0]]
+            inputs = [each for each in pair if each.ndim > 1]  # the times of diffusion are powers of 2
+            arrays = [each.detach().numpy() for each in (*module.to(dtype).parameters(), *inputs)]
+            expected = self.references(lambda _: evaluate(module, workload, pair, is_trained), arrays)
             del arrays
         module = module.to(self.device, self.dtype, memory_format=self.format)
-        batch = self.put(*self.repeat_pair(workload, pairs[0]))
-        self.check_model(lambda: evaluate(module, workload, batch, is_trained, self.autocast()), references)
-        return Model(self, module, LOSSES[workload.loss] if is_trained else None)
+        batch = self.put(*self.checked_batch(workload))
+        self.check_model(lambda: evaluate(module, workload, batch, is_trained, self.autocast()), expected)
+        return Model(self, module, workload, is_trained)
 
     def build_cached(self, workload, ids):
         module = on_torch_llm.Decoder(workload)
         parameters = count_weights(module)
         compares = self.can_compare(parameters)
-        references = None
+        expected = None
         if self.weight_bits:
             reference = on_torch_llm.Decoder(workload).to_empty(device="cpu") if compares else None
             module.fill(self.device, self.dtype, self.weight_bits, reference)
@@ -286,11 +298,12 @@ class DeviceContext(base.DeviceContext):
             self.fill(module, compares)
             reference = module if compares else None
         if reference:
+            reference.to(getattr(torch, self.reference))
             run = torch.inference_mode()(lambda _: [reference(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()])
-            references = self.references(run, [each.detach().numpy() for each in reference.parameters()])
+            expected = self.references(run, [each.detach().numpy() for each in reference.parameters()])
         if not self.weight_bits:
             module = module.to(self.device, self.dtype)
-        return on_torch_llm.CachedModel(self, module, parameters), references
+        return on_torch_llm.CachedModel(self, module, parameters), expected
 
     def fill(self, module, compares):
         """Give a model that was built without memory its weights: if it is compared, first on the CPU."""
@@ -375,14 +388,14 @@ class DeviceContext(base.DeviceContext):
 
 
 class Model(base.Model):
-    """A module with its optimizer; it is trained if it has a loss, one of LOSSES. The contract is in base.py."""
+    """A module with its optimizer, if it is trained. The contract is in base.py."""
 
     _loss: Any  # mean of the last batch, with its graph
 
-    def __init__(self, context, module, loss_of):
-        is_trained = loss_of is not None
+    def __init__(self, context, module, workload, is_trained):
         self.context = context
-        self.loss_of = loss_of
+        self.workload = workload
+        self.loss_of = LOSSES.get(workload.loss)
         self.is_trained = is_trained
         self.uncompiled = module.train(is_trained)
         module = on_torch_ranks.replicate(module) if is_trained else module
@@ -440,12 +453,18 @@ class Model(base.Model):
         self.uncompiled.train()
         return outputs
 
-    def prove_compiled(self, *inputs):
-        modules = [self.module, self.uncompiled]
+    def prove_compiled(self, *batch):
+        context, began = self.context, time.perf_counter()
         if self.is_trained:
-            modules.append(self.uncompiled)  # once more, to notice random layers
-        with torch.inference_mode(not self.is_trained):
-            check.check_compiled(*(module(*inputs).detach().cpu().numpy() for module in modules))
+            if not context.compares:
+                return  # it takes a second graph: without dropout, and for another number of items
+            batch = context.put(*context.checked_batch(self.workload))
+        how = self.uncompiled, self.workload, batch, self.is_trained
+        got, expected = (evaluate(*how, context.autocast(), run) for run in (self.module, self.uncompiled))
+        context.compare(got, expected)
+        if self.is_trained:
+            seconds = f"compiling it once more for the check took {time.perf_counter() - began:.0f} s"
+            context.note = "; ".join(filter(None, [context.note, seconds]))
 
 
 open_session = functools.partial(session.open_session, DeviceContext)

@@ -203,12 +203,9 @@ class ModelSession(BaseSession):
     def after_first_step(self):
         if self.context.compile and self.context.trace_count() == 0:
             raise MeasurementError("unsupported", "the compiler skipped this model: it would run uncompiled")
-        if self.context.compares_compiled:
-            self.prove_compiled()
+        if self.context.compile:
+            self.model.prove_compiled(*next(self.batches))
         super().after_first_step()
-
-    def prove_compiled(self):
-        self.model.prove_compiled(*self.inputs_of(next(self.batches)))
 
 
 class Inference(ModelSession):
@@ -278,7 +275,7 @@ def build_cached(context, workload):
     The first round starts with an empty cache, the second with one that holds a prompt.
     """
     ids = np.random.default_rng(context.seed).integers(1, workload.sizes.vocab_size, size=(2, PROVED_TOKENS))
-    model, references = context.build_cached(workload, ids)
+    model, expected = context.build_cached(workload, ids)
     (tokens,) = context.put(ids)
     model.open_cache(*ids.shape)
 
@@ -290,9 +287,9 @@ def build_cached(context, workload):
         *_, last = (np.array(context.as_array(model.extend_uncompiled(part))) for part in parts)
         return last
 
-    context.check_model(lambda: [logits(0, PROVED_TOKENS)], references)
+    context.check_model(lambda: [logits(0, PROVED_TOKENS)], expected)
     for start in (0, PROVED_TOKENS // 2):
-        check.check_cache(logits(start, 1), logits(0, PROVED_TOKENS), context.measured_precision)
+        context.compare([logits(start, 1)], [logits(0, PROVED_TOKENS)], "differs for single tokens through the cache")
     return model
 
 
@@ -323,12 +320,6 @@ class Generation(Inference):
         if place == self.start:
             self.model.seek(place)
         self.last_result = self.model.extend(tokens)
-
-    def prove_compiled(self):
-        place, tokens = next(self.batches)
-        compiled = np.array(self.context.as_array(self.model.infer(place, tokens)))
-        self.model.seek(place)
-        check.check_compiled(compiled, self.context.as_array(self.model.extend_uncompiled(tokens)))
 
 
 class EpochSession(Training):

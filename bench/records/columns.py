@@ -106,7 +106,7 @@ COLUMNS = {
     "matrix_size": Column("work", "m x n x k", "word", words="{}"),
     "precision": Column("work", "as asked for", FORMATS, words="{}"),
     "measured_precision": Column("result", "found by a comparison with float64"),
-    "output_error": Column("result", "of the output against float32 on the CPU, relative L2", "number"),
+    "output_error": Column("result", "of the output against the reference on the CPU, relative L2", "number"),
     "output_limit": Column("result", "of that error: what rounding explains; blank if it explains any", "number"),
     "compile": Column("work", "or a mode of torch.compile; in JAX always 1", tuple(COMPILE_WORDS), words=COMPILE_WORDS),
     "memory_format": Column("work", "of images and convolutions", settings.MEMORY_FORMATS, words="{}"),

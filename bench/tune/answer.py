@@ -93,7 +93,7 @@ def describe_answer(search: Search, path):
             comparison = search.compare(fastest, search.default)
             pairs = report.describe_pairs(comparison)
             lines.append(f"    {describe_gain(comparison)} as fast as the default ({pairs})")
-        if row["output_error"]:
+        if row["output_error"] and row["precision"] != "float32":
             lines.append(f"    its outputs differ from float32's by {100 * row['output_error']:.2g} % (relative L2)")
         if row["flags"]:
             lines.append(report.explain_flags(row["flags"].split()))

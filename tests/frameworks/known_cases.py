@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bench import processes
-from bench.frameworks import base, on_torch, on_torch_images, on_torch_llm
+from bench.frameworks import base, check, on_torch, on_torch_images, on_torch_llm
 from bench.host import meters
 from bench.settings import is_used_in
 from bench.timing import MeasurementError
@@ -332,11 +332,10 @@ def in_11_bits(tensor):
 
 def test_a_device_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch):
     """Test with a matmul as an M5 may compute it."""
-    monkeypatch.setattr(base, "_probed", {})
+    monkeypatch.setattr(check, "_probed", {})
     let_be_wrong("mm", before=in_11_bits)
     assert open_session("mlp", "inference").context.measured_precision == "tf32"
     assert open_session("image", "inference").context.measured_precision == "matmul tf32, convolution float32"
-    assert not open_session("mlp", "inference", COMPILE="1").context.compares_compiled
 
 
 @pytest.mark.parametrize("scale", [lambda y: 1.1 * y, lambda y: torch.cat([y[:8], 1.1 * y[8:]])])
@@ -353,7 +352,7 @@ def test_a_device_that_is_wrong_from_nine_items_on_is_refused(scale):
 
 def test_a_convolution_of_few_bits_lets_no_wrong_output_pass(monkeypatch):
     """MPS computes some convolutions in bfloat16 with an error of 6 %, which is no known precision."""
-    monkeypatch.setattr(base, "_probed", {})
+    monkeypatch.setattr(check, "_probed", {})
     probes = itertools.count()
 
     def compute(operator, arguments, options):

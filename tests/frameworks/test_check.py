@@ -10,15 +10,6 @@ RANDOM = np.random.default_rng(0)
 OUTPUT = RANDOM.standard_normal((2, 1000))
 
 
-def test_a_compiled_model_may_only_differ_by_rounding():
-    check.check_compiled(OUTPUT * 1.0001, OUTPUT)
-    check.check_compiled(OUTPUT * 1.01, OUTPUT, again=OUTPUT)  # BatchNorm in training amplifies rounding
-    check.check_compiled(OUTPUT * 2, OUTPUT, again=-OUTPUT)  # random layers
-    for wrong, again in ((1.01, None), (1.5, OUTPUT), (np.nan, OUTPUT)):
-        with pytest.raises(MeasurementError, match="compiled, the output differs"):
-            check.check_compiled(OUTPUT * wrong, OUTPUT, again)
-
-
 def test_no_limit_of_an_operator_exceeds_30_percent_and_parameters_are_exact():
     with pytest.raises(MeasurementError):
         check.check_samples(OUTPUT * 1.5, OUTPUT, "lower")
@@ -27,9 +18,12 @@ def test_no_limit_of_an_operator_exceeds_30_percent_and_parameters_are_exact():
 
 
 def test_the_limit_of_a_model_follows_from_its_sensitivity():
+    context = object.__new__(check.ModelCheck)
+    context.fixed_limit = 0.3
     cases = ((0.01, 0.01, 0.04), (0.01, 0.3, 0.3), (0.0001, 0.01, 0.01), (0.4, 0.01, 0.9), (0.5, 0.01, None))
-    for rounding, least, limit in cases:
-        assert check.limit_by_rounding(rounding, least) == limit
+    for rounding, context.least_limit, limit in (*cases, (0, 0.01, 0.3)):
+        context.roundings = {"output": rounding}
+        assert context.limit_of("output") == limit
 
 
 def test_arrays_are_disturbed_by_at_most_the_spread_and_restored():
@@ -39,12 +33,6 @@ def test_arrays_are_disturbed_by_at_most_the_spread_and_restored():
     check.disturb([weights, ids], 2**-8, np.divide)
     assert check.relative_error(weights, OUTPUT) < 1e-7
     assert ids.tolist() == [0, 1, 2, 3]
-
-
-def test_the_limit_of_a_cache_is_that_of_the_measured_precision():
-    check.check_cache(OUTPUT * 1.02, OUTPUT, "tf32")
-    with pytest.raises(MeasurementError, match="cache"):
-        check.check_cache(OUTPUT * 1.02, OUTPUT, "matmul float32, convolution float64")
 
 
 def rounded(values, bits):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from bench import frameworks
-from bench.frameworks import base
+from bench.frameworks import base, check
 from bench.settings import FRAMEWORKS
 from bench.timing import MeasurementError, measure
 from bench.workloads import cifar10, data, operators
@@ -130,11 +130,11 @@ def test_a_device_that_computes_something_else_is_refused(monkeypatch, name):
     def open_one():
         return FRAMEWORK.open_session(workload, settings, "device", compares)
 
-    def check_wrongly(self, evaluate, references):
-        assert (references is not None) == compares
+    def check_wrongly(self, evaluate, expected):
+        assert (expected is not None) == compares
         if name == "dropped_layer":
             drop_second_layer(built[0])  # that of the device
-        check_model(self, lambda: wrong(*evaluate()), references)
+        check_model(self, lambda: wrong(*evaluate()), expected)
 
     assert (open_one().context.output_error is not None) == compares
     monkeypatch.setattr(base.DeviceContext, "check_model", check_wrongly)
@@ -145,7 +145,7 @@ def test_a_device_that_computes_something_else_is_refused(monkeypatch, name):
 
 
 def test_float16_under_the_name_of_float32_is_refused(monkeypatch):
-    monkeypatch.setattr(base, "_probed", {})
+    monkeypatch.setattr(check, "_probed", {})
     right, short = FRAMEWORK.DeviceContext.probe, lambda x: x.astype(np.float16).astype(np.float32)
     monkeypatch.setattr(FRAMEWORK.DeviceContext, "probe", lambda self, name, *x: right(self, name, *map(short, x)))
     with pytest.raises(MeasurementError, match="float16") as error, np.errstate(all="ignore"):
@@ -184,12 +184,12 @@ def test_images_are_transformed_as_for_imagenet_and_cut_at_random_in_training(tm
     """Against the definition, in NumPy and PIL: resize the short side to 256, cut 224, normalise."""
     (path,) = data.write_jpegs(tmp_path, 1, seed=1)
     monkeypatch.setattr(data, "jpeg_files", lambda seed: [path])
-    settings = open_session.settings("image", IMAGE_SIZE="224", BATCH_SIZE="1", NUM_WORKERS="0")
+    settings = open_session.settings("image", IMAGE_SIZE="224", BATCH_SIZE="2", NUM_WORKERS="0")
     open_stream = open_session("image", scope="input", NUM_WORKERS="0").context.open_stream
 
     def images(phase):
-        batches = open_stream(image_workload(settings), settings, phase).batches
-        return [np.asarray(next(batches)[0])[0].transpose(1, 2, 0) for _ in range(2)]
+        pair, _ = next(open_stream(image_workload(settings), settings, phase).batches)
+        return [np.asarray(each).transpose(1, 2, 0) for each in pair]
 
     image = Image.open(path).convert("RGB")
     scale = 256 / min(image.size)

@@ -164,7 +164,7 @@ def test_bytes_of_quantised_weights_agree_with_the_formula(precision, bits):
 def test_the_reference_has_plain_weights_in_float32_and_leaves_the_model_as_it_was():
     module = open_llm("decode", MODEL="tiny-qwen", WEIGHT_BITS="4").model.module
     before = dict(tree_flatten(module.parameters()))
-    with on_mlx.in_float32_on_cpu(module, 2**-8):
+    with on_mlx.on_cpu(module, "float32", 2**-8):
         layers = on_mlx_llm.leaf_layers(module).values()
         assert not any(isinstance(layer, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for layer in layers)
         assert {each.dtype for each in on_mlx.leaves(module.parameters())} == {mx.float32}

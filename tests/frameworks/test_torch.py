@@ -117,6 +117,8 @@ def open_workers(monkeypatch):
     """Return a function that opens batches of two workers, whose next one is waited for for a minute."""
     settings = read_settings("image", {"BATCH_SIZE": "1", "NUM_WORKERS": "2", "USE_GPU": "0", "IMAGE_SIZE": "32"})
 
+    monkeypatch.setattr(on_torch_images, "check_batches", lambda batches, *_: batches)
+
     def open_workers(**options):
         monkeypatch.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, timeout=60, **options))
         return on_torch_images.open_stream(image_workload(settings), settings, "inference", False).batches
@@ -253,26 +255,6 @@ def test_a_model_that_rounding_changes_too_much_is_not_compared(monkeypatch, che
 
 
 # The compiler
-
-
-@pytest.mark.parametrize("phase", ["inference", "training"])
-def test_a_wrong_compiled_model_is_refused(monkeypatch, phase):
-    monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
-
-    def finish_first_step(factor, script="mlp", **environ):
-        monkeypatch.setattr(torch, "compile", lambda model, **how: lambda *inputs: model(*inputs) * factor)
-        session = open_session(script, phase, COMPILE="1", **environ)
-        session.step()
-        session.after_first_step()
-
-    finish_first_step(1)
-    wrong = 1.01 if phase == "inference" else 1.5
-    with pytest.raises(measure.MeasurementError, match="compiled") as caught:
-        finish_first_step(wrong)
-    assert caught.value.status == "wrong_output"
-    finish_first_step(wrong, PRECISION="mixed_bfloat16")  # rounding alone can make a larger difference
-    if phase == "training":
-        finish_first_step(wrong, "transformer")  # dropout drops something else each time
 
 
 def test_compile_takes_the_modes_of_torch_and_close_resets_it(monkeypatch):
