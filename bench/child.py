@@ -50,6 +50,7 @@ class Task:
     compares_with_cpu: bool = True
     takes_turns: bool = False  # with other processes, in the windows of the main quantity
     finds_device: bool = False  # write the Device as the only line, and measure nothing
+    device: str = ""  # that the run's earlier processes ran on; a GPU may have gone since
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
         logging.getLogger("bench").setLevel(logging.ERROR)
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
+    if task.device not in ("", device.kind):
+        raise SettingError(f"{task.device} was measured, but only {device.kind} is found now: run `make doctor`")
     if task.has_extras:
         warn_of_device(settings, device, me)
     settings = settings.on(device.kind, device.emulates_bfloat16)

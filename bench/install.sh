@@ -26,7 +26,7 @@ find_card() {
     case ${CUDA_BUILD-none} in
         none) ;;
         13) echo "580 or newer (CUDA_BUILD=13)"; return ;;
-        12) echo "525 or newer (CUDA_BUILD=12)"; return ;;
+        12) echo "550.54.14 or newer (CUDA_BUILD=12)"; return ;;
         *) stop "CUDA_BUILD='$CUDA_BUILD' must be 12 or 13: set one of them, or unset it" ;;
     esac
     first=${CUDA_VISIBLE_DEVICES:-0}
@@ -35,10 +35,14 @@ find_card() {
     done | sed -n '/^[0-9]/{s/,/, compute capability/;p;q;}'
 }
 
-# Print the CUDA that the card can use. PyTorch's build for CUDA 12 has no kernels for Blackwell (10.0 and newer).
+# Print the CUDA that the card can use. PyTorch's build for CUDA 12 has no kernels for Blackwell (10.0 and newer). MLX's
+# has none before 7.5, and is linked with a newer CUDA 12.
 choose_cuda() {
-    echo "$card" | awk -F ', [a-z ]*' '{ driver = $1 + 0; capability = $2 + 0 ? $2 + 0 : 7.5 }
+    echo "$card" | awk -F ', [a-z ]*' -v mlx="$(echo "$requirements" | grep -c mlx)" '
+        { split($1, part, "."); driver = part[1] + part[2] / 1000; capability = $2 + 0 ? $2 + 0 : 7.5 }
         driver < 525                     { print "needs-525"; exit }
+        mlx && capability < 7.5          { print "needs-7.5"; exit }
+        mlx && driver < 550.054          { print "needs-550.54.14"; exit }
         driver < 580 && capability >= 10 { print "needs-580"; exit }
         driver < 580 || capability < 7.5 { print "cuda12"; exit }
                                          { print "cuda13" }'
@@ -64,6 +68,7 @@ cpu=${requirements%.txt}-cpu.txt
 options=
 overrides=
 case $requirements:$gpu in
+    requirements/mlx.txt:needs-7.5) stop "MLX needs compute capability 7.5, not $card: set FRAMEWORK=torch or USE_GPU=0" ;;
     *:needs-*) stop "NVIDIA driver $card: install driver ${gpu#needs-} or newer, or set PYTHON=... or USE_GPU=0" ;;
     requirements-cuda.txt:cuda12) options=--torch-backend=cu126 overrides=requirements/torch-cuda12.txt ;;
     requirements-cuda.txt:cpu) options=--torch-backend=cpu ;;
@@ -72,6 +77,14 @@ case $requirements:$gpu in
         sed -e 's/\[cuda13\]/[cuda12]/' -e 's,^-r ,-r requirements/,' "$requirements" >"$venv.txt"
         requirements=$venv.txt ;;
     *:cpu | *:hip | *:xpu) [ ! -e "$cpu" ] || requirements=$cpu ;;
+esac
+constraints=
+case $requirements:$card in
+    requirements-cuda.txt:*) ;; # its build for CUDA 12.6 has its own cuDNN
+    *"capability "[56].* | *"capability 7."[0-4])
+        # cuDNN for CUDA 12 has no kernels for these cards since 9.11. uv would choose a newer one.
+        constraints=$venv.constraints.txt
+        echo "nvidia-cudnn-cu12<9.11" >"$constraints" ;;
 esac
 if [ "$version" ]; then  # uv chooses the torchvision that belongs to it; all other packages are as pinned
     overrides=$venv.overrides.txt
@@ -98,7 +111,7 @@ works || stop "$(fold "$why"): install python3.12, or set PYTHON=... to Python 3
 
 quiet=--quiet
 [ ! -t 2 ] || quiet=  # a terminal shows the progress
-into="--python $venv/bin/python${overrides:+ --override $overrides}"
+into="--python $venv/bin/python${overrides:+ --override $overrides}${constraints:+ --constraint $constraints}"
 
 # Install with these options of uv; says in one line why it cannot.
 try() {

@@ -19,7 +19,7 @@ import uuid
 from dataclasses import asdict, replace
 
 from bench import child, processes, versions
-from bench.frameworks import Device
+from bench.frameworks import TAKEN, Device
 from bench.host import environment, meters, ranks, resources
 from bench.records import peaks, report, results
 from bench.records.columns import COLUMNS, INTERLEAVED
@@ -285,8 +285,8 @@ def group_runs(runs):
 def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=True, until=math.inf):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run.
 
-    The processes of a round are interleaved. If memory is too small for that, they work one after the other. Every
-    second round begins with the last run. After a process without any result, its run is left out.
+    The processes of a round are interleaved. If the GPU or its memory has no room for that, they work one after the
+    other. Every second round begins with the last run. After a process without any result, its run is left out.
 
     Args:
         rounds: a list to which {run: rows of its process} of each round is appended; after Ctrl-C the last one has the
@@ -308,8 +308,8 @@ def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=Tr
             task = {"has_extras": number == 0 and has_extras, "compares_with_cpu": number == 0}
             measure_round = functools.partial(run_processes, order, host, rounds, limit, watch, **task)
             rows_of = measure_round(takes_turns=interleaves)
-            if interleaves and any(row["status"] == "out_of_memory" for rows in rows_of.values() for row in rows):
-                log.warning("memory is too small for these combinations at the same time: they run one after the other")
+            if interleaves and any(is_crowded(row) for rows in rows_of.values() for row in rows):
+                log.warning("there is no room for these combinations at the same time: they run one after the other")
                 interleaves = False
                 rounds.pop()
                 rows_of = measure_round()
@@ -320,6 +320,11 @@ def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=Tr
                 interleaves = len(remaining) > 1
 
 
+def is_crowded(row):
+    """Return whether a process may have failed because another one has the memory, or the whole card."""
+    return row["status"] == "out_of_memory" or TAKEN in row["note"]
+
+
 def run_processes(runs, host, rounds, limit, watch, **task):
     """Run one process of each run; append {run: its rows} to the rounds, as measure_rounds() says, and return it.
 
@@ -327,7 +332,8 @@ def run_processes(runs, host, rounds, limit, watch, **task):
         limit, watch: as Child takes them.
         task: fields of child.Task.
     """
-    children = {run: make_child(run, watch, limit, **task) for run in runs}
+    devices = {run: rows[0]["device"] for before in rounds for run, rows in before.items()}
+    children = {run: make_child(run, watch, limit, device=devices.get(run, ""), **task) for run in runs}
     rows_of = {}
     rounds.append(rows_of)
     try:

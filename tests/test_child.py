@@ -186,6 +186,11 @@ def test_a_gpu_that_is_missing_is_warned_of(child, caplog):
     assert (line["device"], "WARNING" in caplog.text) == ("cpu", True)
 
 
+def test_a_gpu_that_has_gone_since_the_last_process_is_a_mistake(child):
+    with pytest.raises(SettingError, match="cuda"):
+        child(task=child_process.Task(device="cuda"))
+
+
 # Meters
 
 

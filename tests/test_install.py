@@ -38,6 +38,7 @@ PYTHON = '#!/bin/sh\ncase "$*" in *torch.version.{built_for}\\)*) exit 0 ;; *tor
 TOOLS = ("sh", "awk", "cat", "cp", "grep", "mkdir", "rm", "sed", "tr", "xargs")
 
 TORCH, JAX, TENSORFLOW = "requirements-cuda.txt", "requirements/jax.txt", "requirements/tensorflow.txt"
+MLX, OLD_CUDNN = "requirements/mlx.txt", "--constraint .venv.constraints.txt"
 PYPI, CPU, AUTO = f"-r {TORCH}", f"--torch-backend=cpu -r {TORCH}", f"--torch-backend=auto -r {TORCH}"
 CU126 = f"--override requirements/torch-cuda12.txt --torch-backend=cu126 -r {TORCH}"
 H200, A100, RTX_5090, V100 = "580.159.03, 9.0", "550.54.14, 8.0", "570.86.10, 12.0", "535.104.05, 7.0"
@@ -82,6 +83,12 @@ MACHINES = {
     "Intel's built-in graphics": ({"displays": [BUILT_IN]}, 0, CPU, "cpu"),
     "JAX, driver 580": ({"cards": H200, "file": JAX}, 0, f"-r {JAX}", JAX),
     "JAX, driver 550": ({"cards": A100, "file": JAX}, 0, "-r .venv.txt", ".venv.txt"),
+    "JAX, a V100": ({"cards": V100, "file": JAX}, 0, f"{OLD_CUDNN} -r .venv.txt", ".venv.txt"),
+    "TensorFlow, a V100": ({"cards": V100, "file": TENSORFLOW}, 0, f"{OLD_CUDNN} -r .venv.txt", ".venv.txt"),
+    "MLX, a T4": ({"cards": "580.95.05, 7.5", "file": MLX}, 0, f"-r {MLX}", MLX),
+    "MLX, driver 550.127": ({"cards": "550.127.05, 8.0", "file": MLX}, 0, "-r .venv.txt", ".venv.txt"),
+    "MLX, driver 535": ({"cards": "535.104.05, 8.0", "file": MLX}, 2, None, "driver 550.54.14 USE_GPU=0"),
+    "MLX, a V100": ({"cards": "580.95.05, 7.0", "file": MLX}, 2, None, "7.5 FRAMEWORK=torch USE_GPU=0"),
     "JAX, no driver": ({"file": JAX}, 0, "-r requirements/jax-cpu.txt", "jax-cpu"),
     "TensorFlow, no driver": ({"file": TENSORFLOW}, 0, f"-r {TENSORFLOW}", TENSORFLOW),
     "no uv": (NO_UV, 0, CPU, "cpu"),

@@ -50,6 +50,9 @@ def work(child):
     if what == "never fits" or (takes_turns and what == "too large"):
         child.write(**of_this, status="out_of_memory", note="full")
         return 1
+    if takes_turns and what == "taken" and batch_size > 1:
+        child.write(**of_this, status="failed", note="CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+        return 1
     if what == "fails":
         child.write(**of_this, status="unsupported", note="not here")
         return 1
@@ -108,10 +111,11 @@ def run_all(children, monkeypatch, tmp_path, capfd):
     return call
 
 
-def test_five_processes_give_one_row(run_all):
+def test_five_processes_give_one_row(run_all, children):
     status, out, asked, (row,) = run_all("ok")
     assert (status, out.count("added to ")) == (0, 1)
-    # Only the first one compares with the CPU and measures the pipeline.
+    # The others run on the device of the first one. Only that one compares with the CPU and measures the pipeline.
+    assert [child.task["device"] for child in children.started] == ["", *["cpu"] * 4]
     assert asked == [["ok", True], *[["ok", False]] * 4]
     assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == ["7", "4.5", "9.5"]
     assert row["process_rates"] == "5 6 7 8 9"
@@ -246,8 +250,9 @@ def test_of_two_in_turn_one_dies_and_the_other_goes_on(run_interleaved, last, st
     assert "BATCH_SIZE=2 " not in out
 
 
-def test_without_memory_for_two_they_run_one_after_the_other(run_interleaved, caplog):
-    status, _, rows, events = run_interleaved("ok", "too large")
+@pytest.mark.parametrize("last", ["too large", "taken"])
+def test_without_room_for_two_they_run_one_after_the_other(run_interleaved, caplog, last):
+    status, _, rows, events = run_interleaved("ok", last)
     assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, [5, 5])
     assert events[-2:] == [(1, "works"), (2, "works")]
     assert "one after the other" in caplog.text

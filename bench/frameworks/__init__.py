@@ -80,11 +80,16 @@ UNSUPPORTED = (
     *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
     "minimum compute capability is",  # torchao's 4 bits
     *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
+    "too old to be supported by the triton",  # COMPILE=1 on a card below compute capability 7.0
     *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
     "not supported on mps",  # float64, and more than 2**32 numbers
     *("unimplemented:", "not supported on the gpu"),  # XLA's (a type of TensorFlow has the same word) and MLX's
     *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of one item
 )
+# A card in exclusive-process mode (`nvidia-smi -c 3`) that another process has.
+TAKEN = "busy or unavailable"
+# Failures whose message names the cause and the fix. MLX keeps CUDA graphs, and gives up if there are too many.
+EXPLAINED = (TAKEN, "cache thrashing is happening")
 
 
 def classify_failure(error):
@@ -97,6 +102,7 @@ def classify_failure(error):
         return {"status": "out_of_memory", "note": reason}
     if isinstance(error, NotImplementedError) or any(text in full.lower() for text in UNSUPPORTED):
         return {"status": "unsupported", "note": reason}
-    if not isinstance(error, OSError):  # a full disk and the like say enough
+    is_explained = isinstance(error, OSError) or any(text in full.lower() for text in EXPLAINED)
+    if not is_explained:  # a full disk and the like say enough
         traceback.print_exception(error)
     return {"status": "failed", "note": full}

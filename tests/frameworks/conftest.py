@@ -1,14 +1,24 @@
 """Tiny language models, and what PyTorch computes, for the tests of every framework."""
 
+import csv
+import functools
+import importlib
+import json
+import math
 import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from bench import processes
+from bench.host import meters
+from bench.settings import is_used_in
 from llm_benchmark import DECODERS
 from tests.conftest import TESTED
+from tests.fakes import FakeChild
 from tests.frameworks.torch_reference import TINY_DECODERS
 
 if TESTED == "jax":  # most of its tests' time is the compilation of the same functions
@@ -42,3 +52,36 @@ def reference(request, tmp_path_factory):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return lambda model: dict(np.load(folder / f"{model}.npz"))
+
+
+@pytest.fixture
+def run_in_process(monkeypatch, tmp_path):
+    """Run a script of PyTorch on a small model, its child in this process: (its name, **settings) -> its rows."""
+    from tests.frameworks.sessions import SMALL
+
+    monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
+    monkeypatch.setattr(processes, "obey_parent", lambda: None)
+
+    def call(name, **settings):
+        script = importlib.import_module(f"{name}_benchmark")
+
+        def start(environ):
+            with patch.dict(os.environ, environ):
+                return script.main(name, getattr(script, f"{name}_workload"))
+
+        def work(child):
+            path = tmp_path / "lines"
+            path.write_text("")
+            status = start(child.environ | {processes.TASK: json.dumps(child.task | {"path": str(path)})})
+            child.lines = [json.loads(line) for line in path.read_text().splitlines()]
+            return status
+            yield
+
+        monkeypatch.setattr(processes, "Child", functools.partial(FakeChild, work))
+        phases = settings.setdefault("PHASE", "inference").split(",")
+        small = {each: text for each, text in SMALL[name].items() if any(is_used_in(each.lower(), p) for p in phases)}
+        start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "known"} | small | settings)
+        with open(tmp_path / "results" / "known.csv", newline="") as lines:
+            return list(csv.DictReader(lines))
+
+    return call

@@ -3,27 +3,16 @@
 Scripts run as users call them, from the settings to the row in the file; only their child process is this one.
 """
 
-import csv
-import functools
-import importlib
 import itertools
-import json
-import math
-import os
-from unittest.mock import patch
 
 import pytest
 import torch
 
-from bench import processes
 from bench.frameworks import base, check, on_torch, on_torch_images, on_torch_llm
-from bench.host import meters
-from bench.settings import is_used_in
 from bench.timing import MeasurementError
 from bench.workloads import operators
-from tests.fakes import FakeChild
 from tests.frameworks.known_device import sim
-from tests.frameworks.sessions import SMALL, Opener
+from tests.frameworks.sessions import Opener
 from tests.timing.test_measure import Pipeline
 
 open_session = Opener("torch")
@@ -39,32 +28,11 @@ def matmuls_that_take_30_ms(monkeypatch):
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(run_in_process):
     """Run a script on a small model: (its name, **settings) -> its rows."""
-    monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
-    monkeypatch.setattr(processes, "obey_parent", lambda: None)
 
     def call(name="mlp", **settings):
-        script = importlib.import_module(f"{name}_benchmark")
-
-        def start(environ):
-            with patch.dict(os.environ, environ):
-                return script.main(name, getattr(script, f"{name}_workload"))
-
-        def work(child):
-            path = tmp_path / "lines"
-            path.write_text("")
-            status = start(child.environ | {processes.TASK: json.dumps(child.task | {"path": str(path)})})
-            child.lines = [json.loads(line) for line in path.read_text().splitlines()]
-            return status
-            yield
-
-        monkeypatch.setattr(processes, "Child", functools.partial(FakeChild, work))
-        phase = settings.setdefault("PHASE", "inference")
-        small = {setting: text for setting, text in SMALL[name].items() if is_used_in(setting.lower(), phase)}
-        start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "sim"} | small | settings)
-        with open(tmp_path / "results" / "sim.csv", newline="") as lines:
-            rows = list(csv.DictReader(lines))
+        rows = run_in_process(name, **settings)
         assert {row["device"] for row in rows} == {"sim"}
         return rows
 

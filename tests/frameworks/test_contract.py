@@ -86,11 +86,15 @@ def test_close_frees_the_model():
         (RuntimeError("[metal::malloc] Resource limit (499000) exceeded."), "out_of_memory"),
         (RuntimeError("[malloc] Unable to allocate 9 bytes."), "out_of_memory"),
         (RuntimeError("Output dim sizes larger than 2**32 elements not supported on MPS device."), "unsupported"),
+        (RuntimeError("Found Tesla P4 which is too old to be supported by the triton GPU compiler"), "unsupported"),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "failed"),
+        (RuntimeError("Cache thrashing is happening, please set the environment variable MLX_CUDA_GRAPH"), "failed"),
         (RuntimeError("odd"), "failed"),
     ],
 )
-def test_failures_are_told_apart(error, status):
+def test_failures_are_told_apart(error, status, capsys):
     assert frameworks.classify_failure(error)["status"] == status
+    assert bool(capsys.readouterr().err) == (str(error) == "odd")  # its traceback
 
 
 # Wrong devices

@@ -54,6 +54,19 @@ def test_a_step_leaves_nothing_unevaluated(script, phase, produced):
         assert count_pending(session.model.gradients) > 0  # the backward pass is not part of it
 
 
+def test_the_cpu_reads_copies_of_the_weights_that_it_compares(monkeypatch):
+    read, set_dtype = [], nn.Module.set_dtype
+
+    def note(module, dtype):
+        read.append(on_mlx.leaves(module.parameters()))
+        set_dtype(module, dtype)
+
+    monkeypatch.setattr(nn.Module, "set_dtype", note)
+    ours = on_mlx.leaves(open_session("mlp", "inference", PRECISION="bfloat16").model.module.parameters())
+    assert len(read[-1]) == len(ours)
+    assert not any(copied is weights for copied in read[-1] for weights in ours)
+
+
 def evaluate_only_the_loss(session):
     model = session.model
 

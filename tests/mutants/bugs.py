@@ -23,6 +23,7 @@ WRONG = ("tests/frameworks/test_contract.py",)
 KNOWN = ("tests/frameworks/test_known.py",)
 WORK = ("tests/frameworks/test_wrong_work.py",)
 JPEG = "bench/frameworks/jpeg_stream.py"
+CARD = ("tests/card/test_card.py",)
 STRICT = ("tests/frameworks/test_torch.py::test_a_model_that_rounding_hardly_changes_is_compared_strictly",)
 
 
@@ -155,6 +156,24 @@ BUGS = {
     "training_in_evaluation_mode": Bug(TORCH, "module.train(is_trained)", "module.eval()", STEPS),
     "wait_for_a_batch_that_was_dropped": Bug(IMAGES, "    os._exit(1)\n", "", DROPPED),
     "a_manager_holds_the_pipe_of_its_worker": Bug(IMAGES, "descriptor <= 2", "True", WORKERS),
+    # On a GPU
+    "leave_a_tensor_on_the_cpu": Bug(
+        TORCH, "array.to(self.device, dtype,", "array.to(self.device if array.ndim > 1 else 'cpu', dtype,", CARD
+    ),
+    "never_wait_for_the_gpu": Bug(TORCH, "            torch.accelerator.synchronize()\n", "            pass\n", CARD),
+    "read_an_event_too_early": Bug(TORCH, "torch.accelerator.synchronize()", "torch.Event(self.device).record()", CARD),
+    "read_the_memory_of_another_gpu": Bug(
+        TORCH, "max_memory_allocated()", "max_memory_allocated(torch.accelerator.device_count() - 1)", CARD
+    ),
+    "reuse_pinned_memory_before_its_copy_ended": Bug(
+        TORCH,
+        "        return array.to(self.device, dtype, memory_format=format, non_blocking=in_background)\n",
+        "        pinned = array.pin_memory()\n"
+        "        moved = pinned.to(self.device, dtype, memory_format=format, non_blocking=in_background)\n"
+        "        pinned.zero_()\n"
+        "        return moved\n",
+        CARD,
+    ),
     # Language models
     "accept_wrongly_quantised_weights": Bug(
         CHECK, "    require(steps <= MAX_RESTORED", "    require(0 <= MAX_RESTORED", BITS

@@ -1,0 +1,141 @@
+"""A card made of software: PyTorch's CUDA build runs on it without a GPU. Not for timing; no row of it is a result.
+
+PyTorch's allocator, streams, autocast and optimizers are the real ones. card.c stands for CUDA's libraries, and here
+each operator is computed on the CPU, in the card's memory. It is strict: operands of two devices are refused, except
+single numbers, and nothing has ended before the host waits for it.
+
+    python -m tests.card.card FILE      runs the tests of a file on it, in the environment of machines.environ()
+"""
+
+import ctypes
+import fcntl
+import os
+import sys
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from tests.card import machines
+
+CPU = torch.device("cpu")
+CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
+COPIES = ("copy_", "_to_copy")  # between devices: PyTorch's own code calls the library
+# What needs no kernel, besides views.
+PLAIN = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "set_", "resize_", "record_stream")
+PLAIN += ("is_pinned", "_pin_memory", "is_same_size", "lift_fresh", "_local_scalar_dense")
+LOST, BUSY = 999, 46  # cudaErrorUnknown, cudaErrorDevicesUnavailable
+library = ctypes.CDLL(None)
+broken = ctypes.c_int.in_dll(library, "card_broken")
+
+
+def on_cpu(tensor):
+    """Return a tensor of the CPU in the memory of one of the card."""
+    memory = tensor.untyped_storage()
+    if not memory.nbytes():
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    storage = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), CPU, memory.nbytes())
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def pack4(weights, inner):
+    """Give weights of 4 bits the shape that the card's kernel wants, but leave their order."""
+    rows, half = weights.shape
+    return weights.contiguous().view(torch.int32).reshape(rows // 8, half // (inner * 8), 32, inner // 2)
+
+
+def multiply4(x, packed, group, scale_and_zero):
+    """Multiply by weights that pack4() has packed."""
+    halves = packed.contiguous().view(torch.uint8).reshape(packed.shape[0] * 8, -1).int()
+    numbers = torch.stack([halves >> 4, halves & 15], -1).reshape(len(halves), -1).float()
+    scale, zero = (each.T.float().repeat_interleave(group, 1) for each in scale_and_zero.unbind(-1))
+    return (x.float() @ ((numbers - 8) * scale + zero).T).to(x.dtype)
+
+
+OTHERS = {"_convert_weight_to_int4pack": pack4, "_weight_int4pack_mm": multiply4}  # operators that differ on the CPU
+
+
+class Kernels(TorchDispatchMode):
+    """Computes the operators whose operands are on the card."""
+
+    @classmethod
+    def is_infra_mode(cls):
+        return True  # otherwise torch.compile() compiles nothing inside
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        options = options or {}
+        leaves, tree = pytree.tree_flatten((arguments, options))
+        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+        devices = [each for each in leaves if isinstance(each, torch.device)] + [each.device for each in tensors]
+        device = next((each for each in devices if each.type == "cuda"), CPU)
+        schema, name = operator._schema, operator._schema.name.removeprefix("aten::")
+        is_view = any(each.alias_info and not each.alias_info.is_write for each in schema.returns)
+        if device != CPU and torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), IMPLICIT):
+            with self:
+                return operator.decompose(*arguments, **options)
+        if name in COPIES and CPU in devices and device != CPU:
+            with self:
+                return operator.redispatch(CUDA, *arguments, **options)
+        if device == CPU or is_view or name in PLAIN:
+            return operator(*arguments, **options)
+        if wrong := {str(each.device) for each in tensors if each.ndim and each.device != device}:
+            raise RuntimeError(f"Expected all tensors to be on the same device: {name} got {device} and {wrong}")
+        if not machines.list_cards():
+            broken.value = LOST
+        held = {}
+
+        def to_cpu(x):
+            if isinstance(x, torch.Tensor) and x.is_cuda:
+                alias = on_cpu(x)
+                held[id(alias)] = x, alias
+                return alias
+            return CPU if isinstance(x, torch.device) else None if isinstance(x, torch.Generator) else x
+
+        def to_card(x):
+            if not isinstance(x, torch.Tensor) or id(x) in held:
+                return held.get(id(x), [x])[0]
+            x = x if torch._prims_common.is_non_overlapping_and_dense_or_false(x) else x.contiguous()
+            made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
+            on_cpu(made).copy_(x)
+            return made
+
+        arguments, options = pytree.tree_unflatten([to_cpu(each) for each in leaves], tree)
+        result = OTHERS.get(name, operator)(*arguments, **options)
+        library.card_launch(ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device.index or 0)))
+        if isinstance(result, (bool, int, float)):
+            torch.cuda.synchronize()  # the host waits for a number
+        return pytree.tree_map(to_card, result)
+
+
+def plug_in():
+    """Give this process the cards that CUDA sees, and compute what its main thread does with them."""
+    if _get_current_dispatch_mode_stack():
+        return
+    for card in machines.visible_cards():
+        name, memory = card.get("cuda_name", card["name"]).encode(), int(card["memory"].split()[0])
+        library.card_add(name, ctypes.c_long(memory), *map(int, card["capability"].split(".")))
+        if card.get("is_exclusive"):
+            lock = os.open(f"{os.environ['RESULTS_DIR']}.lock", os.O_CREAT)  # for as long as the process lives
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                broken.value = BUSY
+    # NCCL has no card to talk to.
+    start_group = torch.distributed.init_process_group
+    torch.distributed.init_process_group = lambda backend: start_group(backend.replace("nccl", "gloo"))
+    # Their operators are not the CPU's.
+    torch.backends.cudnn.enabled = False
+    for name in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)
+    Kernels().__enter__()
+
+
+if __name__ == "__main__":
+    import pytest
+
+    from tests.card import card  # this file, under the name that its users import
+
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as frameworks.load() does
+    card.plug_in()
+    sys.exit(pytest.main(["-p", "no:cacheprovider", "-c", "pyproject.toml", *sys.argv[1:]]))

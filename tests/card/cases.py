@@ -1,0 +1,104 @@
+"""What runs on a card made of software, in a process of its own: test_card.py starts it. Another card stays empty."""
+
+import pytest
+import torch
+
+from bench.workloads import operators
+from tests.card.card import broken, library
+from tests.frameworks.conftest import run_in_process, tiny_decoders  # noqa: F401
+from tests.frameworks.sessions import Opener
+
+open_session = Opener("torch")
+RUNS = [
+    ("image", {"PHASE": "inference,training", "SCOPE": "device", "MEMORY_FORMAT": "channels_last"}),
+    ("image", {"PHASE": "inference", "SCOPE": "device", "PRECISION": "bfloat16"}),
+    ("mlp", {"PHASE": "training,forward,backward,optimizer", "PRECISION": "mixed_float16", "OPTIMIZER": "adam"}),
+    ("mlp", {"PHASE": "inference", "PRECISION": "float16"}),
+    ("transformer", {"PHASE": "inference,training", "PRECISION": "mixed_bfloat16"}),
+    ("llm", {"PHASE": "prefill,decode", "PRECISION": "bfloat16"}),
+    ("llm", {"PHASE": "prefill,decode", "PRECISION": "bfloat16", "WEIGHT_BITS": "8,4"}),
+    ("llm", {"PHASE": "training", "PRECISION": "mixed_bfloat16", "LORA_RANK": "0,2", "CHECKPOINTING": "1"}),
+    ("diffusion", {"PHASE": "inference,training", "PRECISION": "bfloat16"}),
+]
+
+
+@pytest.fixture
+def run(run_in_process):  # noqa: F811
+    yield lambda name="mlp", **settings: run_in_process(name, MAX_SECONDS="0.1", **settings)
+    assert torch.cuda.memory_allocated(1) == 0
+
+
+@pytest.mark.parametrize(("name", "settings"), RUNS)
+def test_a_workload_runs(run, name, settings):
+    rows = run(name, **settings)
+    assert {row["phase"] for row in rows} == set(settings["PHASE"].split(","))
+    for row in rows:
+        assert (row["status"], row["device"], row["device_name"]) == ("ok", "cuda", "NVIDIA GeForce RTX 4090"), row
+        assert "not_finite" not in row["flags"]
+
+
+def test_operators_run(monkeypatch):
+    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
+    works = [operators.matmul((48, 40, 56)), operators.convolution_1x1((48, 40, 56))]
+    for workload in works + [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]:
+        session = open_session.operator(workload)
+        session.step()
+        assert session.read() > 0
+
+
+def test_the_peak_is_that_of_weights_and_batches(run):
+    (row,) = run(PHASE="inference")
+    weights, batches = 4 * int(row["parameters"]), 4 * 8 * (4 * 3072 + 8)
+    assert float(row["peak_memory_bytes"]) == pytest.approx(weights + batches, rel=0.1)
+
+
+@pytest.mark.parametrize("room", [1e5, 1.5e6, 5e6])
+def test_a_lack_of_memory_is_a_status(run, room):
+    """Test with memory for nothing, for the weights and for the batches."""
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.mem_get_info()[1])
+    (row,) = run(MODEL="mlp-64", BATCH_SIZE="100", PHASE="training")
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert row["status"] == "out_of_memory"
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_a_barrier_waits_for_everything(phase):
+    session = open_session("mlp", phase)
+    session.step()
+    assert library.card_pending() > 0
+    session.synchronize()
+    assert library.card_pending() == 0
+
+
+# The card is strict
+
+
+def test_operands_of_two_devices_are_refused_but_not_single_numbers():
+    ours = torch.ones(3, device="cuda")
+    assert (ours * torch.tensor(2.0)).tolist() == [2, 2, 2]
+    for other in (torch.ones(3), torch.ones(3, device="cuda:1")):
+        with pytest.raises(RuntimeError, match="same device"):
+            ours + other
+
+
+def test_copies_and_events_end_when_the_host_waits():
+    ours = torch.arange(3.0, device="cuda") + 1
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    got = ours.to("cpu", non_blocking=True)
+    last.record()
+    assert got.isnan().all()
+    assert not last.query()
+    torch.cuda.synchronize()
+    assert got.tolist() == [1, 2, 3]
+    assert first.elapsed_time(last) >= 0
+
+
+def test_pinned_memory_that_is_changed_too_early_breaks_the_card():
+    source = torch.ones(3).pin_memory()
+    ours = source.to("cuda", non_blocking=True)
+    source.zero_()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        ours.sum().item()
+    broken.value = 0
