@@ -65,7 +65,7 @@ MACHINES = {
     "no driver": ({}, 0, CPU, "cpu"),
     "no driver, no index": ({"refuses": "--torch-backend"}, 0, PYPI, "PyPI"),
     "a login node, CUDA 13": ({"CUDA_BUILD": "13"}, 0, PYPI, "CUDA_BUILD=13 580"),
-    "a login node, CUDA 12": ({"CUDA_BUILD": "12"}, 0, CU126, "CUDA_BUILD=12 525"),
+    "a login node, CUDA 12": ({"CUDA_BUILD": "12"}, 0, CU126, "CUDA_BUILD=12 550"),
     "a login node, JAX": ({"CUDA_BUILD": "12", "file": JAX}, 0, "-r .venv.txt", ".venv.txt"),
     "a login node, CPUs": ({"CUDA_BUILD": "12", "USE_GPU": "0", "built_for": "none"}, 0, CPU, "cpu"),
     "a CUDA of which there is no build": ({"CUDA_BUILD": "11"}, 2, None, "CUDA_BUILD='11' 12 13"),

@@ -89,8 +89,8 @@ COLUMNS = {
     "driver": Column("version", "NVIDIA driver"),
     "power_source": Column("setup", "if known", ("ac", "battery"), blank="ac", words={"battery": "on battery"}),
     "low_power_mode": Column("setup", "if the system has one", ("0", "1"), blank="0", words={"1": "in low-power mode"}),
-    "power_limit_watts": Column("setup", "that the (first) NVIDIA card is set to", "count", words="power limit {} W"),
     "allocator": Column("setup", "environment variables that change the speed", "long", words=say_allocator),
+    "power_limit_watts": Column("setup", "that the (first) NVIDIA card is set to", "count", words="power limit {} W"),
     # software
     "commit": Column("version", "of this repository; -dirty if its programs were changed", "word"),
     "python": Column("version", "version"),
