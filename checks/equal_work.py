@@ -23,6 +23,7 @@ from bench.parent import combine_rounds, measure_rounds
 from bench.records.columns import WORK
 from bench.records.verdict import Rate, compare_pairs, is_main, verdict_of
 from bench.settings import ROOT, read_fixed_run
+from bench.tune.candidates import keep_memory
 
 FILE = Path(__file__).with_suffix(".jsonl")
 BURST_SECONDS = 60
@@ -92,7 +93,8 @@ def record(count, sleeps):
         workload = min(numbers, key=numbers.__getitem__)
         if numbers[workload] >= count:
             return
-        run = fixed.with_settings(workload, **CHANGES[workload], **SHORTER.get(workload, {}), RUNS="5")
+        change = CHANGES[workload] | SHORTER.get(workload, {}) | keep_memory(fixed.environ)
+        run = fixed.with_settings(workload, **change, RUNS="5")
         if sleeps:
             record_one(run, host, sleep_seconds=choose_sleep(run))
         else:

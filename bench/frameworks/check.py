@@ -1,6 +1,7 @@
 """Check that the work is right, before and after it is timed, with the same NumPy code for every framework."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class ModelCheck:
         measure_precision -> references: R -> check_model: within 4 R of them -> first step -> compare: compiled as well
     """
 
+    probe: Callable  # of the framework's DeviceContext, see base.py
     has_float64 = True  # whether the framework computes in float64 on a CPU, next to other precisions
     measured_precision: str | None = None  # as name_precision() names it; None without a model or operator
     fixed_limit: float  # of an error if R is unknown; a repetition may differ by a tenth of it

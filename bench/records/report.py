@@ -70,8 +70,8 @@ def progress(count, quiet=True):
             remaining = f"<{tqdm.format_interval(left)}" if left > 0 else ""
             line = child.lines[-1] if child.lines else {"status": processes.BEGUN, "note": "starting"}
             rate = f", {format_number(line['throughput'])} {line['unit']}" if line.get("throughput") else ""
-            doing = line["note"] if line.get("status") == processes.BEGUN else ""
-            bar.desc = f"{remaining}{rate}] {doing} {describe_work(line)}"
+            doing = f"{line['note']} " if line.get("status") == processes.BEGUN else ""
+            bar.desc = f"{remaining}{rate}] {doing}{describe_work(line)}"
             bar.update(0)
 
         yield watch
