@@ -5,14 +5,14 @@ Also draws the card of each machine that has measured enough of the standard set
     make plot
 
 Needs pandas and matplotlib, no framework and no screen. Plots show each machine's own rows next to published ones
-(results/published.csv), which are hollow. Rows with a wrong clock are in no plot.
+(results/published.csv, also with another RESULTS_DIR), which are hollow. Rows with a wrong clock are in no plot.
 """
 
 import functools
 import sys
 
 from bench import processes
-from bench.plots import card, html, pictures, select
+from bench.plots import card, frames, html, pictures
 from bench.records import results
 from bench.settings import SettingError, read_settings
 
@@ -27,8 +27,8 @@ def plot(folder, say):
 
     Raises SettingError, and writes nothing, if there is no result.
     """
-    stored = select.load(folder, say)
-    if stored.lines.empty and not stored.rows["scope"].eq("sustained").any():
+    stored = frames.load(folder, say)
+    if stored.lines["published"].all() and not stored.rows["scope"].eq("sustained").any():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
     paths = [*pictures.draw_all(stored, folder / "plots"), *card.draw_all(stored, folder)]
     shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]

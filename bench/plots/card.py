@@ -7,19 +7,16 @@ import functools
 import textwrap
 from typing import NamedTuple
 
-from bench.plots import draw, select
-from bench.plots.draw import COLOURS
+from bench.plots import draw, frames
+from bench.plots.draw import COLOURS, GREY
+from bench.plots.frames import NUMBERS, is_work
 from bench.records import columns, peaks, report, results
 from bench.records.columns import FLAGS, format_number
-from bench.settings import DECLARED, FRAMEWORKS, SettingError, is_used_in, parse_settings
-from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
+from bench.settings import FRAMEWORKS
+from bench.workloads.standard_set import RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
 MOST_PUBLISHED = 3  # machines on a card
-NUMBERS = ("float32", *FORMATS)
-# Settings that a line of the standard set chooses, with its `settings`. All others have their defaults.
-CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
-DEFAULTS = [name for name in columns.WORK if name in DECLARED and name not in CHOSEN]
 DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
 # Inches
 WIDE = 8.0
@@ -35,7 +32,6 @@ SHARE = WIDE - MARGIN
 OWN = dict(zip(NUMBERS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
 LINE = 115  # letters
 PUBLISHED = COLOURS[1]
-GREY = "#555555"
 PALE = "#EEF3F8"
 FOOTER = (
     "Filled: measured by this program, with the range of its processes ({}) and their intervals. Hollow: published.",
@@ -48,7 +44,7 @@ class Card(NamedTuple):
 
     file: str
     name: str
-    subtitle: str  # machine, memory, system, software and date
+    subtitle: str  # chip or machine, memory, system, software and date
     tiles: list[tuple[str, str]]  # (figure with its unit, what it is)
     blocks: dict[object, list[dict]]  # {work of the set: its lines, own ones first and with `numbers`}
     processes: str
@@ -57,13 +53,13 @@ class Card(NamedTuple):
 
 
 def make_card(stored, machine, framework):
-    """Build the Card of a machine and framework from select.load(); None if it has too little of the set."""
-    lines = stored.believed[stored.believed["machine"].eq(machine) | stored.believed["published"]]
-    resident = select.resident(lines).to_dict("records")
+    """Build the Card of a machine and framework from frames.load(); None if it has too little of the set."""
+    lines = stored.valid[stored.valid["machine"].eq(machine) | stored.valid["published"]]
+    resident = frames.of_usual_size(lines).to_dict("records")
     mine = [line for line in resident if not line["published"] and line["framework"] == framework]
     kind = "gpu" if any(line["kind"] == "gpu" for line in mine) else "cpu"
     mine = [line for line in mine if line["kind"] == kind]
-    by_work = {work: lines_of_work for work in STANDARD_SET if (lines_of_work := find_own(mine, work))}
+    by_work = {work: lines_of_work for work in STANDARD_SET if (lines_of_work := frames.of_set(mine, work))}
     if len(by_work) < LEAST:
         return None
     others = choose_published([line for line in resident if line["published"]], by_work, kind)
@@ -72,43 +68,22 @@ def make_card(stored, machine, framework):
     counts = [line["processes"] for line in shown]
     software = f"{FRAMEWORKS[framework].title} {last['framework_version']}"
     memory = f"{last['memory_gb']} GiB" if last["memory_gb"] else ""
-    subtitle = [machine, memory, last["os"].partition(",")[0], software, last["timestamp"][:10]]
-    is_same = (lines["framework"] == framework) & (lines["kind"] == kind) & (lines["precision"] == "float32")
+    names = [name_chip(last), machine]
+    if last["shown"] == machine:  # several machines call their chips by this name
+        names.reverse()
+    subtitle = [names[1], memory, last["os"].partition(",")[0], software, last["timestamp"][:10]]
+    wholes = frames.rates(lines, published=False, framework=framework, kind=kind, precision="float32")
+    wholes = wholes[wholes["bottleneck"] != ""].to_dict("records")
     return Card(
         file=f"{machine}-{framework}.png",
-        name=name_chip(last),
+        name=names[0],
         subtitle="   ".join(filter(None, subtitle)),
-        tiles=list_tiles(lines, last, {line["numbers"] for line in shown}),
+        tiles=list_tiles(lines[~lines["published"]].to_dict("records"), last, {line["numbers"] for line in shown}),
         blocks={work: lines_of_work + others[work] for work, lines_of_work in by_work.items()},
         processes=" to ".join(dict.fromkeys(map(str, (min(counts), max(counts))))),
-        limits=describe_limits(select.scopes(lines[is_same]), shown),
+        limits=describe_limits(wholes[-1:], shown),
         doubts=list_doubts(by_work, shown),
     )
-
-
-def find_own(mine, work):
-    """Return the latest line of a work in each precision, with `numbers`, if its settings are the set's."""
-    mine = [line for line in mine if is_work(line, work) and line["batch_size"] == str(work.batch_size)]
-    if not mine:
-        return []
-    environ = {"FRAMEWORK": mine[0]["framework"], "MODEL": work.model, "PHASE": work.phase} | dict(work.settings)
-    try:
-        settings = parse_settings(work.workload, environ)
-    except SettingError:  # the framework does not have it
-        return []
-    defaults = {name: settings.cell(name) for name in DEFAULTS if is_used_in(name, work.phase)}
-    usual = {name: ("", str(value)) for name, value in defaults.items() if value is not None}
-    usual["weight_bits"] = (str(settings.weight_bits or ""),)
-    mine = [line for line in mine if all(line[name] in texts for name, texts in usual.items())]
-    latest = []
-    for numbers in work.numbers:
-        if lines := [line for line in mine if line["precision"] == work.precision(numbers)]:
-            latest.append(lines[-1] | {"numbers": numbers})
-    return latest
-
-
-def is_work(line, work):
-    return (line["workload"], line["model"], line["phase"]) == (work.workload, work.model, work.phase)
 
 
 def choose_published(published, by_work, kind):
@@ -140,19 +115,31 @@ def name_chip(line):
 
 
 def list_tiles(lines, last, formats):
-    """List the best matmul in each of the formats and the memory bandwidth: [(figure with its unit, what it is)]."""
-    best = peaks.measured_peaks(lines[~lines["published"]].to_dict("records"))
+    """List the chip's best matmul in each of the formats and its memory bandwidth: [(figure with its unit, what)].
+
+    What another framework than that of `last` reached names it.
+    """
+    best = peaks.measured_peaks(lines)
     tiles = [(numbers, "TFLOP/s", f"{numbers} matmul") for numbers in NUMBERS if numbers in formats]
     tiles.append(("bandwidth", "GB/s", "memory bandwidth"))
-    rates = [best.get((*peaks.chip_of(last), name)) for name, _, _ in tiles]
-    of = zip(rates, tiles, strict=True)
-    return [(f"{format_number(rate, '{:.3g}')} {unit}", what) for rate, (_, unit, what) in of if rate]
+    known = []
+    for name, unit, what in tiles:
+        key = (*peaks.chip_of(last), name)
+        if rate := best.get(key):
+            by = [line["framework"] for line in lines if peaks.measured_peaks([line]).get(key) == rate]
+            other = "" if last["framework"] in by else f", in {FRAMEWORKS[by[0]].title}"
+            known.append((f"{format_number(rate, '{:.3g}')} {unit}", f"{what}{other}"))
+    return known
 
 
-def describe_limits(runs, lines):
+def describe_limits(wholes, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
-    wholes = [parts["end_to_end"] for parts in runs[-1:]]
-    limits = [f"{line['model']} {line['phase']} from JPEG files, {line['note'].partition(';')[0]}." for line in wholes]
+    limits = []
+    for whole in wholes:
+        # The line above is of a later run if the sentence has another rate of the model.
+        is_shown = any(f" {format_number(line['value'])} images/s" in whole["note"] for line in lines)
+        when = "" if is_shown else " in an earlier run"
+        limits.append(f"{whole['model']} {whole['phase']} from JPEG files{when}, {whole['note'].partition(';')[0]}.")
     shares = {
         "The models reach {} of the best matmul.": [line["of_peak"] for line in lines if line["phase"] != "decode"],
         "Decode reads at {} of the memory bandwidth.": [line["of_bandwidth"] for line in lines],
@@ -262,12 +249,12 @@ def draw_block(axes, work, bars, top):
 
 
 def save_card(card, folder):
-    return draw.save(draw_card(card), folder / "cards" / card.file, dpi=draw.SHEET_DPI)
+    return draw.save(draw_card(card), folder / "cards" / card.file)
 
 
 def draw_all(stored, folder):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
-    measured = stored.believed.loc[~stored.believed["published"], ["machine", "framework"]].drop_duplicates()
+    measured = stored.valid.loc[~stored.valid["published"], ["machine", "framework"]].drop_duplicates()
     cards = [make_card(stored, *of) for of in measured.itertuples(index=False)]
     return [save_card(card, folder) for card in cards if card]
 
@@ -275,7 +262,7 @@ def draw_all(stored, folder):
 def finish(folder, machine, framework):
     """Draw one card; return what to print: its sentences and path, or that the machine has too little of the set."""
     text = []
-    card = make_card(select.load(folder, text.append), machine, framework)
+    card = make_card(frames.load(folder, text.append), machine, framework)
     if card is None:
         return [*text, "too few workloads were measured for a card"]
     text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]

@@ -1,6 +1,7 @@
 """Draw bars and lines with matplotlib, without a screen. No other file imports matplotlib."""
 
 import io
+import textwrap
 from typing import NamedTuple
 
 import matplotlib
@@ -13,23 +14,29 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from bench.records.results import replace_file
 
-plt.rcParams |= {"text.parse_math": False, "font.size": 8, "axes.titlesize": 9.5, "savefig.dpi": 130}
+plt.rcParams |= {"text.parse_math": False, "font.size": 8}
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
-MARKERS = "osD^vP*X"
+MARKERS = "osD^vPX"  # seven, so that 56 lines differ in colour or marker
 DASHES = ("-", "--", "-.", ":")
-SMALLEST = 6  # points, of a text on a sheet
-SHEET_DPI = 200  # also while text is fitted, because its width is not quite proportional
+GREY = "#555555"
+SMALLEST = 6  # points, of a text that has to fit
+DPI = 200  # also while text is fitted, because its width is not quite proportional
 LOG_FROM = 20  # largest value over smallest: above this, the axis is logarithmic
-# Inches
+# Inches. GitHub shows a picture 860 pixels wide: at most 7 inches, so that small text stays legible.
 BAR = 0.19  # from one bar to the next
-GAP = 0.36  # between panels of bars, for a title
-BARS_WIDE = 4.6  # a panel of bars, without the text next to it
-LINES_WIDE = 8.2  # all panels of lines in a row
+NOTE = 0.11  # more, for a note under a bar's name
+GAP = 0.4  # between panels of bars, for a title
+NAMES = 2.6  # to the left of a panel of bars
+BARS_WIDE = 3.3
+NUMBERS = 0.75  # to the right
+WIDE = NAMES + BARS_WIDE + NUMBERS
+LINES_WIDE = 6.2  # all panels of lines in a row
 LINES_HIGH = 2.5  # a panel of lines
 AXIS_NAME = 0.5  # below the lowest panel
-COLUMN_NAMES = 0.95  # between panels of lines side by side
+COLUMN_NAMES = 0.8  # between panels of lines side by side
+LEGEND = 100  # letters of a line's name before it is wrapped; of half of them, two are side by side
 FILLED = {"left": 0, "right": 1, "bottom": 0, "top": 1}  # names and legends are outside of the figure, see save()
 
 
@@ -42,10 +49,10 @@ class Curve(NamedTuple):
 
 
 def save(figure, path, **options):
-    """Write a figure to a PNG file, by default with the text outside of its axes; return the path."""
+    """Write a figure to a PNG file and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", **(options or {"bbox_inches": "tight"}))
+    figure.savefig(picture, format="png", dpi=DPI, **options)
     replace_file(path, picture.getvalue())
     plt.close(figure)
     return path
@@ -58,24 +65,23 @@ def bars(panels, unit, keys):
 
     Args:
         panels: a frame has a row for each bar, and its index is the position, from 0 at the top: `value`, `low`,
-            `high` (NaN: unknown), `name` on the left, `text` at the bar's end, `note` on the right, `key`.
+            `high` (NaN: unknown), `name` on the left, `note` below it, `text` on the right, `key`.
         unit: the unit of the values.
         keys: {key: (what the legend says, colour of the edge, colour of the face)}.
     """
-    inches = [BAR * (frame.index[-1] + 1.2) for _, frame in panels]
-    gap = GAP / (sum(inches) / len(inches))
-    height = sum(inches) + GAP * (len(inches) - 1)
-    grid = FILLED | {"height_ratios": inches, "hspace": gap}
-    options = {"figsize": (BARS_WIDE, height), "sharex": True, "squeeze": False, "gridspec_kw": grid}
-    figure, axes = plt.subplots(len(panels), **options)
     drawn = pd.concat([frame for _, frame in panels])
-    room = max(0.16, 0.018 * drawn["text"].str.len().max())  # for the texts at the ends
-    is_log = set_scale(axes[0, 0], "x", drawn[["value", "low", "high"]], room)
-    for panel, (title, frame) in zip(axes[:, 0], panels, strict=True):
-        panel.set_title(title, loc="left", pad=4)
-        panel.set_yticks(frame.index, frame["name"])
+    bar = BAR + NOTE * any(drawn["note"])
+    inches = [bar * len(frame) for _, frame in panels]
+    height = sum(inches) + GAP * (len(inches) - 1)
+    grid = FILLED | {"height_ratios": inches, "hspace": GAP * len(inches) / sum(inches)}
+    options = {"figsize": (BARS_WIDE, height), "dpi": DPI, "sharex": True, "squeeze": False, "gridspec_kw": grid}
+    figure, axes = plt.subplots(len(panels), **options)
+    is_log = set_scale(axes[0, 0], "x", drawn[["value", "low", "high"]], room=0.05)
+    for panel, high, (title, frame) in zip(axes[:, 0], inches, panels, strict=True):
+        write(panel, title, -NAMES / BARS_WIDE, 1 + 0.12 / high, WIDE, 9.5, transform=panel.transAxes)
+        panel.set_yticks(frame.index, [])
         panel.tick_params(axis="y", length=0)
-        panel.set_ylim(frame.index[-1] + 0.6, -0.6)
+        panel.set_ylim(frame.index[-1] + 0.5, -0.5)
         panel.grid(alpha=0.3)
         panel.set_axisbelow(True)
         for name, part in frame.groupby("key"):
@@ -86,13 +92,13 @@ def bars(panels, unit, keys):
                 options = {"fmt": "o", "markersize": 5, "markerfacecolor": face, "elinewidth": 2}
                 panel.errorbar(value, part.index, xerr=ends, color=colour, **options)
             else:
-                panel.barh(part.index, value, 0.7, xerr=ends, color=face, edgecolor=colour, ecolor="#444444")
-        ends = frame[["value", "high"]].max(axis=1)
-        for place, text, note, end in zip(frame.index, frame["text"], frame["note"], ends, strict=True):
-            panel.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5)
-            if note:
-                panel.text(1.01, place, note, transform=panel.get_yaxis_transform(), va="center")
-    axes[-1, 0].set_xlabel(unit)
+                panel.barh(part.index, value, 0.12 / bar, xerr=ends, color=face, edgecolor=colour, ecolor="#444444")
+        beside = {"transform": panel.get_yaxis_transform()}
+        for y, name, note, text in zip(frame.index, frame["name"], frame["note"], frame["text"], strict=True):
+            write(panel, name, -0.02, y - 0.2 * bool(note), NAMES - 0.07, 8, ha="right", **beside)
+            write(panel, note, -0.02, y + 0.22, NAMES - 0.07, 6.8, ha="right", color=GREY, **beside)
+            write(panel, text, 1.02, y, NUMBERS - 0.07, 8, **beside)
+    axes[-1, 0].set_xlabel(unit, loc="right")
     handles = [
         Line2D([], [], linestyle="", marker="o", color=colour, markerfacecolor=face, label=label)
         for name, (label, colour, face) in keys.items()
@@ -140,15 +146,16 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
             write_powers(panel.xaxis, 2, (1,))
         if len(ticks) <= 6 and all(abs(x - round(x)) < 1e-6 for x in ticks):
             panel.set_xticks(ticks)
-    figure.suptitle(title, fontsize=10, y=1 + 0.1 / height, va="bottom")
-    add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], per_line=2)
+    figure.suptitle(title, fontsize=9.5, y=1 + 0.1 / height, va="bottom")
+    is_short = all(len(curve.name) < LEGEND / 2 for curve in curves)
+    add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], per_line=1 + is_short)
     return figure
 
 
 def style(i, curve):
     """Return the colours, marker and dashes of the i-th line."""
     return {
-        "label": curve.name,
+        "label": textwrap.fill(curve.name, LEGEND),
         "color": COLOURS[i % len(COLOURS)],
         "marker": MARKERS[i % len(MARKERS)],
         "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
@@ -194,12 +201,13 @@ def write_powers(axis, base, parts):
 def add_legend(figure, handles, per_line):
     """Add the legend below the figure's lower edge and the name of the axis there."""
     below = -AXIS_NAME / figure.get_figheight()
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, below), ncols=per_line, frameon=False)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, below), "ncols": per_line}
+    figure.legend(handles=handles, fontsize=7.5, frameon=False, **place)
 
 
 def sheet(width):
     """Return a figure and its empty axes, whose coordinates are inches from the upper left corner."""
-    figure = plt.figure(figsize=(width, width), dpi=SHEET_DPI)
+    figure = plt.figure(figsize=(width, width), dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(width, 0))
     axes.axis("off")
     return figure, axes
@@ -208,7 +216,7 @@ def sheet(width):
 def write(axes, words, x, y, width, size, **options):
     """Write a line of text on a sheet, smaller if it is wider than `width`; below six points it is cut."""
     text = axes.text(x, y, words, fontsize=size, va="center_baseline", **options)
-    room = SHEET_DPI * width
+    room = DPI * width
     while words and (length := text.get_window_extent().width) > room:
         if size > SMALLEST:
             size = max(SMALLEST, min(size - 0.1, size * room / length))

@@ -22,11 +22,11 @@ STATUSES = {
     "unsynchronised": "the source stopped its clock before the device had finished: not a valid timing",
 }
 # What makes an item larger: rates of different sizes are never in one plot.
-SIZE = ("image_size", "sequence_length", "prompt_tokens", "depth", "lora_rank", "weight_bits", "epoch")
-SIZE += ("world_size", "nodes")
+SIZE = ("image_size", "sequence_length", "prompt_tokens", "depth", "epoch", "world_size", "nodes")
+WEIGHTS = ("lora_rank", "weight_bits")  # what makes other work of the same items
 USUAL = {"image": ("image_size", "224"), "transformer": ("sequence_length", "128")}  # also if a source states none
 CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
-SETTINGS = [name for name in columns.WORK if name not in (*CHOSEN, *SIZE)]
+SETTINGS = [name for name in columns.WORK if name not in (*CHOSEN, *SIZE, *WEIGHTS)]
 VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": "method", "commit": "commit"}
 TEXTS = [*CHOSEN, "kind", "machine", "shown", "per", "flags", "source", "note"]
 MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
@@ -44,12 +44,15 @@ def write_page(lines, path):
 
 def collect(lines):
     """Build the page's data: the names of its `columns`, a list of cells for each line, and the words of `flags`."""
+    order = columns.COLUMNS["workload"].kind
+    lines = lines.sort_values("workload", key=lambda names: names.map(order.index), kind="stable")
     rows = lines.to_dict("records")
     text = lines[TEXTS].assign(
         model=lines["model"].mask(lines["published"] & (lines["workload"] == "matmul"), "matmul-peak"),
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
         size=[say_size(row) for row in rows],
+        weights=[say_weights(row) for row in rows],
         settings=[say_settings(row) for row in rows],
         all_setup=[columns.describe_setup(row) for row in rows],
         versions=[say_versions(row) for row in rows],
@@ -71,8 +74,13 @@ def say_seconds(row):
 def say_size(row):
     """Describe what makes an item of this line larger than another one, for the choice of comparable lines."""
     name, usual = USUAL.get(row["workload"], ("image_size", ""))
-    words = list(columns.words_of(row | {name: row[name] or usual}, SIZE).values())
-    # Quantised weights are other work than the precisions of this program.
+    words = ", ".join(columns.words_of(row | {name: row[name] or usual}, SIZE).values())
+    return words.replace("devices", "processes") if row["kind"] == "cpu" else words  # they share its cores
+
+
+def say_weights(row):
+    """Describe which weights are trained, and quantised weights, which are other work than the program's precisions."""
+    words = list(columns.words_of(row, WEIGHTS).values())
     if row["workload"] == "llm" and row["precision"] not in BYTES:
         words.append(row["precision"])
     return ", ".join(words)

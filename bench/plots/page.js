@@ -6,39 +6,41 @@
 
 const LOG_FROM = 20; // as in bench/plots/draw.py
 const MOST_BARS = 30;
-// In this order: the values of each depend on those before. One of the first five is always chosen.
+// In this order: the values of each depend on those before. One of the first six is always chosen.
 const CHOICES = {
-  workload: "Workload", model: "Model", phase: "Phase", scope: "Measured", size: "Input size",
+  workload: "Workload", model: "Model", phase: "Phase", scope: "Measured", size: "Input size", weights: "Weights",
   precision: "Precision", batch_size: "Batch size", framework: "Framework", kind: "Device",
 };
-const ORDER = ["image", "mlp", "transformer", "llm", "matmul", "convolution", "bandwidth"]; // others come last
-const REQUIRED = ["workload", "model", "phase", "scope", "size"];
+const REQUIRED = ["workload", "model", "phase", "scope", "size", "weights"];
+const BOTH = ["prefill", "decode"]; // shown together until a phase is chosen
 const WORDS = {
   device: "the model, on resident batches", input: "the input pipeline", end_to_end: "model and input together",
-  epoch: "whole epochs", cpu: "CPU", gpu: "GPU",
+  epoch: "whole epochs", cpu: "CPU", gpu: "GPU", image: "image classification", mlp: "multilayer perceptrons",
+  transformer: "text classification (BERT)", llm: "language models", diffusion: "image generation",
+  training: "training (also fine-tuning)",
 };
 const say = (text) => Object.hasOwn(WORDS, text) ? WORDS[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
-const place = (workload) => ORDER.includes(workload) ? ORDER.indexOf(workload) : ORDER.length;
 
 const readLines = (data) => data.lines.map((cells) => ({
   ...Object.fromEntries(cells.map((cell, i) => [data.columns[i], cell])),
-  text: cells.filter((cell) => typeof cell === "string").join(" ").toLowerCase(), // for the filter
+  text: cells.filter((cell) => typeof cell === "string").flatMap((cell) => [cell, say(cell)]).join(" ").toLowerCase(),
 }));
+const search = (lines, text) =>
+  lines.filter((line) => text.toLowerCase().split(" ").every((word) => line.text.includes(word)));
 
 const isPublished = (line) => line.source !== "";
 const isSound = (line) => line.value > 0 && line.status === "" && !line.flags.includes("implausible");
 
-// The highest value of each machine, the highest first.
-function bestOf(lines) {
-  const seen = new Set();
-  const isNew = (text) => !seen.has(text) && seen.add(text);
-  const sorted = lines.filter(isSound).sort((a, b) => b.value - a.value);
-  return sorted.filter((line) => isNew(`${isPublished(line)} ${line.machine}`));
-}
+// {key of a line: the highest line that has it}
+const highest = (lines, key) =>
+  new Map(lines.filter(isSound).sort((a, b) => a.value - b.value).map((line) => [key(line), line]));
+const bestOf = (lines) =>
+  [...highest(lines, (line) => `${isPublished(line)} ${line.machine}`).values()].sort((a, b) => b.value - a.value);
 
-// The value that most machines have, of those of own lines if there are any.
+// The value that most machines have a rate for, of those of own lines if there are any.
 function usual(lines, name) {
+  lines = lines.some(isSound) ? lines.filter(isSound) : lines;
   const machines = new Map();
   const own = new Set(lines.filter((line) => !isPublished(line)).map((line) => line[name]));
   for (const line of lines.filter((line) => own.has(line[name]) || !own.size)) {
@@ -52,15 +54,31 @@ function choose(lines, address) {
   const chosen = {}, options = {};
   for (const name of Object.keys(CHOICES)) {
     const values = [...new Set(lines.map((line) => line[name]))];
-    values.sort((a, b) => name === "workload" ? place(a) - place(b) : collator.compare(a, b));
+    if (name !== "workload") values.sort(collator.compare);
     // TFLOP/s of an operator mean little without the precision.
     const isRequired = REQUIRED.includes(name) || (name === "precision" && chosen.phase === "");
-    const usually = name === "workload" ? values[0] ?? "" : isRequired ? usual(lines, name) : "";
+    const isFirst = name === "workload" && !address.q;
+    const usually = isFirst ? values[0] ?? "" : isRequired ? usual(lines, name) : "";
     chosen[name] = values.includes(address[name]) ? address[name] : usually;
     options[name] = isRequired ? values : ["", ...values.filter((value) => value !== "")];
     if (isRequired || chosen[name] !== "") lines = lines.filter((line) => line[name] === chosen[name]);
   }
   return {chosen, options, lines};
+}
+
+// One view, or one of prefill and one of decode.
+function chooseViews(lines, address) {
+  const view = choose(lines, address), phases = view.options.phase;
+  const isOne = phases.includes(address.phase) || !BOTH.every((phase) => phases.includes(phase));
+  return isOne ? [view] : BOTH.map((phase) => choose(lines, {...address, phase}));
+}
+
+// The work of two machines with equal settings, side by side; then what only one of them has.
+function pairUp(lines, machines) {
+  const worksOf = (machine) => highest(lines.filter((line) => line.machine === machine), fullWork);
+  const [a, b] = [0, 1].map((side) => worksOf(machines[side]));
+  const pairs = [...new Map([...b, ...a])].map(([work, line]) => ({...line, a: a.get(work), b: b.get(work)}));
+  return pairs.sort((x, y) => !(x.a && x.b) - !(y.a && y.b) || collator.compare(fullWork(x), fullWork(y)));
 }
 
 const readAddress = (hash) => Object.fromEntries(new URLSearchParams(hash.replace(/^#/, "")));
@@ -76,29 +94,17 @@ const join = (...parts) => parts.filter(Boolean).join(", ");
 const interval = (line) => line.low === null || line.high === null ? "" : `${figure(line.low)} to ${figure(line.high)}`;
 const batch = (line) => line.batch_size && `batch ${line.batch_size}`;
 const workOf = (line) => join(line.workload === line.model ? "" : line.workload, line.model, line.phase,
-  line.scope === "device" ? "" : say(line.scope), line.size);
+  line.scope === "device" ? "" : say(line.scope), line.size, line.weights);
 const settingsOf = (line) => join(line.precision, batch(line), line.settings);
+const fullWork = (line) => join(workOf(line), settingsOf(line));
 const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : line.stated;
 const warnings = (line) => `${line.flags} ${line.status}`.trim();
-
-// Positions of the lines of an axis.
-function ticks(least, most, isLog) {
-  const power = 10 ** Math.floor(Math.log10(isLog ? least : most / 2));
-  if (isLog) {
-    const parts = most < 100 * least ? [1, 2, 5] : [1];
-    const decades = Array.from({length: 20}, (_, i) => power * 10 ** i);
-    return decades.flatMap((decade) => parts.map((part) => part * decade)).filter((x) => x >= least && x <= most);
-  }
-  const step = [1, 2, 5, 10].map((part) => part * power).find((each) => most / each <= 5) ?? 10 * power;
-  return Array.from({length: Math.floor(most / step) + 1}, (_, i) => Number((i * step).toPrecision(3)));
-}
 
 // --- The page. ---
 
 const SVG = ["svg", "g", "rect", "line", "text", "circle", "title"];
-const LISTS = {best: "best of each machine", work: "all of this choice", all: "everything"};
 const opened = new Set(); // lines whose details are shown, also after sorting and filtering
-let data, lines, picture;
+let data, lines, machines, picture;
 
 // Make an element; attributes beginning with "on" are handlers, strings become text.
 function element(tag, attributes = {}, ...children) {
@@ -113,20 +119,19 @@ function element(tag, attributes = {}, ...children) {
 
 const at = (id) => document.getElementById(id);
 
-const sourceOf = ({source}) => /^https?:\/\//i.test(source)
-  ? element("a", {href: source, rel: "noopener noreferrer", target: "_blank"}, source) : source;
+// A name, with the settings below it if the page is too narrow for a column of them.
+const named = (line, ...parts) => element("span", {}, ...parts, element("div", {class: "narrow"}, settingsOf(line)));
 
 // Columns of the table: title, text or node of a line, value to sort by, class.
 const COLUMNS = {
   machine: {title: "Device", value: (line) => line.shown, class: "long", cell: (line) =>
-    element("span", {}, line.shown, element("span", {class: "tag"}, isPublished(line) ? " published" : ""))},
+    named(line, line.shown, element("span", {class: "tag"}, isPublished(line) ? " published" : ""))},
   work: {title: "Work", cell: workOf, class: "long"},
   value: {title: "Result", cell: result, value: (line) => line.value ?? 0, class: "number"},
   interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value || 0,
     class: "number wide"},
   settings: {title: "Settings", cell: settingsOf, class: "long wide"},
-  on: {title: "On", cell: (line) => say(line.kind), class: "wide"},
-  framework: {title: "Framework", cell: (line) => line.framework, class: "long wide"},
+  framework: {title: "Framework", cell: (line) => join(line.framework, say(line.kind)), class: "long wide"},
   tflops: {title: "TFLOP/s", cell: (line) => line.per === "TFLOP/s" ? "" : figure(line.tflops, 3),
     value: (line) => line.tflops ?? 0, class: "number wide"},
   peak: {title: "Of peak", cell: (line) => line.of_peak ? `${(100 * line.of_peak).toFixed(0)} %` : "",
@@ -134,25 +139,38 @@ const COLUMNS = {
   flags: {title: "Flags", cell: (line) => warnings(line).replaceAll(" ", ", "), class: "long wide"},
 };
 
+// Columns of the table of pairUp().
+const sideOf = (side, machine) => ({
+  title: machines.get(machine), class: "side number", value: (pair) => pair[side]?.value ?? 0,
+  cell: ({[side]: line}) => line ? element("span", {}, result(line), element("div", {class: "tag"}, join(interval(line),
+    line.framework, isPublished(line) && "published", warnings(line)))) : "",
+});
+const ratioOf = ({a, b}) => a && b ? b.value / a.value : 0;
+const ratio = {title: "Second / first", class: "number", value: ratioOf,
+  cell: (pair) => ratioOf(pair) ? figure(ratioOf(pair), 3) : ""};
+const pairColumns = ([a, b]) => ({work: {...COLUMNS.work, cell: fullWork}, a: sideOf("a", a),
+  ...b && {b: sideOf("b", b), ratio}});
+
 function describe(line) {
   const flags = warnings(line).split(" ").filter(Boolean).map((flag) =>
     element("div", {}, Object.hasOwn(data.flags, flag) ? `${flag}: ${data.flags[flag]}` : flag));
   const measured = (value, unit) => value && `${figure(value)} ${unit}`;
   const share = (part, of) => part && `${(100 * part).toFixed(1)} % of this machine's measured ${of}`;
+  const isLink = /^https?:\/\//i.test(line.source);
   const facts = {
     Result: result(line), Interval: interval(line),
-    Measured: isPublished(line) ? "by others" : line.processes > 1 ? `in ${line.processes} processes` : "in one process",
+    Measured: isPublished(line) ? "by others" : `in ${line.processes} process${line.processes > 1 ? "es" : ""}`,
     Work: workOf(line), Settings: settingsOf(line), Setup: line.all_setup, Machine: join(line.machine, say(line.kind)),
     "Rows from": isPublished(line) ? "" : `${line.computers} computer${line.computers > 1 ? "s" : ""} of this name`,
     Versions: line.versions, Date: line.date,
-    "Step, median": measured(line.step_seconds_median, "s"),
-    "Step, 95th percentile": measured(line.step_seconds_p95, "s"),
-    "First step": measured(line.first_step_seconds, "s"),
+    Step: join(measured(line.step_seconds_median, "s (median)"), measured(line.step_seconds_p95, "s (95th percentile)"),
+      measured(line.first_step_seconds, "s (first)")),
     Arithmetic: join(measured(line.tflops, "TFLOP/s"), share(line.of_peak, "peak")),
     "Memory read": join(measured(line.bandwidth, "GB/s"), share(line.of_bandwidth, "bandwidth")),
     "Peak memory": line.peak_memory_bytes && `${figure(line.peak_memory_bytes / 1e9, 3)} GB`,
     Energy: join(measured(line.power_watts, "W"), measured(line.joules_per_item, "J per item")),
-    Note: line.note, Source: sourceOf(line), Flags: flags.length ? element("div", {}, ...flags) : "",
+    Note: line.note, Source: isLink ? element("a", {href: line.source, rel: "noreferrer"}, line.source) : line.source,
+    Flags: flags.length ? element("div", {}, ...flags) : "",
   };
   const known = Object.entries(facts).filter(([, fact]) => fact);
   return element("dl", {}, ...known.flatMap(([name, fact]) => [element("dt", {}, name), element("dd", {}, fact)]));
@@ -160,7 +178,7 @@ function describe(line) {
 
 // Show a table of lines, sorted as the address says; the button of a line shows its details.
 function showTable(found, columns, address) {
-  const [, descends, by] = /^(-?)(.*)$/.exec(address.sort ?? "");
+  const [, descends, by] = /^(-?)(.*)$/.exec(address.sort ?? "-value");
   if (Object.hasOwn(columns, by)) {
     const value = columns[by].value ?? columns[by].cell;
     const compare = (a, b) => typeof a === "number" ? a - b : collator.compare(a, b);
@@ -174,7 +192,6 @@ function showTable(found, columns, address) {
       "aria-sort": by !== name ? null : descends ? "descending" : "ascending"},
       element("button", {type: "button", "data-sort": name, onclick: sort}, column.title));
   });
-  head.push(element("th", {scope: "col"}, "More"));
   const body = element("tbody", {}, ...found.flatMap((line) => {
     const toggle = () => {
       if (!opened.delete(line)) opened.add(line);
@@ -182,24 +199,24 @@ function showTable(found, columns, address) {
     };
     const button = element("button", {type: "button", onclick: toggle,
       "aria-label": `Details of ${line.shown}, ${workOf(line)}`}, "Details");
-    const details = element("td", {colspan: head.length}), below = element("tr", {}, details);
+    const details = element("td", {colspan: head.length + 1}), below = element("tr", {}, details);
     const show = () => {
       const isOpen = opened.has(line);
       button.setAttribute("aria-expanded", String(isOpen));
-      details.replaceChildren(...isOpen ? [describe(line)] : []);
+      details.replaceChildren(...isOpen ? [line.a ?? line, line.b].filter(Boolean).map(describe) : []);
       below.hidden = !isOpen;
     };
     show();
     return [element("tr", {}, ...Object.values(columns).map((column) =>
       element("td", {class: column.class}, column.cell(line))), element("td", {}, button)), below];
   }));
-  at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head)), body);
+  at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head, element("th", {}, "More"))), body);
   at("table").querySelector(`[data-sort="${CSS.escape(focused ?? "")}"]`)?.focus();
 }
 
 // Draw a bar for each line; points on a logarithmic axis, which has no zero to begin at.
-function drawBars(found, chosen) {
-  at("picture").hidden = !found.length;
+function drawBars({lines, chosen}) {
+  const found = bestOf(lines);
   const bars = found.filter((line) => !isPublished(line)).concat(found.filter(isPublished)).slice(0, MOST_BARS);
   bars.sort((a, b) => b.value - a.value);
   const width = Math.max(at("bars").clientWidth, 300), isNarrow = width < 640;
@@ -211,7 +228,8 @@ function drawBars(found, chosen) {
   const x = (value) => left + (right - left) * part(value);
   const room = isNarrow ? width : left - 10;
   const cut = (text, size) => text.length * size > room ? text.slice(0, room / size - 1) + "\u2026" : text;
-  const axis = ticks(least, most, isLog).map((tick) => element("g", {},
+  const powers = Array.from({length: 25}, (_, i) => 10 ** (i - 10));
+  const axis = powers.filter((tick) => isLog && tick > least && tick < most).map((tick) => element("g", {},
     element("line", {class: "grid", x1: x(tick), x2: x(tick), y1: 0, y2: bottom}),
     element("text", {class: "note", x: x(tick), y: bottom + 12, "text-anchor": "middle"}, figure(tick))));
   const drawn = bars.map((line, i) => {
@@ -223,15 +241,19 @@ function drawBars(found, chosen) {
       element("text", {class: "note", x: 0, y: top + 25}, cut(note, 6)),
       isLog ? element("circle", {class: mark, cx: x(line.value), cy: y, r: 5.5})
         : element("rect", {class: mark, x: left, y: y - 7, width: x(line.value) - left, height: 14}),
-      ...(interval(line) ? [[line.low, line.high, 0], [line.low, line.low, 4], [line.high, line.high, 4]] : [])
-        .map(([x1, x2, dy]) => element("line", {class: "interval", x1: x(x1), x2: x(x2), y1: y - dy, y2: y + dy})),
-      element("text", {x: x(Math.max(line.value, line.high ?? 0)) + 8, y}, figure(line.value)));
+      ...interval(line) ? [element("line", {class: "interval", x1: x(line.low), x2: x(line.high), y1: y, y2: y})] : [],
+      element("text", {x: right + 10, y}, figure(line.value)));
   });
-  const of = bars.length < found.length ? ` (${bars.length} of ${found.length} machines)` : "";
-  const words = `${bars[0]?.per}, the best of each machine${of}${isLog ? "; logarithmic axis" : ""}`;
-  const label = `Bars of the table below: ${words}`;
-  at("bars").replaceChildren(element("svg", {width, height: bottom + 40, role: "img", "aria-label": label}, ...axis,
-    ...drawn, element("text", {class: "note", x: left, y: bottom + 30}, words)));
+  const of = bars.length < found.length ? `${bars.length} of ${found.length} machines` : "";
+  const words = `${join(chosen.phase, chosen.size, bars[0].per)}: the fastest settings of each machine, ` +
+    join("not like for like", of, isLog && "logarithmic axis");
+  const svg = element("svg", {width, height: bottom + 20, role: "img", "aria-label": words}, ...axis, ...drawn);
+  return [svg, element("div", {class: "tag"}, words)];
+}
+
+function drawPicture() {
+  at("picture").hidden = !picture.length;
+  at("bars").replaceChildren(...picture.flatMap(drawBars));
 }
 
 // A labelled choice that changes the address; a select keeps its element, and so the focus.
@@ -245,36 +267,58 @@ function showSelect(name, label, options, value, change) {
 }
 
 function render() {
-  const address = readAddress(location.hash), {chosen, options, lines: found} = choose(lines, address);
+  const address = readAddress(location.hash), q = address.q ?? "", matching = search(lines, q);
+  const views = chooseViews(...matching.length ? [matching, address] : [lines, {}]);
+  const [{chosen}] = views, isBoth = views.length > 1;
+  const side = [address.a, address.b].filter((machine) => machines.has(machine)), isSide = side.length > 0;
   for (const [name, label] of Object.entries(CHOICES)) {
-    const none = REQUIRED.includes(name) ? "usual" : "any";
-    showSelect(name, label, options[name].map((each) => [each, say(each) || none]), chosen[name],
-      (value) => ({...address, ...choose(lines, {...chosen, [name]: value}).chosen}));
+    const values = [...new Set(views.flatMap((view) => view.options[name]))];
+    if (name === "phase" && BOTH.every((phase) => values.includes(phase))) values.unshift("");
+    const none = name === "phase" ? BOTH.join(" and ") : REQUIRED.includes(name) ? "usual" : "any";
+    const view = views.find((each) => each.chosen[name] === address[name]) ?? views[0];
+    showSelect(name, label, isSide ? [] : values.map((each) => [each, say(each) || none]),
+      isBoth && name === "phase" ? "" : view.chosen[name],
+      (value) => name === "workload" ? {q, workload: value} : {...address, ...(!isBoth && chosen), [name]: value});
   }
-  const asked = Object.hasOwn(LISTS, address.rows ?? "") ? address.rows : "best";
-  showSelect("rows", "Lines of the table", Object.entries(LISTS), asked, (rows) => ({...address, rows}));
-  if (document.activeElement !== at("filter")) at("filter").value = address.q ?? "";
-  const words = (address.q ?? "").toLowerCase().split(" ");
-  const best = bestOf(found);
-  const listed = {best, work: found, all: lines}[asked].filter((line) =>
-    words.every((word) => line.text.includes(word)));
+  const any = [["", "any"], ...machines];
+  showSelect("a", "Machine", any, side[0] ?? "", (a) => ({...address, a}));
+  showSelect("b", "Side by side with", isSide ? any : [], side[1] ?? "", (b) => ({...address, b}));
+  if (document.activeElement !== at("filter")) at("filter").value = q;
+  picture = isSide || !matching.length ? [] : views.filter((view) => bestOf(view.lines).length);
+  drawPicture();
   const {work, ...others} = COLUMNS;
-  picture = [best, chosen];
-  drawBars(...picture);
-  showTable(listed, asked === "all" ? COLUMNS : others, address);
-  at("count").textContent = `${listed.length} of ${lines.length} lines`;
-  at("heading").textContent = join(...["model", "phase", "size", "precision"].map((name) => chosen[name]));
+  const listed = isSide ? pairUp(matching, side) : matching.length ? views.flatMap((view) => view.lines) : [];
+  showTable(listed, isSide ? pairColumns(side) : isBoth ? COLUMNS : others, address);
+  const places = views[0].options.workload.flatMap((workload) => [" ", element("a", {href: writeAddress({q, workload})},
+    `${say(workload)} (${matching.filter((line) => line.workload === workload).length})`)]);
+  at("count").replaceChildren(`${listed.length} of ${lines.length} lines.`, ...q && matching.length
+    ? [` \u201c${q}\u201d is in:`, ...places] : []);
+  at("none").hidden = matching.length;
+  at("heading").textContent = isSide ? side.map((each) => machines.get(each)).join(" and ")
+    : join(chosen.model, ...isBoth ? BOTH : [chosen.phase, chosen.size], chosen.weights, chosen.precision);
   document.title = `${at("heading").textContent} - machine-learning speed test`;
+}
+
+// Show the table as Markdown, selected, and copy it if the browser allows it.
+function copy() {
+  const cells = (row) => [...row.cells].slice(0, -1).map((cell) => cell.innerText.replace(/[|\s]+/g, " "));
+  const [head, ...rows] = [...at("table").rows].filter((row) => row.cells.length > 1).map(cells);
+  at("markdown").hidden = false;
+  at("markdown").value = [head, head.map(() => "---"), ...rows].map((row) => `| ${row.join(" | ")} |\n`).join("");
+  at("markdown").select();
+  document.execCommand("copy");
 }
 
 function start() {
   data = JSON.parse(at("data").textContent);
   lines = readLines(data);
+  machines = new Map(lines.map((line) => [line.machine, line.shown]).sort(([, a], [, b]) => collator.compare(a, b)));
+  at("copy").onclick = copy;
   at("filter").oninput = () => location.replace(
     writeAddress({...readAddress(location.hash), q: at("filter").value}));
   window.addEventListener("hashchange", render);
   render();
-  new ResizeObserver(() => drawBars(...picture)).observe(at("bars")); // only the picture depends on the width
+  new ResizeObserver(drawPicture).observe(at("bars")); // only the picture depends on the width
 }
 
 if (typeof document !== "undefined") start();

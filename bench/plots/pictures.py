@@ -7,29 +7,28 @@ from itertools import pairwise
 
 import pandas as pd
 
-from bench.plots import draw, select
+from bench.plots import draw, frames
 from bench.plots.draw import COLOURS, Curve
 from bench.records import columns, tables, verdict
 from bench.records.columns import format_number
 from bench.settings import TRAINING
+from bench.workloads.standard_set import STANDARD_SET
 from bench.workloads.workload import BYTES
 
-MAX_BARS = 20  # bars in a panel
+MAX_BARS = 14  # bars in a panel
 MAX_PANELS = 6
 MAX_CURVES = 20
 # In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.
 TITLED = ("model", "scope", "image_size", "sequence_length", "data", "matrix_size")
-# With select.WHO, the work that is compared over numbers of devices.
+UNLIKE = "the fastest settings of each, not like for like"
+# With frames.WHO, the work that is compared over numbers of devices, and over depths.
 SCALED = ["method_version", *(name for name in columns.WORK if name not in ("framework", "world_size", "nodes"))]
+NAMED = ("model", "precision", "compile", "weight_bits")
+DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
 # {key: (what the legend says, colour of the edge, colour of the face)}
 WHOSE = {
     False: ("measured by this program, with its interval", COLOURS[0], COLOURS[0]),
     True: ("published elsewhere", COLOURS[1], "white"),
-}
-PARTS = {
-    "device": ("the model, on resident batches", COLOURS[0], COLOURS[0]),
-    "input": ("the input pipeline", COLOURS[1], COLOURS[1]),
-    "end_to_end": ("both together", COLOURS[2], COLOURS[2]),
 }
 
 
@@ -39,7 +38,7 @@ def draw_all(stored, folder):
     for picture in PICTURES:
         path = folder / f"{picture.__name__}.png"
         if figure := picture(stored):
-            paths.append(draw.save(figure, path))
+            paths.append(draw.save(figure, path, bbox_inches="tight"))
         else:
             path.unlink(missing_ok=True)
     return paths
@@ -55,70 +54,90 @@ def transformers(stored):
 
 
 def fastest(stored, workload, models, title, unit):
-    lines = select.best(select.resident(stored.believed), "workload", "model", "phase")
+    lines = frames.highest(frames.of_usual_size(stored.valid), "workload", "model", "phase")
     panels = [
-        (title.format(model), select.having(lines, workload=workload, model=model, phase=phase))
+        (title.format(model), frames.rates(lines, workload=workload, model=model, phase=phase))
         for model in models
         for phase in ("inference", "training")
     ]
-    return bars(panels, f"{unit}, the fastest settings of each")
+    return bars(panels, f"{unit}, {UNLIKE}")
+
+
+def standard_set(stored):
+    """Draw the works of the standard set with equal settings on all machines, if two or more have them."""
+    by_machine = frames.of_usual_size(stored.valid).groupby(frames.WHO, sort=False)
+    machines = [lines.to_dict("records") for _, lines in by_machine]
+    panels = []
+    for work in STANDARD_SET:
+        lines = [line for of_machine in machines for line in frames.of_set(of_machine, work)]
+        for numbers in frames.NUMBERS:
+            same = [line for line in lines if line["numbers"] == numbers]
+            if len(same) > 1:
+                panels.append((f"{work.title}, {same[0]['per']}", pd.DataFrame(same)))
+    return bars(panels, "items/s, with the settings of `make all`", most=2 * MAX_PANELS)
 
 
 def llm(stored):
-    """Draw tokens/s of one sequence, only in precisions of this program, the fastest for each number of bits."""
-    lines = select.having(stored.believed, workload="llm", batch_size="1", scope="device")
+    """Draw tokens/s of one sequence, in precisions of this program, for the prompt or depth that most machines have."""
+    lines = frames.rates(stored.valid, workload="llm", batch_size="1", scope="device")
     lines = lines[lines["precision"].isin(BYTES) & ~lines["phase"].isin(TRAINING)]
-    lines = select.best(lines, "model", "phase", "prompt_tokens", "depth", "weight_bits")
-    panels = [(model, of) for (model, _), of in lines.groupby(["model", "phase"], sort=False)]
-    return bars(panels, "tokens/s of one sequence, random weights")
+    lines = frames.highest(lines, "model", "phase", "prompt_tokens", "depth", "weight_bits")
+    panels = []
+    for (model, _), of in lines.groupby(["model", "phase"], sort=False):
+        sizes = [same for _, same in of.groupby(["prompt_tokens", "depth"], sort=False)]
+        machines = [(not same["published"].all(), same["machine"].nunique(), len(same)) for same in sizes]
+        panels.append((model, sizes[machines.index(max(machines))]))
+    return bars(panels, f"tokens/s of one sequence, {UNLIKE}; ours have random weights")
 
 
 def llm_depth(stored):
-    """Draw tokens/s of decode over the mean tokens in the cache, for models with several depths of our own."""
-    apart = ["model", "precision", "weight_bits"]
-    lines = select.having(stored.believed, workload="llm", phase="decode", batch_size="1", scope="device")
+    """Draw tokens/s of decode over the mean tokens in the cache, a line for all settings with several depths."""
+    lines = frames.rates(stored.valid, workload="llm", phase="decode", batch_size="1", scope="device")
+    lines = lines[lines["model"].isin(lines["model"][~lines["published"]])]  # no model of others only
     sizes = lines[["depth", "new_tokens"]].apply(pd.to_numeric, errors="coerce")
     lines = lines.assign(tokens=sizes["depth"] + (sizes["new_tokens"] + 1) / 2).dropna(subset="tokens")
-    lines = select.best(lines, *apart, "tokens").sort_values("tokens")
-    own_depths = lines[~lines["published"]].groupby("model")["tokens"].nunique()
-    curves = curves_of(lines[lines["model"].isin(own_depths[own_depths > 1].index)], "tokens", apart)
+    curves = curves_of(lines, "tokens", DEEPER, lambda top: name_device(top, NAMED), least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
-    return draw.lines(curves, {"value": "tokens/s"}, "Decode of one sequence, random weights", x_name, is_log2=True)
+    words = "Decode of one sequence; ours with random weights"
+    return draw.lines(curves, {"value": "tokens/s"}, words, x_name, is_log2=True)
 
 
 def llm_training(stored):
-    lines = select.having(stored.believed, workload="llm", phase="training", scope="device")
-    lines = select.best(lines, "model", "sequence_length", "lora_rank", "weight_bits")
+    lines = frames.rates(stored.valid, workload="llm", phase="training", scope="device")
+    lines = frames.highest(lines, "model", "sequence_length", "lora_rank", "weight_bits")
     panels = [(f"{model}, {tokens} tokens", of) for (model, tokens), of in lines.groupby(["model", "sequence_length"])]
     return bars(panels, "tokens/s of training, random weights")
 
 
 def diffusion(stored):
     apart = ["model", "image_size", "phase"]
-    lines = select.best(select.having(stored.believed, workload="diffusion", scope="device"), *apart)
+    lines = frames.highest(frames.rates(stored.valid, workload="diffusion", scope="device"), *apart)
     lines = lines[lines["phase"].isin(["inference", "training"])]
     panels = [(f"{model}, {side} x {side} pixels", of) for (model, side, _), of in lines.groupby(apart, sort=False)]
-    return bars(panels, "denoising steps/s, random weights, the fastest settings of each")
+    return bars(panels, f"denoising steps/s, random weights, {UNLIKE}")
 
 
 def peaks(stored):
-    """Draw the best matmul of each precision, own peaks and all published matmuls, and the memory bandwidth."""
-    lines = stored.believed
+    """Draw the best matmul of each precision, own peaks and all published matmuls."""
+    lines = stored.valid
     matmuls = lines["model"].isin(["matmul-peak", "matmul-8bit"]) | lines["published"] & (lines["workload"] == "matmul")
-    best_matmuls = select.best(lines[matmuls & lines["value"].notna()], "precision")
+    best_matmuls = frames.highest(lines[matmuls & lines["value"].notna()], "precision")
     how = best_matmuls["memory_format"].where(best_matmuls["memory_format"] == "", "as a 1x1 convolution")
     best_matmuls = best_matmuls.assign(memory_format=how, batch_size="")
-    moved = select.best(select.having(lines, workload="bandwidth"))
-    moved = moved.assign(**moved[tables.RATE] / 1000)
     formats = ("float32", "tf32", "float16", "bfloat16")
     panels = [("best matmul", best_matmuls[best_matmuls["precision"] == name]) for name in formats]
     panels.append(("best matmul in 8 bits", best_matmuls[best_matmuls["model"] == "matmul-8bit"]))
-    return bars([*panels, ("memory bandwidth, TB/s", moved)], "TFLOP/s (memory bandwidth: TB/s)")
+    return bars(panels, "TFLOP/s (int8: TOP/s)")
+
+
+def bandwidth(stored):
+    lines = frames.highest(frames.rates(stored.valid, workload="bandwidth"))
+    return bars([("memory bandwidth", lines)], "GB/s, read and written")
 
 
 def mlp(stored):
     """Draw the seconds of an epoch and the rate over depth, a line for each machine."""
-    curves = curves_of(select.depths(stored.believed), "depth", [])
+    curves = curves_of(frames.perceptrons(stored.valid), "depth", [])
     panels = {"seconds_an_epoch": "seconds an epoch of 50,000 images", "value": "images/s"}
     words = "Multilayer perceptrons, images of CIFAR-10's size, training, batch 32, float32"
     return draw.lines(curves, panels, words, "hidden layers of 1024")
@@ -131,10 +150,9 @@ def tflops(stored):
         best = "" if top["published"] else f": best at M = {top['side']:.0f}"
         return f"{name_device(top)}, {top['precision']}{best}"
 
-    lines = stored.believed[stored.believed["model"].str.match(r"^matmul(?:-\d+)?$") & stored.believed["value"].notna()]
+    lines = stored.valid[stored.valid["model"].str.match(r"^matmul(?:-\d+)?$") & stored.valid["value"].notna()]
     sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
-    lines = select.best(lines, "precision", "model", "matrix_size").sort_values("side")
     curves = curves_of(lines, "side", ["precision"], name)
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
     return draw.lines(curves, {"value": "TFLOP/s"}, "Matmuls", x_name, is_log2=True)
@@ -146,11 +164,12 @@ def scaling(stored):
     def name(top):
         return f"{name_device(top)}: {columns.describe_work(top | {'world_size': '1', 'nodes': '1'})}"
 
-    lines = select.believe(stored.lines)
+    lines = frames.only_valid(stored.lines)
     rates = lines[lines["phase"].isin(["inference", "training"]) & (lines["scope"] == "device") & ~lines["published"]]
-    rates = select.best(rates.assign(devices=rates["world_size"].astype(float)), *SCALED, "devices")
-    several = rates.groupby([*select.WHO, *SCALED])["devices"].transform("nunique") > 1
-    curves = curves_of(rates[several].sort_values("devices"), "devices", SCALED, name)
+    # Processes on one CPU share its cores: they are not several devices.
+    rates = rates[(rates["kind"] == "gpu") | (rates["world_size"] == rates["nodes"])]
+    rates = rates.assign(devices=rates["world_size"].astype(float))
+    curves = curves_of(rates, "devices", SCALED, name, least=2)
     words = "The same work on more devices, each with its own batch; dotted: a rate that grows with them"
     figure = draw.lines(curves, {"value": "items/s of all devices"}, words, "devices", is_log2=True)
     if figure:
@@ -161,7 +180,7 @@ def scaling(stored):
 def sustained(stored):
     """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
     rows = stored.rows[(stored.rows["scope"] == "sustained") & stored.rows["throughput"].notna()]
-    rows = select.believe(rows.assign(rate=rows["items"] / rows["seconds"]))
+    rows = frames.only_valid(rows.assign(rate=rows["items"] / rows["seconds"]))
     rows = rows.sort_values("disturbed", ascending=False, kind="stable")
     latest = rows["run_id"] == rows.groupby(["machine", *tables.WORK], sort=False)["run_id"].transform("last")
     runs = [run.sort_values("elapsed_seconds") for _, run in rows[latest].groupby("run_id", sort=False)][-MAX_CURVES:]
@@ -177,28 +196,10 @@ def sustained(stored):
     return draw.lines(curves, panels, "The same work without a pause", "minutes", rows=len(panels))
 
 
-def scopes(stored):
-    """Draw the three throughputs of the latest work with a pipeline; the part that limits is marked."""
-    panels = []
-    for parts in select.scopes(stored.believed)[-MAX_PANELS:]:
-        whole = parts["end_to_end"]
-        rows = [parts[scope] for scope in PARTS]
-        limits = [" limits" if scope == whole["bottleneck"] else "" for scope in PARTS]
-        frame = pd.DataFrame(rows)[tables.RATE].assign(
-            key=list(PARTS),
-            name=[label for label, _, _ in PARTS.values()],
-            text=[format_number(row["value"]) + limit for row, limit in zip(rows, limits, strict=True)],
-            note="",
-        )
-        work = columns.describe_work(whole | {"scope": "", "image_size": "", "data": ""})
-        panels.append((f"{name_device(whole)}: {work}", frame))
-    return draw.bars(panels, "images/s", PARTS) if panels else None
-
-
 def best(stored):
     """Draw the path of `make best`, one change at a time from the default to the fastest settings, with intervals."""
     is_step = ~stored.rows["search"].isin(["", columns.INTERLEAVED])
-    steps = select.believe(stored.rows[is_step & stored.rows["throughput"].notna()])
+    steps = frames.only_valid(stored.rows[is_step & stored.rows["throughput"].notna()])
     of = ["machine", "kind", "framework", "workload", "model", "phase"]
     steps = steps[steps["search"] == steps.groupby(of, sort=False)["search"].transform("last")]
     names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high"}
@@ -206,11 +207,11 @@ def best(stored):
     panels = []
     for _, path in list(steps.groupby("search", sort=False))[-MAX_PANELS:]:
         rows = path.to_dict("records")
-        changes = [f"+ {columns.describe_change(before, after)}" for before, after in pairwise(rows)]
+        changes = [columns.describe_change(before, after).partition(", ") for before, after in pairwise(rows)]
         frame = path.reset_index()[tables.RATE].assign(
-            name=["the default", *changes],
+            name=["the default", *(f"+ {first}" for first, _, _ in changes)],
             text=[format_number(row["value"]) for row in rows],  # gains are of interleaved pairs: not stored
-            note="",
+            note=["", *(others for _, _, others in changes)],
             key=[0, *(1 for _ in changes)],
         )
         panels.append((", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame))
@@ -218,19 +219,19 @@ def best(stored):
     return draw.bars(panels, "items/s, with the interval of the processes", keys) if panels else None
 
 
-PICTURES = (images, mlp, transformers, llm, llm_depth, llm_training, diffusion)
-PICTURES += (tflops, peaks, scopes, best, scaling, sustained)
+PICTURES = (standard_set, images, mlp, transformers, llm, llm_depth, llm_training, diffusion)
+PICTURES += (tflops, peaks, bandwidth, best, scaling, sustained)
 
 
-def bars(panels, unit):
-    """Draw the panels, (title, frame of lines), that are not empty; return None if no line is our own."""
+def bars(panels, unit, most=MAX_PANELS):
+    """Draw at most `most` panels, (title, frame of lines), that are not empty; return None if no line is our own."""
     panels = [(title, lines) for title, lines in panels if len(lines)]
     if all(lines["published"].all() for _, lines in panels):
         return None
-    if len(panels) > MAX_PANELS:  # those with own lines first, then the fullest
+    if len(panels) > most:  # those with own lines first, then the fullest
         panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))
     drawn = []
-    for title, lines in panels[:MAX_PANELS]:
+    for title, lines in panels[:most]:
         kept = keep(lines, MAX_BARS)
         rows = kept.to_dict("records")
         common, particular = settings_in_words(rows)
@@ -268,14 +269,17 @@ def name_device(row, more=()):
     return ", ".join([f"{row['shown']}{on_cpu}", row["framework"], *columns.words_of(row, more).values()])
 
 
-def curves_of(lines, x, apart, name=None):
+def curves_of(lines, x, apart, name=None, least=1):
     """Build at most MAX_CURVES Curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
-    The highest comes first, and `name` names a curve after its highest line. [] if none of them is our own.
+    A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first,
+    and `name` names a curve after that line. [] if none of them is our own.
     """
+    by = [*frames.WHO, *apart]
+    lines = frames.highest(lines, *apart, x).sort_values(x)
+    lines = lines[lines.groupby(by)[x].transform("size") >= least]
     if lines["published"].all():
         return []
-    by = [*select.WHO, *apart]
     lines = lines.assign(x=lines[x], value_low=lines["low"], value_high=lines["high"])
     tops = lines.loc[lines.groupby(by, sort=False)["value"].idxmax()]
     parts = dict(list(lines.groupby(by)))

@@ -5,8 +5,8 @@
 
 import statistics
 
-from bench.plots import card, select
-from bench.plots.card import NUMBERS
+from bench.plots import frames
+from bench.plots.frames import NUMBERS
 from bench.records import report
 from bench.records.columns import disturbing_flags, format_number
 from bench.workloads.standard_set import STANDARD_SET
@@ -26,7 +26,7 @@ def describe_set(folder, warn, side=None):
         warn: called with a line for each file or row that cannot be read.
         side: the cells of the only SIDE; None: all that have results.
     """
-    lines = select.load(folder, warn).believed
+    lines = frames.load(folder, warn).valid
     lines = lines.loc[~lines["published"]]
     if side:
         lines = lines.loc[(lines[SIDE] == side).all(axis=1)]
@@ -57,9 +57,9 @@ def find_works(lines):
     """Return {(format of numbers, one of WORKS): its line} of the lines of a side."""
     peaks = lines[lines["model"].isin(PEAKS) & lines["precision"].isin(NUMBERS)].to_dict("records")
     works = {(line["precision"], PEAKS[line["model"]]): line for line in peaks}
-    resident = select.resident(lines).to_dict("records")
+    resident = frames.of_usual_size(lines).to_dict("records")
     for work in STANDARD_SET:
-        works |= {(line["numbers"], f"{work.title} {work.phase}"): line for line in card.find_own(resident, work)}
+        works |= {(line["numbers"], f"{work.title} {work.phase}"): line for line in frames.of_set(resident, work)}
     return works
 
 

@@ -3,16 +3,17 @@
 import pytest
 from matplotlib import pyplot as plt
 
-from bench.plots import select
+from bench.plots import frames
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
+    monkeypatch.setattr(frames, "PUBLISHED", tmp_path)
     yield tmp_path / "results"
     plt.close("all")
 
 
 @pytest.fixture
 def load(folder):
-    return lambda: select.load(folder, pytest.fail)
+    return lambda: frames.load(folder, pytest.fail)

@@ -2,16 +2,16 @@
 
 import pytest
 
-from bench.plots import card, select
+from bench.plots import card, frames
 from bench.workloads.standard_set import STANDARD_SET
-from tests.rows import rate, standard_set, write
+from tests.rows import PEAK, rate, standard_set, write
 
 LATER = "2030-11-20T11:34:42+00:00"
 OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "64", "phase": "inference"}
 
 
 def make(folder, framework="torch"):
-    return card.make_card(select.load(folder, pytest.fail), "a", framework)
+    return card.make_card(frames.load(folder, pytest.fail), "a", framework)
 
 
 def test_published_machines_are_those_that_compare_with_most_of_it(folder):
@@ -46,6 +46,16 @@ def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_same
     assert [rate for rate, _ in made.tiles] == ["0.2 TFLOP/s"]
     assert {line["of_peak"] for bars in made.blocks.values() for line in bars if line["of_peak"] > 0} == {0.5}
     assert make(folder, framework="tensorflow") is None
+
+
+def test_what_an_earlier_run_or_another_framework_measured_says_so(folder):
+    whole = {"scope": "end_to_end", "bottleneck": "device", "note": "limited by the model: it processes 100 images/s"}
+    write(folder, [*standard_set(), whole | {"phase": "inference"}, PEAK | {"framework": "jax", "tflops": "0.5"}])
+    assert [words for _, words in make(folder).tiles] == ["float32 matmul, in JAX"]
+    write(folder, [rate(90) | {"phase": "inference", "process_rates": "1 2 3", "run_id": "x", "timestamp": LATER}])
+    assert any("earlier run" in words for words in make(folder).limits)
+    write(folder, [rate(90)], "b")
+    assert (make(folder).name, make(folder).subtitle.split()[0]) == ("a", "Example")
 
 
 def test_work_that_a_framework_refuses_is_left_out(folder):

@@ -10,34 +10,39 @@ import pytest
 
 from bench.plots import html
 from bench.records import tables
-from tests.rows import rate, write
+from tests.rows import GPU, LLM, rate, write
 
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt; \u202etxt \u2028 \x07"
 
-# Opens details on a page that just fits its view, turns it, sorts and filters. Scroll bars take space, as on Linux.
+# Acts on a page that just fits its view, and tells of it after each act. Scroll bars take space, as on Linux.
 TRIAL = """<style>::-webkit-scrollbar { width: 15px }</style><script>
 async function trial() {
   const {style, dataset} = document.body, loading = document.createElement("iframe"), told = [];
   document.body.append(loading);
   loading.contentDocument.open(); // the browser waits until it is closed
   style.paddingTop = `${innerHeight - document.documentElement.offsetHeight}px`;
-  for (const act of [
-    () => document.querySelector("td button").click(),
-    () => { style.width = "400px"; },
-    () => document.querySelector("th button").click(),
-    () => location.replace("#q=a"),
-  ]) {
+  await new Promise((done) => new ResizeObserver(done).observe(at("bars"))); // the first picture
+  for (const act of [ACTS]) {
     const drawn = new Promise((done) => new MutationObserver(done).observe(at("bars"), {childList: true}));
     act();
     await drawn;
-    told.push(`${innerWidth - document.documentElement.clientWidth}:${document.querySelectorAll("dl").length}`);
+    told.push(TOLD);
   }
-  dataset.told = told.join(" ");
+  dataset.told = told.join("; ");
   loading.contentDocument.close();
 }
 trial();
 </script></body>"""
+DETAILS = """() => document.querySelector("td button").click(), () => { style.width = "400px"; },
+    () => document.querySelector("th button").click(), () => location.replace("#q=a")"""
+OPEN = '`${innerWidth - document.documentElement.clientWidth}:${document.querySelectorAll("dl").length}`'
+SEARCHES = """...["#q=5070", "#q=EXAMPLE-GPU+fine-tuning", "#workload=llm&q=", "#a=a&b=b"].map((hash) => () => {
+    location.replace(hash);
+    render(); // again when the browser tells of the new address
+  })"""
+SEEN = """(copy(), [at("none").hidden, document.querySelectorAll("circle, rect").length, at("heading").innerText,
+      at("count").innerText, at("markdown").value.replaceAll(/\\n/g, " ")].join(" | "))"""
 
 
 def read(folder):
@@ -51,8 +56,8 @@ def test_a_line_has_its_settings_and_sizes_that_cannot_be_compared_are_told_apar
     write(folder, [quantised | {"source": "https://x.org/b"}, rate(11) | setup | {"process_rates": "10 11 12"}])
     data = html.collect(read(folder))
     lines = [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
-    sizes = {"32 px", "224 px", "224 px, 2 devices", "prompt of 512, 4-bit"}
-    assert {line["size"] for line in lines} == sizes
+    sizes = {("32 px", ""), ("224 px", ""), ("224 px, 2 processes", ""), ("prompt of 512", "4-bit")}
+    assert {(line["size"], line["weights"]) for line in lines} == sizes
     (own,) = [line for line in lines if line["value"] == 11]
     assert (own["processes"], own["date"], own["flags"], own["all_setup"]) == (3, "2026-11-20", "drift", "2 threads")
 
@@ -89,14 +94,32 @@ def test_the_address_chooses_and_the_best_of_each_machine_is_shown(folder):
     assert best("#size=32+px") == [("a", 500)]
 
 
-def test_details_stay_open_until_they_are_closed(folder):
+def show(page, acts, told):
+    """What a browser tells of a page."""
     # In /usr/bin, because a snap cannot read the files of a test.
     if not (browser := shutil.which("google-chrome", path="/usr/bin") or shutil.which("chromium", path="/usr/bin")):
         pytest.skip("neither google-chrome nor chromium in /usr/bin: nothing here shows a page")
+    trial = TRIAL.replace("ACTS", acts).replace("TOLD", told)
+    page.write_text(page.read_text().replace("</body>", trial))
+    options = ["--headless", "--no-sandbox", f"--user-data-dir={page.parent}", "--window-size=1200,1000"]
+    command = [browser, *options, "--timeout=60000", "--dump-dom", page.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return re.search('data-told="([^"]*)"', dom)[1].split("; ")
+
+
+def test_details_stay_open_until_they_are_closed(folder):
     write(folder, [rate(10)])
     page = html.write_page(read(folder), folder / "index.html")
-    page.write_text(page.read_text().replace("</body>", TRIAL))
-    options = ["--headless", "--no-sandbox", f"--user-data-dir={folder}", "--window-size=1200,1000", "--timeout=60000"]
-    command = [browser, *options, "--dump-dom", page.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert re.search('data-told="([^"]*)"', dom)[1] == "15:1 15:1 15:1 15:1"  # width of the scroll bar, open details
+    assert show(page, DETAILS, OPEN) == ["15:1"] * 4  # width of the scroll bar, open details
+
+
+def test_a_search_reaches_the_chart_and_two_machines_are_side_by_side(folder):
+    prefill, decode = LLM | {"phase": "prefill", "prompt_tokens": "512"}, LLM | {"phase": "decode", "depth": "0"}
+    write(folder, [rate(10), rate(80) | prefill, rate(5) | decode, rate(3) | LLM])
+    write(folder, [rate(25), rate(8) | decode | {"depth": "9"}, rate(6) | LLM | {"lora_rank": "8"}], "b")
+    write(folder, [rate(40) | GPU, rate(30) | LLM | GPU], "example-gpu")
+    nothing, gpu, llm, pair = show(html.write_page(read(folder), folder / "index.html"), SEARCHES, SEEN)
+    assert nothing.startswith("false | 0 | ")
+    assert all(words in gpu for words in ("| 1 | resnet50", "language models (1)"))
+    assert "| 2 | smollm2-135m, prefill, decode |" in llm
+    assert all(words in pair for words in ("| 0 | a and b |", "| 2.5 |"))

@@ -1,0 +1,108 @@
+"""Read results/ and choose the lines that the plots and the card show, as frames of tables.latest()."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from bench.records import columns, tables
+from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings
+from bench.workloads import TRAIN_IMAGES
+from bench.workloads.standard_set import FORMATS
+
+PUBLISHED = ROOT / "results"  # the folder of the published figures, whatever RESULTS_DIR is
+WHO = ["published", "machine", "kind", "framework"]
+NUMBERS = ("float32", *FORMATS)
+# Settings that a line of the standard set chooses, with its `settings`. All others have their defaults.
+CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
+DEFAULTS = [name for name in columns.WORK if name in DECLARED and name not in CHOSEN]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Hold the rows of results/, and the frames that are drawn."""
+
+    rows: pd.DataFrame  # as tables.read_rows() returns them
+    lines: pd.DataFrame  # tables.latest() of them
+    valid: pd.DataFrame  # those of one device, without implausible ones and wrong clocks
+
+
+def load(folder, warn):
+    """Read the CSV files of a folder and the published figures; warn() gets a line for each file that is left out."""
+    paths = {path.name: path for path in (*PUBLISHED.glob("published.csv"), *sorted(Path(folder).glob("*.csv")))}
+    rows = tables.read_rows(paths.values(), warn)
+    lines = tables.latest(rows)
+    return Stored(rows, lines, only_valid(lines[lines["world_size"] == "1"]))
+
+
+def only_valid(lines):
+    """Select what was timed with the right clock and is possible."""
+    return lines[(lines["status"] == "ok") & ~lines["flags"].str.contains("implausible")]
+
+
+def rates(lines, **cells):
+    """Select the lines that have a rate and these cells."""
+    return lines[(lines[list(cells)] == pd.Series(cells)).all(axis=1) & lines["value"].notna()]
+
+
+def highest(lines, *apart):
+    """Select the highest line of each machine, kind of device, framework and these columns; the highest comes first."""
+    return lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*WHO, *apart])
+
+
+def of_usual_size(lines):
+    """Select rates of resident batches, of images and sequences of the usual size."""
+    usual = lines["image_size"].isin(["", "224"]) | (lines["workload"] != "image")
+    is_llm = (lines["workload"] == "llm") & (lines["sequence_length"] == "512")
+    usual &= lines["sequence_length"].isin(["", "128"]) | is_llm
+    return lines[usual & (lines["scope"] == "device") & lines["value"].notna()]
+
+
+def is_work(line, work):
+    return (line["workload"], line["model"], line["phase"]) == (work.workload, work.model, work.phase)
+
+
+def of_set(lines, work):
+    """Return the latest of a work's lines in each format of numbers, with `numbers`, if its settings are the set's.
+
+    The set leaves most settings at their defaults, which differ between frameworks: parse_settings() knows them. A
+    cell that a source leaves blank is taken for the default.
+
+    Args:
+        lines: dicts, of one machine, kind of device and framework.
+    """
+    lines = [line for line in lines if is_work(line, work) and line["batch_size"] == str(work.batch_size)]
+    if not lines:
+        return []
+    environ = {"FRAMEWORK": lines[0]["framework"], "MODEL": work.model, "PHASE": work.phase} | dict(work.settings)
+    try:
+        settings = parse_settings(work.workload, environ)
+    except SettingError:  # the framework does not have it
+        return []
+    defaults = {name: settings.cell(name) for name in DEFAULTS if is_used_in(name, work.phase)}
+    usual = {name: ("", str(value)) for name, value in defaults.items() if value is not None}
+    usual["weight_bits"] = (str(settings.weight_bits or ""),)
+    lines = [line for line in lines if all(line[name] in texts for name, texts in usual.items())]
+    latest = []
+    for numbers in work.numbers:
+        if same := [line for line in lines if line["precision"] == work.precision(numbers)]:
+            latest.append(same[-1] | {"numbers": numbers})
+    return latest
+
+
+def perceptrons(lines):
+    """Select training of mlp-<depth>x1024 with the settings of its first benchmark: the fastest of WHO and depth.
+
+    Adds `depth`, and `seconds_an_epoch` with its _low and _high.
+    """
+    chosen = lines.assign(value=lines["value"].fillna(lines["items"] / lines["seconds"]))
+    chosen = rates(chosen, workload="mlp", phase="training", batch_size="32", precision="float32", scope="device")
+    chosen = chosen[chosen["compile"].isin(["", "0"]) & chosen["optimizer"].isin(["", "sgd"])]
+    chosen = chosen.assign(
+        depth=pd.to_numeric(chosen["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
+        seconds_an_epoch=TRAIN_IMAGES / chosen["value"],
+        seconds_an_epoch_low=TRAIN_IMAGES / chosen["high"],
+        seconds_an_epoch_high=TRAIN_IMAGES / chosen["low"],
+    )
+    chosen = chosen.sort_values(["data", "value"], ascending=[True, False])  # CIFAR-10, else synthetic
+    return chosen[chosen["depth"].notna()].drop_duplicates([*WHO, "depth"]).sort_values("depth")
