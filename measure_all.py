@@ -166,7 +166,8 @@ def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines):
         say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(kept.path)} has them")
     with report.progress(sum(plan_processes(runs[work]) - len(kept.rows_of[work]) for work in missing)) as watch:
         while missing:
-            for work in missing:
+            least = min(len(kept.rows_of[work]) for work in missing)  # an interrupted pass goes on
+            for work in [work for work in missing if len(kept.rows_of[work]) == least]:
                 run = runs[work]
                 is_first = all(any(row["status"] in UNFINISHED for row in rows) for rows in kept.rows_of[work])
                 limit = LIMIT if any(kept.rows_of.values()) else processes.FIRST_LIMIT

@@ -23,7 +23,7 @@ PartitionName=all Nodes=localhost Default=YES State=UP
 END
 
 daemons=
-trap 'kill $daemons; rm -rf "$folder"' EXIT
+trap 'kill $daemons; wait; rm -rf "$folder"' EXIT
 chown munge: /run/munge
 for daemon in "runuser -u munge -- munged --foreground" "slurmctld -D -c" "slurmd -D -N localhost"; do
     $daemon 2>"$folder/log" &

@@ -1,26 +1,23 @@
 // A card made of software: libcudart and libcuda in one library, for the host's code only. See card.py.
 //
 // Its memory is the host's, and is NaN at first. The host sees what it has submitted only after it has waited for the
-// stream: events are not ready before, and pinned memory is NaN until the copy to it has ended. If the source of a copy
-// in pinned memory is changed before, the card breaks. card.py computes the kernels.
+// card: events are not ready before, and pinned memory is NaN until the copy to it has ended. If the source of a copy
+// in pinned memory is changed before, the card breaks. All streams of a card are one queue.
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include "driver_types.h"
 
 typedef cudaError_t Error;
 struct block { char *start; size_t size; int device, is_host; struct block *next; };
 struct copy { long number; char *to, *from, *bytes; size_t size; struct copy *next; };  // bytes: the source at first
-struct stream { int device; long submitted, done; struct copy *first, *last; struct stream *next; };
-struct event { struct stream *stream; long number; double seconds; };
+struct card { struct cudaDeviceProp properties; size_t used; long submitted, done; struct copy *first, *last; };
+struct event { struct card *card; long number; };
 
 static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static struct block *blocks;
-static struct stream defaults[8], *streams;
-static struct cudaDeviceProp cards[8];
-static size_t used[8];
+static struct card cards[8];
 static int count, is_capturing;
 static __thread int current;
 static __thread Error last_error;
@@ -32,96 +29,67 @@ static Error state(void) { return card_broken ? fail(card_broken) : cudaSuccess;
 // Devices and errors
 
 void card_add(const char *name, long mebibytes, int major, int minor) {
-  cards[count] = (struct cudaDeviceProp){.totalGlobalMem = mebibytes << 20, .major = major, .minor = minor,
+  cards[count].properties = (struct cudaDeviceProp){.totalGlobalMem = mebibytes << 20, .major = major, .minor = minor,
     .multiProcessorCount = 128, .warpSize = 32, .maxThreadsPerBlock = 1024, .maxThreadsPerMultiProcessor = 1536,
     .sharedMemPerBlock = 49152, .sharedMemPerBlockOptin = 101376, .regsPerMultiprocessor = 65536};
-  strncpy(cards[count].name, name, 255);
-  defaults[count].device = count;
-  count++;
+  strncpy(cards[count++].properties.name, name, 255);
 }
 Error cudaGetDeviceCount(int *found) { return (*found = count) ? cudaSuccess : fail(cudaErrorNoDevice); }
 Error cudaGetDevice(int *device) { return *device = current, cudaSuccess; }
 Error cudaSetDevice(int device) { return device < count ? current = device, cudaSuccess : fail(cudaErrorInvalidDevice); }
-Error cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) { return *found = cards[device], cudaSuccess; }
+Error cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
+  return *found = cards[device].properties, cudaSuccess;
+}
 Error cudaDriverGetVersion(int *version) { return *version = 13020, cudaSuccess; }
 Error cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = *greatest = 0; }
 Error cudaDeviceCanAccessPeer(int *can, int device, int other) { return *can = 0; }
 Error cudaGetLastError(void) { Error error = last_error; return last_error = cudaSuccess, error; }
 Error cudaPeekAtLastError(void) { return last_error; }
+const char *cudaGetErrorName(Error error) { return "an error"; }
 const char *cudaGetErrorString(Error error) {
-  static const char *words[1000] = {
-    [cudaErrorMemoryAllocation] = "out of memory", [cudaErrorNoDevice] = "no CUDA-capable device is detected",
-    [cudaErrorDevicesUnavailable] = "CUDA-capable device(s) is/are busy or unavailable",
-    [cudaErrorIllegalAddress] = "an illegal memory access was encountered", [cudaErrorNotReady] = "device not ready"};
-  return words[error] ? words[error] : "unknown error";
+  return error == cudaErrorDevicesUnavailable ? "CUDA-capable device(s) is/are busy or unavailable"
+       : error == cudaErrorIllegalAddress ? "an illegal memory access was encountered" : "unknown error";
 }
-const char *cudaGetErrorName(Error error) { return cudaGetErrorString(error); }
 
-// Streams and events
+// What the host waits for
 
-static struct stream *stream_of(struct stream *stream) {
-  return (size_t)stream < 3 ? &defaults[current] : stream;  // 1 and 2 are names of the default stream
-}
-static Error submit(struct stream *stream, struct copy *copy) {
+static Error submit(struct copy *copy) {
+  struct card *card = &cards[current];
   pthread_mutex_lock(&mutex);
-  stream->submitted++;
+  card->submitted++;
   if (copy) {
-    copy->number = stream->submitted;
-    stream->last = *(stream->first ? &stream->last->next : &stream->first) = copy;
+    copy->number = card->submitted;
+    card->last = *(card->first ? &card->last->next : &card->first) = copy;
   }
   pthread_mutex_unlock(&mutex);
   return state();
 }
-static Error wait_for(struct stream *stream, long until) {
+static Error wait_for(struct card *card, long until) {
   pthread_mutex_lock(&mutex);
-  for (struct copy *copy; (copy = stream->first) && copy->number <= until; free(copy)) {
-    stream->first = copy->next;
+  for (struct copy *copy; (copy = card->first) && copy->number <= until; free(copy)) {
+    card->first = copy->next;
     if (copy->to) memcpy(copy->to, copy->bytes, copy->size);
     if (copy->from && memcmp(copy->from, copy->bytes, copy->size)) card_broken = cudaErrorIllegalAddress;
     free(copy->bytes);
   }
-  if (until > stream->done) stream->done = until;
+  if (until > card->done) card->done = until;
   pthread_mutex_unlock(&mutex);
   return state();
 }
-void card_launch(struct stream *stream) { submit(stream_of(stream), NULL); }  // a kernel, which card.py computes
-long card_pending(void) {  // what was submitted to the current device, and not awaited
-  long pending = defaults[current].submitted - defaults[current].done;
-  for (struct stream *each = streams; each; each = each->next)
-    pending += each->device == current ? each->submitted - each->done : 0;
-  return pending;
-}
-Error cudaStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority) {
-  *stream = calloc(1, sizeof **stream);
-  **stream = (struct stream){.device = current, .next = streams};
-  streams = *stream;
-  return cudaSuccess;
-}
-Error cudaStreamSynchronize(struct stream *stream) { return wait_for(stream_of(stream), stream_of(stream)->submitted); }
-Error cudaStreamQuery(struct stream *stream) {
-  return stream_of(stream)->done < stream_of(stream)->submitted ? cudaErrorNotReady : cudaSuccess;
-}
-Error cudaDeviceSynchronize(void) {
-  for (struct stream *each = streams; each; each = each->next)
-    if (each->device == current) cudaStreamSynchronize(each);
-  return cudaStreamSynchronize(NULL);
-}
+void card_launch(void) { submit(NULL); }  // a kernel, which card.py computes
+long card_pending(void) { return cards[current].submitted - cards[current].done; }
+Error cudaDeviceSynchronize(void) { return wait_for(&cards[current], cards[current].submitted); }
+Error cudaStreamSynchronize(void *stream) { return cudaDeviceSynchronize(); }
+Error cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) { return *stream = cards, cudaSuccess; }
 Error cudaEventCreateWithFlags(struct event **event, unsigned flags) { return !(*event = calloc(1, sizeof **event)); }
-Error cudaEventRecord(struct event *event, struct stream *stream) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  submit(stream_of(stream), NULL);
-  *event = (struct event){stream_of(stream), stream_of(stream)->submitted, now.tv_sec + 1e-9 * now.tv_nsec};
-  return state();
+Error cudaEventRecord(struct event *event, void *stream) {
+  submit(NULL);
+  return *event = (struct event){&cards[current], cards[current].submitted}, state();
 }
 Error cudaEventRecordWithFlags(struct event *event, void *stream, int flags) { return cudaEventRecord(event, stream); }
-Error cudaEventSynchronize(struct event *event) { return event->stream ? wait_for(event->stream, event->number) : 0; }
+Error cudaEventSynchronize(struct event *event) { return event->card ? wait_for(event->card, event->number) : 0; }
 Error cudaEventQuery(struct event *event) {
-  return event->stream && event->stream->done < event->number ? cudaErrorNotReady : cudaSuccess;
-}
-Error cudaEventElapsedTime(float *ms, struct event *from, struct event *to) {
-  *ms = 1e3 * (to->seconds - from->seconds);
-  return cudaEventQuery(from) || cudaEventQuery(to) ? fail(cudaErrorNotReady) : cudaSuccess;
+  return event->card && event->card->done < event->number ? cudaErrorNotReady : cudaSuccess;
 }
 
 // Memory
@@ -132,37 +100,39 @@ static struct block **find(const char *pointer) {
   return place;
 }
 static Error allocate(void **start, size_t size, int is_host) {
+  struct card *card = &cards[current];
   if (state()) return card_broken;
-  if (!is_host && used[current] + size > cards[current].totalGlobalMem) return fail(cudaErrorMemoryAllocation);
+  if (!is_host && card->used + size > card->properties.totalGlobalMem) return fail(cudaErrorMemoryAllocation);
   pthread_mutex_lock(&mutex);
   struct block *block = malloc(sizeof *block);
   *block = (struct block){*start = aligned_alloc(512, (size + 511) / 512 * 512), size, current, is_host, blocks};
   blocks = block;
-  if (!is_host) used[current] += size, memset(*start, 0xff, size);
+  card->used += is_host ? 0 : size;
+  memset(*start, 0xff, size);
   pthread_mutex_unlock(&mutex);
   return cudaSuccess;
 }
 Error cudaMalloc(void **start, size_t size) { return allocate(start, size, 0); }
 Error cudaHostAlloc(void **start, size_t size, unsigned flags) { return allocate(start, size, 1); }
 Error cudaFree(void *start) {
-  struct block **place = find(start), *block = *place;
-  if (!block) return cudaSuccess;
-  cudaDeviceSynchronize();
   pthread_mutex_lock(&mutex);
-  *place = block->next;
-  used[block->device] -= block->is_host ? 0 : block->size;
-  free(block->start);
-  free(block);
+  cudaDeviceSynchronize();
+  struct block **place = find(start), *block = *place;
+  if (block) {
+    *place = block->next;
+    cards[block->device].used -= block->is_host ? 0 : block->size;
+    free(block->start);
+    free(block);
+  }
   pthread_mutex_unlock(&mutex);
   return cudaSuccess;
 }
 Error cudaFreeHost(void *start) { return cudaFree(start); }
 Error cudaMemGetInfo(size_t *available, size_t *total) {
-  *total = cards[current].totalGlobalMem;
-  *available = *total - used[current];
-  return state();
+  *total = cards[current].properties.totalGlobalMem;
+  return *available = *total - cards[current].used, state();
 }
-Error cudaMemcpyAsync(char *to, char *from, size_t size, int kind, struct stream *stream) {
+Error cudaMemcpyAsync(char *to, char *from, size_t size, int kind, void *stream) {
   pthread_mutex_lock(&mutex);
   struct block *target = *find(to), *source = *find(from);
   struct copy *copy = calloc(1, sizeof *copy);
@@ -170,17 +140,15 @@ Error cudaMemcpyAsync(char *to, char *from, size_t size, int kind, struct stream
   if (target && target->is_host) memset(copy->to = to, 0xff, size);
   else memcpy(to, from, size);
   if (source && source->is_host) copy->from = from;
-  submit(stream_of(stream), copy);
+  submit(copy);
   pthread_mutex_unlock(&mutex);
-  return target ? state() : cudaStreamSynchronize(stream);  // CUDA waits for copies to memory that is not pinned
-}
-Error cudaMemsetAsync(void *start, int value, size_t size, struct stream *stream) {
-  return memset(start, value, size), submit(stream_of(stream), NULL);
+  return target ? state() : cudaDeviceSynchronize();  // CUDA waits for copies to memory that is not pinned
 }
 Error cudaPointerGetAttributes(struct cudaPointerAttributes *found, char *pointer) {
   struct block *block = *find(pointer);
-  enum cudaMemoryType type = !block ? cudaMemoryTypeUnregistered : block->is_host ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
-  return *found = (struct cudaPointerAttributes){type, block ? block->device : -2}, cudaSuccess;
+  *found = (struct cudaPointerAttributes){.device = block ? block->device : -2};
+  if (block) found->type = block->is_host ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+  return cudaSuccess;
 }
 
 // Kernels: one that card.py does not compute is an error. With CARD_COMPILES it does nothing, and graphs are recorded.

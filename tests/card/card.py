@@ -13,6 +13,7 @@ import os
 import sys
 
 import torch
+import torch.distributed as dist
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
@@ -20,7 +21,7 @@ from tests.card import machines
 
 CPU = torch.device("cpu")
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 COPIES = ("copy_", "_to_copy")  # between devices: PyTorch's own code calls the library
 # What needs no kernel, besides views.
 PLAIN = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "set_", "resize_", "record_stream")
@@ -69,12 +70,12 @@ class Kernels(TorchDispatchMode):
         tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
         devices = [each for each in leaves if isinstance(each, torch.device)] + [each.device for each in tensors]
         device = next((each for each in devices if each.type == "cuda"), CPU)
-        schema, name = operator._schema, operator._schema.name.removeprefix("aten::")
-        is_view = any(each.alias_info and not each.alias_info.is_write for each in schema.returns)
-        if device != CPU and torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), IMPLICIT):
+        name = operator._schema.name.removeprefix("aten::")
+        is_view = any(each.alias_info and not each.alias_info.is_write for each in operator._schema.returns)
+        if device != CPU and torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), COMPOSITE):
             with self:
                 return operator.decompose(*arguments, **options)
-        if name in COPIES and CPU in devices and device != CPU:
+        if device != CPU and name in COPIES and CPU in devices:
             with self:
                 return operator.redispatch(CUDA, *arguments, **options)
         if device == CPU or is_view or name in PLAIN:
@@ -95,14 +96,13 @@ class Kernels(TorchDispatchMode):
         def to_card(x):
             if not isinstance(x, torch.Tensor) or id(x) in held:
                 return held.get(id(x), [x])[0]
-            x = x if torch._prims_common.is_non_overlapping_and_dense_or_false(x) else x.contiguous()
-            made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
+            made = torch.empty_like(x, device=device)
             on_cpu(made).copy_(x)
             return made
 
         arguments, options = pytree.tree_unflatten([to_cpu(each) for each in leaves], tree)
         result = OTHERS.get(name, operator)(*arguments, **options)
-        library.card_launch(ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device.index or 0)))
+        library.card_launch()
         if isinstance(result, (bool, int, float)):
             torch.cuda.synchronize()  # the host waits for a number
         return pytree.tree_map(to_card, result)
@@ -112,7 +112,9 @@ def plug_in():
     """Give this process the cards that CUDA sees, and compute what its main thread does with them."""
     if _get_current_dispatch_mode_stack():
         return
-    for card in machines.visible_cards():
+    cards = machines.list_cards()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(card["index"] for card in cards))
+    for card in [card for name in visible.split(",") for card in cards if name in (card["index"], card["uuid"])]:
         name, memory = card.get("cuda_name", card["name"]).encode(), int(card["memory"].split()[0])
         library.card_add(name, ctypes.c_long(memory), *map(int, card["capability"].split(".")))
         if card.get("is_exclusive"):
@@ -121,13 +123,11 @@ def plug_in():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 broken.value = BUSY
-    # NCCL has no card to talk to.
-    start_group = torch.distributed.init_process_group
-    torch.distributed.init_process_group = lambda backend: start_group(backend.replace("nccl", "gloo"))
-    # Their operators are not the CPU's.
-    torch.backends.cudnn.enabled = False
+    torch.backends.cudnn.enabled = False  # its operators are not the CPU's
     for name in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)
+    start_group = dist.init_process_group
+    dist.init_process_group = lambda backend: start_group(backend.replace("nccl", "gloo"))  # NCCL needs a driver
     Kernels().__enter__()
 
 
@@ -136,6 +136,5 @@ if __name__ == "__main__":
 
     from tests.card import card  # this file, under the name that its users import
 
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as frameworks.load() does
     card.plug_in()
     sys.exit(pytest.main(["-p", "no:cacheprovider", "-c", "pyproject.toml", *sys.argv[1:]]))

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from bench.workloads import operators
 from tests.card.card import broken, library
 from tests.frameworks.conftest import run_in_process, tiny_decoders  # noqa: F401
 from tests.frameworks.sessions import Opener
@@ -24,7 +23,7 @@ RUNS = [
 
 @pytest.fixture
 def run(run_in_process):  # noqa: F811
-    yield lambda name="mlp", **settings: run_in_process(name, MAX_SECONDS="0.1", **settings)
+    yield lambda name="mlp", **settings: run_in_process(name, **{"MAX_SECONDS": "0.1"} | settings)
     assert torch.cuda.memory_allocated(1) == 0
 
 
@@ -37,17 +36,8 @@ def test_a_workload_runs(run, name, settings):
         assert "not_finite" not in row["flags"]
 
 
-def test_operators_run(monkeypatch):
-    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
-    works = [operators.matmul((48, 40, 56)), operators.convolution_1x1((48, 40, 56))]
-    for workload in works + [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]:
-        session = open_session.operator(workload)
-        session.step()
-        assert session.read() > 0
-
-
 def test_the_peak_is_that_of_weights_and_batches(run):
-    (row,) = run(PHASE="inference")
+    (row,) = run()
     weights, batches = 4 * int(row["parameters"]), 4 * 8 * (4 * 3072 + 8)
     assert float(row["peak_memory_bytes"]) == pytest.approx(weights + batches, rel=0.1)
 
@@ -83,16 +73,14 @@ def test_operands_of_two_devices_are_refused_but_not_single_numbers():
 
 
 def test_copies_and_events_end_when_the_host_waits():
-    ours = torch.arange(3.0, device="cuda") + 1
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
+    ours, event = torch.arange(3.0, device="cuda") + 1, torch.cuda.Event()
     got = ours.to("cpu", non_blocking=True)
-    last.record()
+    event.record()
     assert got.isnan().all()
-    assert not last.query()
+    assert not event.query()
     torch.cuda.synchronize()
     assert got.tolist() == [1, 2, 3]
-    assert first.elapsed_time(last) >= 0
+    assert event.query()
 
 
 def test_pinned_memory_that_is_changed_too_early_breaks_the_card():

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 FIELDS = {"driver_version": "driver", "memory.total": "memory", "compute_cap": "capability"}  # nvidia-smi's names
 SHARED = {"driver": "580.95.05", "capability": "8.9", "memory": "24564 MiB"}
@@ -38,8 +37,11 @@ MACHINES = {
 
 
 def explain_missing():
-    """Return why PyTorch's build for CUDA cannot run on a card made of software; "" if it can."""
-    return "" if shutil.which("cc") and importlib.util.find_spec("triton") else "no C compiler, or no triton"
+    """Return why the card cannot be built here; "" if it can, and PyTorch is a build for CUDA."""
+    import torch
+
+    has_tools = shutil.which("cc") and importlib.util.find_spec("triton")
+    return "PyTorch is not a build for CUDA" if not torch.version.cuda else "" if has_tools else "no cc, or no triton"
 
 
 @functools.cache
@@ -62,19 +64,15 @@ def build(folder):
     smi.chmod(0o755)
 
 
-def environ(folder, machine="rtx 4090"):
+def environ(folder, machine="rtx 4090", **others):
     """Return the environment of processes on one of MACHINES; the cards are gone as soon as folder/lost exists."""
     build(folder)
     of_slot = [{"index": str(slot), "uuid": f"GPU-{slot}"} | card for slot, card in enumerate(MACHINES[machine])]
     root = Path(__file__).parents[2]
-    return os.environ | {
-        "CARDS": json.dumps({"folder": str(folder), "cards": [SHARED | card for card in of_slot]}),
-        "LD_PRELOAD": f"{folder}/libcudart.so.13",
-        "LD_LIBRARY_PATH": str(folder),
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{root}:{root}/tests/processes",
-        "RESULTS_DIR": f"{folder}/results",
-    }
+    ours = {"CARDS": json.dumps({"folder": str(folder), "cards": [SHARED | card for card in of_slot]})}
+    ours |= {"LD_PRELOAD": f"{folder}/libcudart.so.13", "LD_LIBRARY_PATH": str(folder)}
+    ours |= {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": f"{root}:{root}/tests/processes"}
+    return os.environ | ours | {"RESULTS_DIR": f"{folder}/results"} | others
 
 
 def list_cards():
@@ -83,30 +81,21 @@ def list_cards():
     return [] if os.path.exists(f"{machine['folder']}/lost") else machine["cards"]
 
 
-def visible_cards():
-    """Return the cards that CUDA sees, in its order: that of the slots only if it is asked for it."""
-    cards = list_cards()
-    asked = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(card["index"] for card in cards))
-    found = [card for name in asked.split(",") for card in cards if name in (card["index"], card["uuid"])]
-    return found if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" else found[::-1]
-
-
-def answer_nvml():
+def answer_nvml(pynvml):
     """Let pynvml read these cards in this process; a handle is a slot."""
-    import pynvml
+    values = {"TotalEnergyConsumption": lambda slot: (60 + slot) * 1000 * time.monotonic()}  # millijoules
+    values |= {"UtilizationRates": lambda slot: pynvml.c_nvmlUtilization_t(3, 1), "Temperature": lambda slot: 61 + slot}
+    values |= dict.fromkeys(("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"), lambda slot: 4)
+    values["ClockInfo"] = lambda slot: 2520
 
-    def read(name, value, slot, *kind):
+    def read(name, slot, *kind):
         if code := list_cards()[slot].get(name) if list_cards() else 15:  # GPU is lost
             raise pynvml.NVMLError(code)
-        return value(slot)
+        return values[name](slot)
 
-    values = {"TotalEnergyConsumption": lambda slot: (60 + slot) * 1000 * time.monotonic()}  # millijoules
-    values |= {"UtilizationRates": lambda slot: SimpleNamespace(gpu=3), "Temperature": lambda slot: 61 + slot}
-    values |= {"ClockInfo": lambda slot: 2520, "CurrentClocksEventReasons": lambda slot: 4}
-    values["CurrentClocksThrottleReasons"] = values["CurrentClocksEventReasons"]
     pynvml.nvmlInit, pynvml.nvmlDeviceGetHandleByIndex = lambda: None, int
-    for name, value in values.items():
-        setattr(pynvml, f"nvmlDeviceGet{name}", functools.partial(read, name, value))
+    for name in values:
+        setattr(pynvml, f"nvmlDeviceGet{name}", functools.partial(read, name))
 
 
 def plug_in_with(frameworks):
@@ -116,28 +105,24 @@ def plug_in_with(frameworks):
     def load_and_plug_in(name):
         frameworks.load = load
         module = load(name)
+        import pynvml
+
         from bench.host import meters
         from bench.timing import measure
         from tests.card import card
 
         meters.IDLE_SECONDS = measure.ENERGY_SECONDS = 0.2
-        answer_nvml()
+        answer_nvml(pynvml)
         card.plug_in()
         return module
 
     frameworks.load = load_and_plug_in
 
 
-def main(queries):
-    """Answer a query as nvidia-smi does; without one, check that the tests would run. Returns the exit status."""
-    for card in list_cards() if queries else []:
-        print(", ".join(card[FIELDS.get(name, name)] for name in queries[0].split(",")))
-    if queries:
-        return 0 if list_cards() else print("No devices were found") or 6
-    import torch
-
-    return (torch.version.cuda and explain_missing()) or None
-
-
 if __name__ == "__main__":
-    sys.exit(main([each.partition("=")[2] for each in sys.argv if each.startswith("--query-gpu=")]))
+    queries = [each.partition("=")[2] for each in sys.argv if each.startswith("--query-gpu=")]
+    if not queries:
+        sys.exit(explain_missing() if "cc" in explain_missing() else None)
+    for card in list_cards():
+        print(", ".join(card[FIELDS.get(name, name)] for name in queries[0].split(",")))
+    sys.exit(None if list_cards() else print("No devices were found") or 6)

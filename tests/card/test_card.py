@@ -5,12 +5,11 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from tests.card import machines
 
-WHY_NOT = machines.explain_missing() if torch.version.cuda else "PyTorch is not a build for CUDA"
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = pytest.mark.skipif(bool(machines.explain_missing()), reason=machines.explain_missing())
+IMAGES = {"RUNS": "1", "MODEL": "squeezenet1_1", "IMAGE_SIZE": "64", "BATCH_SIZE": "2", "MAX_SECONDS": "0.2"}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +19,7 @@ def folder(tmp_path_factory):
 
 def run(folder, visible, *command, **settings):
     """Run Python on two cards: the second one is the first that CUDA may use."""
-    environ = machines.environ(folder, "two kinds") | {"CUDA_VISIBLE_DEVICES": visible} | settings
+    environ = machines.environ(folder, "two kinds", CUDA_VISIBLE_DEVICES=visible, **settings)
     done = subprocess.run([sys.executable, *command], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -30,8 +29,7 @@ def test_all_that_one_process_can_show(folder):
 
 
 def test_images_are_measured_with_the_meters_of_the_card_that_runs(folder):
-    settings = {"RUNS": "1", "MODEL": "squeezenet1_1", "IMAGE_SIZE": "64", "BATCH_SIZE": "2", "MAX_SECONDS": "0.2"}
-    run(folder, "GPU-1", "image_benchmark.py", NUM_WORKERS="1", **settings)
+    run(folder, "GPU-1", "image_benchmark.py", NUM_WORKERS="1", **IMAGES)
     with open(folder / "results" / "nvidia-geforce-rtx-4090.csv", newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [(row["scope"], row["status"]) for row in rows] == [("device", "ok"), ("input", "ok"), ("end_to_end", "ok")]

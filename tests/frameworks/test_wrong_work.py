@@ -166,10 +166,11 @@ def upside_down(batches):
     return ((images[:, :, ::-1], labels) for images, labels in batches)
 
 
-CHEATS = [*itertools.product((first_for_ever, black, noise, of_other_files), ("inference", "training"))]
+CHEATS = [*itertools.product((first_for_ever, black, noise), ("inference", "training"))]
+CHEATS += [(of_other_files, "inference"), (upside_down, "inference")]  # nobody knows the cut of training
 
 
-@pytest.mark.parametrize(("cheat", "phase"), [*CHEATS, (upside_down, "inference")])
+@pytest.mark.parametrize(("cheat", "phase"), CHEATS)
 def test_a_pipeline_that_does_not_deliver_its_files_is_refused(monkeypatch, cheat, phase):
     check_batches = on_torch_images.check_batches
 
