@@ -161,8 +161,15 @@ Error cudaGetDriverEntryPointByVersion(const char *name, void **call, unsigned v
 }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { return *value = attribute ? 0 : 1024, 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
-  return *value = attribute == cudaDevAttrWarpSize ? 32 : attribute == cudaDevAttrMultiProcessorCount ? 128 : 101376, 0;
+  switch (attribute) {
+    case cudaDevAttrWarpSize: return *value = 32, 0;
+    case cudaDevAttrMultiProcessorCount: return *value = 128, 0;
+    case cudaDevAttrMemoryClockRate: return *value = 10501000, 0;  // kHz: 1008 GB/s
+    case cudaDevAttrGlobalMemoryBusWidth: return *value = 384, 0;
+    default: return *value = 101376, 0;
+  }
 }
+Error cudaDeviceGetAttribute(int *value, int attribute, int device) { return cuDeviceGetAttribute(value, attribute, device); }
 Error cudaStreamIsCapturing(void *stream, int *status) { return *status = is_capturing, cudaSuccess; }
 Error cudaStreamGetCaptureInfo(void *stream, int *status) { return *status = is_capturing, cudaSuccess; }
 Error cudaStreamBeginCapture(void) { return is_capturing = 1, cudaSuccess; }

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 FIELDS = {"driver_version": "driver", "memory.total": "memory", "compute_cap": "capability"}  # nvidia-smi's names
-SHARED = {"driver": "580.95.05", "capability": "8.9", "memory": "24564 MiB"}
+FIELDS |= {"power.limit": "limit"}
+SHARED = {"driver": "580.95.05", "capability": "8.9", "memory": "24564 MiB", "limit": "450.00 W"}
 RTX_4090, GT_1030 = ({"name": f"NVIDIA GeForce {name}"} for name in ("RTX 4090", "GT 1030"))
 # NVML's return codes of the readings that fail; 3 is "Not Supported", 13 is "Function Not Found".
 NO_ENERGY = {"TotalEnergyConsumption": 3}
@@ -108,10 +109,9 @@ def plug_in_with(frameworks):
         import pynvml
 
         from bench.host import meters
-        from bench.timing import measure
         from tests.card import card
 
-        meters.IDLE_SECONDS = measure.ENERGY_SECONDS = 0.2
+        meters.ENERGY_SECONDS = 0.2
         answer_nvml(pynvml)
         card.plug_in()
         return module
