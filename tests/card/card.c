@@ -29,7 +29,7 @@ static Error state(void) { return card_broken ? fail(card_broken) : cudaSuccess;
 // Devices and errors
 
 void card_add(const char *name, long mebibytes, int major, int minor) {
-  cards[count].properties = (struct cudaDeviceProp){.totalGlobalMem = mebibytes << 20, .major = major, .minor = minor,
+  cards[count].properties = (struct cudaDeviceProp){.totalGlobalMem = mebibytes << 20, .memoryBusWidth = 384, .major = major, .minor = minor,
     .multiProcessorCount = 128, .warpSize = 32, .maxThreadsPerBlock = 1024, .maxThreadsPerMultiProcessor = 1536,
     .sharedMemPerBlock = 49152, .sharedMemPerBlockOptin = 101376, .regsPerMultiprocessor = 65536};
   strncpy(cards[count++].properties.name, name, 255);
@@ -164,8 +164,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   switch (attribute) {
     case cudaDevAttrWarpSize: return *value = 32, 0;
     case cudaDevAttrMultiProcessorCount: return *value = 128, 0;
-    case cudaDevAttrMemoryClockRate: return *value = 10501000, 0;  // kHz: 1008 GB/s
-    case cudaDevAttrGlobalMemoryBusWidth: return *value = 384, 0;
+    case cudaDevAttrMemoryClockRate: return *value = 10501000, 0;  // kHz; with 384 bits 1008 GB/s
     default: return *value = 101376, 0;
   }
 }
