@@ -87,13 +87,15 @@ class SetFile:
                 self.rows_of[work].append(rows)
 
     def add(self, work, rows):
-        """Store the combined rows of a work with one process more; a kill or a full disk loses none before it."""
+        """Store and return the combined rows of a work with one process more; a kill or a full disk loses no other."""
         self.rows_of[work].append(rows)
         run_ids = {row["run_id"] for each in self.rows_of[work] for row in each}
-        store(self.path.parent, combine(self.rows_of[work]), replaced=run_ids)
+        combined = combine(self.rows_of[work])
+        store(self.path.parent, combined, replaced=run_ids)
         with results.writing(self.path):
             text = results.read_text(self.path) + json.dumps([work, rows], default=str) + "\n"
             results.replace_file(self.path, text.encode())
+        return combined
 
     def is_missing(self, work, count):
         """Return whether a work needs another process, because fewer than `count` have a result.
@@ -180,8 +182,7 @@ def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines):
                 finally:
                     with processes.interrupts_held():
                         if rows := rounds[-1].get(run):
-                            kept.add(work, rows)
-                            say(describe_rows(combine(kept.rows_of[work]), None))
+                            say(describe_rows(kept.add(work, rows), None))
             if missing := list_missing():
                 say(card.finish(kept.path.parent, kept.blank["machine"], kept.blank["framework"])[-1])
     return [row for work in runs for row in combine(kept.rows_of[work])]

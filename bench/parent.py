@@ -402,10 +402,12 @@ def read_rows(run: Run, host, process):
     if run.python != sys.executable:
         for row in rows:
             row["flags"] = f"{row['flags']} other_version".strip()
-    for row in rows:
-        if row["device"] == "cpu" and peaks.is_implausible(row, results.read_others(run.settings.results_dir, [row])):
-            row["flags"] = f"{row['flags']} implausible".strip()
     complete = [row for row in rows if row["status"] != processes.BEGUN]
+    if complete and complete[0]["device"] == "cpu":
+        stored = results.read_others(run.settings.results_dir, complete)
+        for row in complete:
+            if peaks.is_implausible(row, stored):
+                row["flags"] = f"{row['flags']} implausible".strip()
     has_failed = process.exit_status == 1 and rows and rows[-1]["status"] not in ("ok", processes.BEGUN)
     if not rows or has_failed or process.exit_status in (0, processes.MISTAKE, processes.INTERRUPTED):
         return complete

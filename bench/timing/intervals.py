@@ -6,9 +6,8 @@ from itertools import pairwise
 
 MIN_SAMPLES = 6  # the fewest whose range is a 95 % interval of the median: 1 - 2 / 2**6 = 0.969
 MAX_DRIFT = 0.1  # between the first and the last windows
-LEAST_DRIFT = (
-    4  # windows at each end: two ranges of four do not overlap in 2.9 % of all cases, so twice MAX_DRIFT counts
-)
+# Windows at each end. Two ranges of four do not overlap in 2.9 % of all cases, so there twice MAX_DRIFT counts.
+LEAST_DRIFT = 4
 
 
 def median_interval(samples, rho=None):
