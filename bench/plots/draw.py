@@ -165,15 +165,6 @@ def style(i, curve):
     }
 
 
-def ideal(axes, curves, column):
-    """Draw a dotted line from the first point of each curve for a rate that grows with x."""
-    for i, curve in enumerate(curves):
-        x = curve.frame["x"]
-        rate = curve.frame[column].iloc[0] * x / x.iloc[0]
-        axes.plot(x, rate, ":", color=COLOURS[i % len(COLOURS)], linewidth=1)
-        axes.set_ylim(top=max(axes.get_ylim()[1], 1.2 * rate.iloc[-1]))
-
-
 def set_scale(axes, along, values, room):
     """Make an axis ("x" or "y") logarithmic if values span much, else start it at zero; return whether it is log.
 

@@ -21,9 +21,8 @@ MAX_CURVES = 20
 # In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.
 TITLED = ("model", "scope", "image_size", "sequence_length", "data", "matrix_size")
 UNLIKE = "the fastest settings of each, not like for like"
-# With frames.WHO, the work that is compared over numbers of devices, and over depths.
-SCALED = ["method_version", *(name for name in columns.WORK if name not in ("framework", "world_size", "nodes"))]
 NAMED = ("model", "precision", "compile", "weight_bits")
+# With frames.WHO, the work that is compared over depths.
 DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
 # {key: (what the legend says, colour of the edge, colour of the face)}
 WHOSE = {
@@ -158,25 +157,6 @@ def tflops(stored):
     return draw.lines(curves, {"value": "TFLOP/s"}, "Matmuls", x_name, is_log2=True)
 
 
-def scaling(stored):
-    """Draw the rate over the number of devices; a dotted line shows a rate that grows with them."""
-
-    def name(top):
-        return f"{name_device(top)}: {columns.describe_work(top | {'world_size': '1', 'nodes': '1'})}"
-
-    lines = frames.only_valid(stored.lines)
-    rates = lines[lines["phase"].isin(["inference", "training"]) & (lines["scope"] == "device") & ~lines["published"]]
-    # Processes on one CPU share its cores: they are not several devices.
-    rates = rates[(rates["kind"] == "gpu") | (rates["world_size"] == rates["nodes"])]
-    rates = rates.assign(devices=rates["world_size"].astype(float))
-    curves = curves_of(rates, "devices", SCALED, name, least=2)
-    words = "The same work on more devices, each with its own batch; dotted: a rate that grows with them"
-    figure = draw.lines(curves, {"value": "items/s of all devices"}, words, "devices", is_log2=True)
-    if figure:
-        draw.ideal(figure.axes[0], curves, "value")
-    return figure
-
-
 def sustained(stored):
     """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
     rows = stored.rows[(stored.rows["scope"] == "sustained") & stored.rows["throughput"].notna()]
@@ -220,7 +200,7 @@ def best(stored):
 
 
 PICTURES = (standard_set, images, mlp, transformers, llm, llm_depth, llm_training, diffusion)
-PICTURES += (tflops, peaks, bandwidth, best, scaling, sustained)
+PICTURES += (tflops, peaks, bandwidth, best, sustained)
 
 
 def bars(panels, unit, most=MAX_PANELS):

@@ -127,17 +127,6 @@ def test_a_sustained_run_is_drawn_by_the_rate_of_each_ten_seconds_and_the_latest
     assert line.get_xydata().tolist() == [[pytest.approx(5 / 60), 55], [pytest.approx(15 / 60), 55]]
 
 
-def test_scaling_is_of_the_same_work_and_method(folder, load):
-    one, two = GPU | rate(10) | {"method_version": "1"}, GPU | rate(18) | {"method_version": "2", "world_size": "2"}
-    on_cpu = [rate(10), rate(9) | {"world_size": "2"}]  # two processes share its cores
-    write(folder, [one, two, GPU | rate(99) | {"model": "vgg11", "world_size": "2"}, *on_cpu])
-    assert pictures.scaling(load()) is None
-    write(folder, [one | {"method_version": "2"}])
-    lines = pictures.scaling(load()).axes[0].lines
-    assert lines[0].get_xydata().tolist() == [[1, 10], [2, 18]]
-    assert lines[-1].get_xydata().tolist() == [[1, 10], [2, 20]]  # dotted
-
-
 def test_all_lines_of_a_picture_differ_and_pictures_are_at_most_7_inches_wide(folder, load):
     styles = [draw.style(i, draw.Curve("", None)) for i in range(pictures.MAX_CURVES)]
     assert len({(style["color"], style["marker"]) for style in styles}) == pictures.MAX_CURVES
