@@ -25,7 +25,7 @@ SPREADS = {"float32": 2**-17, "tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**
 DAMPING = 0.5  # of residual blocks, which otherwise amplify rounding until it explains a block that is left out
 MAX_DISTURBED = 2**26  # weights in float64: for more it would take too much of a process's time
 MAX_RESTORED_STEPS = 2  # torchao 0.6, MLX 1.0; 1.5 in 8 bits whose scales are bfloat16
-# For each parameter of a model on the CPU in the reference's precision: 4, and 2 for its copy in 16 bits; 8, and 4.
+# Bytes per parameter on the host: 4 in float32 and 2 for the 16-bit copy; 8 in float64 and 4 for the float32 copy.
 HOST_BYTES = {"float32": 6, "float64": 12}
 # The factor of a probe's inputs: they and their sums overflow in float16, but not with float32's exponents.
 PROBE_SCALE = 2.0**16
