@@ -1,4 +1,4 @@
-"""A child process: measures one run and writes lines, one when a quantity begins and one for each of its results.
+"""A child process: measures one run, and writes lines: what it is doing, and each of its results.
 
 A quantity is a phase and a scope: inference of resident batches, for example.
 
@@ -45,10 +45,8 @@ class Task:
     path: str = ""  # of the file that gets the lines
     # Also measure pipelines, energy and the canary, and warn: one process is enough for that.
     has_extras: bool = True
-    # True in the first process of a run, or of a candidate of make best. An uncompiled model in float32 on a CPU is the
-    # reference itself, and is not compared.
-    compares_with_cpu: bool = True
-    takes_turns: bool = False  # with other processes, in the windows of the main quantity
+    compares_with_cpu: bool = True  # in the first process of a run, and in each trial of make best
+    takes_turns: bool = False  # with other processes, in the windows of the scope device
     finds_device: bool = False  # write the Device as the only line, and measure nothing
     device: str = ""  # that the run's earlier processes ran on; a GPU may have gone since
 

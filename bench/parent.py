@@ -4,7 +4,7 @@ docs/contributing.md defines the words: run, process, turn, quantity, row.
 
 A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
 results differ between them (RUNS). A child only writes lines (bench/child.py), which this process shows, combines and
-stores; nobody else writes into results/. It imports no framework.
+stores; no child writes into results/. The parent imports no framework.
 """
 
 import functools

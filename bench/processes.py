@@ -32,7 +32,7 @@ from bench.settings import SettingError
 
 MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
 TASK = "BENCH_TASK"  # the one variable from the parent process: a task in JSON
-FIRST_LIMIT = 2400  # seconds of a command's first process, which may download data or compile a framework's kernels
+FIRST_LIMIT = 2400  # seconds; the first process may download data or compile kernels
 POLL_SECONDS = 0.1  # between checks whether a child has exited
 GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
 BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died

@@ -45,7 +45,7 @@ class Framework:
     """What is known about a framework before it is imported; its code is bench/frameworks/on_<name>.py."""
 
     title: str  # as its makers write it
-    memory_formats: tuple[str, ...] = MEMORY_FORMATS  # for image models, the default first
+    memory_formats: tuple[str, ...] = MEMORY_FORMATS  # of images, the default first
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
     workloads: tuple[str, ...] = ("image", "mlp", "transformer")
     lacks: tuple[str, ...] = ()  # precisions; "threads": the number of CPU threads cannot be set

@@ -7,7 +7,7 @@
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, if FRAMEWORKS says runs_on_many
 
 base.py has the classes that such a module implements, session.py what is timed. FRAMEWORKS in bench/settings.py has
-the names. A file called torch.py would shadow the real one, hence the prefix.
+the names.
 """
 
 import importlib

@@ -36,7 +36,7 @@ def find_device(settings):
     """Prepare this process (CPU threads, this rank's GPU, memory limit on MPS) and return the Device to run on.
 
     Raises:
-        SettingError: operators would move to the CPU silently.
+        SettingError: operators would move to the CPU silently, or NUM_DEVICES does not suit this GPU.
     """
     ranks = read_ranks()
     kind = choose_device(settings.use_gpu)

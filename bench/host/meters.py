@@ -85,7 +85,7 @@ def others_cpu_seconds():
 
 
 def describe_load(seconds=1.0):
-    """Measure what other programs use, and warn in a line if a row would be flagged; "" if not, or if it is unknown."""
+    """Measure what other programs use; return a warning if a row would be flagged, else ""."""
     before = read_or(math.nan, others_cpu_seconds)
     time.sleep(seconds)
     share = (read_or(math.nan, others_cpu_seconds) - before) / seconds / usable_cores()

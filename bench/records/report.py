@@ -38,7 +38,7 @@ def wrap(line, indent=""):
 
 @contextmanager
 def progress(count, quiet=True):
-    """Show what child processes do: a bar in items per second, redrawn each second, below what they print.
+    """Show what child processes do: a bar with their number and rate, below what they print.
 
     Args:
         count: of the processes that follow, at most.

@@ -1,4 +1,4 @@
-"""Store rows: one append-only CSV per machine, one row per measured quantity.
+"""Store rows: one CSV file for each machine, one row for each measured quantity.
 
 An append writes a new file under a lock and puts it in the place of the old one, so parallel runs do not mix their
 rows, and a kill or a full disk leaves whole rows.
