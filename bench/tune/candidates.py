@@ -12,8 +12,8 @@ from bench.settings import Run, SettingError
 from bench.tune.search import Dimension
 
 ALLOCATOR = "ALLOCATOR"  # a dimension that is not a setting: it stands for variables of the environment
-# {setting: {value: {device: guessed speedup over float32, eager and so on}}}. A value is tried on the devices that have
-# a guess, which only decides the order of the trials.
+# {setting: {value: {device: guessed speedup over float32, eager and so on}}}. The guesses decide the
+# order of the trials. A value is tried if it has a guess that is not below the default's.
 GUESSES = {
     "PRECISION": {
         "bfloat16": {"cpu": 1.8, "cuda": 4.0, "mps": 1.3},
