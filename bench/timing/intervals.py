@@ -65,7 +65,7 @@ def p95(step_seconds):
 
 
 def has_drift(windows):
-    """Whether the first and last third, or four or five, have medians 10 % apart, and intervals that do not overlap."""
+    """Return whether the first and last windows differ: by 10 %, with disjoint intervals."""
     count = max(len(windows) // 3, min(5, len(windows) // 2))
     if count < LEAST_DRIFT:
         return False

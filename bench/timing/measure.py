@@ -117,7 +117,7 @@ def measure(job: Job):
         MeasurementError: `work_skipped`, `wrong_output` or `unsupported`: there is no valid result.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
-    with collector_at_rest():
+    with collection_disabled():
         return measure_windows(job, *start_up(job))
 
 
@@ -131,7 +131,7 @@ def measure_sustained(job: Job, joules):
         (Measurement, seconds since the first window began, mean watts) of every ten seconds, and after Ctrl-C.
     """
     clock = job.clock
-    with collector_at_rest():  # all the time: a pause to collect would be a pause to cool down
+    with collection_disabled():  # all the time, because the device would cool down in a pause
         start = start_up(job)
         began = clock()
         stop_reason = ""
@@ -187,9 +187,9 @@ def measure_windows(job: Job, steps, first_step_seconds, warmup_seconds):
     done = steps * len(windows)
     seconds = sum(windows)
 
-    # A turn, if there are any, begins with a step that is not timed.
+    # Each turn begins with a step that is not timed.
     flags, readings = check_counters(job, counters, done + len(turns), stop_reason)
-    is_part = session.prepare and stop_reason != "interrupted"  # by Ctrl-C, in a step whose result cannot be read
+    is_part = session.prepare and stop_reason != "interrupted"  # Ctrl-C leaves no result to read
     if is_part and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
         flags.append("barrier_shows")
     if job.is_stream and done < ENOUGH_QUEUES * session.queue_steps:
@@ -225,8 +225,8 @@ def measure_windows(job: Job, steps, first_step_seconds, warmup_seconds):
 
 
 @contextmanager
-def collector_at_rest():
-    """Disable garbage collection inside, and restore its state afterwards."""
+def collection_disabled():
+    """Disable Python's garbage collection inside, and restore its state afterwards."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -241,7 +241,7 @@ def measure_epoch(job: Job, order):
     """Return (seconds, flags) of one pass over the training data in this order of items."""
     session = job.session
     clock = job.clock
-    with collector_at_rest():
+    with collection_disabled():
         counters = start_counters(job)
         start = clock()
         steps = session.train_epoch(order)
@@ -258,7 +258,7 @@ def measure_energy(job: Job, steps, spend):
     Args:
         spend: as meters.Instruments.spend(); it reads the counter on an idle device, after `steps` steps.
     """
-    with collector_at_rest():
+    with collection_disabled():
         watts, joules = spend(lambda: timed(job.session, job.clock, steps), job.clock)
     return watts, joules / (steps * job.items_per_step)
 
@@ -266,8 +266,8 @@ def measure_energy(job: Job, steps, spend):
 def choose_steps(job: Job, step_seconds):
     """Return the number of steps in a window: enough for its end to take less than 1 % of it.
 
-    It is one if each step needs prepare(). The workers of a pipeline deliver in turns, so a window has a multiple of
-    them, if there is time for that.
+    It is one if each step needs prepare(). Workers of a pipeline deliver one after the other, so a
+    window has a multiple of their number, if there is time for that.
     """
     if job.session.prepare:
         return 1
@@ -282,7 +282,7 @@ def choose_steps(job: Job, step_seconds):
 
 
 def start_counters(job: Job):
-    """Start the watch; return (compilations so far, the optimizer's steps so far, weights, resources used so far)."""
+    """Start the watch; return (compilations, optimizer's steps, the weights' checksum, rusage)."""
     if job.watch:
         job.watch.start()
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -290,7 +290,7 @@ def start_counters(job: Job):
 
 
 def check_counters(job: Job, before, done, stop_reason):
-    """Return (flags, readings of the sensors) after `done` steps since start_counters(), which returned `before`.
+    """Return (flags, sensor readings) after `done` steps; `before` is from start_counters().
 
     Raises:
         MeasurementError: `work_skipped` if the optimizer's step count differs from ours, or if few weights have moved.
@@ -301,7 +301,7 @@ def check_counters(job: Job, before, done, stop_reason):
     user, system, faults = (getattr(now, name) - getattr(used, name) for name in ("ru_utime", "ru_stime", "ru_minflt"))
     if faults > MANY_FAULTS * done and system > MAX_SYSTEM_SHARE * (user + system):
         flags.append("page_faults")
-    if stop_reason != "interrupted":  # by Ctrl-C, in the middle of a step that has no result to read
+    if stop_reason != "interrupted":  # Ctrl-C leaves no result to read
         if not math.isfinite(job.session.read()):
             flags.append("not_finite")
         elif weights:
@@ -331,10 +331,10 @@ def timed(session, clock, steps):
 def prove_every_step_runs(job: Job, steps):
     """Raise MeasurementError (`work_skipped`) if steps in a window take less time than steps that are all read.
 
-    A lazy framework that evaluates only what is read would run one step of each window. docs/method-details.md derives
-    how much longer a single step may take, and one of several that are all read (outputs that training does not
-    change); its W, A, F and P are in_window, all_read, single and idle. Other programs can only lengthen a step, so the
-    shortest of each kind are compared, which were measured alternately.
+    A lazy framework that evaluates only what is read would run one step of each window. The page
+    docs/method-details.md derives the limits; its W, A, F and P are in_window, all_read, single and
+    idle. Other programs can only lengthen a step, so the shortest of each kind are compared, which
+    were measured alternately.
 
     Args:
         steps: in a window. With one step to a window nothing can be skipped, and nothing is compared.
@@ -418,7 +418,7 @@ def warm_up(session, clock, max_seconds):
 
 
 def is_steady(paces):
-    """Whether seconds per step no longer change: by 2 % in the last five blocks, by 5 % between two long steps."""
+    """Return whether five blocks are within 2 % of the five before, or two long steps within 5 %."""
     if paces and paces[-1] > LONG_STEP_SECONDS:
         return len(paces) >= 2 and abs(paces[-1] / paces[-2] - 1) < 0.05
     if len(paces) < 10:
