@@ -27,7 +27,7 @@ ifeq ($(PYTHON),)
 unexport PYTHONHOME  # the modules of a cluster set it for their own Python
 RUN := $(VENV)/bin/python
 READY := $(VENV)/installed
-# Without an environment of a framework, these commands install one without frameworks.
+# Without an environment of a framework, plot and compare install one without frameworks.
 READER_VENV := $(patsubst %/installed,%,$(firstword $(wildcard $(VENV)/installed .venv-plot/installed) .venv-plot/installed))
 READ := $(READER_VENV)/bin/python
 READER := $(READER_VENV)/installed
@@ -139,8 +139,8 @@ packages common-packages:
 	@"$(PYTHON)" bench/packages.py $(if $(filter packages,$@),$(NAME))
 
 # A mistake in the settings of these commands is told before gigabytes are installed.
-CHECKED := all image mlp transformer llm diffusion tflops best plot compare $(if $(filter all,$(ASKED)),,install)
-CHECKED := $(filter $(CHECKED),$(MAKECMDGOALS))
+CHECKABLE := all image mlp transformer llm diffusion tflops best plot compare $(if $(filter all,$(ASKED)),,install)
+CHECKED := $(filter $(CHECKABLE),$(MAKECMDGOALS))
 INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&) \
     sh bench/install.sh $< $(@D) && touch $@
 

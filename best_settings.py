@@ -6,7 +6,7 @@
     PRECISION=float32 COMPILE=0,1 make best             one value is held fixed, a list restricts what is tried
 
 Each trial of a combination is a process of its own. bench/tune/search.py decides what to try next,
-bench/tune/candidates.py lists what can be tried. `make help` lists the settings.
+bench/tune/candidates.py lists what can be tried. See `make settings`.
 """
 
 import logging
@@ -29,13 +29,13 @@ from bench.tune.search import Dimension, Search
 log = logging.getLogger("bench")
 
 TRIAL_SECONDS = 3.0  # MAX_SECONDS of a trial
-FULL_SECONDS = 10.0  # MAX_SECONDS of a long process unless it is set
+LONG_SECONDS = 10.0  # MAX_SECONDS of a long process unless it is set
 ROUNDS = 5  # of long processes
 LEAST_LIMIT = 120  # seconds after which a trial is ended
 LIMIT_SHARE = 0.15  # share of the time after which a trial is ended, if that is longer
-FULL_LIMIT = 600  # seconds after which a long process is ended
-FIXED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
-FIXED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES", "FRAMEWORK_VERSION"))
+LONG_LIMIT = 600  # seconds after which a long process is ended
+ALLOWED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
+ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES", "FRAMEWORK_VERSION"))
 NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 
@@ -50,7 +50,7 @@ def read_search(environ):
     """
     search, *_ = read_runs("best", environ, also=WORKLOADS)
     runs = read_runs(search.settings.workload, environ, also=("best",))
-    for name, only in FIXED.items():
+    for name, only in ALLOWED.items():
         if environ.get(name) not in (None, only):
             raise SettingError(f"{name}={environ[name]!r} does not suit `make best`, which measures one rate: unset it")
     if "auto" in environ.get("BATCH_SIZE", "").lower():
@@ -76,7 +76,7 @@ class Trials:
     is_first: bool = True
 
     def attempt(self, candidate):
-        """Run a candidate in a process of its own, print its rate, and return its row."""
+        """Run a candidate in a process of its own, log its rate, and return its row."""
         limit = self.limit if not self.is_first else processes.FIRST_LIMIT
         self.is_first = False
         try:
@@ -84,7 +84,7 @@ class Trials:
             row = measure_once(run, self.host, round(limit), has_extras=False)
         except SettingError as error:
             row = {"status": "failed", "note": str(error), "device": None}
-        return self.complete(candidate, row)
+        return self.log_rate(candidate, row)
 
     def run_rounds(self, path, rounds):
         """Run candidates interleaved, and append {candidate: its row} of each round, as Search takes them."""
@@ -93,7 +93,7 @@ class Trials:
         measured = []
         try:
             measure_rounds(
-                list(candidate_of), self.host, measured, limit=FULL_LIMIT, has_extras=False, until=self.until
+                list(candidate_of), self.host, measured, limit=LONG_LIMIT, has_extras=False, until=self.until
             )
         except SettingError as error:  # what was complete counts
             log.info("no more rounds: %s", error)
@@ -102,15 +102,15 @@ class Trials:
                 rows = {candidate_of[run]: rows[-1] for run, rows in rows_of.items()}
                 is_cut = len(rows) < len(path) or any(row["status"] == "interrupted" for row in rows.values())
                 if rounds or not is_cut:  # else Ctrl-C ended the first round
-                    rounds.append({candidate: self.complete(candidate, row) for candidate, row in rows.items()})
+                    rounds.append({candidate: self.log_rate(candidate, row) for candidate, row in rows.items()})
 
     def run_of(self, candidate, seconds, **texts):
         """Return the run of a candidate that measures this long, with more settings."""
         change = candidates.change_of(self.dimensions, candidate)
         return self.run.with_settings(**change, MAX_SECONDS=f"{seconds:g}", **texts)
 
-    def complete(self, candidate, row):
-        """Print the rate of a candidate, and return its row."""
+    def log_rate(self, candidate, row):
+        """Log the rate of a candidate, and return its row."""
         result = f"{row['status']}: {row['note']}"
         if row["status"] == "ok":
             result = f"{format_number(row['throughput'])} {row['unit']}"
@@ -135,11 +135,11 @@ def main():
     if is_used("scope", search_settings.workload):
         run = run.with_settings(SCOPE="device")
     host = read_machine(run.settings)
-    longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else FULL_SECONDS
+    longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else LONG_SECONDS
     available = 60 * search_settings.max_minutes
     trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest, until=begun + available)
     log.info("trying the default first; Ctrl-C ends the search and prints the best so far")
-    first = trials.attempt(())
+    first = trials.attempt(())  # no change: the default, whose row says what else can be tried
     if not first["device"]:
         raise SettingError(f"the default failed ({first['note']}): `make {search_settings.workload}` shows more")
     trials.dimensions = candidates.list_dimensions(run, runs, first)

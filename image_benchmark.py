@@ -5,7 +5,7 @@
     MODEL=mobilenet_v2 PHASE=training .venv/bin/python image_benchmark.py
 
 One step is one batch of colour images, sorted into ImageNet's 1,000 classes. The model is torchvision's, with random
-weights; other frameworks build the same layers (build_image() in bench/frameworks/). `make help` lists the settings.
+weights; other frameworks build the same layers (build_image() in bench/frameworks/). See `make settings`.
 """
 
 import csv
@@ -24,8 +24,8 @@ from bench.workloads.workload import Workload, flops_of_phase
 COUNTS = ROOT / "bench/workloads/flops.csv"  # written by checks/count_flops.py
 IMAGE_SIZE = {"inception_v3": 299}  # pixels a side; 224 for all other models
 # {model: (its least size, the step to its other sizes)} in pixels; a step is a patch, or all windows of a stage.
-SIZES = {"alexnet": (63, 1), "inception_v3": (75, 1), "maxvit_t": (224, 224), "vit_h_14": (14, 14)}
-SIZES |= {"vit_b_16": (16, 16), "vit_l_16": (16, 16), "vit_b_32": (32, 32), "vit_l_32": (32, 32)}
+SIDES = {"alexnet": (63, 1), "inception_v3": (75, 1), "maxvit_t": (224, 224), "vit_h_14": (14, 14)}
+SIDES |= {"vit_b_16": (16, 16), "vit_l_16": (16, 16), "vit_b_32": (32, 32), "vit_l_32": (32, 32)}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def image_workload(settings):
     """Describe the work: a step takes one batch of images, which are on the device or come from JPEG files."""
     model = settings.model
     side = settings.image_size or IMAGE_SIZE.get(model, 224)
-    least, step = SIZES.get(model, (1, 1))
+    least, step = SIDES.get(model, (1, 1))
     if side < least or side % step:
         raise SettingError(f"IMAGE_SIZE='{side}' must be {least}, {least + step}, {least + 2 * step} ... for {model}")
     sizes = ImageSizes(side)
@@ -53,7 +53,7 @@ def image_workload(settings):
         raise SettingError(f"MODEL={model!r} is not a classification model: did you mean {', '.join(near)}?")
     if counts:
         is_counted = int(counts["image_size"]) == side
-        if is_counted or not model.startswith("vit"):  # which trains a vector for each place of a patch
+        if is_counted or not model.startswith("vit"):  # a ViT trains a vector for each patch
             parameters = int(counts["parameters"])
         if is_counted:  # convolutions and matmuls
             forward = int(counts["inference_flops"])

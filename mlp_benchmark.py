@@ -5,7 +5,7 @@
     FRAMEWORK=tensorflow DATA=synthetic .venv-tensorflow/bin/python mlp_benchmark.py
 
 One step is one batch of images of 32 x 32 pixels, as vectors, sorted into ten classes. The model is dense layers with
-ReLU between them (build_mlp() in bench/frameworks/). `make help` lists the settings.
+ReLU between them (build_mlp() in bench/frameworks/). See `make settings`.
 """
 
 import functools

@@ -418,7 +418,7 @@ def warm_up(session, clock, max_seconds):
 
 
 def is_steady(paces):
-    """Return whether five blocks are within 2 % of the five before, or two long steps within 5 %."""
+    """Return whether five blocks differ from five before by under 2 %, or two long steps by 5 %."""
     if paces and paces[-1] > LONG_STEP_SECONDS:
         return len(paces) >= 2 and abs(paces[-1] / paces[-2] - 1) < 0.05
     if len(paces) < 10:

@@ -34,7 +34,7 @@ LINES = {
         "PRECISION=bfloat16": TORCH_DTYPE,
         "PRECISION=float16": TORCH_DTYPE,
         "MEMORY_FORMAT=channels_last": "model = model.to(memory_format=torch.channels_last)  # and inputs",
-        "COMPILE=0": "",
+        "COMPILE=0": "",  # else "COMPILE" would match
         "COMPILE=1": "model.compile()",
         "COMPILE": 'model.compile(mode="{value}")',
         "PRECISION=mixed_bfloat16": AUTOCAST,
@@ -97,8 +97,8 @@ def describe_answer(search: Search, path):
             lines.append(f"    its outputs differ from float32's by {100 * row['output_error']:.2g} % (relative L2)")
         if row["flags"]:
             lines.append(report.explain_flags(row["flags"].split()))
-    failed = {candidate: row for rows in (search.trials, *search.rounds) for candidate, row in rows.items()}
-    for candidate, row in failed.items():
+    last = {candidate: row for rows in (search.trials, *search.rounds) for candidate, row in rows.items()}
+    for candidate, row in last.items():
         if row["status"] != "ok":
             lines.append(f"failed: {words(candidate)}: {row['status']}: {row['note']}")
     if untried := search.untried(search.default):

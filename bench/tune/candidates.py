@@ -91,7 +91,7 @@ def change_of(dimensions, candidate):
 
 
 def describe_candidate(dimensions, candidate, before=None):
-    """Return the difference between a candidate and another one, by default the default, in words."""
+    """Return in words how a candidate differs from another one, or from the default."""
     default = tuple(next(iter(dimension.gains)) for dimension in dimensions)
     cells = []
     for compared in (before or default, candidate):
