@@ -37,7 +37,7 @@ class Encoder:
 
     @property
     def is_bert(self):
-        """Whether it is BERT: tanh before the classifier, dropout after attention; DistilBERT: ReLU, no dropout."""
+        """Return whether it is BERT (tanh, dropout after attention), else DistilBERT (ReLU, none)."""
         return self.token_types > 0
 
 

@@ -129,7 +129,7 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
         num_workers = min(me.share(resources.usable_cores()), MOST_WORKERS)
     # A process by itself is a group of one, which waits for nobody.
     with framework.join_ranks(me, device.kind) if me.are_many else nullcontext(ranks.Group()) as group:
-        # It is equal on all ranks, because the number of steps in a window depends on it.
+        # Equal on all ranks, because the number of steps in a window depends on num_workers.
         settings = replace(settings, num_workers=min(group.gather(num_workers)))
         # The energy and heat of one card would be those of one rank only.
         instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.kind, device.device_name)
@@ -162,8 +162,8 @@ def warn_of_device(settings, device, me):
 def measure_quantities(process: Process, make_workload):
     """Measure every quantity that the settings ask for, up to the first failure; return the exit status.
 
-    The line of a failure is the last one: its status says what happened, its note why. After Ctrl-C there is one if
-    windows were complete.
+    The line of a failure is the last one: its status says what happened, its note why. After Ctrl-C
+    the last line has the complete windows, if there are any.
     """
     settings = process.settings
     status = ""
@@ -172,7 +172,7 @@ def measure_quantities(process: Process, make_workload):
         if process.instruments.why_no_energy:
             log.info("power and energy are not measured: %s", process.instruments.why_no_energy)
         process = replace(process, instruments=process.instruments.with_idle_watts())
-        # A sustained run shows heat itself, and ranks would get out of step.
+        # A sustained run needs no canary, because it shows heat; ranks would get out of step.
         if process.device.kind == "cpu" and not (settings.sustain or process.group.ranks.are_many):
             canary = measure_canary()
     workload = make_workload(settings)
@@ -242,7 +242,7 @@ def open_job(process: Process, workload: Workload, scope):
         MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this process.
     """
     settings = process.settings
-    ranks_group = process.group
+    group = process.group
     begun = work_cells(settings, workload, scope) | {"status": processes.BEGUN, "note": "checking"}
     process.emit(begun)
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
@@ -255,20 +255,20 @@ def open_job(process: Process, workload: Workload, scope):
             "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
         )
     # Each rank has its own data, and its own order of them.
-    rank_settings = replace(settings, seed=settings.seed + ranks_group.ranks.rank)
+    rank_settings = replace(settings, seed=settings.seed + group.ranks.rank)
     compares = process.task.compares_with_cpu
     session = process.framework.open_session(workload, rank_settings, scope, compares=compares)
     meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
     process.emit(begun | {"note": "warming up" if scope in ("device", "sustained") else "measuring"})
     try:
         yield measure.Job(
-            ranks_group.in_step(session),
-            items_per_step=workload.items_per_step * ranks_group.ranks.world_size,
+            group.in_step(session),
+            items_per_step=workload.items_per_step * group.ranks.world_size,
             max_seconds=settings.max_seconds,
             num_items=settings.num_images,
             sustained_seconds=settings.sustain,
-            clock=ranks_group.clock,
-            watch=None if ranks_group.ranks.rank else meters.Watch(process.instruments),
+            clock=group.clock,
+            watch=None if group.ranks.rank else meters.Watch(process.instruments),
             end_turn=process.end_turn if scope == "device" else None,
         )
     except Exception as error:
@@ -282,7 +282,7 @@ def check_and_complete(process: Process, workload: Workload, scope, job, cells):
     """Check the last steps, and return the cells of a result with those of its work: FLOPs, precision, memory.
 
     Raises:
-        MeasurementError: the last output is wrong, or kept. That is checked here, after the peak memory has been read.
+        MeasurementError: the last output is wrong or stale; checked once the peak memory is known.
     """
     session = job.session
     if workload.flops_per_item and scope != "input":
@@ -305,7 +305,7 @@ def check_and_complete(process: Process, workload: Workload, scope, job, cells):
     }
     if cells["status"] != "interrupted":
         if scope == "device":  # but not in the middle of a sustained run
-            if cells["steps_per_window"] > 1:  # a window of one step is like the next step
+            if cells["steps_per_window"] > 1:  # else the step on new data is checked alike
                 session.check_last_step()
             measure.prove_new_data(job, cells["seconds"] * job.items_per_step / cells["items"])
         session.check_last_step()

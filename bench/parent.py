@@ -71,7 +71,7 @@ def measure_command(command, make_workload, describe_rows):
     host = read_machine(runs[0].settings)
     folder = runs[0].settings.results_dir
 
-    # Plan: what only this machine knows
+    # Plan: versions, devices, data and batch sizes, which only this machine knows
     runs = plan_runs(runs, make_workload)
     runs = [choose_batch_size(run, host) if run.settings.batch_size == AUTO else run for run in runs]
 
@@ -111,7 +111,7 @@ def measure_command(command, make_workload, describe_rows):
             if run.python != group[0].python:
                 print(versions.describe_difference(group[0].python, run.python))
         sys.stdout.flush()
-        if status != processes.MISTAKE:
+        if status != processes.MISTAKE:  # else nothing was stored
             measured += itertools.chain(*combined)
         if status:
             break
@@ -187,7 +187,7 @@ def store(folder, rows, replaced=()):
 
 
 def plan_runs(runs, make_workload):
-    """Return the runs with what only this machine knows: the number of GPUs, the data of `make mlp`.
+    """Install FRAMEWORK_VERSION; return the runs with the number of GPUs and the data of make mlp.
 
     Raises:
         SettingError: a run cannot be measured, which the user learns before anything is.
@@ -251,9 +251,9 @@ def choose_batch_size(run: Run, host):
 
 
 def plan_processes(run: Run):
-    """Return the number of processes of a run: RUNS, or five, or one for work that takes a given time.
+    """Return the number of processes of a run: RUNS, or five.
 
-    The same is true of work that hardly varies (`make tflops`).
+    One is enough for work that takes a given time, and for work that hardly varies (`make tflops`).
     """
     settings = run.settings
     if settings.runs:
@@ -262,24 +262,24 @@ def plan_processes(run: Run):
 
 
 def group_runs(runs):
-    """Return lists of runs: those that are compared, and each of the others in a list of its own.
+    """Return groups, lists of runs: those that are compared, and each of the others by itself.
 
-    The runs of a list differ in the first of COMPARED that has several values, and are compared with the first of them.
-    A longer list is cut, and each part begins with the first run.
+    The runs of a group differ in the first of COMPARED that has several values, and are compared
+    with its first run. A larger group is split, and each part begins with that run.
     """
-    name = next((name for name in COMPARED if len({run.choices.get(name) for run in runs}) > 1), None)
+    compared = next((name for name in COMPARED if len({run.choices.get(name) for run in runs}) > 1), None)
     groups = {}
     for run in runs:
         settings = run.settings
         pauses = not (settings.has_ranks or settings.sustain or settings.epochs or settings.phase in PARTS)
         can_pause = run.command in WORKLOADS and pauses
-        same = tuple(run.choices[each] for each in run.choices if not (can_pause and each == name))
+        same = tuple(run.choices[name] for name in run.choices if not (can_pause and name == compared))
         groups.setdefault((can_pause, same), []).append(run)
-    cut = []
+    split = []
     for first, *others in groups.values():
         starts = range(0, max(1, len(others)), MOST_INTERLEAVED - 1)
-        cut += [[first, *others[start : start + MOST_INTERLEAVED - 1]] for start in starts]
-    return cut
+        split += [[first, *others[start : start + MOST_INTERLEAVED - 1]] for start in starts]
+    return split
 
 
 def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=True, until=math.inf):

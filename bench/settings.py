@@ -175,7 +175,7 @@ COMPARED += ("LORA_RANK", "CHECKPOINTING", "WEIGHT_BITS")
 class Settings:
     """The settings of one run. Those that the command does not use are None, or () if one process takes a list.
 
-    Before on(), what the user left to the device has the value for a GPU.
+    Until on(), unset settings that depend on the device have their values for a GPU.
     """
 
     use_gpu: bool | None = setting(zero_or_one, lists=EACH)  # None: the GPU if there is one
@@ -236,7 +236,7 @@ class Settings:
 
     @property
     def has_ranks(self):
-        """Whether NUM_DEVICES, a number above 1 or all, starts processes that share the work, under torchrun."""
+        """Return whether NUM_DEVICES (above 1, or all) starts ranks, which share the work."""
         return self.num_devices not in (None, 1)
 
     def on(self, device, emulates_bfloat16=False):

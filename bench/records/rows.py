@@ -89,7 +89,7 @@ def combine(processes):
     """Return one row for each quantity, with the warnings of all processes, and with the part that limits a pipeline.
 
     Its cells are those of the process with the median rate (the slower of the two middle ones), so that they are
-    consistent. Its interval reaches from the lowest to the highest end of their own; see median_interval() for nine.
+    consistent. Its interval joins those of all processes (from nine on, see median_interval()).
 
     Args:
         processes: a list of rows for each process. Those of the same quantity agree in WORK. If only some processes

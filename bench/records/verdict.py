@@ -18,7 +18,7 @@ BURST_SECONDS = 30  # the beginning of a sustained run
 
 
 class Rate(NamedTuple):
-    """Items per second, with the ends of its interval (NaN: unknown)."""
+    """Items per second, or a ratio of two rates, with the ends of its interval (NaN: unknown)."""
 
     throughput: float
     low: float = math.nan
@@ -68,14 +68,14 @@ def compare_pairs(pairs, chosen=()):
     interleaved = True
     differing = []
     for both in pairs:
-        first, second = (next(filter(is_main, rows), None) for rows in both)
-        if not (first and second):
+        row, base = (next(filter(is_main, rows), None) for rows in both)
+        if not (row and base):
             continue
-        turns = list(zip(first.get("turn_rates", []), second.get("turn_rates", []), strict=False))
+        turns = list(zip(row.get("turn_rates", []), base.get("turn_rates", []), strict=False))
         interleaved = interleaved and bool(turns)
-        turns = turns or [(first["throughput"], second["throughput"])]
+        turns = turns or [(row["throughput"], base["throughput"])]
         ratios.append(statistics.median(a / b for a, b in turns))
-        differing = [name for name in WORK if name not in chosen and first[name] != second[name]]
+        differing = [name for name in WORK if name not in chosen and row[name] != base[name]]
     if not ratios:
         return None
     interval = median_interval(ratios, rho=0)
