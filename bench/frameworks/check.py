@@ -16,16 +16,16 @@ MAX_ROUGH_ERROR = 0.3
 MAX_RELATIVE_ERROR = 0.01
 MAX_CPU_ERROR = 1e-3
 LEAST_CPU_ERROR = 1e-4
-# The limit of a model's error is a multiple of its error when each weight and input is disturbed by up to SPREADS,
-# relative to it; at most MAX_MODEL_ERROR. docs/method-details.md has the measurements. That of float32 is the error of
-# a Winograd convolution.
+# The limit of a model's error is ROUNDING_MULTIPLE times R, at most MAX_MODEL_ERROR. R is the error
+# of the reference itself if each weight and input is multiplied by 1 - SPREADS to 1 + SPREADS, for
+# float32 the error of a Winograd convolution. docs/method-details.md has the measurements.
 MAX_MODEL_ERROR = 0.9
 ROUNDING_MULTIPLE = 4
 SPREADS = {"float32": 2**-17, "tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
 DAMPING = 0.5  # of residual blocks, which otherwise amplify rounding until it explains a block that is left out
 MAX_DISTURBED = 2**26  # weights in float64: for more it would take too much of a process's time
 MAX_RESTORED_STEPS = 2  # torchao 0.6, MLX 1.0; 1.5 in 8 bits whose scales are bfloat16
-# Bytes per parameter on the host: 4 in float32 and 2 for the 16-bit copy; 8 in float64 and 4 for the float32 copy.
+# For each parameter on the CPU: 4 for the reference, and 2 for a copy in 16 bits; 8, and 4.
 HOST_BYTES = {"float32": 6, "float64": 12}
 # The factor of a probe's inputs: they and their sums overflow in float16, but not with float32's exponents.
 PROBE_SCALE = 2.0**16
@@ -129,7 +129,7 @@ class ModelCheck:
         return tuple(np.concatenate([each] * times) for each in pair)
 
     def can_compare(self, parameters):
-        """Whether a model is compared with its reference, which needs memory on the CPU; notes a lack of that."""
+        """Return whether a model is compared with its reference; note it if memory is short."""
         has_memory = HOST_BYTES[self.reference] * parameters < resources.available_bytes()
         if self.compares and not has_memory:
             self.note = f"not compared with the CPU, which has too little memory for this model in {self.reference}"

@@ -64,7 +64,7 @@ def find_device(settings):
         emulates_bfloat16=is_nvidia and torch.cuda.get_device_capability() < (8, 0),
         count=count,
         is_integrated=is_integrated,
-        rated_bandwidth=kilobits / 8e6 or None if is_nvidia and not is_integrated else None,
+        rated_bandwidth=(kilobits / 8e6 or None) if is_nvidia and not is_integrated else None,
     )
 
 

@@ -139,7 +139,7 @@ class BaseSession:
             number: of this call, from 0. From 1 on, four steps on a known batch come first.
         """
         if self.make_batches:
-            new = next(iter(self.make_batches((self.context.seed, number + 1))))  # while others keep their addresses
+            new = next(iter(self.make_batches((self.context.seed, number + 1))))  # at another address
             known = [self.known] * 4 if number else []
             self.batches = itertools.chain(known, [new], itertools.repeat(self.known))
         return bool(self.make_batches)
