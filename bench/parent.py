@@ -68,7 +68,7 @@ def measure_command(command, make_workload, describe_rows):
     """
     # Read the settings and the machine
     runs = read_runs(command)
-    host = read_machine(runs[0].settings)
+    host = read_machine(runs[0].settings)  # MACHINE and RESULTS_DIR cannot be lists
     folder = runs[0].settings.results_dir
 
     # Plan: versions, devices, data and batch sizes, which only this machine knows
@@ -86,11 +86,11 @@ def measure_command(command, make_workload, describe_rows):
             choices = (" ".join(f"{name}={text}" for name, text in run.choices.items()) for run in group)
             log.info("combination %s of %d: %s", numbers, len(runs), "; ".join(choices))
         uses_cpu = not environment.find_card() or all(run.settings.use_gpu is False for run in group)
-        if len(group) > 1 and uses_cpu:
+        if len(group) > 1 and uses_cpu:  # else equal processes differ in their page faults
             group = [run.with_settings(**keep_memory(run.environ)) for run in group]
         rounds = []
         try:
-            measure_and_store(group, host, rounds, quiet=False)
+            measure_and_store(group, host, rounds)
         except SettingError as error:
             if len(groups) == 1 and not any(rounds):
                 raise
@@ -157,10 +157,10 @@ def read_machine(settings):
     return host
 
 
-def measure_and_store(runs, host, rounds, **options):
-    """Measure runs as measure_rounds() does, and add the combined rows to results/, after Ctrl-C or a mistake, too."""
+def measure_and_store(runs, host, rounds):
+    """Measure runs as measure_rounds() does, and store the combined rows, also after Ctrl-C."""
     try:
-        measure_rounds(runs, host, rounds, **options)
+        measure_rounds(runs, host, rounds, quiet=False)
     finally:
         with processes.interrupts_held():
             for run, rows in combine_rounds(rounds).items():

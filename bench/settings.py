@@ -298,7 +298,7 @@ def read_runs(command, environ=os.environ, also=()):
         SettingError: a wrong value, a misspelt name, settings that exclude each other, or one that no run uses.
     """
     refuse_misspelt((command, *also), environ)
-    for name, near in MISTAKEN.items():  # `make best` then reads the runs of its workload
+    for name, near in MISTAKEN.items():  # make best warns when it reads its workload's runs
         if name in environ and near not in environ and is_used(near.lower(), command) and command != "best":
             log.warning("WARNING: %s=%r is not a setting, and is ignored: did you mean %s?", name, environ[name], near)
     environ = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}

@@ -47,7 +47,7 @@ def display_path(path):
 
 def check_writable(folder, machines):
     """Raise ResultsError unless rows of these machines can be stored in this folder; called before any is measured."""
-    append(Path(folder, ".csv"))  # without rows no such file appears
+    append(Path(folder, ".csv"))  # without rows it is written and removed
     for machine in machines:
         with writing(Path(folder, f"{machine}.csv")):  # its lock may be another user's
             pass
