@@ -5,8 +5,6 @@
 Standard library only. A value that the system does not report is None, never a guess or an error.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

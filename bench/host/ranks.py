@@ -4,8 +4,6 @@ torchrun sets each one's environment variables (https://docs.pytorch.org/docs/st
 starts it for NUM_DEVICES; on a cluster the user starts it, or Slurm sets the variables.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Linux kills a process that takes too much memory, so these limits are checked before anything is allocated.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
