@@ -255,7 +255,9 @@ def check_samples(got, expected, measured_precision):
     if expected.dtype.kind == "i":
         require(np.array_equal(got, expected), "the output differs from the exact product")
         return
-    limit = min(MAX_ROUGH_ERROR, 10 * max(ERROR_LIMITS.get(name, 1) for name in names_in(measured_precision)))
+    # "float32", or "matmul float32, convolution tf32"
+    names = [part.split()[-1] for part in measured_precision.split(", ")]
+    limit = min(MAX_ROUGH_ERROR, 10 * max(ERROR_LIMITS.get(name, 1) for name in names))
     error = relative_error(got, expected)
     require(error < limit, f"the output differs from float64's by {error:.1e} (relative L2)")
 
@@ -281,8 +283,3 @@ def name_precision(error, is_float16=False):
     """
     precision = next((name for limit, name in PRECISION_BY_ERROR if error < limit), "lower")
     return FLOAT16_NAMES.get(precision, precision) if is_float16 else precision
-
-
-def names_in(measured_precision):
-    """Return the precisions in a measured precision: "float32", or "matmul float32, convolution tf32"."""
-    return [part.split()[-1] for part in measured_precision.split(", ")]
