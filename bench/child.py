@@ -307,7 +307,8 @@ def check_and_complete(process: Process, workload: Workload, scope, job, cells):
         if scope == "device":  # but not in the middle of a sustained run
             if cells["steps_per_window"] > 1:  # else the step on new data is checked alike
                 session.check_last_step()
-            measure.prove_new_data(job, cells["seconds"] * job.items_per_step / cells["items"])
+            step_seconds = cells["seconds"] * job.items_per_step / cells["items"]
+            measure.prove_new_data(job, step_seconds)
         session.check_last_step()
     return cells
 

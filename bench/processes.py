@@ -8,7 +8,7 @@ a socket whose other end only the parent has. If the parent exits for any reason
 kills itself and its workers (obey_parent). torchrun passes standard input on to its ranks, so this holds for each of
 them too. Over the same socket, the work of several children is interleaved: a byte from the child ends its turn, a
 byte from the parent starts its next one. What a child writes and prints goes to two files, which the parent reads while
-it waits.
+it waits. The first turn of a child is its whole setup, up to the first window.
 """
 
 import functools
