@@ -28,14 +28,14 @@ unexport PYTHONHOME  # the modules of a cluster set it for their own Python
 RUN := $(VENV)/bin/python
 READY := $(VENV)/installed
 # Without an environment of a framework, plot and compare install one without frameworks.
-READER_VENV := $(patsubst %/installed,%,$(firstword $(wildcard $(VENV)/installed .venv-plot/installed) .venv-plot/installed))
-READ := $(READER_VENV)/bin/python
-READER := $(READER_VENV)/installed
+READ_VENV := $(patsubst %/installed,%,$(firstword $(wildcard $(VENV)/installed .venv-plot/installed) .venv-plot/installed))
+READ := $(READ_VENV)/bin/python
+READ_READY := $(READ_VENV)/installed
 else
 RUN := "$(PYTHON)"
 READY := packages
 READ := $(RUN)
-READER := common-packages
+READ_READY := common-packages
 endif
 
 # Runs a module that needs no packages, if there is a Python for it.
@@ -81,10 +81,10 @@ tflops: $(READY) ## the machine's peaks: matmuls, memory bandwidth and others
 best: $(READY) ## the fastest settings of a workload on this machine
 	@$(RUN) best_settings.py
 
-plot: $(READER) ## draw all plots and cards, and write the results page
+plot: $(READ_READY) ## draw all plots and cards, and write the results page
 	@$(READ) plot_results.py
 
-compare: $(READER) ## compare two machines or results files, A=... B=...
+compare: $(READ_READY) ## compare two machines or results files, A=... B=...
 	@$(READ) compare_results.py
 
 submit: ## check this machine's rows and print how to send them
