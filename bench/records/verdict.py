@@ -104,6 +104,9 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     parts = f"the model processes {format_number(d)} images/s, the input pipeline prepares {format_number(p)}"
     if device.overlaps(pipeline):
         return "undecided", f"no limit can be named: {parts}, and their intervals overlap or are unknown"
+    if end_to_end.low > min(device, pipeline).high:  # such as page faults, which differ from process to process
+        why = f"both together reach {format_number(e)}, so something slowed the part that was measured by itself"
+        return "undecided", f"no limit can be named: {parts}, and {why}"
     slower = "device" if d < p else "input"
     words = {"device": "limited by the model", "input": "limited by the input pipeline"}
     if shares_cores:

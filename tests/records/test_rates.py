@@ -42,6 +42,7 @@ def test_a_ratio_has_the_widest_interval_that_both_allow_and_none_if_one_is_unkn
         ((100, 99, 101), (300, 290, 310), (76, 75, 77), True, "device"),  # are expected on one CPU
         ((100, 95, 105), (104, 102, 106), (99, 98, 100), False, "undecided"),
         ((100,), (300, 290, 310), (99, 98, 100), False, "undecided"),  # an interval is unknown
+        ((13, 12, 14), (800, 790, 810), (18, 17, 19), True, "undecided"),  # the model by itself was disturbed
     ],
 )
 def test_the_part_that_limits_a_pipeline_needs_a_clear_difference(device, pipeline, both, shares_cores, name):
