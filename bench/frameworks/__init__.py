@@ -86,6 +86,7 @@ UNSUPPORTED = (
     *("unimplemented:", "not supported on the gpu"),  # XLA's (a type of TensorFlow has the same word) and MLX's
     *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of one item
 )
+NO_COMPILER = ("no working c++ compiler found", "python.h: no such file")  # Inductor's
 # A card in exclusive-process mode (`nvidia-smi -c 3`) that another process has.
 TAKEN = "busy or unavailable"
 # Failures whose message names the cause and the fix. MLX keeps CUDA graphs, and gives up if there are too many.
@@ -100,6 +101,9 @@ def classify_failure(error):
     full = f"{type(error).__name__}: {reason}"
     if isinstance(error, MemoryError) or any(text in full.lower() for text in OUT_OF_MEMORY):
         return {"status": "out_of_memory", "note": reason}
+    if any(text in full.lower() for text in NO_COMPILER):
+        fix = "`sudo apt install build-essential python3-dev` or the like, or set COMPILE=0"
+        return {"status": "unsupported", "note": f"COMPILE needs a C++ compiler and Python.h: {fix}"}
     if isinstance(error, NotImplementedError) or any(text in full.lower() for text in UNSUPPORTED):
         return {"status": "unsupported", "note": reason}
     is_explained = isinstance(error, OSError) or any(text in full.lower() for text in EXPLAINED)

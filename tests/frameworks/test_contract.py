@@ -87,6 +87,8 @@ def test_close_frees_the_model():
         (RuntimeError("[malloc] Unable to allocate 9 bytes."), "out_of_memory"),
         (RuntimeError("Output dim sizes larger than 2**32 elements not supported on MPS device."), "unsupported"),
         (RuntimeError("Found Tesla P4 which is too old to be supported by the triton GPU compiler"), "unsupported"),
+        (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"), "unsupported"),
+        (RuntimeError("fatal error: Python.h: No such file or directory"), "unsupported"),
         (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "failed"),
         (RuntimeError("Cache thrashing is happening, please set the environment variable MLX_CUDA_GRAPH"), "failed"),
         (RuntimeError("odd"), "failed"),
