@@ -169,6 +169,8 @@ def list_doubts(by_work, lines):
     doubts += [f"{', '.join(works)}: one of several setups, {setup}." for setup, works in setups.items()]
     if any(line["commit"].endswith("-dirty") for line in lines):
         doubts.append("The programs were changed: a commit ends in -dirty.")
+    if len(limits := sorted({line["power_limit_watts"] for line in lines} - {""})) > 1:
+        doubts.append(f"The figures come from power limits of {' and '.join(limits)} W.")
     for name in ("commit", "framework_version", "method_version"):
         if len(versions := {line[name] for line in lines}) > 1:
             doubts.append(f"The figures come from {len(versions)} versions ({name}).")

@@ -69,14 +69,16 @@ def latest(rows):
 
     The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
     and its interval, `low` and `high`; `processes`, how many; `computers`, how many its machine's own rows are
-    from; `setup`: in words, if a machine has several for the same work; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s
-    over the best ones measured on its chip.
+    from; `setup`: in words, if a machine has several for the same work, or cards of one name several power limits;
+    `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
     """
     done = rows[((rows["status"] == "ok") | rows["published"]) & (rows["scope"] != "sustained")]
     lines = choose_rows(done)
     published = lines["published"]
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
-    several = lines.duplicated(["machine", "source", *WORK], keep=False) & ~published
+    several = lines.duplicated(["machine", "source", *WORK], keep=False)
+    several |= lines.groupby(["device_name", *WORK])["power_limit_watts"].transform("nunique") > 1  # cards of one name
+    several &= ~published
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
     computers = done[~done["published"]].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()
     value = lines["tflops"].where(is_in_tflops, lines["throughput"])

@@ -64,10 +64,12 @@ def test_work_that_a_framework_refuses_is_left_out(folder):
 
 
 def test_the_card_is_stored_and_doubts_nothing_without_a_reason(folder):
-    write(folder, standard_set())
+    write(folder, standard_set(power_limit_watts="600"))
     assert make(folder).doubts == []
-    first, *_ = standard_set(num_threads=1, timestamp=LATER, run_id="x")
+    first, *_ = standard_set(num_threads=1, power_limit_watts="400", timestamp=LATER, run_id="x")
     write(folder, [first])
-    assert any("1 thread" in doubt for doubt in make(folder).doubts)
+    doubts = "\n".join(make(folder).doubts)
+    assert "1 thread" in doubts
+    assert "400 and 600 W" in doubts
     assert "a-torch.png" in card.finish(folder, "a", "torch")[-1]
     assert (folder / "cards" / "a-torch.png").stat().st_size

@@ -65,6 +65,11 @@ def test_every_setup_is_a_line_that_says_so(write):
     assert lines == [(1000, "64 threads"), (50, "power limit 450 W, 1 thread")]
 
 
+def test_cards_of_one_name_name_their_power_limits(write):
+    found = summary(*(write({"power_limit_watts": watts}, machine=watts) for watts in ("400", "600")))
+    assert [words.partition(" W")[0] for words in found["setup"]] == ["power limit 400", "power limit 600"]
+
+
 def test_published_figures_are_lines_of_their_own_next_to_own_ones(write):
     cited = {"source": "https://x"}
     found = summary(write(rate(5), rate(826) | cited, rate(1218) | cited | {"status": "cpu_time"}))
