@@ -85,8 +85,7 @@ def test_bits_that_no_framework_has_are_refused():
         ("llm", {"PHASE": "optimizer", "BATCH_SIZE": "auto"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "5"}),
-        ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "8", "PHASE": "training", "LORA_RANK": "8"}),
-        ("llm", {"FRAMEWORK": "mlx", "WEIGHT_BITS": "8", "PHASE": "training"}),
+        ("llm", {"WEIGHT_BITS": "8", "PHASE": "training"}),
         ("tflops", {"OPS": "gemv", "SIZES": "64"}),
         ("tflops", {"OPS": "gemv,int8", "PRECISION": "float32"}),
     ],
@@ -98,7 +97,7 @@ def test_contradictions_are_refused_with_all_that_was_given(command, environ):
 
 def test_a_contradiction_names_its_fix():
     assert "COMPILE=0" in refusal("llm", FRAMEWORK="mlx", PHASE="decode", COMPILE="1")
-    assert "FRAMEWORK=mlx LORA_RANK=8" in refusal("llm", PHASE="training", LORA_RANK="8", WEIGHT_BITS="4")
+    assert "LORA_RANK=8" in refusal("llm", PHASE="training", WEIGHT_BITS="4")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Check that the work is right, before and after it is timed, with the same NumPy code for every framework."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -29,7 +30,7 @@ MAX_RESTORED_STEPS = 2  # torchao 0.6, MLX 1.0; 1.5 in 8 bits whose scales are b
 HOST_BYTES = {"float32": 6, "float64": 12}
 # The factor of a probe's inputs: they and their sums overflow in float16, but not with float32's exponents.
 PROBE_SCALE = 2.0**16
-# What is compared, in order: an inference has only the first, a large model has no third.
+# What is compared, in order: an inference has only the first, a large model has no third; LoRA's adapters follow.
 PARTS = ("output", "gradient of the last layer", "gradient of the first layer")
 
 # Upper limits of a matmul's relative L2 error, by the significand that its inputs are rounded to (53, 24, 11 and 8
@@ -72,7 +73,7 @@ class ModelCheck:
         self.compares = compares
         is_double = self.has_float64 and (device, settings.precision) == ("cpu", "float32")
         self.reference = "float64" if is_double else "float32"
-        self.roundings = {}  # R of each of PARTS
+        self.roundings = {}  # R of each part
 
     def measure_precision(self, has_convolutions):
         """Set measured_precision, what this device really computes in, and what follows from it for the checks.
@@ -147,7 +148,7 @@ class ModelCheck:
             disturb(arrays, self.spread)
             disturbed = evaluate(self.spread)
             disturb(arrays, self.spread, np.divide)
-        self.roundings = {part: relative_error(*both) for part, *both in zip(PARTS, disturbed, expected, strict=False)}
+        self.roundings = {part: relative_error(*both) for part, *both in name_parts(disturbed, expected)}
         return expected
 
     def limit_of(self, part):
@@ -187,10 +188,16 @@ class ModelCheck:
 
     def compare(self, got, expected, words="differs if it is compiled"):
         """Raise MeasurementError, in these words, unless each of PARTS is within its limit of what is expected."""
-        for part, computed, right in zip(PARTS, got, expected, strict=False):
+        for part, computed, right in name_parts(got, expected):
             limit = self.limit_of(part)
             if limit is not None:
                 check_equal(computed, right, limit, f"the {part} {words}")
+
+
+def name_parts(*results):
+    """Yield (name of a part, its array in each of these lists)."""
+    adapters = map("gradient of adapter {}".format, itertools.count(1))
+    return zip(itertools.chain(PARTS, adapters), *results, strict=False)
 
 
 def relative_error(got, expected):

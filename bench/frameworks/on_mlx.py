@@ -143,8 +143,10 @@ class DeviceContext(base.DeviceContext):
             if not is_trained:
                 return [as_numpy(compiled(module, module)(*workload.inputs_of(batch)))]
             (_, output), gradients = compiled(nn.value_and_grad(module, loss_and_output), module)(*batch)
-            ends = matrices(gradients)[-1], matrices(gradients)[0]
-            return [as_numpy(each) for each in (output, *ends[: 1 if workload.make_checked else 2])]
+            trained = matrices(gradients)
+            has_adapters = getattr(workload.sizes, "lora_rank", 0)
+            others = trained if has_adapters else [] if workload.make_checked else trained[:1]
+            return [as_numpy(each) for each in (output, trained[-1], *others)]
 
         def evaluate_on_cpu(spread):
             with on_cpu(module, self.reference, spread):

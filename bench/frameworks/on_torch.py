@@ -217,7 +217,7 @@ def evaluate(module, workload, batch, with_gradient, autocast=None, run=None):
     results = [outputs.detach()]
     if with_gradient:
         matrices = [weight for weight in module.parameters() if weight.requires_grad and weight.ndim > 1]
-        weights = [getattr(module, "checked_weight", matrices[-1])]
+        weights = list(getattr(module, "checked_weights", matrices[-1:]))
         layers = (each for each in module.modules() if isinstance(each, (torch.nn.Linear, torch.nn.Conv2d)))
         if not workload.make_checked:
             weights.append(next(layers).weight)
@@ -267,8 +267,7 @@ class DeviceContext(base.DeviceContext):
         """
         module = BUILDERS[workload.name](workload)
         compares = self.can_compare(count_weights(module))
-        if hasattr(module, "fill"):  # it was built without memory
-            self.fill(module, compares)
+        reference = self.fill(module, workload, compares) if hasattr(module, "fill") else module
         expected = None
         pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.batches_of_two(workload)]
         # With random weights and the initial statistics, activations explode or vanish with depth. All pairs
@@ -278,14 +277,15 @@ class DeviceContext(base.DeviceContext):
             dtype = getattr(torch, self.reference)
             pair = [each.to(dtype) if each.is_floating_point() else each for each in pairs[0]]
             inputs = [each for each in pair if each.ndim > 1]  # the times of diffusion are powers of 2
-            arrays = [each.detach().numpy() for each in (*module.to(dtype).parameters(), *inputs)]
+            arrays = [each.detach().numpy() for each in (*reference.to(dtype).parameters(), *inputs)]
             threads = torch.get_num_threads()
             if self.reference == "float64":  # there a MobileNet's groups are thousands of tiny operators: 0.4 s, or 11
                 torch.set_num_threads(1)
-            expected = self.references(lambda _: evaluate(module, workload, pair, is_trained), arrays)
+            expected = self.references(lambda _: evaluate(reference, workload, pair, is_trained), arrays)
             torch.set_num_threads(threads)
             del arrays
-        module = module.to(self.device, self.dtype, memory_format=self.format)
+        if not self.weight_bits:
+            module = module.to(self.device, self.dtype, memory_format=self.format)
         batch = self.put(*self.checked_batch(workload))
         self.check_model(lambda: evaluate(module, workload, batch, is_trained, self.autocast()), expected)
         return Model(self, module, workload, is_trained)
@@ -295,13 +295,8 @@ class DeviceContext(base.DeviceContext):
         parameters = count_weights(module)
         compares = self.can_compare(parameters)
         expected = None
-        if self.weight_bits:
-            reference = on_torch_llm.Decoder(workload).to_empty(device="cpu") if compares else None
-            module.fill(self.device, self.dtype, self.weight_bits, reference)
-        else:
-            self.fill(module, compares)
-            reference = module if compares else None
-        if reference:
+        reference = self.fill(module, workload, compares)
+        if compares:
             reference.to(getattr(torch, self.reference))
             run = torch.inference_mode()(lambda _: [reference(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()])
             expected = self.references(run, [each.detach().numpy() for each in reference.parameters()])
@@ -309,9 +304,17 @@ class DeviceContext(base.DeviceContext):
             module = module.to(self.device, self.dtype)
         return on_torch_llm.CachedModel(self, module, parameters), expected
 
-    def fill(self, module, compares):
-        """Give a model that was built without memory its weights: if it is compared, first on the CPU."""
-        module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))
+    def fill(self, module, workload, compares):
+        """Give a model that was built without memory its weights; return its reference on the CPU if it is compared.
+
+        That is the model itself, which then moves to the device, or one with the weights that quantised ones stand for.
+        """
+        if not self.weight_bits:
+            module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))
+            return module
+        reference = type(module)(workload).to_empty(device="cpu") if compares else None
+        module.fill(self.device, self.dtype, self.weight_bits, reference)
+        return reference
 
     def open_stream(self, workload, settings, phase):
         return import_images().open_stream(workload, settings, phase, pins_memory=self.device == "cuda")
@@ -404,7 +407,7 @@ class Model(base.Model):
         self.uncompiled = module.train(is_trained)
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
-        self.last_weight = getattr(self.uncompiled, "checked_weight", self.trained_weights()[-1])
+        self.last_weight = getattr(self.uncompiled, "checked_weights", self.trained_weights()[-1:])[0]
         if not is_trained:
             return
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel

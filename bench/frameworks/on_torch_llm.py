@@ -88,6 +88,43 @@ def quantise(layer, bits, copies):
     attributes |= {"shape": original.shape} if "shape" in attributes else {}
     quantised = type(block).__tensor_unflatten__(tensors, attributes, original.shape, None)
     layer.weight = torch.nn.Parameter(quantised, requires_grad=False)
+    layer.__class__ = Quantised
+
+
+def restore(weight, dtype):
+    """Return the matrix that quantised weights stand for."""
+    if not hasattr(weight, "scale_and_zero"):
+        return weight.dequantize(dtype)
+    # A tile of 8 rows and 128 inputs has 32 lanes, 4 for a row, and a lane 4 words of 32 inputs: aten's int4mm.cu. The
+    # bytes of a word, two for even and two for odd inputs, have numbers of inputs that are 8 apart.
+    packed = weight.qdata.view(torch.uint8).unflatten(3, (4, 2, 2)).unflatten(2, (8, 4))
+    numbers = torch.stack([packed & 15, packed >> 4], -1).permute(0, 2, 1, 4, 6, 7, 3, 5)
+    scale, zero = weight.scale_and_zero.transpose(0, 1)[:, :, None].unbind(-1)
+    numbers = numbers.reshape(*scale.shape[:2], GROUP_SIZE).to(scale.dtype) - 8
+    return torch.addcmul(zero, numbers, scale).flatten(1)[: weight.shape[0], : weight.shape[1]].to(dtype)
+
+
+class Restored(torch.autograd.Function):
+    """The product with frozen quantised weights, which have no gradient, but their input has one.
+
+    Both passes restore the weights: what is kept for the backward pass would take the memory that quantising saves.
+    """
+
+    @staticmethod
+    def forward(context, x, weight):  # pyright: ignore[reportIncompatibleMethodOverride]
+        context.save_for_backward(weight)
+        return functional.linear(x, restore(weight, x.dtype))
+
+    @staticmethod
+    def backward(context, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient @ restore(*context.saved_tensors, gradient.dtype), None
+
+
+class Quantised(torch.nn.Linear):
+    """A projection with quantised weights: torchao's kernel, or in training, which that cannot do, Restored."""
+
+    def forward(self, x):
+        return Restored.apply(x, self.weight) if torch.is_grad_enabled() else super().forward(x)
 
 
 def stored_bytes(weights):
@@ -145,9 +182,11 @@ class Decoder(torch.nn.Module):
             self.decoder.activation_checkpointing_enable({"use_reentrant": False})
 
     @property
-    def checked_weight(self):
-        """Return the weight that is read after a window: in 16 bits training moves a matrix, and a norm stays at 1."""
-        return [weight for name, weight in self.named_parameters() if "o_proj" in name and weight.requires_grad][-1]
+    def checked_weights(self):
+        """Return those whose gradients are compared: first a matrix, which 16 bits let move, then LoRA's adapters."""
+        trained = {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
+        last = [weight for name, weight in trained.items() if "o_proj" in name][-1]
+        return [last, *(weight for name, weight in trained.items() if name.endswith((".a", ".b")))]
 
     @torch.no_grad()
     def fill(self, device, dtype, bits=None, reference=None):

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from tests.card import machines
+from tests.frameworks import packed
 
 CPU = torch.device("cpu")
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
@@ -40,21 +41,8 @@ def on_cpu(tensor):
     return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def pack4(weights, inner):
-    """Give weights of 4 bits the shape that the card's kernel wants, but leave their order."""
-    rows, half = weights.shape
-    return weights.contiguous().view(torch.int32).reshape(rows // 8, half // (inner * 8), 32, inner // 2)
-
-
-def multiply4(x, packed, group, scale_and_zero):
-    """Multiply by weights that pack4() has packed."""
-    halves = packed.contiguous().view(torch.uint8).reshape(packed.shape[0] * 8, -1).int()
-    numbers = torch.stack([halves >> 4, halves & 15], -1).reshape(len(halves), -1).float()
-    scale, zero = (each.T.float().repeat_interleave(group, 1) for each in scale_and_zero.unbind(-1))
-    return (x.float() @ ((numbers - 8) * scale + zero).T).to(x.dtype)
-
-
-OTHERS = {"_convert_weight_to_int4pack": pack4, "_weight_int4pack_mm": multiply4}  # operators that differ on the CPU
+# Operators that differ on the CPU.
+OTHERS = {"_convert_weight_to_int4pack": packed.pack, "_weight_int4pack_mm": packed.multiply}
 
 
 class Kernels(TorchDispatchMode):

@@ -96,6 +96,7 @@ def test_quantised_weights_are_always_compared_and_are_the_same_model(model, pre
 # Training
 
 CASES = [{}, {"PRECISION": "bfloat16"}, LORA | {"CHECKPOINTING": "1"}]
+CASES.append(LORA | {"WEIGHT_BITS": "8" if TESTED == "torch" else "4"})
 if TESTED != "torch":  # which takes long to compile
     CASES.append(LORA | {"CHECKPOINTING": "1", "COMPILE": "1"})
 

@@ -223,14 +223,3 @@ def test_another_group_size_than_it_says_is_refused(monkeypatch):
     monkeypatch.setattr(nn, "quantize", lambda module, size, bits: right(module, size // 2, bits))
     with pytest.raises(MeasurementError, match="groups"):
         open_llm("decode", WEIGHT_BITS="4")
-
-
-def test_adapters_of_quantised_weights_are_trained():
-    session = open_llm("training", MODEL="tiny-qwen", WEIGHT_BITS="4", LORA_RANK="4")
-    assert session.context.output_error < session.context.output_limit
-    assert any(isinstance(layer, nn.QuantizedLinear) for layer in on_mlx_llm.leaf_layers(session.model.module).values())
-    batch, losses = next(session.batches), []
-    for _ in range(20):
-        session.model.train(*batch)
-        losses.append(float(session.model.loss))
-    assert losses[-1] < losses[0]

@@ -9,6 +9,7 @@ import llm_benchmark
 from bench.frameworks import on_torch_llm
 from bench.timing import MeasurementError
 from llm_benchmark import DECODERS
+from tests.frameworks import packed
 from tests.frameworks.sessions import describe_llm, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS
 
@@ -102,11 +103,19 @@ def test_tied_tables_stay_tied_positions_are_the_librarys_and_weights_keep_their
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
 @pytest.mark.parametrize(
-    ("phase", "rank"), [("prefill", 0), ("decode", 0), ("training", 0), ("training", 4), ("forward", 4)]
+    ("phase", "environ"),
+    [
+        ("prefill", {}),
+        ("decode", {}),
+        ("training", {}),
+        ("training", LORA),
+        ("forward", LORA),
+        ("training", LORA | {"WEIGHT_BITS": "8"}),
+    ],
 )
-def test_the_formulas_agree_with_the_counter(model, phase, rank):
+def test_the_formulas_agree_with_the_counter(model, phase, environ):
     # Of a single token in a cache of one: there the counter, which does not know of masks, counts no empty slots.
-    environ = {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "LORA_RANK": str(rank), "USE_GPU": "0"}
+    environ = environ | {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "USE_GPU": "0"}
     session, workload = (f(phase, MODEL=model, **environ) for f in (open_llm, describe_llm))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # others compute the scores again
         session.step()
@@ -118,19 +127,9 @@ def test_the_formulas_agree_with_the_counter(model, phase, rank):
 
 @pytest.fixture(params=[8, 4])
 def bits(monkeypatch, request):
-    """Let a CPU do what CUDA's kernels for 4 bits do, with numbers that are packed in their order."""
-
-    def pack(halves, tiles):
-        return halves.view(len(halves) // 8, -1, 32, 2 * tiles).view(torch.int32)
-
-    def multiply(x, packed, size, scale_and_zero):
-        halves = packed.view(torch.uint8).reshape(8 * len(packed), -1)
-        numbers = torch.stack([halves >> 4, halves & 15], -1).flatten(1)
-        scale, zero = scale_and_zero.repeat_interleave(size, 0).unbind(-1)
-        return x @ ((numbers.T - 8.0) * scale + zero).to(x.dtype)
-
-    monkeypatch.setattr(torch.ops.aten, "_convert_weight_to_int4pack", pack)
-    monkeypatch.setattr(torch.ops.aten, "_weight_int4pack_mm", multiply)
+    """Let a CPU do what CUDA's kernels for 4 bits do."""
+    monkeypatch.setattr(torch.ops.aten, "_convert_weight_to_int4pack", packed.pack)
+    monkeypatch.setattr(torch.ops.aten, "_weight_int4pack_mm", packed.multiply)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setitem(on_torch_llm.DEVICES, 4, ("cpu",))
     return request.param
@@ -189,6 +188,33 @@ def test_wrongly_quantised_weights_are_wrong_output(monkeypatch, bits, sabotage)
     with pytest.raises(MeasurementError) as error:
         open_llm(PRECISION="bfloat16", WEIGHT_BITS=str(bits), USE_GPU="0")
     assert error.value.status == "wrong_output"
+
+
+def train_quantised(bits):
+    environ = {"MODEL": "tiny-qwen", "PRECISION": "bfloat16", "WEIGHT_BITS": str(bits), "USE_GPU": "0"}
+    return open_llm("training", **LORA, **environ)
+
+
+def test_a_wrong_gradient_of_an_early_adapter_is_wrong_output(monkeypatch, bits):
+    right = on_torch_llm.Restored.backward
+
+    def backward(context, gradient):
+        is_key_or_value = gradient.shape[-1] == 64 and context.saved_tensors[0].shape == (64, 64)
+        return right(context, gradient * (not is_key_or_value))
+
+    monkeypatch.setattr(on_torch_llm.Restored, "backward", backward)
+    with pytest.raises(MeasurementError, match="the gradient of the first layer"):
+        train_quantised(bits)
+
+
+def test_training_keeps_no_restored_weights_for_the_backward_pass(bits):
+    session, kept = train_quantised(bits), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        session.model.forward(*next(session.batches))
+    layers = [each for each in session.model.uncompiled.modules() if isinstance(each, on_torch_llm.Quantised)]
+    shapes = {shape for each in layers for shape in (each.weight.shape, each.weight.shape[::-1])}
+    assert len(layers) == 15
+    assert not shapes & {each.shape for each in kept if type(each) is torch.Tensor}
 
 
 def test_a_matrix_that_torchao_skips_is_refused(monkeypatch):

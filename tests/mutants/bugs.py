@@ -128,7 +128,7 @@ BUGS = {
     "tf32_as_float32": Bug(CHECK, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
     "accept_a_wrong_output": Bug(CHECK, "if limit is not None:", "if False:", WRONG),
     "one_limit_for_all_models": Bug(CHECK, "max(least, ROUNDING", "max(0.3, ROUNDING", STRICT),
-    "ignore_the_first_layers_gradient": Bug(CHECK, "in zip(PARTS, got, ", "in zip(PARTS[:2], got, ", WRONG),
+    "ignore_the_first_layers_gradient": Bug(CHECK, "in name_parts(got, ", "in name_parts(got[:2], ", WRONG),
     "check_two_items_of_a_batch": Bug(CHECK, "math.ceil(workload.items_per_step / 2)", "1", KNOWN),
     "check_only_the_first_pair": Bug(CHECK, "np.split(got[0], len(got[0]) // len(expected[0]))", "[got[0][:2]]", KNOWN),
     "accept_an_ignored_input": Bug(CHECK, "require(not np.array_equal(*got[0][:2]), ", "require(True, ", WRONG),
@@ -181,6 +181,11 @@ BUGS = {
     "accept_matrices_that_are_not_quantised": Bug(
         TORCH_LLM, "check.require(type(block) is not torch.nn.Parameter", "check.require(True", BITS
     ),
+    "lose_the_gradient_through_quantised_weights": Bug(
+        TORCH_LLM, "return gradient @ restore(", "return 0.5 * gradient @ restore(", BITS
+    ),
+    "keep_restored_weights": Bug(TORCH_LLM, "if torch.is_grad_enabled() else", "if False else", BITS),
+    "compare_only_the_last_adapter": Bug(TORCH_LLM, 'name.endswith((".a", ".b"))', "False", BITS),
     "count_no_quantised_weights": Bug(
         TORCH_LLM, "sum(map(stored_bytes, decoder.parameters()))", "2 * parameters", BITS
     ),
