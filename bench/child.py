@@ -218,9 +218,7 @@ def measure_quantity(process: Process, workload: Workload, scope):
         MeasurementError, or whatever the framework raises.
     """
     with open_job(process, workload, scope) as job:
-        begun = work_cells(process.settings, workload, scope) | {"status": processes.BEGUN, "note": "measuring"}
-        on_window = functools.partial(report.write_rate, process.emit, begun, job.items_per_step)
-        measured = measure.measure(replace(job, on_window=on_window))
+        measured = measure.measure(job)
         if process.group.ranks.are_many:
             refuse_unequal_weights(process.group.gather(job.session.checksum()))
         cells = measurement_cells(measured)
@@ -260,14 +258,16 @@ def open_job(process: Process, workload: Workload, scope):
     session = process.framework.open_session(workload, rank_settings, scope, compares=compares)
     meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
     process.emit(begun | {"note": "warming up" if scope in ("device", "sustained") else "measuring"})
+    items_per_step = workload.items_per_step * group.ranks.world_size
     try:
         yield measure.Job(
             group.in_step(session),
-            items_per_step=workload.items_per_step * group.ranks.world_size,
+            items_per_step=items_per_step,
             max_seconds=settings.max_seconds,
             num_items=settings.num_images,
             sustained_seconds=settings.sustain,
             clock=group.clock,
+            on_window=functools.partial(report.write_rate, process.emit, begun | {"note": "measuring"}, items_per_step),
             watch=None if group.ranks.rank else meters.Watch(process.instruments),
             end_turn=process.end_turn if scope == "device" else None,
         )

@@ -53,6 +53,10 @@ def test_a_session_is_measured_and_only_training_and_the_optimizer_change_the_we
     assert session.parameters == open_session.workload(script, phase).parameters
 
 
+def test_every_workload_has_a_builder():
+    assert set(FRAMEWORKS[TESTED].workloads) <= set(open_session("mlp", "inference").context.builders)
+
+
 def test_batches_take_turns_and_the_seed_decides():
     def results(seed):
         session = open_session(phase="inference", SEED=seed)
