@@ -166,6 +166,8 @@ def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines):
     missing = list_missing()
     if len(missing) < len(runs):
         say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(kept.path)} has them")
+    if again := sum(work.endswith(" again") for work in missing):
+        say(f"measuring {again} of them again, because other programs disturbed them")
     with report.progress(sum(plan_processes(runs[work]) - len(kept.rows_of[work]) for work in missing)) as watch:
         while missing:
             least = min(len(kept.rows_of[work]) for work in missing)  # an interrupted pass goes on
@@ -226,13 +228,14 @@ def main():
     blank = complete_row(host, "", line)
     say(f"\nthe standard set on {blank['machine']} ({device.kind}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, an estimated 40 to 100 on a GPU; a few with QUICK=1")
-    say("measured in passes, one process of each work: Ctrl-C keeps what is complete, and `make all` goes on")
+    say("measured in passes, one process of each work: Ctrl-C keeps what is complete, and the same command goes on")
     has_result = measure_set(run, host, device, blank)
     for words in card.finish(settings.results_dir, blank["machine"], settings.framework):
         say(words)
+    say("\nall results of this machine: earlier ones count where new ones were disturbed, or are of one process")
     say(table.describe_set(settings.results_dir, say, [blank[name] for name in table.SIDE]))
     path = results.path_of(settings.results_dir, blank)
-    say(f"added to {results.display_path(path)}; `make submit` prints how to send the results")
+    say(f"added to {results.display_path(path)}: `make plot` draws it, `make submit` prints how to send it")
     if device.kind == "mps" and settings.framework != "mlx":
         say("`FRAMEWORK=mlx make all` measures the language models in MLX")
     return 0 if has_result else 1

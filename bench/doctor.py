@@ -39,7 +39,7 @@ def examine(frameworks=tuple(FRAMEWORKS)):
     show("commit", "no" if why else "ok", why or commit)
     works = [try_framework(name) for name in frameworks]
     if not any(works):
-        print("\nno framework can run here: the lines above say why", file=sys.stderr)
+        print("\nno framework can run here yet: the lines above say why, and what to do", file=sys.stderr)
     return 0 if any(works) else 1
 
 

@@ -17,7 +17,7 @@ const WORDS = {
   device: "the model, on resident batches", input: "the input pipeline", end_to_end: "model and input together",
   epoch: "whole epochs", cpu: "CPU", gpu: "GPU", image: "image classification", mlp: "multilayer perceptrons",
   transformer: "text classification (BERT)", llm: "language models", diffusion: "image generation",
-  training: "training (also fine-tuning)",
+  training: "training (also fine-tuning)", bfloat16: "bfloat16 (bf16)", float16: "float16 (fp16)",
 };
 const say = (text) => Object.hasOwn(WORDS, text) ? WORDS[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
@@ -96,7 +96,7 @@ const batch = (line) => line.batch_size && `batch ${line.batch_size}`;
 const workOf = (line) => join(line.workload === line.model ? "" : line.workload, line.model, line.phase,
   line.scope === "device" ? "" : say(line.scope), line.size, line.weights);
 const settingsOf = (line) => join(line.precision, batch(line), line.settings);
-const fullWork = (line) => join(workOf(line), settingsOf(line));
+const fullWork = (line) => join(workOf(line), settingsOf(line), line.framework);
 const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : line.stated;
 const warnings = (line) => `${line.flags} ${line.status}`.trim();
 
@@ -125,7 +125,7 @@ const named = (line, ...parts) => element("span", {}, ...parts, element("div", {
 // Columns of the table: title, text or node of a line, value to sort by, class.
 const COLUMNS = {
   machine: {title: "Device", value: (line) => line.shown, class: "long", cell: (line) =>
-    named(line, line.shown, element("span", {class: "tag"}, isPublished(line) ? " published" : ""))},
+    named(line, line.shown, element("span", {class: "tag"}, isPublished(line) ? " (published)" : ""))},
   work: {title: "Work", cell: workOf, class: "long"},
   value: {title: "Result", cell: result, value: (line) => line.value ?? 0, class: "number"},
   interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value || 0,
@@ -143,7 +143,7 @@ const COLUMNS = {
 const sideOf = (side, machine) => ({
   title: machines.get(machine), class: "side number", value: (pair) => pair[side]?.value ?? 0,
   cell: ({[side]: line}) => line ? element("span", {}, result(line), element("div", {class: "tag"}, join(interval(line),
-    line.framework, isPublished(line) && "published", warnings(line)))) : "",
+    isPublished(line) && "published", warnings(line)))) : "",
 });
 const ratioOf = ({a, b}) => a && b ? b.value / a.value : 0;
 const ratio = {title: "Second / first", class: "number", value: ratioOf,

@@ -50,10 +50,12 @@ def choose_rows(rows):
     """Choose the row of each machine, work and setup that counts, and all published figures; the oldest comes first.
 
     An undisturbed row counts before a disturbed one, then one of its own before one of a comparison (the column
-    `search`), then the newest one. A quick check, or what Ctrl-C left, does not replace more processes of its commit.
+    `search`), then one of several processes before a quick check, then the newest one. What Ctrl-C left does not
+    replace more processes of its commit.
     """
-    done = rows.assign(compared=rows["search"] != "")
-    done = done.sort_values(["disturbed", "compared", "timestamp"], ascending=[False, False, True])
+    done = rows.assign(compared=rows["search"] != "", several=rows["process_rates"].str.contains(" "))
+    by = {"disturbed": False, "compared": False, "several": True, "timestamp": True}
+    done = done.sort_values(list(by), ascending=list(by.values()))
     own = done.loc[~done["published"]]
     work = ["machine", *WORK, *columns.SETUP]
     processes = own["process_rates"].str.count(" ")
