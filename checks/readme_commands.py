@@ -69,36 +69,29 @@ def find_target(command):
     return words[1].removesuffix("_benchmark.py")
 
 
-def explain_skip(command, python):
-    """Return why a command is not run; None if it is."""
-    framework = re.search("FRAMEWORK=(?!all)([a-z]+)", command)
-    if python and framework:
-        done = subprocess.run([python, "-c", f"import {framework[1]}"], capture_output=True)
-        return f"PYTHON does not have {framework[1]}" if done.returncode else None
-    return next((reason for start, reason in SKIPPED.items() if command.startswith(start)), None)
-
-
 def run_command(command, folder, python):
-    """Run a command in the clone; return its exit status and what it printed."""
+    """Run a command in the clone if it can run here; return "ok", "skipped" or "FAILED", and the reason."""
+    framework = re.search("FRAMEWORK=(?!all)([a-z]+)", command)
+    if (
+        python
+        and framework
+        and subprocess.run([python, "-c", f"import {framework[1]}"], capture_output=True).returncode
+    ):
+        return "skipped", f": PYTHON does not have {framework[1]}"
+    if reason := next((SKIPPED[start] for start in SKIPPED if command.startswith(start)), None):
+        return "skipped", f": {reason}"
+    target = find_target(command)
+    if target not in SHORT:
+        return "FAILED", ": it is not known: add it to SHORT or SKIPPED in checks/readme_commands.py"
     environ = {name: text for name, text in os.environ.items() if name not in (*KNOWN_NAMES, "MAKEFLAGS", "MAKELEVEL")}
-    environ |= SHORT[find_target(command)] | {"MACHINE": "readme"} | ({"PYTHON": python} if python else {})
+    environ |= SHORT[target] | {"MACHINE": "readme"} | ({"PYTHON": python} if python else {})
     replaced = {".venv/bin/python": python} if python else {}
     replaced |= FILLED_IN | {"PYTHON=python3": f"PYTHON={sys.executable}"}  # one that has PyTorch
     for written, meant in replaced.items():
         command = command.replace(written, meant)
     how = {"cwd": folder, "env": environ, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
     done = subprocess.run(command, shell=True, stderr=subprocess.STDOUT, **how)
-    return done.returncode, done.stdout
-
-
-def check_command(command, folder, python):
-    """Run a command if it can run here; return "ok", "skipped" or "FAILED", and the reason."""
-    if reason := explain_skip(command, python):
-        return "skipped", f": {reason}"
-    if find_target(command) not in SHORT:
-        return "FAILED", ": it is not known: add it to SHORT or SKIPPED in checks/readme_commands.py"
-    status, printed = run_command(command, folder, python)
-    return ("FAILED", f": exit status {status}\n{printed[-2000:]}") if status else ("ok", "")
+    return ("FAILED", f": exit status {done.returncode}\n{done.stdout[-2000:]}") if done.returncode else ("ok", "")
 
 
 def main():
@@ -109,7 +102,7 @@ def main():
         clone(folder)
         for command in read_commands(Path(folder, "README.md").read_text()):
             start = time.monotonic()
-            state, reason = check_command(command, folder, python)
+            state, reason = run_command(command, folder, python)
             states.append(state)
             print(f"{state:<8}{time.monotonic() - start:4.0f} s  {command}{reason}", flush=True)
     print(", ".join(f"{states.count(state)} {state}" for state in ("ok", "skipped", "FAILED")))

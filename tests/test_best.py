@@ -99,7 +99,7 @@ def search(monkeypatch, tmp_path, capsys):
     return call
 
 
-def test_the_answer_and_the_rows_of_its_path(search):
+def test_the_rows_of_the_answers_path_are_stored(search):
     status, out, rows, asked = search()
     assert status == 0
     assert re.search(rf"{FASTEST}\n +5.94 times \(5.94 to 5.94\) as fast as the default \(5 pairs", out)

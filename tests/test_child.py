@@ -76,7 +76,7 @@ def test_a_measurement_becomes_a_line(child):
     assert {"optimizer", "num_workers"}.isdisjoint(line)  # inference on resident batches has neither
 
 
-def test_scopes_have_a_line_each_and_workers_only_with_a_pipeline(child):
+def test_scopes_have_a_line_each(child):
     status, lines = child(SCOPE="device,input,end_to_end", NUM_WORKERS="3")
     assert (status, [line["scope"] for line in lines]) == (0, ["device", "input", "end_to_end"])
     assert [line["data"] for line in lines] == ["synthetic", "jpeg_q96", "jpeg_q96"]
@@ -84,11 +84,9 @@ def test_scopes_have_a_line_each_and_workers_only_with_a_pipeline(child):
     assert ["tflops" in line for line in lines] == [True, False, True]
 
 
-def test_num_images_are_rounded_up_and_the_bytes_of_a_step_become_a_bandwidth(child):
-    with_bytes = {"workload": lambda settings: replace(tiny_workload(settings), bytes_per_step=8_000_000)}
-    _, (line,) = child(NUM_IMAGES="1003", BATCH_SIZE="100", **with_bytes)
-    assert (line["items"], line["stop_reason"]) == (1100, "num_images")
-    assert line["bandwidth"] == pytest.approx(line["throughput"] / 100 * 0.008)
+def test_the_bytes_of_a_step_become_a_bandwidth(child):
+    _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), bytes_per_step=8_000_000))
+    assert line["bandwidth"] == pytest.approx(line["throughput"] / 8 * 0.008)
 
 
 def few_images(settings):
@@ -104,9 +102,6 @@ def test_epochs_are_lines_with_their_loss_and_accuracy(child):
     assert last["loss_mean"] < first["loss_mean"]
     assert 0.1 < last["accuracy"] <= 1
     assert last["throughput"] == pytest.approx(2000 / last["seconds"])
-
-
-# Failures
 
 
 @pytest.mark.parametrize(
@@ -165,7 +160,7 @@ def test_a_framework_that_cannot_be_loaded_is_named_with_the_reason(monkeypatch,
         frameworks.load("jax")
 
 
-def test_a_second_kind_of_card_and_a_slow_start_are_told_once(child, monkeypatch, caplog):
+def test_a_second_kind_of_card_is_told_once(child, monkeypatch, caplog):
     cards = [environment.Card("NVIDIA GeForce GT 1030", "0"), environment.Card("NVIDIA GeForce RTX 4090", "1")]
     monkeypatch.setattr(environment, "list_cards", lambda: cards)
     device = frameworks.Device("cuda", cards[0].name, "1", 1, note="kernels are compiled first")
@@ -189,9 +184,6 @@ def test_a_gpu_that_is_missing_is_warned_of(child, caplog):
 def test_a_gpu_that_has_gone_since_the_last_process_is_a_mistake(child):
     with pytest.raises(SettingError, match="cuda"):
         child(task=child_process.Task(device="cuda"))
-
-
-# Meters
 
 
 class Counter:
@@ -242,13 +234,12 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
     with_energy = [line["scope"] for line in lines if "power_watts" in line]
     assert with_energy == ([scope for scope in measured if scope != "input"] if task.has_extras else [])
     line = lines[0]
-    assert (line["optimizer"], line["throughput"] > 0) == ("sgd", True)
+    assert line["temperature_c"] == 61
     assert line.get("canary_seconds") == (0.001 if task.has_extras else None)
-    assert (line["temperature_c"], line["clock_mhz"]) == (61, 1980)
     if task.has_extras:
-        assert line["power_watts"] == pytest.approx(50, rel=0.1)
-        assert line["idle_watts"] == pytest.approx(50, rel=0.1)
-        assert (line["joules_per_item"] > 0, line["power_scope"]) == (True, "gpu board")
+        assert line["joules_per_item"] > 0
+        assert line["power_scope"] == "gpu board"
+        assert [line["power_watts"], line["idle_watts"]] == pytest.approx([50, 50], rel=0.1)
 
 
 @pytest.mark.parametrize(("part", "has_energy"), [("forward", True), ("backward", False), ("optimizer", False)])

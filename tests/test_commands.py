@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import psutil
@@ -31,10 +32,7 @@ def test_make_image_measures(tmp_path):
     assert {(row["status"], row["model"], row["batch_size"]) for row in rows} == {("ok", "squeezenet1_1", "1")}
 
 
-def test_a_mistake_is_one_line():
-    status, out, err = call("make", "image", f"PYTHON={sys.executable}", "BATCHSIZE=64", USE_GPU="0")
-    said = [line for line in err.splitlines() if "BATCHSIZE" in line]
-    assert (status, out, len(said), "Traceback" in err) == (2, "", 1, False)
+def test_the_doctor_prefers_the_python_that_was_chosen():
     _, out, _ = call("make", "-n", "doctor", "PYTHON=chosen")
     assert out.index("chosen") < out.index(".venv")
 
@@ -53,7 +51,7 @@ def has_worker(processes):
 
 
 @pytest.mark.parametrize("others", [{}, MAC, NEW_PYTHON])
-def test_ctrl_c_ends_a_real_run_with_its_workers_and_files(tmp_path, others):
+def test_ctrl_c_ends_a_real_run_with_its_workers(tmp_path, others):
     environ = os.environ | SMALL | others
     environ |= {"MAX_SECONDS": "60", "SCOPE": "input", "NUM_WORKERS": "1", "TMPDIR": str(tmp_path)}
     program = subprocess.Popen(
@@ -69,6 +67,7 @@ def test_ctrl_c_ends_a_real_run_with_its_workers_and_files(tmp_path, others):
         assert line, "the program ended before it measured"
     while not has_worker(children := psutil.Process(program.pid).children(recursive=True)):
         assert program.poll() is None
+        time.sleep(0.05)
     program.send_signal(signal.SIGINT)
     _, err = program.communicate(timeout=300)
     assert (program.returncode, "Traceback" in err) == (130, False)

@@ -60,7 +60,7 @@ def layer_of(module):
 
 
 @pytest.mark.parametrize("module", sorted(FILES.keys() - {"bench"}))
-def test_imports_run_downward_and_frameworks_stay_in_their_own_file(module):
+def test_imports_run_downward(module):
     height, entry = layer_of(module)
     imports = list(imports_of(FILES[module]))
     for imported in imports:

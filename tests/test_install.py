@@ -51,13 +51,9 @@ MACHINES = {
     "an H200 and an old uv": ({"cards": H200, "refuses": "--torch-backend"}, 0, PYPI, H200[:10]),
     "an A100 with driver 550": ({"cards": A100}, 0, CU126, "550.54.14"),
     "an A100, no index": ({"cards": A100, "refuses": "cu126"}, 2, None, "driver 580 PYTHON="),
-    "an A100 and a very old uv": ({"cards": A100, "refuses": "--torch-backend"}, 2, None, "driver 580 PYTHON="),
     "an RTX 5090 with driver 570": ({"cards": RTX_5090}, 2, None, "driver 580 PYTHON= USE_GPU=0"),
-    "a B200 with driver 570": ({"cards": "570.86.10, 10.0"}, 2, None, "driver 580"),
-    "a V100 with driver 535": ({"cards": V100}, 0, CU126, "535.104.05"),
     "a V100 with driver 580": ({"cards": "580.95.05, 7.0"}, 0, CU126, "580.95.05"),
     "a T4, decimal commas": ({"cards": "580.95.05, 7.5", "awk": COMMA, "LC_ALL": "de_DE"}, 0, PYPI, "580.95.05"),
-    "a B200 with driver 580": ({"cards": "580.95.05, 10.0"}, 0, PYPI, "580.95.05"),
     "a K80 with driver 470": ({"cards": "470.82.01"}, 2, None, "driver 525 PYTHON= USE_GPU=0"),
     "the first of two": ({"cards": TWO}, 2, None, "driver 580"),
     "the second of two": ({"cards": TWO, "CUDA_VISIBLE_DEVICES": "1,0"}, 0, CU126, "550.54.14"),
@@ -70,7 +66,6 @@ MACHINES = {
     "a login node, CPUs": ({"CUDA_BUILD": "12", "USE_GPU": "0", "built_for": "none"}, 0, CPU, "cpu"),
     "a CUDA of which there is no build": ({"CUDA_BUILD": "11"}, 2, None, "CUDA_BUILD='11' 12 13"),
     "WSL2 over SSH": ({"cards": A100, "smi": "../wsl/nvidia-smi"}, 0, CU126, "550.54.14"),
-    "only Python 3.14": ({"python": "--no-python-downloads"}, 0, CPU, "cpu"),
     "no Python": ({"python": "none"}, 2, None, "cause: PYTHON="),
     "no wheels": ({"refuses": "--dry-run", "cause": "torch has no wheels with a matching tag"}, 2, None, "wheels"),
     "a driver that fails": ({"nvidia-smi": BROKEN_SMI}, 0, CPU, "cpu"),
@@ -84,7 +79,6 @@ MACHINES = {
     "JAX, driver 580": ({"cards": H200, "file": JAX}, 0, f"-r {JAX}", JAX),
     "JAX, driver 550": ({"cards": A100, "file": JAX}, 0, "-r .venv.txt", ".venv.txt"),
     "JAX, a V100": ({"cards": V100, "file": JAX}, 0, f"{OLD_CUDNN} -r .venv.txt", ".venv.txt"),
-    "TensorFlow, a V100": ({"cards": V100, "file": TENSORFLOW}, 0, f"{OLD_CUDNN} -r .venv.txt", ".venv.txt"),
     "MLX, a T4": ({"cards": "580.95.05, 7.5", "file": MLX}, 0, f"-r {MLX}", MLX),
     "MLX, driver 550.127": ({"cards": "550.127.05, 8.0", "file": MLX}, 0, "-r .venv.txt", ".venv.txt"),
     "MLX, driver 535": ({"cards": "535.104.05, 8.0", "file": MLX}, 2, None, "driver 550.54.14 USE_GPU=0"),
@@ -142,7 +136,7 @@ def install(tmp_path):
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_each_machine_gets_the_build_for_its_gpu_or_one_line_that_says_why_not(install, tmp_path, machine):
+def test_each_machine_gets_the_build_for_its_gpu(install, tmp_path, machine):
     given, status, installed, words = MACHINES[machine]
     found, lines, asked = install(**given)
     assert (found, asked[-1:]) == (status, [installed] if installed else []), lines
@@ -150,10 +144,13 @@ def test_each_machine_gets_the_build_for_its_gpu_or_one_line_that_says_why_not(i
     assert installed or "refuses" in given or (len(lines) == 1 and not (tmp_path / ".venv").exists())
 
 
-def test_a_failed_attempt_and_a_broken_driver_are_told(install):
+def test_a_failed_attempt_is_told(install):
     _, lines, _ = install(refuses="--torch-backend")
     assert lines[-2].startswith("error")
     assert "--torch-backend=cpu" in lines[-1]
+
+
+def test_a_broken_driver_is_told(install):
     _, lines, _ = install(**{"nvidia-smi": BROKEN_SMI})
     assert "nvidia-smi" in lines[0]
 
@@ -211,13 +208,6 @@ def test_variables_for_another_python_do_not_reach_ours():
     assert not any(f"{name}=" in printed for name in environ)
 
 
-def test_windows_git_writes_no_carriage_returns(tmp_path):
-    shutil.copy(".gitattributes", tmp_path)
-    subprocess.run(["git", "init", tmp_path], check=True)
-    printed = subprocess.check_output(["git", "check-attr", "eol", "bench/install.sh"], cwd=tmp_path, text=True)
-    assert printed.endswith("lf\n")
-
-
 @pytest.fixture
 def fresh_make(tmp_path):
     """Return a function that calls make in a clone without environments: (exit status, lines, what is installed)."""
@@ -243,7 +233,6 @@ def fresh_make(tmp_path):
     ("goals", "environ", "name"),
     [
         (["image", "BATCHSIZE=8"], {}, "BATCHSIZE"),
-        (["image"], {"PRECISION": "fp8"}, "PRECISION='fp8'"),
         (["diffusion"], {"FRAMEWORK": "mlx"}, "FRAMEWORK='mlx'"),
         (["tflops", "llm"], {"DEPTH": "x"}, "DEPTH='x'"),
         (["best"], {"WORKLOAD": "llm", "PRECISION": "fp8"}, "PRECISION='fp8'"),
@@ -256,18 +245,12 @@ def test_a_wrong_setting_is_told_before_anything_is_installed(fresh_make, goals,
     assert (status, name in said[0], installed) == (2, True, []), said
 
 
-def test_make_install_installs_what_is_asked_for_and_measures_nothing(fresh_make):
+def test_make_install_installs_what_is_asked_for(fresh_make):
     assert fresh_make("install") == (0, [], [".venv"])
     assert fresh_make("image") == (0, [], [])  # without a network: what is installed stays
     apart = [] if sys.platform == "darwin" else [".venv-tensorflow"], [".venv-jax", ".venv-mlx"]
     assert fresh_make("install", FRAMEWORK="TF") == (0, [], apart[0])
     assert fresh_make("install", FRAMEWORK="all") == (0, [], apart[1])
-
-
-def test_the_list_of_commands_fits_a_terminal():
-    lines = subprocess.check_output(["make", "help"], text=True).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines.index("") < next(number for number, line in enumerate(lines) if "make test" in line)
 
 
 def test_scripts_find_the_nvidia_smi_of_wsl2_too():

@@ -113,15 +113,15 @@ def count_processes(rows):
 
 # LOSS_MOMENTS=10 tries more of them.
 MOMENTS = random.Random(0).sample(range(1, 11), int(os.environ.get("LOSS_MOMENTS", 3)))
+# A terminal that closes sends SIGHUP twice: from the kernel, and from the shell.
+SIGNALS = [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP)]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("program", [LIST, BEST, ALL], ids=["a list", "make best", "make all"])
-# A terminal that closes sends SIGHUP twice: from the kernel, and from the shell.
-@pytest.mark.parametrize("numbers", [(signal.SIGHUP, signal.SIGHUP), (signal.SIGTERM,)], ids=["SIGHUP", "SIGTERM"])
-def test_a_signal_loses_no_complete_process(program, numbers, moment, tmp_path):
+def test_a_signal_loses_no_complete_process(program, moment, tmp_path):
     command = Command(program, tmp_path / "results")
-    before = command.stop_after(moment + 4 * (program == BEST), *numbers)
+    before = command.stop_after(moment + 4 * (program == BEST), *SIGNALS[moment % 2])
     rows = command.rows()
     assert command.process.returncode == 130
     ended = sum(event.startswith("ends") for event in before)
@@ -133,9 +133,9 @@ def test_a_signal_loses_no_complete_process(program, numbers, moment, tmp_path):
         assert (len(rows), len(command.events()) <= 2 * (6 + 1)) == (3, True)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", MOMENTS[:2])
 @pytest.mark.parametrize("program", [LIST, ALL], ids=["a list", "make all"])
-def test_a_kill_leaves_whole_rows_of_every_finished_run_or_process_of_the_set(program, moment, tmp_path):
+def test_a_kill_leaves_whole_rows(program, moment, tmp_path):
     command = Command(program, tmp_path / "results")
     before = command.stop_after(moment, signal.SIGKILL)
     begun = [event.split()[1] for event in before if event.startswith("begins")]
@@ -148,17 +148,14 @@ def test_a_kill_leaves_whole_rows_of_every_finished_run_or_process_of_the_set(pr
 
 
 @pytest.mark.parametrize("program", [LIST, BEST, ALL], ids=["a list", "make best", "make all"])
-@pytest.mark.parametrize("kind", ["closed", "full"])
-def test_what_cannot_be_printed_is_stored(program, kind, tmp_path):
-    if kind == "full":
-        if not os.path.exists("/dev/full"):
-            pytest.skip("needs Linux's /dev/full")
+def test_what_cannot_be_printed_is_stored(program, tmp_path):
+    if program == LIST and os.path.exists("/dev/full"):
         end = os.open("/dev/full", os.O_WRONLY)
     else:
-        other, end = os.pipe()
+        other, end = os.pipe()  # whose reader has gone
         os.close(other)
     command = Command(program, tmp_path / "results", stdout=end)
     os.close(end)
     assert count_processes(command.rows()) == {LIST: 2, BEST: 10, ALL: 1}[program]
     assert command.process.returncode == 2
-    assert len(command.errors.strip().splitlines()[-1]) > 0
+    assert "Traceback" not in command.errors

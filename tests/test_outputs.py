@@ -17,9 +17,10 @@ import best_settings
 import compare_results
 import measure_all
 from bench import doctor, frameworks
-from bench.host import environment, meters
+from bench.host import environment, meters, resources
 from bench.plots import card, draw
 from bench.records import report
+from bench.settings import read_settings
 from bench.tune import answer
 from bench.tune.search import Dimension, Search
 from tests import rows
@@ -170,3 +171,17 @@ def test_parts_without_a_range_are_not_added():
 def test_the_sum_of_the_parts_need_not_be_the_step_if_that_is_compiled():
     for change, is_compiled in (({}, False), ({"framework": "tensorflow"}, True), ({"compile": "1"}, True)):
         assert ("need not" in report.describe_parts([row | change for row in rows.TRAINING])) == is_compiled
+
+
+def test_the_doctor_tries_a_real_framework(monkeypatch, capsys, tmp_path):
+    read = []
+    monkeypatch.setattr(doctor, "read_settings", lambda *given: read.append(read_settings(*given)) or read[0])
+    monkeypatch.setenv("USE_GPU", "0")  # a Mac in a virtual machine has a GPU that cannot allocate memory
+    get_paths = doctor.sysconfig.get_paths  # PyTorch asks it, too
+    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda *how: get_paths(*how) | {"include": str(tmp_path)})
+    assert doctor.report_framework("torch") == 0
+    assert read[0].use_gpu is False
+    out = capsys.readouterr().out
+    assert ("matmul verified" in out, "Python.h" in out) == (True, True)
+    monkeypatch.setattr(resources, "available_bytes", lambda: 1 / 0)  # as a run, it needs to know that
+    assert doctor.report_framework("torch") == 1

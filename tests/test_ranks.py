@@ -56,7 +56,7 @@ class TwoRanks(ranks.Group):
         return [value, self.other]
 
 
-def test_ranks_of_torchrun_share_their_machine_and_only_the_first_one_stores(monkeypatch, tmp_path):
+def test_ranks_of_torchrun_share_their_machine(monkeypatch, tmp_path):
     def measure_work(process, describe):
         settings = process.settings
         assert (settings.num_workers, process.instruments.counter) == (3, None)  # the fewest of any rank
@@ -106,7 +106,7 @@ sys.exit(parent.main("mlp", mlp_workload))
 """
 
 
-def test_two_ranks_train_together_and_the_failure_of_one_ends_both(tmp_path):
+def test_the_failure_of_one_of_two_ranks_ends_both(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environ = os.environ | SMALL | {"RESULTS_DIR": str(tmp_path), "NUM_DEVICES": "2", "PHASE": "training,backward"}

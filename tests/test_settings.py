@@ -62,16 +62,12 @@ def test_what_users_type_becomes_values(command, environ, values):
         ("RUNS", ["0", "1,2"]),  # not a list
         ("MAX_SECONDS", ["nan", "0", "inf"]),
         ("MACHINE", ["..", "published"]),
+        ("WEIGHT_BITS", ["7", "16", "4.5"]),  # that no framework has
     ],
 )
 def test_a_wrong_value_is_named(name, values):
     for value in values:
-        assert refusal(**{name: value}).startswith(f"{name}={value!r} ")
-
-
-def test_bits_that_no_framework_has_are_refused():
-    for value in ("7", "16", "4.5"):
-        assert refusal("llm", WEIGHT_BITS=value).startswith(f"WEIGHT_BITS={value!r} ")
+        assert refusal("llm", **{name: value}).startswith(f"{name}={value!r} ")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +132,8 @@ def test_a_probable_setting_in_the_environment_gets_one_warning(caplog, command,
 )
 def test_a_misspelt_variable_is_refused_with_what_was_meant(name, meant):
     message = refusal(**{name: "64"})
-    assert (message.startswith(f"{name}='64' "), meant in message) == (True, True)
+    assert message.startswith(f"{name}='64' ")
+    assert meant in message
 
 
 def test_settings_that_would_change_fixed_work_are_refused():

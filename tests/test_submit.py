@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import submit_results
-from bench.records import peaks, report, results, tables
+from bench.records import results
 from bench.records.columns import COLUMNS, find_fault
 from bench.settings import WORKLOADS, SettingError, read_settings
 from checks.selfcheck import workload_of_command
@@ -88,6 +88,33 @@ def test_a_formula_is_refused_in_every_text_cell(sign):
     assert [fault and fault[0] for fault in faults] == names
 
 
+# What no cell may hold, in any file of rows: the first column is named.
+CELLS = [
+    *[{"timestamp": text} for text in ("9/30/2026 10:00", "2026-09-30 10:00", "9999", "yesterday", "")],
+    *[{"throughput": text} for text in ("1,234.5", "13,45", "95.88 \u00b1 0.63", "nan", "1e99", "0", "-5", "")],
+    *[{"canary_seconds": "0,0018"}, {"run_id": "1.63915E+11"}, {"elapsed_seconds": "", "scope": "sustained"}],
+    *[{"tflops": ""} | {name: PEAK[name] for name in ("workload", "model")}, {"machine": "../x"}, {"status": ""}],
+    *[{"framework": "pytorch"}, {"world_size": "2.5"}, {"batch_size": "sixteen"}, {"depth": "inf"}],
+    *[{"unit": "bananas/s"}, {"method_version": "999"}, {"device_name": "x" * 20_000}, {"os": "\x1b[31m"}],
+    *[{"compile": "true"}, {"process_rates": "13,65 13,35"}, {"schema": "1"}],
+    *[{name: text, "source": "https://x"} for name, text in (("timestamp", "12/31/2021"), ("scope", ""))],
+    {"batch_size": "", "source": "https://x"},
+]
+
+
+@pytest.mark.parametrize("cells", CELLS, ids=[str(cells)[:50] for cells in CELLS])
+def test_a_cell_that_cannot_be_is_named(cells):
+    fault = find_fault(text(cells))
+    assert fault is not None
+    assert fault[0] == next(iter(cells))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_unit_of_a_workload_is_known(name):
+    unit = workload_of_command(name, read_settings(name).on("cpu")).unit
+    assert fault_of(text({"workload": name, "unit": f"{unit}/s"})) is None
+
+
 PAGE = '<script id="data">{}</script><script>draw()</script>'
 
 
@@ -113,39 +140,6 @@ def repository(tmp_path):
     (run.folder / "published.csv").write_text(Path("results/published.csv").read_text())
     run("add", "."), run("commit", "-q", "-m", "2"), run("checkout", "-q", "-b", "sent")
     return run
-
-
-# What no cell may hold: the first column is named.
-CELLS = [
-    *[{"timestamp": text} for text in ("9/30/2026 10:00", "2026-09-30 10:00", "9999", "yesterday", "")],
-    *[{"throughput": text} for text in ("1,234.5", "13,45", "95.88 \u00b1 0.63", "nan", "1e99", "0", "-5", "")],
-    *[{"canary_seconds": "0,0018"}, {"run_id": "1.63915E+11"}, {"elapsed_seconds": "", "scope": "sustained"}],
-    *[{"tflops": ""} | {name: PEAK[name] for name in ("workload", "model")}, {"machine": "../x"}, {"status": ""}],
-    *[{"framework": "pytorch"}, {"world_size": "2.5"}, {"batch_size": "sixteen"}, {"depth": "inf"}],
-    *[{"unit": "bananas/s"}, {"method_version": "999"}, {"device_name": "x" * 20_000}, {"os": "\x1b[31m"}],
-    *[{"compile": "true"}, {"process_rates": "13,65 13,35"}, {"schema": "1"}],
-]
-
-
-@pytest.mark.parametrize("cells", CELLS, ids=[str(cells)[:50] for cells in CELLS])
-def test_a_cell_that_cannot_be_is_refused_everywhere_and_breaks_nothing_once_it_is_stored(repository, cells):
-    write(repository, {}, {"run_id": "another"} | cells)
-    path, said, (name, *_) = repository.folder / f"{CHIP}.csv", [], cells
-    for problems in (check(repository)[1], receive(repository, path.read_text())):
-        (line,) = problems
-        assert f" {name}=" in line
-        assert len(line) < 400
-    (stored,) = results.read(path, said.append)
-    assert ", line 3: " in said[0]
-    assert peaks.measured_peaks([stored]) == {}
-    assert report.describe_slowdown([ROW | {"canary_seconds": 0.002}], [stored]) == ""
-    assert len(tables.latest(tables.read_rows([path], said.append))) == 1
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_the_unit_of_a_workload_is_known(name):
-    unit = workload_of_command(name, read_settings(name).on("cpu")).unit
-    assert fault_of(text({"workload": name, "unit": f"{unit}/s"})) is None
 
 
 def write(repository, *changes, machine=CHIP):
@@ -181,6 +175,7 @@ CHANGES = {
     "an edited row": (lambda r: write(r, {"seed": 3}), f"{CHIP}.csv, line 2: "),
     "a removed file": (lambda r: (r.folder / f"{CHIP}.csv").unlink(), f"{CHIP}.csv"),
     "a wrong cell": (lambda r: write(r, {}, {"tflops": 9}), "line 3: tflops='9'"),
+    "a long cell": (lambda r: write(r, {}, {"device_name": "x" * 20_000}), "line 3: device_name="),
     "changed programs": (change_program, "line 3: commit="),
     "pictures too": (lambda r: [write(r, {}, {"seed": 1}), (r.folder / "README.md").write_text("")], "README.md"),
     "what git ignores": (lambda r: [(r.folder / ".gitignore").write_text("*"), r("add", "-f", ".")], ".gitignore"),
@@ -193,6 +188,7 @@ def test_changes_that_are_not_added_rows_are_refused_in_one_line(repository, cha
     _, (line,) = check(repository)
     assert where in line
     assert "\n" not in line
+    assert len(line) < 400
 
 
 PASSWD = Path("/etc/passwd")
@@ -200,7 +196,6 @@ OTHERS = [  # (file in results/, its text, target or (pattern, new text), what t
     ("run.sh", "echo", "run.sh'"),
     ("a\x1b.csv", "x", r"a\x1b.csv'"),
     ("b.csv", PASSWD, "b.csv'"),
-    ("b.csv", Path("b.csv"), "b.csv'"),
     (f"{CHIP}.csv", PASSWD, f"{CHIP}.csv'"),
     ("plots", Path("/etc"), "plots'"),
     ("index.html", ("{}", '{"a": 1}'), ""),
@@ -209,19 +204,14 @@ OTHERS = [  # (file in results/, its text, target or (pattern, new text), what t
     ("README.md", ("^", "![a](plots/a.png)\n\n"), ""),
     ("README.md", ("^", "[best](https://x) "), "README.md"),
     ("published.csv", (",2254.9,", ",2255,"), ""),
-    ("published.csv", (",2254.9,", ",2254.9 \u00b1 0.6,"), "throughput="),
     ("published.csv", (",2254.9,", ',"2254,9",'), "throughput="),
     ("published.csv", (",150000,66.5212,", ",150000,,"), "throughput="),
-    ("published.csv", (",2021-12-31,ok,", ",12/31/2021,ok,"), "timestamp="),
-    ("published.csv", (",ok,https", ",ok,,https"), "36 cells"),
     ("published.csv", ("https:[^,]*", ""), "source="),
-    ("published.csv", (",training,device,", ",training,,"), "scope="),
-    ("published.csv", (",float32,0,,32,", ",float32,0,,,"), "batch_size="),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "words"), OTHERS)
-def test_other_files_are_checked_and_no_link_is_opened(repository, name, content, words):
+def test_other_files_are_checked(repository, name, content, words):
     path = repository.folder / name
     if isinstance(content, Path):
         path.unlink(missing_ok=True)
@@ -273,7 +263,7 @@ def test_submit_counts_disturbed_rows_that_were_not_measured_again(submit, capsy
     assert "disturbed" not in capsys.readouterr().out
 
 
-def test_rows_in_another_folder_are_checked_there_and_received(submit, repository, monkeypatch, tmp_path, capsys):
+def test_rows_in_another_folder_are_received(submit, repository, monkeypatch, tmp_path, capsys):
     repository.folder = tmp_path / "mine"
     repository.folder.mkdir()
     monkeypatch.delenv("MACHINE")
@@ -282,10 +272,8 @@ def test_rows_in_another_folder_are_checked_there_and_received(submit, repositor
     assert f"make receive ISSUE='{tmp_path}/mine/{CHIP}.csv'" in capsys.readouterr().out
     monkeypatch.setenv("RESULTS_DIR", str(tmp_path / "results"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert (
-        submit_results.receive(read_settings("receive"), submit_results.Repository(tmp_path), f"~/mine/{CHIP}.csv")
-        == []
-    )
+    issue = f"~/mine/{CHIP}.csv"
+    assert submit_results.receive(read_settings("receive"), submit_results.Repository(tmp_path), issue) == []
 
 
 def test_without_machine_the_only_file_with_new_rows_is_sent(submit, repository, monkeypatch):
@@ -296,23 +284,18 @@ def test_without_machine_the_only_file_with_new_rows_is_sent(submit, repository,
         submit({}, {"seed": 1})
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        *["https://github.com/o/n", "https://me:token@GitHub.com/o/n.git/", "git@github.com:o/n.git", "github.com:o/n"],
-        *["ssh://git@github.com/o/n", "ssh://git@ssh.github.com:443/o/n.git", "git://www.github.com/o/n"],
-    ],
-)
+ON_GITHUB = ["https://github.com/o/n", "https://me:token@GitHub.com/o/n.git/", "git@github.com:o/n.git"]
+ON_GITHUB += ["github.com:o/n", "ssh://git@ssh.github.com:443/o/n.git", "git://www.github.com/o/n"]
+ELSEWHERE = ["https://example.org/github.com/o/n", "git@notgithub.com:o/n", "/github.com/o/n"]
+
+
+@pytest.mark.parametrize("address", ON_GITHUB + ELSEWHERE)
 def test_a_remote_on_github_is_found_however_it_is_written(address):
-    assert submit_results.REMOTES.findall(f"other\tx (fetch)\norigin\t{address} (fetch)\n") == [("origin", "o/n")]
+    found = submit_results.REMOTES.findall(f"other\tx (fetch)\norigin\t{address} (fetch)\n")
+    assert found == [("origin", "o/n")] * (address in ON_GITHUB)
 
 
-@pytest.mark.parametrize("address", ["https://example.org/github.com/o/n", "git@notgithub.com:o/n", "/github.com/o/n"])
-def test_another_remote_is_not_on_github(address):
-    assert submit_results.REMOTES.findall(f"origin\t{address} (fetch)\n") == []
-
-
-def test_the_link_fills_in_title_and_machine_and_is_cut(submit, repository, capsys):
+def test_the_link_fills_in_the_form(submit, repository, capsys):
     repository("remote", "add", "origin", "https://github.com/fork/name")
     repository("remote", "add", "upstream", "https://github.com/owner/name")
     for device in ('Gr\u00fc\u00dfe & #1 + 2 "x"/y?', "\u00fc" * 200):
@@ -329,9 +312,7 @@ def test_the_link_fills_in_title_and_machine_and_is_cut(submit, repository, caps
     ("answer", "browser", "opens"),
     [("\n", "firefox", True), ("n\n", "firefox", False), ("", "firefox", False), ("\n", "/usr/bin/lynx", False)],
 )
-def test_only_enter_opens_the_link_and_only_in_a_graphical_browser(
-    submit, repository, monkeypatch, capsys, answer, browser, opens
-):
+def test_only_enter_opens_the_link(submit, repository, monkeypatch, capsys, answer, browser, opens):
     opened = []
     monkeypatch.setattr(submit_results.webbrowser, "get", lambda: SimpleNamespace(name=browser))
     monkeypatch.setattr(submit_results.webbrowser, "open", opened.append)
@@ -366,7 +347,7 @@ def receive(repository, text):
         return [str(error)]
 
 
-def test_rows_are_received_as_they_were_sent_and_once(issue, repository, capsys):
+def test_rows_are_received_once_as_they_were_sent(issue, repository, capsys):
     path = repository.folder / f"{CHIP}.csv"
     write(repository, {}, *NEW)
     results.add(path, ())  # with all columns
@@ -387,10 +368,6 @@ def test_a_text_that_is_too_long_for_an_issue_asks_for_the_file(issue, submit, r
     text = (repository.folder / f"{CHIP}.txt").read_text()
     assert len(text) < 60_000
     assert text.endswith(f"{CHIP}.csv\n")
-
-
-def cut(text, *lines):
-    return "".join(line for number, line in enumerate(text.splitlines(True)) if number - text.count("\n") not in lines)
 
 
 AS_MAIL = [
@@ -418,22 +395,15 @@ def test_a_file_of_another_program_is_told_once_what_was_expected(repository, te
 # What is done to a text, and what the line about it names.
 HOSTILE = {
     "cut in a row": (lambda text: text[: text.rindex("Example")], "block"),
-    "cut between rows": (lambda text: cut(text, -1, -2, -3), "block"),
-    "without a row": (lambda text: cut(text, -3), "block"),
+    "without a row": (lambda text: text.replace(text.splitlines(True)[-3], ""), "block"),
     "without a block": (lambda text: text.partition("```")[0], "not a results file"),
-    "without rows": (lambda text: cut(text, -3, -4).replace("2 rows", "0 rows"), "machine=''"),
     "two blocks": (lambda text: text + text, "block"),
     "another folder": (lambda text: text.replace(f",{CHIP},", ",../results,"), "machine='../results'"),
-    "an absolute name": (lambda text: text.replace(f",{CHIP},", ",/results,"), "machine='/results'"),
     "a name with NUL": (lambda text: text.replace(f",{CHIP},", ",a\0b,"), r"machine='a\x00b'"),
-    "a name with a newline": (lambda text: text.replace(f",{CHIP},", ',"a\nb",'), "block"),
     "the name of the published figures": (lambda text: text.replace(f",{CHIP},", ",published,"), "machine='published'"),
     "two machines": (lambda text: text[::-1].replace(f",{CHIP},"[::-1], ",x,", 1)[::-1], "machine='x'"),
     "100,000 rows": (lambda text: text.replace(row := text.splitlines(True)[-3], row * 100_000), "1 MB"),
-    "a foreign commit": (
-        lambda text: text.replace(text.partition("commit: ")[2][:12], "f" * 12),
-        "commit='ffffffffffff'",
-    ),
+    "a foreign commit": (lambda text: text.replace(text.partition("commit: ")[2][:12], "f" * 12), "commit='fff"),
     "a changed published row": (lambda text: text.replace(",first,", f",{ROW['run_id']},"), "published"),
     "a row twice, changed": (lambda text: text.replace(",first,", ",second,"), "published"),
     "a formula": (lambda text: text.replace("Example CPU", "=cmd"), "device_name='=cmd'"),
@@ -442,7 +412,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("change", "words"), HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_text_is_one_line_and_nothing_is_written(issue, repository, change, words):
+def test_a_hostile_text_is_refused_in_one_line(issue, repository, change, words):
     folder = repository.folder.parent
 
     def list_files():

@@ -59,7 +59,7 @@ def peak_of(rows):
     return peak
 
 
-def test_the_best_size_is_measured_again_and_that_is_the_peak_or_a_convolution(sweep):
+def test_the_best_size_is_measured_again_as_the_peak(sweep):
     status, rows, calls = sweep(again=0.9)
     matmuls = [("float32", "matmul", side, 0) for side in (32, 64, 128)]
     assert calls[:5] == [*matmuls, ("float32", "matmul", 64, 1), ("float32", "conv1x1", 64, 1)]
@@ -70,7 +70,7 @@ def test_the_best_size_is_measured_again_and_that_is_the_peak_or_a_convolution(s
     assert "matmul-peak" not in {row["model"] for row in sweep(SIZES="32,64")[1]}  # small ones show no peak
 
 
-def test_a_precision_that_is_not_there_is_one_row_and_the_others_run(sweep):
+def test_a_precision_that_is_not_there_is_one_row(sweep):
     status, rows, _ = sweep(fails={"tf32": "unsupported"}, PRECISION="tf32,float32")
     refused = [(row["status"], row["note"]) for row in rows if row["precision"] == "tf32"]
     assert (status, refused) == (0, [("unsupported", "not here")])
@@ -96,12 +96,12 @@ def test_what_takes_too_long_is_skipped(sweep, sizes, rates, measured):
     assert [row["matrix_size"] for row in rows if row["model"] == "matmul"] == [f"{m}x{m}x{m}" for m in measured]
 
 
-def test_ctrl_c_keeps_what_was_measured_and_ends_the_sweep(sweep):
+def test_ctrl_c_keeps_what_was_measured(sweep):
     status, rows, calls = sweep(interrupted=64)
     assert (status, [row["status"] for row in rows], calls[-1][2]) == (130, ["ok", "interrupted"], 64)
 
 
-def test_8_bits_are_compared_with_bfloat16_and_are_no_peak(sweep):
+def test_8_bits_are_compared_with_bfloat16(sweep):
     _, rows, _ = sweep(OPS="int8", SIZES="", PRECISION="")
     found = [(row["model"], row["precision"], row["unit"]) for row in rows]
     assert found == [("matmul-8bit", "int8", "matmuls/s"), ("matmul", "bfloat16", "matmuls/s")]

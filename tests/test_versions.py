@@ -41,7 +41,7 @@ def install(monkeypatch, tmp_path):
     return call
 
 
-def test_the_installed_version_needs_no_environment_and_another_one_is_installed_once(install, tmp_path):
+def test_another_version_is_installed_once(install, tmp_path):
     assert install("2.15.0") == install("2.15") == (sys.executable, [])
     python = str(tmp_path / ".venv-torch-2.14.1/bin/python")
     called = ["requirements-cuda.txt", ".venv-torch-2.14.1", "torch", "2.14.1"]

@@ -1,5 +1,6 @@
 """Declare the columns of a results file, each once: role, meaning, what a cell may hold, its words; and the flags."""
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -189,6 +190,12 @@ WORK, SETUP, VERSIONS = (
 )
 
 
+@functools.cache
+def pattern_of(kind):
+    """Return (pattern of the cells of a Column's kind, what they must be in words)."""
+    return KINDS.get(kind) or ("|".join(map(re.escape, kind)), f"one of {', '.join(kind)}")
+
+
 def find_fault(row, is_published=False):
     """Return (column, reason) of the first cell that a row, a dict of text, cannot have; None if all can be read.
 
@@ -208,7 +215,7 @@ def find_fault(row, is_published=False):
     }
     for name, column in COLUMNS.items():
         kind = OF_PUBLISHED.get(name, column.kind) if is_published else column.kind
-        pattern, words = KINDS.get(kind) or ("|".join(map(re.escape, kind)), f"one of {', '.join(kind)}")
+        pattern, words = pattern_of(kind)
         is_wrong = not re.fullmatch(pattern, row[name]) or not row[name].isprintable()
         if is_wrong and (row[name] or needed.get(name)):
             return name, f"must be {words}" if row[name] else "must not be blank"

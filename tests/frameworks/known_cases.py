@@ -22,7 +22,7 @@ MATMULS = ("linear", "conv2d", "addmm", "mm", "convolution", "convolution_backwa
 @pytest.fixture(autouse=True)
 def matmuls_that_take_30_ms(monkeypatch):
     """Other operators take 10 us of the device, and all of them 1 us of the host."""
-    for name in ("seconds", "host_seconds", "compute", "has_barrier", "is_lazy", "refused", "limit"):
+    for name in ("seconds", "host_seconds", "compute", "has_barrier", "is_lazy", "refused"):
         monkeypatch.setattr(sim, name, getattr(sim, name))
     sim.seconds, sim.host_seconds = lambda operator: 0.030 if operator in MATMULS else 1e-5, 1e-6
 
@@ -65,15 +65,12 @@ def ratio_of(row, seconds):
     return ratio
 
 
-# Rates
-
-
 @pytest.mark.parametrize(
     ("device", "host", "least"),
     [(None, 1e-6, 0.999), (1e-4, 2e-3, 0.985), (1e-3, 1e-3, 0.98)],
     ids=["device", "host", "balanced"],
 )
-def test_rates_of_inference_and_of_training_and_its_parts_are_true(run, device, host, least):
+def test_rates_of_an_mlp_are_true(run, device, host, least):
     """Test with matmuls that take long, and with operators so slow that the one of a read shows."""
     usual = sim.seconds
     sim.seconds, sim.host_seconds = lambda operator: device or usual(operator), host
@@ -107,7 +104,7 @@ def count_steps(usual, other, is_other):
     sim.seconds = seconds
 
 
-def test_one_slow_step_in_twelve_shows_in_the_95th_percentile_and_in_the_mean(run):
+def test_one_slow_step_in_twelve_shows(run):
     count_steps(0.03, 0.3, lambda step: step % 12 == 0)
     (row,) = run(NUM_IMAGES=str(8 * 120))
     assert ratio_of(row, (11 * 0.06 + 0.6) / 12) == pytest.approx(1, abs=0.01)
@@ -141,9 +138,6 @@ def test_the_part_that_limits_a_pipeline_is_named(run, monkeypatch, seconds, lim
     assert (ratio_of(rows[0], of_device), both["bottleneck"]) == (pytest.approx(1, abs=0.01), limit)
 
 
-# Cheats, mistakes and memory
-
-
 def test_a_barrier_that_returns_at_once_changes_nothing(run):
     sim.has_barrier = False
     (row,) = run()
@@ -169,6 +163,10 @@ def keep_answers(is_kept):
         return answers.setdefault(key, answer) if len(answers) < 4 else answer
 
     return infer
+
+
+def one_answer(usual, call, model, *inputs):
+    return 1 + 0 * usual(model, *inputs)
 
 
 def keep_gradients():
@@ -199,11 +197,7 @@ CHEATS = {
     "always": ("infer", lambda: keep_answers(lambda call: True), INFERENCE),
     "in every second step": ("infer", lambda: keep_answers(lambda call: call % 2), INFERENCE),
     "but in every eighth step": ("infer", lambda: keep_answers(lambda call: call % 8), INFERENCE),
-    "one answer for all": (
-        "infer",
-        lambda: lambda usual, call, model, *inputs: 1 + 0 * usual(model, *inputs),
-        INFERENCE,
-    ),
+    "one answer for all": ("infer", lambda: one_answer, INFERENCE),
     "for prompts": ("extend", lambda: keep_answers(lambda call: True), {"name": "llm", "PHASE": "prefill"}),
     "gradients": ("train", keep_gradients, TRAINING),
     "learning stops": ("update", lambda: stop_learning, TRAINING),
@@ -219,26 +213,19 @@ def test_work_that_is_left_out_is_refused(run, monkeypatch, seconds, name):
     owner = on_torch_llm.CachedModel if method == "extend" else on_torch.Model
     cheat, usual, calls = cheat(), getattr(owner, method), itertools.count()
     monkeypatch.setattr(owner, method, lambda model, *given: cheat(usual, next(calls), model, *given))
-    sim.seconds = lambda operator: seconds if operator in MATMULS else seconds / 4 if operator == "add" else 1e-6
+    # What a cheat still does takes long enough for a second to be few steps.
+    others = {"add": seconds / 4, "_fused_sgd_": seconds / 4}
+    sim.seconds = lambda operator: seconds if operator in MATMULS else others.get(operator, 1e-6)
     (row,) = run(**work)
     assert row["status"] == ("constant_output" if name == "one answer for all" else "work_skipped")
 
 
-def test_operands_of_two_devices_and_types_that_the_device_lacks_are_refused():
+def test_operands_of_two_devices_are_refused():
     sim.refused = (torch.float64,)
     ours = torch.ones(2, device="sim")
     for wrong in (lambda: ours + torch.ones(2), lambda: torch.ones(2)[ours.long()], lambda: ours.double()):
         with pytest.raises((RuntimeError, TypeError), match="sim"):
             wrong()
-
-
-def test_memory_is_counted_and_ends(run):
-    (row,) = run()
-    weights, batches = 4 * int(row["parameters"]), 4 * 8 * (4 * 3072 + 8)
-    assert float(row["peak_memory_bytes"]) == pytest.approx(weights + batches, rel=0.02)
-    sim.limit = sim.allocated + weights + batches // 2
-    *_, row = run()
-    assert row["status"] == "out_of_memory"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +236,7 @@ def test_memory_is_counted_and_ends(run):
         *itertools.product(("image", "transformer", "diffusion"), ("inference", "training"), ("float32",)),
     ],
 )
-def test_a_step_waits_for_nothing_and_makes_no_float64(script, phase, precision):
+def test_a_step_waits_for_nothing(script, phase, precision):
     sim.refused = (torch.float64,)
     session = open_session(script, phase, PRECISION=precision)
     session.step()  # creates the optimizer's state
@@ -269,9 +256,6 @@ def test_operators_run(monkeypatch):
         assert session.read() > 0
 
 
-# Proofs
-
-
 def let_be_wrong(name, factor=1, before=lambda x: x):
     """Let the device change the operands of one operator, and multiply its result."""
 
@@ -281,16 +265,6 @@ def let_be_wrong(name, factor=1, before=lambda x: x):
         return operator(*map(before, arguments), **options) * factor
 
     sim.compute = compute
-
-
-@pytest.mark.parametrize("script", ["image", "mlp", "transformer"])
-@pytest.mark.parametrize(("factor", "precision"), [(1.05, "float32"), (2, "mixed_bfloat16")])
-def test_a_device_that_computes_a_wrong_output_is_refused(script, factor, precision):
-    open_session(script, PRECISION=precision)
-    let_be_wrong("addmm", factor)
-    with pytest.raises(MeasurementError, match="differs from the CPU's") as caught:
-        open_session(script, PRECISION=precision)
-    assert caught.value.status == "wrong_output"
 
 
 def in_11_bits(tensor):

@@ -2,10 +2,10 @@
 
 Its tensors hold CPU tensors, and its operators compute what the CPU computes. Each takes the device a known time, and
 the host goes on at once, as with a GPU: synchronize() and whatever reads a value wait until the device is free. What
-the program leaves on the CPU is an error here too, because operands of two devices are refused. Memory is counted.
+the program leaves on the CPU is an error here too, because operands of two devices are refused.
 
-Limits: no kernels of its own, one queue, no second device, no compiler, no pinned memory. Of the CPU's tensors only
-single numbers are accepted. Autocast knows only the operators in LOWER and FULL. Views and empty tensors take no time.
+Limits: no kernels of its own, one queue, no second device, no memory, no compiler. Of the CPU's tensors only single
+numbers are accepted. Autocast knows only the operators in LOWER and FULL. Views and empty tensors take no time.
 A device type lasts for the life of a process and is found before CUDA, so use it only in a process of its own:
 
     python -m tests.frameworks.known_device FILE     runs the tests of a file, with the device's clock as perf_counter
@@ -14,7 +14,6 @@ A device type lasts for the life of a process and is found before CUDA, so use i
 
 import sys
 import time
-import weakref
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ SIM = "sim:0"
 
 
 class KnownDevice:
-    """The device, its clock and its memory. Tests change its attributes; the rest of PyTorch is as usual."""
+    """The device and its clock. Tests change its attributes; the rest of PyTorch is as usual."""
 
     def __init__(self):
         self.wall = None  # a clock in seconds, such as time.perf_counter; None: only the device's own work moves `now`
@@ -40,8 +39,6 @@ class KnownDevice:
         self.is_lazy = False  # True: work is done when its result is read, and otherwise never
         self.refused = ()  # types of numbers that it does not have
         self.reads = 0  # how often the host has waited for a value
-        self.allocated, self.peak, self.limit = 0, 0, sys.maxsize  # bytes
-        self.blocks = weakref.WeakValueDictionary()  # by the storage of a CPU tensor
 
     def clock(self):
         """Return the seconds that the program is measured by."""
@@ -93,17 +90,8 @@ class KnownDevice:
         if x.dtype in self.refused:
             raise TypeError(f"sim does not have {x.dtype}")
         made = SimTensor(x)
-        made.work, made.block = work, self.block_of(x.untyped_storage())
+        made.work = work
         return made
-
-    def block_of(self, storage):
-        """Return the Block of a CPU tensor's storage, which its views share; raises torch.OutOfMemoryError."""
-        block = self.blocks.get(storage._cdata)
-        if block is None:
-            if self.allocated + storage.nbytes() > self.limit:
-                raise torch.OutOfMemoryError(f"sim out of memory: {storage.nbytes()} more bytes are too many")
-            block = self.blocks[storage._cdata] = Block(self, storage.nbytes())
-        return block
 
 
 def seconds_left(works):
@@ -115,18 +103,6 @@ def seconds_left(works):
         works += work[1]
         work[:] = 0.0, ()
     return total
-
-
-class Block:
-    """Bytes of a device's memory, for as long as a tensor has them."""
-
-    def __init__(self, device, size):
-        self.device, self.size = device, size
-        device.allocated += size
-        device.peak = max(device.peak, device.allocated)
-
-    def __del__(self):
-        self.device.allocated -= self.size
 
 
 class SimTensor(torch.Tensor):
@@ -192,8 +168,8 @@ def register():
     torch.__future__.set_swap_module_params_on_conversion(True)
     accelerator = torch.accelerator  # whose functions reach only devices in C++
     accelerator.synchronize, accelerator.empty_cache = sim.synchronize, lambda: None
-    accelerator.memory_allocated, accelerator.max_memory_allocated = lambda: sim.allocated, lambda: sim.peak
-    accelerator.reset_peak_memory_stats = lambda: setattr(sim, "peak", sim.allocated)
+    accelerator.memory_allocated = accelerator.max_memory_allocated = lambda: 0
+    accelerator.reset_peak_memory_stats = lambda: None
     torch.set_num_threads(1)
 
 

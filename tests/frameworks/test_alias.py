@@ -1,10 +1,12 @@
-"""What is said of a GPU that is not there: see alias_device.py. A real GPU runs test_torch.py itself."""
+"""What is said of a GPU that is not there: only find_device() sees it. A real GPU runs test_torch.py itself."""
+
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bench.frameworks import on_torch
 from bench.settings import SettingError, read_settings
-from tests.frameworks import alias_device
 from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")
@@ -12,9 +14,21 @@ WATERMARK = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 MEMORY = {"memory_clock_rate": 10_501_000, "memory_bus_width": 384}  # of an RTX 4090
 
 
+def pretend(monkeypatch, name, capability=(9, 0), **properties):
+    """Let on_torch find a GPU called cuda, mps or xpu; return the fractions of its memory that PyTorch may take."""
+    fractions = []
+    monkeypatch.setattr(on_torch, "choose_device", lambda use_gpu: "cpu" if use_gpu is False else name)
+    module = SimpleNamespace(get_device_name=lambda: "NVIDIA Alias", device_count=lambda: 1)
+    module.get_device_properties = lambda: SimpleNamespace(**properties)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", fractions.append)
+    return fractions
+
+
 @pytest.mark.parametrize(("device", "name"), [("cuda", "NVIDIA Alias"), ("mps", None)])
 def test_the_device_is_described(monkeypatch, device, name):
-    alias_device.pretend(monkeypatch, device)
+    pretend(monkeypatch, device)
     found = on_torch.find_device(read_settings("mlp", {}))
     assert found == on_torch.find_device(read_settings("mlp", {"USE_GPU": "1"}))
     assert (found.kind, found.device_name) == (device, name)
@@ -23,7 +37,7 @@ def test_the_device_is_described(monkeypatch, device, name):
 
 @pytest.mark.parametrize(("gib", "environ", "fractions"), [(16, {}, [1]), (32, {}, []), (16, {WATERMARK: "0"}, [])])
 def test_a_small_mac_runs_out_of_memory_instead_of_swapping(monkeypatch, gib, environ, fractions):
-    asked = alias_device.pretend(monkeypatch, "mps")
+    asked = pretend(monkeypatch, "mps")
     monkeypatch.setattr(on_torch, "installed_bytes", lambda: gib * 2**30)
     for name, text in environ.items():
         monkeypatch.setenv(name, text)
@@ -33,7 +47,7 @@ def test_a_small_mac_runs_out_of_memory_instead_of_swapping(monkeypatch, gib, en
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), True), ((8, 0), False)])
 def test_a_card_that_emulates_bfloat16_is_known(monkeypatch, capability, expected):
-    alias_device.pretend(monkeypatch, "cuda", capability)
+    pretend(monkeypatch, "cuda", capability)
     assert on_torch.find_device(read_settings("llm", {})).emulates_bfloat16 == expected
 
 
@@ -49,13 +63,13 @@ def test_a_card_that_emulates_bfloat16_is_known(monkeypatch, capability, expecte
     ],
 )
 def test_the_memory_of_a_gpu_is_known(monkeypatch, device, properties, is_integrated, rated_bandwidth):
-    alias_device.pretend(monkeypatch, device, **properties)
+    pretend(monkeypatch, device, **properties)
     found = on_torch.find_device(read_settings("llm", {}))
     assert (found.is_integrated, found.rated_bandwidth) == (is_integrated, rated_bandwidth)
 
 
 def test_several_devices_that_cannot_work_together_are_refused(monkeypatch):
-    alias_device.pretend(monkeypatch, "xpu")
+    pretend(monkeypatch, "xpu")
     with pytest.raises(SettingError, match=r"NUM_DEVICES='2'.*xpu"):
         on_torch.find_device(read_settings("mlp", {"NUM_DEVICES": "2"}))
 

@@ -10,7 +10,7 @@ RANDOM = np.random.default_rng(0)
 OUTPUT = RANDOM.standard_normal((2, 1000))
 
 
-def test_no_limit_of_an_operator_exceeds_30_percent_and_parameters_are_exact():
+def test_no_limit_of_an_operator_exceeds_30_percent():
     with pytest.raises(MeasurementError):
         check.check_samples(OUTPUT * 1.5, OUTPUT, "lower")
     with pytest.raises(MeasurementError):
@@ -26,7 +26,7 @@ def test_the_limit_of_a_model_follows_from_its_sensitivity():
         assert context.limit_of("output") == limit
 
 
-def test_arrays_are_disturbed_by_at_most_the_spread_and_restored():
+def test_arrays_are_disturbed_by_at_most_the_spread():
     weights, ids = OUTPUT.astype(np.float32), np.arange(4)
     check.disturb([weights, ids], 2**-8)
     assert 2**-9 < np.abs(weights / OUTPUT - 1).max() <= 1.001 * 2**-8

@@ -42,7 +42,7 @@ MEASURED = [*itertools.product(("mlp",), PHASES), *itertools.product(("image", "
 
 
 @pytest.mark.parametrize(("script", "phase"), MEASURED)
-def test_a_session_is_measured_and_only_training_and_the_optimizer_change_the_weights(script, phase):
+def test_a_session_is_measured(script, phase):
     session = open_session(script, phase)
     assert (session.context.measured_precision, session.num_workers, session.queue_steps) == ("float32", None, None)
     assert (session.prepare is None) == (phase not in ("backward", "optimizer"))
@@ -57,7 +57,7 @@ def test_every_workload_has_a_builder():
     assert set(FRAMEWORKS[TESTED].workloads) <= set(open_session("mlp", "inference").context.builders)
 
 
-def test_batches_take_turns_and_the_seed_decides():
+def test_four_batches_take_turns():
     def results(seed):
         session = open_session(phase="inference", SEED=seed)
         return [step(session) for _ in range(8)]
@@ -102,8 +102,6 @@ def test_failures_are_told_apart(error, status, capsys):
     assert frameworks.classify_failure(error)["status"] == status
     assert bool(capsys.readouterr().err) == (str(error) == "odd")  # its traceback
 
-
-# Wrong devices
 
 FACTORS = itertools.cycle((1, 1.2))
 # Whether the CPU is needed to see it, and wrong(output, gradients of the last and of the first layer).
@@ -176,9 +174,6 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch):
         open_session("mlp", "inference", COMPILE="1")
 
 
-# Streams
-
-
 @pytest.mark.parametrize(("scope", "workers"), [("input", "0"), ("end_to_end", "2")])
 def test_a_stream_is_measured(scope, workers):
     session = open_session("image", scope=scope, NUM_WORKERS=workers)
@@ -190,7 +185,7 @@ def test_a_stream_is_measured(scope, workers):
     session.close()
 
 
-def test_images_are_transformed_as_for_imagenet_and_cut_at_random_in_training(tmp_path, monkeypatch):
+def test_images_are_transformed_as_for_imagenet(tmp_path, monkeypatch):
     """Against the definition, in NumPy and PIL: resize the short side to 256, cut 224, normalise."""
     (path,) = data.write_jpegs(tmp_path, 1, seed=1)
     monkeypatch.setattr(data, "jpeg_files", lambda seed: [path])
@@ -215,10 +210,7 @@ def test_images_are_transformed_as_for_imagenet_and_cut_at_random_in_training(tm
     assert not np.array_equal(first, second)
 
 
-# Epochs
-
-
-def test_epochs_take_the_given_order_and_learn_without_compiling_again(monkeypatch):
+def test_epochs_take_the_given_order(monkeypatch):
     images, labels = cifar10.synthetic_images(190, seed=0)
     images = cifar10.as_floats(images)
     monkeypatch.setattr(cifar10, "dataset", lambda *asked: (images[:150], labels[:150], images[150:], labels[150:]))
@@ -239,11 +231,8 @@ def test_epochs_take_the_given_order_and_learn_without_compiling_again(monkeypat
     assert 0 <= session.evaluate() <= 1
 
 
-# Precisions and operators
-
-
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float16", "bfloat16"])
-def test_lower_precisions_are_what_they_say_and_train(precision):
+def test_lower_precisions_are_what_they_say(precision):
     if precision in LACKS:
         pytest.skip("it does not have that")
     session = open_session(PRECISION=precision)
@@ -255,7 +244,7 @@ def test_lower_precisions_are_what_they_say_and_train(precision):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_operators_are_right_and_can_be_measured(monkeypatch, precision):
+def test_operators_are_measured(monkeypatch, precision):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
     size = (48, 40, 56)
     works = [operators.matmul(size), operators.convolution_1x1(size)]

@@ -27,7 +27,7 @@ def test_a_step_is_traced_once_for_each_shape():
     assert session.context.trace_count() == 2
 
 
-def test_mixed_float16_scales_the_loss_and_takes_it_out_again():
+def test_mixed_float16_scales_the_loss():
     scaled, plain = (open_session(phase="optimizer", PRECISION=p) for p in ("mixed_float16", "float32"))
     assert isinstance(scaled.model.optimizer, keras.mixed_precision.LossScaleOptimizer)
     for session in (scaled, plain):

@@ -153,7 +153,7 @@ def commit(monkeypatch, tmp_path):
     return environment.find_commit()
 
 
-def test_changed_programs_make_the_commit_dirty_and_new_rows_do_not(commit, tmp_path):
+def test_only_changed_programs_make_the_commit_dirty(commit, tmp_path):
     assert len(commit) == 12
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "m.csv").write_text("row")

@@ -15,36 +15,42 @@ from bench.host.meters import describe_load
 from tests.fakes import Clock
 
 
-@pytest.fixture
-def watch(monkeypatch):
-    """Lets ten seconds pass on eight cores with meters that read these values; returns (flags, readings)."""
+def fail(*now):
+    raise OSError("a bus error")
 
-    def call(others=lambda now: 0.0, swapped=lambda now: 7, read=dict, card_is_shared=False):
-        clock = Clock()
-        monkeypatch.setattr(meters, "usable_cores", lambda: 8)
-        monkeypatch.setattr(meters, "others_cpu_seconds", lambda: others(clock.now))
-        monkeypatch.setattr(meters, "swapped_bytes", lambda: swapped(clock.now))
-        found = meters.Watch(meters.Instruments(read=read, card_is_shared=card_is_shared), clock)
-        clock.now = 100.0
-        found.start()
-        clock.now = 110.0
-        return found.stop()
 
-    return call
+def in_use(cores):
+    return lambda now: 5000 + cores * now
 
 
 @pytest.mark.parametrize(
-    ("read", "flags"),
+    ("given", "flags"),
     [
-        ({"others": lambda now: 5000 + 0.7 * now}, []),  # under a tenth of all cores
-        ({"others": lambda now: 5000 + 0.9 * now}, ["contended"]),
-        ({"others": lambda now: math.nan}, []),
-        ({"others": lambda now: math.nan, "card_is_shared": True}, ["contended"]),
+        ({"others": in_use(0.7)}, []),  # under a tenth of all cores
+        ({"others": in_use(0.9)}, ["contended"]),
+        ({"others": in_use(math.nan)}, []),
+        ({"others": in_use(math.nan), "card_is_shared": True}, ["contended"]),
         ({"swapped": lambda now: now}, ["swapping"]),
+        ({"read": lambda: {"thermal_pressure": "nominal"}}, []),
+        ({"read": lambda: {"thermal_pressure": "moderate"}}, ["throttled"]),
+        ({"read": lambda: {"throttle_reasons": "sw_power_cap"}}, []),
+        ({"read": lambda: {"throttle_reasons": "sw_power_cap hw_thermal_slowdown"}}, ["throttled"]),
+        ({"others": fail, "swapped": fail, "read": fail}, []),  # a sensor that fails stops nothing
     ],
 )
-def test_other_programs_and_growing_swap_are_flagged(watch, read, flags):
-    assert watch(**read)[0] == flags
+def test_what_disturbs_a_measurement_is_flagged(monkeypatch, given, flags):
+    """Let ten seconds pass on eight cores."""
+    clock = Clock()
+    readings = {"others": in_use(0), "swapped": lambda now: 7, "read": dict, "card_is_shared": False} | given
+    monkeypatch.setattr(meters, "usable_cores", lambda: 8)
+    monkeypatch.setattr(meters, "others_cpu_seconds", lambda: readings["others"](clock.now))
+    monkeypatch.setattr(meters, "swapped_bytes", lambda: readings["swapped"](clock.now))
+    instruments = meters.Instruments(read=readings["read"], card_is_shared=readings["card_is_shared"])
+    watch = meters.Watch(instruments, clock)
+    clock.now = 100.0
+    watch.start()
+    clock.now = 110.0
+    assert watch.stop()[0] == flags
 
 
 @pytest.mark.parametrize(("share", "words"), [(0.09, ""), (0.25, "25 %"), (math.nan, "")])
@@ -82,28 +88,6 @@ def test_the_peak_of_a_process_is_not_its_parents():
     parent = f"import subprocess, sys; kept = bytearray(10**9); subprocess.run([sys.executable, '-c', {child!r}])"
     found = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
     assert 10e6 < int(found.stdout) < 5e8
-
-
-@pytest.mark.parametrize(
-    ("columns", "flags"),
-    [
-        ({}, []),
-        ({"thermal_pressure": "nominal"}, []),
-        ({"thermal_pressure": "moderate"}, ["throttled"]),
-        ({"throttle_reasons": "sw_power_cap"}, []),
-        ({"throttle_reasons": "sw_power_cap hw_thermal_slowdown"}, ["throttled"]),
-    ],
-)
-def test_throttling_is_what_the_system_reports(watch, columns, flags):
-    assert watch(read=lambda: columns) == (flags, columns)
-
-
-def fail(*now):
-    raise OSError("a bus error")
-
-
-def test_a_failing_sensor_stops_nothing(watch):
-    assert watch(fail, fail, read=fail) == ([], {})
 
 
 class SteppingCounter:

@@ -24,7 +24,7 @@ CACHE = f"anon 5\ninactive_file {GB}\nfile 7"  # unused file pages
         ({}, 8, 2 * GB),
     ],
 )
-def test_available_memory_is_the_least_of_all_limits_and_ranks_share_it(monkeypatch, tmp_path, files, ranks, free):
+def test_available_memory_is_the_least_of_all_limits(monkeypatch, tmp_path, files, ranks, free):
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
     monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))

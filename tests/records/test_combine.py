@@ -24,13 +24,13 @@ def test_the_row_is_that_of_the_median_process_or_the_slower_of_two(rates, middl
     assert (found["throughput_low"], found["throughput_high"]) == (10, 18)
 
 
-def test_quantities_stay_apart_and_in_order():
+def test_quantities_stay_apart():
     first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input"), row(30.0, elapsed_seconds=10.0)]
     found = combine([first, [row(11.0)], [row(12.0)]])
     assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "30"]
 
 
-def test_what_only_the_first_process_measures_and_warnings_of_all_are_kept():
+def test_what_only_one_process_says_is_kept():
     measured = {"idle_watts": 70.0, "output_error": 0.1, "power_watts": 400.0, "power_scope": "gpu board"}
     measured |= {"joules_per_item": 130.0, "output_limit": 0.2}
     rows = row(3.0, **measured, flags="drift"), row(4.0), row(5.0, flags="short drift")

@@ -5,16 +5,16 @@ import itertools
 import math
 import random
 import statistics
-import time
 from collections import Counter
-from dataclasses import asdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bench.host.meters import Instruments
 from bench.records.rows import combine
 from bench.records.verdict import Rate, burst_and_sustained, verdict_of
+from bench.timing import canary
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
 from bench.timing.measure import (
@@ -118,7 +118,7 @@ def test_an_honest_queue_skips_nothing():
         assert fake.calls.count("step") == tries * (16 + measure_module.KEPT_OUTPUTS + measure_module.SINGLE_STEPS)
 
 
-def test_a_busy_machine_excuses_no_skipped_step_and_lets_no_honest_work_be_refused():
+def test_a_busy_machine_hides_no_skipped_step():
     """Test with a program that makes steps take three times as long, half of the time, in bursts of 50 ms."""
     refused = Counter()
     for every, seed in itertools.product((1, 2), range(100)):
@@ -132,7 +132,7 @@ def test_a_busy_machine_excuses_no_skipped_step_and_lets_no_honest_work_be_refus
     assert (refused[1], refused[2] > 80) == (0, True)
 
 
-def test_a_clock_that_falls_while_new_data_is_made_lets_no_honest_work_be_refused():
+def test_a_clock_that_falls_while_new_data_is_made_skips_nothing():
     fake = Gpu(0.002, 0.001)
     fake.put_new_data = lambda number: setattr(fake.clock, "now", fake.clock.now + 1) or True
     prove_new_data(Job(fake, 1, 3.0, clock=fake.clock), 0.002)
@@ -146,26 +146,29 @@ def test_a_clock_that_is_too_coarse_for_a_window_is_unsupported(monkeypatch):
     assert run(steps_of(0.5)).windows
 
 
-def test_steps_that_the_optimizer_did_not_count_and_weights_that_end_as_they_began_are_refused():
+@pytest.mark.parametrize("counts", [0.5, 0.0, 2.0])
+def test_steps_that_the_optimizer_did_not_count_are_refused(counts):
     fake = Device(Clock())
-    for counts in (0.5, 0.0, 2.0):
-        fake.updates = lambda counts=counts: counts * fake.steps
-        error = refusal(fake)
-        assert (error.status, "optimizer" in str(error)) == ("work_skipped", True)
-    fake.updates, fake.checksum = lambda: None, lambda: (1.0, 2.0)
-    assert refusal(fake).status == "work_skipped"
-    for moved in (1, 2, 3):
-        fake.checksum = lambda moved=moved: (*[fake.steps] * moved, *[1.0] * (4 - moved))
-        assert run(fake).windows if moved > 1 else refusal(fake).status == "work_skipped"
+    fake.updates = lambda: counts * fake.steps
+    error = refusal(fake)
+    assert error.status == "work_skipped"
+    assert "optimizer" in str(error)
 
 
-def test_no_number_and_compiling_in_the_windows_are_flagged():
+@pytest.mark.parametrize("moved", [0, 1, 2, 3])
+def test_a_half_of_the_weights_must_move(moved):
+    fake = Device(Clock())
+    fake.checksum = lambda: (*[fake.steps] * moved, *[1.0] * (4 - moved))
+    assert run(fake).windows if moved >= 2 else refusal(fake).status == "work_skipped"
+
+
+def test_doubtful_windows_are_flagged():
     fake = Device(Clock(), values=lambda steps: math.nan)
     fake.trace_count = lambda: fake.steps // 40
     assert run(fake).flags == ("not_finite", "recompiled")
 
 
-def test_compilation_stays_in_the_first_step_and_the_warm_up_lasts_until_the_pace_is_steady():
+def test_windows_begin_when_the_pace_is_steady():
     result = run(Device(Clock(), work=lambda i: 0.300 if i == 0 else 0.010 * (1 + 4 * max(0.0, 1 - i / 200))))
     assert result.first_step_seconds == pytest.approx(0.300, rel=0.05)
     assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
@@ -175,16 +178,7 @@ def test_compilation_stays_in_the_first_step_and_the_warm_up_lasts_until_the_pac
     assert result.warmup_seconds == pytest.approx(6, rel=0.2)  # its time is over
 
 
-def test_wall_time_is_reported_not_cpu_time():
-    sleeping = SimpleNamespace(
-        prepare=None, queue_steps=None, step=lambda: time.sleep(0.030), synchronize=lambda: None, read=random.random
-    )
-    job = Job(sleeping, 1, 0.2, target_ci=1e-9)
-    assert job.clock is time.perf_counter
-    assert min(collect_windows(job, 1)[0]) >= 0.030
-
-
-def test_a_window_is_k_steps_and_one_synchronise_and_nothing_else():
+def test_a_window_is_k_steps_with_one_synchronise():
     fake, seen = steps_of(0.004), [[]]
     on_window = lambda windows, steps: seen.append(list(fake.calls))  # noqa: E731
     collect_windows(Job(fake, 1, 3.0, clock=fake.clock, on_window=on_window), 7)
@@ -216,7 +210,7 @@ class StepWatch:
 
 
 @pytest.mark.parametrize(("num_items", "given"), [(None, 0), (1200, 21), (640, 10), (10, 1)])
-def test_steps_counted_are_steps_executed_and_a_given_number_of_items_is_rounded_up_to_them(num_items, given):
+def test_steps_counted_are_steps_executed(num_items, given):
     fake = steps_of(0.004)
     fake.updates = lambda: fake.steps
     watch = StepWatch(fake)
@@ -232,19 +226,13 @@ def test_steps_counted_are_steps_executed_and_a_given_number_of_items_is_rounded
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_rests_while_measuring_and_is_restored(enabled):
+def test_the_collector_rests_while_measuring(enabled):
     states = []
-
-    def fail_at_step_100(i):
-        states.append(gc.isenabled())
-        if i == 100:
-            raise RuntimeError("the device is gone")
-        return 0.010
-
+    fake = Device(Clock(), work=lambda i: states.append(gc.isenabled()) or (0.010 if i < 100 else 1 / 0))
     (gc.enable if enabled else gc.disable)()
     try:
-        with pytest.raises(RuntimeError):
-            run(Device(Clock(), work=fail_at_step_100))
+        with pytest.raises(ZeroDivisionError):
+            run(fake)
         assert gc.isenabled() == enabled
         assert not any(states)
     finally:
@@ -265,7 +253,7 @@ def interrupted_at(step, seconds=0.010):
 
 
 @pytest.mark.parametrize(("step", "limits"), [(170, {"target_ci": 1e-9}), (200, {"num_items": 10_000})])
-def test_ctrl_c_keeps_the_complete_windows_and_reads_nothing(step, limits):
+def test_ctrl_c_keeps_the_complete_windows(step, limits):
     result = run(interrupted_at(step), **limits)
     assert result.stop_reason == "interrupted"
     assert result.items == result.windows * result.steps_per_window > 0
@@ -302,7 +290,7 @@ def test_a_turn_is_a_quarter_second_of_windows_after_a_step_that_is_not_timed(se
     assert found.seconds == pytest.approx(3.0, rel=0.2)
 
 
-def test_turns_end_with_the_interval_and_steps_that_are_not_timed_are_counted():
+def test_turns_end_with_the_interval():
     fake = steps_of(0.010)
     fake.updates = lambda: fake.steps
     found = run(fake, end_turn=Turns(fake))
@@ -353,7 +341,7 @@ def test_a_change_of_speed_is_flagged():
     assert "drift" in run(Device(Clock(), work=lambda i: 0.1 * (1 + i / 100)), max_seconds=10).flags
 
 
-def test_stalls_that_the_median_hides_are_flagged_and_all_windows_count():
+def test_stalls_that_the_median_hides_are_flagged():
     result = run(Device(Clock(), work=lambda i: 0.3 if i % 12 == 0 else 0.03))
     assert (result.flags, result.throughput) == (("uneven",), pytest.approx(1 / 0.03, rel=0.01))
     assert result.items / result.seconds < 0.9 / 0.03
@@ -371,7 +359,7 @@ def test_memory_that_is_handed_out_in_each_step_is_flagged_if_it_takes_time(monk
 
 
 @pytest.mark.parametrize(("barrier", "shows"), [(0.002, True), (0.0001, False)])
-def test_a_part_of_a_step_is_timed_without_what_comes_before_it_and_a_barrier_that_shows_is_flagged(barrier, shows):
+def test_a_part_of_a_step_is_timed_without_what_comes_before_it(barrier, shows):
     # At first its steps take five times as long, so it also has to warm up.
     fake = slow_barrier(Device(Clock(), work=lambda i: 0.020 * (1 + 4 * max(0.0, 1 - i / 15))), barrier)
 
@@ -492,22 +480,31 @@ def test_a_short_run_has_no_last_third():
     assert burst_and_sustained([(10, 10, 50), (20, 10, 50), (30, 10, 40), (40, 10, 30)])[1] is None
 
 
+def test_single_slow_windows_do_not_count():
+    for pace, burst in ((0.030, 0.0), (0.030, 0.060), (0.036, 0.060)):
+        clock = Clock()
+        device = Device(clock, work=lambda i, pace=pace, burst=burst: pace + burst * (i % 3 == 0))
+        assert canary.time_steps(device, clock) == pytest.approx(pace, rel=0.01)
+    cells = canary.measure_canary()
+    assert 0 < cells["canary_seconds"] < 1
+    assert cells["numpy"] == np.__version__
+
+
 # The truth of five processes, whose speeds differ by 2 %
 
 
 def results_of(seconds, count, seed):
-    """Return the Rates of results of five processes; `seconds` is the median step of all such processes."""
+    """Return the Rates of results of five processes of a window each; `seconds` is the median step of all processes."""
     rng = random.Random(seed)
-    about = {"phase": "", "scope": "device", "status": "ok", "note": "", "flags": ""}
-    measured = asdict(run(steps_of(seconds), max_seconds=0.1)) | about  # a window, which has no interval of its own
+    about = {"scope": "device", "status": "ok", "note": ""}
 
     def row():
-        return measured | {"throughput": measured["throughput"] * math.exp(rng.gauss(0, 0.02))}
+        return about | {"throughput": math.exp(rng.gauss(0, 0.02)) / seconds}
 
     return [Rate.of_row(combine([[row()] for _ in range(5)])[0]) for _ in range(count)]
 
 
-def test_intervals_cover_the_truth_and_verdicts_are_right():
+def test_intervals_cover_the_truth_as_often_as_the_documents_say():
     usual, shares = results_of(0.3, 2000, seed=0), {}
     assert 0.925 <= statistics.fmean(rate.low <= 1 / 0.3 <= rate.high for rate in usual) <= 0.95
     for percent in (0, 5, 10, 30):

@@ -22,7 +22,7 @@ def records(first_label):
     return b"".join(bytes([first_label + i]) + bytes([10 * i]) * cifar10.PIXELS for i in range(PER_FILE))
 
 
-def test_an_archive_becomes_batches_and_is_not_downloaded_again(tmp_path, monkeypatch):
+def test_an_archive_becomes_batches(tmp_path, monkeypatch):
     with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
         for name in (*cifar10.TRAIN, *cifar10.TEST):
             content = records(5 if name in cifar10.TEST else 0)
@@ -62,14 +62,7 @@ def test_synthetic_images_replace_a_failed_download_with_one_warning(tmp_path, m
     assert "DATA" not in os.environ
 
 
-def test_synthetic_images_are_seeded_and_a_model_can_learn_them():
-    images, labels = cifar10.synthetic_images(3000, seed=1)
-    again, _ = cifar10.synthetic_images(3000, seed=1)
-    other, _ = cifar10.synthetic_images(3000, seed=2)
+def test_synthetic_images_are_seeded():
+    images, again, other = (cifar10.synthetic_images(30, seed)[0] for seed in (1, 1, 2))
     assert np.array_equal(images, again)
     assert not np.array_equal(images, other)
-    # The mean image of each class in the first two thirds classifies the last third.
-    train, rest = images[:2000].astype(np.float32), images[2000:].astype(np.float32)
-    means = np.stack([train[labels[:2000] == label].mean(0) for label in range(10)])
-    nearest = ((rest[:, None] - means) ** 2).sum(2).argmin(1)
-    assert (nearest == labels[2000:]).mean() > 0.5

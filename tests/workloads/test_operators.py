@@ -17,7 +17,7 @@ from bench.timing import MeasurementError
 from bench.workloads import data, operators
 
 
-def test_operands_are_bounded_and_rotate(monkeypatch):
+def test_operands_rotate_in_bounded_memory(monkeypatch):
     sets = operators.matmul((64, 32, 16)).make_batches(1, 0)
     assert len(sets) == operators.MAX_SETS
     assert [array.shape for array in sets[0]] == [(64, 16), (16, 32)]
@@ -101,7 +101,7 @@ def test_the_numbers_of_8_bits_need_no_rounding():
 
 
 @pytest.mark.parametrize(("precision", "number"), [("float32", 4), ("bfloat16", 2)])
-def test_the_weights_of_decode_are_counted_and_do_not_fit_into_a_cache(monkeypatch, precision, number):
+def test_the_weights_of_decode_do_not_fit_into_a_cache(monkeypatch, precision, number):
     assert operators.gemv(precision).bytes_per_step == number * 8192**2
     monkeypatch.setattr(operators, "GEMV_SIDE", 64)
     monkeypatch.setattr(operators, "CACHE_BYTES", 2**16)
@@ -110,7 +110,7 @@ def test_the_weights_of_decode_are_counted_and_do_not_fit_into_a_cache(monkeypat
     assert not np.array_equal(batches[0][1], batches[-1][1])
 
 
-def test_attention_counts_the_pairs_and_a_bandwidth_the_bytes():
+def test_operators_count_what_they_do():
     heads, numbers, tokens = 1, 64, 1024
     pairs = sum(range(1, tokens + 1))  # of a query and a key that it sees
     assert operators.attention(tokens, "cpu").flops_per_item == pytest.approx(4 * heads * numbers * pairs, rel=2e-3)
