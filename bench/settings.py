@@ -411,7 +411,7 @@ def refuse_contradictions(command, settings, environ):
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
     is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
-    needs_lora = s.weight_bits and not is_generation and not s.lora_rank
+    tunes = s.weight_bits and not is_generation
     able = " or ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
     lacks_matmul = s.ops and "matmul" not in s.ops
     table = [  # (whether they exclude each other, their names, the reason and the fix)
@@ -422,7 +422,8 @@ def refuse_contradictions(command, settings, environ):
         (s.precision in MIXED and is_generation, "phase precision", "it has no autocast: set PRECISION=bfloat16"),
         (is_generation and s.compile and s.framework == "mlx", "phase compile", "mlx compiles no cache: set COMPILE=0"),
         (s.weight_bits in (5, 6) and s.framework == "torch", "framework weight_bits", "it has only 8 and 4: set one"),
-        (needs_lora, "phase lora_rank weight_bits", "quantised weights are trained only by LoRA: set LORA_RANK=8"),
+        (tunes and not s.lora_rank, "phase lora_rank weight_bits", "quantised weights need LoRA: set LORA_RANK=8"),
+        (tunes and s.has_ranks, "phase num_devices weight_bits", "one device trains them: set NUM_DEVICES=1"),
         (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting: unset it"),
         (lacks_matmul and "convolution" in s.ops, "ops", "convolution needs matmul: set OPS=matmul,convolution"),
         (s.has_ranks and not framework.runs_on_many, "framework num_devices", "it uses one device: set NUM_DEVICES=1"),

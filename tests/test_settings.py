@@ -82,6 +82,7 @@ def test_a_wrong_value_is_named(name, values):
         ("llm", {"FRAMEWORK": "tensorflow"}),
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "5"}),
         ("llm", {"WEIGHT_BITS": "8", "PHASE": "training"}),
+        ("llm", {"WEIGHT_BITS": "8", "PHASE": "training", "LORA_RANK": "8", "NUM_DEVICES": "2"}),
         ("tflops", {"OPS": "gemv", "SIZES": "64"}),
         ("tflops", {"OPS": "gemv,int8", "PRECISION": "float32"}),
     ],

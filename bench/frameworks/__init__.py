@@ -89,8 +89,9 @@ UNSUPPORTED = (
 NO_COMPILER = ("no working c++ compiler found", "python.h: no such file")  # Inductor's
 # A card in exclusive-process mode (`nvidia-smi -c 3`) that another process has.
 TAKEN = "busy or unavailable"
-# Failures whose message names the cause and the fix. MLX keeps CUDA graphs, and gives up if there are too many.
-EXPLAINED = (TAKEN, "cache thrashing is happening")
+# Failures whose message names the cause and the fix, and a lost or broken card, which is noticed somewhere later. MLX
+# keeps CUDA graphs, and gives up if there are too many.
+EXPLAINED = (TAKEN, "cache thrashing is happening", "cuda error: unknown error", "uncorrectable ecc error")
 
 
 def classify_failure(error):

@@ -94,6 +94,7 @@ def test_close_frees_the_model():
         (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"), "unsupported"),
         (RuntimeError("fatal error: Python.h: No such file or directory"), "unsupported"),
         (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "failed"),
+        (RuntimeError("CUDA error: unknown error"), "failed"),  # of a card that is lost
         (RuntimeError("Cache thrashing is happening, please set the environment variable MLX_CUDA_GRAPH"), "failed"),
         (RuntimeError("odd"), "failed"),
     ],
