@@ -35,7 +35,7 @@ class Decoder:
     num_heads: int
     num_kv_heads: int  # heads of keys and values; each serves num_heads / num_kv_heads query heads
     head_dim: int
-    intermediate_size: int  # width inside the feed-forward part
+    intermediate_size: int  # width inside the feed-forward part, or inside each expert
     vocab_size: int
     max_position_embeddings: int  # most tokens in a sequence
     rope_theta: float  # base of the rotary positions
@@ -43,12 +43,14 @@ class Decoder:
     tie_word_embeddings: bool = True  # the output matmul uses the embedding table
     is_qwen: bool = False  # Qwen 3 normalises each head's query and key
     norm_epsilon: float = 1e-5
+    num_experts: int = 1  # feed-forward parts of a layer; a router chooses among several
+    experts_per_token: int = 1
     lora_rank: int = 0  # rank of the adapters of q, k, v and o, the only trained weights; 0: all are trained
     checkpointing: bool = False  # the backward pass computes each layer again
 
     def config(self):
         """Return the sizes in the words of a config.json, which the transformers library and mlx-lm share."""
-        return {
+        sizes = {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -60,6 +62,21 @@ class Decoder:
             "rms_norm_eps": self.norm_epsilon,
             "tie_word_embeddings": self.tie_word_embeddings,
         }
+        if self.num_experts > 1:
+            sizes |= {"num_experts": self.num_experts, "num_experts_per_tok": self.experts_per_token}
+            sizes |= {"moe_intermediate_size": self.intermediate_size, "norm_topk_prob": True}
+            sizes |= {"decoder_sparse_step": 1, "mlp_only_layers": []}  # each layer has experts
+        return sizes
+
+    def read_weights(self, sizes, tokens):
+        """Return the bytes of the weights that a step of some tokens reads, of {name: bytes}.
+
+        A token uses k of N experts, so it leaves an expert out with a probability of 1 - k / N, and t tokens all do so
+        with (1 - k / N) ** t. Random weights route like that; trained ones favour some experts, and read fewer.
+        """
+        share = 1 - (1 - self.experts_per_token / self.num_experts) ** tokens
+        experts = [name for name in sizes if "experts" in name or "switch_mlp" in name]  # in PyTorch, in MLX
+        return sum(sizes.values()) - round((1 - share) * sum(map(sizes.get, experts)))
 
     def rope_scaling(self):
         """Return Llama 3's scaling of positions in the same words; {} without it."""
@@ -69,6 +86,8 @@ class Decoder:
         return {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0} | lengths
 
 
+EXPERTS = {"tie_word_embeddings": False, "is_qwen": True, "norm_epsilon": 1e-6}
+EXPERTS |= {"num_experts": 128, "experts_per_token": 8}
 # config.json on huggingface.co: HuggingFaceTB/SmolLM2-135M, Qwen/Qwen3-*, meta-llama/Llama-3.*
 DECODERS = {
     "smollm2-135m": Decoder(30, 576, 9, 3, 64, 1536, 49_152, 8192, 1e5),
@@ -77,6 +96,7 @@ DECODERS = {
     "llama-3.2-3b": Decoder(28, 3072, 24, 8, 128, 8192, 128_256, 131_072, 5e5, rope_factor=32),
     "qwen3-4b": Decoder(36, 2560, 32, 8, 128, 9728, 151_936, 40_960, 1e6, is_qwen=True, norm_epsilon=1e-6),
     "llama-3.1-8b": Decoder(32, 4096, 32, 8, 128, 14_336, 128_256, 131_072, 5e5, 8, tie_word_embeddings=False),
+    "qwen3-30b-a3b": Decoder(48, 2048, 32, 4, 128, 768, 151_936, 40_960, 1e6, **EXPERTS),
 }
 
 
@@ -135,6 +155,8 @@ def training_workload(settings, decoder):
 def find_decoder(settings):
     """Return the Decoder of the settings; raises SettingError if it is unknown or its positions do not suffice."""
     decoder = find_model(DECODERS, settings.model)
+    if decoder.num_experts > 1 and settings.phase not in ("prefill", "decode"):
+        raise SettingError(f"PHASE={settings.phase!r} is not measured for {settings.model}: set PHASE=prefill,decode")
     tokens = settings.prompt_tokens
     names = f"PROMPT_TOKENS='{settings.prompt_tokens}'"
     if settings.phase == "decode":
@@ -162,16 +184,19 @@ def shifted_batches(decoder, length, batch_size, seed):
 
 
 def matmul_weights(decoder):
-    """Count the weights of one layer's matmuls: query and output, key and value, and three of the feed-forward part."""
+    """Count the weights of a layer that multiply a token: query, key, value, output, router, three of each expert."""
     attention = 2 * (decoder.num_heads + decoder.num_kv_heads) * decoder.head_dim * decoder.hidden_size
-    return attention + 3 * decoder.hidden_size * decoder.intermediate_size
+    router = decoder.num_experts * decoder.hidden_size if decoder.num_experts > 1 else 0
+    return attention + router + 3 * decoder.experts_per_token * decoder.hidden_size * decoder.intermediate_size
 
 
 def count_parameters(decoder):
     """Count the trainable parameters; a table that is both embedding and output counts once."""
     norms = 2 * decoder.hidden_size + (2 * decoder.head_dim if decoder.is_qwen else 0)
     tables = (1 if decoder.tie_word_embeddings else 2) * decoder.vocab_size * decoder.hidden_size
-    return tables + decoder.num_layers * (matmul_weights(decoder) + norms) + decoder.hidden_size
+    unused = decoder.num_experts - decoder.experts_per_token
+    layer = matmul_weights(decoder) + 3 * unused * decoder.hidden_size * decoder.intermediate_size + norms
+    return tables + decoder.num_layers * layer + decoder.hidden_size
 
 
 def adapter_sizes(decoder):

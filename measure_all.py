@@ -39,12 +39,13 @@ AGREEING = ("commit", "python", "framework", "framework_version", "machine", "de
 AGREEING += ("num_threads", "seed")
 
 
-def plan_work(run: Run, device, formats, shared_gb=math.inf):
+def plan_work(run: Run, device, formats, memory_gb=math.inf, is_shared=True):
     """Return {name: run} of the work of the set on this device, in these formats of numbers.
 
     Args:
         run: the Run of `make all`.
-        shared_gb: memory in units of 2**30 bytes, if the device shares the system's.
+        memory_gb: the device's memory in units of 2**30 bytes, if it is known.
+        is_shared: whether that is the system's.
     """
     is_quick = run.settings.quick
     count = str(run.settings.runs or (1 if is_quick else standard_set.RUNS))
@@ -56,8 +57,10 @@ def plan_work(run: Run, device, formats, shared_gb=math.inf):
         if work.framework not in ("", run.settings.framework):
             continue
         for numbers in (numbers for numbers in formats if numbers in work.numbers):
-            if shared_gb < work.shared_gb:
-                say(f"{work.title}, batch {work.batch_size}, is skipped: it needs {work.shared_gb} GB of shared memory")
+            needed = work.shared_gb if is_shared else work.card_gb
+            if memory_gb < needed:
+                memory = "shared memory" if is_shared else "the card's memory"
+                say(f"{work.title}, batch {work.batch_size}, is skipped: it needs {needed} GB of {memory}")
                 continue
             change = work.change(numbers)
             if is_quick:
@@ -209,8 +212,9 @@ def measure_set(run: Run, host, device, blank):
     sweep = run.with_settings("tflops", **change, RUNS="1")
     rows = measure_passes({f"tflops {change}": sweep}, kept, host, report.describe_sweep)
     formats = ["float32"] if is_quick else list_fast(find_peaks(rows), formats)
-    shared_gb = host.memory_gb if resources.shares_memory(device) else math.inf
-    rows += measure_passes(plan_work(run, device.kind, formats, shared_gb), kept, host)
+    is_shared = resources.shares_memory(device)
+    memory_gb = host.memory_gb if is_shared else resources.read_card_gb()
+    rows += measure_passes(plan_work(run, device.kind, formats, memory_gb, is_shared), kept, host)
     return any(row["status"] == "ok" for row in rows)
 
 

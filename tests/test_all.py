@@ -9,6 +9,8 @@ import pytest
 import measure_all
 from bench import parent
 from bench.frameworks import Device
+from bench.host import resources
+from bench.host.environment import Card
 from bench.records import results
 from bench.records.rows import work_cells
 from bench.settings import FRAMEWORKS, parse_settings, read_fixed_run, read_settings
@@ -122,6 +124,13 @@ def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
     ]
     assert sizes[1] - sizes[0] == {256}
     assert capsys.readouterr().out.count("batch 256") == 1
+
+
+@pytest.mark.parametrize(("memory", "count"), [("24564 MiB", 0), ("81559 MiB", 2), ("[N/A]", 2)])
+def test_a_mixture_of_experts_needs_a_large_card(monkeypatch, memory, count):
+    monkeypatch.setattr(resources, "find_card", lambda: Card("NVIDIA", memory=memory))
+    works = measure_all.plan_work(read_fixed_run("all"), "cuda", ["bfloat16"], resources.read_card_gb(), False)
+    assert sum("30b-a3b" in name for name in works) == count
 
 
 @pytest.mark.parametrize("ends_after", [0, 1, 4, 1 + 3 * ON_CPU])

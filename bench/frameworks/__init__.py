@@ -83,7 +83,8 @@ UNSUPPORTED = (
     "too old to be supported by the triton",  # COMPILE=1 on a card below compute capability 7.0
     *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
     "not supported on mps",  # float64, and more than 2**32 numbers
-    *("unimplemented:", "not supported on the gpu"),  # XLA's (a type of TensorFlow has the same word) and MLX's
+    # XLA's (a type of TensorFlow has the same word) and MLX's
+    *("unimplemented:", "not supported on the gpu", "only supports float32"),
     *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of one item
 )
 NO_COMPILER = ("no working c++ compiler found", "python.h: no such file")  # Inductor's

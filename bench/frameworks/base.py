@@ -4,11 +4,14 @@ session.py builds everything that is timed from these classes. This file imports
 the abstract methods; the other methods are defaults.
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -98,8 +101,8 @@ class CachedModel(ABC):
         """Add tokens to the cache; return the logits of the last one (sequences, vocabulary)."""
 
     @abstractmethod
-    def extend_uncompiled(self, tokens):
-        """Do what extend() does, without the compiler."""
+    def extend_uncompiled(self, tokens, returns_all=False):
+        """Do what extend() does, without the compiler; returns_all: of all tokens (sequences, count, vocabulary)."""
 
     def infer(self, place, tokens):
         """Return the logits of tokens that follow this many others in the cache."""
@@ -112,6 +115,8 @@ class DeviceContext(ModelCheck, ABC):
 
     builders: dict[str, Callable]  # by the name of a workload: (workload) -> the framework's own kind of model
     operators: dict[str, Callable]  # by name: (*operands) -> output, without gradients
+    # What routers of mixtures of experts call, a module's function, and what records and replaces its choice.
+    router: tuple[Any, str, Callable]
 
     @staticmethod
     @abstractmethod
@@ -123,13 +128,24 @@ class DeviceContext(ModelCheck, ABC):
         """Return the Model of a workload, which check_model() has accepted."""
 
     def build_cached(self, workload, ids):
-        """Return (CachedModel, references() of the logits after some tokens), if the framework has language models.
+        """Return (CachedModel, evaluate, arrays) for references(), if the framework has language models.
 
-        The second is None if nothing is compared.
+        evaluate(spread) returns [logits of all tokens]; it is None if nothing is compared.
 
         Args:
             ids: the tokens of some sequences in NumPy.
         """
+
+    @contextmanager
+    def routed(self, chosen=()):
+        """Yield a list of (probabilities, chosen experts) of each router that is called inside.
+
+        `chosen` replaces what they choose, call by call: NumPy arrays (sequences, tokens, k).
+        """
+        library, name, choose = self.router
+        calls = []
+        with patch.object(library, name, functools.partial(choose, getattr(library, name), calls, iter(chosen))):
+            yield calls
 
     @abstractmethod
     def put(self, *arrays):

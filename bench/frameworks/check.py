@@ -254,6 +254,15 @@ def check_restored(steps, name):
     require(steps <= MAX_RESTORED_STEPS, reason)
 
 
+def check_choice(probabilities, chosen):
+    """Return the experts that a router chose, integers; raises MeasurementError unless they are the most probable."""
+    chosen = chosen.astype(int)
+    most = np.sort(probabilities)[..., -chosen.shape[-1] :]
+    is_right = np.array_equal(np.sort(np.take_along_axis(probabilities, chosen, -1)), most)
+    require(is_right, "a router does not choose its most probable experts")
+    return chosen
+
+
 def check_samples(got, expected, measured_precision):
     """Raise MeasurementError unless an operator's output agrees with float64 at the sampled places.
 

@@ -25,24 +25,25 @@ def build_llm(workload, dtype=mx.float32):
     They keep the variance of what passes them; norms are ones. All are cut from one pool of numbers: drawing a large
     matrix would need four times its memory.
     """
-    from mlx_lm.models import llama, qwen3  # takes seconds, so only if needed
+    from mlx_lm.models import llama, qwen3, qwen3_moe  # takes seconds, so only if needed
     from mlx_lm.utils import maybe_set_recommended_wired_limit
 
     maybe_set_recommended_wired_limit()  # on a Mac, as mlx-lm does
     sizes = workload.sizes
-    name, library = ("qwen3", qwen3) if sizes.is_qwen else ("llama", llama)
-    rope = {"rope_theta": sizes.rope_theta, "rope_scaling": sizes.rope_scaling() or None}
-    module = library.Model(library.ModelArgs(model_type=name, **sizes.config(), **rope))
+    library = qwen3_moe if sizes.num_experts > 1 else qwen3 if sizes.is_qwen else llama
+    others = {"rope_theta": sizes.rope_theta, "rope_scaling": sizes.rope_scaling() or None}
+    others["model_type"] = library.__name__.rpartition(".")[2]
+    module = library.Model(library.ModelArgs(**sizes.config(), **others))
     pool = mx.random.normal((POOL_NUMBERS,)).astype(dtype)
-    starts = itertools.count(0, 65_537)
+    half = POOL_NUMBERS // 2
+    starts = (start % half for start in itertools.count(0, 65_537))
 
     def draw(old):
         if old.ndim == 1:
             return mx.ones(old.shape, dtype)
-        start = next(starts) % (POOL_NUMBERS // 2)
-        lengths = (min(POOL_NUMBERS // 2, old.size - drawn) for drawn in range(0, old.size, POOL_NUMBERS // 2))
-        numbers = mx.concatenate([pool[start : start + length] for length in lengths])
-        return numbers.reshape(old.shape) * old.shape[1] ** -0.5
+        places = zip(range(0, old.size, half), starts, strict=False)  # a start for each part: experts must differ
+        numbers = mx.concatenate([pool[start : start + min(half, old.size - drawn)] for drawn, start in places])
+        return numbers.reshape(old.shape) * old.shape[-1] ** -0.5
 
     module.update(tree_map(draw, module.parameters()))
     return module
@@ -78,23 +79,26 @@ def leaf_layers(module):
 
 
 def quantise(module, bits):
-    """Quantise all matrices, embedding and output included; each has memory in full only until it is quantised.
+    """Quantise all matrices, routers to 8 bits as mlx-lm; each has memory in full only until it is quantised.
 
     Raises:
         MeasurementError: `wrong_output`: a restored matrix is not its original up to rounding.
     """
+    from mlx_lm.utils import quantize_model
+
     originals = leaf_layers(module)
-    nn.quantize(module, GROUP_SIZE, bits)
+    quantize_model(module, {}, GROUP_SIZE, bits)
     for name, layer in leaf_layers(module).items():
         mx.eval(layer.parameters())
         original = originals.pop(name)
         if hasattr(original, "to_quantized"):
             is_right = layer.scales.size * GROUP_SIZE == original.weight.size
             check.require(is_right, f"quantised, {name} has other groups than of {GROUP_SIZE} weights")
-            rows = slice(None, None, 1 + len(original.weight) // CHECKED_ROWS)
-            restored = dequantise([layer[part][rows] for part in PARTS], bits)
-            difference = mx.abs(restored - original.weight[rows]).reshape(-1, GROUP_SIZE)
-            steps = difference / mx.abs(layer.scales[rows].reshape(-1, 1))
+            weights, *parts = (each.flatten(0, -2) for each in (original.weight, *(layer[part] for part in PARTS)))
+            rows = slice(None, None, 1 + len(weights) // CHECKED_ROWS)  # of each expert
+            restored = dequantise([part[rows] for part in parts], layer.bits)
+            difference = mx.abs(restored - weights[rows]).reshape(-1, GROUP_SIZE)
+            steps = difference / mx.abs(layer.scales.flatten(0, -2)[rows].reshape(-1, 1))
             check.check_restored(steps.max().item(), name)
 
 
@@ -114,13 +118,28 @@ def probe_quantised(left, right, bits):
     return np.array(output.astype(mx.float32) + lost), output.dtype == mx.float16
 
 
+class Plain(nn.Module):
+    """A matrix, or those of experts, without gather_mm, which on CPUs has only float32."""
+
+    def __call__(self, x, indices=..., sorted_indices=False):
+        return x @ self.weight[indices].swapaxes(-1, -2)
+
+
 def restore(layer):
-    """Return a plain layer with the weights that a quantised one stands for; any other layer as it is."""
-    if "scales" not in layer:
+    """Return a plain layer with the weights that a quantised one or one of experts has; any other layer as it is."""
+    if "scales" not in layer and ("weight" not in layer or layer.weight.ndim != 3):
         return layer
-    plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else nn.Linear(1, 1, bias=False)
-    plain.weight = dequantise([layer[part] for part in PARTS], layer.bits)
+    plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else Plain()
+    plain.weight = dequantise([layer[part] for part in PARTS], layer.bits) if "scales" in layer else layer.weight
     return plain.freeze()  # as quantised layers are
+
+
+def choose(argpartition, calls, given, probabilities, kth, axis):
+    """Record what a router of mlx-lm chooses, or the next one of `given` instead, in `calls`."""
+    indices = argpartition(probabilities, kth=kth, axis=axis)[..., kth:]
+    indices = mx.array(next(given, indices)).reshape(indices.shape)
+    calls.append((probabilities, indices))
+    return indices
 
 
 class CachedModel(base.CachedModel):
@@ -139,7 +158,8 @@ class CachedModel(base.CachedModel):
         mx.eval(self.module.parameters())
         named = tree_flatten(self.module.parameters())
         is_read = self.module.args.tie_word_embeddings
-        self.weight_bytes = sum(each.nbytes for name, each in named if is_read or "embed_tokens" not in name)
+        sizes = {name: each.nbytes for name, each in named if is_read or "embed_tokens" not in name}
+        self.weight_bytes = workload.sizes.read_weights(sizes, workload.items_per_step)
 
     def open_cache(self, sequences, tokens):
         self.cache = self.make_cache(self.module)
@@ -148,16 +168,15 @@ class CachedModel(base.CachedModel):
         for layer in self.cache:
             layer.trim(layer.offset - length)
 
-    def extend(self, tokens):
-        logits = self.logits(tokens, self.cache)
+    def extend(self, tokens, returns_all=False):
+        logits = self.logits(tokens, self.cache, slice(None) if returns_all else -1)
         mx.async_eval(logits, [layer.state for layer in self.cache])
         return logits
 
-    def extend_uncompiled(self, tokens):
-        return self.extend(tokens)
+    extend_uncompiled = extend
 
-    def logits(self, tokens, cache=None):
-        """Return the last token's logits; mlx-lm's own call would compute those of all tokens of a prompt."""
+    def logits(self, tokens, cache=None, place=-1):
+        """Return the logits of the last token, or of others; mlx-lm's own call would compute those of all."""
         body = self.module.model
-        last = body(tokens, cache)[:, -1]
-        return body.embed_tokens.as_linear(last) if self.module.args.tie_word_embeddings else self.module.lm_head(last)
+        kept = body(tokens, cache)[:, place]
+        return body.embed_tokens.as_linear(kept) if self.module.args.tie_word_embeddings else self.module.lm_head(kept)

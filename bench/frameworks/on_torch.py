@@ -236,6 +236,7 @@ class DeviceContext(base.DeviceContext):
 
     builders = BUILDERS
     operators = OPERATORS
+    router = (torch, "topk", on_torch_llm.choose)
 
     @staticmethod
     def image_models():
@@ -293,16 +294,15 @@ class DeviceContext(base.DeviceContext):
     def build_cached(self, workload, ids):
         module = on_torch_llm.Decoder(workload)
         parameters = count_weights(module)
-        compares = self.can_compare(parameters)
-        expected = None
-        reference = self.fill(module, workload, compares)
-        if compares:
-            reference.to(getattr(torch, self.reference))
-            run = torch.inference_mode()(lambda _: [reference(torch.from_numpy(ids), logits_to_keep=1)[:, -1].numpy()])
-            expected = self.references(run, [each.detach().numpy() for each in reference.parameters()])
-        if not self.weight_bits:
-            module = module.to(self.device, self.dtype)
-        return on_torch_llm.CachedModel(self, module, parameters), expected
+        reference = on_torch_llm.Decoder(workload).to_empty(device="cpu") if self.can_compare(parameters) else None
+        module.fill(self.device, self.dtype, self.weight_bits, reference)
+        model = on_torch_llm.CachedModel(self, module, parameters, workload)
+        if not reference:
+            return model, None, []
+        reference.to(getattr(torch, self.reference))
+        reference.decoder.config._experts_implementation = "eager"  # other kernels, which have float64
+        run = torch.inference_mode()(lambda _: [reference(torch.from_numpy(ids)).numpy()])
+        return model, run, [each.detach().numpy() for each in reference.parameters()]
 
     def fill(self, module, workload, compares):
         """Give a model that was built without memory its weights; return its reference on the CPU if it is compared.

@@ -33,9 +33,10 @@ def draw_layers(module, device, dtype):
                 if weights.ndim == 1:
                     weights.fill_(not name.endswith("bias"))
                     continue
-                start = next(starts) % (POOL_NUMBERS // 2)
+                inputs = weights.shape[-1] if weights.ndim == 3 else weights[0].numel()  # 3: those of experts
                 for part in weights.view(-1).split(POOL_NUMBERS // 2):
-                    torch.mul(pool[start : start + len(part)], weights[0].numel() ** -0.5, out=part)
+                    start = next(starts) % (POOL_NUMBERS // 2)  # another one for each part: experts must not be alike
+                    torch.mul(pool[start : start + len(part)], inputs**-0.5, out=part)
         yield layer_name, layer
 
 
@@ -117,7 +118,8 @@ class Restored(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return gradient @ restore(*context.saved_tensors, gradient.dtype), None
+        (weight,) = context.saved_tensors
+        return gradient @ restore(weight, gradient.dtype), None
 
 
 class Quantised(torch.nn.Linear):
@@ -152,6 +154,14 @@ class Adapted(torch.nn.Module):
         return self.projection(x) + LORA_SCALE * adapter
 
 
+def choose(topk, calls, given, probabilities, k, dim):
+    """Record what a router of transformers chooses, or the next one of `given` instead, in `calls`."""
+    indices = topk(probabilities, k, dim).indices
+    indices = torch.as_tensor(next(given, indices)).to(indices.device).reshape(indices.shape)
+    calls.append((probabilities, indices))
+    return probabilities.gather(dim, indices), indices
+
+
 class Decoder(torch.nn.Module):
     """A decoder of the transformers library that returns only logits, without memory until fill()."""
 
@@ -165,6 +175,7 @@ class Decoder(torch.nn.Module):
         sizes = workload.sizes
         rotary = {"rope_type": "default", "rope_theta": sizes.rope_theta} | sizes.rope_scaling()
         name = "Qwen3" if sizes.is_qwen else "Llama"
+        name += "Moe" if sizes.num_experts > 1 else ""
         attention = "sdpa"
         if workload.loss:
             # Without a cache, "sdpa" reads the positions back in each step to find packed sequences, which we have not.
@@ -172,6 +183,7 @@ class Decoder(torch.nn.Module):
             transformers.AttentionInterface.register(attention, sdpa_attention_forward)
         others = {"rope_parameters": rotary, "attn_implementation": attention}
         config = getattr(transformers, f"{name}Config")(**sizes.config(), **others)
+        self.has_experts = sizes.num_experts > 1
         with torch.device("meta"):
             self.decoder = getattr(transformers, f"{name}ForCausalLM")(config).requires_grad_(not sizes.lora_rank)
             if sizes.lora_rank:
@@ -196,6 +208,9 @@ class Decoder(torch.nn.Module):
             bits: of each weight of the projections and the output; None: those of `dtype`.
             reference: a decoder on the CPU, which gets the weights that the quantised ones stand for.
         """
+        if bits and self.has_experts:
+            reason = f"WEIGHT_BITS='{bits}' has no kernels for experts in PyTorch: set FRAMEWORK=mlx"
+            raise MeasurementError("unsupported", reason)
         for name, layer in draw_layers(self, device, dtype):
             if layer is self.decoder.model.embed_tokens:
                 self.decoder.tie_weights()
@@ -224,13 +239,14 @@ class CachedModel(base.CachedModel):
 
     cache: Any  # a StaticCache
 
-    def __init__(self, context, decoder, parameters):
+    def __init__(self, context, decoder, parameters, workload):
         self.context = context
         self.uncompiled = decoder.eval()
         self.parameters = parameters
         tables = decoder.decoder.lm_head.weight, decoder.decoder.model.embed_tokens.weight
         only_embeds = 0 if tables[0] is tables[1] else tables[1].nbytes
-        self.weight_bytes = sum(map(stored_bytes, decoder.parameters())) - only_embeds
+        sizes = {name: stored_bytes(each) for name, each in decoder.named_parameters()}
+        self.weight_bytes = workload.sizes.read_weights(sizes, workload.items_per_step) - only_embeds
         self.module = context.compiled(decoder)
 
     def open_cache(self, sequences, tokens):
@@ -250,15 +266,21 @@ class CachedModel(base.CachedModel):
     def extend(self, tokens):
         return self._run(self.module, tokens)
 
-    def extend_uncompiled(self, tokens):
-        return self._run(self.uncompiled, tokens)
+    def extend_uncompiled(self, tokens, returns_all=False):
+        return self._run(self.uncompiled, tokens, returns_all)
 
     def prove_compiled(self, place, tokens):
         self.seek(place)
         got = self.extend(tokens).float().cpu().numpy().copy()  # CUDA graphs overwrite their outputs
         self.seek(place)
+        if self.uncompiled.has_experts:  # each chooses for itself, and R is that of equal choices
+            self.context.roundings = {}
         self.context.compare([got], [self.context.as_array(self.extend_uncompiled(tokens))])
 
     @torch.inference_mode()
-    def _run(self, module, tokens):
-        return module(tokens, cache=self.cache, logits_to_keep=1)[:, -1]
+    def _run(self, module, tokens, returns_all=False):
+        if self.uncompiled.has_experts and self.context.device != "cpu":  # as the library's generate() does
+            kind = "batched_mm" if tokens.shape[1] == 1 else "grouped_mm"
+            self.uncompiled.decoder.config._experts_implementation = kind
+        logits = module(tokens, cache=self.cache, logits_to_keep=0 if returns_all else 1)
+        return logits if returns_all else logits[:, -1]

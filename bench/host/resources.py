@@ -84,6 +84,12 @@ def shares_memory(device):
     return device.kind != "cuda" or bool((card := find_card()) and not card.memory[0].isdigit())
 
 
+def read_card_gb():
+    """Return the memory of the NVIDIA card in units of 2**30 bytes; infinite if it is unknown."""
+    memory = re.match(r"(\d+) MiB", card.memory) if (card := find_card()) else None
+    return int(memory[1]) / 1024 if memory else math.inf
+
+
 def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm"):
     """Explain why workers with `queued` batches each cannot share them with this process on Linux; "" if they can."""
     if sys.platform != "linux":

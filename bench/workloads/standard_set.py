@@ -33,6 +33,7 @@ class Work:
     settings: tuple[tuple[str, str], ...] = ()  # those other than the defaults
     has_pipeline: bool = False  # in float32 the input pipeline is measured too
     shared_gb: int = 0  # memory in units of 2**30 bytes that it needs if the GPU shares the system's
+    card_gb: int = 0  # the same of an NVIDIA card
 
     def precision(self, numbers):
         """Return the PRECISION for a format of numbers: weights in 16 bits would lose the small updates of training."""
@@ -57,8 +58,12 @@ BITS = {"numbers": ("bfloat16",), "settings": (("WEIGHT_BITS", "4"),), "shared_g
 ON_MACS = BITS | {"devices": ("mps",), "framework": "mlx"}
 ON_CUDA = BITS | {"devices": ("cuda",), "framework": "torch", "settings": (("WEIGHT_BITS", "4"), ("COMPILE", "1"))}
 COMPILED = LARGE | {"devices": ("cuda",), "numbers": ("bfloat16",), "settings": (("COMPILE", "reduce-overhead"),)}
+EXPERTS_ON_MACS = ON_MACS | {"shared_gb": 32}  # 17 GB
+EXPERTS_ON_CUDA = {"devices": ("cuda",), "framework": "torch", "numbers": ("bfloat16",)}
+EXPERTS_ON_CUDA |= {"shared_gb": 80, "card_gb": 64}  # 61 GB
 LORA = LARGE | {"numbers": ("bfloat16",), "settings": (("LORA_RANK", "8"),)}
 DIFFUSION = LARGE | {"numbers": ("bfloat16",), "shared_gb": 8}
+PHASES = ("prefill", "decode")
 STANDARD_SET = (
     Work("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True),
     Work("ResNet-50", "image", "resnet50", "training", 16, is_quick=True),
@@ -71,8 +76,10 @@ STANDARD_SET = (
     Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, **LARGE),
     Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, **LARGE),
     Work("Llama-3.2-1B, compiled", "llm", "llama-3.2-1b", "decode", 1, **COMPILED),
-    *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_MACS) for phase in ("prefill", "decode")),
-    *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_CUDA) for phase in ("prefill", "decode")),
+    *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_MACS) for phase in PHASES),
+    *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_CUDA) for phase in PHASES),
+    *(Work("Qwen3-30B-A3B, 4 bits", "llm", "qwen3-30b-a3b", phase, 1, **EXPERTS_ON_MACS) for phase in PHASES),
+    *(Work("Qwen3-30B-A3B", "llm", "qwen3-30b-a3b", phase, 1, **EXPERTS_ON_CUDA) for phase in PHASES),
     Work("Llama-3.2-1B, LoRA", "llm", "llama-3.2-1b", "training", 1, **LORA),
     Work("Stable Diffusion 1.5", "diffusion", "sd-1.5", "inference", 1, **DIFFUSION),
     Work("ResNet-50, channels_last", "image", "resnet50", "training", 256, **LARGE_BATCH),

@@ -1,17 +1,27 @@
 """Language models, two layers deep, in each framework that has them: what a step computes, and what is refused."""
 
+import importlib
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from bench import frameworks
 from bench.frameworks import check
+from bench.timing import MeasurementError
+from llm_benchmark import DECODERS, count_parameters
 from tests.conftest import TESTED
 from tests.frameworks.sessions import assert_measured, describe_llm, open_llm
-from tests.frameworks.torch_reference import TINY_DECODERS
+from tests.frameworks.torch_reference import TINY_DECODERS, TRAINED_DECODERS
 
 FRAMEWORK = frameworks.load(TESTED)
 if "llm" not in FRAMEWORK.BUILDERS:
     pytest.skip("it has no language models", allow_module_level=True)
+if TESTED == "torch":
+    import torch
+    import transformers.integrations.moe
+else:
+    import mlx.core as mx
 LORA = {"LORA_RANK": "4"}
 
 
@@ -68,19 +78,131 @@ def test_decode_is_measured_in_16_bits():
 
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
-def test_a_step_of_decode_reads_all_weights_but_a_table_that_only_embeds(model):
+def test_a_step_of_decode_reads_all_weights_but_unused_experts_and_a_table_that_only_embeds(model):
     session, workload = open_llm("decode", MODEL=model), describe_llm("decode", MODEL=model)
     table = 0 if workload.sizes.tie_word_embeddings else workload.sizes.vocab_size * workload.sizes.hidden_size
-    assert session.weight_bytes == 4 * (workload.parameters - table)
+    unused = 2 * 8 * 3 * 64 * 64 * (3 / 4) ** 2 if model == "tiny-moe" else 0  # two tokens leave out 3/4 of 3/4
+    assert session.weight_bytes == 4 * (workload.parameters - table - unused)
+
+
+# A mixture of experts
+
+PRECISIONS = ["float32", "bfloat16"] if TESTED == "torch" else ["float32"]  # gather_mm of MLX on a CPU
+
+
+def open_experts(precision="float32", **environ):
+    return open_llm("decode", MODEL="tiny-moe", PRECISION=precision, **environ)
+
+
+def first_experts(session):
+    """Return the first layer's mixture of experts, and its weights in NumPy: router, gate, up, down."""
+    if TESTED == "torch":
+        block = session.model.uncompiled.decoder.model.layers[0].mlp
+        weights = block.gate.weight, *block.experts.gate_up_proj.chunk(2, 1), block.experts.down_proj
+    else:
+        block = session.model.module.layers[0].mlp
+        experts = block.switch_mlp
+        weights = [each.weight for each in (block.gate, experts.gate_proj, experts.up_proj, experts.down_proj)]
+    return block, [session.context.as_array(each) for each in weights]
+
+
+def test_a_token_gets_the_weighted_outputs_of_its_most_probable_experts():
+    session = open_experts()
+    block, (router, *experts) = first_experts(session)
+    tokens = np.random.default_rng(0).standard_normal((1, 5, 64), np.float32)
+    got = session.context.as_array(block(*session.context.put(tokens)))[0]
+    for output, token in zip(got, tokens[0], strict=True):
+        likelihoods = np.exp(router @ token)
+        chosen = np.argsort(likelihoods)[-2:]
+        gate, up = (each[chosen] @ token for each in experts[:2])
+        outputs = experts[2][chosen] @ (gate / (1 + np.exp(-gate)) * up)[..., None]
+        expected = np.average(outputs[..., 0], axis=0, weights=likelihoods[chosen])
+        assert check.relative_error(output, expected) < 1e-5
+
+
+def test_experts_differ_and_keep_the_variance(monkeypatch):
+    llm = importlib.import_module(f"bench.frameworks.on_{TESTED}_llm")
+    monkeypatch.setattr(llm, "POOL_NUMBERS", 2**13)  # twice the numbers of an expert's matrix
+    for experts in first_experts(open_experts())[1][1:]:
+        assert len(np.unique(experts.reshape(8, -1), axis=0)) == 8
+        assert 64 * experts.var() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_rounding_may_swap_experts_of_nearly_equal_probability(precision):
+    for seed in range(6):
+        context = open_experts(precision, SEED=str(seed)).context
+        assert context.output_error < context.output_limit < 0.1
+
+
+def spoil_router(monkeypatch):
+    library, name, _ = FRAMEWORK.DeviceContext.router
+    right = getattr(library, name)
+    monkeypatch.setattr(library, name, lambda probabilities, *k, **how: right(-probabilities, *k, **how))
+
+
+def spoil_experts(monkeypatch, change):
+    """Let the kernel use other experts and multiply their outputs: change(chosen) -> (others, factors) in NumPy."""
+    if TESTED == "torch":
+        kernels = transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS
+        right = kernels["grouped_mm"]
+
+        def multiply(self, x, chosen, weights):
+            others, factors = map(torch.from_numpy, change(chosen.numpy()))
+            return right(self, x, others, weights * factors)
+
+        monkeypatch.setitem(kernels, "grouped_mm", multiply)
+    else:
+        right = mx.gather_mm
+
+        def multiply(x, matrices, rhs_indices, **how):
+            others, factors = map(mx.array, change(np.array(rhs_indices)))
+            return right(x, matrices, rhs_indices=others, **how) * factors[..., None, None]
+
+        monkeypatch.setattr(mx, "gather_mm", multiply)
+
+
+def another_for_one_token(chosen):
+    return chosen ^ (np.arange(chosen.size) == 4).reshape(chosen.shape), np.ones_like(chosen)
+
+
+SABOTAGES = {
+    "router": spoil_router,
+    "one token": lambda patch: spoil_experts(patch, another_for_one_token),
+    "wrong scale": lambda patch: spoil_experts(patch, lambda chosen: (chosen, 1 + (chosen == 0))),
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_wrong_experts_are_wrong_output(monkeypatch, name, precision):
+    SABOTAGES[name](monkeypatch)
+    with pytest.raises(MeasurementError, match="probable" if name == "router" else "CPU"):
+        open_experts(precision)
+
+
+@pytest.mark.parametrize("model", TINY_DECODERS)
+def test_two_layers_are_compared_if_memory_lacks_for_all(monkeypatch, model):
+    deep = replace(DECODERS[model], num_layers=6)
+    monkeypatch.setitem(DECODERS, model, deep)
+    bytes_of_five = check.HOST_BYTES["float64"] * count_parameters(replace(deep, num_layers=5))
+    monkeypatch.setattr(check.resources, "available_bytes", lambda: bytes_of_five)
+    session = open_llm("decode", MODEL=model, PRECISION="float32")
+    assert "2 of 6 layers" in session.context.notes()
+    assert session.context.output_error < session.context.output_limit < 0.01
+    assert session.parameters == count_parameters(deep)
+    assert_measured(session, 2)
 
 
 # Quantised weights
 
 
-@pytest.mark.parametrize("model", TINY_DECODERS)
+@pytest.mark.parametrize("model", TRAINED_DECODERS if TESTED == "torch" else TINY_DECODERS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bits", ["8"] if TESTED == "torch" else ["8", "6", "5", "4"])
 def test_quantised_weights_are_always_compared_and_are_the_same_model(model, precision, bits):
+    if model == "tiny-moe" and precision not in PRECISIONS:
+        pytest.skip("mlx has no unquantised experts in it on a CPU")
     environ = {"MODEL": model, "PRECISION": precision}
     session, full = (open_llm("decode", **environ, WEIGHT_BITS=each) for each in (bits, "full"))
     assert session.context.output_error <= session.context.output_limit
@@ -112,7 +234,7 @@ def test_training_is_measured_and_its_loss_falls(environ):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("model", TINY_DECODERS)
+@pytest.mark.parametrize("model", TRAINED_DECODERS)
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_step_trains_all_weights_or_only_the_adapters_of_attention(model, rank):
     session, workload = (f("training", MODEL=model, LORA_RANK=str(rank)) for f in (open_llm, describe_llm))

@@ -164,13 +164,16 @@ def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(refer
 
 
 @pytest.mark.parametrize(("precision", "bits"), [("bfloat16", 4), ("float32", 4), ("bfloat16", 8)])
-def test_bytes_of_quantised_weights_agree_with_the_formula(precision, bits):
-    decoder = torch_reference.TINY_DECODERS["tiny-llama"]
-    session = open_llm("decode", MODEL="tiny-llama", PRECISION=precision, WEIGHT_BITS=str(bits))
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-moe"])
+def test_bytes_of_quantised_weights_agree_with_the_formula(model, precision, bits):
+    decoder = torch_reference.TINY_DECODERS[model]
+    session = open_llm("decode", MODEL=model, PRECISION=precision, WEIGHT_BITS=str(bits), BATCH_SIZE="1")
     size = 16 if precision == "bfloat16" else 32
     matrices = decoder.num_layers * llm_benchmark.matmul_weights(decoder) + decoder.vocab_size * decoder.hidden_size
     norms = (2 * decoder.num_layers + 1) * decoder.hidden_size
-    assert session.weight_bytes == matrices * (bits + 2 * size / 64) / 8 + norms * size / 8
+    norms += 2 * decoder.num_layers * decoder.head_dim if decoder.is_qwen else 0
+    router = 8 - bits if model == "tiny-moe" else 0  # more bits, of 2 x 8 x 64 weights
+    assert session.weight_bytes == (matrices * (bits + 2 * size / 64) + 1024 * router + norms * size) / 8
 
 
 def test_the_reference_has_plain_weights_in_float32_and_leaves_the_model_as_it_was():
@@ -220,6 +223,13 @@ def test_a_wrong_kernel_is_wrong_output(monkeypatch, sabotage, precision):
 
 def test_another_group_size_than_it_says_is_refused(monkeypatch):
     right = nn.quantize
-    monkeypatch.setattr(nn, "quantize", lambda module, size, bits: right(module, size // 2, bits))
+    monkeypatch.setattr(nn, "quantize", lambda module, size, bits, **how: right(module, size // 2, bits, **how))
     with pytest.raises(MeasurementError, match="groups"):
         open_llm("decode", WEIGHT_BITS="4")
+
+
+def test_a_row_of_quantised_experts_with_cuda_says_that_they_are_slow(monkeypatch):
+    environ = {"MODEL": "tiny-moe", "WEIGHT_BITS": "4"}
+    assert "4339" not in open_llm("prefill", **environ).context.notes()
+    monkeypatch.setattr(on_mlx, "choose_device", lambda use_gpu: "cuda")
+    assert "4339" in open_llm("prefill", **environ).context.notes()

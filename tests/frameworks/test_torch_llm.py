@@ -11,7 +11,7 @@ from bench.timing import MeasurementError
 from llm_benchmark import DECODERS
 from tests.frameworks import packed
 from tests.frameworks.sessions import describe_llm, open_llm
-from tests.frameworks.torch_reference import TINY_DECODERS
+from tests.frameworks.torch_reference import TINY_DECODERS, TRAINED_DECODERS
 
 LORA = {"LORA_RANK": "4"}
 
@@ -31,14 +31,14 @@ def test_weights_and_cache_have_the_precision_asked_for(precision):
 # Positions and cache: what is wrong must be found before anything is timed.
 
 
-def cache_not_used(model, tokens):
-    return model.uncompiled(tokens, logits_to_keep=1)[:, -1]
+def cache_not_used(model, tokens, returns_all):
+    return model.uncompiled(tokens)
 
 
-def rotary_off_by_one(model, tokens):
+def rotary_off_by_one(model, tokens, returns_all):
     places = torch.arange(tokens.shape[1], device=tokens.device)[None] + model.cache.get_seq_length()
     places += tokens.shape[1] == 1
-    return model.uncompiled(tokens, places, model.cache, logits_to_keep=1)[:, -1]
+    return model.uncompiled(tokens, places, model.cache)
 
 
 @pytest.mark.parametrize("sabotaged", [cache_not_used, rotary_off_by_one])
@@ -116,7 +116,11 @@ def test_tied_tables_stay_tied_positions_are_the_librarys_and_weights_keep_their
 def test_the_formulas_agree_with_the_counter(model, phase, environ):
     # Of a single token in a cache of one: there the counter, which does not know of masks, counts no empty slots.
     environ = environ | {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "USE_GPU": "0"}
+    if phase not in ("prefill", "decode") and model not in TRAINED_DECODERS:
+        pytest.skip("it is not trained")
     session, workload = (f(phase, MODEL=model, **environ) for f in (open_llm, describe_llm))
+    if model == "tiny-moe":
+        session.model.uncompiled.decoder.config._experts_implementation = "batched_mm"  # the counter knows no other
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # others compute the scores again
         session.step()
     assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step
@@ -135,7 +139,7 @@ def bits(monkeypatch, request):
     return request.param
 
 
-@pytest.mark.parametrize("model", TINY_DECODERS)
+@pytest.mark.parametrize("model", TRAINED_DECODERS)
 def test_all_projections_and_the_output_are_quantised_and_the_reference_is_plain(model, bits):
     workload = describe_llm("decode", MODEL=model)
     module, reference = (on_torch_llm.Decoder(workload) for _ in range(2))
@@ -223,10 +227,26 @@ def test_a_matrix_that_torchao_skips_is_refused(monkeypatch):
         open_llm(WEIGHT_BITS="8", USE_GPU="0")
 
 
-def test_4_bits_need_cuda():
+@pytest.mark.parametrize("environ", [{"WEIGHT_BITS": "4"}, {"WEIGHT_BITS": "8", "MODEL": "tiny-moe"}])
+def test_4_bits_need_cuda_and_quantised_experts_need_mlx(environ):
     with pytest.raises(MeasurementError, match="FRAMEWORK=mlx") as error:
-        open_llm(PRECISION="bfloat16", WEIGHT_BITS="4", USE_GPU="0")
+        open_llm(PRECISION="bfloat16", USE_GPU="0", **environ)
     assert error.value.status == "unsupported"
+
+
+@pytest.mark.parametrize(("device", "kernels"), [("cuda", ["grouped_mm", "batched_mm"]), ("cpu", ["grouped_mm"] * 2)])
+def test_experts_are_multiplied_as_the_library_does_in_prefill_and_decode(device, kernels):
+    session = open_llm(MODEL="tiny-moe")
+    session.context.device = device
+    for kernel, tokens in zip(kernels, (2, 1), strict=True):
+        session.model.extend(torch.ones(2, tokens, dtype=int))
+        assert session.model.uncompiled.decoder.config._experts_implementation == kernel
+
+
+def test_a_compiled_mixture_of_experts_is_compared_with_the_uncompiled_one():
+    session = open_llm(MODEL="tiny-moe", COMPILE="1", PRECISION="bfloat16")
+    session.step()
+    session.after_first_step()
 
 
 def test_an_uncompiled_row_of_8_bits_says_how_it_is_used():

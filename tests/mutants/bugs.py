@@ -151,6 +151,11 @@ BUGS = {
         TORCH_LLM, "sum(map(stored_bytes, decoder.parameters()))", "2 * parameters", BITS
     ),
     "targets_not_shifted": Bug(LLM, "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS),
+    "accept_any_choice_of_experts": Bug(CHECK, 'require(is_right, "a router', 'require(True, "a router', TRAINS),
+    "compare_experts_that_rounding_swaps": Bug(SESSION, "context.routed(2 * chosen)", "context.routed()", TRAINS),
+    "experts_that_are_alike": Bug(TORCH_LLM, "start = next(starts) % (POOL_NUMBERS // 2)", "start = 0", TRAINS),
+    "experts_of_the_wrong_variance": Bug(TORCH_LLM, "weights.shape[-1] if weights.ndim == 3", "1 if False", TRAINS),
+    "read_all_experts": Bug(LLM, "- round((1 - share)", "- round(0", ("tests/workloads/test_language.py",)),
     "count_gradients_of_frozen_weights": Bug(
         LLM,
         "backward = 2 * (forward - frozen) + frozen + ",

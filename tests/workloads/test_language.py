@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import llm_benchmark
-from bench.settings import read_settings
+from bench.settings import SettingError, read_settings
 from llm_benchmark import DECODERS, llm_workload
 
 
@@ -19,6 +20,7 @@ def describe(**environ):
     [
         *(("smollm2-135m", 134_515_008), ("qwen3-0.6b", 596_049_920), ("llama-3.2-1b", 1_235_814_400)),
         *(("llama-3.2-3b", 3_212_749_824), ("qwen3-4b", 4_022_468_096), ("llama-3.1-8b", 8_030_261_248)),
+        ("qwen3-30b-a3b", 30_532_122_624),
     ],
 )
 def test_parameters_equal_published_ones(model, published):
@@ -48,6 +50,21 @@ def test_a_decode_step_reads_the_cache_of_every_sequence():
     # 10, 11 and 12 tokens before the new one, which is read too.
     assert llm_benchmark.read_bytes(llama, 1, 10, 3, "bfloat16") == 12 * 2**15
     assert llm_benchmark.read_bytes(llama, 1, 0, 1, "float32") == 2 * 2**15
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 64])
+def test_a_step_reads_each_expert_that_a_token_uses_once(tokens):
+    random = np.random.default_rng(0)
+    used = [len({*np.concatenate([random.permutation(128)[:8] for _ in range(tokens)])}) for _ in range(300)]
+    counted = DECODERS["qwen3-30b-a3b"].read_weights({"mlp.experts.down_proj": 128_000, "o_proj": 7}, tokens)
+    assert counted == pytest.approx(1000 * np.mean(used), rel=0.01)
+
+
+def test_a_mixture_of_experts_uses_its_published_active_parameters_and_is_not_trained():
+    flops = describe(MODEL="qwen3-30b-a3b", PHASE="prefill", PROMPT_TOKENS="1").flops_per_item
+    assert flops / 2 == pytest.approx(3.3e9 - 151_936 * 2048, rel=0.02)  # 3.3 billion, with the embedding
+    with pytest.raises(SettingError, match="PHASE=prefill"):
+        describe(MODEL="qwen3-30b-a3b", PHASE="training")
 
 
 def test_quantised_weights_need_their_bits_and_the_largest_matrix_in_full():
