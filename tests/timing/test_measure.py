@@ -172,6 +172,7 @@ def test_windows_begin_when_the_pace_is_steady():
     result = run(Device(Clock(), work=lambda i: 0.300 if i == 0 else 0.010 * (1 + 4 * max(0.0, 1 - i / 200))))
     assert result.first_step_seconds == pytest.approx(0.300, rel=0.05)
     assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
+    assert result.seconds == pytest.approx(0.010 * result.items, rel=0.01)
     assert "drift" not in result.flags
     assert result.warmup_seconds > 4
     result = run(Device(Clock(), work=lambda i: 0.010 * 1.01**i), max_seconds=3)
