@@ -171,13 +171,11 @@ def test_a_time_limit_counts_only_a_childs_own_turns(make_child, tmp_path):
 def press_ctrl_c(*conditions):
     """Send Ctrl-C to this process each time when the next condition holds."""
 
-    main = threading.main_thread()
-
     def wait_and_send():
         for condition in conditions:
             wait_until(condition)
             # To the main thread: if another one gets it, nothing ends what that waits for.
-            signal.pthread_kill(main.ident, signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     threading.Thread(target=wait_and_send, daemon=True).start()
 
