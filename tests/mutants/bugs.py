@@ -148,7 +148,7 @@ BUGS = {
     "keep_restored_weights": Bug(TORCH_LLM, "if torch.is_grad_enabled() else", "if False else", BITS),
     "compare_only_the_last_adapter": Bug(TORCH_LLM, 'name.endswith((".a", ".b"))', "False", BITS),
     "count_no_quantised_weights": Bug(
-        TORCH_LLM, "sum(map(stored_bytes, decoder.parameters()))", "2 * parameters", BITS
+        TORCH_LLM, "name: stored_bytes(each) for name", "name: 2 * each.numel() for name", BITS
     ),
     "targets_not_shifted": Bug(LLM, "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS),
     "accept_any_choice_of_experts": Bug(CHECK, 'require(is_right, "a router', 'require(True, "a router', TRAINS),
