@@ -423,7 +423,7 @@ def refuse_contradictions(command, settings, environ):
         (is_generation and s.compile and s.framework == "mlx", "phase compile", "mlx compiles no cache: set COMPILE=0"),
         (s.weight_bits in (5, 6) and s.framework == "torch", "framework weight_bits", "it has only 8 and 4: set one"),
         (tunes and not s.lora_rank, "phase lora_rank weight_bits", "quantised weights need LoRA: set LORA_RANK=8"),
-        (tunes and s.has_ranks, "phase num_devices weight_bits", "one device trains them: set NUM_DEVICES=1"),
+        (tunes and s.has_ranks, "phase lora_rank num_devices weight_bits", "one device trains them: set NUM_DEVICES=1"),
         (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting: unset it"),
         (lacks_matmul and "convolution" in s.ops, "ops", "convolution needs matmul: set OPS=matmul,convolution"),
         (s.has_ranks and not framework.runs_on_many, "framework num_devices", "it uses one device: set NUM_DEVICES=1"),

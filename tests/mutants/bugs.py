@@ -55,7 +55,7 @@ BUGS = {
     "the_fastest_process": Bug(COMBINE, "[(len(ok) - 1) // 2]", "[-1]", COMBINED),
     "the_first_process_compares_nothing": Bug(CHILD, "compares=compares", "compares=False", ROWS),
     "accept_unequal_weights_of_ranks": Bug(CHILD, "    if unlike:\n", "    if False:\n", ("tests/test_ranks.py",)),
-    "divide_by_the_wrong_batch_size": Bug(CHILD, "items_per_step=workload.", "items_per_step=2 * workload.", ROWS),
+    "divide_by_the_wrong_batch_size": Bug(CHILD, "items_per_step = workload.", "items_per_step = 2 * workload.", ROWS),
     "a_peak_of_lucky_rates": Bug("tflops_sweep.py", "peak = sweep", "peak = best or sweep", ("tests/test_tflops.py",)),
     # Turns
     "time_the_step_after_a_pause": Bug(MEASURE, "timed(job.session, clock, 1)", "pass", TIMING),
