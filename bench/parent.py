@@ -75,6 +75,11 @@ def measure_command(command, make_workload, describe_rows):
     runs = plan_runs(runs, make_workload)
     runs = [choose_batch_size(run, host) if run.settings.batch_size == AUTO else run for run in runs]
 
+    # Else equal processes differ in their page faults. What is not compared may be added up with what is.
+    uses_cpu = not environment.find_card() or all(run.settings.use_gpu is False for run in runs)
+    if uses_cpu and any(len(group) > 1 for group in group_runs(runs)):
+        runs = [run.with_settings(**keep_memory(run.environ)) for run in runs]
+
     # Measure each group
     measured = []
     comparisons = []
@@ -85,9 +90,6 @@ def measure_command(command, make_workload, describe_rows):
             numbers = " and ".join(str(runs.index(run) + 1) for run in group)
             choices = (" ".join(f"{name}={text}" for name, text in run.choices.items()) for run in group)
             log.info("combination %s of %d: %s", numbers, len(runs), "; ".join(choices))
-        uses_cpu = not environment.find_card() or all(run.settings.use_gpu is False for run in group)
-        if len(group) > 1 and uses_cpu:  # else equal processes differ in their page faults
-            group = [run.with_settings(**keep_memory(run.environ)) for run in group]
         rounds = []
         try:
             measure_and_store(group, host, rounds)

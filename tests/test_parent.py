@@ -235,7 +235,13 @@ def test_without_room_for_two_they_run_one_after_the_other(run_interleaved, capl
 
 @pytest.mark.parametrize(
     ("environ", "keeps"),
-    [({}, True), ({"BATCH_SIZE": "1"}, False), ({"MALLOC_TOP_PAD_": "268435456"}, False), ({"USE_GPU": "0,1"}, False)],
+    [
+        ({}, True),
+        ({"PHASE": "training,backward"}, True),
+        ({"BATCH_SIZE": "1"}, False),
+        ({"MALLOC_TOP_PAD_": "268435456"}, False),
+        ({"USE_GPU": "0,1"}, False),
+    ],
 )
 def test_glibc_keeps_memory_on_both_sides_of_a_comparison_on_a_cpu(run_all, children, monkeypatch, environ, keeps):
     monkeypatch.setattr(candidates.platform, "libc_ver", lambda: ("glibc", "2.36"))
