@@ -111,7 +111,7 @@ else
 	@set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
 endif
 
-selfcheck: $(READY) ## compare measured rates with hand-written loops (20 minutes)
+selfcheck: $(READY) $(if $(PYTHON),,$(call in_each_venv,tested)) ## compare measured rates with hand-written loops (20 minutes)
 	@$(RUN) -m checks.selfcheck
 
 UV_MAC := MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip

@@ -38,15 +38,13 @@ const highest = (lines, key) =>
 const bestOf = (lines) =>
   [...highest(lines, (line) => `${isPublished(line)} ${line.machine}`).values()].sort((a, b) => b.value - a.value);
 
-// The value that most machines have a rate for, of those of own lines if there are any.
+// The value that most own machines have a rate for, then most machines; without own lines, most machines.
 function usual(lines, name) {
   lines = lines.some(isSound) ? lines.filter(isSound) : lines;
-  const machines = new Map();
-  const own = new Set(lines.filter((line) => !isPublished(line)).map((line) => line[name]));
-  for (const line of lines.filter((line) => own.has(line[name]) || !own.size)) {
-    machines.set(line[name], (machines.get(line[name]) ?? new Set()).add(line.machine));
-  }
-  return [...machines].sort(([, a], [, b]) => b.size - a.size)[0]?.[0] ?? "";
+  const own = lines.filter((line) => !isPublished(line));
+  const count = (from, value) => new Set(from.filter((line) => line[name] === value).map((line) => line.machine)).size;
+  const values = [...new Set((own.length ? own : lines).map((line) => line[name]))];
+  return values.sort((a, b) => count(own, b) - count(own, a) || count(lines, b) - count(lines, a))[0] ?? "";
 }
 
 // What the address asks for where it exists: {chosen, options, lines}.
