@@ -3,6 +3,7 @@
 import atexit
 import functools
 import math
+import shutil
 import tempfile
 
 import numpy as np
@@ -59,9 +60,10 @@ def epoch_order(count, seed, epoch):
 @functools.cache
 def jpeg_files(seed):
     """Write JPEG_FILES files once and return their paths; they are removed when the process ends."""
-    folder = tempfile.TemporaryDirectory(prefix="jpegs-")
-    atexit.register(folder.cleanup)
-    return write_jpegs(folder.name, JPEG_FILES, seed)
+    # A TemporaryDirectory would be removed by a worker that is forked: Python 3.13 clears the functions at exit there.
+    folder = tempfile.mkdtemp(prefix="jpegs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_jpegs(folder, JPEG_FILES, seed)
 
 
 def write_jpegs(folder, count, seed):

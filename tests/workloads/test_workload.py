@@ -1,10 +1,13 @@
 """Names, parameters and FLOPs of MLPs and encoders, against published figures."""
 
+import atexit
+import os
 from dataclasses import replace
 
 import pytest
 
 from bench.settings import SettingError, read_settings
+from bench.workloads import data
 from bench.workloads.standard_set import STANDARD_SET
 from image_benchmark import image_workload
 from mlp_benchmark import hidden_widths, mlp_counts
@@ -69,3 +72,15 @@ def test_the_set_fine_tunes_on_gpus_in_16_bits_and_names_the_memory_that_it_shar
     settings = read_settings(work.workload, {"FRAMEWORK": framework} | work.change(*work.numbers))
     assert (settings.phase, settings.lora_rank, settings.precision) == ("training", 8, "bfloat16")
     assert all(work.shared_gb for work in STANDARD_SET if "cpu" not in work.devices)
+
+
+def test_a_forked_worker_leaves_the_files_of_its_parent(monkeypatch):
+    """From Python 3.13 on, multiprocessing clears the functions at exit in a process that it has forked."""
+    monkeypatch.setattr(data, "JPEG_FILES", 1)
+    (path,) = data.jpeg_files.__wrapped__(seed=0)
+    worker = os.fork()
+    if not worker:
+        atexit._clear()
+        os._exit(0)
+    os.waitpid(worker, 0)
+    assert os.path.exists(path)
