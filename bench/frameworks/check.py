@@ -187,7 +187,7 @@ class ModelCheck:
         self.compare([worst, *got[1:]], expected, f"differs from the CPU's in {self.reference}")
 
     def compare(self, got, expected, words="differs if it is compiled"):
-        """Raise MeasurementError, in these words, unless each of PARTS is within its limit of what is expected."""
+        """Raise MeasurementError, in these words, unless each part is within its limit of what is expected."""
         for part, computed, right in name_parts(got, expected):
             limit = self.limit_of(part)
             if limit is not None:

@@ -268,7 +268,11 @@ class DeviceContext(base.DeviceContext):
         """
         module = BUILDERS[workload.name](workload)
         compares = self.can_compare(count_weights(module))
-        reference = self.fill(module, workload, compares) if hasattr(module, "fill") else module
+        reference = module
+        if self.weight_bits:
+            reference = self.fill_with_reference(module, workload, compares)
+        elif hasattr(module, "fill"):  # it was built without memory
+            module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))
         expected = None
         pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.batches_of_two(workload)]
         # With random weights and the initial statistics, activations explode or vanish with depth. All pairs
@@ -294,8 +298,7 @@ class DeviceContext(base.DeviceContext):
     def build_cached(self, workload, ids):
         module = on_torch_llm.Decoder(workload)
         parameters = count_weights(module)
-        reference = on_torch_llm.Decoder(workload).to_empty(device="cpu") if self.can_compare(parameters) else None
-        module.fill(self.device, self.dtype, self.weight_bits, reference)
+        reference = self.fill_with_reference(module, workload, self.can_compare(parameters))
         model = on_torch_llm.CachedModel(self, module, parameters, workload)
         if not reference:
             return model, None, []
@@ -304,14 +307,11 @@ class DeviceContext(base.DeviceContext):
         run = torch.inference_mode()(lambda _: [reference(torch.from_numpy(ids)).numpy()])
         return model, run, [each.detach().numpy() for each in reference.parameters()]
 
-    def fill(self, module, workload, compares):
-        """Give a model that was built without memory its weights; return its reference on the CPU if it is compared.
+    def fill_with_reference(self, module, workload, compares):
+        """Give a decoder its weights on the device; return one on the CPU with what they stand for.
 
-        That is the model itself, which then moves to the device, or one with the weights that quantised ones stand for.
+        It is None if the decoder is not compared.
         """
-        if not self.weight_bits:
-            module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))
-            return module
         reference = type(module)(workload).to_empty(device="cpu") if compares else None
         module.fill(self.device, self.dtype, self.weight_bits, reference)
         return reference

@@ -53,8 +53,8 @@ def choose_rows(rows):
     `search`), then one of several processes before a quick check, then the newest one. What Ctrl-C left does not
     replace more processes of its commit.
     """
-    done = rows.assign(compared=rows["search"] != "", several=rows["process_rates"].str.contains(" "))
-    by = {"disturbed": False, "compared": False, "several": True, "timestamp": True}
+    done = rows.assign(compared=rows["search"] != "", repeated=rows["process_rates"].str.contains(" "))
+    by = {"disturbed": False, "compared": False, "repeated": True, "timestamp": True}
     done = done.sort_values(list(by), ascending=list(by.values()))
     own = done.loc[~done["published"]]
     work = ["machine", *WORK, *columns.SETUP]
