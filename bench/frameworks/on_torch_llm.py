@@ -191,7 +191,8 @@ class Decoder(torch.nn.Module):
                     projection = getattr(layer.self_attn, name)
                     setattr(layer.self_attn, name, Adapted(projection, sizes.lora_rank))
         if sizes.checkpointing:
-            self.decoder.activation_checkpointing_enable({"use_reentrant": False})
+            older = getattr(self.decoder, "gradient_checkpointing_enable", None)  # its name before transformers 6
+            (older or self.decoder.activation_checkpointing_enable)({"use_reentrant": False})
 
     @property
     def checked_weights(self):
