@@ -61,4 +61,5 @@ def plain_environment(monkeypatch, tmp_path):
     for package in ("pynvml", "zeus_apple_silicon"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("RESULTS_DIR", str(tmp_path / "results"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), str(Path(__file__).parent / "processes")]))
+    paths = [os.getcwd(), str(Path(__file__).parent / "processes"), os.environ.get("PYTHONPATH")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

@@ -194,6 +194,7 @@ def test_plots_and_comparisons_with_a_chosen_python_need_the_common_packages_onl
         assert "packages.py" in first
         assert "torch" not in first
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages.sys, "executable", "chosen")
     assert packages.main() == 2
     said = capsys.readouterr().err
     assert "pandas" in said

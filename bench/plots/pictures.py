@@ -93,8 +93,8 @@ def llm_depth(stored):
     """Draw tokens/s of decode over the mean tokens in the cache, a line for all settings with several depths."""
     lines = frames.rates(stored.valid, workload="llm", phase="decode", batch_size="1", scope="device")
     lines = lines[lines["model"].isin(lines["model"][~lines["published"]])]  # no model of others only
-    sizes = lines[["depth", "new_tokens"]].apply(pd.to_numeric, errors="coerce")
-    lines = lines.assign(tokens=sizes["depth"] + (sizes["new_tokens"] + 1) / 2).dropna(subset="tokens")
+    depth, new_tokens = (pd.to_numeric(lines[name], errors="coerce") for name in ("depth", "new_tokens"))
+    lines = lines.assign(tokens=depth + (new_tokens + 1) / 2).dropna(subset="tokens")
     curves = curves_of(lines, "tokens", DEEPER, lambda top: name_device(top, NAMED), least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
     words = "Decode of one sequence; ours with random weights"

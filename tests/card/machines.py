@@ -41,8 +41,12 @@ def explain_missing():
     """Return why the card cannot be built here; "" if it can, and PyTorch is a build for CUDA."""
     import torch
 
-    has_tools = shutil.which("cc") and importlib.util.find_spec("triton")
-    return "PyTorch is not a build for CUDA" if not torch.version.cuda else "" if has_tools else "no cc, or no triton"
+    if not torch.version.cuda:
+        return "PyTorch is not a build for CUDA"
+    version = torch.__version__.split("+")[0]
+    if f"torch=={version}\n" not in Path(__file__).parents[2].joinpath("requirements-cuda.txt").read_text():
+        return f"the card is not made for PyTorch {version}"
+    return "" if shutil.which("cc") and importlib.util.find_spec("triton") else "no cc, or no triton"
 
 
 @functools.cache

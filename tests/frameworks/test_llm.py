@@ -148,7 +148,7 @@ def spoil_experts(monkeypatch, change):
         right = kernels["grouped_mm"]
 
         def multiply(self, x, chosen, weights):
-            others, factors = map(torch.from_numpy, change(chosen.numpy()))
+            others, factors = (torch.from_numpy(each).to(x.device) for each in change(chosen.cpu().numpy()))
             return right(self, x, others, weights * factors)
 
         monkeypatch.setitem(kernels, "grouped_mm", multiply)
@@ -187,7 +187,7 @@ def test_two_layers_are_compared_if_memory_lacks_for_all(monkeypatch, model):
     monkeypatch.setitem(DECODERS, model, deep)
     bytes_of_five = check.HOST_BYTES["float64"] * count_parameters(replace(deep, num_layers=5))
     monkeypatch.setattr(check.resources, "available_bytes", lambda: bytes_of_five)
-    session = open_llm("decode", MODEL=model, PRECISION="float32")
+    session = open_llm("decode", MODEL=model, PRECISION="float32", USE_GPU="0")
     assert "2 of 6 layers" in session.context.notes()
     assert session.context.output_error < session.context.output_limit < 0.01
     assert session.parameters == count_parameters(deep)

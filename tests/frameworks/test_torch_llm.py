@@ -236,7 +236,7 @@ def test_4_bits_need_cuda_and_quantised_experts_need_mlx(environ):
 
 @pytest.mark.parametrize(("device", "kernels"), [("cuda", ["grouped_mm", "batched_mm"]), ("cpu", ["grouped_mm"] * 2)])
 def test_experts_are_multiplied_as_the_library_does_in_prefill_and_decode(device, kernels):
-    session = open_llm(MODEL="tiny-moe")
+    session = open_llm(MODEL="tiny-moe", USE_GPU="0")
     session.context.device = device
     for kernel, tokens in zip(kernels, (2, 1), strict=True):
         session.model.extend(torch.ones(2, tokens, dtype=int))
