@@ -221,12 +221,16 @@ def check_parameters(counted, expected):
 def disturb(arrays, spread, operator=np.multiply):
     """Multiply each float of NumPy arrays by 1 + u, in place; u is seeded and uniform from -spread to spread.
 
-    np.divide as the operator restores them up to float32's last bit.
+    np.divide as the operator restores them up to float32's last bit. The u repeat, because a billion take 8 seconds;
+    their number is odd, so that rows of a matrix, whose lengths are powers of 2, get different ones.
     """
-    random = np.random.default_rng(0)
+    factors = 1 - spread + 2 * spread * np.random.default_rng(0).random(2**20 - 1, np.float32)
     for array in arrays:
         if array.dtype.kind == "f":
-            operator(array, 1 - spread + 2 * spread * random.random(array.shape, np.float32), out=array)
+            flat = array.reshape(-1)
+            for part in (flat[start : start + factors.size] for start in range(0, flat.size, factors.size)):
+                operator(part, factors[: part.size], out=part)
+            array[...] = flat.reshape(array.shape)
 
 
 def check_equal(got, expected, limit, words):
