@@ -12,11 +12,11 @@ from bench.workloads.operators import EIGHT_BITS
 
 # Limits of relative L2 errors that do not depend on the network: in less than float32, in float32, and in float32 on a
 # CPU that is compared with float64. A wrong kernel is wrong by about 1. Another order of float32 sums changes a deep
-# model by 1e-5 to 1e-3.
+# model by 1e-5 to 1e-3; a ResNet-50 on an H200 differs from the CPU by 5e-7.
 MAX_ROUGH_ERROR = 0.3
 MAX_RELATIVE_ERROR = 0.01
 MAX_CPU_ERROR = 1e-3
-LEAST_CPU_ERROR = 1e-4
+LEAST_FLOAT32_ERROR = 1e-4  # of a limit that follows from R
 # The limit of a model's error is ROUNDING_MULTIPLE times R, at most MAX_MODEL_ERROR. R is the error
 # of the reference itself if each weight and input is multiplied by 1 - SPREADS to 1 + SPREADS, for
 # float32 the error of a Winograd convolution. docs/method-details.md has the measurements.
@@ -91,14 +91,14 @@ class ModelCheck:
             self.measured_precision = ", ".join(f"{name} {computed}" for name, computed in precisions.items())
         if self.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
-        # What follows for the checks. A reference in float32 itself tells nothing about rounding in float32.
+        # What follows for the checks. What Metal does in float32 is unknown: nobody has measured it.
         exact = {"float32", "float64"}.issuperset(precisions.values())
-        is_rounded = "lower" not in precisions.values() and not (exact and self.reference == "float32")
+        is_rounded = "lower" not in precisions.values() and not (exact and self.device == "mps")
         self.spread = max(SPREADS.get(precision, 0) for precision in precisions.values()) if is_rounded else 0
         self.fixed_limit, self.least_limit = MAX_ROUGH_ERROR, MAX_RELATIVE_ERROR
         if exact:
             self.fixed_limit = MAX_CPU_ERROR if self.reference == "float64" else MAX_RELATIVE_ERROR
-            self.least_limit = LEAST_CPU_ERROR
+            self.least_limit = LEAST_FLOAT32_ERROR
         if has_convolutions and self.device == "mps":
             self.least_limit = self.fixed_limit  # Metal's Winograd convolutions are wrong by up to 5.7 % each
 

@@ -34,7 +34,7 @@ MIN_WARMUP_STEPS = 2
 MAX_WARMUPS = 2  # times MAX_SECONDS, in a warm-up that does not get steady
 LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
-MAX_BARRIER_SHARE = 0.01  # the part of a window that an idle synchronise and read may take
+MAX_END_SHARE = 0.01  # the part of a window that its end may cost
 MAX_PART_BARRIER_SHARE = 0.05  # the same if a step needs prepare(), and windows have one step
 ENOUGH_WINDOWS = 20  # for an interval from the order statistics, and a first look at it
 LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
@@ -166,7 +166,7 @@ def start_up(job: Job):
 
     # The proof that every step of a window runs.
     steps = choose_steps(job, step_seconds)
-    if time.get_clock_info("perf_counter").resolution > MAX_BARRIER_SHARE * steps * step_seconds:
+    if time.get_clock_info("perf_counter").resolution > MAX_END_SHARE * steps * step_seconds:
         raise MeasurementError("unsupported", "the system's clock is too coarse for these steps")
     prove_every_step_runs(job, steps)
     if job.is_stream and steps > 1:
@@ -264,7 +264,7 @@ def measure_energy(job: Job, steps, spend):
 
 
 def choose_steps(job: Job, step_seconds):
-    """Return the number of steps in a window: enough for its end to take less than 1 % of it.
+    """Return the number of steps in a window: enough for its end to cost less than 1 % of it.
 
     It is one if each step needs prepare(). Workers of a pipeline deliver one after the other, so a
     window has a multiple of their number, if there is time for that.
@@ -272,7 +272,10 @@ def choose_steps(job: Job, step_seconds):
     if job.session.prepare:
         return 1
     if not job.is_stream:
-        window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_BARRIER_SHARE)
+        window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_END_SHARE)
+        longest = job.max_seconds / ENOUGH_WINDOWS
+        if 2 * step_seconds < longest:
+            window = max(window, min(end_seconds(job) / MAX_END_SHARE, longest))
         return max(1, math.ceil(window / step_seconds))
     workers = max(1, job.session.num_workers)
     if workers * step_seconds > job.max_seconds / MIN_SAMPLES:  # no time for MIN_SAMPLES windows
@@ -424,6 +427,17 @@ def is_steady(paces):
     if len(paces) < 10:
         return False
     return abs(statistics.median(paces[-5:]) / statistics.median(paces[-10:-5]) - 1) < 0.02
+
+
+def end_seconds(job: Job):
+    """Return the seconds that the end of a window costs: those that two windows of a step take longer than one of two.
+
+    Besides synchronising and reading, the device idles until the host has submitted more. Other programs can only
+    lengthen a window, so the shortest ones are compared, which were measured alternately.
+    """
+    windows = [[timed(job.session, job.clock, steps) for steps in (1, 2)] for _ in range(SINGLE_STEPS)]
+    one, two = map(min, zip(*windows, strict=True))
+    return 2 * one - two
 
 
 def idle_barrier_seconds(job: Job):

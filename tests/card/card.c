@@ -88,6 +88,7 @@ Error cudaEventRecord(struct event *event, void *stream) {
 }
 Error cudaEventRecordWithFlags(struct event *event, void *stream, int flags) { return cudaEventRecord(event, stream); }
 Error cudaEventSynchronize(struct event *event) { return event->card ? wait_for(event->card, event->number) : 0; }
+Error cudaEventElapsedTime(float *milliseconds, void *start, void *end) { return *milliseconds = 1, cudaSuccess; }
 Error cudaEventQuery(struct event *event) {
   return event->card && event->card->done < event->number ? cudaErrorNotReady : cudaSuccess;
 }

@@ -82,3 +82,11 @@ def test_images_in_16_bits_on_mps_may_be_as_wrong_as_winograd_makes_them(device,
     context.device, context._probe_once = device, lambda name: "bfloat16"
     context.measure_precision(has_convolutions)
     assert context.least_limit == least
+
+
+@pytest.mark.parametrize(("device", "spread"), [("cuda", 2**-17), ("mps", 0)])
+def test_the_limit_in_float32_follows_from_the_model_except_on_mps(device, spread):
+    context = open_session("mlp", "inference", USE_GPU="0").context
+    context.device, context._probe_once = device, lambda name: "float32"
+    context.measure_precision(True)
+    assert context.spread == spread

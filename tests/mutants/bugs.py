@@ -75,6 +75,7 @@ BUGS = {
     ),
     "garbage_collector_on": Bug(MEASURE, "    gc.disable()\n", "", TIMING),
     "energy_of_what_precedes_a_part": Bug(CHILD, " and not job.session.prepare", "", ROWS),
+    "an_idle_device_between_windows": Bug(MEASURE, "end_seconds(job) / MAX_END_SHARE", "0", TIMING),
     # A series of windows
     "drop_the_slowest_window": Bug(MEASURE, ITEMS, f"    windows = sorted(windows)[:-1]\n{ITEMS}", TIMING),
     "median_of_the_first_half": Bug(MEASURE, "window / statistics.median(windows)", HALF, TIMING),

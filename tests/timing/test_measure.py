@@ -333,6 +333,17 @@ def test_windows_outlast_the_clock_and_the_barrier():
     assert result.step_seconds_p95 is None  # several steps share a window
 
 
+def test_windows_outlast_the_time_that_a_device_needs_to_get_going_again():
+    class Idling(Device):
+        def step(self):
+            if self.free_at <= self.clock.now:
+                self.free_at = self.clock.now + 0.0015
+            super().step()
+
+    fake = Idling(Clock(), work=lambda i: 0.050)
+    assert run(fake).step_seconds_median == pytest.approx(0.050, rel=0.011)
+
+
 def test_a_change_of_speed_is_flagged():
     assert has_drift([1.00, 1.01] * 15 + [1.15, 1.16] * 15)
     assert not has_drift([1.00, 1.16] * 30)
