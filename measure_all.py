@@ -171,7 +171,7 @@ def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines):
         say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(kept.path)} has them")
     if again := sum(work.endswith(" again") for work in missing):
         say(f"measuring {again} of them again, because other programs disturbed them")
-    with report.progress(sum(plan_processes(runs[work]) - len(kept.rows_of[work]) for work in missing)) as watch:
+    with report.progress(sum(plan_processes(runs[work]) - len(kept.rows_of[work]) for work in missing)) as show:
         while missing:
             least = min(len(kept.rows_of[work]) for work in missing)  # an interrupted pass goes on
             for work in [work for work in missing if len(kept.rows_of[work]) == least]:
@@ -180,7 +180,7 @@ def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines):
                 limit = LIMIT if any(kept.rows_of.values()) else processes.FIRST_LIMIT
                 rounds = [{}]  # in the first round run_processes() would keep what Ctrl-C leaves
                 try:
-                    run_processes([run], host, rounds, limit, watch, has_extras=is_first, compares_with_cpu=is_first)
+                    run_processes([run], host, rounds, limit, show, has_extras=is_first, compares_with_cpu=is_first)
                 except SettingError as error:
                     say(f"{run.command} {run.settings.model or ''}: {error}")
                     del runs[work]

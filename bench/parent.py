@@ -223,8 +223,8 @@ def count_devices(run: Run):
 
 def find_device(run: Run):
     """Return the Device that a run's framework finds, in a process of its own."""
-    with report.progress(1) as watch:
-        process = make_child(run, watch, finds_device=True)
+    with report.progress(1) as show:
+        process = make_child(run, show, finds_device=True)
         processes.work_interleaved([process])
     if mistake := find_mistake(run, process):
         raise SettingError(mistake)
@@ -304,11 +304,11 @@ def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=Tr
     count = plan_processes(runs[0])
     remaining = list(runs)
     interleaves = len(runs) > 1
-    with report.progress(count * len(runs), quiet) as watch:
+    with report.progress(count * len(runs), quiet) as show:
         for number in range(count):
             order = remaining[::-1] if number % 2 else remaining
             task = {"has_extras": number == 0 and has_extras, "compares_with_cpu": number == 0}
-            measure_round = functools.partial(run_processes, order, host, rounds, limit, watch, **task)
+            measure_round = functools.partial(run_processes, order, host, rounds, limit, show, **task)
             rows_of = measure_round(takes_turns=interleaves)
             if interleaves and any(is_crowded(row) for rows in rows_of.values() for row in rows):
                 log.warning("there is no room for these combinations at the same time: they run one after the other")
@@ -327,15 +327,15 @@ def is_crowded(row):
     return row["status"] == "out_of_memory" or TAKEN in row["note"]
 
 
-def run_processes(runs, host, rounds, limit, watch, **task):
+def run_processes(runs, host, rounds, limit, show, **task):
     """Run one process of each run; append {run: its rows} to the rounds, as measure_rounds() says, and return it.
 
     Args:
-        limit, watch: as Child takes them.
+        limit, show: as Child takes them.
         task: fields of child.Task.
     """
     devices = {run: rows[0]["device"] for before in rounds for run, rows in before.items()}
-    children = {run: make_child(run, watch, limit, device=devices.get(run, ""), **task) for run in runs}
+    children = {run: make_child(run, show, limit, device=devices.get(run, ""), **task) for run in runs}
     rows_of = {}
     rounds.append(rows_of)
     try:
@@ -353,8 +353,8 @@ def run_processes(runs, host, rounds, limit, watch, **task):
 
 def measure_once(run: Run, host, limit=math.inf, **task):
     """Return the last row of one process of a run, to which the task is given."""
-    with report.progress(1) as watch:
-        return run_processes([run], host, [], limit, watch, **task)[run][-1]
+    with report.progress(1) as show:
+        return run_processes([run], host, [], limit, show, **task)[run][-1]
 
 
 def combine_rounds(rounds):
@@ -371,11 +371,11 @@ def compare_runs(rounds, run, base):
     return compare_pairs(pairs, [name.lower() for name in run.choices])
 
 
-def make_child(run: Run, watch, limit=math.inf, **task):
+def make_child(run: Run, show, limit=math.inf, **task):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun.
 
     Args:
-        watch, limit: as Child takes them.
+        show, limit: as Child takes them.
         task: fields of child.Task.
     """
     environ = dict(run.environ)
@@ -385,7 +385,7 @@ def make_child(run: Run, watch, limit=math.inf, **task):
         # 127.0.0.1, because a laptop's own name often has no address.
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={run.settings.num_devices}"]
         command[1:1] = ["-m", "torch.distributed.run", *options]
-    return processes.Child(command, environ, asdict(child.Task(**task)), limit, watch)
+    return processes.Child(command, environ, asdict(child.Task(**task)), limit, show)
 
 
 def find_mistake(run: Run, process):

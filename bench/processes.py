@@ -118,14 +118,14 @@ class Child:
             time limit. INTERRUPTED: it was closed before it ended.
     """
 
-    def __init__(self, command, environ, task, limit=math.inf, watch=lambda child, printed: None):
+    def __init__(self, command, environ, task, limit=math.inf, show=lambda child, printed: None):
         """Prepare a process; the first turn() starts it.
 
         Args:
             environ: its whole environment, apart from the task.
             task: a dict.
             limit: seconds after which it is killed, not counting other processes' turns.
-            watch: called ten times a second while it works and once after its end, with this object and a list of the
+            show: called ten times a second while it works and once after its end, with this object and a list of the
                 lines that it has printed since the last call.
         """
         self.command = command
@@ -133,7 +133,7 @@ class Child:
         self.task = task
         self.limit = limit
         self.seconds = 0.0  # that it has worked
-        self.watch = watch
+        self.show = show
         self.process = None
         self.exit_status = None
         self.lines = []
@@ -180,11 +180,11 @@ class Child:
         return self.process.returncode
 
     def look(self):
-        """Read what it has written and printed since the last look, and call watch()."""
+        """Read what it has written and printed since the last look, and call show()."""
         written, printed = map(read_whole_lines, self.files)
         self.lines += map(json.loads, written)
         with suppress(OSError):  # a terminal that has closed
-            self.watch(self, printed)
+            self.show(self, printed)
 
     def close(self):
         """End the process and its workers, and read its lines; one that still works may finish what it writes.

@@ -43,7 +43,10 @@ question = [{"role": "user", "content": "What is the capital of France?"}]
 ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt")["input_ids"]
 expected = real.generate(ids, do_sample=False, max_new_tokens=8)[:, ids.shape[1] :]
 model.open_cache(1, ids.shape[1] + expected.shape[1])
+decoder.load_state_dict(weights["real"])
 tokens = [model.extend(ids).argmax(-1, keepdim=True)]
 for _ in expected[0, 1:]:
     tokens.append(model.extend(tokens[-1]).argmax(-1, keepdim=True))
-print(f"equal tokens: {torch.equal(torch.cat(tokens, 1), expected)}: {tokenizer.decode(expected[0])}")
+print(f"the library: {tokenizer.decode(expected[0])}")
+if not torch.equal(torch.cat(tokens, 1), expected):
+    raise SystemExit(f"WRONG: {tokenizer.decode(torch.cat(tokens, 1)[0])}")

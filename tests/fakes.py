@@ -78,7 +78,7 @@ class FakeChild:
             status. KeyboardInterrupt in it is a Ctrl-C in the parent process.
     """
 
-    def __init__(self, work, command, environ, task, limit=math.inf, watch=None):
+    def __init__(self, work, command, environ, task, limit=math.inf, show=None):
         self.work, self.script, self.environ, self.task, self.limit = work, command[1], environ, task, limit
         self.lines, self.exit_status, self.turns = [], None, None
 

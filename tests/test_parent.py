@@ -311,10 +311,10 @@ def test_a_line_shows_what_a_process_does_below_its_warnings(terminal, monkeypat
     monkeypatch.setattr(report.time, "monotonic", clock)
     first, second = (FakeChild(work, ["", ""], {}, {}) for _ in range(2))
     first.write(status="begun", note="measuring", throughput=13.45)
-    with report.progress(10, quiet=False) as watch:
-        watch(first, ["WARNING: no GPU"])
+    with report.progress(10, quiet=False) as show:
+        show(first, ["WARNING: no GPU"])
         for clock.now in (30, 40):
-            watch(second, [])
+            show(second, [])
     (warned,) = re.finditer("WARNING: no GPU\n", terminal.getvalue())
     rate = re.search(r"process 1 of 10 \[00:\d\d, 13.45 images/s\] measuring resnet50, inference", terminal.getvalue())
     assert warned.end() < rate.start()
@@ -325,10 +325,10 @@ def test_a_line_shows_what_a_process_does_below_its_warnings(terminal, monkeypat
 def test_the_last_lines_of_a_process_that_dies_are_shown(terminal, status, lines, shown):
     child = FakeChild(work, ["", ""], {}, {})
     child.lines = lines * [{}]
-    with report.progress(1) as watch:
-        watch(child, [f"line {number}" for number in range(9)])
+    with report.progress(1) as show:
+        show(child, [f"line {number}" for number in range(9)])
         child.exit_status = status
-        watch(child, ["line x"])
+        show(child, ["line x"])
     assert re.findall(r"line (.)\n", terminal.getvalue()) == [*shown, *"x" * bool(shown)]
 
 

@@ -31,7 +31,7 @@ HOST_BYTES = {"float32": 6, "float64": 12}
 # The factor of a probe's inputs: they and their sums overflow in float16, but not with float32's exponents.
 PROBE_SCALE = 2.0**16
 # What is compared, in order: an inference has only the first, a large model has no third; LoRA's adapters follow.
-PARTS = ("output", "gradient of the last layer", "gradient of the first layer")
+CHECKED = ("output", "gradient of the last layer", "gradient of the first layer")
 
 # Upper limits of a matmul's relative L2 error, by the significand that its inputs are rounded to (53, 24, 11 and 8
 # bits), halfway between formats in powers of ten. Winograd convolutions in float32 have errors of up to 1e-5.
@@ -152,10 +152,10 @@ class ModelCheck:
         return expected
 
     def limit_of(self, part):
-        """Return the limit of the error of one of PARTS; None if rounding is so large that it explains any error."""
+        """Return the limit of the error of one of CHECKED; None if rounding is so large that it explains any error."""
         rounding = self.roundings.get(part, 0)
         least = self.least_limit if rounding else self.fixed_limit
-        least = MAX_ROUGH_ERROR if part == PARTS[2] else least
+        least = MAX_ROUGH_ERROR if part == CHECKED[2] else least
         limit = min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
         return limit if rounding <= MAX_MODEL_ERROR / 2 else None
 
@@ -163,13 +163,13 @@ class ModelCheck:
         """Raise MeasurementError unless a model is right for pairs of items; stores the error of its output.
 
         Args:
-            evaluate: () -> PARTS as NumPy arrays from the device, for checked_batch(): uncompiled, without dropout,
+            evaluate: () -> CHECKED as NumPy arrays from the device, for checked_batch(): uncompiled, without dropout,
                 BatchNorm with its running statistics. The layers' gradients are those of the weights.
             expected: references() of the pair; None if nothing is compared.
         """
         got, again = evaluate(), evaluate()
         # In float16 a first layer's gradient may overflow, and deep models magnify another order of its sums.
-        for part, first, second in zip(PARTS[:2], got, again, strict=False):
+        for part, first, second in zip(CHECKED[:2], got, again, strict=False):
             require(np.isfinite(first).all(), f"the {part} has infinities or NaN")
             require(np.any(first), f"the {part} is all zero")
             check_equal(second, first, self.fixed_limit / 10, f"equal inputs give a different {part}")
@@ -180,9 +180,9 @@ class ModelCheck:
         pairs = np.split(got[0], len(got[0]) // len(expected[0]))
         worst = max(pairs, key=lambda pair: relative_error(pair, expected[0]))
         self.output_error = relative_error(worst, expected[0])
-        self.output_limit = self.limit_of(PARTS[0])
+        self.output_limit = self.limit_of(CHECKED[0])
         if self.output_limit is None:
-            rounding = self.roundings[PARTS[0]]
+            rounding = self.roundings[CHECKED[0]]
             self.note = f"not compared with the CPU: rounding alone changes the output by {rounding:.0%}"
         self.compare([worst, *got[1:]], expected, f"differs from the CPU's in {self.reference}")
 
@@ -197,7 +197,7 @@ class ModelCheck:
 def name_parts(*results):
     """Yield (name of a part, its array in each of these lists)."""
     adapters = map("gradient of adapter {}".format, itertools.count(1))
-    return zip(itertools.chain(PARTS, adapters), *results, strict=False)
+    return zip(itertools.chain(CHECKED, adapters), *results, strict=False)
 
 
 def relative_error(got, expected):

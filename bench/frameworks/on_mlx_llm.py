@@ -13,7 +13,7 @@ from bench.frameworks.on_mlx_networks import leaves
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24
-PARTS = ("weight", "scales", "biases")  # of a quantised layer
+TENSORS = ("weight", "scales", "biases")  # of a quantised layer
 PROBED_ROWS = 32  # MLX's kernel for CPUs would take half a minute for all
 CHECKED_ROWS = 1000  # of a quantised matrix, about
 GROUP_SIZE = 64  # weights that share a scale and a bias, as in mlx-lm
@@ -94,7 +94,7 @@ def quantise(module, bits):
         if hasattr(original, "to_quantized"):
             is_right = layer.scales.size * GROUP_SIZE == original.weight.size
             check.require(is_right, f"quantised, {name} has other groups than of {GROUP_SIZE} weights")
-            weights, *parts = (each.flatten(0, -2) for each in (original.weight, *(layer[part] for part in PARTS)))
+            weights, *parts = (each.flatten(0, -2) for each in (original.weight, *(layer[part] for part in TENSORS)))
             rows = slice(None, None, 1 + len(weights) // CHECKED_ROWS)  # of each expert
             restored = dequantise([part[rows] for part in parts], layer.bits)
             difference = mx.abs(restored - weights[rows]).reshape(-1, GROUP_SIZE)
@@ -103,7 +103,7 @@ def quantise(module, bits):
 
 
 def dequantise(parts, bits):
-    """Return the weights that quantised ones, PARTS, stand for, in float32."""
+    """Return the weights that quantised ones, TENSORS, stand for, in float32."""
     numbers, *scales_and_biases = parts
     return mx.dequantize(numbers, *(each.astype(mx.float32) for each in scales_and_biases), GROUP_SIZE, bits)
 
@@ -130,7 +130,7 @@ def restore(layer):
     if "scales" not in layer and ("weight" not in layer or layer.weight.ndim != 3):
         return layer
     plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else Plain()
-    plain.weight = dequantise([layer[part] for part in PARTS], layer.bits) if "scales" in layer else layer.weight
+    plain.weight = dequantise([layer[part] for part in TENSORS], layer.bits) if "scales" in layer else layer.weight
     return plain.freeze()  # as quantised layers are
 
 

@@ -188,7 +188,7 @@ class DeviceContext(KerasContext):
 
         run = self.function(evaluate) if compiled else evaluate
         run = refuse_cpu_work(run) if is_on_gpu else run
-        return lambda *batch: run(*batch)[: len(check.PARTS)]
+        return lambda *batch: run(*batch)[: len(check.CHECKED)]
 
     def batches_in_order(self, data, order, batch_size):
         (order,) = self.put(order)

@@ -204,7 +204,7 @@ def scale_residuals(module, factor):
 
 
 def evaluate(module, workload, batch, with_gradient, autocast=None, run=None):
-    """Return check.PARTS of a batch in NumPy, or only the output, in evaluation mode and with damped residual blocks.
+    """Return check.CHECKED of a batch in NumPy, or only the output, in evaluation mode and with damped residual blocks.
 
     The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `autocast` is a context, `run` the
     compiled module if that is evaluated.

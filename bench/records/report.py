@@ -45,14 +45,14 @@ def progress(count, quiet=True):
         quiet: print only the last lines of one that dies.
 
     Yields:
-        What a Child calls as `watch`.
+        What a Child calls as `show`.
     """
     last_lines = {}  # of each Child
     began = begun_last = time.monotonic()
     options = {"miniters": 0, "mininterval": REFRESH_SECONDS, "dynamic_ncols": True, "disable": None, "leave": False}
     with tqdm_logging_redirect(desc="]", total=count, bar_format=BAR, file=sys.stderr, **options) as bar:
 
-        def watch(child, printed):
+        def show(child, printed):
             nonlocal begun_last
             now = time.monotonic()
             if child not in last_lines:
@@ -74,7 +74,7 @@ def progress(count, quiet=True):
             bar.desc = f"{remaining}{rate}] {doing}{describe_work(line)}"
             bar.update(0)
 
-        yield watch
+        yield show
 
 
 def write_rate(emit, begun, items_per_step, windows, steps):
