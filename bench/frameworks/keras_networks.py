@@ -28,8 +28,8 @@ class KerasContext(base.DeviceContext):
 
     model_class: Callable[..., base.Model]  # takes a context, a Keras model and, if it is trained, a loss
     place: Any  # this device, as keras.device() takes it
-    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> check.CHECKED, without a loss
-    # [output]; without dropout. The loss is multiplied by LOSS_SCALE: small gradients would be zero in float16.
+    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> check.CHECKED, or [output]
+    # without a loss; no dropout. The loss is multiplied by LOSS_SCALE: small gradients would be zero in float16.
     evaluator: Callable
 
     def __init__(self, device, settings, compares):
