@@ -29,7 +29,7 @@ COMMANDS = [  # (machine, command, what happens after 20 s)
     ("rtx 4090", f"{ALL} PHASE=training SEQUENCE_LENGTH=8 MODEL=distilbert {TINY} make transformer", None),
     (
         "rtx 4090",
-        f"MODEL=smollm2-135m PHASE=prefill,decode WEIGHT_BITS=8,4 PRECISION=bfloat16 PROMPT_TOKENS=8 {TINY} make llm",
+        f"MODEL=smollm2-135m PHASE=prefill,decode WEIGHT_BITS=8 PRECISION=bfloat16 PROMPT_TOKENS=8 {TINY} make llm",
         None,
     ),
     ("rtx 4090", f"SIZES=128 {TINY} make tflops", None),
