@@ -21,7 +21,7 @@ from bench.timing.measure import Job, measure
 from bench.workloads import operators
 
 PAIRS = 15
-LONGER = 5  # so many times as long as our windows are theirs, which shows what the end of a window costs
+LONGER = 5  # times as many steps have their readings as our windows, which shows what the end of a window costs
 TOLERANCE = 0.02
 
 

@@ -191,8 +191,8 @@ class Decoder(torch.nn.Module):
                     projection = getattr(layer.self_attn, name)
                     setattr(layer.self_attn, name, Adapted(projection, sizes.lora_rank))
         if sizes.checkpointing:
-            older = getattr(self.decoder, "gradient_checkpointing_enable", None)  # its name before transformers 6
-            (older or self.decoder.activation_checkpointing_enable)({"use_reentrant": False})
+            newer = getattr(self.decoder, "activation_checkpointing_enable", None)  # not in transformers 5.17
+            (newer or self.decoder.gradient_checkpointing_enable)({"use_reentrant": False})
 
     @property
     def checked_weights(self):
