@@ -31,20 +31,20 @@ REFUSED = ("wrong_output", "work_skipped", "constant_output")  # one size failed
 class Sweep:
     """A sweep in progress, in the child process, and its rows so far."""
 
-    def __init__(self, process: child.Process):
+    def __init__(self, rig: child.Rig):
         # Energy needs five more seconds for each matmul, which would be most of a sweep's time.
-        self.process = replace(process, instruments=replace(process.instruments, counter=None))
-        self.settings = process.settings
+        self.rig = replace(rig, instruments=replace(rig.instruments, counter=None))
+        self.settings = rig.settings
         self.rows = []
-        self.peak_side = CPU_PEAK_SIDE if process.device.kind == "cpu" else GPU_PEAK_SIDE
+        self.peak_side = CPU_PEAK_SIDE if rig.device.kind == "cpu" else GPU_PEAK_SIDE
 
     def measure_operator(self, workload, precision, seed=0):
         """Measure one operator and return its row without writing it; a failure is a row too."""
         settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed)
         row = work_cells(settings, workload, "device")
         try:
-            process = replace(self.process, settings=settings)
-            (result,) = child.measure_quantity(process, workload, "device")
+            rig = replace(self.rig, settings=settings)
+            (result,) = child.measure_quantity(rig, workload, "device")
             row |= result
         except Exception as error:
             row |= frameworks.classify_failure(error)
@@ -55,7 +55,7 @@ class Sweep:
 
     def keep(self, row):
         """Write a row; returns whether it was measured."""
-        self.process.emit(row)
+        self.rig.emit(row)
         self.rows.append(row)
         log.info("%s: %s", describe_work(row), report.describe_rate(row))
         return row["status"] == "ok"
@@ -70,11 +70,11 @@ class Sweep:
         return is_long
 
 
-def measure_sweep(process: child.Process, _):
+def measure_sweep(rig: child.Rig, _):
     """Measure everything that the settings ask for, in the child process; return the exit status."""
-    sweep = Sweep(process)
-    settings = process.settings
-    device = process.device
+    sweep = Sweep(rig)
+    settings = rig.settings
+    device = rig.device
     try:
         precisions = settings.precision if "matmul" in settings.ops else ()
         for precision in precisions:
@@ -124,7 +124,7 @@ def measure_peak(sweep: Sweep, best):
     precision = best["precision"]
     peak = sweep.measure_operator(operators.matmul(size), precision, seed=1)
     note = "the best size, measured again"
-    if sweep.process.device.kind == "cpu":
+    if sweep.rig.device.kind == "cpu":
         rival = sweep.measure_operator(operators.convolution_1x1(size), precision, seed=1)
         if sweep.keep(rival) and rival["tflops"] > peak.get("tflops", 0):
             peak = rival

@@ -52,8 +52,8 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Process:
-    """What the measurements of this process share."""
+class Rig:
+    """What all measurements of this process are made with."""
 
     settings: Settings  # resolved for the device
     task: Task
@@ -73,7 +73,7 @@ def main(command, make_workload, measure_work):
     Args:
         command: what follows make: "image".
         make_workload: Settings -> Workload.
-        measure_work: (Process, make_workload) -> exit status, such as measure_quantities().
+        measure_work: (Rig, make_workload) -> exit status, such as measure_quantities().
     """
     end_turn = processes.obey_parent()
     task = Task(**json.loads(os.environ[processes.TASK]))
@@ -142,8 +142,8 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
             if me.rank == 0:
                 emit(device_cells | line)
 
-        process = Process(settings, task, framework, device, instruments, group, emit_on_rank_0, end_turn)
-        return measure_work(process, make_workload)
+        rig = Rig(settings, task, framework, device, instruments, group, emit_on_rank_0, end_turn)
+        return measure_work(rig, make_workload)
 
 
 def warn_of_device(settings, device, me):
@@ -159,29 +159,29 @@ def warn_of_device(settings, device, me):
             log.warning("WARNING: %s", warning)
 
 
-def measure_quantities(process: Process, make_workload):
+def measure_quantities(rig: Rig, make_workload):
     """Measure every quantity that the settings ask for, up to the first failure; return the exit status.
 
     The line of a failure is the last one: its status says what happened, its note why. After Ctrl-C
     the last line has the complete windows, if there are any.
     """
-    settings = process.settings
+    settings = rig.settings
     status = ""
     canary = {}
-    if process.task.has_extras:
-        if process.instruments.why_no_energy:
-            log.info("power and energy are not measured: %s", process.instruments.why_no_energy)
-        process = replace(process, instruments=process.instruments.with_idle_watts())
+    if rig.task.has_extras:
+        if rig.instruments.why_no_energy:
+            log.info("power and energy are not measured: %s", rig.instruments.why_no_energy)
+        rig = replace(rig, instruments=rig.instruments.with_idle_watts())
         # A sustained run needs no canary, because it shows heat; ranks would get out of step.
-        if process.device.kind == "cpu" and not (settings.sustain or process.group.ranks.are_many):
+        if rig.device.kind == "cpu" and not (settings.sustain or rig.group.ranks.are_many):
             canary = measure_canary()
     workload = make_workload(settings)
-    for scope, measure_one in list_quantities(process, workload):
+    for scope, measure_one in list_quantities(rig, workload):
         work = work_cells(settings, workload, scope) | canary
         log.info("%s, scope %s: building and checking, then measuring", settings.phase, scope)
         try:
-            for cells in measure_one(process, workload, scope):
-                process.emit(work | cells)
+            for cells in measure_one(rig, workload, scope):
+                rig.emit(work | cells)
                 log.info(report.describe_rate(work | cells))
                 status = str(cells["status"])
         except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
@@ -190,61 +190,61 @@ def measure_quantities(process: Process, make_workload):
             return processes.INTERRUPTED
         except Exception as error:
             failure = frameworks.classify_failure(error)
-            process.emit(work | failure)
+            rig.emit(work | failure)
             status = failure["status"]
-            if process.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
-                print(f"rank {process.group.ranks.rank}: {status}: {failure['note']}", file=sys.stderr)
+            if rig.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
+                print(f"rank {rig.group.ranks.rank}: {status}: {failure['note']}", file=sys.stderr)
                 raise SystemExit(1) from None
         if status != "ok":
             break
     return EXIT_STATUS.get(status, 1)
 
 
-def list_quantities(process: Process, workload: Workload):
+def list_quantities(rig: Rig, workload: Workload):
     """Return [(scope, the function that measures it)] of everything that the settings ask for."""
-    settings = process.settings
+    settings = rig.settings
     if settings.sustain:
         return [("sustained", measure_sustained)]
-    has_pipeline = workload.has_pipeline and process.task.has_extras and settings.phase not in PARTS
+    has_pipeline = workload.has_pipeline and rig.task.has_extras and settings.phase not in PARTS
     scopes = settings.scope or (SCOPES if has_pipeline else ("device",))
     quantities = [(scope, measure_quantity) for scope in SCOPES if scope in scopes]
     return quantities + ([("epoch", measure_epochs)] if settings.epochs else [])
 
 
-def measure_quantity(process: Process, workload: Workload, scope):
+def measure_quantity(rig: Rig, workload: Workload, scope):
     """Open a session, measure it and close it; yield the cells of its one result.
 
     Raises:
         MeasurementError, or whatever the framework raises.
     """
-    with open_job(process, workload, scope) as job:
+    with open_job(rig, workload, scope) as job:
         measured = measure.measure(job)
-        if process.group.ranks.are_many:
-            refuse_unequal_weights(process.group.gather(job.session.checksum()))
+        if rig.group.ranks.are_many:
+            refuse_unequal_weights(rig.group.gather(job.session.checksum()))
         cells = measurement_cells(measured)
         # The counter would include what prepare() does before each step.
-        if process.instruments.counter and scope != "input" and not job.session.prepare and cells["status"] == "ok":
+        if rig.instruments.counter and scope != "input" and not job.session.prepare and cells["status"] == "ok":
             try:
-                watts = measure.measure_energy(job, measured.steps_per_window, process.instruments.spend)
-                cells |= energy_cells(process.instruments, *watts)
+                watts = measure.measure_energy(job, measured.steps_per_window, rig.instruments.spend)
+                cells |= energy_cells(rig.instruments, *watts)
             except KeyboardInterrupt:  # the throughput is known by now
                 cells["status"] = "interrupted"
-        yield check_and_complete(process, workload, scope, job, cells)
+        yield check_and_complete(rig, workload, scope, job, cells)
 
 
 @contextmanager
-def open_job(process: Process, workload: Workload, scope):
+def open_job(rig: Rig, workload: Workload, scope):
     """Open the session of a quantity, as a Job of all ranks, and close it at the end.
 
     Raises:
         MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this process.
     """
-    settings = process.settings
-    group = process.group
+    settings = rig.settings
+    group = rig.group
     begun = work_cells(settings, workload, scope) | {"status": processes.BEGUN, "note": "checking"}
-    process.emit(begun)
+    rig.emit(begun)
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
-    if resources.shares_memory(process.device):
+    if resources.shares_memory(rig.device):
         needed += workload.resident_bytes
     free = resources.available_bytes()
     if needed > free:
@@ -254,10 +254,10 @@ def open_job(process: Process, workload: Workload, scope):
         )
     # Each rank has its own data, and its own order of them.
     rank_settings = replace(settings, seed=settings.seed + group.ranks.rank)
-    compares = process.task.compares_with_cpu
-    session = process.framework.open_session(workload, rank_settings, scope, compares=compares)
+    compares = rig.task.compares_with_cpu
+    session = rig.framework.open_session(workload, rank_settings, scope, compares=compares)
     meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
-    process.emit(begun | {"note": "warming up" if scope in ("device", "sustained") else "measuring"})
+    rig.emit(begun | {"note": "warming up" if scope in ("device", "sustained") else "measuring"})
     items_per_step = workload.items_per_step * group.ranks.world_size
     try:
         yield measure.Job(
@@ -267,9 +267,9 @@ def open_job(process: Process, workload: Workload, scope):
             num_items=settings.num_images,
             sustained_seconds=settings.sustain,
             clock=group.clock,
-            on_window=functools.partial(report.write_rate, process.emit, begun | {"note": "measuring"}, items_per_step),
-            watch=None if group.ranks.rank else meters.Watch(process.instruments),
-            end_turn=process.end_turn if scope == "device" else None,
+            on_window=functools.partial(report.write_rate, rig.emit, begun | {"note": "measuring"}, items_per_step),
+            watch=None if group.ranks.rank else meters.Watch(rig.instruments),
+            end_turn=rig.end_turn if scope == "device" else None,
         )
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
@@ -278,7 +278,7 @@ def open_job(process: Process, workload: Workload, scope):
         session.close()
 
 
-def check_and_complete(process: Process, workload: Workload, scope, job, cells):
+def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
     """Check the last steps, and return the cells of a result with those of its work: FLOPs, precision, memory.
 
     Raises:
@@ -293,14 +293,14 @@ def check_and_complete(process: Process, workload: Workload, scope, job, cells):
         cells["bandwidth"] = cells["throughput"] / workload.items_per_step * cells["bytes_per_step"] / 1e9
     context = session.context
     # Outside Linux the peak of a process includes its check, if that compared the model with a reference on the CPU.
-    has_peak = process.device.kind == "cpu" and (sys.platform == "linux" or context.output_error is None)
+    has_peak = rig.device.kind == "cpu" and (sys.platform == "linux" or context.output_error is None)
     cells |= {
         "parameters": session.parameters,
         "measured_precision": context.measured_precision,
         "output_error": context.output_error,
         "output_limit": context.output_limit,
         "peak_memory_bytes": meters.process_peak_bytes() if has_peak else context.peak_memory_bytes(),
-        "idle_watts": process.instruments.idle_watts,
+        "idle_watts": rig.instruments.idle_watts,
         "note": context.notes() or workload.columns.get("note", ""),
     }
     if cells["status"] != "interrupted":
@@ -320,22 +320,22 @@ def refuse_unequal_weights(checksums):
         raise MeasurementError("wrong_output", f"after training, rank 0 has other weights than the ranks {unlike}")
 
 
-def measure_sustained(process: Process, workload: Workload, scope):
+def measure_sustained(rig: Rig, workload: Workload, scope):
     """Yield the cells of every ten seconds of a long run."""
-    instruments = process.instruments
-    with open_job(process, workload, scope) as job:
+    instruments = rig.instruments
+    with open_job(rig, workload, scope) as job:
         for measured, elapsed_seconds, watts in measure.measure_sustained(job, instruments.joules):
             cells = measurement_cells(measured) | {"elapsed_seconds": elapsed_seconds}
             cells |= energy_cells(instruments, watts, watts * measured.seconds / measured.items)
-            yield check_and_complete(process, workload, scope, job, cells)
+            yield check_and_complete(rig, workload, scope, job, cells)
 
 
-def measure_epochs(process: Process, workload: Workload, scope):
+def measure_epochs(rig: Rig, workload: Workload, scope):
     """Train whole epochs; yield the cells of each: seconds, loss and accuracy."""
     count = len(workload.dataset()[1])
-    with open_job(process, workload, scope) as job:
-        for epoch in range(1, process.settings.epochs + 1):
-            seconds, flags = measure.measure_epoch(job, epoch_order(count, process.settings.seed, epoch))
+    with open_job(rig, workload, scope) as job:
+        for epoch in range(1, rig.settings.epochs + 1):
+            seconds, flags = measure.measure_epoch(job, epoch_order(count, rig.settings.seed, epoch))
             losses = [float(loss) for loss in job.session.losses]
             if not math.isfinite(sum(losses)):
                 flags.append("not_finite")
@@ -350,4 +350,4 @@ def measure_epochs(process: Process, workload: Workload, scope):
                 "loss_mean": statistics.fmean(losses),
                 "accuracy": job.session.evaluate(),
             }
-            yield check_and_complete(process, workload, scope, job, cells)
+            yield check_and_complete(rig, workload, scope, job, cells)

@@ -181,17 +181,19 @@ class ModelCheck:
         worst = max(pairs, key=lambda pair: relative_error(pair, expected[0]))
         self.output_error = relative_error(worst, expected[0])
         self.output_limit = self.limit_of(CHECKED[0])
-        if self.output_limit is None:
-            rounding = self.roundings[CHECKED[0]]
-            self.note = f"not compared with the CPU: rounding alone changes the output by {rounding:.0%}"
+        if unknown := [part for part in self.roundings if part != CHECKED[2] and self.limit_of(part) is None]:
+            others = f", and {len(unknown) - 1} other parts" if unknown[1:] else ""
+            changed = f"rounding alone changes the {unknown[0]} by {self.roundings[unknown[0]]:.0%}"
+            self.note = f"not compared with the CPU: {changed}{others}"
         self.compare([worst, *got[1:]], expected, f"differs from the CPU's in {self.reference}")
 
     def compare(self, got, expected, words="differs if it is compiled"):
-        """Raise MeasurementError, in these words, unless each part is within its limit of what is expected."""
+        """Raise MeasurementError, in these words, unless each part is within its limit of what is expected, if any."""
         for part, computed, right in name_parts(got, expected):
             limit = self.limit_of(part)
             if limit is not None:
                 check_equal(computed, right, limit, f"the {part} {words}")
+            require(np.any(computed), f"the {part} is all zero")
 
 
 def name_parts(*results):

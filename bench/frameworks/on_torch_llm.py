@@ -21,8 +21,8 @@ ROWS = 256  # quantised at once: torchao needs 16 bytes more for each weight
 def draw_layers(module, device, dtype):
     """Allocate random weights, once and in their type, one layer at a time: yield each layer's name and the layer.
 
-    They keep the variance of what passes them; norms are ones, biases zeros. All are cut from one pool of numbers,
-    because drawing eight billion takes a CPU a minute.
+    They keep the variance of what passes them, and adapters change little; norms are ones, biases zeros. All are cut
+    from one pool of numbers, because drawing eight billion takes a CPU a minute.
     """
     pool = torch.randn(POOL_NUMBERS, device=device, dtype=dtype)
     starts = itertools.count(0, 65_537)
@@ -34,6 +34,8 @@ def draw_layers(module, device, dtype):
                     weights.fill_(not name.endswith("bias"))
                     continue
                 inputs = weights.shape[-1] if weights.ndim == 3 else weights[0].numel()  # 3: those of experts
+                if isinstance(layer, Adapted):
+                    inputs = layer.a.shape[1]  # of B too: as large as A x, B A x would magnify rounding without limit
                 for part in weights.view(-1).split(POOL_NUMBERS // 2):
                     start = next(starts) % (POOL_NUMBERS // 2)  # another one for each part: experts must not be alike
                     torch.mul(pool[start : start + len(part)], inputs**-0.5, out=part)
@@ -138,8 +140,8 @@ def stored_bytes(weights):
 class Adapted(torch.nn.Module):
     """A frozen projection with a trained adapter of low rank: y = W x + alpha / rank * B (A x).
 
-    LoRA, Hu et al. 2021 (arXiv 2106.09685). A and B have the precision of W. B starts at random numbers instead of
-    zero: A would have no gradient.
+    LoRA, Hu et al. 2021 (arXiv 2106.09685). A and B have the precision of W. B starts at small random numbers instead
+    of zero: A would have no gradient.
     """
 
     def __init__(self, projection, rank):

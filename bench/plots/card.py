@@ -17,6 +17,7 @@ from bench.workloads.standard_set import RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
 MOST_PUBLISHED = 3  # machines on a card
+LARGEST_BATCH = 8  # of a published figure next to a GPU's, times the GPU's
 DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
 # Inches
 WIDE = 8.0
@@ -90,7 +91,8 @@ def choose_published(published, by_work, kind):
     """Choose published lines next to a machine's own: {work: lines}, of the devices that compare with most of them.
 
     A line is comparable if it has the same model, phase and format of numbers, was not compiled, and is a rate of
-    resident batches of the usual size, as in the other plots. Its batch size may differ, and is shown.
+    resident batches of the usual size, as in the other plots. Its batch size may differ, and is shown; next to a GPU by
+    a factor of LARGEST_BATCH, because a small batch leaves most of a fast GPU idle.
     """
     offers = {}  # {device: {(work, numbers): line}}
     for work, lines in by_work.items():
@@ -99,6 +101,7 @@ def choose_published(published, by_work, kind):
                 is_same = peaks.SIXTEEN_BITS.get(other["precision"], other["precision"]) == line["numbers"]
                 is_same &= other["compile"] in ("", "0") and other["prompt_tokens"] in ("", line["prompt_tokens"])
                 is_same &= other["weight_bits"] == line["weight_bits"]
+                is_same &= kind == "cpu" or float(other["batch_size"]) <= LARGEST_BATCH * float(line["batch_size"])
                 if is_same and is_work(other, work):
                     of_device = offers.setdefault((other["device_name"], other["kind"] == kind), {})
                     of_device.setdefault(work, {})[line["numbers"]] = other
@@ -146,9 +149,14 @@ def describe_limits(wholes, lines):
     }
     for words, of_lines in shares.items():
         if known_shares := [share for share in of_lines if share > 0]:
-            ends = dict.fromkeys(f"{100 * share:.0f}" for share in (min(known_shares), max(known_shares)))
+            ends = dict.fromkeys(map(format_percent, (min(known_shares), max(known_shares))))
             limits.append(words.format(" to ".join(ends) + " %"))
     return limits
+
+
+def format_percent(share):
+    """Return a share in percent, with one digit if it would round to 0 or 1."""
+    return f"{100 * share:.0f}" if share >= 0.015 else f"{100 * share:.1g}"
 
 
 def list_doubts(by_work, lines):
@@ -183,7 +191,7 @@ def describe_bar(line):
         return line["device_name"], ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]]), ""
     share = line["of_bandwidth"] if line["phase"] == "decode" else line["of_peak"]
     ends = f"{format_number(line['low'])} to {format_number(line['high'])}" if line["low"] > 0 else "no interval"
-    return line["precision"], ends, f"{100 * share:.0f} %" if share > 0 else ""
+    return line["precision"], ends, f"{format_percent(share)} %" if share > 0 else ""
 
 
 def draw_card(card):

@@ -26,6 +26,15 @@ def test_the_limit_of_a_model_follows_from_its_sensitivity():
         assert context.limit_of("output") == limit
 
 
+def test_a_gradient_that_rounding_explains_is_not_zero_all_the_same():
+    context = object.__new__(check.ModelCheck)
+    context.fixed_limit, context.least_limit = 0.3, 0.01
+    context.roundings = {"output": 0.01, "gradient of the last layer": 0.01, "gradient of the first layer": 0.6}
+    context.compare([OUTPUT, OUTPUT, -OUTPUT], [OUTPUT] * 3)
+    with pytest.raises(MeasurementError, match="first layer is all zero"):
+        context.compare([OUTPUT, OUTPUT, 0 * OUTPUT], [OUTPUT] * 3)
+
+
 def test_arrays_are_disturbed_by_at_most_the_spread():
     weights, ids = OUTPUT.astype(np.float32), np.arange(4)
     check.disturb([weights, ids], 2**-8)

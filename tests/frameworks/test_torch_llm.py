@@ -73,6 +73,15 @@ def test_an_adapter_adds_its_product_to_the_frozen_weights():
         torch.testing.assert_close(module(ids), expected, rtol=1e-3, atol=1e-4)
 
 
+def test_adapters_start_small():
+    """Test what keeps rounding small: with a B as large as A x, it explained any gradient of most adapters."""
+    trained = dict(open_llm("training", MODEL="tiny-qwen", **LORA).model.uncompiled.named_parameters())
+    for name, b in trained.items():
+        if name.endswith(".b"):
+            a = trained[name.removesuffix("b") + "a"]
+            assert float(b.detach().std()) == pytest.approx(a.shape[1] ** -0.5, rel=0.3)
+
+
 @pytest.mark.parametrize(("precision", "environ"), [("bfloat16", LORA), ("bfloat16", {}), ("mixed_bfloat16", {})])
 def test_training_moves_weights_in_16_bits_and_positions_stay_in_float32(precision, environ):
     session = open_llm("training", MODEL="tiny-qwen", PRECISION=precision, **environ)

@@ -32,6 +32,19 @@ def test_published_machines_are_those_that_compare_with_most_of_it(folder):
     assert len(shown) == card.MOST_PUBLISHED
 
 
+@pytest.mark.parametrize(("device", "factor", "count"), [("cuda", 8, 1), ("cuda", 9, 0), ("cpu", 9, 1)])
+def test_published_figures_next_to_a_gpu_have_about_its_batch(folder, device, factor, count):
+    write(folder, standard_set(device=device))
+    write(folder, [OTHERS | rate(900) | {"batch_size": str(16 * factor)}], "published")
+    shown = [line for bars in make(folder).blocks.values() for line in bars]
+    assert sum(line["published"] for line in shown) == count
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.38, "38"), (0.0151, "2"), (0.0042, "0.4")])
+def test_a_small_share_is_not_zero_percent(share, words):
+    assert card.format_percent(share) == words
+
+
 def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_same_chip_are_shown(folder):
     peak = rate(1) | {"workload": "matmul", "model": "matmul-peak", "phase": "", "precision": "float32"}
     here, elsewhere = {"cpu_id": "x", "tflops": "0.2"}, {"cpu_id": "y", "tflops": "0.5", "matrix_size": "8x8x8"}
