@@ -4,6 +4,7 @@
 """
 
 import functools
+import math
 import textwrap
 from typing import NamedTuple
 
@@ -101,8 +102,8 @@ def choose_published(published, by_work, kind):
                 is_same = peaks.SIXTEEN_BITS.get(other["precision"], other["precision"]) == line["numbers"]
                 is_same &= other["compile"] in ("", "0") and other["prompt_tokens"] in ("", line["prompt_tokens"])
                 is_same &= other["weight_bits"] == line["weight_bits"]
-                is_same &= kind == "cpu" or float(other["batch_size"]) <= LARGEST_BATCH * float(line["batch_size"])
-                if is_same and is_work(other, work):
+                largest = math.inf if kind == "cpu" else LARGEST_BATCH * float(line["batch_size"])
+                if is_same and is_work(other, work) and float(other["batch_size"]) <= largest:
                     of_device = offers.setdefault((other["device_name"], other["kind"] == kind), {})
                     of_device.setdefault(work, {})[line["numbers"]] = other
     # Devices of the same kind come first among those that compare with equally many.
