@@ -60,7 +60,7 @@ def plan_work(run: Run, device, formats, memory_gb=math.inf, is_shared=True):
             needed = work.shared_gb if is_shared else work.card_gb
             if memory_gb < needed:
                 memory = "shared memory" if is_shared else "the card's memory"
-                say(f"{work.title}, batch {work.batch_size}, is skipped: it needs {needed} GB of {memory}")
+                say(f"{work.title} {work.phase}, batch {work.batch_size}, is skipped: it needs {needed} GB of {memory}")
                 continue
             change = work.change(numbers)
             if is_quick:
