@@ -88,11 +88,11 @@ class Search:
     def choose_path(self):
         """Return the fastest candidates that are one change apart, from the default on; one that failed is left out."""
         here = self.default
-        path = [here] if self.rate(here) else []
+        path = [here] if self.try_out(here) else []
         while True:
             for candidate in self.untried(here):
                 if self.used() < TRIALS_END:
-                    self.rate(candidate)
+                    self.try_out(candidate)
             fastest = max(filter(self.trials.get, self.list_changes(here)), key=self.rate, default=here)
             if self.rate(fastest) <= self.rate(here):
                 break
@@ -102,7 +102,7 @@ class Search:
 
             def attempt(size, i=i, here=here):
                 larger = change_one(here, i, str(size))
-                self.rate(larger)
+                self.try_out(larger)
                 return self.trials[larger], self.used() < TRIALS_END
 
             larger = change_one(here, i, str(double_batch(int(here[i]), attempt)))
@@ -122,10 +122,14 @@ class Search:
     def untried(self, candidate):
         return [each for each in self.list_changes(candidate) if each not in self.trials]
 
-    def rate(self, candidate):
-        """Return the rate of the trial of a candidate, which is run if it is missing; 0 if it fails."""
+    def try_out(self, candidate):
+        """Run the trial of a candidate, unless it was run before; return its rate."""
         if candidate not in self.trials:
             self.trials[candidate] = self.attempt(candidate)
+        return self.rate(candidate)
+
+    def rate(self, candidate):
+        """Return the rate of the trial of a candidate; 0 if it failed."""
         row = self.trials[candidate]
         return row["throughput"] if row["status"] == "ok" else 0.0
 
