@@ -300,7 +300,8 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
         "output_error": context.output_error,
         "output_limit": context.output_limit,
         "peak_memory_bytes": meters.process_peak_bytes() if has_peak else context.peak_memory_bytes(),
-        "idle_watts": rig.instruments.idle_watts,
+        # With another process at the same time, the device is not at rest.
+        "idle_watts": None if rig.task.takes_turns else rig.instruments.idle_watts,
         "note": context.notes() or workload.columns.get("note", ""),
     }
     if cells["status"] != "interrupted":

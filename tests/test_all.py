@@ -16,7 +16,7 @@ from bench.records.rows import work_cells
 from bench.settings import FRAMEWORKS, parse_settings, read_fixed_run, read_settings
 from bench.workloads import standard_set
 from bench.workloads.operators import matmul
-from bench.workloads.standard_set import IMAGE_PHASES, RUNS, STANDARD_SET
+from bench.workloads.standard_set import RUNS, STANDARD_SET
 from checks.selfcheck import workload_of_command
 from tests.fakes import FakeChild
 from tests.rows import rate
@@ -115,15 +115,15 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
 
 
 def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
-    sizes = [
+    works = [
         {
-            run.settings.batch_size
+            (run.settings.phase, run.settings.batch_size)
             for run in measure_all.plan_work(read_fixed_run("all"), "mps", ["bfloat16"], gigabytes).values()
         }
         for gigabytes in (16, 32)
     ]
-    assert sizes[1] - sizes[0] == {256}
-    assert capsys.readouterr().out.count("batch 256") == len(IMAGE_PHASES)
+    assert works[1] - works[0] == {("training", 256)}
+    assert capsys.readouterr().out.count("training, batch 256") == 1
 
 
 @pytest.mark.parametrize(("memory", "count"), [("24564 MiB", 0), ("81559 MiB", 2), ("[N/A]", 2)])

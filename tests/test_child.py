@@ -242,6 +242,12 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
         assert [line["power_watts"], line["idle_watts"]] == pytest.approx([50, 50], rel=0.1)
 
 
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_a_device_that_another_process_has_woken_has_no_idle_power(instrumented, takes_turns):
+    _, (line,) = instrumented(task=child_process.Task(takes_turns=takes_turns))
+    assert (line["idle_watts"] is None) == takes_turns
+
+
 @pytest.mark.parametrize(("part", "has_energy"), [("forward", True), ("backward", False), ("optimizer", False)])
 def test_a_part_of_training_has_no_energy_if_others_run_before_each_step(instrumented, part, has_energy):
     _, (line,) = instrumented(PHASE=part, SCOPE=None)  # nor a pipeline

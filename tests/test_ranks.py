@@ -57,10 +57,10 @@ class TwoRanks(ranks.Group):
 
 
 def test_ranks_of_torchrun_share_their_machine(monkeypatch, tmp_path):
-    def measure_work(process, describe):
-        settings = process.settings
-        assert (settings.num_workers, process.instruments.counter) == (3, None)  # the fewest of any rank
-        process.emit(work_cells(settings, describe(settings), "device") | {"status": "failed"})
+    def measure_work(rig, describe):
+        settings = rig.settings
+        assert (settings.num_workers, rig.instruments.counter) == (3, None)  # the fewest of any rank
+        rig.emit(work_cells(settings, describe(settings), "device") | {"status": "failed"})
         return 1
 
     environ = {"NUM_WORKERS": "4", "MACHINE": "m", "RESULTS_DIR": str(tmp_path)}

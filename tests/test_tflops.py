@@ -35,8 +35,8 @@ def sweep(monkeypatch):
     def call(rates=None, fails=None, again=1.0, interrupted=None, **environ):
         calls, fails = [], fails or {}
 
-        def measure_quantity(process, workload, scope):
-            settings, rate = process.settings, (RATES | (rates or {})).get(workload.model)
+        def measure_quantity(rig, workload, scope):
+            settings, rate = rig.settings, (RATES | (rates or {})).get(workload.model)
             side = int(workload.columns.get("matrix_size", "0").split("x")[0])
             calls.append((settings.precision, workload.model, side, settings.seed))
             if reason := fails.get(settings.precision) or fails.get(side):

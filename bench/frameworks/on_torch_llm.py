@@ -35,7 +35,7 @@ def draw_layers(module, device, dtype):
                     continue
                 inputs = weights.shape[-1] if weights.ndim == 3 else weights[0].numel()  # 3: those of experts
                 if isinstance(layer, Adapted):
-                    inputs = layer.a.shape[1]  # of B too: as large as A x, B A x would magnify rounding without limit
+                    inputs = layer.a.shape[1]  # of B too: a B A x as large as W x would magnify rounding without limit
                 for part in weights.view(-1).split(POOL_NUMBERS // 2):
                     start = next(starts) % (POOL_NUMBERS // 2)  # another one for each part: experts must not be alike
                     torch.mul(pool[start : start + len(part)], inputs**-0.5, out=part)

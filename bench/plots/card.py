@@ -18,7 +18,7 @@ from bench.workloads.standard_set import RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
 MOST_PUBLISHED = 3  # machines on a card
-LARGEST_BATCH = 8  # of a published figure next to a GPU's, times the GPU's
+MOST_TIMES_LARGER = 8  # is the batch of a published figure, compared with a GPU's
 DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
 # Inches
 WIDE = 8.0
@@ -92,8 +92,8 @@ def choose_published(published, by_work, kind):
     """Choose published lines next to a machine's own: {work: lines}, of the devices that compare with most of them.
 
     A line is comparable if it has the same model, phase and format of numbers, was not compiled, and is a rate of
-    resident batches of the usual size, as in the other plots. Its batch size may differ, and is shown; next to a GPU by
-    a factor of LARGEST_BATCH, because a small batch leaves most of a fast GPU idle.
+    resident batches of the usual size, as in the other plots. Its batch size may differ, and is shown; next to a GPU it
+    is at most MOST_TIMES_LARGER, because a small batch leaves most of a fast GPU idle.
     """
     offers = {}  # {device: {(work, numbers): line}}
     for work, lines in by_work.items():
@@ -102,7 +102,7 @@ def choose_published(published, by_work, kind):
                 is_same = peaks.SIXTEEN_BITS.get(other["precision"], other["precision"]) == line["numbers"]
                 is_same &= other["compile"] in ("", "0") and other["prompt_tokens"] in ("", line["prompt_tokens"])
                 is_same &= other["weight_bits"] == line["weight_bits"]
-                largest = math.inf if kind == "cpu" else LARGEST_BATCH * float(line["batch_size"])
+                largest = math.inf if kind == "cpu" else MOST_TIMES_LARGER * float(line["batch_size"])
                 if is_same and is_work(other, work) and float(other["batch_size"]) <= largest:
                     of_device = offers.setdefault((other["device_name"], other["kind"] == kind), {})
                     of_device.setdefault(work, {})[line["numbers"]] = other
@@ -156,7 +156,7 @@ def describe_limits(wholes, lines):
 
 
 def format_percent(share):
-    """Return a share in percent, with one digit if it would round to 0 or 1."""
+    """Return a share in percent, with one significant digit if it is small."""
     return f"{100 * share:.0f}" if share >= 0.015 else f"{100 * share:.1g}"
 
 

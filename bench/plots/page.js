@@ -88,6 +88,7 @@ function figure(value, digits = 4) {
   return rounded >= 1e4 ? rounded.toLocaleString("en") : String(rounded);
 }
 
+const percent = (share) => share < 0.015 ? figure(100 * share, 1) : (100 * share).toFixed(0);
 const join = (...parts) => parts.filter(Boolean).join(", ");
 const interval = (line) => line.low === null || line.high === null ? "" : `${figure(line.low)} to ${figure(line.high)}`;
 const batch = (line) => line.batch_size && `batch ${line.batch_size}`;
@@ -132,7 +133,7 @@ const COLUMNS = {
   framework: {title: "Framework", cell: (line) => join(line.framework, say(line.kind)), class: "long wide"},
   tflops: {title: "TFLOP/s", cell: (line) => line.per === "TFLOP/s" ? "" : figure(line.tflops, 3),
     value: (line) => line.tflops ?? 0, class: "number wide"},
-  peak: {title: "Of peak", cell: (line) => line.of_peak ? `${(100 * line.of_peak).toFixed(0)} %` : "",
+  peak: {title: "Of peak", cell: (line) => line.of_peak ? `${percent(line.of_peak)} %` : "",
     value: (line) => line.of_peak ?? 0, class: "number wide"},
   flags: {title: "Flags", cell: (line) => warnings(line).replaceAll(" ", ", "), class: "long wide"},
 };

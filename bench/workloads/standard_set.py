@@ -51,7 +51,6 @@ class Work:
 
 
 LARGE_BATCH = {"devices": ("gpu",), "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}
-LARGE_BATCH |= {"shared_gb": SHARED_GB}
 # The memory is that of the weights, and of their copy in float32 that checks them on the CPU.
 LARGE = {"devices": ("gpu",), "shared_gb": 12}
 BITS = {"numbers": ("bfloat16",), "settings": (("WEIGHT_BITS", "4"),), "shared_gb": 8}
@@ -64,7 +63,6 @@ EXPERTS_ON_CUDA |= {"shared_gb": 80, "card_gb": 64}  # 61 GB
 LORA = LARGE | {"numbers": ("bfloat16",), "settings": (("LORA_RANK", "8"),)}
 DIFFUSION = LARGE | {"numbers": ("bfloat16",), "shared_gb": 8}
 PHASES = ("prefill", "decode")
-IMAGE_PHASES = ("inference", "training")
 STANDARD_SET = (
     Work("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True),
     Work("ResNet-50", "image", "resnet50", "training", 16, is_quick=True),
@@ -83,5 +81,6 @@ STANDARD_SET = (
     *(Work("Qwen3-30B-A3B", "llm", "qwen3-30b-a3b", phase, 1, **EXPERTS_ON_CUDA) for phase in PHASES),
     Work("Llama-3.2-1B, LoRA", "llm", "llama-3.2-1b", "training", 1, **LORA),
     Work("Stable Diffusion 1.5", "diffusion", "sd-1.5", "inference", 1, **DIFFUSION),
-    *(Work("ResNet-50, channels_last", "image", "resnet50", phase, 256, **LARGE_BATCH) for phase in IMAGE_PHASES),
+    Work("ResNet-50, channels_last", "image", "resnet50", "inference", 256, **LARGE_BATCH, shared_gb=8),
+    Work("ResNet-50, channels_last", "image", "resnet50", "training", 256, **LARGE_BATCH, shared_gb=SHARED_GB),
 )

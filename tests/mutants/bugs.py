@@ -97,6 +97,7 @@ BUGS = {
     "count_steps_without_gradients": Bug(TORCH, "any(w.grad is not None for", "any(True for", KNOWN),
     "tf32_as_float32": Bug(CHECK, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
     "accept_a_wrong_output": Bug(CHECK, "if limit is not None:", "if False:", WRONG),
+    "accept_a_zero_gradient": Bug(CHECK, "require(np.any(computed) or", "require(True or", CHECKS),
     "one_limit_for_all_models": Bug(CHECK, "max(least, ROUNDING", "max(0.3, ROUNDING", CHECKS),
     "ignore_the_first_layers_gradient": Bug(CHECK, "in name_parts(got, ", "in name_parts(got[:2], ", WRONG),
     "check_two_items_of_a_batch": Bug(CHECK, "math.ceil(workload.items_per_step / 2)", "1", KNOWN),
@@ -148,6 +149,9 @@ BUGS = {
     ),
     "keep_restored_weights": Bug(TORCH_LLM, "if torch.is_grad_enabled() else", "if False else", BITS),
     "compare_only_the_last_adapter": Bug(TORCH_LLM, 'name.endswith((".a", ".b"))', "False", BITS),
+    "adapters_as_large_as_the_weights": Bug(
+        TORCH_LLM, "inputs = layer.a.shape[1]", "inputs = weights[0].numel()", BITS
+    ),
     "count_no_quantised_weights": Bug(
         TORCH_LLM, "name: stored_bytes(each) for name", "name: 2 * each.numel() for name", BITS
     ),
