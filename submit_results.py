@@ -90,7 +90,7 @@ def find_chip(row):
 
 def find_wrong_numbers(row):
     """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0."""
-    numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.kind in MEASURED}
+    numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.holds in MEASURED}
     n = SimpleNamespace(**numbers)
     # The rate of NUM_IMAGES is that of all of them, and a whole epoch has no windows.
     steps = n.windows * n.steps_per_window if n.step_seconds_median > 0 else 0

@@ -126,17 +126,17 @@ def slug(text):
 EACH, TOGETHER = "each", "together"
 
 
-def setting(kind, default=None, *, commands=None, lists=None) -> Any:
-    """Declare one setting; docs/settings.md says what it means. Kind and lists may be dicts by command.
+def setting(parse, default=None, *, commands=None, lists=None) -> Any:
+    """Declare one setting; docs/settings.md says what it means. parse and lists may be dicts by command.
 
     Args:
-        kind: text -> value, or ValueError with what the text must be.
+        parse: text -> value, or ValueError with what the text must be.
         default: the text that an unset variable stands for, unless DEFAULTS has another one for the command. None: the
             value is None, and is decided later.
         commands: the commands that use the setting; None means every command.
         lists: what a comma list means: EACH or TOGETHER; None allows one value only.
     """
-    return field(metadata={"kind": kind, "default": default, "commands": commands, "lists": lists})
+    return field(metadata={"parse": parse, "default": default, "commands": commands, "lists": lists})
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -353,7 +353,7 @@ def parse_settings(command, environ):
     if values["compile"] is False and framework.always_compiles:
         values["compile"] = True
     on_cpu = {name: text for name, text in ON_CPU.get(command, {}).items() if not find_given(name, environ)}
-    cpu_defaults = {name: declared_for(name, "kind", command)(text) for name, text in on_cpu.items()}
+    cpu_defaults = {name: declared_for(name, "parse", command)(text) for name, text in on_cpu.items()}
     settings = Settings(**values, cpu_defaults=cpu_defaults)
     refuse_contradictions(command, settings, environ)
     return settings
@@ -365,7 +365,7 @@ def is_used_in(name, phase):
 
 
 def declared_for(name, key, command):
-    """Return what the declaration of a setting says about a command: its "kind" or "lists"."""
+    """Return what the declaration of a setting says about a command: its "parse" or "lists"."""
     value = DECLARED[name][key]
     return value.get(command) if isinstance(value, dict) else value
 
@@ -398,7 +398,7 @@ def parse_texts(name, command, variable, texts):
     if not all(texts):
         raise SettingError(f"{given} has an empty value: fill it in, or unset {variable}")
     try:
-        return [declared_for(name, "kind", command)(text) for text in texts]
+        return [declared_for(name, "parse", command)(text) for text in texts]
     except ValueError as error:
         every = ", in every entry" if len(texts) > 1 else ""
         raise SettingError(f"{given} must be {error}{every}") from None

@@ -83,7 +83,7 @@ def test_a_wrong_cell_is_refused(cells, change):
 
 @pytest.mark.parametrize("sign", "=+-@")
 def test_a_formula_is_refused_in_every_text_cell(sign):
-    names = [name for name, column in COLUMNS.items() if column.kind in ("text", "long")]
+    names = [name for name, column in COLUMNS.items() if column.holds in ("text", "long")]
     faults = [fault_of(text({name: f"{sign}cmd"})) for name in names]
     assert [fault and fault[0] for fault in faults] == names
 

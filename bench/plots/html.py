@@ -44,7 +44,7 @@ def write_page(lines, path):
 
 def collect(lines):
     """Build the page's data: the names of its `columns`, a list of cells for each line, and the words of `flags`."""
-    order = columns.COLUMNS["workload"].kind
+    order = columns.COLUMNS["workload"].holds
     lines = lines.sort_values("workload", key=lambda names: names.map(order.index), kind="stable")
     rows = lines.to_dict("records")
     text = lines[TEXTS].assign(

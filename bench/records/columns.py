@@ -11,10 +11,10 @@ from bench.timing.measure import METHOD_VERSION
 SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column; 2: a row combines all processes
 MOST_LETTERS = 10_000  # of a cell; what is longer is cut before it is stored
 
-# What a cell may hold by the kind of its column, unless it is blank: a pattern, and what completes "must be ...".
+# What a cell may hold by what its column holds, unless it is blank: a pattern, and what completes "must be ...".
 DIGITS = r"[0-9]{1,15}(\.[0-9]{1,20})?([eE](\+?[01]?|-[0-9]?)[0-9])?"
 TIME = r"20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9](:[0-5][0-9]){2}\+00:00"
-KINDS = {
+HOLDS = {
     "text": (r".{1,200}", "at most 200 printable characters"),
     "long": (rf".{{1,{MOST_LETTERS}}}", f"at most {MOST_LETTERS} printable characters"),
     "word": (r"[\w -]{1,200}", "letters, digits, _ and - (a spreadsheet makes numbers of some)"),
@@ -27,8 +27,8 @@ KINDS = {
     "positive": (f"(?=[0.]*[1-9]){DIGITS}", "a number above 0 such as 1234.5"),
     **dict.fromkeys(("decimal", "number", "meter"), (DIGITS, "a number such as 1234.5")),
 }
-MEASURED = ("number", "positive", "meter")  # kinds whose cells are numbers in a frame, see tables.py
-# The wider rule: cells of published figures are of these kinds instead. Each figure needs one of VALUES.
+MEASURED = ("number", "positive", "meter")  # columns that hold these are numbers in a frame, see tables.py
+# The wider rule: of published figures these columns hold this instead. Each figure needs one of VALUES.
 OF_PUBLISHED = {"timestamp": "date", "framework": "text", "precision": "text"}
 VALUES = ("throughput", "tflops", "seconds", "step_seconds_median")
 
@@ -42,8 +42,8 @@ class Column:
     # "result": what was measured.
     role: str
     meaning: str
-    # What a cell may hold: one of KINDS, or of these names. A "meter" is 0 only if it is stuck.
-    kind: str | tuple[str, ...] = "text"
+    # What a cell may hold: one of HOLDS, or of these names. A "meter" is 0 only if it is stuck.
+    holds: str | tuple[str, ...] = "text"
     blank: str = ""  # the value that an empty cell means
     # How a value of work or setup is worded: a pattern, words for some values, or a function; "" means not at all.
     words: str | dict[str, str] | Callable[[str], str] | None = None
@@ -191,9 +191,9 @@ WORK, SETUP, VERSIONS = (
 
 
 @functools.cache
-def pattern_of(kind):
-    """Return (pattern of the cells of a Column's kind, what they must be in words)."""
-    return KINDS.get(kind) or ("|".join(map(re.escape, kind)), f"one of {', '.join(kind)}")
+def pattern_of(holds):
+    """Return (pattern of what a Column holds, what its cells must be in words)."""
+    return HOLDS.get(holds) or ("|".join(map(re.escape, holds)), f"one of {', '.join(holds)}")
 
 
 def find_fault(row, is_published=False):
@@ -214,8 +214,7 @@ def find_fault(row, is_published=False):
         "batch_size": is_published and row["workload"] in settings.WORKLOADS and row["scope"] == "device",
     }
     for name, column in COLUMNS.items():
-        kind = OF_PUBLISHED.get(name, column.kind) if is_published else column.kind
-        pattern, words = pattern_of(kind)
+        pattern, words = pattern_of(OF_PUBLISHED.get(name, column.holds) if is_published else column.holds)
         is_wrong = not re.fullmatch(pattern, row[name]) or not row[name].isprintable()
         if is_wrong and (row[name] or needed.get(name)):
             return name, f"must be {words}" if row[name] else "must not be blank"

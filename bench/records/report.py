@@ -187,8 +187,8 @@ def describe_interval(row):
     if row.get("throughput_low") is None:
         return f"no interval (windows: {row['windows']})"
     count = count_processes(row)
-    kind = "range" if count < 9 else "95 % interval"  # as of median_interval()
-    made_of = f"{kind} of {count} processes and their intervals" if count > 1 else "one process"
+    interval = "range" if count < 9 else "95 % interval"  # as of median_interval()
+    made_of = f"{interval} of {count} processes and their intervals" if count > 1 else "one process"
     return f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])} ({made_of})"
 
 

@@ -11,7 +11,9 @@ WORK = (*columns.WORK, "kind")
 RATE = ["value", "low", "high"]
 COMPUTER = ["cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores"]  # a machine's rows may be from several
 # {column of numbers: whether 0 is possible}
-NUMBERS = {name: column.kind == "number" for name, column in columns.COLUMNS.items() if column.kind in columns.MEASURED}
+NUMBERS = {
+    name: column.holds == "number" for name, column in columns.COLUMNS.items() if column.holds in columns.MEASURED
+}
 
 
 def read_rows(paths, warn=print):
