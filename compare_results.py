@@ -33,7 +33,7 @@ def warn(line):
 
 
 def read_side(side, environ, folder):
-    """Return {work: its latest result, as tables.latest() describes it} of the file that A or B names."""
+    """Return the latest result of each work, as tables.latest() describes it, of the file that A or B names."""
     name = os.path.expanduser(environ.get(side, "").strip())
     path = Path(name) if Path(name).is_file() else folder / f"{name}.csv"
     if not path.is_file():
@@ -43,12 +43,11 @@ def read_side(side, environ, folder):
     lines = lines.loc[~lines["published"] & (lines["value"] > 0)]
     if lines.empty:
         raise SettingError(f"{side}={name!r} has no results to compare: name another file")
-    return {work_of(line): line for line in lines.to_dict("records")}
+    return lines.to_dict("records")
 
 
-def work_of(line):
+def work_of(line, names=tables.WORK):
     """Return what has to be equal in two lines. A peak is the best of its machine, at any size and by any operator."""
-    names = tables.WORK
     if line["model"] == "matmul-peak":
         names = [name for name in names if name not in ("matrix_size", "memory_format", "batch_size")]
     return tuple(line[name] for name in names)
@@ -81,19 +80,25 @@ def compare(a, b):
     }
 
 
-def describe_work(line):
-    """Describe a line's work, with the framework and the kind of device: a file may have the work of both kinds."""
-    return f"{columns.describe_work(line)}, {line['framework']} on {line['kind'].upper()}"
+def describe_work(line, *others):
+    """Describe a line's work, with the framework and the kinds of device: a file may have the work of both kinds."""
+    kinds = dict.fromkeys(each["kind"].upper() for each in (*others, line))
+    return f"{columns.describe_work(line)}, {line['framework']} on {' and '.join(kinds)}"
+
+
+def format_ratio(ratio):
+    """Format a ratio with three digits after the point, or as many as show its first three."""
+    return f"{ratio:.3f}" if ratio >= 0.1 else f"{ratio:.3g}"
 
 
 def describe_comparison(line):
     """Describe one comparison in two lines: the work, and its figures in LAYOUT."""
     ratio = line["ratio"]
-    interval = f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio.low > 0 else ""
+    interval = f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}" if ratio.low > 0 else ""
     rates = [format_number(line[side]["value"]) for side in "ab"]
     unit = " ".join([line["b"]["per"], *(f"[{note}]" for note in line["notes"])])
-    figures = LAYOUT.format(f"{ratio.throughput:.3f}", interval, line["verdict"], *rates, unit)
-    return f"{report.wrap(describe_work(line['b']), '  ')}\n{figures}"
+    figures = LAYOUT.format(format_ratio(ratio.throughput), interval, line["verdict"], *rates, unit)
+    return f"{report.wrap(describe_work(line['b'], line['a']), '  ')}\n{figures}"
 
 
 def list_remarks(a, b, lines):
@@ -124,9 +129,12 @@ def main(environ=os.environ):
     if not any(environ.get(side) for side in "AB"):
         print(table.describe_set(folder, warn) or "there are no results of the standard set: run `make all`")
         return 0
-    a, b = (read_side(side, environ, folder) for side in "AB")
-    for side, rows in (("A", a), ("B", b)):
-        last = list(rows.values())[-1]
+    sides = {side: read_side(side, environ, folder) for side in "AB"}
+    # Where a side has results of its CPU and of its GPU, each is compared with its like.
+    has_both = any(len({line["kind"] for line in side}) > 1 for side in sides.values())
+    names = tables.WORK if has_both else columns.WORK
+    a, b = ({work_of(line, names): line for line in side} for side in sides.values())
+    for side, (*_, last) in sides.items():
         names = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
         print(f"{side}: {', '.join(dict.fromkeys(names))}")
     lines = [compare(a[work], b[work]) for work in b if work in a]
@@ -141,7 +149,7 @@ def main(environ=os.environ):
             count = Counter(line["verdict"] or "of one process" for line in some)
             verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
             median = statistics.median(line["ratio"].throughput for line in some)
-            remarks.append(f"{len(some)} {what}: {verdicts}; median ratio {median:.3f}")
+            remarks.append(f"{len(some)} {what}: {verdicts}; median ratio {format_ratio(median)}")
     print("\n".join(report.wrap(line, "  ") for line in remarks))
     return 0
 

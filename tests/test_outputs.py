@@ -136,7 +136,7 @@ COMMANDS = {
     "tflops": lambda *_: print(report.describe_sweep(rows.SWEEP, [])),
     "best": print_best,
     "compare": lambda folder, _: compare(rows.BEFORE, rows.AFTER, folder),
-    "compare_nothing": lambda folder, _: compare([{}], [rows.GPU], folder),
+    "compare_nothing": lambda folder, _: compare([{}], [rows.GPU | {"phase": "inference"}], folder),
     "table": print_table,
     "turns": print_comparisons,
     "doctor": print_doctor,

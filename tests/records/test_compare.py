@@ -47,6 +47,16 @@ def test_a_machine_that_changed_or_was_disturbed_gets_no_verdict(tmp_path, capsy
     assert figures[29:40].strip() == verdict
 
 
+@pytest.mark.parametrize(("of_cpu", "compared"), [([], 1), ([FIVE], 0)])
+def test_a_cpu_is_compared_with_a_gpu_unless_one_side_has_both(tmp_path, capsys, of_cpu, compared):
+    write(tmp_path, [FIVE | rate(400) | GPU, *(row | {"phase": "training"} for row in of_cpu)], "a")
+    write(tmp_path, [FIVE | rate(1)], "b")
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
+    out = capsys.readouterr().out
+    assert out.count(" on GPU and CPU") == compared
+    assert out.count(" 0.0025 ") == compared
+
+
 @pytest.mark.parametrize(("count", "percent"), [(2, "33"), (3, "10"), (4, "2.9"), (5, "")])
 def test_verdicts_of_few_processes_say_how_often_they_are_wrong(tmp_path, capsys, count, percent):
     write(tmp_path, [FIVE | {"process_rates": " ".join("1" * count)}], "a")
