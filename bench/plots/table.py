@@ -3,6 +3,7 @@
 `make compare` prints those of all machines, and `make all` that of the machine that it has measured.
 """
 
+import shutil
 import statistics
 
 from bench.plots import frames
@@ -12,7 +13,8 @@ from bench.records.columns import disturbing_flags, format_number
 from bench.workloads.standard_set import STANDARD_SET
 
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
-WIDTH = 100  # letters of a table; more columns are in the next one
+LEAST_WIDTH = 100  # letters of a table in a terminal; more columns are in the next one
+NO_LIMIT = 10**6  # in a file there is one table
 PEAKS = {"matmul-peak": "best matmul", "copy": "memory copy"}
 WORKS = [*PEAKS.values(), *dict.fromkeys(f"{work.title} {work.phase}" for work in STANDARD_SET)]
 
@@ -72,11 +74,12 @@ def describe_cell(line, ratio):
 
 
 def draw_tables(columns):
-    """Draw the first column with as many others as fit in WIDTH, and with those that are left; return the tables."""
+    """Draw the first column with as many others as fit in the terminal, and with those left; return the tables."""
+    width = max(LEAST_WIDTH, shutil.get_terminal_size((NO_LIMIT, 0)).columns)
     labels, *others = columns
     blocks = [[labels]]
     for column in others:
-        if len(blocks[-1]) > 1 and sum(max(map(len, each)) + 3 for each in (*blocks[-1], column)) >= WIDTH:
+        if len(blocks[-1]) > 1 and sum(max(map(len, each)) + 3 for each in (*blocks[-1], column)) >= width:
             blocks.append([labels])
         blocks[-1].append(column)
     tables = []
