@@ -30,7 +30,7 @@ READY := $(VENV)/installed
 # Without an environment of a framework, plot and compare install one without frameworks.
 READ_VENV := $(patsubst %/installed,%,$(firstword $(wildcard $(VENV)/installed .venv-plot/installed) .venv-plot/installed))
 READ := $(READ_VENV)/bin/python
-READ_READY := $(READ_VENV)/installed
+READ_READY := $(if $(wildcard $(READ_VENV)/installed),,$(READ_VENV)/installed)  # an old one is enough to read
 else
 RUN := "$(PYTHON)"
 READY := packages

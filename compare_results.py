@@ -21,9 +21,11 @@ from bench.plots import table
 from bench.records import columns, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.verdict import ENOUGH_PAIRS, MACHINE_CHANGED, Rate, verdict_of
-from bench.settings import PARTS, SettingError, read_settings
+from bench.settings import SettingError, read_settings
 
 MOST_NAMED = 5  # rows, or differences, in a remark
+OF_THE_BEST = ("matrix_size", "memory_format", "batch_size")  # how a machine reaches its peak
+WORKLOADS = columns.COLUMNS["workload"].holds  # in the order of tables
 LAYOUT = "  {:>7}  {:<16}  {:<11}  {:>8}  {:>8}  {}"
 TITLES = ("B / A", "interval", "B is", "A", "B", "unit [flags]")
 
@@ -38,7 +40,7 @@ def read_side(side, environ, folder):
     path = Path(name) if Path(name).is_file() else folder / f"{name}.csv"
     if not path.is_file():
         known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
-        raise SettingError(f"{side}={name!r} is not a CSV file or a machine in {folder.name}/ (machines: {known})")
+        raise SettingError(f"{side}={name!r} must be a CSV file or a machine in {folder.name}/: set one of {known}")
     lines = tables.latest(tables.convert(results.read(path, warn)))
     lines = lines.loc[~lines["published"] & (lines["value"] > 0)]
     if lines.empty:
@@ -49,7 +51,7 @@ def read_side(side, environ, folder):
 def work_of(line, names=tables.WORK):
     """Return what has to be equal in two lines. A peak is the best of its machine, at any size and by any operator."""
     if line["model"] == "matmul-peak":
-        names = [name for name in names if name not in ("matrix_size", "memory_format", "batch_size")]
+        names = [name for name in names if name not in OF_THE_BEST]
     return tuple(line[name] for name in names)
 
 
@@ -75,20 +77,21 @@ def compare(a, b):
         "ratio": ratio,
         "verdict": verdict,
         "notes": notes,
-        # What only the first process of a run measures: a pipeline, or a part of a step
-        "is_extra": few == 1 and (b["scope"] in ("input", "end_to_end") or b["phase"] in PARTS),
+        # What only the first process of a run measures: a pipeline
+        "is_extra": few == 1 and b["scope"] in ("input", "end_to_end"),
     }
 
 
 def describe_work(line, *others):
     """Describe a line's work, with the framework and the kinds of device: a file may have the work of both kinds."""
     kinds = dict.fromkeys(each["kind"].upper() for each in (*others, line))
-    return f"{columns.describe_work(line)}, {line['framework']} on {' and '.join(kinds)}"
+    what = line | dict.fromkeys(OF_THE_BEST, "") if line["model"] == "matmul-peak" else line
+    return f"{columns.describe_work(what)}, {line['framework']} on {' and '.join(kinds)}"
 
 
 def format_ratio(ratio):
-    """Format a ratio with three digits after the point, or as many as show its first three."""
-    return f"{ratio:.3f}" if ratio >= 0.1 else f"{ratio:.3g}"
+    """Format a ratio with four digits, or with three after the point if it is around 1."""
+    return f"{ratio:.3f}" if 0.1 <= ratio < 10 else f"{ratio:.4g}" if ratio >= 10 else f"{ratio:.3g}"
 
 
 def describe_comparison(line):
@@ -110,16 +113,20 @@ def list_remarks(a, b, lines):
         chance = max(2 / math.comb(sum(counts), counts[0]) for counts in few)
         wrong = f"if A and B are equally fast, up to {100 * chance:.2g} % of the verdicts are wrong by chance"
         remarks.append(f"fewer than {ENOUGH_PAIRS} processes ({len(few)} of {len(lines)}): {wrong}")
+    if ones := sum(line["processes"][0] == 1 for line in lines):
+        why = "no verdict, because processes differ: measure with RUNS=5"
+        remarks.append(f"one process ({ones} of {len(lines)}): {why}")
     details = {}
     for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):  # row by row: sets of both sides may agree by chance
         pairs = Counter((line["a"][name] or "unknown", line["b"][name] or "unknown") for line in lines)
         shares = [(*pair, f"({count} of {len(lines)})") for pair, count in pairs.items() if pair[0] != pair[1]]
         details[name] = [f"{in_a} in A and {in_b} in B {share}" for in_a, in_b, share in shares]
     for side, one, other in (("A", a, b), ("B", b, a)):
-        details[f"only in {side}"] = [describe_work(one[work]) for work in one.keys() - other]
+        only = [(WORKLOADS.index(one[work]["workload"]), describe_work(one[work])) for work in one.keys() - other]
+        details[f"only in {side}"] = [words for _, words in sorted(only)]
     for name, texts in ((name, texts) for name, texts in details.items() if texts):
         more = f", and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
-        remarks.append(f"{name}: {'; '.join(sorted(texts)[:MOST_NAMED])}{more}")
+        remarks.append(f"{name}: {'; '.join(texts[:MOST_NAMED])}{more}")
     return remarks
 
 
@@ -138,13 +145,15 @@ def main(environ=os.environ):
         names = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
         print(f"{side}: {', '.join(dict.fromkeys(names))}")
     lines = [compare(a[work], b[work]) for work in b if work in a]
-    extras, listed = ([line for line in lines if line["is_extra"] == is_extra] for is_extra in (True, False))
+    lines.sort(key=lambda line: WORKLOADS.index(line["b"]["workload"]))
+    hides = any(line["verdict"] for line in lines)
+    extras, listed = ([line for line in lines if (hides and line["is_extra"]) == part] for part in (True, False))
     if listed:
         print("", LAYOUT.format(*TITLES), *map(describe_comparison, listed), "", sep="\n")
     elif not extras:
         print("\nA and B have no work in common: nothing can be compared")
     remarks = list_remarks(a, b, listed)
-    for what, some in (("pipelines and parts of a step, not listed", extras), ("rows", listed)):
+    for what, some in (("pipelines, not listed", extras), ("rows", listed)):
         if some:
             count = Counter(line["verdict"] or "of one process" for line in some)
             verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())

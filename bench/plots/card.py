@@ -14,7 +14,7 @@ from bench.plots.frames import NUMBERS, is_work
 from bench.records import columns, peaks, report, results
 from bench.records.columns import FLAGS, format_number
 from bench.settings import FRAMEWORKS
-from bench.workloads.standard_set import RUNS, STANDARD_SET
+from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
 MOST_PUBLISHED = 3  # machines on a card
@@ -69,7 +69,7 @@ def make_card(stored, machine, framework):
     last = max(shown, key=lambda line: line["timestamp"])
     counts = [line["processes"] for line in shown]
     software = f"{FRAMEWORKS[framework].title} {last['framework_version']}"
-    memory = f"{last['memory_gb']} GiB" if last["memory_gb"] else ""
+    memory = f"{'host ' * (last['device'] == 'cuda')}{last['memory_gb']} GiB" if last["memory_gb"] else ""
     names = [name_chip(last), machine]
     if last["shown"] == machine:  # several machines call their chips by this name
         names.reverse()
@@ -83,7 +83,7 @@ def make_card(stored, machine, framework):
         tiles=list_tiles(lines[~lines["published"]].to_dict("records"), last, {line["numbers"] for line in shown}),
         blocks={work: lines_of_work + others[work] for work, lines_of_work in by_work.items()},
         processes=" to ".join(dict.fromkeys(map(str, (min(counts), max(counts))))),
-        limits=describe_limits(wholes[-1:], shown),
+        limits=describe_limits(wholes[-1:], shown) + name_slower(by_work),
         doubts=list_doubts(by_work, shown),
     )
 
@@ -153,6 +153,16 @@ def describe_limits(wholes, lines):
             ends = dict.fromkeys(map(format_percent, (min(known_shares), max(known_shares))))
             limits.append(words.format(" to ".join(ends) + " %"))
     return limits
+
+
+def name_slower(by_work):
+    """List a sentence on the works that are slower in 16 bits than in float32, if there are any."""
+    slower = []
+    for work, lines in by_work.items():
+        rates = {line["numbers"]: line["value"] for line in lines}
+        if max((rates[name] for name in FORMATS if name in rates), default=math.inf) < rates.get("float32", 0):
+            slower.append(f"{work.title} {work.phase}")
+    return [f"Slower in 16 bits than in float32: {', '.join(slower)}."] if slower else []
 
 
 def format_percent(share):

@@ -28,9 +28,10 @@ USUAL = {"image": ("image_size", "224"), "transformer": ("sequence_length", "128
 CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
 SETTINGS = [name for name in columns.WORK if name not in (*CHOSEN, *SIZE, *WEIGHTS)]
 VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": "method", "commit": "commit"}
-TEXTS = [*CHOSEN, "kind", "machine", "shown", "per", "flags", "source", "note"]
+TEXTS = [*CHOSEN, "kind", "machine", "shown", "per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
 MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
-MEASURES += [*tables.RATE, "step_seconds_median", "step_seconds_p95", "first_step_seconds", "processes", "computers"]
+MEASURES += [*tables.RATE, "mean", "step_seconds_median", "step_seconds_p95", "first_step_seconds", "clock_mhz"]
+MEASURES += ["processes", "computers"]
 
 
 def write_page(lines, path):
@@ -58,6 +59,9 @@ def collect(lines):
         versions=[say_versions(row) for row in rows],
         stated=["" if row["value"] > 0 else say_seconds(row) for row in rows],
     )
+    # The median hides what the mean shows. The value of an operator has another unit.
+    is_uneven = lines["flags"].str.contains("uneven") & (lines["value"] == lines["throughput"])
+    lines = lines.assign(mean=(lines["items"] / lines["seconds"]).where(is_uneven))
     numbers = lines[MEASURES].map(lambda value: None if pd.isna(value) else float(f"{value:.4g}")).astype(object)
     cells = text.join(numbers.where(numbers.notna(), None))
     return {"columns": list(cells), "lines": cells.to_numpy().tolist(), "flags": FLAGS | STATUSES}

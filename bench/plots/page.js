@@ -17,14 +17,17 @@ const WORDS = {
   device: "the model, on resident batches", input: "the input pipeline", end_to_end: "model and input together",
   epoch: "whole epochs", cpu: "CPU", gpu: "GPU", image: "image classification", mlp: "multilayer perceptrons",
   transformer: "text classification (BERT)", llm: "language models", diffusion: "image generation",
+  resnet50: "ResNet-50", mobilenet_v2: "MobileNetV2", "sd-1.5": "Stable Diffusion 1.5",
   training: "training (also fine-tuning)", bfloat16: "bfloat16 (bf16)", float16: "float16 (fp16)",
 };
+const NOT_SEARCHED = ["source", "note", "cpu_name"]; // they name other machines
 const say = (text) => Object.hasOwn(WORDS, text) ? WORDS[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
 
 const readLines = (data) => data.lines.map((cells) => ({
   ...Object.fromEntries(cells.map((cell, i) => [data.columns[i], cell])),
-  text: cells.filter((cell) => typeof cell === "string").flatMap((cell) => [cell, say(cell)]).join(" ").toLowerCase(),
+  text: cells.filter((cell, i) => typeof cell === "string" && !NOT_SEARCHED.includes(data.columns[i]))
+    .flatMap((cell) => [cell, say(cell)]).join(" ").toLowerCase(),
 }));
 const search = (lines, text) =>
   lines.filter((line) => text.toLowerCase().split(" ").every((word) => line.text.includes(word)));
@@ -55,8 +58,8 @@ function choose(lines, address) {
     if (name !== "workload") values.sort(collator.compare);
     // TFLOP/s of an operator mean little without the precision.
     const isRequired = REQUIRED.includes(name) || (name === "precision" && chosen.phase === "");
-    const isFirst = name === "workload" && !address.q;
-    const usually = isFirst ? values[0] ?? "" : isRequired ? usual(lines, name) : "";
+    const own = lines.find((line) => isSound(line) && !isPublished(line));
+    const usually = name === "workload" ? own?.workload ?? values[0] ?? "" : isRequired ? usual(lines, name) : "";
     chosen[name] = values.includes(address[name]) ? address[name] : usually;
     options[name] = isRequired ? values : ["", ...values.filter((value) => value !== "")];
     if (isRequired || chosen[name] !== "") lines = lines.filter((line) => line[name] === chosen[name]);
@@ -89,13 +92,17 @@ function figure(value, digits = 4) {
 }
 
 const percent = (share) => share < 0.015 ? figure(100 * share, 1) : (100 * share).toFixed(0);
+const shareOf = (line) => line.phase === "decode" ? line.of_bandwidth : line.of_peak; // decode reads all weights
 const join = (...parts) => parts.filter(Boolean).join(", ");
-const interval = (line) => line.low === null || line.high === null ? "" : `${figure(line.low)} to ${figure(line.high)}`;
+const interval = (line) => line.low === null || line.high === null ? "" : `${figure(line.low)} to ${figure(line.high)}`
+  + (line.processes === 1 && !isPublished(line) ? " (one process)" : "");
 const batch = (line) => line.batch_size && `batch ${line.batch_size}`;
 const workOf = (line) => join(line.workload === line.model ? "" : line.workload, line.model, line.phase,
   line.scope === "device" ? "" : say(line.scope), line.size, line.weights);
 const settingsOf = (line) => join(line.precision, batch(line), line.settings);
-const fullWork = (line) => join(workOf(line), settingsOf(line), line.framework);
+// A peak is the best of its machine, at any size and by any operator.
+const fullWork = (line) => join(workOf(line), line.model === "matmul-peak" ? line.precision : settingsOf(line),
+  line.framework);
 const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : line.stated;
 const warnings = (line) => `${line.flags} ${line.status}`.trim();
 
@@ -133,8 +140,8 @@ const COLUMNS = {
   framework: {title: "Framework", cell: (line) => join(line.framework, say(line.kind)), class: "long wide"},
   tflops: {title: "TFLOP/s", cell: (line) => line.per === "TFLOP/s" ? "" : figure(line.tflops, 3),
     value: (line) => line.tflops ?? 0, class: "number wide"},
-  peak: {title: "Of peak", cell: (line) => line.of_peak ? `${percent(line.of_peak)} %` : "",
-    value: (line) => line.of_peak ?? 0, class: "number wide"},
+  peak: {title: "Of peak", cell: (line) => shareOf(line) ? `${percent(shareOf(line))} %` : "",
+    value: (line) => shareOf(line) ?? 0, class: "number wide"},
   flags: {title: "Flags", cell: (line) => warnings(line).replaceAll(" ", ", "), class: "long wide"},
 };
 
@@ -154,12 +161,13 @@ function describe(line) {
   const flags = warnings(line).split(" ").filter(Boolean).map((flag) =>
     element("div", {}, Object.hasOwn(data.flags, flag) ? `${flag}: ${data.flags[flag]}` : flag));
   const measured = (value, unit) => value && `${figure(value)} ${unit}`;
-  const share = (part, of) => part && `${(100 * part).toFixed(1)} % of this machine's measured ${of}`;
+  const share = (part, of) => part && `${percent(part)} % of this machine's measured ${of}`;
   const isLink = /^https?:\/\//i.test(line.source);
   const facts = {
-    Result: result(line), Interval: interval(line),
+    Result: result(line), Interval: interval(line), Mean: measured(line.mean, line.per),
     Measured: isPublished(line) ? "by others" : `in ${line.processes} process${line.processes > 1 ? "es" : ""}`,
     Work: workOf(line), Settings: settingsOf(line), Setup: line.all_setup, Machine: join(line.machine, say(line.kind)),
+    Host: line.kind === "gpu" && line.cpu_name, Clock: join(measured(line.clock_mhz, "MHz"), line.throttle_reasons),
     "Rows from": isPublished(line) ? "" : `${line.computers} computer${line.computers > 1 ? "s" : ""} of this name`,
     Versions: line.versions, Date: line.date,
     Step: join(measured(line.step_seconds_median, "s (median)"), measured(line.step_seconds_p95, "s (95th percentile)"),
@@ -237,7 +245,7 @@ function drawBars({lines, chosen}) {
       !chosen.precision && line.precision, !chosen.batch_size && batch(line), line.settings);
     return element("g", {}, element("title", {}, join(line.shown, note, result(line), interval(line))),
       element("text", {x: 0, y: top + 9}, cut(line.shown, 7.2)),
-      element("text", {class: "note", x: 0, y: top + 25}, cut(note, 6)),
+      element("text", {class: "note", x: 0, y: top + 25}, cut(note, 6.8)),
       isLog ? element("circle", {class: mark, cx: x(line.value), cy: y, r: 5.5})
         : element("rect", {class: mark, x: left, y: y - 7, width: x(line.value) - left, height: 14}),
       ...interval(line) ? [element("line", {class: "interval", x1: x(line.low), x2: x(line.high), y1: y, y2: y})] : [],
@@ -294,7 +302,8 @@ function render() {
     ? [` \u201c${q}\u201d is in:`, ...places] : []);
   at("none").hidden = matching.length;
   at("heading").textContent = isSide ? side.map((each) => machines.get(each)).join(" and ")
-    : join(chosen.model, ...isBoth ? BOTH : [chosen.phase, chosen.size], chosen.weights, chosen.precision);
+    : join(chosen.model, ...isBoth ? BOTH : [chosen.phase, chosen.size], chosen.weights, chosen.precision,
+      chosen.scope !== "device" && say(chosen.scope));
   document.title = `${at("heading").textContent} - machine-learning speed test`;
 }
 

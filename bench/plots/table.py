@@ -50,7 +50,9 @@ def describe_set(folder, warn, side=None):
         mean = f"{statistics.geometric_mean(of_models):.3g}x (n = {len(of_models)})" if of_models else ""
         columns.append([machine, *(cells.get(row, "") for row in rows), mean])
     units = {line["workload"]: line["per"] for _, works in sides for line in works.values()}
-    legend = "Rate +- the farther end of its interval (number of processes), ratio to the first column, flags. Units:"
+    machine, *how = sides[0][0] if sides else [""]
+    ratio = f"ratio to {machine} ({', '.join(how)}), " if sides[1:] else ""
+    legend = f"Rate +- the farther end of its interval (number of processes), {ratio}flags. Units:"
     legend += f" {', '.join(f'{workload} {unit}' for workload, unit in units.items())}."
     return "\n\n".join([*draw_tables(columns), report.wrap(legend)]) if sides else ""
 

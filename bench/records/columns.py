@@ -168,7 +168,7 @@ COLUMNS = {
 # A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {
     "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
-    "uneven": "the mean rate is over 5 % below the median window's: close other programs, or use the mean",
+    "uneven": "the mean rate is over 5 % below the median window's, as by other programs or a slow host: use the mean",
     "page_faults": "over 5 % of the time goes to memory that each step takes anew: see what `make best` finds",
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",

@@ -51,12 +51,13 @@ def convert(rows):
 def choose_rows(rows):
     """Choose the row of each machine, work and setup that counts, and all published figures; the oldest comes first.
 
-    An undisturbed row counts before a disturbed one, then one of its own before one of a comparison (the column
-    `search`), then one of several processes before a quick check, then the newest one. What Ctrl-C left does not
-    replace more processes of its commit.
+    An undisturbed row counts before a disturbed one, then one of several processes before a quick check, of these one
+    of its own before one of a comparison (the column `search`), then the newest one. What Ctrl-C left does not replace
+    more processes of its commit.
     """
-    done = rows.assign(compared=rows["search"] != "", repeated=rows["process_rates"].str.contains(" "))
-    by = {"disturbed": False, "compared": False, "repeated": True, "timestamp": True}
+    repeated, compared = rows["process_rates"].str.contains(" "), rows["search"] != ""
+    done = rows.assign(repeated=repeated, compared=compared, pushed_out=repeated & compared)
+    by = {"disturbed": False, "repeated": True, "pushed_out": False, "timestamp": True}
     done = done.sort_values(list(by), ascending=list(by.values()))
     own = done.loc[~done["published"]]
     work = ["machine", *WORK, *columns.SETUP]

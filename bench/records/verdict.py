@@ -113,7 +113,7 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
         together = 1 / (1 / d + 1 / p)
         both = f"both share the cores, so {format_number(together)} are expected and {format_number(e)} were measured"
         return slower, f"{words[slower]}: {parts}, and {both}"
-    if e < OVERLAP * min(d, p):
+    if max(e, end_to_end.high) < OVERLAP * min(d, p):  # NaN: unknown
         return "overlap", f"limited by poor overlap: {parts}, and both together reach only {format_number(e)}"
     return slower, f"{words[slower]}: {parts}"
 

@@ -41,6 +41,15 @@ def test_published_figures_next_to_a_gpu_have_no_much_larger_batch(folder, devic
     assert sum(line["published"] for line in shown) == count
 
 
+@pytest.mark.parametrize(("rates", "is_named"), [((90, 80), True), ((90, 110), False), ((100, 110), False)])
+def test_work_that_16_bits_slow_down_is_named(folder, rates, is_named):
+    write(folder, standard_set())
+    about = {"phase": "inference", "batch_size": "16", "image_size": None}
+    write(folder, [rate(each) | about | {"precision": name} for each, name in zip(rates, card.FORMATS, strict=True)])
+    named = [words for words in make(folder).limits if "16 bits" in words]
+    assert named == ["Slower in 16 bits than in float32: ResNet-50 inference."] * is_named
+
+
 @pytest.mark.parametrize(("share", "words"), [(0.38, "38"), (0.0151, "2"), (0.0149, "1"), (0.0042, "0.4")])
 def test_a_small_share_is_not_zero_percent(share, words):
     assert card.format_percent(share) == words
