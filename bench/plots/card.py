@@ -18,6 +18,7 @@ from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
 MOST_PUBLISHED = 3  # machines on a card
+MOST_MISSING = 6  # works that a card names
 MOST_TIMES_LARGER = 8  # is the batch of a published figure, compared with a GPU's
 DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
 # Inches
@@ -84,7 +85,7 @@ def make_card(stored, machine, framework):
         blocks={work: lines_of_work + others[work] for work, lines_of_work in by_work.items()},
         processes=" to ".join(dict.fromkeys(map(str, (min(counts), max(counts))))),
         limits=describe_limits(wholes[-1:], shown) + name_slower(by_work),
-        doubts=list_doubts(by_work, shown),
+        doubts=name_missing(by_work, framework, {kind, last["device"]}) + list_doubts(by_work, shown),
     )
 
 
@@ -168,6 +169,20 @@ def name_slower(by_work):
 def format_percent(share):
     """Return a share in percent, with one significant digit if it is small."""
     return f"{100 * share:.0f}" if share >= 0.015 else f"{100 * share:.1g}"
+
+
+def name_missing(by_work, framework, devices):
+    """List a sentence on the works of the set that have no result, if there are any.
+
+    Args:
+        devices: the names by which the set knows the device: "gpu" and "cuda".
+    """
+    known = FRAMEWORKS[framework].workloads
+    of_device = [work for work in STANDARD_SET if work.workload in known and not devices.isdisjoint(work.devices)]
+    expected = [work for work in of_device if work.framework in ("", framework)]
+    missing = [f"{work.title} {work.phase}" for work in expected if work not in by_work]
+    more = f" and {len(missing) - MOST_MISSING} more" if len(missing) > MOST_MISSING else ""
+    return [f"No result of {'; '.join(missing[:MOST_MISSING])}{more}."] if missing else []
 
 
 def list_doubts(by_work, lines):

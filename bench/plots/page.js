@@ -309,7 +309,8 @@ function render() {
 
 // Show the table as Markdown, selected, and copy it if the browser allows it.
 function copy() {
-  const cells = (row) => [...row.cells].slice(0, -1).map((cell) => cell.innerText.replace(/[|\s]+/g, " "));
+  const cells = (row) => [...row.cells].slice(0, -1).map((cell) => cell.innerText
+    .trim().replace(/\s*\n\s*/g, ", ").replace(/[|\s]+/g, " "));
   const [head, ...rows] = [...at("table").rows].filter((row) => row.cells.length > 1).map(cells);
   at("markdown").hidden = false;
   at("markdown").value = [head, head.map(() => "---"), ...rows].map((row) => `| ${row.join(" | ")} |\n`).join("");

@@ -41,6 +41,12 @@ def test_published_figures_next_to_a_gpu_have_no_much_larger_batch(folder, devic
     assert sum(line["published"] for line in shown) == count
 
 
+def test_work_without_a_result_is_named(folder):
+    _, *others = standard_set()
+    write(folder, others)
+    assert make(folder).doubts == ["No result of ResNet-50 inference."]
+
+
 @pytest.mark.parametrize(("rates", "is_named"), [((90, 80), True), ((90, 110), False), ((100, 110), False)])
 def test_work_that_16_bits_slow_down_is_named(folder, rates, is_named):
     write(folder, standard_set())
