@@ -30,7 +30,8 @@ READY := $(VENV)/installed
 # Without an environment of a framework, plot and compare install one without frameworks.
 READ_VENV := $(patsubst %/installed,%,$(firstword $(wildcard $(VENV)/installed .venv-plot/installed) .venv-plot/installed))
 READ := $(READ_VENV)/bin/python
-READ_READY := $(if $(wildcard $(READ_VENV)/installed),,$(READ_VENV)/installed)  # an old one is enough to read
+# To read, an older environment of a framework is enough.
+READ_READY := $(filter-out $(wildcard $(VENV)/installed),$(READ_VENV)/installed)
 else
 RUN := "$(PYTHON)"
 READY := packages

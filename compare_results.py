@@ -90,8 +90,8 @@ def describe_work(line, *others):
 
 
 def format_ratio(ratio):
-    """Format a ratio with four digits, or with three after the point if it is around 1."""
-    return f"{ratio:.3f}" if 0.1 <= ratio < 10 else f"{ratio:.4g}" if ratio >= 10 else f"{ratio:.3g}"
+    """Format a ratio with three digits after the point, or with as many digits if it is far from 1."""
+    return f"{ratio:.3f}" if 0.1 <= ratio < 10 else format_number(ratio, "{:.3g}")
 
 
 def describe_comparison(line):
@@ -113,7 +113,7 @@ def list_remarks(a, b, lines):
         chance = max(2 / math.comb(sum(counts), counts[0]) for counts in few)
         wrong = f"if A and B are equally fast, up to {100 * chance:.2g} % of the verdicts are wrong by chance"
         remarks.append(f"fewer than {ENOUGH_PAIRS} processes ({len(few)} of {len(lines)}): {wrong}")
-    if ones := sum(line["processes"][0] == 1 for line in lines):
+    if ones := sum(not line["verdict"] for line in lines):
         why = "no verdict, because processes differ: measure with RUNS=5"
         remarks.append(f"one process ({ones} of {len(lines)}): {why}")
     details = {}
@@ -146,7 +146,7 @@ def main(environ=os.environ):
         print(f"{side}: {', '.join(dict.fromkeys(names))}")
     lines = [compare(a[work], b[work]) for work in b if work in a]
     lines.sort(key=lambda line: WORKLOADS.index(line["b"]["workload"]))
-    hides = any(line["verdict"] for line in lines)
+    hides = any(line["verdict"] and not line["is_extra"] for line in lines)
     extras, listed = ([line for line in lines if (hides and line["is_extra"]) == part] for part in (True, False))
     if listed:
         print("", LAYOUT.format(*TITLES), *map(describe_comparison, listed), "", sep="\n")

@@ -6,14 +6,15 @@
 import functools
 import math
 import textwrap
+from contextlib import suppress
 from typing import NamedTuple
 
 from bench.plots import draw, frames
 from bench.plots.draw import COLOURS, GREY
 from bench.plots.frames import NUMBERS, is_work
 from bench.records import columns, peaks, report, results
-from bench.records.columns import FLAGS, format_number
-from bench.settings import FRAMEWORKS
+from bench.records.columns import FLAGS, disturbing_flags, format_number
+from bench.settings import FRAMEWORKS, SettingError, parse_settings
 from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
 
 LEAST = 4  # works of the set that a machine needs for a card
@@ -160,10 +161,11 @@ def name_slower(by_work):
     """List a sentence on the works that are slower in 16 bits than in float32, if there are any."""
     slower = []
     for work, lines in by_work.items():
-        rates = {line["numbers"]: line["value"] for line in lines}
-        if max((rates[name] for name in FORMATS if name in rates), default=math.inf) < rates.get("float32", 0):
+        sound = {line["numbers"]: line for line in lines if not disturbing_flags(line)}
+        highs = [sound[name]["high"] for name in FORMATS if name in sound]
+        if highs and "float32" in sound and max(highs) < sound["float32"]["low"]:
             slower.append(f"{work.title} {work.phase}")
-    return [f"Slower in 16 bits than in float32: {', '.join(slower)}."] if slower else []
+    return [f"Slower in 16 bits than in float32: {'; '.join(slower)}."] if slower else []
 
 
 def format_percent(share):
@@ -177,12 +179,15 @@ def name_missing(by_work, framework, devices):
     Args:
         devices: the names by which the set knows the device: "gpu" and "cuda".
     """
-    known = FRAMEWORKS[framework].workloads
-    of_device = [work for work in STANDARD_SET if work.workload in known and not devices.isdisjoint(work.devices)]
-    expected = [work for work in of_device if work.framework in ("", framework)]
-    missing = [f"{work.title} {work.phase}" for work in expected if work not in by_work]
+    missing = []
+    for work in STANDARD_SET:
+        environ = {"FRAMEWORK": framework} | work.change(work.numbers[0])
+        if work not in by_work and work.framework in ("", framework) and not devices.isdisjoint(work.devices):
+            with suppress(SettingError):  # the framework does not have it
+                parse_settings(work.workload, environ)
+                missing.append(f"{work.title} {work.phase}")
     more = f" and {len(missing) - MOST_MISSING} more" if len(missing) > MOST_MISSING else ""
-    return [f"No result of {'; '.join(missing[:MOST_MISSING])}{more}."] if missing else []
+    return [f"Not measured: {'; '.join(missing[:MOST_MISSING])}{more}."] if missing else []
 
 
 def list_doubts(by_work, lines):

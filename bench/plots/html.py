@@ -61,7 +61,8 @@ def collect(lines):
     )
     # The median hides what the mean shows. The value of an operator has another unit.
     is_uneven = lines["flags"].str.contains("uneven") & (lines["value"] == lines["throughput"])
-    lines = lines.assign(mean=(lines["items"] / lines["seconds"]).where(is_uneven))
+    mean = lines["items"] / lines["seconds"]
+    lines = lines.assign(mean=mean.where(is_uneven & (mean < 0.95 * lines["value"])))
     numbers = lines[MEASURES].map(lambda value: None if pd.isna(value) else float(f"{value:.4g}")).astype(object)
     cells = text.join(numbers.where(numbers.notna(), None))
     return {"columns": list(cells), "lines": cells.to_numpy().tolist(), "flags": FLAGS | STATUSES}

@@ -20,7 +20,7 @@ const WORDS = {
   resnet50: "ResNet-50", mobilenet_v2: "MobileNetV2", "sd-1.5": "Stable Diffusion 1.5",
   training: "training (also fine-tuning)", bfloat16: "bfloat16 (bf16)", float16: "float16 (fp16)",
 };
-const NOT_SEARCHED = ["source", "note", "cpu_name"]; // they name other machines
+const NOT_SEARCHED = ["source", "note", "cpu_name"]; // they name other devices
 const say = (text) => Object.hasOwn(WORDS, text) ? WORDS[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
 
@@ -59,7 +59,8 @@ function choose(lines, address) {
     // TFLOP/s of an operator mean little without the precision.
     const isRequired = REQUIRED.includes(name) || (name === "precision" && chosen.phase === "");
     const own = lines.find((line) => isSound(line) && !isPublished(line));
-    const usually = name === "workload" ? own?.workload ?? values[0] ?? "" : isRequired ? usual(lines, name) : "";
+    const first = {workload: own?.workload ?? values[0], scope: values.find((each) => each === "device")}[name];
+    const usually = first ?? (isRequired ? usual(lines, name) : "");
     chosen[name] = values.includes(address[name]) ? address[name] : usually;
     options[name] = isRequired ? values : ["", ...values.filter((value) => value !== "")];
     if (isRequired || chosen[name] !== "") lines = lines.filter((line) => line[name] === chosen[name]);
@@ -92,7 +93,9 @@ function figure(value, digits = 4) {
 }
 
 const percent = (share) => share < 0.015 ? figure(100 * share, 1) : (100 * share).toFixed(0);
-const shareOf = (line) => line.phase === "decode" ? line.of_bandwidth : line.of_peak; // decode reads all weights
+// Of the bandwidth for what reads all weights in each step.
+const readsMemory = (line) => line.phase === "decode" || line.of_peak === null;
+const shareOf = (line) => readsMemory(line) ? line.of_bandwidth : line.of_peak;
 const join = (...parts) => parts.filter(Boolean).join(", ");
 const interval = (line) => line.low === null || line.high === null ? "" : `${figure(line.low)} to ${figure(line.high)}`
   + (line.processes === 1 && !isPublished(line) ? " (one process)" : "");
@@ -100,9 +103,9 @@ const batch = (line) => line.batch_size && `batch ${line.batch_size}`;
 const workOf = (line) => join(line.workload === line.model ? "" : line.workload, line.model, line.phase,
   line.scope === "device" ? "" : say(line.scope), line.size, line.weights);
 const settingsOf = (line) => join(line.precision, batch(line), line.settings);
-// A peak is the best of its machine, at any size and by any operator.
-const fullWork = (line) => join(workOf(line), line.model === "matmul-peak" ? line.precision : settingsOf(line),
-  line.framework);
+// An own peak is the best of its machine, at any size and by any operator.
+const isPeak = (line) => line.model === "matmul-peak" && !isPublished(line);
+const fullWork = (line) => join(workOf(line), isPeak(line) ? line.precision : settingsOf(line), line.framework);
 const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : line.stated;
 const warnings = (line) => `${line.flags} ${line.status}`.trim();
 
@@ -140,7 +143,8 @@ const COLUMNS = {
   framework: {title: "Framework", cell: (line) => join(line.framework, say(line.kind)), class: "long wide"},
   tflops: {title: "TFLOP/s", cell: (line) => line.per === "TFLOP/s" ? "" : figure(line.tflops, 3),
     value: (line) => line.tflops ?? 0, class: "number wide"},
-  peak: {title: "Of peak", cell: (line) => shareOf(line) ? `${percent(shareOf(line))} %` : "",
+  peak: {title: "Of peak", cell: (line) => !shareOf(line) ? ""
+    : `${percent(shareOf(line))} %${readsMemory(line) ? " of bandwidth" : ""}`,
     value: (line) => shareOf(line) ?? 0, class: "number wide"},
   flags: {title: "Flags", cell: (line) => warnings(line).replaceAll(" ", ", "), class: "long wide"},
 };
@@ -302,7 +306,7 @@ function render() {
     ? [` \u201c${q}\u201d is in:`, ...places] : []);
   at("none").hidden = matching.length;
   at("heading").textContent = isSide ? side.map((each) => machines.get(each)).join(" and ")
-    : join(chosen.model, ...isBoth ? BOTH : [chosen.phase, chosen.size], chosen.weights, chosen.precision,
+    : join(say(chosen.model), ...isBoth ? BOTH : [chosen.phase, chosen.size], chosen.weights, chosen.precision,
       chosen.scope !== "device" && say(chosen.scope));
   document.title = `${at("heading").textContent} - machine-learning speed test`;
 }

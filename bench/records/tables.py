@@ -51,9 +51,9 @@ def convert(rows):
 def choose_rows(rows):
     """Choose the row of each machine, work and setup that counts, and all published figures; the oldest comes first.
 
-    An undisturbed row counts before a disturbed one, then one of several processes before a quick check, of these one
-    of its own before one of a comparison (the column `search`), then the newest one. What Ctrl-C left does not replace
-    more processes of its commit.
+    An undisturbed row counts before a disturbed one, then one of several processes before a quick check of one, among
+    those of several one of its own before one of a comparison (the column `search`), then the newest one. What Ctrl-C
+    left does not replace more processes of its commit.
     """
     repeated, compared = rows["process_rates"].str.contains(" "), rows["search"] != ""
     done = rows.assign(repeated=repeated, compared=compared, pushed_out=repeated & compared)

@@ -4,7 +4,7 @@ import pytest
 
 from bench.plots import card, frames
 from bench.workloads.standard_set import STANDARD_SET
-from tests.rows import PEAK, rate, standard_set, write
+from tests.rows import GPU, PEAK, rate, standard_set, write
 
 LATER = "2030-11-20T11:34:42+00:00"
 OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "64", "phase": "inference"}
@@ -44,14 +44,26 @@ def test_published_figures_next_to_a_gpu_have_no_much_larger_batch(folder, devic
 def test_work_without_a_result_is_named(folder):
     _, *others = standard_set()
     write(folder, others)
-    assert make(folder).doubts == ["No result of ResNet-50 inference."]
+    assert make(folder).doubts == ["Not measured: ResNet-50 inference."]
 
 
-@pytest.mark.parametrize(("rates", "is_named"), [((90, 80), True), ((90, 110), False), ((100, 110), False)])
-def test_work_that_16_bits_slow_down_is_named(folder, rates, is_named):
+def test_work_that_a_framework_does_not_have_is_not_missing(folder):
+    write(folder, standard_set(framework="mlx", **GPU | {"machine": "a"}))
+    (doubt,) = (words for words in make(folder, "mlx").doubts if "Not measured" in words)
+    assert "Stable Diffusion" not in doubt
+    assert "compiled" not in doubt
+
+
+@pytest.mark.parametrize(
+    ("rates", "width", "is_named"), [((90, 80), 0.01, True), ((90, 80), 0.12, False), ((90, 110), 0.01, False)]
+)
+def test_work_that_16_bits_slow_down_is_named(folder, rates, width, is_named):
     write(folder, standard_set())
     about = {"phase": "inference", "batch_size": "16", "image_size": None}
-    write(folder, [rate(each) | about | {"precision": name} for each, name in zip(rates, card.FORMATS, strict=True)])
+    write(
+        folder,
+        [rate(each, width) | about | {"precision": name} for each, name in zip(rates, card.FORMATS, strict=True)],
+    )
     named = [words for words in make(folder).limits if "16 bits" in words]
     assert named == ["Slower in 16 bits than in float32: ResNet-50 inference."] * is_named
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.plots import html
 from bench.records import tables
-from tests.rows import GPU, LLM, rate, write
+from tests.rows import GPU, LARGE, LLM, PEAK, rate, write
 
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt; \u202etxt \u2028 \x07"
@@ -74,24 +74,51 @@ def test_cells_cannot_become_markup(folder):
     assert "<" not in re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1]
 
 
-def test_the_address_chooses_and_the_best_of_each_machine_is_shown(folder):
+def run_script(lines, expression):
+    """What an expression of the page's script gives, for the page's `data`."""
     if not (node := shutil.which("node")):
         pytest.skip("no node: nothing here runs JavaScript")
+    program = f"{SCRIPT.read_text()}\ndata = {json.dumps(html.collect(lines))};\n"
+    program += f"console.log(JSON.stringify({expression}))"
+    return json.loads(subprocess.run([node, "-"], input=program, capture_output=True, text=True, check=True).stdout)
+
+
+def test_the_address_chooses_and_the_best_of_each_machine_is_shown(folder):
     write(folder, [rate(10), rate(30) | {"precision": "tf32"}, rate(99) | {"flags": "implausible", "batch_size": "64"}])
     write(folder, [rate(500) | {"image_size": "32"}, rate(40) | {"phase": "inference"}])
     write(folder, [rate(20) | {"source": "https://x"}, rate(90) | {"source": "https://x", "status": "cpu_time"}], "b")
-    data = html.collect(read(folder))
+    lines = read(folder)
 
     def best(address):
-        chosen = f"bestOf(choose(readLines({json.dumps(data)}), readAddress({json.dumps(address)})).lines)"
-        program = f"{SCRIPT.read_text()}\nconsole.log(JSON.stringify({chosen}))"
-        done = subprocess.run([node, "-"], input=program, capture_output=True, text=True, check=True)
-        return [(line["machine"], line["value"]) for line in json.loads(done.stdout)]
+        chosen = run_script(lines, f"bestOf(choose(readLines(data), readAddress({json.dumps(address)})).lines)")
+        return [(line["machine"], line["value"]) for line in chosen]
 
     assert best("#phase=training") == best("") == [("a", 30), ("b", 20)]
     assert best("#phase=training&precision=float32") == [("b", 20), ("a", 10)]
     assert best("#phase=inference&model=unknown") == [("a", 40)]
     assert best("#size=32+px") == [("a", 500)]
+
+
+def test_an_own_peak_is_side_by_side_with_another_one_of_any_size(folder):
+    write(folder, [PEAK | LARGE | {"tflops": 2.0}])
+    write(folder, [PEAK | {"tflops": 4.0}, PEAK | {"tflops": 9.0, "source": "https://x", "model": "another"}], "b")
+    pairs = run_script(read(folder), 'pairUp(readLines(data), ["a", "b"])')
+    assert [[(pair.get(side) or {}).get("value") for side in "ab"] for pair in pairs if pair.get("a")] == [[2, 4]]
+
+
+def test_a_search_ignores_sources_and_opens_on_own_results(folder):
+    write(folder, [rate(10) | {"phase": "inference"}, rate(20) | {"scope": "input", "phase": "inference"}])
+    write(folder, [rate(30) | {"source": "https://a-b", "workload": "mlp", "model": "mlp-64"}], "b")
+    found = run_script(read(folder), 'search(readLines(data), "resnet-50")')
+    assert [line["value"] for line in found] == [10, 20]
+    assert run_script(read(folder), 'search(readLines(data), "https")') == []
+    assert run_script(read(folder), "choose(readLines(data), {q: ' '}).chosen.scope") == "device"
+
+
+def test_the_mean_of_uneven_rows_is_known(folder):
+    write(folder, [rate(10) | {"items": 90, "seconds": 10, "flags": "uneven"}, rate(20) | {"precision": "tf32"}])
+    lines = run_script(read(folder), "readLines(data)")
+    assert {line["value"]: line["mean"] for line in lines} == {10: 9, 20: None}
 
 
 def show(page, acts, told):
@@ -120,6 +147,6 @@ def test_a_search_reaches_the_chart_and_two_machines_are_side_by_side(folder):
     write(folder, [rate(40) | GPU, rate(30) | LLM | GPU], "example-gpu")
     nothing, gpu, llm, pair = show(html.write_page(read(folder), folder / "index.html"), SEARCHES, SEEN)
     assert nothing.startswith("false | 0 | ")
-    assert all(words in gpu for words in ("| 1 | resnet50", "language models (1)"))
+    assert all(words in gpu for words in ("| 1 | ResNet-50", "language models (1)"))
     assert "| 2 | smollm2-135m, prefill, decode |" in llm
     assert all(words in pair for words in ("| 0 | a and b |", "| 2.5 |"))
