@@ -25,7 +25,7 @@ from bench.settings import SettingError, read_settings
 
 MOST_NAMED = 5  # rows, or differences, in a remark
 OF_THE_BEST = ("matrix_size", "memory_format", "batch_size")  # how a machine reaches its peak
-WORKLOADS = columns.COLUMNS["workload"].holds  # in the order of tables
+ORDER = columns.COLUMNS["workload"].holds  # of the workloads in a table
 LAYOUT = "  {:>7}  {:<16}  {:<11}  {:>8}  {:>8}  {}"
 TITLES = ("B / A", "interval", "B is", "A", "B", "unit [flags]")
 
@@ -48,8 +48,11 @@ def read_side(side, environ, folder):
     return lines.to_dict("records")
 
 
-def work_of(line, names=tables.WORK):
-    """Return what has to be equal in two lines. A peak is the best of its machine, at any size and by any operator."""
+def work_of(line, names):
+    """Return the cells of these names, which have to be equal in two lines.
+
+    A peak is the best of its machine, at any size and by any operator.
+    """
     if line["model"] == "matmul-peak":
         names = [name for name in names if name not in OF_THE_BEST]
     return tuple(line[name] for name in names)
@@ -122,11 +125,10 @@ def list_remarks(a, b, lines):
         shares = [(*pair, f"({count} of {len(lines)})") for pair, count in pairs.items() if pair[0] != pair[1]]
         details[name] = [f"{in_a} in A and {in_b} in B {share}" for in_a, in_b, share in shares]
     for side, one, other in (("A", a, b), ("B", b, a)):
-        only = [(WORKLOADS.index(one[work]["workload"]), describe_work(one[work])) for work in one.keys() - other]
+        only = [(ORDER.index(one[work]["workload"]), describe_work(one[work])) for work in one.keys() - other]
         details[f"only in {side}"] = [words for _, words in sorted(only)]
     for name, texts in ((name, texts) for name, texts in details.items() if texts):
-        more = f", and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
-        remarks.append(f"{name}: {'; '.join(texts[:MOST_NAMED])}{more}")
+        remarks.append(f"{name}: {report.join_some(texts, MOST_NAMED)}")
     return remarks
 
 
@@ -142,12 +144,13 @@ def main(environ=os.environ):
     names = tables.WORK if has_both else columns.WORK
     a, b = ({work_of(line, names): line for line in side} for side in sides.values())
     for side, (*_, last) in sides.items():
-        names = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
-        print(f"{side}: {', '.join(dict.fromkeys(names))}")
+        words = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
+        print(f"{side}: {', '.join(dict.fromkeys(words))}")
     lines = [compare(a[work], b[work]) for work in b if work in a]
-    lines.sort(key=lambda line: WORKLOADS.index(line["b"]["workload"]))
+    lines.sort(key=lambda line: ORDER.index(line["b"]["workload"]))
     hides = any(line["verdict"] and not line["is_extra"] for line in lines)
-    extras, listed = ([line for line in lines if (hides and line["is_extra"]) == part] for part in (True, False))
+    extras = [line for line in lines if hides and line["is_extra"]]
+    listed = [line for line in lines if not (hides and line["is_extra"])]
     if listed:
         print("", LAYOUT.format(*TITLES), *map(describe_comparison, listed), "", sep="\n")
     elif not extras:

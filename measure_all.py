@@ -49,12 +49,9 @@ def plan_work(run: Run, device, formats, memory_gb=math.inf, is_shared=True):
     """
     is_quick = run.settings.quick
     count = str(run.settings.runs or (1 if is_quick else standard_set.RUNS))
-    names = {device, "cpu" if device == "cpu" else "gpu"}
     works = {}
     for work in STANDARD_SET:
-        if names.isdisjoint(work.devices) or (is_quick and not work.is_quick):
-            continue
-        if work.framework not in ("", run.settings.framework):
+        if not work.suits(device, run.settings.framework) or (is_quick and not work.is_quick):
             continue
         for numbers in (numbers for numbers in formats if numbers in work.numbers):
             needed = work.shared_gb if is_shared else work.card_gb

@@ -71,7 +71,8 @@ def make_card(stored, machine, framework):
     last = max(shown, key=lambda line: line["timestamp"])
     counts = [line["processes"] for line in shown]
     software = f"{FRAMEWORKS[framework].title} {last['framework_version']}"
-    memory = f"{'host ' * (last['device'] == 'cuda')}{last['memory_gb']} GiB" if last["memory_gb"] else ""
+    host = "host " if last["device"] == "cuda" else ""  # the card has its own
+    memory = f"{host}{last['memory_gb']} GiB" if last["memory_gb"] else ""
     names = [name_chip(last), machine]
     if last["shown"] == machine:  # several machines call their chips by this name
         names.reverse()
@@ -86,7 +87,7 @@ def make_card(stored, machine, framework):
         blocks={work: lines_of_work + others[work] for work, lines_of_work in by_work.items()},
         processes=" to ".join(dict.fromkeys(map(str, (min(counts), max(counts))))),
         limits=describe_limits(wholes[-1:], shown) + name_slower(by_work),
-        doubts=name_missing(by_work, framework, {kind, last["device"]}) + list_doubts(by_work, shown),
+        doubts=name_missing(by_work, last) + list_doubts(by_work, shown),
     )
 
 
@@ -173,21 +174,15 @@ def format_percent(share):
     return f"{100 * share:.0f}" if share >= 0.015 else f"{100 * share:.1g}"
 
 
-def name_missing(by_work, framework, devices):
-    """List a sentence on the works of the set that have no result, if there are any.
-
-    Args:
-        devices: the names by which the set knows the device: "gpu" and "cuda".
-    """
+def name_missing(by_work, line):
+    """List a sentence on the works that the set has for this line's device and framework, but by_work has not."""
     missing = []
     for work in STANDARD_SET:
-        environ = {"FRAMEWORK": framework} | work.change(work.numbers[0])
-        if work not in by_work and work.framework in ("", framework) and not devices.isdisjoint(work.devices):
+        if work not in by_work and work.suits(line["device"], line["framework"]):
             with suppress(SettingError):  # the framework does not have it
-                parse_settings(work.workload, environ)
+                parse_settings(work.workload, {"FRAMEWORK": line["framework"]} | work.change(work.numbers[0]))
                 missing.append(f"{work.title} {work.phase}")
-    more = f" and {len(missing) - MOST_MISSING} more" if len(missing) > MOST_MISSING else ""
-    return [f"Not measured: {'; '.join(missing[:MOST_MISSING])}{more}."] if missing else []
+    return [f"Not measured: {report.join_some(missing, MOST_MISSING)}."] if missing else []
 
 
 def list_doubts(by_work, lines):

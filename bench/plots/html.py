@@ -13,6 +13,7 @@ import pandas as pd
 from bench.records import columns, tables
 from bench.records.columns import FLAGS, format_number
 from bench.records.results import replace_file
+from bench.timing.measure import MAX_UNEVEN
 from bench.workloads.workload import BYTES
 
 HERE = Path(__file__).parent
@@ -62,7 +63,7 @@ def collect(lines):
     # The median hides what the mean shows. The value of an operator has another unit.
     is_uneven = lines["flags"].str.contains("uneven") & (lines["value"] == lines["throughput"])
     mean = lines["items"] / lines["seconds"]
-    lines = lines.assign(mean=mean.where(is_uneven & (mean < 0.95 * lines["value"])))
+    lines = lines.assign(mean=mean.where(is_uneven & (mean < (1 - MAX_UNEVEN) * lines["value"])))
     numbers = lines[MEASURES].map(lambda value: None if pd.isna(value) else float(f"{value:.4g}")).astype(object)
     cells = text.join(numbers.where(numbers.notna(), None))
     return {"columns": list(cells), "lines": cells.to_numpy().tolist(), "flags": FLAGS | STATUSES}

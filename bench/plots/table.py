@@ -34,6 +34,8 @@ def describe_set(folder, warn, side=None):
         lines = lines.loc[(lines[SIDE] == side).all(axis=1)]
     sides = [(names, works) for names, mine in lines.groupby(SIDE) if (works := find_works(mine))]
     sides.sort(key=lambda each: -len(each[1]))
+    if not sides:
+        return ""
     rows = [("", "")]
     for numbers in NUMBERS:
         of_format = [(numbers, work) for work in WORKS if any((numbers, work) in works for _, works in sides)]
@@ -50,11 +52,11 @@ def describe_set(folder, warn, side=None):
         mean = f"{statistics.geometric_mean(of_models):.3g}x (n = {len(of_models)})" if of_models else ""
         columns.append([machine, *(cells.get(row, "") for row in rows), mean])
     units = {line["workload"]: line["per"] for _, works in sides for line in works.values()}
-    machine, *how = sides[0][0] if sides else [""]
+    (machine, *how), _ = sides[0]
     ratio = f"ratio to {machine} ({', '.join(how)}), " if sides[1:] else ""
     legend = f"Rate +- the farther end of its interval (number of processes), {ratio}flags. Units:"
     legend += f" {', '.join(f'{workload} {unit}' for workload, unit in units.items())}."
-    return "\n\n".join([*draw_tables(columns), report.wrap(legend)]) if sides else ""
+    return "\n\n".join([*draw_tables(columns), report.wrap(legend)])
 
 
 def find_works(lines):

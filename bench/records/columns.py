@@ -11,7 +11,7 @@ from bench.timing.measure import METHOD_VERSION
 SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column; 2: a row combines all processes
 MOST_LETTERS = 10_000  # of a cell; what is longer is cut before it is stored
 
-# What a cell may hold by what its column holds, unless it is blank: a pattern, and what completes "must be ...".
+# What the cells of a column that holds this may be, unless they are blank: a pattern, and what completes "must be ...".
 DIGITS = r"[0-9]{1,15}(\.[0-9]{1,20})?([eE](\+?[01]?|-[0-9]?)[0-9])?"
 TIME = r"20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9](:[0-5][0-9]){2}\+00:00"
 HOLDS = {

@@ -182,6 +182,12 @@ def describe_result(row, reached):
     return "\n".join(wrap(line, indent) for line in lines)
 
 
+def join_some(texts, most):
+    """Join texts, at most so many, and say how many more there are."""
+    more = f", and {len(texts) - most} more" if len(texts) > most else ""
+    return "; ".join(texts[:most]) + more
+
+
 def describe_interval(row):
     """Describe the interval of a row's throughput, and what it is made of."""
     if row.get("throughput_low") is None:

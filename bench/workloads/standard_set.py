@@ -35,6 +35,11 @@ class Work:
     shared_gb: int = 0  # memory in units of 2**30 bytes that it needs if the GPU shares the system's
     card_gb: int = 0  # the same of an NVIDIA card
 
+    def suits(self, device, framework):
+        """Return whether it is measured on a device of this kind ("mps") in this framework, which may lack it."""
+        names = {device, "cpu" if device == "cpu" else "gpu"}
+        return not names.isdisjoint(self.devices) and self.framework in ("", framework)
+
     def precision(self, numbers):
         """Return the PRECISION for a format of numbers: weights in 16 bits would lose the small updates of training."""
         is_mixed = self.phase == "training" and self.workload != "llm" and numbers in FORMATS  # LoRA's are frozen
