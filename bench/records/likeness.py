@@ -1,0 +1,88 @@
+"""Decide which figures may stand side by side: those of the same work. Card, plots, tables, page and compare ask here."""
+
+from bench.records.columns import words_of
+
+# Columns in which the same work agrees. Precision and compilation also count, see work_of(). What may differ (framework,
+# which 16 bits, memory format, optimizer, data) is said in words, see describe_how().
+SIZES = ("batch_size", "image_size", "sequence_length", "prompt_tokens", "new_tokens", "depth")
+WEIGHTS = ("lora_rank", "weight_bits")
+AGREE = ("workload", "model", "phase", "scope", "epoch", "matrix_size", *SIZES, *WEIGHTS, "world_size", "nodes")
+HOW = ("memory_format", "optimizer", "data")
+# A source that states no size used the usual one: {workload: {column: value}}.
+USUAL = {"image": {"image_size": "224"}, "mlp": {"image_size": "32"}, "transformer": {"sequence_length": "128"}}
+# Lengths of a language model have no usual value: {phase: its columns}.
+LENGTHS = {"training": ("sequence_length",), "prefill": ("prompt_tokens",), "decode": ("depth", "new_tokens")}
+NOT_STATED = "length not stated"
+SIXTEEN_BITS = "16 bits"
+PRECISIONS = dict.fromkeys(("float16", "bfloat16", "mixed_float16", "mixed_bfloat16"), SIXTEEN_BITS)
+PEAKS = ("matmul-peak", "matmul-best")  # of one shape or the best of several; a source's own search is matmul-mamf-...
+MODELS = {
+    "resnet50": "ResNet-50",
+    "mobilenet_v2": "MobileNetV2",
+    "distilbert": "DistilBERT",
+    "bert-base": "BERT-base",
+    "bert-large": "BERT-large",
+    "smollm2-135m": "SmolLM2 135M",
+    "llama-3.2-1b": "Llama 3.2 1B",
+    "llama-3.1-8b": "Llama 3.1 8B",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "sd-1.5": "Stable Diffusion 1.5",
+    "sdxl": "SDXL",
+    "flux.2-klein-4b": "FLUX.2 klein 4B",
+    "matmul-peak": "best matmul",
+    "matmul-8bit": "matmul",
+}
+
+
+def class_of(row):
+    """Return the class of a row's precision: "16 bits" (mixed or not), "tf32", "float32" or another name.
+
+    float32 that was measured as TF32 is TF32. An operator's precision is its work: bfloat16 is not float16.
+    """
+    precision = row["precision"]
+    if precision == "float32" and "tf32" in str(row.get("measured_precision") or ""):
+        return "tf32"
+    return PRECISIONS.get(precision, precision) if row["phase"] else precision
+
+
+def is_peak(row):
+    """Return whether a row is the best matmul of its machine, at whatever size."""
+    return row["model"] in PEAKS or row["model"].startswith("matmul-mamf-")
+
+
+def work_of(row):
+    """Return the work of a row, a dict of text: two figures may stand side by side only if this is equal for both."""
+    cells = {name: str(row.get(name) or "") for name in AGREE}
+    for name, usual in USUAL.get(row["workload"], {}).items():
+        cells[name] = cells[name] or usual
+    if row["workload"] == "llm":
+        cells |= {name: cells[name] or NOT_STATED for name in LENGTHS.get(row["phase"], ())}
+    cells |= {name: cells[name] or "1" for name in ("world_size", "nodes")}
+    cells["lora_rank"] = cells["lora_rank"] or "0"
+    if is_peak(row):
+        cells |= {"model": "matmul-peak", "matrix_size": "", "batch_size": ""}
+    elif row["workload"] == "matmul" and row["model"] != "matmul-8bit":
+        cells |= {"model": "matmul", "batch_size": ""}
+    return (*cells.items(), ("precision", class_of(row)), ("compile", row["compile"] not in ("", "0")))
+
+
+def describe_work(row):
+    """Describe the work of a row: "ResNet-50, training, batch 64, 16 bits, compiled"."""
+    cells = dict(work_of(row))
+    usual = USUAL.get(row["workload"], {})
+    sizes = {name: text for name, text in cells.items() if text not in (NOT_STATED, usual.get(name))}
+    words = words_of(sizes, [name for name in AGREE if name not in ("workload", "model")])
+    is_unknown = NOT_STATED in cells.values()
+    model = MODELS.get(cells["model"], cells["model"])
+    compiled = "compiled" if cells["compile"] else ""
+    parts = [model, *words.values(), NOT_STATED if is_unknown else "", cells["precision"], compiled]
+    return ", ".join(filter(None, parts))
+
+
+def describe_how(row):
+    """Describe what may differ between rows of the same work: "torch, mixed_float16, channels_last"."""
+    precision = row["precision"] if class_of(row) != row["precision"] else ""
+    mode = row["compile"] if row["compile"] not in ("", "0", "1") else ""
+    size = row["matrix_size"] if is_peak(row) else ""
+    words = words_of(row, HOW).values()
+    return ", ".join(filter(None, [row["framework"], precision, mode, size, *words]))
