@@ -134,7 +134,7 @@ def main():
     run = runs[0]
     if is_used("scope", search_settings.workload):
         run = run.with_settings(SCOPE="device")
-    host = read_machine(run.settings)
+    host = read_machine([run])
     longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else LONG_SECONDS
     available = 60 * search_settings.max_minutes
     trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest, until=begun + available)

@@ -1,13 +1,13 @@
 """Measure the standard set on this machine, and draw a card that shows the results.
 
-    make all                              20 to 30 minutes on two CPU cores; on a GPU perhaps 40 to 100
+    make all                              20 to 30 minutes on two CPU cores
     QUICK=1 make all                      a few minutes: fewer workloads, one short process each, wider intervals
     FRAMEWORK=tensorflow make all
 
 bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
 processes. They are measured in passes, one process of each work, then the second of each: those of one work are minutes
-apart, and a card is drawn after each pass. After an interruption, run the same command again: it goes on where it was.
-What other programs or swapping disturbed is then measured once more.
+apart, and a card is drawn after each pass, on a GPU also after the first lines. After an interruption, run the same
+command again: it goes on where it was. What other programs or swapping disturbed is then measured once more.
 """
 
 import json
@@ -32,41 +32,59 @@ from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 
 LIMIT = 600  # seconds after which a process is ended, except the first one
-FAST = 0.9  # a format of 16 bits is left out if its best matmul is slower than this, compared with float32
+COMPILE_LIMIT = 240  # the same if it compiles, which may never end
+FAST = 0.9  # a precision of 16 bits is left out if its best matmul is slower than this, compared with float32
+FASTER = 1.1  # float16 takes the place of bfloat16 if its best matmul is faster than this: T4, V100, M1
 UNFINISHED = ("crashed", "timed_out")  # such as by LIMIT on a busy machine: tried once more
 # Columns that agree in all processes of a set: others are of another set.
 AGREEING = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
 AGREEING += ("num_threads", "seed")
 
 
-def plan_work(run: Run, device, formats, memory_gb=math.inf, is_shared=True):
-    """Return {name: run} of the work of the set on this device, in these formats of numbers.
+def plan_lines(run: Run, device, sixteen, memory_gb=math.inf, is_shared=True):
+    """Return {name: run} of the lines of the set on this Device, in the order of measuring; say what is left out.
 
     Args:
         run: the Run of `make all`.
+        sixteen: the precision of 16 bits that is fast on the device; "" if none is.
         memory_gb: the device's memory in units of 2**30 bytes, if it is known.
         is_shared: whether that is the system's.
     """
-    is_quick = run.settings.quick
-    count = str(run.settings.runs or (1 if is_quick else standard_set.RUNS))
-    works = {}
-    for work in STANDARD_SET:
-        if not work.suits(device, run.settings.framework) or (is_quick and not work.is_quick):
+    settings = run.settings
+    is_quick = settings.quick
+    runs = {}
+    uncompiled = []
+    small = []
+    for line in STANDARD_SET:
+        if not line.suits(device.kind, settings.framework) or (is_quick and not line.is_quick):
             continue
-        for numbers in (numbers for numbers in formats if numbers in work.numbers):
-            needed = work.shared_gb if is_shared else work.card_gb
-            if memory_gb < needed:
-                memory = "shared memory" if is_shared else "the card's memory"
-                say(f"{work.title} {work.phase}, batch {work.batch_size}, is skipped: it needs {needed} GB of {memory}")
+        if line.below_gb and not is_shared and memory_gb >= line.below_gb and settings.framework == "torch":
+            continue  # the larger batch is measured
+        if line.compile and device.why_not_compiled:
+            uncompiled.append(line.title)
+            continue
+        usual = 1 if is_quick or line.is_latency else standard_set.RUNS
+        for precision in line.list_precisions(device.kind, sixteen):
+            if is_quick and device.kind == "cpu" and precision != "float32":
                 continue
-            change = work.change(numbers)
+            needed = line.needed_gb(precision, is_shared)
+            if memory_gb < needed:
+                small.append(f"{line.title} {line.phase}, batch {line.batch_size} ({needed} GB)")
+                continue
+            change = line.environ(device.kind, settings.framework, precision, device.why_not_compiled == "")
             if is_quick:
                 change |= standard_set.QUICK
-                if work.workload == "image":
+                if line.workload == "image":
                     change["SCOPE"] = "device"
             with suppress(SettingError):  # this framework does not have it
-                works[f"{work.workload} {change}"] = run.with_settings(work.workload, **change, RUNS=count)
-    return works
+                count = str(settings.runs or usual)
+                runs[f"{line.workload} {change}"] = run.with_settings(line.workload, **change, RUNS=count)
+    if uncompiled:
+        say(f"{'; '.join(uncompiled)} are skipped: {device.why_not_compiled}")
+    if small:
+        memory = "shared memory" if is_shared else "memory of the card"
+        say(f"{'; '.join(small)}: skipped, because the {memory} has {memory_gb:.3g} GB")
+    return runs
 
 
 class SetFile:
@@ -113,15 +131,20 @@ def find_peaks(rows):
     return {row["precision"]: float(row["tflops"]) for row in sorted(peaks, key=lambda row: float(row["tflops"]))}
 
 
-def list_fast(peaks, formats):
-    """List float32 and the formats of 16 bits in which the best matmul is as fast; say which are left out.
+def choose_sixteen(peaks, device):
+    """Return the precision of 16 bits for a kind of device, "" if none is fast, which it says.
 
-    A device without an arithmetic unit for a format emulates it, which is slower than float32.
+    A device without an arithmetic unit for a precision emulates it, which is slower than float32.
+
+    Args:
+        peaks: as find_peaks() returns them.
     """
-    slow = [name for name in formats if name not in peaks or peaks[name] < FAST * peaks.get("float32", 0)]
-    for name in slow:
-        say(f"{name} is skipped: its best matmul failed or is slower than that of float32")
-    return ["float32", *(name for name in formats if name not in slow)]
+    bfloat16, float16 = (peaks.get(name, 0) for name in standard_set.SIXTEEN)
+    name = "float16" if device != "cpu" and float16 > FASTER * bfloat16 else "bfloat16"
+    if peaks.get(name, 0) >= max(FAST * peaks.get("float32", 0), 1e-9):
+        return name
+    say("16 bits are skipped: their best matmul failed or is slower than that of float32")
+    return ""
 
 
 def describe_lines(rows, _):
@@ -142,13 +165,14 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines):
+def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines, first_card=""):
     """Measure one process of each work, then the second of each, and so on; say each result so far.
 
     What is complete is left out, unless it is disturbed and was not repeated.
 
     Args:
         works: {name: run}.
+        first_card: the work after which a card is drawn in the first pass, too.
 
     Returns:
         The combined rows of all of them.
@@ -175,6 +199,8 @@ def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines):
                 run = runs[work]
                 is_first = all(any(row["status"] in UNFINISHED for row in rows) for rows in kept.rows_of[work])
                 limit = LIMIT if any(kept.rows_of.values()) else processes.FIRST_LIMIT
+                if run.settings.compile and run.settings.framework == "torch":
+                    limit = COMPILE_LIMIT
                 rounds = [{}]  # in the first round run_processes() would keep what Ctrl-C leaves
                 try:
                     run_processes([run], host, rounds, limit, show, has_extras=is_first, compares_with_cpu=is_first)
@@ -185,9 +211,16 @@ def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines):
                     with processes.interrupts_held():
                         if rows := rounds[-1].get(run):
                             say(describe_rows(kept.add(work, rows), None))
+                if least == 0 and work == kept.name + first_card:
+                    draw_card(kept)
             if missing := list_missing():
-                say(card.finish(kept.path.parent, kept.blank["machine"], kept.blank["framework"])[-1])
+                draw_card(kept)
     return [row for work in runs for row in combine(kept.rows_of[work])]
+
+
+def draw_card(kept: SetFile):
+    """Draw the card of the results so far, and say its path."""
+    say(card.finish(kept.path.parent, kept.blank["machine"], kept.blank["framework"])[-1])
 
 
 def measure_set(run: Run, host, device, blank):
@@ -201,17 +234,17 @@ def measure_set(run: Run, host, device, blank):
     Returns:
         Whether there is any result, new or stored.
     """
-    is_quick = run.settings.quick
-    formats = standard_set.FORMATS[:1] if device.kind == "cpu" else standard_set.FORMATS
-    sizes = standard_set.QUICK_PEAKS if is_quick else standard_set.PEAKS
-    change = sizes | {"PRECISION": ",".join(["float32", *formats])}
+    kind = "cpu" if device.kind == "cpu" else "gpu"
+    change = (standard_set.QUICK_PEAKS if run.settings.quick else standard_set.PEAKS)[kind]
     kept = SetFile(run.settings.results_dir, blank)
     sweep = run.with_settings("tflops", **change, RUNS="1")
     rows = measure_passes({f"tflops {change}": sweep}, kept, host, report.describe_sweep)
-    formats = ["float32"] if is_quick else list_fast(find_peaks(rows), formats)
+    sixteen = choose_sixteen(find_peaks(rows), device.kind)
     is_shared = resources.shares_memory(device)
     memory_gb = host.memory_gb if is_shared else resources.read_card_gb()
-    rows += measure_passes(plan_work(run, device.kind, formats, memory_gb, is_shared), kept, host)
+    works = plan_lines(run, device, sixteen, memory_gb, is_shared)
+    first_card = "" if kind == "cpu" else [*works, ""][min(standard_set.FIRST_CARD, len(works)) - 1]
+    rows += measure_passes(works, kept, host, first_card=first_card)
     return any(row["status"] == "ok" for row in rows)
 
 
@@ -223,12 +256,12 @@ def main():
     if not settings.quick and doctor.examine((settings.framework,)):
         return 1
     device = find_device(run.with_settings("tflops"))
-    host = read_machine(settings)
+    host = read_machine([run])
     line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
     line |= {"device": device.kind, "framework": settings.framework, "seed": settings.seed}
     blank = complete_row(host, "", line)
     say(f"\nthe standard set on {blank['machine']} ({device.kind}), {settings.framework} {device.framework_version}")
-    say("20 to 30 minutes on two CPU cores, an estimated 40 to 100 on a GPU; a few with QUICK=1")
+    say("20 to 30 minutes on two CPU cores, a few minutes with QUICK=1")
     say("measured in passes, one process of each work: Ctrl-C keeps what is complete, and the same command goes on")
     has_result = measure_set(run, host, device, blank)
     for words in card.finish(settings.results_dir, blank["machine"], settings.framework):

@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import ModuleType
 
 from bench import frameworks, processes
@@ -48,6 +48,7 @@ class Task:
     compares_with_cpu: bool = True  # in the first process of a run, and in each trial of make best
     takes_turns: bool = False  # with other processes, in the windows of the scope device
     finds_device: bool = False  # write the Device as the only line, and measure nothing
+    rest: dict = field(default_factory=dict)  # as meters.measure_rest() returns it
     device: str = ""  # that the run's earlier processes ran on; a GPU may have gone since
 
 
@@ -133,8 +134,7 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
         settings = replace(settings, num_workers=min(group.gather(num_workers)))
         # The energy and heat of one card would be those of one rank only.
         instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.kind, device.device_name)
-        if not task.has_extras:
-            instruments = replace(instruments, counter=None)
+        instruments = replace(instruments, **(task.rest if task.has_extras else {"counter": None}))
         names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
         device_cells = {name: getattr(device, name) for name in names} | {"device": device.kind, "nodes": me.nodes}
 
@@ -171,7 +171,6 @@ def measure_quantities(rig: Rig, make_workload):
     if rig.task.has_extras:
         if rig.instruments.why_no_energy:
             log.info("power and energy are not measured: %s", rig.instruments.why_no_energy)
-        rig = replace(rig, instruments=rig.instruments.with_idle_watts())
         # A sustained run needs no canary, because it shows heat; ranks would get out of step.
         if rig.device.kind == "cpu" and not (settings.sustain or rig.group.ranks.are_many):
             canary = measure_canary()
@@ -222,13 +221,15 @@ def measure_quantity(rig: Rig, workload: Workload, scope):
         if rig.group.ranks.are_many:
             refuse_unequal_weights(rig.group.gather(job.session.checksum()))
         cells = measurement_cells(measured)
-        # The counter would include what prepare() does before each step.
-        if rig.instruments.counter and scope != "input" and not job.session.prepare and cells["status"] == "ok":
-            try:
+        try:
+            if cells["status"] == "ok" and measure.is_launch_bound(job, measured.step_seconds_median):
+                cells["flags"] = f"{cells['flags']} launch_bound".strip()
+            # The counter would include what prepare() does before each step.
+            if rig.instruments.counter and scope != "input" and not job.session.prepare and cells["status"] == "ok":
                 watts = measure.measure_energy(job, measured.steps_per_window, rig.instruments.spend)
                 cells |= energy_cells(rig.instruments, *watts)
-            except KeyboardInterrupt:  # the throughput is known by now
-                cells["status"] = "interrupted"
+        except KeyboardInterrupt:  # the throughput is known by now
+            cells["status"] = "interrupted"
         yield check_and_complete(rig, workload, scope, job, cells)
 
 
@@ -300,8 +301,7 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
         "output_error": context.output_error,
         "output_limit": context.output_limit,
         "peak_memory_bytes": meters.process_peak_bytes() if has_peak else context.peak_memory_bytes(),
-        # With another process at the same time, the device is not at rest.
-        "idle_watts": None if rig.task.takes_turns else rig.instruments.idle_watts,
+        "idle_watts": rig.instruments.idle_watts,
         "note": context.notes() or workload.columns.get("note", ""),
     }
     if cells["status"] != "interrupted":

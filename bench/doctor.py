@@ -12,9 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 from dataclasses import replace
-from pathlib import Path
 
 from bench import processes
 from bench.host import environment
@@ -116,9 +114,8 @@ def report_framework(name):
     missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
     choice = environment.explain_choice(device.device_name)
     show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing, choice, device.note])))
-    header = Path(sysconfig.get_paths()["include"], "Python.h")
-    if name == "torch" and not ((shutil.which("cc") or shutil.which("gcc")) and header.exists()):
-        show("  compiler", "--", "COMPILE=1 needs cc and Python.h: `sudo apt install build-essential python3-dev`")
+    if name == "torch" and (why := environment.explain_missing_compiler()):
+        show("  compiler", "--", why)
     instruments = meters.open_instruments(device.kind, device.device_name)
     known = f"measured ({instruments.counter.power_scope})" if instruments.counter else "stays blank: "
     show("  energy", "ok" if instruments.counter else "--", known + instruments.why_no_energy)

@@ -68,7 +68,7 @@ def measure_command(command, make_workload, describe_rows):
     """
     # Read the settings and the machine
     runs = read_runs(command)
-    host = read_machine(runs[0].settings)  # MACHINE and RESULTS_DIR cannot be lists
+    host = read_machine(runs)
     folder = runs[0].settings.results_dir
 
     # Plan: versions, devices, data and batch sizes, which only this machine knows
@@ -150,13 +150,15 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     return status
 
 
-def read_machine(settings):
+def read_machine(runs):
     """Return this machine's Host; refuse a folder that cannot be written to, and warn if other programs are busy."""
+    settings = runs[0].settings  # MACHINE and RESULTS_DIR cannot be lists
     host = environment.read_host(settings.machine)
     results.check_writable(settings.results_dir, environment.possible_machines(host))
     if busy := meters.describe_load():
         log.warning("%s", busy)
-    return host
+    uses_gpu = any(run.settings.use_gpu is not False for run in runs)
+    return replace(host, rest=meters.measure_rest(uses_gpu, host.cpu_name))
 
 
 def measure_and_store(runs, host, rounds):
@@ -335,7 +337,7 @@ def run_processes(runs, host, rounds, limit, show, **task):
         task: fields of child.Task.
     """
     devices = {run: rows[0]["device"] for before in rounds for run, rows in before.items()}
-    children = {run: make_child(run, show, limit, device=devices.get(run, ""), **task) for run in runs}
+    children = {run: make_child(run, show, limit, rest=host.rest, device=devices.get(run, ""), **task) for run in runs}
     rows_of = {}
     rounds.append(rows_of)
     try:
@@ -426,6 +428,9 @@ def explain_death(process, has_ranks):
         why = f"ended by signal {-status}, probably because memory ran out: choose a smaller BATCH_SIZE or MODEL"
         return "out_of_memory", why
     if status == -signal.SIGALRM:
+        last = process.lines[-1] if process.lines else {}
+        if last.get("status") == processes.BEGUN and last.get("compile") and not last.get("throughput"):
+            return "compiling", f"did not finish compiling within {process.limit:.0f} s: set COMPILE=0"
         return "timed_out", f"stopped after {process.limit:.0f} s"
     if has_ranks:
         return "crashed", "a rank failed, see above"

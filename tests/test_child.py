@@ -200,7 +200,7 @@ class Counter:
 def instrumented(child, monkeypatch):
     """A machine with every meter there is, whose windows are short."""
     heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
-    monkeypatch.setattr(meters, "ENERGY_SECONDS", 0.05)
+    monkeypatch.setattr(meters, "SLOW_SECONDS", 0.05)
     monkeypatch.setattr(meters, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(meters, "open_instruments", lambda *device: meters.Instruments(Counter(), lambda: heat))
     monkeypatch.setattr(child_process, "measure_canary", lambda: {"canary_seconds": 0.001})
@@ -239,13 +239,12 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
     if task.has_extras:
         assert line["joules_per_item"] > 0
         assert line["power_scope"] == "gpu board"
-        assert [line["power_watts"], line["idle_watts"]] == pytest.approx([50, 50], rel=0.1)
+        assert line["power_watts"] == pytest.approx(50, rel=0.1)
 
 
-@pytest.mark.parametrize("takes_turns", [False, True])
-def test_a_device_that_another_process_has_woken_has_no_idle_power(instrumented, takes_turns):
-    _, (line,) = instrumented(task=child_process.Task(takes_turns=takes_turns))
-    assert (line["idle_watts"] is None) == takes_turns
+def test_idle_power_is_what_the_parent_measured_before_the_first_child(instrumented):
+    _, (line,) = instrumented(task=child_process.Task(rest={"idle_watts": 71.0}))
+    assert line["idle_watts"] == 71
 
 
 @pytest.mark.parametrize(("part", "has_energy"), [("forward", True), ("backward", False), ("optimizer", False)])

@@ -61,7 +61,7 @@ measure_all.card.finish = lambda *_: [""]
 
 def measure():
     runs = {run.settings.model: run for run in read_runs("image")}
-    host = parent.read_machine(runs["a"].settings)
+    host = parent.read_machine(list(runs.values()))
     kept = measure_all.SetFile(runs["a"].settings.results_dir, complete_row(host, "", {"device": "cpu"}))
     measure_all.measure_passes(runs, kept, host)
 

@@ -34,6 +34,8 @@ class Device:
     count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
     is_integrated: bool | None = None  # a GPU whose memory is the system's; None: the framework cannot tell
     rated_bandwidth: float | None = None  # of its memory, in GB/s
+    # Why COMPILE cannot be used, and the fix; "" if it can; None: `make all` does not compile on this kind of device.
+    why_not_compiled: str | None = None
     note: str = ""  # what the user has to know before the first step
 
 

@@ -225,6 +225,11 @@ class DeviceContext(ModelCheck, ABC):
         """Return a small part of an operator's output."""
         return output[-1, -1] if len(output.shape) > 2 else output[-1]
 
+    @property
+    def queues_steps(self):
+        """Return whether operators return before the device has computed them."""
+        return self.device != "cpu"
+
     def reset_peak_memory(self):
         """Reset the peak memory counter."""
 

@@ -22,7 +22,8 @@ def find_device(settings):
     device = choose_device(settings.use_gpu)
     kind = name_of(device)
     name = None if kind == "cpu" else device.device_kind
-    return Device(kind, name, jax.__version__, num_threads=int(os.environ["NPROC"]))
+    threads = int(os.environ["NPROC"])
+    return Device(kind, name, jax.__version__, threads, why_not_compiled="" if kind == "cuda" else None)
 
 
 def choose_device(use_gpu):

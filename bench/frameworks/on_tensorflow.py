@@ -45,7 +45,7 @@ def find_device(settings):
         details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
         name = details.get("device_name")
         note = explain_new_card(details.get("compute_capability"))
-    return Device(kind, name, tf.__version__, threads, note=note)
+    return Device(kind, name, tf.__version__, threads, note=note, why_not_compiled="" if kind == "cuda" else None)
 
 
 def explain_new_card(capability):
@@ -202,6 +202,10 @@ class DeviceContext(KerasContext):
 
     def synchronize(self):
         tf.test.experimental.sync_devices()  # does nothing on Metal: there the read after it waits
+
+    @property
+    def queues_steps(self):
+        return self.device == "cuda"  # nobody knows that of Metal's plug-in
 
     def reset_peak_memory(self):
         if self.device == "cuda":

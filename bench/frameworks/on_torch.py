@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
 from bench.frameworks import Device, base, check, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
+from bench.host import environment
 from bench.host.environment import GIB, installed_bytes
 from bench.host.ranks import read_ranks
 from bench.host.resources import SHARED_GB, usable_cores
@@ -65,7 +66,15 @@ def find_device(settings):
         count=count,
         is_integrated=is_integrated,
         rated_bandwidth=(kilobits / 8e6 or None) if is_nvidia and not is_integrated else None,
+        why_not_compiled=explain_missing_triton() if is_nvidia else None,
     )
+
+
+def explain_missing_triton():
+    """Return one clause if this NVIDIA card cannot run what torch.compile makes; else ""."""
+    if torch.cuda.get_device_capability() < (7, 0):
+        return "COMPILE=1 needs a card of compute capability 7.0 or newer (RTX 20, V100)"
+    return environment.explain_missing_compiler()
 
 
 def choose_device(use_gpu):

@@ -103,6 +103,11 @@ class BaseSession:
         """Wait for, and return, a number that depends on the last step, or on a kept output of an earlier one."""
         return self.context.read(self.last_result if output is None else output)
 
+    @property
+    def queues_steps(self):
+        """Return whether step() returns before the device has computed it, as it does on a GPU."""
+        return self.context.queues_steps
+
     def keep_output(self):
         """Return last_result in memory that later steps do not overwrite."""
         return self.context.keep(self.last_result)
@@ -334,6 +339,11 @@ class Generation(Inference):
         steps = lambda seed: (put(ids, at) for (ids,) in make_batches(seed) for at in places)  # noqa: E731
         super().__init__(context, model, steps, workload)
         self.weight_bytes = model.weight_bytes
+        self.has_experts = workload.sizes.num_experts > 1
+
+    @property
+    def queues_steps(self):
+        return super().queues_steps and not self.has_experts  # the host waits for the choice of experts
 
     def step(self):
         self.inputs = place, tokens = next(self.batches)

@@ -10,9 +10,11 @@ import logging
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+import sysconfig
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -93,6 +95,14 @@ def find_card():
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     return next((card for card in list_cards() if first and (card.index == first or card.uuid.startswith(first))), None)
+
+
+def explain_missing_compiler():
+    """Return one clause if what COMPILE needs is missing; else ""."""
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if (shutil.which("cc") or shutil.which("gcc")) and header.exists():
+        return ""
+    return "COMPILE=1 needs cc and Python.h: `sudo apt install build-essential python3-dev`"
 
 
 def explain_choice(device_name):
@@ -215,6 +225,9 @@ class Host:
     allocator: str | None  # SETUP_VARIABLES that are set
     commit: str | None  # this repository's; ends in "-dirty" if it was changed
     python: str  # version
+    rest: dict = field(
+        default_factory=dict
+    )  # of the device before the first child, as meters.measure_rest() returns it
 
 
 def read_linux_cpu():

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ log = logging.getLogger("bench")
 CONTENDED_SHARE = 0.10  # the part of the usable cores' time that other programs may take
 # A card that is busier before the run is shared. A desktop at idle clocks needs more than 5.
 SHARED_PERCENT = 20.0
-ENERGY_SECONDS = 5.0
+ENERGY_SECONDS = 2.0
+SLOW_SECONDS = 5.0  # instead, of a counter that changes less often than every POLL_SECONDS, or nobody knows how often
 MOST_WAIT = 3.0  # seconds until a counter that does not change counts as frozen, as after sleep on a beta of macOS 27
 MOST_LAG = 0.05  # the part of the metered seconds by which a reading may be old
 POLL_SECONDS = 0.1  # between readings at rest
@@ -152,12 +153,12 @@ class Instruments:
     def spend(self, work, clock=time.perf_counter):
         """Run work() over and over; return (watts, joules of a run) between two changes of the counter.
 
-        They are at least ENERGY_SECONDS apart. The counter is read only near both ends, there after each run. Both
-        results are NaN, and the log says why, if it does not change, or so rarely that a run hides when.
+        They are at least ENERGY_SECONDS apart, or SLOW_SECONDS. The counter is read only near both ends, there after
+        each run. Both results are NaN, and the log says why, if it does not change, or so rarely that a run hides when.
         """
         ends = []
         runs = 0
-        for seconds in (0.0, ENERGY_SECONDS):
+        for seconds in (0.0, ENERGY_SECONDS if self.period <= POLL_SECONDS else SLOW_SECONDS):
             start = clock()
             readings = []
             while len(readings) < 2 or readings[-1][1] == readings[-2][1]:
@@ -175,8 +176,8 @@ class Instruments:
             return math.nan, math.nan
         return joules / seconds, joules / runs
 
-    def with_idle_watts(self, clock=time.perf_counter, sleep=time.sleep):
-        """Return a copy with what is measured at rest: idle power, the counter's period, the use by other programs."""
+    def measure_rest(self, clock=time.perf_counter, sleep=time.sleep):
+        """Measure what a device at rest tells: idle power, the counter's period, its use by others: {field: value}."""
         watts, period = math.nan, math.inf
         if self.counter:
             stamps = []
@@ -190,7 +191,7 @@ class Instruments:
             changes = sum(map(operator.ne, stamps, stamps[1:]))
             period = (clock() - start) / changes if changes else math.inf
         is_shared = read_or(0, self.busy_percent) > SHARED_PERCENT
-        return replace(self, idle_watts=watts if watts > 0 else None, period=period, card_is_shared=is_shared)
+        return {"idle_watts": watts if watts > 0 else None, "period": period, "card_is_shared": is_shared}
 
 
 class NvidiaCard:
@@ -217,11 +218,12 @@ class NvidiaCard:
         return self._nvml.nvmlDeviceGetUtilizationRates(self._card).gpu
 
     def read(self):
-        """Return columns: temperature, SM clock, and the REASONS why that clock is low; without those refused."""
+        """Return columns: temperature, SM clock and the highest one, REASONS why it is low; without those refused."""
         nvml = self._nvml
         card = self._card
         sensors = {
             "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
+            "highest_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
             "throttle_reasons": self.throttle_reasons,
         }
@@ -286,3 +288,15 @@ def open_instruments(device, device_name):
     except Exception as error:  # drivers and kernels fail in many ways
         why = processes.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
     return Instruments(counter, why_no_energy=why, **sensors)
+
+
+def measure_rest(uses_gpu, chip_name):
+    """Measure the device of a command before its first child starts: {field of Instruments: value}.
+
+    Args:
+        uses_gpu: whether the command may use an NVIDIA card.
+        chip_name: the name of a Mac's chip.
+    """
+    card = find_card() if uses_gpu else None
+    instruments = open_instruments("cuda" if card else "cpu", card.name if card else chip_name)
+    return instruments.measure_rest()

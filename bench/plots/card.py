@@ -4,24 +4,20 @@
 """
 
 import functools
-import math
 import textwrap
-from contextlib import suppress
 from typing import NamedTuple
 
 from bench.plots import draw, frames
 from bench.plots.draw import COLOURS, GREY
-from bench.plots.frames import NUMBERS, is_work
-from bench.records import columns, peaks, report, results
+from bench.records import peaks, report, results
 from bench.records.columns import FLAGS, disturbing_flags, format_number
-from bench.settings import FRAMEWORKS, SettingError, parse_settings
-from bench.workloads.standard_set import FORMATS, RUNS, STANDARD_SET
+from bench.records.likeness import SIXTEEN_BITS, class_of, describe_how, describe_work, work_of
+from bench.settings import FRAMEWORKS
+from bench.workloads.standard_set import RUNS, SIXTEEN, STANDARD_SET
 
-LEAST = 4  # works of the set that a machine needs for a card
+LEAST = 2  # lines of the set that a machine needs for a card
 MOST_PUBLISHED = 3  # machines on a card
 MOST_MISSING = 6  # works that a card names
-MOST_TIMES_LARGER = 8  # is the batch of a published figure, compared with a GPU's
-DIFFERS = ("precision", "batch_size", "compile")  # columns that are named next to a published figure
 # Inches
 WIDE = 8.0
 MARGIN = 0.35
@@ -33,13 +29,16 @@ BAR_END = 4.68
 VALUE = 5.93
 NOTE = 6.03
 SHARE = WIDE - MARGIN
-OWN = dict(zip(NUMBERS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
+PRECISIONS = ("float32", *SIXTEEN)
+OWN = dict(zip(PRECISIONS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
 LINE = 115  # letters
 PUBLISHED = COLOURS[1]
 PALE = "#EEF3F8"
 FOOTER = (
-    "Filled: measured by this program, with the range of its processes ({}) and their intervals. Hollow: published.",
-    "The bars of a workload share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
+    "Filled: measured by this program, with the range of its processes ({}) and their intervals. Hollow: published, of "
+    "the same work.",
+    "The bars of a work share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
+    "Diffusion: a step is one call of the model for each image; with guidance a step of an image takes two.",
 )
 
 
@@ -49,8 +48,8 @@ class Card(NamedTuple):
     file: str
     name: str
     subtitle: str  # chip or machine, memory, system, software and date
-    tiles: list[tuple[str, str]]  # (figure with its unit, what it is)
-    blocks: dict[object, list[dict]]  # {work of the set: its lines, own ones first and with `numbers`}
+    tiles: list[tuple[str, str, str]]  # (figure with its unit, what it is, how it was reached)
+    blocks: dict[object, list[dict]]  # {line of the set: its rows, each own one followed by published ones of its work}
     processes: str
     limits: list[str]
     doubts: list[str]
@@ -59,17 +58,19 @@ class Card(NamedTuple):
 def make_card(stored, machine, framework):
     """Build the Card of a machine and framework from frames.load(); None if it has too little of the set."""
     lines = stored.valid[stored.valid["machine"].eq(machine) | stored.valid["published"]]
-    resident = frames.of_usual_size(lines).to_dict("records")
-    mine = [line for line in resident if not line["published"] and line["framework"] == framework]
-    kind = "gpu" if any(line["kind"] == "gpu" for line in mine) else "cpu"
-    mine = [line for line in mine if line["kind"] == kind]
-    by_work = {work: lines_of_work for work in STANDARD_SET if (lines_of_work := frames.of_set(mine, work))}
-    if len(by_work) < LEAST:
+    rows = lines[lines["value"].notna()].to_dict("records")
+    mine = [row for row in rows if not row["published"] and row["framework"] == framework]
+    kind = "gpu" if any(row["kind"] == "gpu" for row in mine) else "cpu"
+    mine = [row for row in mine if row["kind"] == kind]
+    resident = [row for row in mine if row["scope"] == "device"]
+    by_line = {line: of_line for line in STANDARD_SET if (of_line := frames.of_line(resident, line))}
+    if len(by_line) < LEAST:
         return None
-    others = choose_published([line for line in resident if line["published"]], by_work, kind)
-    shown = [line for lines_of_work in by_work.values() for line in lines_of_work]
+    shown = [row for of_line in by_line.values() for row in of_line.values()]
+    others = choose_published([row for row in rows if row["published"]], shown, kind)
+    blocks = {line: list_bars(of_line.values(), others) for line, of_line in by_line.items()}
     last = max(shown, key=lambda line: line["timestamp"])
-    counts = [line["processes"] for line in shown]
+    counts = [row["processes"] for row in shown]
     software = f"{FRAMEWORKS[framework].title} {last['framework_version']}"
     host = "host " if last["device"] == "cuda" else ""  # the card has its own
     memory = f"{host}{last['memory_gb']} GiB" if last["memory_gb"] else ""
@@ -77,41 +78,40 @@ def make_card(stored, machine, framework):
     if last["shown"] == machine:  # several machines call their chips by this name
         names.reverse()
     subtitle = [names[1], memory, last["os"].partition(",")[0], software, last["timestamp"][:10]]
-    wholes = frames.rates(lines, published=False, framework=framework, kind=kind, precision="float32")
-    wholes = wholes[wholes["bottleneck"] != ""].to_dict("records")
+    both = [row for row in mine if row["scope"] == "end_to_end" and row["bottleneck"]]
+    wholes = [row for line in STANDARD_SET if line.has_pipeline for row in frames.of_line(both, line).values()]
     return Card(
         file=f"{machine}-{framework}.png",
         name=names[0],
         subtitle="   ".join(filter(None, subtitle)),
-        tiles=list_tiles(lines[~lines["published"]].to_dict("records"), last, {line["numbers"] for line in shown}),
-        blocks={work: lines_of_work + others[work] for work, lines_of_work in by_work.items()},
+        tiles=list_tiles([row for row in rows if not row["published"]], last),
+        blocks=blocks,
         processes=" to ".join(dict.fromkeys(map(str, (min(counts), max(counts))))),
-        limits=describe_limits(wholes[-1:], shown) + name_slower(by_work),
-        doubts=name_missing(by_work, last) + list_doubts(by_work, shown),
+        limits=describe_limits(wholes[:1], shown) + name_slower(by_line),
+        doubts=name_missing(by_line, last) + list_doubts(by_line, shown),
     )
 
 
-def choose_published(published, by_work, kind):
-    """Choose published lines next to a machine's own: {work: lines}, of the devices that compare with most of them.
+def choose_published(published, shown, kind):
+    """Return published rows of the same work as shown ones, {work: rows}, of the devices that have most of them.
 
-    A line is comparable if it has the same model, phase and format of numbers, was not compiled, and is a rate of
-    resident batches of the usual size, as in the other plots. Its batch size may differ, and is shown; next to a GPU it
-    is at most MOST_TIMES_LARGER, because a small batch leaves most of a fast GPU idle.
+    The highest of several of a device counts. Devices of the same kind come first among those that have equally many.
     """
-    offers = {}  # {device: {(work, numbers): line}}
-    for work, lines in by_work.items():
-        for line in lines:
-            for other in sorted(published, key=lambda other: other["value"]):  # the fastest replaces the others
-                is_same = peaks.SIXTEEN_BITS.get(other["precision"], other["precision"]) == line["numbers"]
-                is_same &= other["compile"] in ("", "0") and other["prompt_tokens"] in ("", line["prompt_tokens"])
-                is_same &= other["weight_bits"] == line["weight_bits"]
-                largest = math.inf if kind == "cpu" else MOST_TIMES_LARGER * float(line["batch_size"])
-                if is_same and is_work(other, work) and float(other["batch_size"]) <= largest:
-                    of_device = offers.setdefault((other["device_name"], other["kind"] == kind), {})
-                    of_device.setdefault(work, {})[line["numbers"]] = other
-    # Devices of the same kind come first among those that compare with equally many.
+    works = {work_of(row) for row in shown}
+    offers = {}  # {(device, whether it is of this kind): {work: row}}
+    for row in sorted(published, key=lambda row: row["value"]):
+        if (work := work_of(row)) in works:
+            offers.setdefault((row["device_name"], row["kind"] == kind), {})[work] = row
     best = sorted(offers, key=lambda device: (len(offers[device]), device[1]), reverse=True)[:MOST_PUBLISHED]
-    return {work: [line for device in best for line in offers[device].get(work, {}).values()] for work in by_work}
+    return {work: [offers[device][work] for device in best if work in offers[device]] for work in works}
+
+
+def list_bars(rows, others):
+    """List the rows of a line, each followed by the published ones of its work with `ratio`, ours to theirs."""
+    bars = []
+    for row in rows:
+        bars += [row, *(other | {"ratio": row["value"] / other["value"]} for other in others[work_of(row)])]
+    return bars
 
 
 def name_chip(line):
@@ -121,22 +121,40 @@ def name_chip(line):
     return line["device_name"] + (f", {line['gpu_cores']} GPU cores" if line["gpu_cores"] else "")
 
 
-def list_tiles(lines, last, formats):
-    """List the chip's best matmul in each of the formats and its memory bandwidth: [(figure with its unit, what)].
+def list_tiles(rows, last):
+    """List the chip's best matmul in each precision and its memory bandwidth: (figure with its unit, what, how).
 
     What another framework than that of `last` reached names it.
     """
-    best = peaks.measured_peaks(lines)
-    tiles = [(numbers, "TFLOP/s", f"{numbers} matmul") for numbers in NUMBERS if numbers in formats]
+    best = peaks.measured_peaks(rows)
+    tiles = [(name, "TFLOP/s", f"{name} matmul") for name in PRECISIONS]
     tiles.append(("bandwidth", "GB/s", "memory bandwidth"))
     known = []
     for name, unit, what in tiles:
         key = (*peaks.chip_of(last), name)
         if rate := best.get(key):
-            by = [line["framework"] for line in lines if peaks.measured_peaks([line]).get(key) == rate]
-            other = "" if last["framework"] in by else f", in {FRAMEWORKS[by[0]].title}"
-            known.append((f"{format_number(rate, '{:.3g}')} {unit}", f"{what}{other}"))
+            found = next(row for row in rows if peaks.measured_peaks([row]).get(key) == rate)
+            other = "" if last["framework"] == found["framework"] else f"in {FRAMEWORKS[found['framework']].title}"
+            figure = f"{format_number(rate, '{:.3g}')} {unit}"
+            how = [other, count_sizes(rows, found), describe_clock(found)]
+            known.append((figure, what, ", ".join(filter(None, how))))
     return known
+
+
+def count_sizes(rows, peak):
+    """Describe how many sizes of a matmul were tried for a peak; "" for a bandwidth, or if that is unknown."""
+    same = ("machine", "device_name", "framework", "precision")
+    tried = [row for row in rows if row["model"] == "matmul" and all(row[name] == peak[name] for name in same)]
+    count = len({row["matrix_size"] for row in tried}) if peak["workload"] == "matmul" else 0
+    return f"best of {count} sizes" if count > 1 else ""
+
+
+def describe_clock(row):
+    """Describe the clock at which a row was measured, and the highest one: "at 1,575 of 1,980 MHz"."""
+    if not row["clock_mhz"] > 0:
+        return ""
+    highest = f" of {row['highest_clock_mhz']:,.0f}" if row["highest_clock_mhz"] > 0 else ""
+    return f"at {row['clock_mhz']:,.0f}{highest} MHz"
 
 
 def describe_limits(wholes, lines):
@@ -158,14 +176,13 @@ def describe_limits(wholes, lines):
     return limits
 
 
-def name_slower(by_work):
-    """List a sentence on the works that are slower in 16 bits than in float32, if there are any."""
+def name_slower(by_line):
+    """List a sentence on the lines that are slower in 16 bits than in float32, if there are any."""
     slower = []
-    for work, lines in by_work.items():
-        sound = {line["numbers"]: line for line in lines if not disturbing_flags(line)}
-        highs = [sound[name]["high"] for name in FORMATS if name in sound]
-        if highs and "float32" in sound and max(highs) < sound["float32"]["low"]:
-            slower.append(f"{work.title} {work.phase}")
+    for line, rows in by_line.items():
+        sound = {name: row for name, row in rows.items() if not disturbing_flags(row)}
+        if {SIXTEEN_BITS, "float32"} <= sound.keys() and sound[SIXTEEN_BITS]["high"] < sound["float32"]["low"]:
+            slower.append(f"{line.title} {line.phase}")
     return [f"Slower in 16 bits than in float32: {'; '.join(slower)}."] if slower else []
 
 
@@ -174,50 +191,56 @@ def format_percent(share):
     return f"{100 * share:.0f}" if share >= 0.015 else f"{100 * share:.1g}"
 
 
-def name_missing(by_work, line):
-    """List a sentence on the works that the set has for this line's device and framework, but by_work has not."""
+def name_missing(by_line, row):
+    """List a sentence on the lines that the set has for a row's device and framework, but by_line has not."""
+    compiles = row["device"] == "cuda"
     missing = []
-    for work in STANDARD_SET:
-        if work not in by_work and work.suits(line["device"], line["framework"]):
-            with suppress(SettingError):  # the framework does not have it
-                parse_settings(work.workload, {"FRAMEWORK": line["framework"]} | work.change(work.numbers[0]))
-                missing.append(f"{work.title} {work.phase}")
+    for line in STANDARD_SET:
+        precisions = ("float32",) if line.precisions == ("float32",) else SIXTEEN[:1]
+        has_it = any(frames.cells_of(line, row["device"], row["framework"], name, compiles) for name in precisions)
+        is_optional = line.below_gb and row["device"] == "cuda"  # instead of a larger batch
+        if line not in by_line and line.suits(row["device"], row["framework"]) and has_it and not is_optional:
+            missing.append(f"{line.title} {line.phase}, batch {line.batch_size}")
     return [f"Not measured: {report.join_some(missing, MOST_MISSING)}."] if missing else []
 
 
-def list_doubts(by_work, lines):
+def list_doubts(by_line, rows):
     """List reasons to doubt the figures: few processes, flags in words, several setups, changed or mixed versions."""
     doubts = []
-    if few := sum(line["processes"] < RUNS for line in lines):
-        doubts.append(f"{few} of {len(lines)} intervals may be too narrow: they come from fewer than {RUNS} processes.")
+    usual = [row for line, of_line in by_line.items() if not line.is_latency for row in of_line.values()]
+    if few := sum(row["processes"] < RUNS for row in usual):
+        doubts.append(f"{few} of {len(usual)} intervals may be too narrow: they come from fewer than {RUNS} processes.")
     named = {}
     setups = {}
-    for work, lines_of_work in by_work.items():
-        for flag in " ".join(line["flags"] for line in lines_of_work).split():
-            named.setdefault(flag, {})[f"{work.title} {work.phase}"] = None
-        for setup in filter(None, (line["setup"] for line in lines_of_work)):
-            setups.setdefault(setup, {})[f"{work.title} {work.phase}"] = None
+    for line, of_line in by_line.items():
+        name = f"{line.title} {line.phase}"
+        for flag in " ".join(row["flags"] for row in of_line.values()).split():
+            if not (flag == "launch_bound" and line.is_latency):  # which is what it is for
+                named.setdefault(flag, {})[name] = None
+        for setup in filter(None, (row["setup"] for row in of_line.values())):
+            setups.setdefault(setup, {})[name] = None
     doubts += [
         f"{', '.join(works)}: {FLAGS[flag].partition(':')[0]}." for flag, works in named.items() if flag in FLAGS
     ]
     doubts += [f"{', '.join(works)}: one of several setups, {setup}." for setup, works in setups.items()]
-    if any(line["commit"].endswith("-dirty") for line in lines):
+    if any(row["commit"].endswith("-dirty") for row in rows):
         doubts.append("The programs were changed: a commit ends in -dirty.")
-    if len(limits := sorted({line["power_limit_watts"] for line in lines} - {""})) > 1:
+    if len(limits := sorted({row["power_limit_watts"] for row in rows} - {""})) > 1:
         doubts.append(f"The figures come from power limits of {' and '.join(limits)} W.")
     for name in ("commit", "framework_version", "method_version"):
-        if len(versions := {line[name] for line in lines}) > 1:
+        if len(versions := {row[name] for row in rows}) > 1:
             doubts.append(f"The figures come from {len(versions)} versions ({name}).")
     return doubts
 
 
-def describe_bar(line):
-    """Describe a line next to its bar: (name, interval or what a source states, share of the peak or bandwidth)."""
-    if line["published"]:
-        return line["device_name"], ", ".join([*columns.words_of(line, DIFFERS).values(), line["framework"]]), ""
-    share = line["of_bandwidth"] if line["phase"] == "decode" else line["of_peak"]
-    ends = f"{format_number(line['low'])} to {format_number(line['high'])}" if line["low"] > 0 else "no interval"
-    return line["precision"], ends, f"{format_percent(share)} %" if share > 0 else ""
+def describe_bar(row):
+    """Describe a row next to its bar: (name, interval or ratio and how a source did it, share of peak or bandwidth)."""
+    if row["published"]:
+        return row["device_name"], f"1 / {row['ratio']:.2g}: {describe_how(row)}", ""
+    share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
+    ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
+    bound = ", launch-bound" if "launch_bound" in row["flags"] else ""
+    return row["precision"], ends + bound, f"{format_percent(share)} %" if share > 0 else ""
 
 
 def draw_card(card):
@@ -228,19 +251,24 @@ def draw_card(card):
     write(card.subtitle, MARGIN, 0.74, FULL, size=8.5, color=GREY)
     top = 1.0
     count = len(card.tiles)
-    for i, (rate, what) in enumerate(card.tiles):
+    for i, (rate, what, how) in enumerate(card.tiles):
         wide = (FULL - 0.12 * (count - 1)) / count
         left = MARGIN + i * (wide + 0.12)
-        axes.barh(top + 0.3, wide, 0.6, left=left, color=PALE)
+        axes.barh(top + 0.36, wide, 0.72, left=left, color=PALE)
         write(rate, left + 0.12, top + 0.22, wide - 0.24, size=15, weight="bold")
-        write(what, left + 0.12, top + 0.47, wide - 0.24, size=8, color=GREY)
+        write(what, left + 0.12, top + 0.45, wide - 0.24, size=8, color=GREY)
+        write(how, left + 0.12, top + 0.61, wide - 0.2, size=7, color=GREY)
     if card.tiles:
-        top += 0.78
+        top += 0.9
     for at, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (SHARE, "of peak", "right")):
         write(words, at, top + 0.08, 1.5, size=7.5, color=GREY, ha=side)
     top += 0.24
-    for work, bars in card.blocks.items():
-        top = draw_block(axes, work, bars, top)
+    blocks = sorted(card.blocks.items(), key=lambda block: block[0].is_latency)
+    for i, (line, bars) in enumerate(blocks):
+        if line.is_latency and not (i and blocks[i - 1][0].is_latency):
+            write("Latency: what Python and the host reach", MARGIN, top + 0.14, FULL, size=9, weight="bold")
+            top += 0.28
+        top = draw_block(axes, line, bars, top)
     for title, sentences in (("What limits it", card.limits), ("Doubts", card.doubts or ["None."])):
         lines = [line for words in sentences for line in textwrap.wrap(words, LINE)]
         write(title, MARGIN, top + 0.12, 2, size=9, weight="bold")
@@ -256,27 +284,27 @@ def draw_card(card):
     return figure
 
 
-def draw_block(axes, work, bars, top):
-    """Draw the bars of one work, on a scale of their own; return the y below them."""
+def draw_block(axes, line, bars, top):
+    """Draw the bars of a line of the set, on a scale of their own; return the y below them."""
     write = functools.partial(draw.write, axes)
     axes.plot([MARGIN, WIDE - MARGIN], [top, top], color="#D5DBE2", linewidth=0.7)
-    write(work.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
-    settings = f"{work.phase}, batch {work.batch_size}"
+    write(line.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
+    settings = describe_work(bars[0]).split(", ", 1)[1].replace(f", {class_of(bars[0])}", "")
     write(settings, MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
-    scale = (BAR_END - BAR) / max(max(line["value"], line["high"] if line["high"] > 0 else 0) for line in bars)
-    for i, line in enumerate(bars):
+    scale = (BAR_END - BAR) / max(max(row["value"], row["high"] if row["high"] > 0 else 0) for row in bars)
+    for i, row in enumerate(bars):
         y = top + 0.14 + i * ROW
-        value = line["value"]
-        published = line["published"]
-        colour = PUBLISHED if published else OWN[line["numbers"]]
-        name, note, share = describe_bar(line)
+        value = row["value"]
+        published = row["published"]
+        colour = PUBLISHED if published else OWN[peaks.SIXTEEN_BITS.get(row["precision"], row["precision"])]
+        name, note, share = describe_bar(row)
         write(name, NAME, y, BAR - NAME - 0.08, size=8.5, color=PUBLISHED if published else "black")
         inside = "white" if published else colour
         axes.barh(y, max(value * scale, 0.015), 0.12, left=BAR, color=inside, edgecolor=colour, linewidth=0.9)
-        if line["low"] > 0:
-            axes.plot([BAR + line["low"] * scale, BAR + line["high"] * scale], [y, y], color="#222222", linewidth=1.1)
+        if row["low"] > 0:
+            axes.plot([BAR + row["low"] * scale, BAR + row["high"] * scale], [y, y], color="#222222", linewidth=1.1)
         weight = "normal" if published else "bold"
-        rate = f"{format_number(value)} {line['per']}"
+        rate = f"{format_number(value)} {row['per']}"
         write(rate, VALUE, y, VALUE - BAR_END - 0.05, size=8.5, ha="right", weight=weight)
         room = SHARE - NOTE - 0.45 if share else SHARE - NOTE
         write(note, NOTE, y, room, size=7.4, color=GREY)

@@ -1,18 +1,20 @@
 """Read results/ and choose the lines that the plots and the card show, as frames of tables.latest()."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from bench.records import columns, tables
+from bench.records.likeness import USUAL, class_of
+from bench.records.peaks import SIXTEEN_BITS
 from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings
 from bench.workloads import TRAIN_IMAGES
-from bench.workloads.standard_set import FORMATS
+from bench.workloads.standard_set import SIXTEEN
 
 PUBLISHED = ROOT / "results"  # the folder of the published figures, whatever RESULTS_DIR is
 WHO = ["published", "machine", "kind", "framework"]
-NUMBERS = ("float32", *FORMATS)
 # Settings that a line of the standard set chooses, with its `settings`. All others have their defaults.
 CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
 DEFAULTS = [name for name in columns.WORK if name in DECLARED and name not in CHOSEN]
@@ -58,36 +60,40 @@ def of_usual_size(lines):
     return lines[usual & (lines["scope"] == "device") & lines["value"].notna()]
 
 
-def is_work(line, work):
-    return (line["workload"], line["model"], line["phase"]) == (work.workload, work.model, work.phase)
+@functools.cache
+def cells_of(line, device, framework, precision, compiles):
+    """Return the cells that a row of a line of the set has: {column: text}; {} if the framework does not have it.
 
-
-def of_set(lines, work):
-    """Return the latest of a work's lines in each format of numbers, with `numbers`, if its settings are the set's.
-
-    The set leaves most settings at their defaults, which differ between frameworks: parse_settings() knows them. A
-    cell that a source leaves blank is taken for the default.
-
-    Args:
-        lines: dicts, of one machine, kind of device and framework.
+    The set leaves most settings at their defaults, which differ between frameworks: parse_settings() knows them.
     """
-    lines = [line for line in lines if is_work(line, work) and line["batch_size"] == str(work.batch_size)]
-    if not lines:
-        return []
-    environ = {"FRAMEWORK": lines[0]["framework"], "MODEL": work.model, "PHASE": work.phase} | dict(work.settings)
+    if ("16" if precision in SIXTEEN else precision) not in line.precisions:
+        return {}
+    environ = {"FRAMEWORK": framework} | line.environ(device, framework, precision, compiles)
     try:
-        settings = parse_settings(work.workload, environ)
-    except SettingError:  # the framework does not have it
-        return []
-    defaults = {name: settings.cell(name) for name in DEFAULTS if is_used_in(name, work.phase)}
-    usual = {name: ("", str(value)) for name, value in defaults.items() if value is not None}
-    usual["weight_bits"] = (str(settings.weight_bits or ""),)
-    lines = [line for line in lines if all(line[name] in texts for name, texts in usual.items())]
-    latest = []
-    for numbers in work.numbers:
-        if same := [line for line in lines if line["precision"] == work.precision(numbers)]:
-            latest.append(same[-1] | {"numbers": numbers})
-    return latest
+        settings = parse_settings(line.workload, environ)
+    except SettingError:
+        return {}
+    cells = {name: settings.cell(name) for name in DEFAULTS if is_used_in(name, line.phase)}
+    cells = {name: str(value) for name, value in cells.items() if value is not None}
+    cells = USUAL.get(line.workload, {}) | cells
+    return cells | {"precision": line.precision(precision), "weight_bits": str(settings.weight_bits or "")}
+
+
+def is_of(row, line):
+    """Return whether an own row, a dict, is of a line of the set, with its settings; a blank cell is the default."""
+    work = (row["workload"], row["model"], row["phase"], row["batch_size"])
+    is_same = work == (line.workload, line.model, line.phase, str(line.batch_size))
+    if not is_same or not line.suits(row["device"], row["framework"]):
+        return False
+    precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
+    compiles = row["device"] == "cuda" and row["driver"] != ""  # AMD's cards have no driver of NVIDIA
+    cells = cells_of(line, row["device"], row["framework"], precision, compiles)
+    return bool(cells) and all(row[name] in ("", text) for name, text in cells.items())
+
+
+def of_line(rows, line):
+    """Return {class of precision: the latest row} of the rows, dicts of one machine and framework, of a line."""
+    return {class_of(row): row for row in rows if is_of(row, line)}
 
 
 def perceptrons(lines):

@@ -5,24 +5,25 @@
 
 import shutil
 import statistics
+from collections import Counter
 
 from bench.plots import frames
-from bench.plots.frames import NUMBERS
 from bench.records import report
 from bench.records.columns import disturbing_flags, format_number
-from bench.workloads.standard_set import STANDARD_SET
+from bench.records.likeness import describe_work
+from bench.workloads.standard_set import SIXTEEN, STANDARD_SET
 
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
 LEAST_WIDTH = 100  # letters of a table in a terminal; more columns are in the next one
 NO_LIMIT = 10**6  # in a file there is one table
-PEAKS = {"matmul-peak": "best matmul", "copy": "memory copy"}
-WORKS = [*PEAKS.values(), *dict.fromkeys(f"{work.title} {work.phase}" for work in STANDARD_SET)]
+PEAKS = {"matmul-peak": ("float32", *SIXTEEN), "copy": ("float32",)}  # and their precisions
 
 
 def describe_set(folder, warn, side=None):
     """Describe the results of the standard set: a row for each work, a column for each SIDE; "" if there are none.
 
-    Ratios are those to the first side, which has the most works. A disturbed result has none.
+    CPUs and GPUs have tables of their own, because their lines of the set differ. Ratios are those to the first side of
+    a table, which has the most works. A disturbed result has none.
 
     Args:
         warn: called with a line for each file or row that cannot be read.
@@ -32,41 +33,71 @@ def describe_set(folder, warn, side=None):
     lines = lines.loc[~lines["published"]]
     if side:
         lines = lines.loc[(lines[SIDE] == side).all(axis=1)]
-    sides = [(names, works) for names, mine in lines.groupby(SIDE) if (works := find_works(mine))]
-    sides.sort(key=lambda each: -len(each[1]))
-    if not sides:
+    tables = []
+    for _, of_kind in lines.groupby("kind"):
+        sides = [(names, works) for names, mine in of_kind.groupby(SIDE) if (works := find_works(mine))]
+        if sides:
+            tables += describe_sides(sorted(sides, key=lambda each: -len(each[1])))
+    if not tables:
         return ""
-    rows = [("", "")]
-    for numbers in NUMBERS:
-        of_format = [(numbers, work) for work in WORKS if any((numbers, work) in works for _, works in sides)]
-        rows += [(numbers, ""), *of_format] if of_format else []
-    columns = [["", *(work for _, work in rows), "geometric mean of ratios"]]
-    base = {}
+    legend = "Rate +- the farther end of its interval (number of processes), ratio to the first column, flags."
+    means = "Means leave out works that the host limits (launch-bound, latency) and disturbed ones."
+    return "\n\n".join([*tables, report.wrap(f"{legend} {means}" if side is None else legend)])
+
+
+def describe_sides(sides):
+    """Describe sides, (cells of SIDE, their works as find_works() returns them), as a list of tables."""
+    (_, base), *_ = sides
+    found = {name: work for _, works in sides for name, work in works.items()}
+    names = sorted(found, key=lambda name: found[name][0])
+    workloads = dict.fromkeys(found[name][2]["workload"] for name in names if found[name][1])
+    means = [f"mean of ratios, {workload}" for workload in workloads]
+    columns = [["", "", *(f"{name}, {found[name][2]['per']}" for name in names), *means, "mean of ratios"]]
     for (machine, *how), works in sides:
-        rates = {row: line["value"] for row, line in works.items() if not disturbing_flags(line)}
-        ratios = {row: rate / base[row] for row, rate in rates.items() if row in base}
-        base = base or rates
-        cells = {row: describe_cell(line, ratios.get(row)) for row, line in works.items()}
-        cells |= {(numbers, ""): numbers for numbers, _ in works} | {("", ""): ", ".join(how)}
-        of_models = [ratio for (_, work), ratio in ratios.items() if work not in PEAKS.values()]
-        mean = f"{statistics.geometric_mean(of_models):.3g}x (n = {len(of_models)})" if of_models else ""
-        columns.append([machine, *(cells.get(row, "") for row in rows), mean])
-    units = {line["workload"]: line["per"] for _, works in sides for line in works.values()}
-    (machine, *how), _ = sides[0]
-    ratio = f"ratio to {machine} ({', '.join(how)}), " if sides[1:] else ""
-    legend = f"Rate +- the farther end of its interval (number of processes), {ratio}flags. Units:"
-    legend += f" {', '.join(f'{workload} {unit}' for workload, unit in units.items())}."
-    return "\n\n".join([*draw_tables(columns), report.wrap(legend)])
+        ratios = {} if works is base else find_ratios(works, base)
+        cells = [describe_cell(works[name][2], ratios.get(name)) if name in works else "" for name in names]
+        columns.append([machine, ", ".join(how), *cells, *describe_means(works, base, ratios, workloads)])
+    return draw_tables(columns)
 
 
-def find_works(lines):
-    """Return {(format of numbers, one of WORKS): its line} of the lines of a side."""
-    peaks = lines[lines["model"].isin(PEAKS) & lines["precision"].isin(NUMBERS)].to_dict("records")
-    works = {(line["precision"], PEAKS[line["model"]]): line for line in peaks}
-    resident = frames.of_usual_size(lines).to_dict("records")
-    for work in STANDARD_SET:
-        works |= {(line["numbers"], f"{work.title} {work.phase}"): line for line in frames.of_set(resident, work)}
-    return works
+def find_ratios(works, base):
+    """Return {name: ratio} of the works that two sides have and nothing disturbed."""
+    shared = {name: (works[name][2], base[name][2]) for name in works if name in base}
+    sound = {name: pair for name, pair in shared.items() if not any(map(disturbing_flags, pair))}
+    return {name: mine["value"] / other["value"] for name, (mine, other) in sound.items()}
+
+
+def describe_means(works, base, ratios, workloads):
+    """List the geometric mean of the ratios of models by workload and of all, "1.22x (n = 10)"; "" without any."""
+    by_workload = {workload: [] for workload in workloads}
+    left_out = Counter()
+    for name, (_, line, row) in works.items():
+        if line is None or name not in base:
+            continue
+        is_launch_bound = any("launch_bound" in each["flags"] for each in (row, base[name][2]))
+        if line.is_latency or is_launch_bound or name not in ratios:
+            left_out["latency" if line.is_latency else "launch-bound" if is_launch_bound else "disturbed"] += 1
+        else:
+            by_workload[row["workload"]].append(ratios[name])
+    every = [ratio for some in by_workload.values() for ratio in some]
+    means = [
+        f"{statistics.geometric_mean(some):.3g}x (n = {len(some)})" if some else "" for some in by_workload.values()
+    ]
+    why = "".join(f", without {count} {reason}" for reason, count in left_out.items())
+    return [*means, f"{statistics.geometric_mean(every):.3g}x (n = {len(every)}{why})" if every and ratios else ""]
+
+
+def find_works(rows):
+    """Return {work: (place in the table, Line or None for a peak, row)} of the rows of a side."""
+    rows = rows[rows["scope"] == "device"].to_dict("records")
+    peaks = {(row["model"], row["precision"]): row for row in rows}
+    works = []
+    for model, precisions in PEAKS.items():
+        works += [(None, peaks[model, name]) for name in precisions if (model, name) in peaks]
+    for line in STANDARD_SET:
+        works += [(line, row) for _, row in sorted(frames.of_line(rows, line).items())]
+    places = {line: 100 * (1 + i) for i, line in enumerate(STANDARD_SET)}
+    return {describe_work(row): (places.get(line, 0) + place, line, row) for place, (line, row) in enumerate(works)}
 
 
 def describe_cell(line, ratio):

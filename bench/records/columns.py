@@ -160,6 +160,7 @@ COLUMNS = {
     "idle_watts": Column("result", "power_watts before the run starts any work on the device", "meter"),
     "temperature_c": Column("result", "temperature of the device right after the last window", "number"),
     "clock_mhz": Column("result", "clock of the device right after the last window", "meter"),
+    "highest_clock_mhz": Column("result", "that the card can have", "meter"),
     "throttle_reasons": Column("result", "NVIDIA driver's reasons for a lower clock right after the last window"),
     "thermal_pressure": Column("result", "that a Mac reports after the last window: nominal, moderate, heavy ..."),
     "canary_seconds": Column("result", "of a small matmul of NumPy before the run, on a cpu", "positive"),
@@ -173,6 +174,8 @@ FLAGS = {
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
+    "launch_bound": "the host submits the work as slowly as the device computes it: a larger BATCH_SIZE "
+    "(uncompiled: or COMPILE=1) shows more of the device",
     "short": "so few batches were measured that those prepared in advance may inflate the rate: set a larger "
     "MAX_SECONDS",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",

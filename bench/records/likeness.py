@@ -1,9 +1,9 @@
-"""Decide which figures may stand side by side: those of the same work. Card, plots, tables, page and compare ask here."""
+"""Decide which figures may stand side by side: those of the same work. Card, plots, tables and page ask here."""
 
 from bench.records.columns import words_of
 
-# Columns in which the same work agrees. Precision and compilation also count, see work_of(). What may differ (framework,
-# which 16 bits, memory format, optimizer, data) is said in words, see describe_how().
+# Columns in which the same work agrees. Precision and compilation also count, see work_of(). What may differ is said in
+# words, see describe_how(): framework, which 16 bits, memory format, optimizer, data.
 SIZES = ("batch_size", "image_size", "sequence_length", "prompt_tokens", "new_tokens", "depth")
 WEIGHTS = ("lora_rank", "weight_bits")
 AGREE = ("workload", "model", "phase", "scope", "epoch", "matrix_size", *SIZES, *WEIGHTS, "world_size", "nodes")

@@ -57,7 +57,8 @@ def complete_row(host, run_id, line):
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     shared = {"schema": SCHEMA, "run_id": run_id, "timestamp": now, "note": "", "flags": ""}
-    row = dict.fromkeys(COLUMNS) | asdict(host) | shared | line
+    about = {name: cell for name, cell in asdict(host).items() if name in COLUMNS}
+    row = dict.fromkeys(COLUMNS) | about | shared | line
     row["machine"] = host.machine or name_chip(row)
     row["device_name"] = row["device_name"] or host.cpu_name
     if row["device"] != "cuda":

@@ -56,6 +56,12 @@ MOST_TRIES = 20
 
 MAX_UNEVEN = 0.05  # by which the mean rate may be below that of the median window
 LEAST_UNEVEN = 10  # windows; with fewer, usual noise would be enough
+LAUNCHES = 10  # steps whose submission is timed, or as many as take a second, but three
+LEAST_LAUNCHES = 3
+# Share of a step's time. A driver queues about 1,000 launches and then lets the host wait, so submitting 5,000 kernels
+# takes 0.8 of the time that a device needs for them.
+LAUNCH_BOUND = 0.95
+
 MAX_SYSTEM_SHARE = 0.05  # of the CPU time, that the system takes to hand out pages of memory
 MANY_FAULTS = 256  # pages in a step, 1 MB
 
@@ -261,6 +267,27 @@ def measure_energy(job: Job, steps, spend):
     with collection_disabled():
         watts, joules = spend(lambda: timed(job.session, job.clock, steps), job.clock)
     return watts, joules / (steps * job.items_per_step)
+
+
+def is_launch_bound(job: Job, step_seconds):
+    """Return whether the host submits a step as slowly as the device computes it: in the median, on an idle device.
+
+    False if steps are not queued, or if each needs prepare().
+
+    Args:
+        step_seconds: of a step in a window.
+    """
+    session = job.session
+    if not session.queues_steps or session.prepare or job.is_stream:
+        return False
+    submitting = []
+    for _ in range(max(LEAST_LAUNCHES, min(LAUNCHES, int(1 / step_seconds)))):
+        session.synchronize()
+        start = job.clock()
+        session.step()
+        submitting.append(job.clock() - start)
+    session.synchronize()
+    return statistics.median(submitting) > LAUNCH_BOUND * step_seconds
 
 
 def choose_steps(job: Job, step_seconds):

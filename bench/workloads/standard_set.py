@@ -1,91 +1,134 @@
-"""The standard set: what `make all` measures on every machine, and what a machine's card shows.
+"""The standard set: what `make all` measures, one list for CPUs and one for GPUs, in the order of measuring.
 
-Batch sizes are the same on all devices, and small enough for two CPU cores; only GPUs measure larger ones as well.
+Batches of 1 to 32 keep two CPU cores busy. On a GPU they measure how fast Python submits kernels, so its list has those
+of the ancestors (docs/published.md) and 256.
 """
 
 from dataclasses import dataclass
 
-from bench.host.resources import SHARED_GB
-
 # Fresh processes for each line below and each precision, unless RUNS is set; with QUICK=1 one. The range of three
 # covers the median of all processes with a probability of 75 %. Five (94 %) would take too long on two CPU cores.
 RUNS = 3
-# `make tflops` skips sizes that take too long: the largest ones are for GPUs.
-PEAKS = {"SIZES": "1024,2048,4096,8192"}
-QUICK_PEAKS = {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"}
+# By "cpu" or "gpu". A size that would take too long is skipped.
+PEAKS = {
+    "cpu": {"SIZES": "1024,2048,4096,8192", "PRECISION": "float32,bfloat16"},
+    "gpu": {"SIZES": "2048,4096,8192", "PRECISION": "float32,bfloat16,float16"},
+}
+PEAKS["gpu"]["OPS"] = "matmul,bandwidth,float8,attention"
+QUICK_PEAKS = {
+    "cpu": PEAKS["cpu"] | {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"},
+    "gpu": PEAKS["gpu"] | {"SIZES": "4096", "MAX_SECONDS": "0.5"},
+}
 QUICK = {"MAX_SECONDS": "1"}
-FORMATS = ("bfloat16", "float16")  # formats of 16 bits; float16 only on a GPU
+SIXTEEN = ("bfloat16", "float16")  # the precisions of 16 bits; float16 only on a GPU
+FIRST_CARD = 7  # lines of a GPU before the first card is drawn
 
 
 @dataclass(frozen=True)
-class Work:
-    """One line of the set. It is measured in those of `numbers` that the device is fast in."""
+class Line:
+    """One line of the set."""
 
     title: str
     workload: str  # "image" is image_benchmark.py
     model: str
     phase: str
     batch_size: int
-    is_quick: bool = False  # QUICK=1 measures it too, in float32 only
-    devices: tuple[str, ...] = ("cpu", "gpu")  # they measure it; a GPU is any device except a CPU
-    framework: str = ""  # the only one that measures it; "": all
-    numbers: tuple[str, ...] = ("float32", *FORMATS)
+    devices: tuple[str, ...] = ("gpu",)  # "gpu" is any device except a CPU
+    frameworks: tuple[str, ...] = ()  # those that measure it; (): all
+    # On a CPU in each of them. A GPU has "16", and float32 if that is the only one, on a Mac, or if 16 bits are slow.
+    precisions: tuple[str, ...] = ("16",)
+    compile: str = ""  # COMPILE on NVIDIA cards; a mode of PyTorch's is 1 in other frameworks
     settings: tuple[tuple[str, str], ...] = ()  # those other than the defaults
-    has_pipeline: bool = False  # in float32 the input pipeline is measured too
-    shared_gb: int = 0  # memory in units of 2**30 bytes that it needs if the GPU shares the system's
-    card_gb: int = 0  # the same of an NVIDIA card
+    has_pipeline: bool = False  # the input pipeline is measured, too: on a CPU in float32 only
+    is_quick: bool = False  # QUICK=1 measures it, too
+    is_latency: bool = False  # the host limits it: one process, and in no ranking
+    # Memory in units of 2**30 bytes: of an NVIDIA card; of a system that shares it with the GPU; there in float32
+    needs: tuple[int, ...] = (0, 0)
+    below_gb: int = 0  # a card with more of it measures a larger batch instead
 
     def suits(self, device, framework):
         """Return whether it is measured on a device of this kind ("mps") in this framework, which may lack it."""
         names = {device, "cpu" if device == "cpu" else "gpu"}
-        return not names.isdisjoint(self.devices) and self.framework in ("", framework)
+        return not names.isdisjoint(self.devices) and framework in (self.frameworks or (framework,))
 
-    def precision(self, numbers):
-        """Return the PRECISION for a format of numbers: weights in 16 bits would lose the small updates of training."""
-        is_mixed = self.phase == "training" and self.workload != "llm" and numbers in FORMATS  # LoRA's are frozen
-        return f"mixed_{numbers}" if is_mixed else numbers
+    def list_precisions(self, device, sixteen):
+        """List the precisions in which a device measures it.
 
-    def change(self, numbers):
-        """Return the environment of a run in a format of numbers."""
+        Args:
+            sixteen: the precision of 16 bits that is fast on the device; "" if none is.
+        """
+        has_float32 = device in ("cpu", "mps") or not sixteen or self.precisions == ("float32",)
+        chosen = {"float32": "float32" if has_float32 else "", "16": sixteen}
+        return [chosen[name] for name in self.precisions if chosen[name]]
+
+    def precision(self, name):
+        """Return the PRECISION for a precision: weights in 16 bits would lose the small updates of training."""
+        is_mixed = name in SIXTEEN and self.workload != "llm" and self.phase == "training"  # LoRA's are frozen
+        return f"mixed_{name}" if is_mixed else name
+
+    def needed_gb(self, precision, is_shared):
+        """Return the memory that it needs: of the system if it shares it with the GPU, else of the card."""
+        return self.needs[-1 if is_shared and precision == "float32" else is_shared]
+
+    def environ(self, device, framework, precision, compiles):
+        """Return the environment of a run of it.
+
+        Args:
+            compiles: whether the device is one on which the set compiles.
+        """
         environ = {"MODEL": self.model, "PHASE": self.phase, "BATCH_SIZE": str(self.batch_size)}
         if self.workload == "mlp":
             environ["DATA"] = "synthetic"
-        if self.workload == "image" and (numbers != "float32" or not self.has_pipeline):
+        if self.workload == "image" and not (self.has_pipeline and (device != "cpu" or precision == "float32")):
             environ["SCOPE"] = "device"
-        return environ | dict(self.settings) | {"PRECISION": self.precision(numbers)}
+        if self.compile and compiles and framework != "mlx":
+            environ["COMPILE"] = self.compile if framework == "torch" else "1"
+        return environ | dict(self.settings) | {"PRECISION": self.precision(precision)}
 
 
-LARGE_BATCH = {"devices": ("gpu",), "numbers": ("bfloat16",), "settings": (("MEMORY_FORMAT", "channels_last"),)}
-# The memory is that of the weights, and of their copy in float32 that checks them on the CPU.
-LARGE = {"devices": ("gpu",), "shared_gb": 12}
-BITS = {"numbers": ("bfloat16",), "settings": (("WEIGHT_BITS", "4"),), "shared_gb": 8}
-ON_MACS = BITS | {"devices": ("mps",), "framework": "mlx"}
-ON_CUDA = BITS | {"devices": ("cuda",), "framework": "torch", "settings": (("WEIGHT_BITS", "4"), ("COMPILE", "1"))}
-COMPILED = LARGE | {"devices": ("cuda",), "numbers": ("bfloat16",), "settings": (("COMPILE", "reduce-overhead"),)}
-EXPERTS_ON_MACS = ON_MACS | {"shared_gb": 32}  # 17 GB
-EXPERTS_ON_CUDA = {"devices": ("cuda",), "framework": "torch", "numbers": ("bfloat16",)}
-EXPERTS_ON_CUDA |= {"shared_gb": 80, "card_gb": 64}  # 61 GB
-LORA = LARGE | {"numbers": ("bfloat16",), "settings": (("LORA_RANK", "8"),)}
-DIFFUSION = LARGE | {"numbers": ("bfloat16",), "shared_gb": 8}
-PHASES = ("prefill", "decode")
+ON_CPU = {"devices": ("cpu",), "precisions": ("float32", "16")}
+TOO = {"precisions": ("16", "float32"), "compile": "1"}  # in float32, too
+IMAGES = {"settings": (("MEMORY_FORMAT", "channels_last"),)}
+LARGE = {"settings": (*IMAGES["settings"], ("IMAGE_SIZE", "1024"))}
+BITS = {"settings": (("WEIGHT_BITS", "4"),)}
+CARDS = {"devices": ("cuda",), "frameworks": ("torch",)}
+MACS = {"devices": ("mps",), "frameworks": ("mlx",)}
+NOT_KERAS = {"frameworks": ("torch", "mlx")}  # TensorFlow and JAX have only the lines of the ancestors
+LATENCY = {"is_latency": True} | NOT_KERAS
+GRAPHS = {"compile": "reduce-overhead"}  # CUDA graphs: Python submits a step at once
+LONG = {"settings": (("PROMPT_TOKENS", "4096"),)}  # 2,048 are 8.5 ms of work for an H200, in 10.7 ms of launches
+LORA = {"settings": (("LORA_RANK", "8"),)}
 STANDARD_SET = (
-    Work("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True),
-    Work("ResNet-50", "image", "resnet50", "training", 16, is_quick=True),
-    Work("MobileNetV2", "image", "mobilenet_v2", "inference", 16, is_quick=True),
-    Work("MobileNetV2", "image", "mobilenet_v2", "training", 16),
-    Work("MLP 5x1024", "mlp", "mlp-5x1024", "training", 32, is_quick=True),
-    Work("DistilBERT", "transformer", "distilbert", "training", 8, is_quick=True),
-    Work("SmolLM2-135M", "llm", "smollm2-135m", "prefill", 1, is_quick=True),
-    Work("SmolLM2-135M", "llm", "smollm2-135m", "decode", 1, is_quick=True),
-    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "prefill", 1, **LARGE),
-    Work("Llama-3.2-1B", "llm", "llama-3.2-1b", "decode", 1, **LARGE),
-    Work("Llama-3.2-1B, compiled", "llm", "llama-3.2-1b", "decode", 1, **COMPILED),
-    *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_MACS) for phase in PHASES),
-    *(Work("Llama-3.2-1B, 4 bits", "llm", "llama-3.2-1b", phase, 1, **ON_CUDA) for phase in PHASES),
-    *(Work("Qwen3-30B-A3B, 4 bits", "llm", "qwen3-30b-a3b", phase, 1, **EXPERTS_ON_MACS) for phase in PHASES),
-    *(Work("Qwen3-30B-A3B", "llm", "qwen3-30b-a3b", phase, 1, **EXPERTS_ON_CUDA) for phase in PHASES),
-    Work("Llama-3.2-1B, LoRA", "llm", "llama-3.2-1b", "training", 1, **LORA),
-    Work("Stable Diffusion 1.5", "diffusion", "sd-1.5", "inference", 1, **DIFFUSION),
-    Work("ResNet-50, channels_last", "image", "resnet50", "inference", 256, **LARGE_BATCH, shared_gb=8),
-    Work("ResNet-50, channels_last", "image", "resnet50", "training", 256, **LARGE_BATCH, shared_gb=SHARED_GB),
+    Line("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True, **ON_CPU),
+    Line("ResNet-50", "image", "resnet50", "training", 16, is_quick=True, **ON_CPU),
+    Line("MobileNetV2", "image", "mobilenet_v2", "inference", 16, is_quick=True, **ON_CPU),
+    Line("MobileNetV2", "image", "mobilenet_v2", "training", 16, **ON_CPU),
+    Line("MLP 5x1024", "mlp", "mlp-5x1024", "training", 32, is_quick=True, **ON_CPU),
+    Line("DistilBERT", "transformer", "distilbert", "training", 8, is_quick=True, **ON_CPU),
+    Line("SmolLM2 135M", "llm", "smollm2-135m", "prefill", 1, is_quick=True, **ON_CPU),
+    Line("SmolLM2 135M", "llm", "smollm2-135m", "decode", 1, is_quick=True, **ON_CPU),
+    # timm's published rates have 1,024 images, which smaller cards cannot hold.
+    Line("ResNet-50", "image", "resnet50", "inference", 1024, needs=(11, 24), has_pipeline=True, **CARDS, **IMAGES),
+    Line(
+        *("ResNet-50", "image", "resnet50", "inference", 256),
+        **{"needs": (4, 8), "below_gb": 11, "has_pipeline": True} | NOT_KERAS | IMAGES,
+    ),
+    # As on the ancestor's RTX 3090 and M1 Max; 256 images fill the largest cards, and milabench has them.
+    Line("ResNet-50", "image", "resnet50", "training", 64, needs=(4, 8, 16), is_quick=True, **IMAGES, **TOO),
+    Line("ResNet-50", "image", "resnet50", "training", 256, needs=(14, 32), frameworks=("torch",), **IMAGES),
+    Line("DistilBERT", "transformer", "distilbert", "training", 64, needs=(4, 8), **TOO),
+    Line("BERT-large", "transformer", "bert-large", "training", 32, needs=(11, 16, 24), is_quick=True, **TOO),
+    Line("Llama 3.2 1B", "llm", "llama-3.2-1b", "prefill", 1, needs=(4, 12), **LONG),
+    Line("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, needs=(4, 12), is_quick=True, **GRAPHS),
+    Line("SDXL", "diffusion", "sdxl", "inference", 2, needs=(11, 24), **LARGE),  # one step with guidance
+    Line("MobileNetV2", "image", "mobilenet_v2", "training", 128, needs=(7, 16, 24), **IMAGES, **TOO | GRAPHS),
+    Line("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, needs=(3, 8), compile="1", **CARDS, **BITS),
+    Line("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, needs=(3, 8), **MACS, **BITS),
+    Line("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, needs=(14, 24), **LORA),
+    Line("FLUX.2 klein 4B", "diffusion", "flux.2-klein-4b", "inference", 1, needs=(11, 32), **LARGE),
+    Line("Qwen3-30B-A3B", "llm", "qwen3-30b-a3b", "decode", 1, needs=(64, 80), **CARDS),
+    Line("Qwen3-30B-A3B, 4 bits", "llm", "qwen3-30b-a3b", "decode", 1, needs=(32, 32), **MACS, **BITS),
+    Line("ResNet-50", "image", "resnet50", "inference", 1, needs=(4, 8), **IMAGES, **LATENCY),
+    Line("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, needs=(4, 12), **LATENCY),
+    Line("MLP 5x1024", "mlp", "mlp-5x1024", "training", 32, precisions=("float32",), **LATENCY),
 )

@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -112,7 +113,8 @@ def test_energy_is_read_when_the_counter_changes(period, step, is_known):
     """Of a long step nobody knows when the counter has changed, unless it changes often; the last one is frozen."""
     counter = SteppingCounter(period)
     counter.sleep(0.3)
-    instruments = meters.Instruments(counter).with_idle_watts(counter.clock, counter.sleep)
+    instruments = meters.Instruments(counter)
+    instruments = replace(instruments, **instruments.measure_rest(counter.clock, counter.sleep))
     assert instruments.idle_watts == (None if period == 1e9 else pytest.approx(12, rel=0.02))
     assert math.isnan(instruments.joules()) == (period > 0.5)  # too rarely for rows of ten seconds
     watts, joules = instruments.spend(lambda: counter.sleep(step), counter.clock)
@@ -122,8 +124,8 @@ def test_energy_is_read_when_the_counter_changes(period, step, is_known):
 def test_others_on_a_card_are_noticed_without_an_energy_counter():
     for percent, is_shared in ((15, False), (40, True)):
         instruments = meters.Instruments(busy_percent=lambda percent=percent: percent)
-        assert instruments.with_idle_watts(sleep=fail).card_is_shared == is_shared
-    assert meters.Instruments().with_idle_watts(sleep=fail) == meters.Instruments()
+        assert instruments.measure_rest(sleep=fail)["card_is_shared"] == is_shared
+    assert meters.Instruments().measure_rest(sleep=fail)["idle_watts"] is None
 
 
 # Sensors of hardware that is not here, with fakes of the real libraries and recorded values.
@@ -144,7 +146,8 @@ def nvml(monkeypatch):
         "DeviceGetTotalEnergyConsumption": lambda slot: 5_000_123 + slot * 10**12,
         "DeviceGetUtilizationRates": lambda slot: SimpleNamespace(gpu=30 * slot),
         "DeviceGetTemperature": lambda slot, kind: 61 + slot,
-        "DeviceGetClockInfo": lambda slot, kind: 1980,
+        "DeviceGetClockInfo": lambda slot, kind: 1500,
+        "DeviceGetMaxClockInfo": lambda slot, kind: 1980,
         "DeviceGetCurrentClocksEventReasons": lambda slot: 0x1 | 0x4 | 0x40,
         "DeviceGetCurrentClocksThrottleReasons": lambda slot: 0x1 | 0x4 | 0x40,
     }
@@ -164,7 +167,10 @@ def test_the_first_visible_card_is_read(nvml, monkeypatch, visible, slot):
     assert instruments.counter.reading()[0] == 5000.123 + slot * 1e9
     assert (instruments.busy_percent(), instruments.counter.power_scope) == (30 * slot, "gpu board")
     why = "sw_power_cap hw_thermal_slowdown"
-    assert instruments.read() == {"temperature_c": 61 + slot, "clock_mhz": 1980, "throttle_reasons": why}
+    assert instruments.read() == {"temperature_c": 61 + slot, "throttle_reasons": why} | {
+        "clock_mhz": 1500,
+        "highest_clock_mhz": 1980,
+    }
 
 
 @pytest.mark.parametrize(
