@@ -212,12 +212,15 @@ ROUNDS[1]["bfloat16", "1", "channels_last"] |= FASTEST
 
 
 def standard_set(**changes):
-    """Yield rows of the whole standard set in float32."""
-    for i, work in enumerate(work for work in STANDARD_SET if "float32" in work.numbers):
-        about = {"workload": work.workload, "model": work.model, "phase": work.phase, "batch_size": work.batch_size}
-        about["unit"] = {"transformer": "sequences/s", "llm": "tokens/s"}.get(work.workload, "images/s")
-        row = rate(100 + i) | about | {"image_size": None, "process_rates": "1 2 3", "run_id": i}
-        yield row | changes
+    """Yield a row of each line of the standard set that suits the device: on a CPU in float32, on a GPU in 16 bits."""
+    device, framework = (changes.get(name, ROW[name]) for name in ("device", "framework"))
+    for i, line in enumerate(line for line in STANDARD_SET if line.suits(device, framework)):
+        precision = line.list_precisions(device, "bfloat16")[0]
+        environ = line.environ(device, framework, precision, compiles=device == "cuda")
+        about = {name.lower(): text for name, text in environ.items()} | {"workload": line.workload, "scope": "device"}
+        about["unit"] = {"transformer": "sequences/s", "llm": "tokens/s"}.get(line.workload, "images/s")
+        about = {"image_size": None} | about | {"process_rates": "1 2 3", "run_id": i}
+        yield rate(100 + i) | about | changes
 
 
 # A card: the standard set, the peaks, an input pipeline, a doubtful row and a published one

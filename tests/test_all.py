@@ -14,7 +14,6 @@ from bench.host.environment import Card
 from bench.records import results
 from bench.records.rows import work_cells
 from bench.settings import FRAMEWORKS, parse_settings, read_fixed_run, read_settings
-from bench.workloads import standard_set
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 from checks.selfcheck import workload_of_command
@@ -22,8 +21,9 @@ from tests.fakes import FakeChild
 from tests.rows import rate
 
 RATES = {"float32": 0.1, "bfloat16": 0.2, "float16": 0.4}  # TFLOP/s of the best matmul
-ON_CPU = sum("cpu" in work.devices for work in STANDARD_SET)
-CPU, CUDA = (Device(device, None, "2.15", 1) for device in ("cpu", "cuda"))
+ON_CPU = sum("cpu" in line.devices for line in STANDARD_SET)
+CPU, CUDA, MPS = (Device(device, None, "2.15", 1) for device in ("cpu", "cuda", "mps"))
+NVIDIA = replace(CUDA, why_not_compiled="")
 
 
 class Children:
@@ -106,31 +106,82 @@ def make_all(monkeypatch):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     monkeypatch.setenv("FRAMEWORK", framework)
-    models, formats = set(), ("float32", *standard_set.FORMATS)
-    for device in ("cpu", "cuda", "mps", "xpu"):
-        planned = measure_all.plan_work(read_fixed_run("all"), device, formats)
+    models = set()
+    for device in (CPU, CUDA, NVIDIA, MPS, Device("xpu", None, "2.15", 1)):
+        planned = measure_all.plan_lines(read_fixed_run("all"), device, "bfloat16")
         assert planned
-        models |= {workload_of_command(run.command, run.settings.on(device)).model for run in planned.values()}
+        models |= {workload_of_command(run.command, run.settings.on(device.kind)).model for run in planned.values()}
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 
-def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
-    works = [
-        {
-            (run.settings.phase, run.settings.batch_size)
-            for run in measure_all.plan_work(read_fixed_run("all"), "mps", ["bfloat16"], gigabytes).values()
-        }
-        for gigabytes in (16, 32)
+def plan(device, sixteen="bfloat16", *memory, **environ):
+    return [
+        run.settings
+        for run in measure_all.plan_lines(read_fixed_run("all", environ), device, sixteen, *memory).values()
     ]
-    assert works[1] - works[0] == {("training", 256)}
-    assert capsys.readouterr().out.count("training, batch 256") == 1
 
 
-@pytest.mark.parametrize(("memory", "count"), [("24564 MiB", 0), ("81559 MiB", 2), ("[N/A]", 2)])
-def test_a_mixture_of_experts_needs_a_large_card(monkeypatch, memory, count):
+def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
+    works = [{(each.model, each.phase, each.batch_size) for each in plan(MPS, "bfloat16", gb)} for gb in (16, 32)]
+    skipped = works[1] - works[0]
+    assert ("resnet50", "training", 256) in skipped
+    assert capsys.readouterr().out.count("ResNet-50 training, batch 256") == 1
+
+
+@pytest.mark.parametrize(
+    ("memory", "count", "batch"), [("8188 MiB", 0, 256), ("24564 MiB", 0, 1024), ("81559 MiB", 1, 1024)]
+)
+def test_a_card_measures_what_it_can_hold(monkeypatch, memory, count, batch):
     monkeypatch.setattr(resources, "find_card", lambda: Card("NVIDIA", memory=memory))
-    works = measure_all.plan_work(read_fixed_run("all"), "cuda", ["bfloat16"], resources.read_card_gb(), False)
-    assert sum("30b-a3b" in name for name in works) == count
+    works = plan(NVIDIA, "bfloat16", resources.read_card_gb(), False)
+    assert sum(each.model == "qwen3-30b-a3b" for each in works) == count
+    assert next(each.batch_size for each in works if each.phase == "inference") == batch
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled"),
+    [(NVIDIA, 6), (CUDA, 0), (replace(CUDA, why_not_compiled="it needs cc"), 0), (MPS, 0)],
+)
+def test_lines_are_compiled_where_a_compiler_works(capsys, device, compiled):
+    works = plan(device)
+    assert sum(bool(each.compile) for each in works) == compiled
+    assert ("it needs cc" in capsys.readouterr().out) == (device.why_not_compiled == "it needs cc")
+    assert any(each.batch_size == 64 for each in works) == (device.why_not_compiled != "it needs cc")
+
+
+@pytest.mark.parametrize(
+    ("device", "rates", "chosen"),
+    [
+        ("cuda", {"float32": 1, "bfloat16": 8, "float16": 8.5}, "bfloat16"),
+        ("cuda", {"float32": 8, "bfloat16": 2, "float16": 60}, "float16"),  # T4
+        ("cpu", {"float32": 1, "bfloat16": 2, "float16": 9}, "bfloat16"),
+        ("cuda", {"float32": 10, "bfloat16": 2, "float16": 0.2}, ""),  # GTX 10
+        ("cuda", {"float32": 10}, ""),
+    ],
+)
+def test_16_bits_are_those_that_are_fast(device, rates, chosen):
+    assert measure_all.choose_sixteen(rates, device) == chosen
+
+
+def test_a_card_without_fast_16_bits_trains_in_float32():
+    assert {each.precision for each in plan(NVIDIA, "")} == {"float32"}
+
+
+def test_a_quick_set_on_a_gpu_has_three_lines():
+    assert [(each.model, each.phase) for each in plan(NVIDIA, QUICK="1")] == [
+        ("resnet50", "training"),
+        ("bert-large", "training"),
+        ("llama-3.2-1b", "decode"),
+    ]
+
+
+def test_compiling_has_a_limit_and_is_not_tried_again(make_all, monkeypatch):
+    monkeypatch.setattr(measure_all.SetFile, "add", lambda self, work, rows: self.rows_of[work].append(rows) or rows)
+    make_all.children.device = NVIDIA
+    make_all.children.fails = {("transformer", "distilbert", "training"): "compiling"}
+    make_all(RUNS="2")
+    asked = [settings for _, settings in make_all.children.asked if settings.model == "distilbert"]
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("ends_after", [0, 1, 4, 1 + 3 * ON_CPU])
@@ -162,7 +213,7 @@ def test_a_pass_has_one_process_of_each_work(make_all):
 
 def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measured_anew(make_all, monkeypatch):
     _, count, rows = make_all(QUICK="1")
-    assert count == 1 + sum(work.is_quick for work in STANDARD_SET)
+    assert count == 1 + sum(line.is_quick for line in STANDARD_SET if "cpu" in line.devices)
     assert {row["precision"] for row in rows if row["model"] != "matmul-peak"} == {"float32"}
     assert make_all(MALLOC_ARENA_MAX="1")[1] == count
     monkeypatch.delenv("MALLOC_ARENA_MAX")
@@ -173,9 +224,9 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     monkeypatch.setattr(parent.environment, "read_host", changed)
     assert make_all()[1] == count
     make_all.children.device = CUDA
-    assert make_all()[1] == count
+    on_gpu = make_all()[1]
     make_all.children.device = replace(CUDA, device_name="another card")
-    assert make_all()[1] == count
+    assert make_all()[1] == on_gpu == 1 + len(plan(CUDA, QUICK="1"))
     make_all.children.device = CPU
     assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU  # one process of a quick run is not enough
 
@@ -220,5 +271,5 @@ def test_a_disturbed_peak_excludes_no_format():
 
 
 def test_the_rows_of_the_sweep_are_results_too(make_all):
-    make_all.children.fails = {(work.workload, work.model, work.phase): "unsupported" for work in STANDARD_SET}
+    make_all.children.fails = {(line.workload, line.model, line.phase): "unsupported" for line in STANDARD_SET}
     assert [make_all()[0] for _ in range(2)] == [0, 0]

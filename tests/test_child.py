@@ -227,7 +227,7 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
 
     monkeypatch.setattr(on_numpy, "open_session", note)
     scope = task.pop("scope", "device,input")
-    task = child_process.Task(**task)
+    task = child_process.Task(**task, rest={"period": 0.001})
     status, lines = instrumented(PHASE="training", SCOPE=scope, task=task)
     assert (status, [line["scope"] for line in lines]) == (0, measured)
     assert set(compared) == {task.compares_with_cpu}
@@ -249,7 +249,7 @@ def test_idle_power_is_what_the_parent_measured_before_the_first_child(instrumen
 
 @pytest.mark.parametrize(("part", "has_energy"), [("forward", True), ("backward", False), ("optimizer", False)])
 def test_a_part_of_training_has_no_energy_if_others_run_before_each_step(instrumented, part, has_energy):
-    _, (line,) = instrumented(PHASE=part, SCOPE=None)  # nor a pipeline
+    _, (line,) = instrumented(PHASE=part, SCOPE=None, task=child_process.Task(rest={"period": 0.001}))  # nor a pipeline
     assert [line[name] for name in ("status", "phase", "scope", "optimizer")] == ["ok", part, "device", "sgd"]
     assert ("power_watts" in line) == has_energy
 
@@ -269,7 +269,7 @@ def test_a_sustained_run_has_a_line_for_each_part(instrumented, monkeypatch):
     monkeypatch.setattr(
         measure, "Job", lambda *session, **limits: job(*session, **limits | {"sustained_seconds": 0.35})
     )
-    code, lines = instrumented(SUSTAIN="60")
+    code, lines = instrumented(SUSTAIN="60", task=child_process.Task(rest={"period": 0.001}))
     assert (code, len(lines) >= 3) == (0, True)
     assert {(line["scope"], line["stop_reason"]) for line in lines} == {("sustained", "interval")}
     elapsed = [line["elapsed_seconds"] for line in lines]

@@ -177,8 +177,8 @@ def test_the_doctor_tries_a_real_framework(monkeypatch, capsys, tmp_path):
     read = []
     monkeypatch.setattr(doctor, "read_settings", lambda *given: read.append(read_settings(*given)) or read[0])
     monkeypatch.setenv("USE_GPU", "0")  # a Mac in a virtual machine has a GPU that cannot allocate memory
-    get_paths = doctor.sysconfig.get_paths  # PyTorch asks it, too
-    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda *how: get_paths(*how) | {"include": str(tmp_path)})
+    get_paths = environment.sysconfig.get_paths  # PyTorch asks it, too
+    monkeypatch.setattr(environment.sysconfig, "get_paths", lambda *how: get_paths(*how) | {"include": str(tmp_path)})
     assert doctor.report_framework("torch") == 0
     assert read[0].use_gpu is False
     out = capsys.readouterr().out

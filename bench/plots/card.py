@@ -10,8 +10,8 @@ from typing import NamedTuple
 from bench.plots import draw, frames
 from bench.plots.draw import COLOURS, GREY
 from bench.records import peaks, report, results
-from bench.records.columns import FLAGS, disturbing_flags, format_number
-from bench.records.likeness import SIXTEEN_BITS, class_of, describe_how, describe_work, work_of
+from bench.records.columns import FLAGS, disturbing_flags, format_number, words_of
+from bench.records.likeness import SIXTEEN_BITS, describe_how, work_of
 from bench.settings import FRAMEWORKS
 from bench.workloads.standard_set import RUNS, SIXTEEN, STANDARD_SET
 
@@ -236,11 +236,19 @@ def list_doubts(by_line, rows):
 def describe_bar(row):
     """Describe a row next to its bar: (name, interval or ratio and how a source did it, share of peak or bandwidth)."""
     if row["published"]:
-        return row["device_name"], f"1 / {row['ratio']:.2g}: {describe_how(row)}", ""
+        return row["device_name"], f"ours {row['ratio']:.2g} times: {describe_how(row)}", ""
     share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
     bound = ", launch-bound" if "launch_bound" in row["flags"] else ""
     return row["precision"], ends + bound, f"{format_percent(share)} %" if share > 0 else ""
+
+
+def describe_settings(line, row):
+    """Describe the settings of a line of the set: "training, batch 64, channels_last, compiled"."""
+    names = ["phase", *(name.lower() for name, _ in line.settings if name != "WEIGHT_BITS")]
+    if line.batch_size > 1:
+        names.insert(1, "batch_size")
+    return ", ".join(words_of(row, [*names, "compile"]).values())
 
 
 def draw_card(card):
@@ -289,8 +297,7 @@ def draw_block(axes, line, bars, top):
     write = functools.partial(draw.write, axes)
     axes.plot([MARGIN, WIDE - MARGIN], [top, top], color="#D5DBE2", linewidth=0.7)
     write(line.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
-    settings = describe_work(bars[0]).split(", ", 1)[1].replace(f", {class_of(bars[0])}", "")
-    write(settings, MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
+    write(describe_settings(line, bars[0]), MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
     scale = (BAR_END - BAR) / max(max(row["value"], row["high"] if row["high"] > 0 else 0) for row in bars)
     for i, row in enumerate(bars):
         y = top + 0.14 + i * ROW

@@ -7,11 +7,10 @@ from pathlib import Path
 import pandas as pd
 
 from bench.records import columns, tables
-from bench.records.likeness import USUAL, class_of
+from bench.records.likeness import PRECISIONS, USUAL, class_of
 from bench.records.peaks import SIXTEEN_BITS
 from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings
 from bench.workloads import TRAIN_IMAGES
-from bench.workloads.standard_set import SIXTEEN
 
 PUBLISHED = ROOT / "results"  # the folder of the published figures, whatever RESULTS_DIR is
 WHO = ["published", "machine", "kind", "framework"]
@@ -66,7 +65,7 @@ def cells_of(line, device, framework, precision, compiles):
 
     The set leaves most settings at their defaults, which differ between frameworks: parse_settings() knows them.
     """
-    if ("16" if precision in SIXTEEN else precision) not in line.precisions:
+    if PRECISIONS.get(precision, precision) not in line.precisions:
         return {}
     environ = {"FRAMEWORK": framework} | line.environ(device, framework, precision, compiles)
     try:
@@ -92,8 +91,13 @@ def is_of(row, line):
 
 
 def of_line(rows, line):
-    """Return {class of precision: the latest row} of the rows, dicts of one machine and framework, of a line."""
-    return {class_of(row): row for row in rows if is_of(row, line)}
+    """Return {class of precision: the latest row} of the rows of a line, in the order of its precisions.
+
+    Args:
+        rows: dicts, of one machine and framework.
+    """
+    latest = {class_of(row): row for row in rows if is_of(row, line)}
+    return {name: latest[name] for name in (*line.precisions, "tf32") if name in latest}
 
 
 def perceptrons(lines):

@@ -95,7 +95,7 @@ def find_works(rows):
     for model, precisions in PEAKS.items():
         works += [(None, peaks[model, name]) for name in precisions if (model, name) in peaks]
     for line in STANDARD_SET:
-        works += [(line, row) for _, row in sorted(frames.of_line(rows, line).items())]
+        works += [(line, row) for _, row in frames.of_line(rows, line).items()]
     places = {line: 100 * (1 + i) for i, line in enumerate(STANDARD_SET)}
     return {describe_work(row): (places.get(line, 0) + place, line, row) for place, (line, row) in enumerate(works)}
 

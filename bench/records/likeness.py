@@ -1,6 +1,7 @@
 """Decide which figures may stand side by side: those of the same work. Card, plots, tables and page ask here."""
 
 from bench.records.columns import words_of
+from bench.workloads.standard_set import SIXTEEN_BITS
 
 # Columns in which the same work agrees. Precision and compilation also count, see work_of(). What may differ is said in
 # words, see describe_how(): framework, which 16 bits, memory format, optimizer, data.
@@ -9,11 +10,18 @@ WEIGHTS = ("lora_rank", "weight_bits")
 AGREE = ("workload", "model", "phase", "scope", "epoch", "matrix_size", *SIZES, *WEIGHTS, "world_size", "nodes")
 HOW = ("memory_format", "optimizer", "data")
 # A source that states no size used the usual one: {workload: {column: value}}.
-USUAL = {"image": {"image_size": "224"}, "mlp": {"image_size": "32"}, "transformer": {"sequence_length": "128"}}
+USUAL: dict[str, dict[str, str]] = {
+    "image": {"image_size": "224"},
+    "mlp": {"image_size": "32"},
+    "transformer": {"sequence_length": "128"},
+}
 # Lengths of a language model have no usual value: {phase: its columns}.
-LENGTHS = {"training": ("sequence_length",), "prefill": ("prompt_tokens",), "decode": ("depth", "new_tokens")}
+LENGTHS: dict[str, tuple[str, ...]] = {
+    "training": ("sequence_length",),
+    "prefill": ("prompt_tokens",),
+    "decode": ("depth", "new_tokens"),
+}
 NOT_STATED = "length not stated"
-SIXTEEN_BITS = "16 bits"
 PRECISIONS = dict.fromkeys(("float16", "bfloat16", "mixed_float16", "mixed_bfloat16"), SIXTEEN_BITS)
 PEAKS = ("matmul-peak", "matmul-best")  # of one shape or the best of several; a source's own search is matmul-mamf-...
 MODELS = {

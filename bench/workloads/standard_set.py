@@ -20,6 +20,7 @@ QUICK_PEAKS = {
     "gpu": PEAKS["gpu"] | {"SIZES": "4096", "MAX_SECONDS": "0.5"},
 }
 QUICK = {"MAX_SECONDS": "1"}
+SIXTEEN_BITS = "16 bits"
 SIXTEEN = ("bfloat16", "float16")  # the precisions of 16 bits; float16 only on a GPU
 FIRST_CARD = 7  # lines of a GPU before the first card is drawn
 
@@ -35,8 +36,8 @@ class Line:
     batch_size: int
     devices: tuple[str, ...] = ("gpu",)  # "gpu" is any device except a CPU
     frameworks: tuple[str, ...] = ()  # those that measure it; (): all
-    # On a CPU in each of them. A GPU has "16", and float32 if that is the only one, on a Mac, or if 16 bits are slow.
-    precisions: tuple[str, ...] = ("16",)
+    # On a CPU all of them. A GPU has 16 bits, and float32 if that is the only one, on a Mac, or if 16 bits are slow.
+    precisions: tuple[str, ...] = (SIXTEEN_BITS,)
     compile: str = ""  # COMPILE on NVIDIA cards; a mode of PyTorch's is 1 in other frameworks
     settings: tuple[tuple[str, str], ...] = ()  # those other than the defaults
     has_pipeline: bool = False  # the input pipeline is measured, too: on a CPU in float32 only
@@ -58,7 +59,7 @@ class Line:
             sixteen: the precision of 16 bits that is fast on the device; "" if none is.
         """
         has_float32 = device in ("cpu", "mps") or not sixteen or self.precisions == ("float32",)
-        chosen = {"float32": "float32" if has_float32 else "", "16": sixteen}
+        chosen = {"float32": "float32" if has_float32 else "", SIXTEEN_BITS: sixteen}
         return [chosen[name] for name in self.precisions if chosen[name]]
 
     def precision(self, name):
@@ -86,8 +87,8 @@ class Line:
         return environ | dict(self.settings) | {"PRECISION": self.precision(precision)}
 
 
-ON_CPU = {"devices": ("cpu",), "precisions": ("float32", "16")}
-TOO = {"precisions": ("16", "float32"), "compile": "1"}  # in float32, too
+ON_CPU = {"devices": ("cpu",), "precisions": ("float32", SIXTEEN_BITS)}
+TOO = {"precisions": (SIXTEEN_BITS, "float32"), "compile": "1"}  # in float32, too
 IMAGES = {"settings": (("MEMORY_FORMAT", "channels_last"),)}
 LARGE = {"settings": (*IMAGES["settings"], ("IMAGE_SIZE", "1024"))}
 BITS = {"settings": (("WEIGHT_BITS", "4"),)}

@@ -1,17 +1,26 @@
 """A machine's card: which rows it shows, which published machines are next to it, and what it doubts."""
 
+from itertools import pairwise
+
 import pytest
 
 from bench.plots import card, frames
+from bench.records.likeness import work_of
 from bench.workloads.standard_set import STANDARD_SET
 from tests.rows import GPU, PEAK, rate, standard_set, write
 
 LATER = "2030-11-20T11:34:42+00:00"
-OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "64", "phase": "inference"}
+OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "16", "phase": "inference"}
+OF_THE_CPU = [line for line in STANDARD_SET if line.suits("cpu", "torch")]
 
 
 def make(folder, framework="torch"):
     return card.make_card(frames.load(folder, pytest.fail), "a", framework)
+
+
+@pytest.fixture(scope="module")
+def published_and_own():
+    return frames.load("results", print)
 
 
 def test_published_machines_are_those_that_compare_with_most_of_it(folder):
@@ -24,45 +33,80 @@ def test_published_machines_are_those_that_compare_with_most_of_it(folder):
     assert lines[1] == "good"
     assert lines.count("Example CPU") == len(lines) - 1
     for name, places in {"gpu 4": [4], "gpu 5": [5], "both": [0, 2], "gpu 6": [6]}.items():
-        for work in (STANDARD_SET[i] for i in places):
-            about = {"device_name": name, "workload": work.workload, "model": work.model, "phase": work.phase}
+        for line in (OF_THE_CPU[i] for i in places):
+            about = {"device_name": name, "workload": line.workload, "model": line.model, "phase": line.phase}
+            about |= {"batch_size": line.batch_size, "image_size": None}
             write(folder, [OTHERS | about], "published")
     shown = {line["device_name"] for bars in make(folder).blocks.values() for line in bars if line["published"]}
     assert "both" in shown
     assert len(shown) == card.MOST_PUBLISHED
 
 
-@pytest.mark.parametrize(("device", "factor", "count"), [("cuda", 8, 1), ("cuda", 9, 0), ("cpu", 9, 1)])
-def test_published_figures_next_to_a_gpu_have_no_much_larger_batch(folder, device, factor, count):
-    write(folder, standard_set(device=device))
-    matmul = OTHERS | rate(1) | {"workload": "matmul", "model": "matmul", "phase": "", "batch_size": None}
-    write(folder, [OTHERS | rate(900) | {"batch_size": str(16 * factor)}, matmul], "published")
-    shown = [line for bars in make(folder).blocks.values() for line in bars]
-    assert sum(line["published"] for line in shown) == count
+def test_each_figure_is_next_to_figures_of_the_same_work(published_and_own):
+    """Of all cards that results/ and published.csv make."""
+    stored = published_and_own
+    machines = stored.valid.loc[~stored.valid["published"], ["machine", "framework"]].drop_duplicates()
+    cards = [made for of in machines.itertuples(index=False) if (made := card.make_card(stored, *of))]
+    count = 0
+    for bars in (bars for made in cards for bars in made.blocks.values()):
+        assert not bars[0]["published"]
+        for above, bar in pairwise(bars):
+            assert work_of(bar) == work_of(above) or not bar["published"]
+            count += bar["published"]
+    assert count
+
+
+def test_a_large_batch_is_not_next_to_a_small_one(folder):
+    write(folder, standard_set(**GPU | {"machine": "a"}))
+    training = OTHERS | {"phase": "training", "precision": "mixed_float16", "memory_format": "channels_first"}
+    figures = {957: {"batch_size": 64, "compile": 1}, 833: {"batch_size": 256}, 800: {"batch_size": 64}}
+    rows = [training | rate(value) | cells | {"device_name": "RTX 3090"} for value, cells in figures.items()]
+    write(folder, rows, "published")
+    next_to = {
+        bar["value"]: (bars[0]["batch_size"], bars[0]["compile"])
+        for bars in make(folder).blocks.values()
+        for bar in bars
+        if bar["published"]
+    }
+    assert next_to == {957: ("64", "1"), 833: ("256", "0")}
+
+
+def test_lines_of_latency_and_what_is_launch_bound_are_marked(folder):
+    write(folder, standard_set(flags="launch_bound", **GPU | {"machine": "a"}))
+    made = make(folder)
+    (doubt,) = (words for words in made.doubts if "submits" in words)
+    assert "MLP" not in doubt  # it is measured for that
+    bars = [bar for bars in made.blocks.values() for bar in bars]
+    assert all("launch-bound" in card.describe_bar(bar)[1] for bar in bars)
+    assert sum(line.is_latency for line in made.blocks) == 3
 
 
 def test_work_without_a_result_is_named(folder):
     _, *others = standard_set()
     write(folder, others)
-    assert make(folder).doubts == ["Not measured: ResNet-50 inference."]
+    assert make(folder).doubts == ["Not measured: ResNet-50 inference, batch 16."]
 
 
 def test_work_that_a_framework_does_not_have_is_not_missing(folder):
-    write(folder, standard_set(framework="mlx", **GPU | {"machine": "a"}))
+    first, second, *_ = standard_set(framework="mlx", **GPU | {"machine": "a"})
+    write(folder, [first, second])
     (doubt,) = (words for words in make(folder, "mlx").doubts if "Not measured" in words)
-    assert "Stable Diffusion" not in doubt
-    assert "compiled" not in doubt
+    assert "SDXL" not in doubt
+    assert "batch 256" not in doubt
 
 
 @pytest.mark.parametrize(
-    ("rates", "width", "is_named"), [((90, 80), 0.01, True), ((90, 80), 0.12, False), ((90, 110), 0.01, False)]
+    ("rates", "width", "is_named"), [((100, 90), 0.01, True), ((100, 90), 0.12, False), ((100, 110), 0.01, False)]
 )
 def test_work_that_16_bits_slow_down_is_named(folder, rates, width, is_named):
     write(folder, standard_set())
     about = {"phase": "inference", "batch_size": "16", "image_size": None}
     write(
         folder,
-        [rate(each, width) | about | {"precision": name} for each, name in zip(rates, card.FORMATS, strict=True)],
+        [
+            rate(each, width) | about | {"precision": name, "run_id": "x"}
+            for each, name in zip(rates, ("float32", "bfloat16"), strict=True)
+        ],
     )
     named = [words for words in make(folder).limits if "16 bits" in words]
     assert named == ["Slower in 16 bits than in float32: ResNet-50 inference."] * is_named
@@ -82,9 +126,9 @@ def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_same
     write(folder, [rate(999) | about | {name: text} for name, text in others.items()])
     write(folder, [rate(150) | about | {"precision": "bfloat16"}])
     made = make(folder)
-    shown = [(line["numbers"], line["value"], line["processes"]) for line in next(iter(made.blocks.values()))]
+    shown = [(line["precision"], line["value"], line["processes"]) for line in next(iter(made.blocks.values()))]
     assert shown == [("float32", 100, 3), ("bfloat16", 150, 1)]
-    assert [rate for rate, _ in made.tiles] == ["0.2 TFLOP/s"]
+    assert [rate for rate, *_ in made.tiles] == ["0.2 TFLOP/s"]
     assert {line["of_peak"] for bars in made.blocks.values() for line in bars if line["of_peak"] > 0} == {0.5}
     assert make(folder, framework="tensorflow") is None
 
@@ -92,7 +136,7 @@ def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_same
 def test_what_an_earlier_run_or_another_framework_measured_says_so(folder):
     whole = {"scope": "end_to_end", "bottleneck": "device", "note": "limited by the model: it processes 100 images/s"}
     write(folder, [*standard_set(), whole | {"phase": "inference"}, PEAK | {"framework": "jax", "tflops": "0.5"}])
-    assert [words for _, words in make(folder).tiles] == ["float32 matmul, in JAX"]
+    assert [words for _, *words in make(folder).tiles] == [["float32 matmul", "in JAX"]]
     write(folder, [rate(90) | {"phase": "inference", "process_rates": "1 2 3", "run_id": "x", "timestamp": LATER}])
     assert any("earlier run" in words for words in make(folder).limits)
     write(folder, [rate(90)], "b")

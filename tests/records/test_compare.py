@@ -64,15 +64,20 @@ def test_verdicts_of_few_processes_say_how_often_they_are_wrong(tmp_path, capsys
     assert [text.split()[-1] for text in capsys.readouterr().out.split(" %")[:-1]] == ([percent] if percent else [])
 
 
-@pytest.mark.parametrize(("columns", "count"), [("80", 2), ("100", 2), ("300", 1)])
+@pytest.mark.parametrize(("columns", "count"), [("80", 3), ("100", 3), ("300", 1)])
 def test_the_table_has_ratios_to_the_first_machine_and_none_that_was_disturbed(tmp_path, monkeypatch, columns, count):
     monkeypatch.setenv("COLUMNS", columns)
     for name, factor in (("a", 1), ("b" * 30, 2), ("c" * 30, 0.5)):
         rows = [row | rate(factor * row["throughput"]) for row in standard_set(**GPU | {"machine": name})]
         rows[0] |= {"flags": "contended" if factor < 1 else "drift"}
-        write(tmp_path, rows if name == "a" else rows[:5], name)
+        rows[1] |= {"flags": "launch_bound" if factor == 2 else ""}
+        write(tmp_path, rows if name == "a" else [*rows[:5], *rows[-3:]], name)
     lines = table.describe_set(tmp_path, pytest.fail).splitlines()
-    means = "".join(line for line in lines if "geometric mean" in line).split("|")
-    assert [mean.strip() for mean in means if "n =" in mean] == ["2x (n = 5)", "0.5x (n = 4)"]
+    means = "".join(line for line in lines if "mean of ratios " in line).split("|")
+    means = [mean.strip() for mean in means if "n =" in mean]
+    assert [mean[:4] for mean in means] == ["2x (", "0.5x"]
+    assert ["n = 4" in mean for mean in means] == [True, True]
+    assert ["without 1 launch-bound" in means[0], "without 1 disturbed" in means[1]] == [True, True]
+    assert all("3 latency" in mean for mean in means)
     assert sum(line.startswith("|--") for line in lines) == count  # tables
     assert max(len(line) for line in lines if line.startswith("|")) <= max(int(columns), table.LEAST_WIDTH)

@@ -68,10 +68,11 @@ def test_bert_base_flops_follow_from_its_parameters():
 
 @pytest.mark.parametrize("framework", ["torch", "mlx"])
 def test_the_set_fine_tunes_on_gpus_in_16_bits_and_names_the_memory_that_it_shares(framework):
-    (work,) = (work for work in STANDARD_SET if "LoRA" in work.title)
-    settings = read_settings(work.workload, {"FRAMEWORK": framework} | work.change(*work.numbers))
+    (line,) = (line for line in STANDARD_SET if "LoRA" in line.title)
+    environ = line.environ("mps", framework, "bfloat16", compiles=False)
+    settings = read_settings(line.workload, {"FRAMEWORK": framework} | environ)
     assert (settings.phase, settings.lora_rank, settings.precision) == ("training", 8, "bfloat16")
-    assert all(work.shared_gb for work in STANDARD_SET if "cpu" not in work.devices)
+    assert all(line.needs[1] for line in STANDARD_SET if "cpu" not in line.devices and line.workload != "mlp")
 
 
 def test_a_forked_worker_leaves_the_files_of_its_parent(monkeypatch):
