@@ -243,14 +243,6 @@ def describe_bar(row):
     return row["precision"], ends + bound, f"{format_percent(share)} %" if share > 0 else ""
 
 
-def describe_settings(line, row):
-    """Describe the settings of a line of the set: "training, batch 64, channels_last, compiled"."""
-    names = ["phase", *(name.lower() for name, _ in line.settings if name != "WEIGHT_BITS")]
-    if line.batch_size > 1:
-        names.insert(1, "batch_size")
-    return ", ".join(words_of(row, [*names, "compile"]).values())
-
-
 def draw_card(card):
     """Draw the card and return the figure."""
     figure, axes = draw.sheet(WIDE)
@@ -297,7 +289,11 @@ def draw_block(axes, line, bars, top):
     write = functools.partial(draw.write, axes)
     axes.plot([MARGIN, WIDE - MARGIN], [top, top], color="#D5DBE2", linewidth=0.7)
     write(line.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
-    write(describe_settings(line, bars[0]), MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
+    settings = [
+        frames.describe_settings(line, bars[0]),
+        *words_of(bars[0], ["memory_format"] * bool(line.settings)).values(),
+    ]
+    write(", ".join(settings), MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
     scale = (BAR_END - BAR) / max(max(row["value"], row["high"] if row["high"] > 0 else 0) for row in bars)
     for i, row in enumerate(bars):
         y = top + 0.14 + i * ROW

@@ -100,6 +100,15 @@ def of_line(rows, line):
     return {name: latest[name] for name in (*line.precisions, "tf32") if name in latest}
 
 
+def describe_settings(line, row):
+    """Describe the settings of a row of the set, without precision and memory format: "training, batch 64"."""
+    names = ["phase", *(name.lower() for name, _ in line.settings if name not in ("WEIGHT_BITS", "MEMORY_FORMAT"))]
+    if line.batch_size > 1:
+        names.insert(1, "batch_size")
+    compiled = ["compiled"] if row["compile"] not in ("", "0") else []
+    return ", ".join([*columns.words_of(row, names).values(), *compiled])
+
+
 def perceptrons(lines):
     """Select training of mlp-<depth>x1024 with the settings of its first benchmark: the fastest of WHO and depth.
 

@@ -10,7 +10,7 @@ from collections import Counter
 from bench.plots import frames
 from bench.records import report
 from bench.records.columns import disturbing_flags, format_number
-from bench.records.likeness import describe_work
+from bench.records.likeness import MODELS, class_of
 from bench.workloads.standard_set import SIXTEEN, STANDARD_SET
 
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
@@ -34,15 +34,18 @@ def describe_set(folder, warn, side=None):
     if side:
         lines = lines.loc[(lines[SIDE] == side).all(axis=1)]
     tables = []
+    units = {}
     for _, of_kind in lines.groupby("kind"):
         sides = [(names, works) for names, mine in of_kind.groupby(SIDE) if (works := find_works(mine))]
+        units |= {row["workload"]: row["per"] for _, works in sides for _, _, row in works.values()}
         if sides:
             tables += describe_sides(sorted(sides, key=lambda each: -len(each[1])))
     if not tables:
         return ""
-    legend = "Rate +- the farther end of its interval (number of processes), ratio to the first column, flags."
-    means = "Means leave out works that the host limits (launch-bound, latency) and disturbed ones."
-    return "\n\n".join([*tables, report.wrap(f"{legend} {means}" if side is None else legend)])
+    ratio = "" if side else "ratio to the first column, "
+    legend = f"Rate +- the farther end of its interval (number of processes), {ratio}flags. Units:"
+    legend += f" {', '.join(f'{workload} {unit}' for workload, unit in units.items())}."
+    return "\n\n".join([*tables, report.wrap(legend)])
 
 
 def describe_sides(sides):
@@ -52,7 +55,7 @@ def describe_sides(sides):
     names = sorted(found, key=lambda name: found[name][0])
     workloads = dict.fromkeys(found[name][2]["workload"] for name in names if found[name][1])
     means = [f"mean of ratios, {workload}" for workload in workloads]
-    columns = [["", "", *(f"{name}, {found[name][2]['per']}" for name in names), *means, "mean of ratios"]]
+    columns = [["", "", *names, *means, "mean of ratios", "not in the mean"]]
     for (machine, *how), works in sides:
         ratios = {} if works is base else find_ratios(works, base)
         cells = [describe_cell(works[name][2], ratios.get(name)) if name in works else "" for name in names]
@@ -68,7 +71,7 @@ def find_ratios(works, base):
 
 
 def describe_means(works, base, ratios, workloads):
-    """List the geometric mean of the ratios of models by workload and of all, "1.22x (n = 10)"; "" without any."""
+    """List the geometric means of the ratios of models by workload and of all, and what is not in them: cells."""
     by_workload = {workload: [] for workload in workloads}
     left_out = Counter()
     for name, (_, line, row) in works.items():
@@ -80,11 +83,13 @@ def describe_means(works, base, ratios, workloads):
         else:
             by_workload[row["workload"]].append(ratios[name])
     every = [ratio for some in by_workload.values() for ratio in some]
+    if not every:
+        return [""] * (len(workloads) + 2)
     means = [
         f"{statistics.geometric_mean(some):.3g}x (n = {len(some)})" if some else "" for some in by_workload.values()
     ]
-    why = "".join(f", without {count} {reason}" for reason, count in left_out.items())
-    return [*means, f"{statistics.geometric_mean(every):.3g}x (n = {len(every)}{why})" if every and ratios else ""]
+    why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    return [*means, f"{statistics.geometric_mean(every):.3g}x (n = {len(every)})", why]
 
 
 def find_works(rows):
@@ -95,9 +100,16 @@ def find_works(rows):
     for model, precisions in PEAKS.items():
         works += [(None, peaks[model, name]) for name in precisions if (model, name) in peaks]
     for line in STANDARD_SET:
-        works += [(line, row) for _, row in frames.of_line(rows, line).items()]
+        works += [(line, row) for row in frames.of_line(rows, line).values()]
     places = {line: 100 * (1 + i) for i, line in enumerate(STANDARD_SET)}
-    return {describe_work(row): (places.get(line, 0) + place, line, row) for place, (line, row) in enumerate(works)}
+    return {name_row(line, row): (places.get(line, 0) + place, line, row) for place, (line, row) in enumerate(works)}
+
+
+def name_row(line, row):
+    """Name a row of the table: a line of the set, or a peak."""
+    if line is None:
+        return f"{MODELS.get(row['model'], row['model'])}, {row['precision']}"
+    return f"{line.title}, {frames.describe_settings(line, row)}, {class_of(row)}"
 
 
 def describe_cell(line, ratio):

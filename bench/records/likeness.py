@@ -61,10 +61,10 @@ def is_peak(row):
 def work_of(row):
     """Return the work of a row, a dict of text: two figures may stand side by side only if this is equal for both."""
     cells = {name: str(row.get(name) or "") for name in AGREE}
-    for name, usual in USUAL.get(row["workload"], {}).items():
+    for name, usual in (USUAL.get(row["workload"]) or {}).items():
         cells[name] = cells[name] or usual
     if row["workload"] == "llm":
-        cells |= {name: cells[name] or NOT_STATED for name in LENGTHS.get(row["phase"], ())}
+        cells |= {name: cells[name] or NOT_STATED for name in LENGTHS.get(row["phase"]) or ()}
     cells |= {name: cells[name] or "1" for name in ("world_size", "nodes")}
     cells["lora_rank"] = cells["lora_rank"] or "0"
     if is_peak(row):
@@ -77,7 +77,7 @@ def work_of(row):
 def describe_work(row):
     """Describe the work of a row: "ResNet-50, training, batch 64, 16 bits, compiled"."""
     cells = dict(work_of(row))
-    usual = USUAL.get(row["workload"], {})
+    usual = USUAL.get(row["workload"]) or {}
     sizes = {name: text for name, text in cells.items() if text not in (NOT_STATED, usual.get(name))}
     words = words_of(sizes, [name for name in AGREE if name not in ("workload", "model")])
     is_unknown = NOT_STATED in cells.values()

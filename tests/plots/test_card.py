@@ -88,8 +88,8 @@ def test_work_without_a_result_is_named(folder):
 
 
 def test_work_that_a_framework_does_not_have_is_not_missing(folder):
-    first, second, *_ = standard_set(framework="mlx", **GPU | {"machine": "a"})
-    write(folder, [first, second])
+    *others, _ = standard_set(framework="mlx", **GPU | {"machine": "a"})
+    write(folder, others)
     (doubt,) = (words for words in make(folder, "mlx").doubts if "Not measured" in words)
     assert "SDXL" not in doubt
     assert "batch 256" not in doubt
