@@ -50,7 +50,7 @@ def class_of(row):
     precision = row["precision"]
     if precision == "float32" and "tf32" in str(row.get("measured_precision") or ""):
         return "tf32"
-    return PRECISIONS.get(precision, precision) if row["phase"] else precision
+    return (PRECISIONS.get(precision) or precision) if row["phase"] else precision
 
 
 def is_peak(row):
@@ -81,7 +81,7 @@ def describe_work(row):
     sizes = {name: text for name, text in cells.items() if text not in (NOT_STATED, usual.get(name))}
     words = words_of(sizes, [name for name in AGREE if name not in ("workload", "model")])
     is_unknown = NOT_STATED in cells.values()
-    model = MODELS.get(cells["model"], cells["model"])
+    model = MODELS.get(str(cells["model"])) or cells["model"]
     compiled = "compiled" if cells["compile"] else ""
     parts = [model, *words.values(), NOT_STATED if is_unknown else "", cells["precision"], compiled]
     return ", ".join(filter(None, parts))
