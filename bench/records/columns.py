@@ -97,7 +97,6 @@ COLUMNS = {
     "python": Column("version", "version"),
     "framework": Column("work", "its name here", tuple(settings.FRAMEWORKS), words=""),
     "framework_version": Column("version", "with its build"),
-    "numpy": Column("version", "version of NumPy, which computes the canary"),
     # workload
     "workload": Column("work", "what the model or operator does", (*settings.WORKLOADS, *OPERATORS), words=""),
     "model": Column("work", "its name; or matmul, matmul-peak (the best of a sweep, again), copy ...", words="{}"),
@@ -162,8 +161,10 @@ COLUMNS = {
     "clock_mhz": Column("result", "clock of the device right after the last window", "meter"),
     "throttle_reasons": Column("result", "NVIDIA driver's reasons for a lower clock right after the last window"),
     "thermal_pressure": Column("result", "that a Mac reports after the last window: nominal, moderate, heavy ..."),
-    "canary_seconds": Column("result", "of a small matmul of NumPy before the run, on a cpu", "positive"),
 }
+
+# Columns of files that earlier versions wrote: files are read without them, and rewritten without them.
+GONE = ("canary_seconds", "numpy")
 
 # A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {

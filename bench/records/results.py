@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.records.columns import COLUMNS, MOST_LETTERS, find_fault, make_printable
+from bench.records.columns import COLUMNS, GONE, MOST_LETTERS, find_fault, make_printable
 from bench.settings import SettingError
 
 LOCK_SECONDS = 60
@@ -101,7 +101,7 @@ def to_block(rows):
 def add(path, rows, replaced=()):
     """Add rows to a file without a lock, as append() does; without rows only try it. OSError leaves the file as it was.
 
-    Lines that read() leaves out stay. Stored rows gain the columns that are new.
+    Lines that read() leaves out stay. Stored rows gain the columns that are new, and lose those that are GONE.
     """
     lines = [line for line in parse(read_text(path), path) if line.row["run_id"] not in replaced]
     replace_file(path, to_text(lines, rows).encode(errors="surrogateescape"))
@@ -167,13 +167,14 @@ def parse(text, path):
             continue
         if not header:
             header = cells
-            if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter(list(COLUMNS))):
+            if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter([*COLUMNS, *GONE])):
                 names = [name[:40] for name in wrong[:3]]
                 why = f"it begins with {header[0][:40]!r}, and columns are missing, unknown or twice: {names}"
                 fix = "name one such as results/<machine>.csv, or move it away"
                 raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
             continue
-        row = dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=False))
+        cell_of = dict(zip(header, cells, strict=False))
+        row = {name: cell_of.get(name, "") for name in COLUMNS}
         fault = find_fault(row, Path(path).stem == "published")
         if len(cells) != len(header):
             fault = "", f"{len(cells)} cells, not {len(header)}"

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from bench.records import results
-from bench.records.columns import COLUMNS
+from bench.records.columns import COLUMNS, GONE
 from bench.records.results import ResultsError
 
 OLD = ["schema", "machine", "run_id", "timestamp", "status", "note"]
@@ -35,6 +35,17 @@ def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
     found = [(row["run_id"], row["note"], row["throughput"]) for row in results.read(path)]
     assert found == [("x", "a, b", ""), ("y", "", "2.5")]
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_file_of_an_earlier_version_loses_the_columns_that_are_gone(tmp_path, name):
+    path = tmp_path / "m.csv"
+    path.write_text(",".join([*OLD[:2], name, *OLD[2:]]) + "\n" + LINE.replace("m,x", "m,0.0018,x"))
+    (row,) = results.read(path, pytest.fail)
+    assert (row["run_id"], row["note"]) == ("x", "y")
+    results.append(path, ROW | {"run_id": "y"})
+    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
+    assert [row["note"] for row in results.read(path, pytest.fail)] == ["y", ""]
 
 
 @pytest.mark.parametrize("header", [*["device,fps", "schema,machine,machine", "schema,machine,sead"], "{" * 5000])
