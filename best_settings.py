@@ -53,8 +53,6 @@ def read_search(environ):
     for name, only in ALLOWED.items():
         if environ.get(name) not in (None, only):
             raise SettingError(f"{name}={environ[name]!r} does not suit `make best`, which measures one rate: unset it")
-    if "auto" in environ.get("BATCH_SIZE", "").lower():
-        raise SettingError(f"BATCH_SIZE={environ['BATCH_SIZE']!r}: `make best` finds the batch size itself: unset it")
     for name in sorted(runs[0].choices.keys() - set(candidates.LISTS)):
         if name in environ:
             raise SettingError(f"{name}={environ[name]!r} must be one value in `make best`: run it once for each")

@@ -20,14 +20,13 @@ from dataclasses import asdict, replace
 
 from bench import child, processes, versions
 from bench.frameworks import TAKEN, Device
-from bench.host import environment, meters, ranks, resources
+from bench.host import environment, meters, ranks
 from bench.records import peaks, report, results
 from bench.records.columns import COLUMNS, INTERLEAVED
 from bench.records.rows import combine, complete_row
 from bench.records.verdict import compare_pairs
-from bench.settings import ALL, AUTO, COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
+from bench.settings import ALL, COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
 from bench.tune.candidates import keep_memory
-from bench.tune.search import double_batch
 
 log = logging.getLogger("bench")
 
@@ -71,9 +70,8 @@ def measure_command(command, make_workload, describe_rows):
     host = read_machine(runs[0].settings)  # MACHINE and RESULTS_DIR cannot be lists
     folder = runs[0].settings.results_dir
 
-    # Plan: versions, devices, data and batch sizes, which only this machine knows
+    # Plan: versions, devices and data, which only this machine knows
     runs = plan_runs(runs, make_workload)
-    runs = [choose_batch_size(run, host) if run.settings.batch_size == AUTO else run for run in runs]
 
     # Else equal processes differ in their page faults. What is not compared may be added up with what is.
     uses_cpu = not environment.find_card() or all(run.settings.use_gpu is False for run in runs)
@@ -134,7 +132,7 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     # With NUM_DEVICES, settings for one device are refused.
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
     settings = run.settings
-    if others or settings.runs not in (None, 1) or settings.batch_size == AUTO or settings.framework_version:
+    if others or settings.runs not in (None, 1) or settings.framework_version:
         raise SettingError(
             f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
             "of every other setting, RUNS=1 and no FRAMEWORK_VERSION, or set NUM_DEVICES instead of using torchrun"
@@ -229,27 +227,6 @@ def find_device(run: Run):
     if mistake := find_mistake(run, process):
         raise SettingError(mistake)
     return Device(**process.lines[0])
-
-
-def choose_batch_size(run: Run, host):
-    """Return the run with the fastest batch size that fits instead of BATCH_SIZE=auto.
-
-    Batch sizes are doubled from 1, with a short process of each, until one fails or two doublings together gain less
-    than 2 %. A step that would take longer than MAX_SECONDS, or more of the system's memory than is free, is not tried.
-    """
-    log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
-    short = run.with_settings(MAX_SECONDS="0.5", SCOPE="device", SUSTAIN=None, NUM_IMAGES=None)
-    shares_memory = resources.shares_memory(find_device(run))
-
-    def attempt(size):
-        row = measure_once(short.with_settings(BATCH_SIZE=str(size)), host, has_extras=False, compares_with_cpu=False)
-        log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
-        free = resources.available_bytes() if shares_memory else math.inf
-        fits = 2 * (row.get("peak_memory_bytes") or 0) <= free
-        may_double = row["status"] == "ok" and fits and 2 * row["step_seconds_median"] <= run.settings.max_seconds
-        return row, may_double
-
-    return run.with_settings(BATCH_SIZE=str(double_batch(1, attempt)))  # if 1 fails, measuring it says why
 
 
 def plan_processes(run: Run):

@@ -20,7 +20,6 @@ log = logging.getLogger("bench")
 # What SCOPE may select: the model with batches that are on the device; the input pipeline alone, which prepares batches
 # from JPEG files; both together. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")
-AUTO = 0  # BATCH_SIZE=auto, until parent.py has chosen one
 ALL = 0  # NUM_DEVICES=all, until parent.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
@@ -65,7 +64,7 @@ FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
 
 def whole(minimum, maximum=10**9, **words):
-    """Return a parser of a whole number, or of one of the words in any case: whole(1, auto=AUTO)."""
+    """Return a parser of a whole number, or of one of the words in any case: whole(1, all=ALL)."""
 
     def parse(text):
         if text.lower() in words:
@@ -187,7 +186,7 @@ class Settings:
         commands=WORKLOADS,
         lists=EACH,
     )
-    batch_size: int = setting(whole(1, auto=AUTO), "1", commands=WORKLOADS, lists=EACH)
+    batch_size: int = setting(whole(1), "1", commands=WORKLOADS, lists=EACH)
     framework_version: str | None = setting(version, commands=WORKLOADS, lists=EACH)  # None: the installed one
     num_images: int | None = setting(whole(1), commands=("image", "mlp"))  # None: as many as the interval needs
     image_size: int | None = setting(whole(32, 4096), commands=("image", "diffusion"))  # pixels; None: the model's
@@ -427,16 +426,13 @@ def refuse_contradictions(command, settings, environ):
         (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting: unset it"),
         (lacks_matmul and "convolution" in s.ops, "ops", "convolution needs matmul: set OPS=matmul,convolution"),
         (s.has_ranks and not framework.runs_on_many, "framework num_devices", "it uses one device: set NUM_DEVICES=1"),
-        (s.has_ranks and s.batch_size == AUTO, "num_devices batch_size", "auto needs one device: set a BATCH_SIZE"),
         (s.has_ranks and s.epochs, "num_devices epochs", "epochs are trained on one device: set NUM_DEVICES=1"),
-        (s.epochs and s.batch_size == AUTO, "batch_size epochs", "epochs need a number: set BATCH_SIZE=32"),
         (s.epochs and s.phase != "training", "phase epochs", "epochs are training: set PHASE=training"),
         (s.sustain and s.scope, "sustain scope", "a sustained run measures the model: unset SCOPE"),
         (s.sustain and s.num_images, "sustain num_images", "only one can end the run: unset one"),
         (s.sustain and s.epochs, "sustain epochs", "only one can end the run: unset one"),
         (lacks_matmul and "SIZES" in environ, "ops sizes", "only matmul has sizes: add matmul, or unset SIZES"),
         (lacks_matmul and "PRECISION" in environ, "ops precision", "only matmul uses it: add matmul, or unset it"),
-        (s.phase in PARTS and s.batch_size == AUTO, "phase batch_size", "parts need a number: set BATCH_SIZE=32"),
         (s.phase in PARTS and {*s.scope} - {"device"}, "phase scope", "a part has no pipeline: set SCOPE=device"),
         (s.phase in PARTS and s.sustain, "phase sustain", "parts are not sustained: unset SUSTAIN"),
     ]

@@ -21,7 +21,6 @@ from bench.settings import SettingError, read_runs
 from bench.tune import candidates
 from image_benchmark import image_workload
 from tests.fakes import Clock, FakeChild
-from tests.rows import ROW
 
 
 def rate(middle):
@@ -330,36 +329,3 @@ def test_the_last_lines_of_a_process_that_dies_are_shown(terminal, status, lines
         child.exit_status = status
         show(child, ["line x"])
     assert re.findall(r"line (.)\n", terminal.getvalue()) == [*shown, *"x" * bool(shown)]
-
-
-def rates(*values, **cells):
-    return {2**i: {"throughput": float(value)} | cells for i, value in enumerate(values)}
-
-
-@pytest.mark.parametrize(
-    ("rows", "device", "fastest", "tried"),
-    [
-        (rates(10, 20, 40, 30), "cpu", "4", [1, 2, 4, 8, 16]),
-        (rates(10, 20, 20.1, 20.2, 100, 200), "cpu", "8", [1, 2, 4, 8]),  # doubling gains nothing
-        (rates(10, 20, step_seconds_median=6.0), "cpu", "1", [1]),  # the next step takes too long
-        (rates(10, 20, peak_memory_bytes=600), "cpu", "1", [1]),  # of 1000 bytes of the system's memory
-        (rates(10, 20, peak_memory_bytes=600), "cuda", "2", [1, 2, 4]),
-    ],
-)
-def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastest, tried):
-    """Try sizes on a machine of `rows`, {batch size: cells of its trial}; a size without a row has run out."""
-    sizes = []
-
-    def trial(run, host, has_extras, compares_with_cpu):
-        assert (has_extras, compares_with_cpu, run.settings.sustain) == (False, False, None)
-        sizes.append(run.settings.batch_size)
-        row = ROW | {"device": device, "step_seconds_median": 0.001}
-        return row | rows.get(sizes[-1], {"status": "out_of_memory", "note": "full"})
-
-    monkeypatch.setattr(parent, "measure_once", trial)
-    monkeypatch.setattr(parent.resources, "available_bytes", lambda: 1000)
-    monkeypatch.setattr(parent, "find_device", lambda run: Device(device, None, "2", 1))
-    environ = {"MODEL": "mlp-8", "BATCH_SIZE": "auto", "SUSTAIN": "60", "MAX_SECONDS": "10"}
-    (run,) = read_runs("mlp", environ)
-    chosen = parent.choose_batch_size(run, None).settings
-    assert (chosen.batch_size, chosen.sustain, sizes) == (int(fastest), 60, tried)
