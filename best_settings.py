@@ -35,7 +35,7 @@ LEAST_LIMIT = 120  # seconds after which a trial is ended
 LIMIT_SHARE = 0.15  # share of the time after which a trial is ended, if that is longer
 LONG_LIMIT = 600  # seconds after which a long process is ended
 ALLOWED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
-ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES", "FRAMEWORK_VERSION"))
+ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES"))
 NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 

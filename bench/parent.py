@@ -18,7 +18,7 @@ import time
 import uuid
 from dataclasses import asdict, replace
 
-from bench import child, processes, versions
+from bench import child, processes
 from bench.frameworks import TAKEN, Device
 from bench.host import environment, meters, ranks
 from bench.records import peaks, report, results
@@ -70,7 +70,7 @@ def measure_command(command, make_workload, describe_rows):
     host = read_machine(runs[0].settings)  # MACHINE and RESULTS_DIR cannot be lists
     folder = runs[0].settings.results_dir
 
-    # Plan: versions, devices and data, which only this machine knows
+    # Plan: devices and data, which only this machine knows
     runs = plan_runs(runs, make_workload)
 
     # Else equal processes differ in their page faults. What is not compared may be added up with what is.
@@ -108,8 +108,6 @@ def measure_command(command, make_workload, describe_rows):
             if comparison := compare_runs(rounds, run, group[0]):
                 print(report.describe_comparison(comparison, run.choices, group[0].choices))
                 comparisons.append(comparison)
-            if run.python != group[0].python:
-                print(versions.describe_difference(group[0].python, run.python))
         sys.stdout.flush()
         if status != processes.MISTAKE:  # else nothing was stored
             measured += itertools.chain(*combined)
@@ -132,10 +130,10 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     # With NUM_DEVICES, settings for one device are refused.
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
     settings = run.settings
-    if others or settings.runs not in (None, 1) or settings.framework_version:
+    if others or settings.runs not in (None, 1):
         raise SettingError(
             f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
-            "of every other setting, RUNS=1 and no FRAMEWORK_VERSION, or set NUM_DEVICES instead of using torchrun"
+            "of every other setting, RUNS=1 too, or set NUM_DEVICES instead of using torchrun"
         )
     host = environment.read_host(run.settings.machine)
     status = child.open_and_measure(run.settings, make_workload, measure_work, child.Task(), lines.append)
@@ -187,12 +185,11 @@ def store(folder, rows, replaced=()):
 
 
 def plan_runs(runs, make_workload):
-    """Install FRAMEWORK_VERSION; return the runs with the number of GPUs and the data of make mlp.
+    """Return the runs with the number of GPUs and the data of make mlp.
 
     Raises:
         SettingError: a run cannot be measured, which the user learns before anything is.
     """
-    runs = [versions.install(run) if run.settings.framework_version else run for run in runs]
     runs = [count_devices(run) if run.settings.has_ranks else run for run in runs]
     if make_workload is None:
         return runs
@@ -356,7 +353,7 @@ def make_child(run: Run, show, limit=math.inf, **task):
         task: fields of child.Task.
     """
     environ = dict(run.environ)
-    command = [run.python, str(ROOT / SCRIPTS[run.command])]
+    command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and not task.get("finds_device"):
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
         # 127.0.0.1, because a laptop's own name often has no address.
@@ -378,9 +375,6 @@ def read_rows(run: Run, host, process):
     run_id = uuid.uuid4().hex[:12]  # of this process
     host = replace(host, allocator=environment.find_allocator(run.environ))
     rows = [complete_row(host, run_id, line) for line in process.lines if "mistake" not in line]
-    if run.python != sys.executable:
-        for row in rows:
-            row["flags"] = f"{row['flags']} other_version".strip()
     complete = [row for row in rows if row["status"] != processes.BEGUN]
     if complete and complete[0]["device"] == "cpu":
         stored = results.read_others(run.settings.results_dir, complete)

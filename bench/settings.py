@@ -26,6 +26,11 @@ SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 # Names that are probably meant as settings, but which other programs may set: in the environment they get a warning.
 MISTAKEN = {"BATCH": "BATCH_SIZE", "BITS": "WEIGHT_BITS", "DEVICE": "USE_GPU", "GPU": "USE_GPU", "DTYPE": "PRECISION"}
 MISTAKEN |= {"IMAGES": "NUM_IMAGES", "WORKERS": "NUM_WORKERS", "THREADS": "NUM_THREADS", "DEVICES": "NUM_DEVICES"}
+# Settings of earlier versions, and what to do instead.
+GONE = {
+    "FRAMEWORK_VERSION": "measure each version with its own PYTHON=... and RESULTS_DIR=..., then `make compare A=... "
+    "B=...` their files",
+}
 MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B", "ISSUE")  # only the Makefile or its command reads these
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 
@@ -107,12 +112,6 @@ def matrix_size(text):
     return m, n, k
 
 
-def version(text):
-    if not re.fullmatch("[0-9]+([.][0-9]+){1,3}[a-z0-9]*", text):
-        raise ValueError("a version, such as 2.14.1 or 2.14")
-    return text
-
-
 def slug(text):
     """Parse a name that is safe as a file name: lower case, digits and single hyphens."""
     name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
@@ -166,7 +165,7 @@ ON_CPU = {
 }
 # Lists whose values are compared, the first of them by interleaved processes. Equal entries count as two. Lists of
 # other settings are different work.
-COMPARED = ("FRAMEWORK_VERSION", "USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
+COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
 COMPARED += ("LORA_RANK", "CHECKPOINTING", "WEIGHT_BITS")
 
 
@@ -187,7 +186,6 @@ class Settings:
         lists=EACH,
     )
     batch_size: int = setting(whole(1), "1", commands=WORKLOADS, lists=EACH)
-    framework_version: str | None = setting(version, commands=WORKLOADS, lists=EACH)  # None: the installed one
     num_images: int | None = setting(whole(1), commands=("image", "mlp"))  # None: as many as the interval needs
     image_size: int | None = setting(whole(32, 4096), commands=("image", "diffusion"))  # pixels; None: the model's
     precision: Any = setting(
@@ -268,7 +266,6 @@ class Run:
     settings: Settings
     environ: dict[str, str]  # the whole environment, without MAKEFLAGS
     choices: dict[str, str] = field(default_factory=dict)  # {variable: its entry of each comma list, as it is printed}
-    python: str = sys.executable  # of its processes; another one has another version of the framework
 
     def with_settings(self, command=None, **texts):
         """Return the run after a change of its environment, or the same one of another command.
@@ -457,6 +454,9 @@ def refuse_misspelt(commands, environ):
     On make's command line (in MAKEFLAGS) any unknown name is refused, and so is a setting that none of the commands
     uses. The environment has many names of other programs: there only near misses of our settings are refused.
     """
+    for name, fix in GONE.items():
+        if name in environ:  # which has the variables of make's command line, too
+            raise SettingError(f"{name}={environ[name]!r} is no longer a setting: {fix}")
     # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space within a value.
     for name in re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", "")):
         if name not in KNOWN_NAMES:

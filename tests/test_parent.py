@@ -283,8 +283,8 @@ def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interl
             [["inference 1", "inference 2"], ["training 1", "training 2"]],
         ),
         (
-            {"FRAMEWORK_VERSION": "2.14.1,2.15.0", "COMPILE": "0,1"},
-            [["2.14.1 0", "2.15.0 0"], ["2.14.1 1", "2.15.0 1"]],
+            {"PRECISION": "float32,bfloat16", "COMPILE": "0,1"},
+            [["float32 0", "bfloat16 0"], ["float32 1", "bfloat16 1"]],
         ),
         ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, [["1"], ["2"]]),
         ({"BATCH_SIZE": "4,8", "NUM_DEVICES": "1,2", "PHASE": "training"}, [["1 4", "1 8"], ["2 4"], ["2 8"]]),

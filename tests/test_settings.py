@@ -154,6 +154,12 @@ def test_ordinary_variables_are_left_alone():
     assert read_settings("image", dict.fromkeys(ORDINARY.split(), "1")).on("cuda").batch_size == 64
 
 
+@pytest.mark.parametrize("name", settings.GONE)
+def test_a_setting_that_is_gone_is_refused(name):
+    assert refusal(**{name: "1"}).startswith(f"{name}='1' ")
+    assert refusal(MAKEFLAGS=f"{name}=1", **{name: "1"}).startswith(f"{name}='1' ")
+
+
 def test_an_unknown_name_on_makes_command_line_is_refused():
     makeflags = " --jobserver-auth=3,4 -- PYTHON=a IMAGE_MODEL=a MACHINE=a\\ X=b SEEDS=b"
     assert refusal(MAKEFLAGS=makeflags).startswith("SEEDS ")

@@ -179,8 +179,6 @@ FLAGS = {
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
-    "other_version": "FRAMEWORK_VERSION is not the pinned version, so plots, the results page and `make compare` leave "
-    "this row out: unset it for a result of this machine",
     "implausible": "more than 1.3 times the chip's peak or bandwidth (docs/method-details.md): report it as an issue",
 }
 DISTURBING = ("contended", "swapping")  # but not throttled, which is normal on a Mac without a fan

@@ -17,6 +17,9 @@ OLD = ["schema", "machine", "run_id", "timestamp", "status", "note"]
 ROW = {"schema": 2, "machine": "m", "timestamp": "2026-11-20T11:34:42+00:00", "status": "failed"}
 LINE = f"2,m,x,{ROW['timestamp']},failed,y\n"
 
+# Rows of earlier versions, which can no longer be measured
+GONE_ROWS = [{"flags": "other_version"}]
+
 
 def test_a_row_comes_back_as_it_was_written(tmp_path):
     path = tmp_path / "m.csv"
@@ -46,6 +49,15 @@ def test_a_file_of_an_earlier_version_loses_the_columns_that_are_gone(tmp_path, 
     results.append(path, ROW | {"run_id": "y"})
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
     assert [row["note"] for row in results.read(path, pytest.fail)] == ["y", ""]
+
+
+@pytest.mark.parametrize("cells", GONE_ROWS)
+def test_rows_of_what_is_gone_are_read(tmp_path, cells):
+    path = tmp_path / "m.csv"
+    names = [*OLD, *cells]
+    path.write_text(",".join(names) + "\n" + ",".join([LINE.strip(), *cells.values()]) + "\n")
+    (row,) = results.read(path, pytest.fail)
+    assert row | cells == row
 
 
 @pytest.mark.parametrize("header", [*["device,fps", "schema,machine,machine", "schema,machine,sead"], "{" * 5000])
