@@ -30,6 +30,7 @@ MISTAKEN |= {"IMAGES": "NUM_IMAGES", "WORKERS": "NUM_WORKERS", "THREADS": "NUM_T
 GONE = {
     "FRAMEWORK_VERSION": "measure each version with its own PYTHON=... and RESULTS_DIR=..., then `make compare A=... "
     "B=...` their files",
+    "CHECKPOINTING": "unset it; LORA_RANK=8, a smaller BATCH_SIZE and a smaller PROMPT_TOKENS need less memory",
 }
 MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B", "ISSUE")  # only the Makefile or its command reads these
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
@@ -145,7 +146,7 @@ OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attentio
 PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a phase, too
 TRAINING = ("training", *PARTS)
 # {setting: the phases that use it}, if only some do.
-PHASES_OF = {"optimizer": TRAINING, "lora_rank": TRAINING, "checkpointing": TRAINING}
+PHASES_OF = {"optimizer": TRAINING, "lora_rank": TRAINING}
 PHASES_OF |= {"prompt_tokens": ("prefill", *TRAINING), "new_tokens": ("decode",), "depth": ("decode",)}
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 # Defaults that depend on the command, {command: {setting: text}}, and those that are others on a CPU.
@@ -165,8 +166,7 @@ ON_CPU = {
 }
 # Lists whose values are compared, the first of them by interleaved processes. Equal entries count as two. Lists of
 # other settings are different work.
-COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
-COMPARED += ("LORA_RANK", "CHECKPOINTING", "WEIGHT_BITS")
+COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "LORA_RANK", "WEIGHT_BITS")
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,6 @@ class Settings:
     sequence_length: int = setting(whole(1, 512), "128", commands=("transformer",), lists=EACH)  # tokens
     prompt_tokens: int = setting(whole(1), "512", commands=("llm",), lists=EACH)
     lora_rank: int = setting(whole(0, 1024), "0", commands=("llm",), lists=EACH)  # 0: train all weights
-    checkpointing: bool = setting(zero_or_one, "0", commands=("llm",), lists=EACH)
     weight_bits: int | None = setting(one_of(*BITS, **BITS), "full", commands=("llm",), lists=EACH)
     new_tokens: int = setting(whole(1), "128", commands=("llm",))
     depth: int = setting(whole(0), "0", commands=("llm",), lists=EACH)  # tokens

@@ -117,7 +117,6 @@ COLUMNS = {
     "new_tokens": Column("work", "tokens that decode adds before it starts again", "count", words="{} new tokens"),
     "depth": Column("work", "tokens in the cache before decode begins", "whole", words="depth {}"),
     "lora_rank": Column("work", "of LoRA; 0: all weights are trained", "whole", blank="0", words="LoRA of rank {}"),
-    "checkpointing": Column("work", "backward recomputes layers", ("0", "1"), blank="0", words={"1": "checkpointing"}),
     "weight_bits": Column("work", "of quantised weights; blank: those of precision", "count", words="{} bits a weight"),
     "data": Column("work", "jpeg_q96: files like ImageNet's", tuple(DATA), words=DATA),
     "optimizer": Column("work", "sgd, adam or adamw", settings.OPTIMIZERS, words="{}"),
@@ -164,7 +163,7 @@ COLUMNS = {
 }
 
 # Columns of files that earlier versions wrote: files are read without them, and rewritten without them.
-GONE = ("canary_seconds", "numpy")
+GONE = ("canary_seconds", "numpy", "checkpointing")
 
 # A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {
