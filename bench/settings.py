@@ -142,7 +142,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 PRECISION_SYNONYMS = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
 BITS = {"8": 8, "6": 6, "5": 5, "4": 4, "full": None}  # of each weight; None: those of PRECISION
-OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
+OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "attention")
 PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a phase, too
 TRAINING = ("training", *PARTS)
 # {setting: the phases that use it}, if only some do.

@@ -126,7 +126,6 @@ FLAGGED = combine([[measure(13.45, ON_CPU, {"flags": " ".join(FLAGS), "note": "t
 
 CONVOLUTION = OPERATOR | {"workload": "convolution", "model": "conv3x3", "memory_format": "channels_last"}
 ATTENTION = OPERATOR | {"workload": "attention", "model": "attention", "sequence_length": 1024}
-GEMV = OPERATOR | {"workload": "gemv", "model": "gemv", "matrix_size": "1x8192x8192", "unit": "GB/s", "tflops": None}
 SMALL, LARGE = {"matrix_size": "1024x1024x1024"}, {"matrix_size": "4096x4096x4096"}
 BFLOAT16, INT8 = {"precision": "bfloat16"}, {"precision": "int8", "model": "matmul-8bit"}
 REFUSED = FAILED | {"status": "unsupported", "note": "no kernel for float8 on this device"}
@@ -141,7 +140,6 @@ SWEEP = [
     ROW | COPY | {"throughput": 35.0},
     ROW | MATMUL | SMALL | INT8 | {"tflops": 0.808},
     ROW | MATMUL | SMALL | {"precision": "float8_e4m3", "model": "matmul-8bit"} | REFUSED,
-    ROW | GEMV | {"throughput": 19.8, "flags": "drift"},
     ROW | ATTENTION | {"tflops": 0.0709},
 ]
 

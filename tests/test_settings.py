@@ -82,8 +82,8 @@ def test_a_wrong_value_is_named(name, values):
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "5"}),
         ("llm", {"WEIGHT_BITS": "8", "PHASE": "training"}),
         ("llm", {"WEIGHT_BITS": "8", "PHASE": "training", "LORA_RANK": "8", "NUM_DEVICES": "2"}),
-        ("tflops", {"OPS": "gemv", "SIZES": "64"}),
-        ("tflops", {"OPS": "gemv,int8", "PRECISION": "float32"}),
+        ("tflops", {"OPS": "attention", "SIZES": "64"}),
+        ("tflops", {"OPS": "attention,int8", "PRECISION": "float32"}),
     ],
 )
 def test_contradictions_are_refused_with_all_that_was_given(command, environ):

@@ -61,7 +61,7 @@ COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mod
 
 METHODS = tuple(map(str, range(1, METHOD_VERSION + 1)))
 PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
-OPERATORS = ("matmul", "convolution", "bandwidth", "gemv", "attention")
+OPERATORS = ("matmul", "convolution", "bandwidth", "attention", "gemv")  # gemv: rows of earlier versions
 FORMATS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
 UNITS = ("images/s", "sequences/s", "tokens/s", "steps/s", "matmuls/s", "calls/s", "GB/s")
 
@@ -149,7 +149,7 @@ COLUMNS = {
     # physics
     "flops_per_item": Column("result", "FLOPs per item of the phase; 1 multiply-add = 2", "positive"),
     "tflops": Column("result", "throughput x flops_per_item / 10**12; of int8 these are TOP/s", "positive"),
-    "bytes_per_step": Column("result", "that a step of decode or gemv has to read: weights, mean cache", "positive"),
+    "bytes_per_step": Column("result", "that a step of decode has to read: weights, mean cache", "positive"),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
     "peak_memory_bytes": Column("result", "on the (first) device; of the process if the device is the cpu", "meter"),
     "power_watts": Column("result", "mean over five seconds of the first process, or over a sustained row", "meter"),

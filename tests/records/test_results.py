@@ -18,7 +18,7 @@ ROW = {"schema": 2, "machine": "m", "timestamp": "2026-11-20T11:34:42+00:00", "s
 LINE = f"2,m,x,{ROW['timestamp']},failed,y\n"
 
 # Rows of earlier versions, which can no longer be measured
-GONE_ROWS = [{"flags": "other_version"}]
+GONE_ROWS = [{"flags": "other_version"}, {"workload": "gemv", "model": "gemv"}]
 
 
 def test_a_row_comes_back_as_it_was_written(tmp_path):
