@@ -166,7 +166,7 @@ def measure_and_store(runs, host, rounds):
 
 
 def store(folder, rows, replaced=()):
-    """Append rows as results.append() does; if that fails, print them as `make receive` reads them.
+    """Append rows as results.append() does; if that fails, print them as lines of CSV below their header.
 
     Returns:
         The path of the file.
@@ -178,8 +178,8 @@ def store(folder, rows, replaced=()):
     try:
         results.append(path, *rows, replaced=replaced)
     except results.ResultsError as error:
-        print(results.to_block(rows), flush=True)
-        kept = "the rows are only in the lines above: save these, and add them with `make receive ISSUE=...`"
+        print(results.to_text([], rows), end="", flush=True)
+        kept = f"the rows are only in the lines above: save these as rows.csv, then `cat rows.csv >>{path}`"
         raise results.ResultsError(f"{error}; {kept}") from None
     return path
 

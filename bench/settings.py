@@ -32,7 +32,7 @@ GONE = {
     "B=...` their files",
     "CHECKPOINTING": "unset it; LORA_RANK=8, a smaller BATCH_SIZE and a smaller PROMPT_TOKENS need less memory",
 }
-MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B", "ISSUE")  # only the Makefile or its command reads these
+MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B")  # only the Makefile or its command reads these
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 
 

@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 
-import submit_results
 from bench import parent
 from bench.frameworks import Device
 from bench.host import environment
@@ -163,13 +162,14 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
     assert stored["note"] == "\ufffd[1mgcc -I~/x"
 
 
-def test_rows_that_cannot_be_stored_are_printed_so_that_they_can_be_received(run_all, tmp_path, monkeypatch):
+def test_rows_that_cannot_be_stored_are_printed_below_their_header(run_all, tmp_path, monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(results, "replace_file", lambda path, content: full() if b"images/s" in content else None)
     monkeypatch.setattr(results.Path, "unlink", lambda path, missing_ok=False: None)
     status, out, *_ = run_all("ok", "fails", RUNS="2")
     assert (status, "added to" in out, out.count("images/s (")) == (2, False, 0)
-    (line,) = results.parse(submit_results.find_block(out, "the terminal"), "the terminal")
+    printed = results.parse(out[out.index("schema,") :], "the terminal")
+    (line,) = (line for line in printed if not line.fault)
     assert (line.row["model"], line.row["process_rates"]) == ("ok", "5 6")
 
 

@@ -78,6 +78,7 @@ SAVED = {
     "with semicolons": (lambda text: text.replace(",", ";"), 2, []),
     "with blank lines": (lambda text: text.replace("\n", "\n\n,,,,,\n"), 2, []),
     "with two headers": (lambda text: text + text, 4, []),
+    "with a newer header": (lambda text: text + "seed," + text.replace("\n2,", "\n3,2,"), 4, []),
     "without the last line end": (lambda text: text[:-1], 2, []),
     "as an American": (lambda text: text.replace("2026-11-20T11:34:42+00:00", "11/20/2026 11:34", 1), 1, [2]),
     "with a cell too many": (lambda text: text[:-1] + ",\n", 1, [3]),
