@@ -7,7 +7,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help settings doctor install all image mlp transformer llm diffusion tflops best plot compare submit clean \
-        receive check-results test selfcheck resolve-mac check-mac packages common-packages
+        check-results test selfcheck resolve-mac check-mac packages common-packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements/<name>.txt gets an
 # environment of its own, .venv-<name> (requirements-cuda.txt explains why).
@@ -95,9 +95,6 @@ clean: ## remove the virtual environments and uv (.venv*, .uv)
 	rm -rf .venv .venv-* .uv
 
 ## To maintain the program and its results:
-
-receive: ## add the rows of ISSUE=file (-: standard input) to results/
-	@$(call any_python,submit_results receive)
 
 check-results: ## check the rows added since BASE (default: origin/main)
 	@$(call any_python,submit_results check)

@@ -35,7 +35,7 @@ LEAST_LIMIT = 120  # seconds after which a trial is ended
 LIMIT_SHARE = 0.15  # share of the time after which a trial is ended, if that is longer
 LONG_LIMIT = 600  # seconds after which a long process is ended
 ALLOWED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
-ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES", "FRAMEWORK_VERSION"))
+ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES"))
 NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 
@@ -53,8 +53,6 @@ def read_search(environ):
     for name, only in ALLOWED.items():
         if environ.get(name) not in (None, only):
             raise SettingError(f"{name}={environ[name]!r} does not suit `make best`, which measures one rate: unset it")
-    if "auto" in environ.get("BATCH_SIZE", "").lower():
-        raise SettingError(f"BATCH_SIZE={environ['BATCH_SIZE']!r}: `make best` finds the batch size itself: unset it")
     for name in sorted(runs[0].choices.keys() - set(candidates.LISTS)):
         if name in environ:
             raise SettingError(f"{name}={environ[name]!r} must be one value in `make best`: run it once for each")

@@ -5,8 +5,8 @@
     make compare A=before.csv B=after.csv
 
 Ratios are B over A: above 1, B is faster. A row of one process has a ratio but no verdict, because a single process
-does not show how much processes differ. The verdict is "cannot tell" if the intervals overlap, if other programs or
-swapping disturbed a row, or if the canary shows that the machine itself became slower or faster.
+does not show how much processes differ. The verdict is "cannot tell" if the intervals overlap, or if other programs or
+swapping disturbed a row.
 """
 
 import math
@@ -20,10 +20,11 @@ from bench import processes
 from bench.plots import table
 from bench.records import columns, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
-from bench.records.verdict import ENOUGH_PAIRS, MACHINE_CHANGED, Rate, verdict_of
+from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import SettingError, read_settings
 
 MOST_NAMED = 5  # rows, or differences, in a remark
+OF_A_MACHINE = ("machine", "device_name", "cpu_id")
 OF_THE_BEST = ("matrix_size", "memory_format", "batch_size")  # how a machine reaches its peak
 ORDER = columns.COLUMNS["workload"].holds  # of the workloads in a table
 LAYOUT = "  {:>7}  {:<16}  {:<11}  {:>8}  {:>8}  {}"
@@ -66,12 +67,7 @@ def compare(a, b):
     ratio = ratio if few > 1 else Rate(ratio.throughput)
     verdict = verdict_of(ratio) if few > 1 else ""
     notes = [f"{side}: {line['flags']}" for side, line in (("A", a), ("B", b)) if line["flags"]]
-    times = a["canary_seconds"], b["canary_seconds"]
-    is_one_machine = all(a[name] == b[name] for name in report.SAME_CANARY)
-    has_moved = is_one_machine and max(times) > MACHINE_CHANGED * min(times)  # NaN: unknown
-    if has_moved:
-        notes.append(f"canary {times[1] / times[0]:.2f}")
-    if has_moved or disturbing_flags(a) or disturbing_flags(b):
+    if disturbing_flags(a) or disturbing_flags(b):
         verdict = "cannot tell"
     return {
         "a": a,
@@ -108,7 +104,7 @@ def describe_comparison(line):
 
 
 def list_remarks(a, b, lines):
-    """List sentences: wrong verdicts by chance, different versions and setups, work of only one side."""
+    """List sentences: verdicts that are wrong by chance, one machine at two times, versions, work of only one side."""
     remarks = []
     few = [line["processes"] for line in lines if 1 < line["processes"][0] < ENOUGH_PAIRS]
     if few:
@@ -119,6 +115,9 @@ def list_remarks(a, b, lines):
     if ones := sum(not line["verdict"] for line in lines):
         why = "no verdict, because processes differ: measure with RUNS=5"
         remarks.append(f"one process ({ones} of {len(lines)}): {why}")
+    if same := sum(all(line["a"][name] == line["b"][name] for name in OF_A_MACHINE) for line in lines):
+        why = "A and B were measured one after the other, so what changed in between counts as well"
+        remarks.append(f"one machine ({same} of {len(lines)}): {why}; a list such as COMPILE=0,1 is interleaved")
     details = {}
     for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):  # row by row: sets of both sides may agree by chance
         pairs = Counter((line["a"][name] or "unknown", line["b"][name] or "unknown") for line in lines)

@@ -46,7 +46,6 @@ class Decoder:
     num_experts: int = 1  # feed-forward parts of a layer; a router chooses among several
     experts_per_token: int = 1
     lora_rank: int = 0  # rank of the adapters of q, k, v and o, the only trained weights; 0: all are trained
-    checkpointing: bool = False  # the backward pass computes each layer again
 
     def config(self):
         """Return the sizes in the words of a config.json, which the transformers library and mlx-lm share."""
@@ -128,7 +127,7 @@ def llm_workload(settings):
 def training_workload(settings, decoder):
     """Describe the work of training, or of a part of it."""
     tokens = settings.prompt_tokens
-    decoder = replace(decoder, lora_rank=settings.lora_rank, checkpointing=settings.checkpointing)
+    decoder = replace(decoder, lora_rank=settings.lora_rank)
     forward, backward = training_flops(decoder, tokens)
     # Each trained weight has a gradient and the optimizer's state; those of adapters are not among the parameters.
     tensors = 1 if settings.optimizer == "sgd" else 3

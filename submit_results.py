@@ -1,8 +1,7 @@
-"""Check the rows that a machine adds to results/, before they are sent and when they arrive.
+"""Check the rows that a machine adds to results/, before they are sent, and in CI when they arrive.
 
-    make submit                checks this machine's rows and prints how to send them; it sends nothing
-    make receive ISSUE=file    adds the rows in the text of an issue, or in a CSV file, to results/; -: standard input
-    make check-results         checks what changed since BASE (default: the merge base with origin/main, or else main)
+    make submit           checks this machine's rows and prints how to send them; it sends nothing
+    make check-results    checks what changed since BASE (default: the merge base with origin/main, or else main)
 
 The files in the folder count, committed or not. Exit status: 0 no problems, 1 problems, one line each. Standard library
 only.
@@ -12,22 +11,20 @@ import getpass
 import os
 import platform
 import re
-import shutil
+import shlex
 import sys
-import webbrowser
 from contextlib import suppress
 from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from urllib.parse import quote
 
 from bench import processes
 from bench.host import environment
 from bench.records import peaks, results
-from bench.records.columns import COLUMNS, MEASURED, WORK, describe_work, disturbing_flags, format_number
+from bench.records.columns import COLUMNS, MEASURED, WORK, disturbing_flags
 from bench.records.rows import name_chip
-from bench.settings import PARTS, ROOT, WORKLOADS, SettingError, read_settings
+from bench.settings import ROOT, SettingError, read_settings
 
 HOME = r"/(?:home|Users|root)/|[A-Za-z]:\\Users\\"
 NEEDED = ("framework", "workload", "model", "device", "device_name", "unit", "items", "seconds")
@@ -41,14 +38,7 @@ MACHINE_FILE = r"results/(?!published\.csv)[a-z0-9-]+\.csv"
 DRAWN = r"results/(index\.html|README\.md|(plots|cards)/[\w-]+\.png)"
 # {page: what differs between two that `make plot` draws}; the data of index.html have no "<".
 REDRAWN = {"results/index.html": r'(?<=id="data">)[^<]*', "results/README.md": r"!\[[\w-]+\]\(\w+/[\w-]+\.png\)\s*"}
-KEY = itemgetter("run_id", *WORK, "elapsed_seconds")  # a row is known by these
-# A remote on github.com, as git@github.com:OWNER/NAME.git, https://github.com/OWNER/NAME or git writes it otherwise.
-REMOTE = r"(?:[\w+]+://)?(?:[^@/\s]+@)?(?:(?:ssh|www)\.)?github\.com(?::\d+)?[:/]/?([\w.-]+/[\w.-]{1,100}?)(?:\.git)?/?"
-REMOTES = re.compile(rf"^(upstream|origin)\t{REMOTE} \(fetch\)", re.ASCII | re.IGNORECASE | re.MULTILINE)
-MOST_LINK = 2000  # characters; GitHub refuses more than 8,192, and empties the fields of some shorter links
-MOST_TEXT = 60_000  # characters; an issue has at most 65,536, with the form's other fields
-MOST_BYTES = 1_000_000  # a larger text is not received
-TEXT_BROWSERS = ("elinks", "links", "lynx", "w3m", "www-browser")  # as the module webbrowser knows them
+KEY = itemgetter(*WORK, "elapsed_seconds")  # agree in rows of the same quantity
 
 
 def find_faults(row, machine, names=(), is_named_after_chip=False):
@@ -159,24 +149,18 @@ def check_file(repository, path, names=()):
     except results.ResultsError as error:
         return [], [str(error)]
     stored = [line.row for line in before]
-    pairs = list(zip_longest(lines, stored))
-    problems = list(check_rows(repository, path, pairs, stored, PurePosixPath(path).stem, names))
-    return [line.row for line in lines[len(before) :]], problems
-
-
-def check_rows(repository, path, pairs, stored, machine, names=()):
-    """Yield problems as lines; pairs are (Line, the published row of its place or None), `stored` all of these rows."""
-    faults = []
-    commits = {commit: repository.find_fault(commit) for commit in {line.row["commit"] for line, _ in pairs if line}}
+    machine = PurePosixPath(path).stem
     is_named_after_chip = machine in map(find_chip, stored)
-    for place, (line, old) in enumerate(pairs, 2):
+    commits = {commit: repository.find_fault(commit) for commit in {line.row["commit"] for line in lines}}
+    faults = []
+    for place, (line, old) in enumerate(zip_longest(lines, stored), 2):
         if old is None:
             found = find_faults(line.row, machine, names, is_named_after_chip)
             if fault := line.fault or next(found, commits[line.row["commit"]]):
                 faults.append((line, fault))
         elif not line or line.row != old:
             faults.append((line or results.Line(place, "", {}, None), ("", EDITED)))
-    return results.describe_faults(path, faults)
+    return [line.row for line in lines[len(before) :]], list(results.describe_faults(path, faults))
 
 
 def check_results(repository):
@@ -233,8 +217,8 @@ def submit(settings, repository):
         f"{name}: {', '.join(dict.fromkeys(row[name] for row in added if row[name]))}" for name in SHOWN
     )
     print(f"Rows of {machine}\n\n{summary}")
-    good = {KEY(row)[1:] for row in added if not disturbing_flags(row)}
-    disturbed = [row for row in added if disturbing_flags(row) and KEY(row)[1:] not in good]
+    good = {KEY(row) for row in added if not disturbing_flags(row)}
+    disturbed = [row for row in added if disturbing_flags(row) and KEY(row) not in good]
     if flags := sorted({flag for row in disturbed for flag in disturbing_flags(row)}):
         count = f"{len(disturbed)} of {len(added)} rows are disturbed ({', '.join(flags)})"
         print(f"\n{count}: measure them again on an idle machine")
@@ -244,96 +228,16 @@ def submit(settings, repository):
         print(f"1. git switch {branch} || git switch -c {branch}; git add {path} && git commit -m 'Rows of {machine}'")
         print("2. push that branch to your fork and open a pull request with the text above")
     else:
-        print(f"1. unset RESULTS_DIR; make receive ISSUE='{path}'")
-        print(f"2. MACHINE={machine} make submit")
-    projects = dict(REMOTES.findall(repository.git("remote", "-v") or ""))
-    if project := projects.get("upstream") or projects.get("origin"):
-        offer_issue(project, file, summary, added)
-    else:
-        print(f"3. or, without git: open the issue form 'Add my machine' on GitHub and attach {path}")
+        shared = results.display_path(repository.root / "results" / file.name)
+        print(f"1. cat {shlex.quote(path)} >>{shlex.quote(shared)}")
+        print(f"2. unset RESULTS_DIR; MACHINE={machine} make submit")
     return []
 
 
-def offer_issue(project, file, summary, rows):
-    """Write the text of an issue, `summary` and the new rows of a machine's file, next to it; print how to send it."""
-    title = f"Rows of {file.stem}"
-    path = results.display_path(file)
-    text = file.with_suffix(".txt")
-    block = results.to_block(rows)
-    start = "\n".join([title, "", summary, "", *list_headlines(rows), "", ""])
-    fits = len(start + block) <= MOST_TEXT
-    text.write_text(start + (block if fits else f"attach {path}") + "\n", encoding="utf-8")
-    form = f"https://github.com/{project}/issues/new?template=add-my-machine.yml&title={quote(title)}&machine="
-    while len(link := form + quote(summary)) > MOST_LINK:
-        summary = summary[:-1]
-    print(
-        f"3. or, without git: open this form, and paste {results.display_path(text)} into its second field\n   {link}"
-    )
-    if fits and shutil.which("gh"):
-        print(f"4. or: gh issue create --repo {project} --title '{title}' --body-file '{results.display_path(text)}'")
-    with suppress(webbrowser.Error, EOFError):  # without a browser, and after Ctrl-D
-        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        is_asked = is_terminal and Path(webbrowser.get().name).name not in TEXT_BROWSERS
-        if is_asked and not input("Press Enter to open the form in a browser, or type anything else not to: "):
-            webbrowser.open(link)
-
-
-def list_headlines(rows):
-    """List the rates of models, without those of parts of training, with their intervals in words."""
-    for row in rows:
-        is_model = row["status"] == "ok" and row["workload"] in WORKLOADS and row["scope"] == "device"
-        if is_model and row["phase"] not in PARTS and row["throughput_low"]:
-            rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
-            yield f"- {describe_work(row)}, {row['framework']}: {rate} {row['unit']}, {low} to {high}"
-
-
-def receive(settings, repository, issue):
-    """Add the new rows of an issue, a path or "-", to the file of their machine, all or none; returns the problems."""
-    name = f"ISSUE={issue!r}"
-    try:
-        with open(0 if issue == "-" else os.path.expanduser(issue), "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise SettingError(f"{name} has more than 1 MB: receive it in parts")
-        lines = results.parse(find_block(data.decode("utf-8-sig"), name), name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{name} cannot be read ({error}): name a file in UTF-8, or - for standard input") from None
-    machine = lines[0].row["machine"] if lines else ""
-    if not re.fullmatch("(?!published$)[a-z0-9-]{1,100}", machine):
-        raise SettingError(f"{name}: machine={machine[:80]!r} must be a name of a-z, 0-9 and hyphens: ask for another")
-    path = settings.results_dir / f"{machine}.csv"
-    stored = results.read(path)
-    known = {KEY(row): row for row in stored}
-    there = [known.setdefault(KEY(line.row), line.row) for line in lines]
-    pairs = [(line, None if line.fault or row is line.row else row) for line, row in zip(lines, there, strict=True)]
-    problems = list(check_rows(repository, f"the rows of {name}", pairs, stored, machine))
-    if not problems:
-        new = [line.row for line, old in pairs if old is None]
-        results.add(path, new)
-        print(f"{results.display_path(path)}: {len(new)} rows added, {len(lines) - len(new)} were there already")
-        if any((ROOT / venv / "installed").exists() for venv in (".venv", ".venv-plot")):
-            print("run `make plot` to redraw the plots and the results page")
-    return problems
-
-
-def find_block(text, name):
-    """Return the CSV of the only block in an issue's text, if its last line counts the rows; a plain CSV as it is."""
-    lines = [re.sub(r"^[>\s]+", "", line).rstrip(" \r") for line in text.split("\n")]  # GitHub and mail add them
-    fences = [number for number, line in enumerate(lines) if line.startswith(("```", "~~~"))]
-    if not fences:
-        return "\n".join(lines)
-    block = list(filter(None, lines[fences[0] + 1 : fences[-1]]))
-    if len(fences) != 2 or block[-1:] != [f"{len(block) - 2} rows"]:
-        raise SettingError(f"{name} must have one whole block of rows that ends with their number: ask for it again")
-    return "\n".join([*block[:-1], ""])
-
-
 def main():
-    """Run `check`, `submit` or `receive`, as the command line says; returns the exit status."""
+    """Run `submit` or `check`, as the command line says; returns the exit status."""
     if sys.argv[1:] == ["submit"]:
         problems = submit(read_settings("submit"), Repository())
-    elif sys.argv[1:] == ["receive"]:
-        problems = receive(read_settings("receive"), Repository(), os.environ.get("ISSUE", ""))
     else:
         repository = Repository(ROOT, os.environ.get("BASE"))
         count, problems = check_results(repository)

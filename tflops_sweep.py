@@ -1,7 +1,7 @@
 """Measure the machine's peaks: matmuls by size and precision, convolutions, 8 bits, attention, memory bandwidth.
 
 make tflops
-OPS=int8,float8,gemv,attention make tflops
+OPS=int8,float8,attention make tflops
 SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
 FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
 """

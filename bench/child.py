@@ -29,7 +29,6 @@ from bench.records import report
 from bench.records.rows import energy_cells, measurement_cells, work_cells
 from bench.settings import MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
 from bench.timing import MeasurementError, measure
-from bench.timing.canary import measure_canary
 from bench.workloads.data import RESIDENT_BATCHES, epoch_order
 from bench.workloads.workload import Workload
 
@@ -43,7 +42,7 @@ class Task:
     """What the parent process asks for, besides the settings, which are ordinary variables."""
 
     path: str = ""  # of the file that gets the lines
-    # Also measure pipelines, energy and the canary, and warn: one process is enough for that.
+    # Also measure pipelines and energy, and warn: one process is enough for that.
     has_extras: bool = True
     compares_with_cpu: bool = True  # in the first process of a run, and in each trial of make best
     takes_turns: bool = False  # with other processes, in the windows of the scope device
@@ -167,16 +166,12 @@ def measure_quantities(rig: Rig, make_workload):
     """
     settings = rig.settings
     status = ""
-    canary = {}
     if rig.task.has_extras:
         if rig.instruments.why_no_energy:
             log.info("power and energy are not measured: %s", rig.instruments.why_no_energy)
-        # A sustained run needs no canary, because it shows heat; ranks would get out of step.
-        if rig.device.kind == "cpu" and not (settings.sustain or rig.group.ranks.are_many):
-            canary = measure_canary()
     workload = make_workload(settings)
     for scope, measure_one in list_quantities(rig, workload):
-        work = work_cells(settings, workload, scope) | canary
+        work = work_cells(settings, workload, scope)
         log.info("%s, scope %s: building and checking, then measuring", settings.phase, scope)
         try:
             for cells in measure_one(rig, workload, scope):

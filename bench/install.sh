@@ -1,6 +1,5 @@
 #!/bin/sh
 # Build an environment from a requirements file. Called by `make`:   sh bench/install.sh requirements-cuda.txt .venv
-# For FRAMEWORK_VERSION=2.14.1:   sh bench/install.sh requirements-cuda.txt .venv-torch-2.14.1 torch 2.14.1
 #
 # Uses the user's uv, or installs one in .uv. uv is fast, and downloads a Python if none of the installed ones fits.
 # The user's settings of pip and uv choose the index and the cache, but not where and how packages are installed.
@@ -9,8 +8,6 @@ unset PIP_TARGET PIP_PREFIX PIP_REQUIRE_HASHES UV_REQUIRE_HASHES UV_RESOLUTION U
 export LC_ALL=C PIP_USER=0 # awk would read 7.5 as 7 in a language with a decimal comma; a pip.conf may have user=true
 requirements=$1
 venv=$2
-name=${3:-}
-version=${4:-}
 PATH=$PATH:$PWD/.uv/bin:/usr/lib/wsl/lib # WSL2's nvidia-smi, which a login over SSH or sudo does not find
 
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -86,11 +83,6 @@ case $requirements:$card in
         constraints=$venv.constraints.txt
         echo "nvidia-cudnn-cu12<9.11" >"$constraints" ;;
 esac
-if [ "$version" ]; then  # uv chooses the torchvision that belongs to it; all other packages are as pinned
-    overrides=$venv.overrides.txt
-    sed -n -e "s/^\($name\(\[[^]]*\]\)*\)==[^ ;]*/\1==$version/p" -e 's/^torchvision==[^ ;]*/torchvision/p' \
-        "$requirements" >"$overrides"
-fi
 
 if ! has uv; then
     say "fetching uv into .uv"
@@ -123,7 +115,7 @@ try() {
 
 free=$(df -Pk . 2>/dev/null | awk 'NR == 2 { print int($4 / 1000000) }')
 [ "${free:-9}" -gt 8 ] || say "$free GB of disk are free, and an environment takes up to 7: \`uv cache clean\` may free some"
-say "installing $requirements into $venv${card:+, NVIDIA driver $card}${options:+, $options}${version:+, $name $version}: up to a few GB"
+say "installing $requirements into $venv${card:+, NVIDIA driver $card}${options:+, $options}: up to a few GB"
 if ! try $options -r "$requirements"; then
     [ "$options" ] || exit 2
     [ "$gpu" != cuda12 ] || stop "NVIDIA driver $card needs PyTorch for CUDA 12.6, which uv could not get:" \

@@ -18,16 +18,15 @@ import time
 import uuid
 from dataclasses import asdict, replace
 
-from bench import child, processes, versions
+from bench import child, processes
 from bench.frameworks import TAKEN, Device
-from bench.host import environment, meters, ranks, resources
+from bench.host import environment, meters, ranks
 from bench.records import peaks, report, results
 from bench.records.columns import COLUMNS, INTERLEAVED
 from bench.records.rows import combine, complete_row
 from bench.records.verdict import compare_pairs
-from bench.settings import ALL, AUTO, COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
+from bench.settings import ALL, COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
 from bench.tune.candidates import keep_memory
-from bench.tune.search import double_batch
 
 log = logging.getLogger("bench")
 
@@ -71,9 +70,8 @@ def measure_command(command, make_workload, describe_rows):
     host = read_machine(runs)
     folder = runs[0].settings.results_dir
 
-    # Plan: versions, devices, data and batch sizes, which only this machine knows
+    # Plan: devices and data, which only this machine knows
     runs = plan_runs(runs, make_workload)
-    runs = [choose_batch_size(run, host) if run.settings.batch_size == AUTO else run for run in runs]
 
     # Else equal processes differ in their page faults. What is not compared may be added up with what is.
     uses_cpu = not environment.find_card() or all(run.settings.use_gpu is False for run in runs)
@@ -110,8 +108,6 @@ def measure_command(command, make_workload, describe_rows):
             if comparison := compare_runs(rounds, run, group[0]):
                 print(report.describe_comparison(comparison, run.choices, group[0].choices))
                 comparisons.append(comparison)
-            if run.python != group[0].python:
-                print(versions.describe_difference(group[0].python, run.python))
         sys.stdout.flush()
         if status != processes.MISTAKE:  # else nothing was stored
             measured += itertools.chain(*combined)
@@ -134,10 +130,10 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     # With NUM_DEVICES, settings for one device are refused.
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
     settings = run.settings
-    if others or settings.runs not in (None, 1) or settings.batch_size == AUTO or settings.framework_version:
+    if others or settings.runs not in (None, 1):
         raise SettingError(
             f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
-            "of every other setting, RUNS=1 and no FRAMEWORK_VERSION, or set NUM_DEVICES instead of using torchrun"
+            "of every other setting, RUNS=1 too, or set NUM_DEVICES instead of using torchrun"
         )
     host = environment.read_host(run.settings.machine)
     status = child.open_and_measure(run.settings, make_workload, measure_work, child.Task(), lines.append)
@@ -172,7 +168,7 @@ def measure_and_store(runs, host, rounds):
 
 
 def store(folder, rows, replaced=()):
-    """Append rows as results.append() does; if that fails, print them as `make receive` reads them.
+    """Append rows as results.append() does; if that fails, print them as lines of CSV below their header.
 
     Returns:
         The path of the file.
@@ -184,19 +180,18 @@ def store(folder, rows, replaced=()):
     try:
         results.append(path, *rows, replaced=replaced)
     except results.ResultsError as error:
-        print(results.to_block(rows), flush=True)
-        kept = "the rows are only in the lines above: save these, and add them with `make receive ISSUE=...`"
+        print(results.to_text([], rows), end="", flush=True)
+        kept = f"the rows are only in the lines above: save these as rows.csv, then `cat rows.csv >>{path}`"
         raise results.ResultsError(f"{error}; {kept}") from None
     return path
 
 
 def plan_runs(runs, make_workload):
-    """Install FRAMEWORK_VERSION; return the runs with the number of GPUs and the data of make mlp.
+    """Return the runs with the number of GPUs and the data of make mlp.
 
     Raises:
         SettingError: a run cannot be measured, which the user learns before anything is.
     """
-    runs = [versions.install(run) if run.settings.framework_version else run for run in runs]
     runs = [count_devices(run) if run.settings.has_ranks else run for run in runs]
     if make_workload is None:
         return runs
@@ -231,27 +226,6 @@ def find_device(run: Run):
     if mistake := find_mistake(run, process):
         raise SettingError(mistake)
     return Device(**process.lines[0])
-
-
-def choose_batch_size(run: Run, host):
-    """Return the run with the fastest batch size that fits instead of BATCH_SIZE=auto.
-
-    Batch sizes are doubled from 1, with a short process of each, until one fails or two doublings together gain less
-    than 2 %. A step that would take longer than MAX_SECONDS, or more of the system's memory than is free, is not tried.
-    """
-    log.info("BATCH_SIZE=auto doubles the batch size until it fails or gains less than 2 %: this may take minutes")
-    short = run.with_settings(MAX_SECONDS="0.5", SCOPE="device", SUSTAIN=None, NUM_IMAGES=None)
-    shares_memory = resources.shares_memory(find_device(run))
-
-    def attempt(size):
-        row = measure_once(short.with_settings(BATCH_SIZE=str(size)), host, has_extras=False, compares_with_cpu=False)
-        log.info("BATCH_SIZE=%d: %s", size, report.describe_rate(row))
-        free = resources.available_bytes() if shares_memory else math.inf
-        fits = 2 * (row.get("peak_memory_bytes") or 0) <= free
-        may_double = row["status"] == "ok" and fits and 2 * row["step_seconds_median"] <= run.settings.max_seconds
-        return row, may_double
-
-    return run.with_settings(BATCH_SIZE=str(double_batch(1, attempt)))  # if 1 fails, measuring it says why
 
 
 def plan_processes(run: Run):
@@ -381,7 +355,7 @@ def make_child(run: Run, show, limit=math.inf, **task):
         task: fields of child.Task.
     """
     environ = dict(run.environ)
-    command = [run.python, str(ROOT / SCRIPTS[run.command])]
+    command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and not task.get("finds_device"):
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
         # 127.0.0.1, because a laptop's own name often has no address.
@@ -403,9 +377,6 @@ def read_rows(run: Run, host, process):
     run_id = uuid.uuid4().hex[:12]  # of this process
     host = replace(host, allocator=environment.find_allocator(run.environ))
     rows = [complete_row(host, run_id, line) for line in process.lines if "mistake" not in line]
-    if run.python != sys.executable:
-        for row in rows:
-            row["flags"] = f"{row['flags']} other_version".strip()
     complete = [row for row in rows if row["status"] != processes.BEGUN]
     if complete and complete[0]["device"] == "cpu":
         stored = results.read_others(run.settings.results_dir, complete)

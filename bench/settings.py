@@ -20,14 +20,19 @@ log = logging.getLogger("bench")
 # What SCOPE may select: the model with batches that are on the device; the input pipeline alone, which prepares batches
 # from JPEG files; both together. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")
-AUTO = 0  # BATCH_SIZE=auto, until parent.py has chosen one
 ALL = 0  # NUM_DEVICES=all, until parent.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 # Names that are probably meant as settings, but which other programs may set: in the environment they get a warning.
 MISTAKEN = {"BATCH": "BATCH_SIZE", "BITS": "WEIGHT_BITS", "DEVICE": "USE_GPU", "GPU": "USE_GPU", "DTYPE": "PRECISION"}
 MISTAKEN |= {"IMAGES": "NUM_IMAGES", "WORKERS": "NUM_WORKERS", "THREADS": "NUM_THREADS", "DEVICES": "NUM_DEVICES"}
-MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B", "ISSUE")  # only the Makefile or its command reads these
+# Settings of earlier versions, and what to do instead.
+GONE = {
+    "FRAMEWORK_VERSION": "measure each version with its own PYTHON=... and RESULTS_DIR=..., then `make compare A=... "
+    "B=...` their files",
+    "CHECKPOINTING": "unset it; LORA_RANK=8, a smaller BATCH_SIZE and a smaller PROMPT_TOKENS need less memory",
+}
+MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B")  # only the Makefile or its command reads these
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 
 
@@ -65,7 +70,7 @@ FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
 
 def whole(minimum, maximum=10**9, **words):
-    """Return a parser of a whole number, or of one of the words in any case: whole(1, auto=AUTO)."""
+    """Return a parser of a whole number, or of one of the words in any case: whole(1, all=ALL)."""
 
     def parse(text):
         if text.lower() in words:
@@ -108,12 +113,6 @@ def matrix_size(text):
     return m, n, k
 
 
-def version(text):
-    if not re.fullmatch("[0-9]+([.][0-9]+){1,3}[a-z0-9]*", text):
-        raise ValueError("a version, such as 2.14.1 or 2.14")
-    return text
-
-
 def slug(text):
     """Parse a name that is safe as a file name: lower case, digits and single hyphens."""
     name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
@@ -143,11 +142,11 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 PRECISION_SYNONYMS = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
 BITS = {"8": 8, "6": 6, "5": 5, "4": 4, "full": None}  # of each weight; None: those of PRECISION
-OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "gemv", "attention")
+OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "attention")
 PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a phase, too
 TRAINING = ("training", *PARTS)
 # {setting: the phases that use it}, if only some do.
-PHASES_OF = {"optimizer": TRAINING, "lora_rank": TRAINING, "checkpointing": TRAINING}
+PHASES_OF = {"optimizer": TRAINING, "lora_rank": TRAINING}
 PHASES_OF |= {"prompt_tokens": ("prefill", *TRAINING), "new_tokens": ("decode",), "depth": ("decode",)}
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 # Defaults that depend on the command, {command: {setting: text}}, and those that are others on a CPU.
@@ -167,8 +166,7 @@ ON_CPU = {
 }
 # Lists whose values are compared, the first of them by interleaved processes. Equal entries count as two. Lists of
 # other settings are different work.
-COMPARED = ("FRAMEWORK_VERSION", "USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT")
-COMPARED += ("LORA_RANK", "CHECKPOINTING", "WEIGHT_BITS")
+COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "LORA_RANK", "WEIGHT_BITS")
 
 
 @dataclass(frozen=True)
@@ -187,8 +185,7 @@ class Settings:
         commands=WORKLOADS,
         lists=EACH,
     )
-    batch_size: int = setting(whole(1, auto=AUTO), "1", commands=WORKLOADS, lists=EACH)
-    framework_version: str | None = setting(version, commands=WORKLOADS, lists=EACH)  # None: the installed one
+    batch_size: int = setting(whole(1), "1", commands=WORKLOADS, lists=EACH)
     num_images: int | None = setting(whole(1), commands=("image", "mlp"))  # None: as many as the interval needs
     image_size: int | None = setting(whole(32, 4096), commands=("image", "diffusion"))  # pixels; None: the model's
     precision: Any = setting(
@@ -210,7 +207,6 @@ class Settings:
     sequence_length: int = setting(whole(1, 512), "128", commands=("transformer",), lists=EACH)  # tokens
     prompt_tokens: int = setting(whole(1), "512", commands=("llm",), lists=EACH)
     lora_rank: int = setting(whole(0, 1024), "0", commands=("llm",), lists=EACH)  # 0: train all weights
-    checkpointing: bool = setting(zero_or_one, "0", commands=("llm",), lists=EACH)
     weight_bits: int | None = setting(one_of(*BITS, **BITS), "full", commands=("llm",), lists=EACH)
     new_tokens: int = setting(whole(1), "128", commands=("llm",))
     depth: int = setting(whole(0), "0", commands=("llm",), lists=EACH)  # tokens
@@ -269,7 +265,6 @@ class Run:
     settings: Settings
     environ: dict[str, str]  # the whole environment, without MAKEFLAGS
     choices: dict[str, str] = field(default_factory=dict)  # {variable: its entry of each comma list, as it is printed}
-    python: str = sys.executable  # of its processes; another one has another version of the framework
 
     def with_settings(self, command=None, **texts):
         """Return the run after a change of its environment, or the same one of another command.
@@ -427,16 +422,13 @@ def refuse_contradictions(command, settings, environ):
         (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting: unset it"),
         (lacks_matmul and "convolution" in s.ops, "ops", "convolution needs matmul: set OPS=matmul,convolution"),
         (s.has_ranks and not framework.runs_on_many, "framework num_devices", "it uses one device: set NUM_DEVICES=1"),
-        (s.has_ranks and s.batch_size == AUTO, "num_devices batch_size", "auto needs one device: set a BATCH_SIZE"),
         (s.has_ranks and s.epochs, "num_devices epochs", "epochs are trained on one device: set NUM_DEVICES=1"),
-        (s.epochs and s.batch_size == AUTO, "batch_size epochs", "epochs need a number: set BATCH_SIZE=32"),
         (s.epochs and s.phase != "training", "phase epochs", "epochs are training: set PHASE=training"),
         (s.sustain and s.scope, "sustain scope", "a sustained run measures the model: unset SCOPE"),
         (s.sustain and s.num_images, "sustain num_images", "only one can end the run: unset one"),
         (s.sustain and s.epochs, "sustain epochs", "only one can end the run: unset one"),
         (lacks_matmul and "SIZES" in environ, "ops sizes", "only matmul has sizes: add matmul, or unset SIZES"),
         (lacks_matmul and "PRECISION" in environ, "ops precision", "only matmul uses it: add matmul, or unset it"),
-        (s.phase in PARTS and s.batch_size == AUTO, "phase batch_size", "parts need a number: set BATCH_SIZE=32"),
         (s.phase in PARTS and {*s.scope} - {"device"}, "phase scope", "a part has no pipeline: set SCOPE=device"),
         (s.phase in PARTS and s.sustain, "phase sustain", "parts are not sustained: unset SUSTAIN"),
     ]
@@ -461,6 +453,9 @@ def refuse_misspelt(commands, environ):
     On make's command line (in MAKEFLAGS) any unknown name is refused, and so is a setting that none of the commands
     uses. The environment has many names of other programs: there only near misses of our settings are refused.
     """
+    for name, fix in GONE.items():
+        if name in environ:  # which has the variables of make's command line, too
+            raise SettingError(f"{name}={environ[name]!r} is no longer a setting: {fix}")
     # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space within a value.
     for name in re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", "")):
         if name not in KNOWN_NAMES:

@@ -30,10 +30,10 @@ SHORT = {
     "all": {"RUNS": "1", "QUICK": "1"},
     "best": {"MAX_SECONDS": "0.3", "IMAGE_SIZE": "64", "MAX_MINUTES": "1"},
 }
-UNCHANGED = ("submit", "compare", "plot", "check-results", "receive", "test", "doctor", "install", "help", "settings")
+UNCHANGED = ("submit", "compare", "plot", "check-results", "test", "doctor", "install", "help", "settings")
 SHORT |= {name: {} for name in UNCHANGED}
 # What the reader fills in: rows that the commands before have measured, and those of another machine.
-FILLED_IN = {"A=...": "A=readme", "B=...": "B=amd-epyc-2-cores", "ISSUE=...": "ISSUE=results/readme.csv"}
+FILLED_IN = {"A=...": "A=readme", "B=...": "B=amd-epyc-2-cores"}
 SKIPPED = {  # start of a command: reason
     "git clone": "it has a placeholder",
     "pip install": "it changes the packages of the system",

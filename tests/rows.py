@@ -69,12 +69,10 @@ def repeat(first, *others):
 
 
 ON_CPU = {"phase": "inference", "memory_format": "channels_first", "num_threads": 2, "flops_per_item": 8.2e9}
-ON_CPU |= {"peak_memory_bytes": 1.49e9, "canary_seconds": 0.0018}
+ON_CPU |= {"peak_memory_bytes": 1.49e9}
 INPUT = ON_CPU | {"scope": "input", "num_workers": 2, "flops_per_item": None, "first_step_seconds": 0.0054}
 END_TO_END = ON_CPU | {"scope": "end_to_end", "num_workers": 2, "flags": "short"}
 IMAGE = repeat(measure(13.45, ON_CPU), measure(821.9, INPUT), measure(12.47, END_TO_END))
-OTHER_CHIP = as_text(ROW | {"cpu_id": "family 6", "canary_seconds": 0.0009})
-SLOWER_BEFORE, FASTER_BEFORE = (as_text(ROW | {"canary_seconds": seconds}) for seconds in (0.0017, 0.0012))
 
 ON_GPU = GPU | {"precision": "mixed_bfloat16", "measured_precision": "bfloat16", "optimizer": "sgd", "batch_size": 64}
 ON_GPU |= {"items": 2560, "memory_format": "channels_last", "peak_memory_bytes": 11.3e9, "temperature_c": 61}
@@ -128,7 +126,6 @@ FLAGGED = combine([[measure(13.45, ON_CPU, {"flags": " ".join(FLAGS), "note": "t
 
 CONVOLUTION = OPERATOR | {"workload": "convolution", "model": "conv3x3", "memory_format": "channels_last"}
 ATTENTION = OPERATOR | {"workload": "attention", "model": "attention", "sequence_length": 1024}
-GEMV = OPERATOR | {"workload": "gemv", "model": "gemv", "matrix_size": "1x8192x8192", "unit": "GB/s", "tflops": None}
 SMALL, LARGE = {"matrix_size": "1024x1024x1024"}, {"matrix_size": "4096x4096x4096"}
 BFLOAT16, INT8 = {"precision": "bfloat16"}, {"precision": "int8", "model": "matmul-8bit"}
 REFUSED = FAILED | {"status": "unsupported", "note": "no kernel for float8 on this device"}
@@ -143,14 +140,13 @@ SWEEP = [
     ROW | COPY | {"throughput": 35.0},
     ROW | MATMUL | SMALL | INT8 | {"tflops": 0.808},
     ROW | MATMUL | SMALL | {"precision": "float8_e4m3", "model": "matmul-8bit"} | REFUSED,
-    ROW | GEMV | {"throughput": 19.8, "flags": "drift"},
     ROW | ATTENTION | {"tflops": 0.0709},
 ]
 
 # `make compare` of two files of one machine
-FIVE = {"machine": "example-cpu", "process_rates": "1 2 3 4 5", "canary_seconds": 0.0018}
+FIVE = {"machine": "example-cpu", "process_rates": "1 2 3 4 5"}
 ONE = FIVE | {"process_rates": "1"}
-LATER = {"framework_version": "2.16", "canary_seconds": 0.0019}
+LATER = {"framework_version": "2.16"}
 PIPELINE = {"scope": "input", "process_rates": "1"}
 BEFORE = [
     FIVE | rate(100),
@@ -161,7 +157,6 @@ BEFORE = [
     FIVE | rate(7) | {"model": "alexnet"},
     FIVE | rate(20) | LATER | {"model": "vgg13"},  # the other way round than the rest
     FIVE | FAILED | {"model": "vgg19"},
-    FIVE | rate(30) | {"model": "densenet121"},  # the canary is slower later
     FIVE | rate(40) | {"model": "densenet161", "process_rates": "1 2 3"},
     FIVE | rate(900) | PIPELINE,
     FIVE | GPU | rate(4000),
@@ -179,7 +174,6 @@ AFTER = [
     FIVE | PEAK | SMALL | LATER | {"tflops": 2.4, "memory_format": "channels_last", "batch_size": 1},
     FIVE | rate(20) | {"model": "vgg13"},
     FIVE | rate(4) | LATER | {"model": "vgg19"},
-    FIVE | rate(20) | LATER | {"model": "densenet121", "canary_seconds": 0.0024},
     FIVE | rate(60) | LATER | {"model": "densenet161", "process_rates": "1 2 3"},
     FIVE | rate(800) | LATER | PIPELINE,
     FIVE | rate(300) | {"search": "0123456789ab", "allocator": "A=1"},  # of `make best`

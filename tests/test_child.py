@@ -42,7 +42,6 @@ def tiny_workload(settings):
 def child(monkeypatch):
     """Measure these settings in this process, as a child does; returns (exit status, its lines)."""
     monkeypatch.setattr(frameworks, "load", lambda name: on_numpy)
-    monkeypatch.setattr(child_process, "measure_canary", dict)  # it takes longer than all else here
 
     def call(command="image", workload=tiny_workload, task=None, **environ):
         values = {"MODEL": "linear", "MAX_SECONDS": "0.03", "BATCH_SIZE": "8", "USE_GPU": "0"}
@@ -203,7 +202,6 @@ def instrumented(child, monkeypatch):
     monkeypatch.setattr(meters, "SLOW_SECONDS", 0.05)
     monkeypatch.setattr(meters, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(meters, "open_instruments", lambda *device: meters.Instruments(Counter(), lambda: heat))
-    monkeypatch.setattr(child_process, "measure_canary", lambda: {"canary_seconds": 0.001})
     monkeypatch.setattr(measure, "SUSTAINED_SECONDS", 0.1)
     return child
 
@@ -235,7 +233,6 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
     assert with_energy == ([scope for scope in measured if scope != "input"] if task.has_extras else [])
     line = lines[0]
     assert line["temperature_c"] == 61
-    assert line.get("canary_seconds") == (0.001 if task.has_extras else None)
     if task.has_extras:
         assert line["joules_per_item"] > 0
         assert line["power_scope"] == "gpu board"
@@ -275,4 +272,3 @@ def test_a_sustained_run_has_a_line_for_each_part(instrumented, monkeypatch):
     elapsed = [line["elapsed_seconds"] for line in lines]
     assert elapsed == sorted(elapsed)
     assert all(line["power_watts"] == pytest.approx(50, rel=0.05) for line in lines)
-    assert not any(line.get("canary_seconds") for line in lines)  # the run itself is long enough to show heat

@@ -103,7 +103,7 @@ def install(tmp_path):
         path.chmod(0o755)
 
     def call(file=TORCH, cards="", refuses="nothing", cause="", built_for="cuda", python="", displays=(), **given):
-        version, smi = given.pop("version", ()), given.pop("smi", "nvidia-smi")
+        smi = given.pop("smi", "nvidia-smi")
         for slot, vendor in displays:
             (tmp_path / "pci" / slot).mkdir(parents=True)
             (tmp_path / "pci" / slot / "class").write_text("0x030000\n")
@@ -116,7 +116,7 @@ def install(tmp_path):
             write(name, given.pop(name))
         write("../fake_python", PYTHON.format(built_for=built_for))
         environ = {"PATH": str(tmp_path / "bin")} | given
-        command = ["sh", "install.sh", file, ".venv", *version]
+        command = ["sh", "install.sh", file, ".venv"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environ)
         asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
         return done.returncode, done.stderr.splitlines(), [line.partition("/bin/python ")[2] for line in asked]
@@ -161,30 +161,6 @@ def test_packages_for_cuda_12_differ_in_one_word(install, tmp_path):
         ours = Path(f"requirements/{name}.txt").read_text()
         ours = ours.replace("\n-r ", "\n-r requirements/")  # the copy is in another folder
         assert (tmp_path / ".venv.txt").read_text() == ours.replace("[cuda13]", "[cuda12]") != ours
-
-
-MLX_VERSION = ("mlx", "0.32.0")
-
-
-@pytest.mark.parametrize(
-    ("file", "cards", "version", "overrides"),
-    [
-        (TORCH, "", ("torch", "2.14.0"), "torch==2.14.0\ntorchvision\n"),
-        (TORCH, A100, ("torch", "2.13.0"), "torch==2.13.0\ntorchvision\n"),
-        (TENSORFLOW, "", ("tensorflow", "2.20.0"), "tensorflow[and-cuda]==2.20.0\n"),
-        ("requirements/mlx.txt", H200, MLX_VERSION, "mlx[cuda13]==0.32.0\n"),
-        ("requirements-mac.txt", "", MLX_VERSION, "torchvision\nmlx==0.32.0\n"),
-    ],
-)
-def test_another_version_overrides_the_pinned_one(install, tmp_path, file, cards, version, overrides):
-    status, _, asked = install(file=file, cards=cards, version=version)
-    assert (status, (tmp_path / ".venv.overrides.txt").read_text()) == (0, overrides)
-    assert asked[-1].startswith("--override .venv.overrides.txt")
-
-
-def test_without_pytorchs_index_another_version_comes_from_pypi(install):
-    _, _, asked = install(refuses="--torch-backend", version=("torch", "2.14.0"))
-    assert asked[-1] == f"--override .venv.overrides.txt -r {TORCH}"
 
 
 def test_plots_and_comparisons_with_a_chosen_python_need_the_common_packages_only(monkeypatch, capsys):

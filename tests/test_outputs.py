@@ -124,7 +124,7 @@ def print_comparisons(*_):
 
 
 COMMANDS = {
-    "image": lambda *_: print(report.describe_run(rows.IMAGE, [rows.OTHER_CHIP, rows.SLOWER_BEFORE])),
+    "image": lambda *_: print(report.describe_run(rows.IMAGE, [])),
     "training": lambda *_: print_runs(rows.TRAINING, report.describe_parts),
     "epochs": lambda *_: print(report.describe_run(rows.EPOCHS, [])),
     "sustained": print_sustained,
@@ -132,7 +132,7 @@ COMMANDS = {
     "prefill": lambda *_: print(report.describe_run(rows.PREFILL, rows.GPU_PEAKS)),
     "decode": lambda *_: print(report.describe_run(rows.DECODE, rows.GPU_PEAKS)),
     "failures": print_failures,
-    "flags": lambda *_: print(report.describe_run(rows.FLAGGED, [rows.FASTER_BEFORE])),
+    "flags": lambda *_: print(report.describe_run(rows.FLAGGED, [])),
     "tflops": lambda *_: print(report.describe_sweep(rows.SWEEP, [])),
     "best": print_best,
     "compare": lambda folder, _: compare(rows.BEFORE, rows.AFTER, folder),

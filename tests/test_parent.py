@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 
-import submit_results
 from bench import parent
 from bench.frameworks import Device
 from bench.host import environment
@@ -21,7 +20,6 @@ from bench.settings import SettingError, read_runs
 from bench.tune import candidates
 from image_benchmark import image_workload
 from tests.fakes import Clock, FakeChild
-from tests.rows import ROW
 
 
 def rate(middle):
@@ -164,13 +162,14 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
     assert stored["note"] == "\ufffd[1mgcc -I~/x"
 
 
-def test_rows_that_cannot_be_stored_are_printed_so_that_they_can_be_received(run_all, tmp_path, monkeypatch):
+def test_rows_that_cannot_be_stored_are_printed_below_their_header(run_all, tmp_path, monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(results, "replace_file", lambda path, content: full() if b"images/s" in content else None)
     monkeypatch.setattr(results.Path, "unlink", lambda path, missing_ok=False: None)
     status, out, *_ = run_all("ok", "fails", RUNS="2")
     assert (status, "added to" in out, out.count("images/s (")) == (2, False, 0)
-    (line,) = results.parse(submit_results.find_block(out, "the terminal"), "the terminal")
+    printed = results.parse(out[out.index("schema,") :], "the terminal")
+    (line,) = (line for line in printed if not line.fault)
     assert (line.row["model"], line.row["process_rates"]) == ("ok", "5 6")
 
 
@@ -284,8 +283,8 @@ def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interl
             [["inference 1", "inference 2"], ["training 1", "training 2"]],
         ),
         (
-            {"FRAMEWORK_VERSION": "2.14.1,2.15.0", "COMPILE": "0,1"},
-            [["2.14.1 0", "2.15.0 0"], ["2.14.1 1", "2.15.0 1"]],
+            {"PRECISION": "float32,bfloat16", "COMPILE": "0,1"},
+            [["float32 0", "bfloat16 0"], ["float32 1", "bfloat16 1"]],
         ),
         ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, [["1"], ["2"]]),
         ({"BATCH_SIZE": "4,8", "NUM_DEVICES": "1,2", "PHASE": "training"}, [["1 4", "1 8"], ["2 4"], ["2 8"]]),
@@ -330,36 +329,3 @@ def test_the_last_lines_of_a_process_that_dies_are_shown(terminal, status, lines
         child.exit_status = status
         show(child, ["line x"])
     assert re.findall(r"line (.)\n", terminal.getvalue()) == [*shown, *"x" * bool(shown)]
-
-
-def rates(*values, **cells):
-    return {2**i: {"throughput": float(value)} | cells for i, value in enumerate(values)}
-
-
-@pytest.mark.parametrize(
-    ("rows", "device", "fastest", "tried"),
-    [
-        (rates(10, 20, 40, 30), "cpu", "4", [1, 2, 4, 8, 16]),
-        (rates(10, 20, 20.1, 20.2, 100, 200), "cpu", "8", [1, 2, 4, 8]),  # doubling gains nothing
-        (rates(10, 20, step_seconds_median=6.0), "cpu", "1", [1]),  # the next step takes too long
-        (rates(10, 20, peak_memory_bytes=600), "cpu", "1", [1]),  # of 1000 bytes of the system's memory
-        (rates(10, 20, peak_memory_bytes=600), "cuda", "2", [1, 2, 4]),
-    ],
-)
-def test_auto_takes_the_fastest_size_that_fits(monkeypatch, rows, device, fastest, tried):
-    """Try sizes on a machine of `rows`, {batch size: cells of its trial}; a size without a row has run out."""
-    sizes = []
-
-    def trial(run, host, has_extras, compares_with_cpu):
-        assert (has_extras, compares_with_cpu, run.settings.sustain) == (False, False, None)
-        sizes.append(run.settings.batch_size)
-        row = ROW | {"device": device, "step_seconds_median": 0.001}
-        return row | rows.get(sizes[-1], {"status": "out_of_memory", "note": "full"})
-
-    monkeypatch.setattr(parent, "measure_once", trial)
-    monkeypatch.setattr(parent.resources, "available_bytes", lambda: 1000)
-    monkeypatch.setattr(parent, "find_device", lambda run: Device(device, None, "2", 1))
-    environ = {"MODEL": "mlp-8", "BATCH_SIZE": "auto", "SUSTAIN": "60", "MAX_SECONDS": "10"}
-    (run,) = read_runs("mlp", environ)
-    chosen = parent.choose_batch_size(run, None).settings
-    assert (chosen.batch_size, chosen.sustain, sizes) == (int(fastest), 60, tried)

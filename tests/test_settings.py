@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import settings
-from bench.settings import ALL, AUTO, DECLARED, KNOWN_NAMES, SYNONYMS, TRAINING, SettingError, read_runs, read_settings
+from bench.settings import ALL, DECLARED, KNOWN_NAMES, SYNONYMS, TRAINING, SettingError, read_runs, read_settings
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -38,7 +38,7 @@ def test_defaults_depend_on_the_command_and_the_device():
     [
         ("image", {"USE_GPU": "1", "BATCH_SIZE": "64", "IMAGE_MODEL": "resnet18"}, (True, 64, "resnet18")),
         ("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "NUM_DEVICES": "All"}, (8, "float32", ALL)),
-        ("image", {"BATCH_SIZE": "AUTO", "MAX_SECONDS": "0.5"}, (AUTO, 0.5)),
+        ("image", {"BATCH_SIZE": "8", "MAX_SECONDS": "0.5"}, (8, 0.5)),
         ("image", {"SCOPE": "input,device", "MACHINE": "../../tmp/x"}, (("input", "device"), "tmp-x")),
         ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_last"}, ("tensorflow", "channels_last")),
         ("image", {"FRAMEWORK": "jax", "COMPILE": "0"}, ("jax", True)),  # it always compiles
@@ -58,7 +58,7 @@ def test_what_users_type_becomes_values(command, environ, values):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("BATCH_SIZE", ["0", "-1", "1.5", "1e9", "٣", "99999999999", "1,,4", "1,x"]),
+        ("BATCH_SIZE", ["0", "-1", "1.5", "1e9", "٣", "99999999999", "1,,4", "1,x", "auto"]),
         ("RUNS", ["0", "1,2"]),  # not a list
         ("MAX_SECONDS", ["nan", "0", "inf"]),
         ("MACHINE", ["..", "published"]),
@@ -78,13 +78,12 @@ def test_a_wrong_value_is_named(name, values):
         ("mlp", {"PHASE": "forward", "EPOCHS": "2"}),
         ("image", {"PHASE": "backward", "SCOPE": "device,input"}),
         ("image", {"PHASE": "forward", "SUSTAIN": "60"}),
-        ("llm", {"PHASE": "optimizer", "BATCH_SIZE": "auto"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "5"}),
         ("llm", {"WEIGHT_BITS": "8", "PHASE": "training"}),
         ("llm", {"WEIGHT_BITS": "8", "PHASE": "training", "LORA_RANK": "8", "NUM_DEVICES": "2"}),
-        ("tflops", {"OPS": "gemv", "SIZES": "64"}),
-        ("tflops", {"OPS": "gemv,int8", "PRECISION": "float32"}),
+        ("tflops", {"OPS": "attention", "SIZES": "64"}),
+        ("tflops", {"OPS": "attention,int8", "PRECISION": "float32"}),
     ],
 )
 def test_contradictions_are_refused_with_all_that_was_given(command, environ):
@@ -153,6 +152,12 @@ def test_a_run_changes_its_settings_and_its_command():
 
 def test_ordinary_variables_are_left_alone():
     assert read_settings("image", dict.fromkeys(ORDINARY.split(), "1")).on("cuda").batch_size == 64
+
+
+@pytest.mark.parametrize("name", settings.GONE)
+def test_a_setting_that_is_gone_is_refused(name):
+    assert refusal(**{name: "1"}).startswith(f"{name}='1' ")
+    assert refusal(MAKEFLAGS=f"{name}=1", **{name: "1"}).startswith(f"{name}='1' ")
 
 
 def test_an_unknown_name_on_makes_command_line_is_refused():

@@ -1,13 +1,10 @@
 """Added rows pass; each wrong cell, edited row or foreign file is refused in one line, at the right place."""
 
 import csv
-import io
 import os
 import re
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -92,7 +89,7 @@ def test_a_formula_is_refused_in_every_text_cell(sign):
 CELLS = [
     *[{"timestamp": text} for text in ("9/30/2026 10:00", "2026-09-30 10:00", "9999", "yesterday", "")],
     *[{"throughput": text} for text in ("1,234.5", "13,45", "95.88 \u00b1 0.63", "nan", "1e99", "0", "-5", "")],
-    *[{"canary_seconds": "0,0018"}, {"run_id": "1.63915E+11"}, {"elapsed_seconds": "", "scope": "sustained"}],
+    *[{"throughput": "0,0018"}, {"run_id": "1.63915E+11"}, {"elapsed_seconds": "", "scope": "sustained"}],
     *[{"tflops": ""} | {name: PEAK[name] for name in ("workload", "model")}, {"machine": "../x"}, {"status": ""}],
     *[{"framework": "pytorch"}, {"world_size": "2.5"}, {"batch_size": "sixteen"}, {"depth": "inf"}],
     *[{"unit": "bananas/s"}, {"method_version": "999"}, {"device_name": "x" * 20_000}, {"os": "\x1b[31m"}],
@@ -129,7 +126,6 @@ def repository(tmp_path):
 
     run("init", "-q", "-b", "main")
     (tmp_path / "program.py").write_text("1")
-    (tmp_path / ".gitignore").write_text("results/*.txt")
     run("add", "."), run("commit", "-q", "-m", "1")
     run.commit = run("rev-parse", "--short=12", "HEAD").stdout.strip()
     run.folder = tmp_path / "results"
@@ -250,7 +246,6 @@ def submit(repository, monkeypatch):
 def test_submit_prints_how_to_send_this_machines_rows(submit, repository, capsys):
     assert submit({}, {"seed": 1}) == []
     assert f"results/{CHIP}.csv" in capsys.readouterr().out
-    assert not (repository.folder / f"{CHIP}.txt").exists()  # there is no remote
     assert submit({}, {"allocator": "LD_PRELOAD=alice.so"}) != []
     assert capsys.readouterr().out == ""
 
@@ -263,17 +258,18 @@ def test_submit_counts_disturbed_rows_that_were_not_measured_again(submit, capsy
     assert "disturbed" not in capsys.readouterr().out
 
 
-def test_rows_in_another_folder_are_received(submit, repository, monkeypatch, tmp_path, capsys):
-    repository.folder = tmp_path / "mine"
+def test_the_printed_line_appends_rows_of_another_folder(submit, repository, monkeypatch, tmp_path, capsys):
+    ours, repository.folder = repository.folder, tmp_path / "my rows"
     repository.folder.mkdir()
     monkeypatch.delenv("MACHINE")
     monkeypatch.setenv("RESULTS_DIR", str(repository.folder))
-    assert submit(*NEW) == []
-    assert f"make receive ISSUE='{tmp_path}/mine/{CHIP}.csv'" in capsys.readouterr().out
-    monkeypatch.setenv("RESULTS_DIR", str(tmp_path / "results"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    issue = f"~/mine/{CHIP}.csv"
-    assert submit_results.receive(read_settings("receive"), submit_results.Repository(tmp_path), issue) == []
+    assert submit({"seed": 1}, {"seed": 2}) == []
+    (line,) = re.findall(r"^1\. (cat .*)", capsys.readouterr().out, re.MULTILINE)
+    before = len(results.read(ours / f"{CHIP}.csv"))
+    subprocess.run(line, shell=True, check=True)
+    assert len(results.read(ours / f"{CHIP}.csv", pytest.fail)) == before + 2
+    repository.folder = ours
+    assert check(repository) == (2, [])
 
 
 def test_without_machine_the_only_file_with_new_rows_is_sent(submit, repository, monkeypatch):
@@ -282,145 +278,3 @@ def test_without_machine_the_only_file_with_new_rows_is_sent(submit, repository,
     write(repository, {}, machine="another")
     with pytest.raises(SettingError, match=f"{CHIP} or another|another or {CHIP}"):
         submit({}, {"seed": 1})
-
-
-ON_GITHUB = ["https://github.com/o/n", "https://me:token@GitHub.com/o/n.git/", "git@github.com:o/n.git"]
-ON_GITHUB += ["github.com:o/n", "ssh://git@ssh.github.com:443/o/n.git", "git://www.github.com/o/n"]
-ELSEWHERE = ["https://example.org/github.com/o/n", "git@notgithub.com:o/n", "/github.com/o/n"]
-
-
-@pytest.mark.parametrize("address", ON_GITHUB + ELSEWHERE)
-def test_a_remote_on_github_is_found_however_it_is_written(address):
-    found = submit_results.REMOTES.findall(f"other\tx (fetch)\norigin\t{address} (fetch)\n")
-    assert found == [("origin", "o/n")] * (address in ON_GITHUB)
-
-
-def test_the_link_fills_in_the_form(submit, repository, capsys):
-    repository("remote", "add", "origin", "https://github.com/fork/name")
-    repository("remote", "add", "upstream", "https://github.com/owner/name")
-    for device in ('Gr\u00fc\u00dfe & #1 + 2 "x"/y?', "\u00fc" * 200):
-        assert submit({}, {"device_name": device, "cpu_name": device}) == []
-        link = next(line.strip() for line in capsys.readouterr().out.splitlines() if "https:" in line)
-        assert len(link) <= 2000
-        assert urlsplit(link).path == "/owner/name/issues/new"
-        fields = parse_qs(urlsplit(link).query)
-        assert fields["title"] == [f"Rows of {CHIP}"]
-        assert fields["machine"][0].startswith(f"device_name: {device}"[:300])
-
-
-@pytest.mark.parametrize(
-    ("answer", "browser", "opens"),
-    [("\n", "firefox", True), ("n\n", "firefox", False), ("", "firefox", False), ("\n", "/usr/bin/lynx", False)],
-)
-def test_only_enter_opens_the_link(submit, repository, monkeypatch, capsys, answer, browser, opens):
-    opened = []
-    monkeypatch.setattr(submit_results.webbrowser, "get", lambda: SimpleNamespace(name=browser))
-    monkeypatch.setattr(submit_results.webbrowser, "open", opened.append)
-    repository("remote", "add", "origin", "https://github.com/owner/name")
-    for is_terminal in (False, True):
-        for name, stream in {"stdin": io.StringIO(answer), "stdout": io.StringIO()}.items():
-            monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
-            monkeypatch.setattr(submit_results.sys, name, stream)
-        assert submit({}, {"seed": 1}) == []
-        assert len(opened) == (opens and is_terminal)
-
-
-NEW = [{"run_id": "first", "seed": 1}, {"run_id": "second", "driver": 'a "driver", ``` <b>'}]
-
-
-@pytest.fixture
-def issue(submit, repository, capsys):
-    """The text of an issue with two new rows; results/ has only the published one."""
-    repository("remote", "add", "origin", "git@github.com:owner/name.git")
-    assert submit({}, *NEW) == []
-    write(repository, {})
-    return (repository.folder / f"{CHIP}.txt").read_text()
-
-
-def receive(repository, text):
-    """Receive a text; returns the problems, also if they are an error."""
-    path = repository.folder.parent / "issue.txt"
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    try:
-        return submit_results.receive(read_settings("receive"), submit_results.Repository(path.parent), str(path))
-    except SettingError as error:
-        return [str(error)]
-
-
-def test_rows_are_received_once_as_they_were_sent(issue, repository, capsys):
-    path = repository.folder / f"{CHIP}.csv"
-    write(repository, {}, *NEW)
-    results.add(path, ())  # with all columns
-    whole = path.read_bytes()
-    for text in (f"### Rows\r\n\r\n{issue}\r\n- [X] checked".replace("\n", "  \r\n"), whole.decode()):
-        write(repository, {})
-        for added, there in ((2, 0), (0, 2)):
-            capsys.readouterr()
-            assert receive(repository, text) == []
-            there += text == whole.decode()  # has the published row as well
-            assert f"{added} rows added, {there} were" in capsys.readouterr().out
-            assert path.read_bytes() == whole
-    assert check(repository) == (2, [])
-
-
-def test_a_text_that_is_too_long_for_an_issue_asks_for_the_file(issue, submit, repository):
-    assert submit({}, *({"run_id": i, "allocator": "x" * 1000} for i in range(60))) == []
-    text = (repository.folder / f"{CHIP}.txt").read_text()
-    assert len(text) < 60_000
-    assert text.endswith(f"{CHIP}.csv\n")
-
-
-AS_MAIL = [
-    lambda text: re.sub("^", "> ", text, flags=re.MULTILINE),
-    lambda text: re.sub("^", ">>", text, flags=re.MULTILINE).replace("\n", "\r\n"),
-    lambda text: text.replace("```\n", "  ~~~\n").replace("\n2,", "\n  2,"),
-    lambda text: "\ufeff" + text.replace("```\n", "~~~~csv\n", 1).replace("\n", "\n\n"),
-]
-
-
-@pytest.mark.parametrize("change", AS_MAIL)
-def test_a_quoted_or_indented_block_is_received(issue, repository, change):
-    assert receive(repository, change(issue)) == []
-    assert len(results.read(repository.folder / f"{CHIP}.csv")) == 3
-
-
-@pytest.mark.parametrize("text", ["build_commit,gpu\n1,2\n", "name\tprompt_tps\nx\t1\n", '{"benchmarks": [1]}', ""])
-def test_a_file_of_another_program_is_told_once_what_was_expected(repository, text):
-    (line,) = receive(repository, text)
-    assert "machine" in line
-    assert line.count("issue.txt") == 1
-    assert len(line) < 250 + len(str(repository.folder))
-
-
-# What is done to a text, and what the line about it names.
-HOSTILE = {
-    "cut in a row": (lambda text: text[: text.rindex("Example")], "block"),
-    "without a row": (lambda text: text.replace(text.splitlines(True)[-3], ""), "block"),
-    "without a block": (lambda text: text.partition("```")[0], "not a results file"),
-    "two blocks": (lambda text: text + text, "block"),
-    "another folder": (lambda text: text.replace(f",{CHIP},", ",../results,"), "machine='../results'"),
-    "a name with NUL": (lambda text: text.replace(f",{CHIP},", ",a\0b,"), r"machine='a\x00b'"),
-    "the name of the published figures": (lambda text: text.replace(f",{CHIP},", ",published,"), "machine='published'"),
-    "two machines": (lambda text: text[::-1].replace(f",{CHIP},"[::-1], ",x,", 1)[::-1], "machine='x'"),
-    "100,000 rows": (lambda text: text.replace(row := text.splitlines(True)[-3], row * 100_000), "1 MB"),
-    "a foreign commit": (lambda text: text.replace(text.partition("commit: ")[2][:12], "f" * 12), "commit='fff"),
-    "a changed published row": (lambda text: text.replace(",first,", f",{ROW['run_id']},"), "published"),
-    "a row twice, changed": (lambda text: text.replace(",first,", ",second,"), "published"),
-    "a formula": (lambda text: text.replace("Example CPU", "=cmd"), "device_name='=cmd'"),
-    "not UTF-8": (lambda text: text.replace("Example", "\udcff"), "UTF-8"),
-}
-
-
-@pytest.mark.parametrize(("change", "words"), HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_text_is_refused_in_one_line(issue, repository, change, words):
-    folder = repository.folder.parent
-
-    def list_files():
-        files = [path for path in folder.rglob("*") if path.is_file() and path.name != "issue.txt"]
-        return {path: path.read_bytes() for path in files if ".git" not in path.parts}
-
-    before = list_files()
-    (line,) = receive(repository, change(issue))
-    assert words in line
-    assert "\n" not in line
-    assert list_files() == before

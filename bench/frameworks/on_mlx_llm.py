@@ -1,4 +1,4 @@
-"""Language models in MLX: mlx-lm's own classes, cache, LoRA and checkpointing, with random weights."""
+"""Language models in MLX: mlx-lm's own classes, cache and LoRA, with random weights."""
 
 import itertools
 from typing import Any
@@ -51,7 +51,6 @@ def build_llm(workload, dtype=mx.float32):
 
 def build_trainable(workload):
     """Build a decoder that returns the logits of all tokens, and trains as the workload's sizes say."""
-    from mlx_lm.tuner.trainer import grad_checkpoint
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
     module = build_llm(workload)
@@ -64,12 +63,6 @@ def build_trainable(workload):
         # mlx-lm starts B at zero: A would have no gradient, and the adapters would not show in the output.
         scale = sizes.hidden_size**-0.5
         module.update(tree_map(lambda old: mx.random.normal(old.shape, scale=scale), module.trainable_parameters()))
-    if sizes.checkpointing:
-        # grad_checkpoint() changes a class, so without one of its own the next model's layers would be wrapped twice.
-        checkpointed = type("Checkpointed", (type(module.layers[0]),), {})
-        for layer in module.layers:
-            layer.__class__ = checkpointed
-        grad_checkpoint(module.layers[0])
     return module
 
 

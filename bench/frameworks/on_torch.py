@@ -196,7 +196,6 @@ def attend(*operands):
 OPERATORS = {
     "matmul": torch.mm,
     "matmul-8bit": matmul_of_bytes,
-    "gemv": functional.linear,
     "attention": attend,
     "conv1x1": functional.conv2d,
     "conv3x3": functools.partial(functional.conv2d, padding=1),

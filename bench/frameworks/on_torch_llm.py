@@ -192,9 +192,6 @@ class Decoder(torch.nn.Module):
                 for layer, name in itertools.product(self.decoder.model.layers, LORA_PROJECTIONS):
                     projection = getattr(layer.self_attn, name)
                     setattr(layer.self_attn, name, Adapted(projection, sizes.lora_rank))
-        if sizes.checkpointing:
-            newer = getattr(self.decoder, "activation_checkpointing_enable", None)  # not in transformers 5.17
-            (newer or self.decoder.gradient_checkpointing_enable)({"use_reentrant": False})
 
     @property
     def checked_weights(self):

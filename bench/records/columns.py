@@ -61,7 +61,7 @@ COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mod
 
 METHODS = tuple(map(str, range(1, METHOD_VERSION + 1)))
 PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
-OPERATORS = ("matmul", "convolution", "bandwidth", "gemv", "attention")
+OPERATORS = ("matmul", "convolution", "bandwidth", "attention", "gemv")  # gemv: rows of earlier versions
 FORMATS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
 UNITS = ("images/s", "sequences/s", "tokens/s", "steps/s", "matmuls/s", "calls/s", "GB/s")
 
@@ -97,7 +97,6 @@ COLUMNS = {
     "python": Column("version", "version"),
     "framework": Column("work", "its name here", tuple(settings.FRAMEWORKS), words=""),
     "framework_version": Column("version", "with its build"),
-    "numpy": Column("version", "version of NumPy, which computes the canary"),
     # workload
     "workload": Column("work", "what the model or operator does", (*settings.WORKLOADS, *OPERATORS), words=""),
     "model": Column("work", "its name; or matmul, matmul-peak (the best of a sweep, again), copy ...", words="{}"),
@@ -118,7 +117,6 @@ COLUMNS = {
     "new_tokens": Column("work", "tokens that decode adds before it starts again", "count", words="{} new tokens"),
     "depth": Column("work", "tokens in the cache before decode begins", "whole", words="depth {}"),
     "lora_rank": Column("work", "of LoRA; 0: all weights are trained", "whole", blank="0", words="LoRA of rank {}"),
-    "checkpointing": Column("work", "backward recomputes layers", ("0", "1"), blank="0", words={"1": "checkpointing"}),
     "weight_bits": Column("work", "of quantised weights; blank: those of precision", "count", words="{} bits a weight"),
     "data": Column("work", "jpeg_q96: files like ImageNet's", tuple(DATA), words=DATA),
     "optimizer": Column("work", "sgd, adam or adamw", settings.OPTIMIZERS, words="{}"),
@@ -151,7 +149,7 @@ COLUMNS = {
     # physics
     "flops_per_item": Column("result", "FLOPs per item of the phase; 1 multiply-add = 2", "positive"),
     "tflops": Column("result", "throughput x flops_per_item / 10**12; of int8 these are TOP/s", "positive"),
-    "bytes_per_step": Column("result", "that a step of decode or gemv has to read: weights, mean cache", "positive"),
+    "bytes_per_step": Column("result", "that a step of decode has to read: weights, mean cache", "positive"),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
     "peak_memory_bytes": Column("result", "on the (first) device; of the process if the device is the cpu", "meter"),
     "power_watts": Column("result", "mean over five seconds of the first process, or over a sustained row", "meter"),
@@ -163,8 +161,10 @@ COLUMNS = {
     "highest_clock_mhz": Column("result", "that the card can have", "meter"),
     "throttle_reasons": Column("result", "NVIDIA driver's reasons for a lower clock right after the last window"),
     "thermal_pressure": Column("result", "that a Mac reports after the last window: nominal, moderate, heavy ..."),
-    "canary_seconds": Column("result", "of a small matmul of NumPy before the run, on a cpu", "positive"),
 }
+
+# Columns of files that earlier versions wrote: files are read without them, and rewritten without them.
+GONE = ("canary_seconds", "numpy", "checkpointing")
 
 # A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {
@@ -181,8 +181,6 @@ FLAGS = {
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
-    "other_version": "FRAMEWORK_VERSION is not the pinned version, so plots, the results page and `make compare` leave "
-    "this row out: unset it for a result of this machine",
     "implausible": "more than 1.3 times the chip's peak or bandwidth (docs/method-details.md): report it as an issue",
 }
 DISTURBING = ("contended", "swapping")  # but not throttled, which is normal on a Mac without a fan

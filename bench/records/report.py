@@ -14,7 +14,7 @@ from tqdm.contrib.logging import tqdm_logging_redirect
 from bench import processes
 from bench.records import peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
-from bench.records.verdict import ENOUGH_PAIRS, MACHINE_CHANGED, Rate, burst_and_sustained, verdict_of
+from bench.records.verdict import ENOUGH_PAIRS, Rate, burst_and_sustained, verdict_of
 from bench.settings import TRAINING
 
 REFRESH_SECONDS = 1.0
@@ -24,7 +24,6 @@ MATMULS = ("matmul", "matmul-8bit")
 # Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
 LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
 LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution", "attention": "attention {sequence_length}"}
-SAME_CANARY = ("machine", "device_name", "cpu_id", "numpy")  # cells that agree in rows whose canaries are comparable
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
 
@@ -97,7 +96,7 @@ def describe_run(rows, stored):
     peaks_here = peaks.measured_peaks(stored)
     sustained = [row for row in rows if row.get("elapsed_seconds")]
     lines += [describe_result(row, peaks_here) for row in rows if row not in sustained or row["status"] != "ok"]
-    notes = [describe_sustained(sustained), describe_slowdown(rows, stored)]
+    notes = [describe_sustained(sustained)]
     if not peaks_here and any(row.get("tflops") for row in rows if row not in sustained):
         notes.append("run `make tflops` to compare this with the machine's peak")
     if max(count_processes(row) for row in rows) == 1 and not sustained:
@@ -329,22 +328,6 @@ def describe_chance(comparisons):
     expected = format_number(sum(2 / 2**count for count in pairs), "{:.2g}")
     verdicts = f"about {expected} of these {len(pairs)} verdicts would be wrong by chance"
     return f"even if no setting made a difference, {verdicts}" if len(pairs) > 1 else ""
-
-
-def describe_slowdown(rows, stored):
-    """Say if the machine's small matmul, the canary, is over 10 % slower than at its best in its file; "" if not."""
-    now = [row["canary_seconds"] for row in rows if row.get("canary_seconds")]
-    machine = {name: rows[0][name] or "" for name in SAME_CANARY}
-    before = [
-        float(row["canary_seconds"]) for row in stored if row["canary_seconds"] and machine.items() <= row.items()
-    ]
-    if not (now and before):
-        return ""
-    ratio = statistics.median(now) / min(before)
-    if ratio < MACHINE_CHANGED:
-        return ""
-    slowdown = f"a small matmul (the canary) takes {ratio:.2f} times as long as at its best on this machine"
-    return f"{slowdown}: expect lower rates"
 
 
 def explain_flags(flags):

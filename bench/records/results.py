@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.records.columns import COLUMNS, MOST_LETTERS, find_fault, make_printable
+from bench.records.columns import COLUMNS, GONE, MOST_LETTERS, find_fault, make_printable
 from bench.settings import SettingError
 
 LOCK_SECONDS = 60
@@ -56,14 +56,18 @@ def check_writable(folder, machines):
 def append(path, *rows, replaced=()):
     """Append rows, dicts with any of COLUMNS, all or none of them; None is written as blank.
 
-    Stored rows with a run_id of `replaced` are left out.
+    Stored rows with a run_id of `replaced` are left out. Lines that read() leaves out stay. Stored rows gain the new
+    columns, and lose those that are GONE. Without rows, it only tries to write.
 
     Raises:
         ResultsError: a file that read() refuses, a stuck lock, a full disk.
         ValueError: a row has a key that is not a column.
     """
     with writing(path):
-        add(path, rows, replaced)
+        lines = [line for line in parse(read_text(path), path) if line.row["run_id"] not in replaced]
+        replace_file(path, to_text(lines, rows).encode(errors="surrogateescape"))
+        if not (lines or rows):
+            path.unlink()
 
 
 @contextmanager
@@ -91,22 +95,6 @@ def read_others(folder, rows):
         return []
     own = {row["run_id"] for row in rows}
     return [row for row in stored if row["run_id"] not in own]
-
-
-def to_block(rows):
-    """Return rows as a block of text that `make receive` reads."""
-    return f"```\n{to_text([], rows)}{len(rows)} rows\n```"
-
-
-def add(path, rows, replaced=()):
-    """Add rows to a file without a lock, as append() does; without rows only try it. OSError leaves the file as it was.
-
-    Lines that read() leaves out stay. Stored rows gain the columns that are new.
-    """
-    lines = [line for line in parse(read_text(path), path) if line.row["run_id"] not in replaced]
-    replace_file(path, to_text(lines, rows).encode(errors="surrogateescape"))
-    if not (lines or rows):
-        path.unlink()
 
 
 def to_text(lines, rows):
@@ -154,8 +142,9 @@ def read(path, warn=lambda line: None):
 
 
 def parse(text, path):
-    """Return the Lines of a file's text, without blank ones and repeated headers; raises ResultsError as read() does.
+    """Return the Lines of a file's text, without blank ones and headers; raises ResultsError as read() does.
 
+    A later header, as of a file that `cat >>` added, names the columns of the lines below it.
     Spreadsheets write a byte order mark, other line ends and delimiters. A quote without its end ends with the line.
     """
     texts = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -163,17 +152,18 @@ def parse(text, path):
     header, lines = [], []
     for number, line in enumerate(texts, 1):
         cells = next(csv.reader([line], delimiter=delimiter), [])
-        if not any(cells) or cells == header:
+        if not any(cells):
             continue
-        if not header:
+        if not header or {"schema", "machine"} <= set(cells):
             header = cells
-            if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter(list(COLUMNS))):
+            if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter([*COLUMNS, *GONE])):
                 names = [name[:40] for name in wrong[:3]]
                 why = f"it begins with {header[0][:40]!r}, and columns are missing, unknown or twice: {names}"
                 fix = "name one such as results/<machine>.csv, or move it away"
                 raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
             continue
-        row = dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=False))
+        cell_of = dict(zip(header, cells, strict=False))
+        row = {name: cell_of.get(name, "") for name in COLUMNS}
         fault = find_fault(row, Path(path).stem == "published")
         if len(cells) != len(header):
             fault = "", f"{len(cells)} cells, not {len(header)}"

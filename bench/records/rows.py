@@ -13,7 +13,7 @@ from bench.timing.intervals import median_interval
 from bench.timing.measure import METHOD_VERSION
 
 # Columns that only the first process measures.
-OF_THE_FIRST = ("output_error", "output_limit", "canary_seconds", "numpy", "idle_watts")
+OF_THE_FIRST = ("output_error", "output_limit", "idle_watts")
 OF_THE_FIRST += ("power_watts", "joules_per_item", "power_scope")
 
 

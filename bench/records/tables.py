@@ -37,7 +37,6 @@ def read_rows(paths, warn=print):
 
 def convert(rows):
     """Convert rows of results.read() to a frame; an unknown number, and the 0 of a stuck meter, is NaN."""
-    rows = [row for row in rows if "other_version" not in row["flags"]]  # not a result of the pinned version
     frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str)
     numbers = frame[list(NUMBERS)].apply(pd.to_numeric).astype(float)  # objects without rows
     frame[numbers.columns] = numbers.where((numbers > 0) | list(NUMBERS.values()))

@@ -1,4 +1,4 @@
-"""Rates, and what they show: ratios, bottlenecks, a slower machine, the effect of heat."""
+"""Rates, and what they show: ratios, bottlenecks, the effect of heat."""
 
 import math
 import statistics
@@ -11,7 +11,6 @@ from bench.timing.intervals import median_interval
 # Share of the slower part's rate that the end-to-end rate reaches if the two parts work at the same time.
 OVERLAP = 0.95
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
-MACHINE_CHANGED = 1.1  # times faster or slower by the canary, so that a report says so
 IN_TFLOPS = ("matmul", "convolution", "attention")  # workloads whose rates are compared in TFLOP/s
 ENOUGH_PAIRS = 5  # their range covers the true ratio with a probability of 1 - 2 / 2**5, so fewer get no verdict
 BURST_SECONDS = 30  # the beginning of a sustained run

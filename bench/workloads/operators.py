@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from bench.workloads import data
-from bench.workloads.workload import BYTES, Workload
+from bench.workloads.workload import Workload
 
 # Steps rotate through several sets of operands, together twice a last-level cache of 256 MiB even in 16 bits. Matmuls
 # that are smaller than 4096 x 4096 would need more than MAX_SETS: their operands may fit into a large cache.
@@ -15,7 +15,6 @@ MAX_SETS = 16
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
-GEMV_SIDE = 8192  # the weights have this many rows and columns
 INT8_ON_CUDA = "torch._int_mm may choose a kernel that is 6 to 13 times slower than TF32 (PyTorch issue 187094)"
 ATTENTION_TOKENS = (1024, 4096, 16_384)
 MPS_TOKENS = 4096  # at most on a Mac: more scores than an array of older systems may have would end the process
@@ -24,12 +23,11 @@ GPU_HEADS = (32, 128)
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
-def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, pool=data.normal_pool, **fields):
+def operator(model, shapes, samples, *, product=None, columns=(), pool=data.normal_pool, **fields):
     """Build the Workload of one operator on operands of these shapes.
 
     Args:
         product: (M, N, K), if it does the work of a matmul of M x K by K x N: 2 M N K FLOPs.
-        smallest: bytes of a number in the smallest precision.
         pool: seed -> the numbers that the operands are cut from.
         fields: fields of the Workload, if they are not those of a matmul.
     """
@@ -38,7 +36,7 @@ def operator(model, shapes, samples, *, product=None, columns=(), smallest=2, po
         columns["matrix_size"] = "x".join(map(str, product))
         fields["flops_per_item"] = 2 * math.prod(product)
     numbers = sum(map(math.prod, shapes))
-    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / (smallest * numbers))))
+    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / (2 * numbers))))
     return Workload(
         model=model,
         samples=samples,
@@ -59,17 +57,6 @@ def matmul_of_bytes(precision, size, note=""):
     m, n, k = size
     fields = {"columns": {"note": note}, "name": "matmul", "pool": EIGHT_BITS[precision]}
     return operator("matmul-8bit", ((m, k), (n, k)), sample_weights, product=size, **fields)
-
-
-def gemv(precision):
-    """Build the product of weights and one vector (M = 1), as in decode; a step reads all weights."""
-    side = GEMV_SIDE
-    shapes = ((1, side), (side, side))
-    number_bytes = BYTES[precision]
-    moved = number_bytes * side**2
-    columns = {"matrix_size": f"1x{side}x{side}"}
-    fields = {"items_per_step": moved / 1e9, "unit": "GB", "bytes_per_step": moved}
-    return operator("gemv", shapes, sample_weights, columns=columns, smallest=number_bytes, **fields)
 
 
 def attention(tokens, device):
@@ -136,7 +123,6 @@ def list_others(device, side, emulates_bfloat16=False):
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
         "int8": [(matmul_of_bytes("int8", size, note), "int8"), (matmul(size), "bfloat16")],
         "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16"), *larger],
-        "gemv": [(gemv(precision), precision) for precision in ("float32", "bfloat16")],
         "attention": [(attention(tokens, device), usual) for tokens in ATTENTION_TOKENS if tokens <= longest],
     }
 

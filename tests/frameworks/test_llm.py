@@ -217,10 +217,10 @@ def test_quantised_weights_are_always_compared_and_are_the_same_model(model, pre
 
 # Training
 
-CASES = [{}, {"PRECISION": "bfloat16"}, LORA | {"CHECKPOINTING": "1"}]
+CASES = [{}, {"PRECISION": "bfloat16"}, LORA]
 CASES.append(LORA | {"WEIGHT_BITS": "8" if TESTED == "torch" else "4"})
 if TESTED != "torch":  # which takes long to compile
-    CASES.append(LORA | {"CHECKPOINTING": "1", "COMPILE": "1"})
+    CASES.append(LORA | {"COMPILE": "1"})
 
 
 @pytest.mark.parametrize("environ", CASES)
@@ -261,25 +261,3 @@ def test_a_token_sees_no_later_one_and_the_loss_is_that_of_the_next():
     likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = -np.log(np.take_along_axis(likelihoods, target[..., None], -1)).mean()
     assert float(session.model.loss) == pytest.approx(expected, rel=1e-3)
-
-
-def test_checkpointing_computes_each_layer_twice_with_the_same_gradients(monkeypatch):
-    """And only twice in a second model: mlx-lm's grad_checkpoint() changes a class, which must be changed once."""
-    counts, gradients = [], []
-    for checkpointing in "0110":
-        session, calls = train(CHECKPOINTING=checkpointing), []
-        layer = getattr(session.model.module, "decoder", session.model.module).model.layers[0]
-        kind = type(getattr(layer, "layer", layer).self_attn)
-
-        def count(*x, calls=calls, call=kind.__call__, **how):
-            calls.append(1)
-            return call(*x, **how)
-
-        with monkeypatch.context() as counted:
-            counted.setattr(kind, "__call__", count)
-            session.model.forward(*next(session.batches))
-            session.model.backward()
-            gradients.append(session.context.as_array(session.model.last_gradient))
-        counts.append(len(calls))
-    assert counts == [2, 4, 4, 2]
-    assert check.relative_error(gradients[1], gradients[0]) < 1e-4

@@ -156,7 +156,7 @@ def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):
     assert all(path.stat().st_size > 1000 for path in (*drawn, page))
 
 
-@pytest.mark.parametrize("rows", [[], [{"flags": "other_version"}], [FAILED], [CITED]])
+@pytest.mark.parametrize("rows", [[], [FAILED], [CITED]])
 def test_a_folder_without_a_result_is_a_mistake(folder, rows):
     write(folder, rows)
     with pytest.raises(SettingError, match="RESULTS_DIR="):

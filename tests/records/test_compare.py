@@ -29,22 +29,24 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path, capsys):
     ("cells", "verdict"),
     [
         ({}, "slower"),
-        ({"canary_seconds": 0.0019}, "slower"),
-        ({"canary_seconds": 0.0021}, "cannot tell"),
-        ({"canary_seconds": 0.0016}, "cannot tell"),
-        ({"canary_seconds": 0.0021, "numpy": "2.5.0"}, "slower"),  # another canary
-        ({"canary_seconds": 0.0021, "machine": "b"}, "slower"),
-        ({"canary_seconds": None}, "slower"),
         ({"process_rates": "1"}, ""),
         ({"flags": "swapping"}, "cannot tell"),
     ],
 )
-def test_a_machine_that_changed_or_was_disturbed_gets_no_verdict(tmp_path, capsys, cells, verdict):
+def test_a_disturbed_row_gets_no_verdict(tmp_path, capsys, cells, verdict):
     write(tmp_path, [FIVE | rate(100)], "before")
     write(tmp_path, [FIVE | rate(50) | cells], "after")
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"})
     (figures,) = (line for line in capsys.readouterr().out.splitlines() if " images/s" in line)
     assert figures[29:40].strip() == verdict
+
+
+@pytest.mark.parametrize(("cells", "count"), [({}, 1), ({"machine": "b"}, 0), ({"cpu_id": "family 6"}, 0)])
+def test_a_remark_says_that_one_machine_was_measured_twice(tmp_path, capsys, cells, count):
+    write(tmp_path, [FIVE], "before")
+    write(tmp_path, [FIVE | cells], "after")
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"})
+    assert capsys.readouterr().out.count("one machine (1 of 1)") == count
 
 
 @pytest.mark.parametrize(("of_cpu", "compared"), [([], 1), ([FIVE], 0)])

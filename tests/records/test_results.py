@@ -10,12 +10,15 @@ from unittest.mock import Mock
 import pytest
 
 from bench.records import results
-from bench.records.columns import COLUMNS
+from bench.records.columns import COLUMNS, GONE
 from bench.records.results import ResultsError
 
 OLD = ["schema", "machine", "run_id", "timestamp", "status", "note"]
 ROW = {"schema": 2, "machine": "m", "timestamp": "2026-11-20T11:34:42+00:00", "status": "failed"}
 LINE = f"2,m,x,{ROW['timestamp']},failed,y\n"
+
+# Rows of earlier versions, which can no longer be measured
+GONE_ROWS = [{"flags": "other_version"}, {"workload": "gemv", "model": "gemv"}]
 
 
 def test_a_row_comes_back_as_it_was_written(tmp_path):
@@ -37,6 +40,26 @@ def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
     assert found == [("x", "a, b", ""), ("y", "", "2.5")]
 
 
+@pytest.mark.parametrize("name", GONE)
+def test_a_file_of_an_earlier_version_loses_the_columns_that_are_gone(tmp_path, name):
+    path = tmp_path / "m.csv"
+    path.write_text(",".join([*OLD[:2], name, *OLD[2:]]) + "\n" + LINE.replace("m,x", "m,0.0018,x"))
+    (row,) = results.read(path, pytest.fail)
+    assert (row["run_id"], row["note"]) == ("x", "y")
+    results.append(path, ROW | {"run_id": "y"})
+    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
+    assert [row["note"] for row in results.read(path, pytest.fail)] == ["y", ""]
+
+
+@pytest.mark.parametrize("cells", GONE_ROWS)
+def test_rows_of_what_is_gone_are_read(tmp_path, cells):
+    path = tmp_path / "m.csv"
+    names = [*OLD, *cells]
+    path.write_text(",".join(names) + "\n" + ",".join([LINE.strip(), *cells.values()]) + "\n")
+    (row,) = results.read(path, pytest.fail)
+    assert row | cells == row
+
+
 @pytest.mark.parametrize("header", [*["device,fps", "schema,machine,machine", "schema,machine,sead"], "{" * 5000])
 def test_a_foreign_file_is_left_as_it_is(tmp_path, header):
     path = tmp_path / "m.csv"
@@ -55,6 +78,7 @@ SAVED = {
     "with semicolons": (lambda text: text.replace(",", ";"), 2, []),
     "with blank lines": (lambda text: text.replace("\n", "\n\n,,,,,\n"), 2, []),
     "with two headers": (lambda text: text + text, 4, []),
+    "with a newer header": (lambda text: text + "seed," + text.replace("\n2,", "\n3,2,"), 4, []),
     "without the last line end": (lambda text: text[:-1], 2, []),
     "as an American": (lambda text: text.replace("2026-11-20T11:34:42+00:00", "11/20/2026 11:34", 1), 1, [2]),
     "with a cell too many": (lambda text: text[:-1] + ",\n", 1, [3]),

@@ -31,8 +31,6 @@ THREE = {"process_rates": "1 2 3"}
         ([rate(90), rate(110) | {"process_rates": "1 2 3", "commit": "later"}], {"value": 110, "processes": 3}),
         ([rate(90), rate(110) | {"timestamp": "2025-11-20T11:34:42+00:00"}], {"value": 90}),
         ([rate(90), rate(110) | {"status": "interrupted"}], {"value": 90}),
-        ([rate(90), rate(110) | {"flags": "drift other_version"}], {"value": 90}),
-        ([rate(110) | {"flags": "other_version"}, rate(90)], {"value": 90}),
         ([rate(90) | {"process_rates": "1 2 3"}, rate(110) | {"process_rates": "1 2"}], {"value": 90}),
         # A disturbed row counts only if there is no other one of as many processes.
         ([rate(90), rate(10) | CONTENDED | {"commit": "later"}], {"value": 90}),

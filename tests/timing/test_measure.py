@@ -8,13 +8,11 @@ import statistics
 from collections import Counter
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from bench.host.meters import Instruments
 from bench.records.rows import combine
 from bench.records.verdict import Rate, burst_and_sustained, verdict_of
-from bench.timing import canary
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
 from bench.timing.measure import (
@@ -494,16 +492,6 @@ def test_a_sustained_run_is_cut_into_tens_of_seconds_of_which_ctrl_c_keeps_the_c
 def test_a_short_run_has_no_last_third():
     assert burst_and_sustained([(10, 10, 50)]) == (5, None)  # too short for a last third
     assert burst_and_sustained([(10, 10, 50), (20, 10, 50), (30, 10, 40), (40, 10, 30)])[1] is None
-
-
-def test_single_slow_windows_do_not_count():
-    for pace, burst in ((0.030, 0.0), (0.030, 0.060), (0.036, 0.060)):
-        clock = Clock()
-        device = Device(clock, work=lambda i, pace=pace, burst=burst: pace + burst * (i % 3 == 0))
-        assert canary.time_steps(device, clock) == pytest.approx(pace, rel=0.01)
-    cells = canary.measure_canary()
-    assert 0 < cells["canary_seconds"] < 1
-    assert cells["numpy"] == np.__version__
 
 
 # The truth of five processes, whose speeds differ by 2 %

@@ -55,12 +55,11 @@ def of_everything(*operands):
             "float8_e4m3",
             lambda a, b: 1.03 * (a.float() @ b.float().t()),
         ),
-        (lambda: operators.gemv("float32"), "float32", lambda x, w: functional.linear(x, w.flip(1))),
         (lambda: operators.attention(48, "cpu"), "bfloat16", of_everything),
     ],
 )
 def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision, wrong):
-    for name, value in (("GEMV_SIDE", 64), ("COPY_NUMBERS", 2**16), ("CACHE_BYTES", 1)):  # few and small operands
+    for name, value in (("COPY_NUMBERS", 2**16), ("CACHE_BYTES", 1)):  # few and small operands
         monkeypatch.setattr(operators, name, value)
     workload = build()
     session = open_session(workload, precision)
@@ -98,22 +97,3 @@ def test_the_numbers_of_8_bits_need_no_rounding():
     assert torch.equal(floats.to(torch.float8_e4m3fn).float(), floats)
     assert np.abs(data.float8_pool(0) - data.normal_pool(0)).max() < 0.3
     assert (data.int8_pool(0).min(), data.int8_pool(0).max()) == (-127, 127)
-
-
-@pytest.mark.parametrize(("precision", "number"), [("float32", 4), ("bfloat16", 2)])
-def test_the_weights_of_decode_do_not_fit_into_a_cache(monkeypatch, precision, number):
-    assert operators.gemv(precision).bytes_per_step == number * 8192**2
-    monkeypatch.setattr(operators, "GEMV_SIDE", 64)
-    monkeypatch.setattr(operators, "CACHE_BYTES", 2**16)
-    batches = operators.gemv(precision).make_batches(1, 0)
-    assert sum(number * weights.size for _, weights in batches) >= 2**16
-    assert not np.array_equal(batches[0][1], batches[-1][1])
-
-
-def test_operators_count_what_they_do():
-    heads, numbers, tokens = 1, 64, 1024
-    pairs = sum(range(1, tokens + 1))  # of a query and a key that it sees
-    assert operators.attention(tokens, "cpu").flops_per_item == pytest.approx(4 * heads * numbers * pairs, rel=2e-3)
-    works = [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
-    counts = {work.model: work.items_per_step / (4 * operators.COPY_NUMBERS / 1e9) for work in works}
-    assert counts == pytest.approx({"copy": 2, "add": 3, "triad": 3})  # arrays of float32
