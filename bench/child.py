@@ -166,9 +166,8 @@ def measure_quantities(rig: Rig, make_workload):
     """
     settings = rig.settings
     status = ""
-    if rig.task.has_extras:
-        if rig.instruments.why_no_energy:
-            log.info("power and energy are not measured: %s", rig.instruments.why_no_energy)
+    if rig.task.has_extras and rig.instruments.why_no_energy:
+        log.info("power and energy are not measured: %s", rig.instruments.why_no_energy)
     workload = make_workload(settings)
     for scope, measure_one in list_quantities(rig, workload):
         work = work_cells(settings, workload, scope)

@@ -31,7 +31,7 @@ class Device:
         values: what is read after step i; by default something new each time.
     """
 
-    queue_steps, num_workers, prepare, may_repeat = None, 0, None, False
+    queue_steps, num_workers, prepare, may_repeat, queues_steps = None, 0, None, False, True
     after_first_step = updates = checksum = trace_count = put_new_data = staticmethod(lambda *_: None)
     SUBMIT_SECONDS = 1e-5
     READ_SECONDS = 2e-5

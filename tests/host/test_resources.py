@@ -65,7 +65,7 @@ def test_the_least_limit_of_nested_groups_holds(monkeypatch):
 
 def test_cores_that_the_main_thread_loses_by_importing_pytorch_stay_usable():
     """OMP_PROC_BIND binds it to the first one; modules of clusters set it."""
-    code = "from bench import parent; import torch; print(parent.resources.usable_cores())"
+    code = "from bench.host import resources; import torch; print(resources.usable_cores())"
     environ = os.environ | {"OMP_PROC_BIND": "true"}
     out = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
     assert int(out) == resources.usable_cores()

@@ -80,6 +80,7 @@ BUGS = {
     "drop_the_slowest_window": Bug(MEASURE, ITEMS, f"    windows = sorted(windows)[:-1]\n{ITEMS}", TIMING),
     "median_of_the_first_half": Bug(MEASURE, "window / statistics.median(windows)", HALF, TIMING),
     "first_step_in_a_window": Bug(MEASURE, "sum(windows)\n\n", "sum(windows) + first_step_seconds\n\n", TIMING),
+    "a_full_queue_is_a_slow_host": Bug(MEASURE, "LAUNCH_BOUND = 0.95", "LAUNCH_BOUND = 0.75", TIMING),
     "no_warm_up": Bug(MEASURE, "MIN_WARMUP_SECONDS and is_steady(paces)", "0", TIMING),
     "gaps_in_a_pipeline": Bug(MEASURE, "now - last if is_stream else seconds", "seconds", TIMING),
     "stop_at_a_lucky_moment": Bug(MEASURE, "next_look = math.ceil(next_look * 1.1) if", "next_look = 2 if", TIMING),
