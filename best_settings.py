@@ -15,6 +15,8 @@ import os
 import shlex
 import sys
 import time
+import uuid
+from contextlib import suppress
 from itertools import pairwise
 
 from bench import processes
@@ -51,8 +53,7 @@ TRIED = {
 LISTS = (*TRIED, "BATCH_SIZE")  # settings that may be a list
 # Weights in 16 bits lose small updates: such a training is fast and does not learn.
 NOT_IN_TRAINING = ("bfloat16", "float16")
-LEAST_LIMIT = 120  # seconds after which a process is ended
-LIMIT_SHARE = 0.15  # share of the time after which a process is ended, if that is longer
+LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # a process is ended after these seconds or this share of the time, if longer
 ALLOWED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
 ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES", "FRAMEWORK_VERSION"))
 NOT_REPEATED = (*MAKE_VARIABLES, *SYNONYMS, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
@@ -91,24 +92,19 @@ def list_values(run: Run, runs, device):
         device: the Device that they run on.
     """
     settings = run.settings.on(device.kind, device.emulates_bfloat16)
-
-    def is_allowed(name, value):  # whether this framework has it in this phase
-        if settings.phase == "training" and value in NOT_IN_TRAINING:
-            return False
-        try:
-            return bool(run.with_settings(**{name: value}))
-        except SettingError:
-            return False
-
+    left_out = NOT_IN_TRAINING if settings.phase == "training" else ()
     values = {}
     for name in filter(run.environ.__contains__, LISTS):
         values[name] = list(dict.fromkeys(str(other.settings.cell(name.lower())) for other in runs))
     for name, on in TRIED.items():
-        default = settings.cell(name.lower())
-        if name not in values and default is not None:  # None: the workload does not have this setting
-            faster = on.get(device.kind, ())
-            faster = faster[: faster.index(str(default))] if str(default) in faster else faster
-            values[name] = [str(default), *(value for value in faster if is_allowed(name, value))]
+        if name in values or not is_used(name.lower(), run.command):
+            continue
+        default, faster = str(settings.cell(name.lower())), on.get(device.kind, ())
+        values[name] = [default]
+        for value in faster[: faster.index(default)] if default in faster else faster:
+            with suppress(SettingError):  # this framework does not have it in this phase
+                run.with_settings(**{name: value})
+                values[name] += [value] if value not in left_out else []
     # In prefill and decode a larger batch is another task: more sequences at once.
     doubles = "BATCH_SIZE" not in values and settings.phase not in ("prefill", "decode")
     values = {name: some for name, some in values.items() if len(some) > 1}
@@ -174,13 +170,13 @@ def describe_gain(rounds, candidate, base):
 def combine_path(search):
     """Return {candidate: the combined row of its processes}, from the default to the answer; {} without the default."""
     combined = {}
+    search_id = uuid.uuid4().hex[:12]
     for step in search.answer():
         rows = [rows_of[step] for rows_of in (*search.rounds, *search.final) if step in rows_of]
-        if any(row["status"] == "ok" for row, *_ in rows):
-            combined[step] = combine(rows)[0]
-    if search.path[0] not in combined:
-        return {}
-    return {step: row | {"search": combined[search.path[0]]["run_id"]} for step, row in combined.items()}
+        if not any(row["status"] == "ok" for row, *_ in rows):
+            break
+        combined[step] = combine(rows)[0] | {"search": search_id}
+    return combined
 
 
 def describe_answer(search: Search, rows):
@@ -211,6 +207,23 @@ def describe_answer(search: Search, rows):
     return lines
 
 
+def finish(run, search):
+    """Print the answer and store the rows of its path; without a result of the default there is none."""
+    rows = combine_path(search)
+    if not rows:
+        return
+    try:
+        print("\n".join(describe_answer(search, rows)))
+        environ = apply(run, search.values, search.answer()[-1]).environ
+        names = [name for name in KNOWN_NAMES if name in environ and name not in NOT_REPEATED]
+        words = [f"{name}={shlex.quote(environ[name])}" for name in names]
+        print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
+        print("To set the same in a script of your own: docs/best.md\n", flush=True)
+    finally:  # also if stdout is closed
+        path = store(run.settings.results_dir, list(rows.values()))
+    print(f"added to {results.display_path(path)}", flush=True)
+
+
 def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
     refuse_ranks("make best")
@@ -226,36 +239,17 @@ def main():
     values, doubles = list_values(run, runs, device)
     if not values:
         raise SettingError(f"nothing is left to try on {device.kind}: unset {', '.join(LISTS)}, or set lists of them")
-    limit = max(LEAST_LIMIT, LIMIT_SHARE * available)
-    measure_candidates = functools.partial(measure, run, values, host, limit)
+    measure_candidates = functools.partial(measure, run, values, host, max(LEAST_LIMIT, LIMIT_SHARE * available))
     search = Search(values, doubles, measure_candidates, lambda: (time.monotonic() - begun) / available)
-    status = 0
     try:
         search.run()
-    except KeyboardInterrupt:
-        status = processes.INTERRUPTED
-    except SettingError as error:  # of a process
-        if not combine_path(search):
-            raise
-        log.error("%s", error)
-        status = processes.MISTAKE
-    with processes.interrupts_held():
-        rows = combine_path(search)
-        if not rows:
-            why = search.failures().get(search.path[0], {"note": "interrupted"})["note"]
-            print(f"the default has no result ({why}): `make {run.command}` shows more")
-            return status or 1
-        try:
-            print("\n".join(describe_answer(search, rows)))
-            environ = apply(run, values, search.answer()[-1]).environ
-            used = [name for name in KNOWN_NAMES if name in environ and name not in NOT_REPEATED]
-            words = [f"{name}={shlex.quote(environ[name])}" for name in used]
-            print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
-            print("To set the same in a script of your own: docs/best.md\n", flush=True)
-        finally:  # also if stdout is closed
-            path = store(run.settings.results_dir, list(rows.values()))
-        print(f"added to {results.display_path(path)}")
-    return status
+    finally:  # also after Ctrl-C
+        with processes.interrupts_held():
+            finish(run, search)
+    if not combine_path(search):
+        note = search.failures()[search.path[0]]["note"]
+        raise SettingError(f"the default failed ({note}): `make {run.command}` shows more")
+    return 0
 
 
 if __name__ == "__main__":
