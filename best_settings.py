@@ -5,38 +5,58 @@
     WORKLOAD=transformer MAX_MINUTES=40 make best
     PRECISION=float32 COMPILE=0,1 make best             one value is held fixed, a list restricts what is tried
 
-Each trial of a combination is a process of its own. bench/tune/search.py decides what to try next,
-bench/tune/candidates.py lists what can be tried. See `make settings`.
+bench/search.py decides what is compared next. docs/best.md says how to set the answer in a script of one's own. See
+`make settings`.
 """
 
+import functools
 import logging
 import os
+import shlex
 import sys
 import time
-from dataclasses import dataclass, field
+import uuid
+from contextlib import suppress
+from itertools import pairwise
 
 from bench import processes
-from bench.host import environment
 from bench.host.ranks import refuse_ranks
-from bench.parent import measure_once, measure_rounds, read_machine, store
-from bench.records import results
-from bench.records.columns import format_number
+from bench.parent import find_device, measure_rounds, read_machine, store
+from bench.records import report, results
+from bench.records.columns import describe_change, describe_work, format_number
 from bench.records.rows import combine
-from bench.settings import KNOWN_NAMES, MAKE_VARIABLES, PARTS, WORKLOADS, Run, SettingError, is_used, read_runs
-from bench.tune import answer, candidates
-from bench.tune.search import Dimension, Search
+from bench.search import Search, compare
+from bench.settings import (
+    KNOWN_NAMES,
+    MAKE_VARIABLES,
+    PARTS,
+    SYNONYMS,
+    WORKLOADS,
+    Run,
+    SettingError,
+    is_used,
+    read_runs,
+)
 
 log = logging.getLogger("bench")
 
-TRIAL_SECONDS = 3.0  # MAX_SECONDS of a trial
-LONG_SECONDS = 10.0  # MAX_SECONDS of a long process unless it is set
-ROUNDS = 5  # of long processes
-LEAST_LIMIT = 120  # seconds after which a trial is ended
-LIMIT_SHARE = 0.15  # share of the time after which a trial is ended, if that is longer
-LONG_LIMIT = 600  # seconds after which a long process is ended
+# {setting: {device: values that may be faster, the fastest first}}. Those after the default's own are not tried.
+TRIED = {
+    "PRECISION": {
+        "cpu": ("bfloat16", "mixed_bfloat16"),
+        "cuda": ("float16", "bfloat16", "mixed_float16", "mixed_bfloat16", "tf32"),
+        "mps": ("float16", "bfloat16", "mixed_float16", "mixed_bfloat16"),
+    },
+    "COMPILE": {"cpu": ("1",), "cuda": ("1", "reduce-overhead"), "mps": ("1",)},
+    "MEMORY_FORMAT": dict.fromkeys(("cpu", "cuda", "mps"), ("channels_last",)),
+}
+LISTS = (*TRIED, "BATCH_SIZE")  # settings that may be a list
+# Weights in 16 bits lose small updates: such a training is fast and does not learn.
+NOT_IN_TRAINING = ("bfloat16", "float16")
+LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # a process is ended after these seconds or this share of the time, if longer
 ALLOWED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
 ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES"))
-NOT_REPEATED = (*MAKE_VARIABLES, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
+NOT_REPEATED = (*MAKE_VARIABLES, *SYNONYMS, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
 
 
 def read_search(environ):
@@ -46,14 +66,14 @@ def read_search(environ):
         (settings of the search, the runs of its workload, as read_runs() returns them).
 
     Raises:
-        SettingError: also for what a search cannot hold fixed: other quantities, lists of other settings.
+        SettingError: also for other quantities, and lists of other settings.
     """
     search, *_ = read_runs("best", environ, also=WORKLOADS)
     runs = read_runs(search.settings.workload, environ, also=("best",))
     for name, only in ALLOWED.items():
         if environ.get(name) not in (None, only):
             raise SettingError(f"{name}={environ[name]!r} does not suit `make best`, which measures one rate: unset it")
-    for name in sorted(runs[0].choices.keys() - set(candidates.LISTS)):
+    for name in sorted(runs[0].choices.keys() - set(LISTS)):
         if name in environ:
             raise SettingError(f"{name}={environ[name]!r} must be one value in `make best`: run it once for each")
     if runs[0].settings.phase in PARTS:
@@ -61,67 +81,145 @@ def read_search(environ):
     return search.settings, runs
 
 
-@dataclass
-class Trials:
-    """Runs the processes of one search."""
+def list_values(run: Run, runs, device):
+    """Return what a search tries, {setting: its values, the default first}, and whether the batch size is doubled.
 
-    run: Run  # the default
-    host: environment.Host
-    limit: float  # seconds after which a trial is ended
-    longest: float  # MAX_SECONDS of a long process
-    until: float  # second of time.monotonic() after which no round begins
-    dimensions: list[Dimension] = field(default_factory=list)
-    is_first: bool = True
+    Args:
+        run: the default run; its environment has what the user set.
+        runs: what the lists of the environment ask for, as read_runs() returns them.
+        device: the Device that they run on.
+    """
+    settings = run.settings.on(device.kind, device.emulates_bfloat16)
+    left_out = NOT_IN_TRAINING if settings.phase == "training" else ()
+    values = {}
+    for name in filter(run.environ.__contains__, LISTS):
+        values[name] = list(dict.fromkeys(str(other.settings.cell(name.lower())) for other in runs))
+    for name, on in TRIED.items():
+        if name in values or not is_used(name.lower(), run.command):
+            continue
+        default, faster = str(settings.cell(name.lower())), on.get(device.kind, ())
+        values[name] = [default]
+        for value in faster[: faster.index(default)] if default in faster else faster:
+            with suppress(SettingError):  # this framework does not have it in this phase
+                run.with_settings(**{name: value})
+                values[name] += [value] if value not in left_out else []
+    # In prefill and decode a larger batch is another task: more sequences at once.
+    doubles = "BATCH_SIZE" not in values and settings.phase not in ("prefill", "decode")
+    values = {name: some for name, some in values.items() if len(some) > 1}
+    if doubles:
+        values["BATCH_SIZE"] = [str(settings.batch_size)]
+    return values, doubles
 
-    def attempt(self, candidate):
-        """Run a candidate in a process of its own, log its rate, and return its row."""
-        limit = self.limit if not self.is_first else processes.FIRST_LIMIT
-        self.is_first = False
-        try:
-            run = self.run_of(candidate, min(TRIAL_SECONDS, self.longest))
-            row = measure_once(run, self.host, round(limit), has_extras=False)
-        except SettingError as error:
-            row = {"status": "failed", "note": str(error), "device": None}
-        return self.log_rate(candidate, row)
 
-    def run_rounds(self, path, rounds):
-        """Run candidates interleaved, and append {candidate: its row} of each round, as Search takes them."""
-        candidate_of = {self.run_of(candidate, self.longest, RUNS=str(ROUNDS)): candidate for candidate in path}
-        log.info("long processes of the default, the fastest and the steps between them, in up to %d rounds", ROUNDS)
-        measured = []
-        try:
-            measure_rounds(
-                list(candidate_of), self.host, measured, limit=LONG_LIMIT, has_extras=False, until=self.until
-            )
-        except SettingError as error:  # what was complete counts
-            log.info("no more rounds: %s", error)
-        finally:
-            for rows_of in measured:
-                rows = {candidate_of[run]: rows[-1] for run, rows in rows_of.items()}
-                is_cut = len(rows) < len(path) or any(row["status"] == "interrupted" for row in rows.values())
-                if rounds or not is_cut:  # else Ctrl-C ended the first round
-                    rounds.append({candidate: self.log_rate(candidate, row) for candidate, row in rows.items()})
+def measure(run: Run, values, host, limit, candidates, rounds, count, choose):
+    """Measure candidates, as Search takes it, and log the gain of each.
 
-    def run_of(self, candidate, seconds, **texts):
-        """Return the run of a candidate that measures this long, with more settings."""
-        change = candidates.change_of(self.dimensions, candidate)
-        return self.run.with_settings(**change, MAX_SECONDS=f"{seconds:g}", **texts)
+    Args:
+        run: the default.
+        values: as list_values() returns them.
+        limit: seconds after which a process is ended; the first ones may download data or compile kernels.
+    """
+    base, *changes = candidates
+    log.info("the fastest so far (%s) and %s", describe(values, base), list_in_words(values, changes, base))
+    candidate_of = {apply(run, values, each).with_settings(RUNS=str(count)): each for each in candidates}
+    measured = []
 
-    def log_rate(self, candidate, row):
-        """Log the rate of a candidate, and return its row."""
-        result = f"{row['status']}: {row['note']}"
-        if row["status"] == "ok":
-            result = f"{format_number(row['throughput'])} {row['unit']}"
-        log.info("%s: %s", candidates.describe_candidate(self.dimensions, candidate), result)
-        return row
+    def choose_runs(rows_of):
+        chosen = choose({candidate_of[run]: rows for run, rows in rows_of.items()})
+        return [run for run in rows_of if candidate_of[run] in chosen]
+
+    limit = limit if rounds else processes.FIRST_LIMIT
+    try:
+        measure_rounds(list(candidate_of), host, measured, limit, has_extras=False, choose=choose_runs)
+    finally:
+        rounds += [{candidate_of[run]: rows for run, rows in rows_of.items()} for rows_of in measured]
+    for change in changes:
+        log.info("    + %s: %s", describe(values, change, base), describe_gain(rounds, change, base))
+
+
+def apply(run: Run, values, candidate):
+    return run.with_settings(**dict(zip(values, candidate, strict=True)))
+
+
+def describe(values, candidate, before=None):
+    """Return in words how a candidate differs from another one, or from the default."""
+    before = before or [each[0] for each in values.values()]
+    cells = [dict(zip(map(str.lower, values), each, strict=True)) for each in (before, candidate)]
+    return describe_change(*cells) or "the default"
+
+
+def list_in_words(values, changes, base):
+    return "; ".join(f"+ {describe(values, change, base)}" for change in changes)
+
+
+def describe_gain(rounds, candidate, base):
+    """Describe how much faster a candidate is than another one in the rounds that have both, or why it is unknown."""
+    rows = [rows_of[candidate][-1] for rows_of in rounds if candidate in rows_of]
+    comparison = compare(rounds, candidate, base)
+    if rows and rows[-1]["status"] != "ok":
+        return f"{rows[-1]['status']}: {rows[-1]['note']}"
+    if not comparison:
+        return "no complete pair"
+    ratio, low, high = comparison.ratio
+    interval = f"{low:.2f} to {high:.2f}, " if comparison.pairs > 1 else ""
+    return f"{ratio:.2f} times as fast ({interval}{report.describe_pairs(comparison)})"
 
 
 def combine_path(search):
-    """Return {candidate: the combined row of its long processes}, from the default to the fastest."""
-    steps = search.measured_path()
-    # The order in the file is that of the path, which starts with the default.
-    shared = {"search": search.trials[search.default]["run_id"]} if search.default in steps else {}
-    return {each: combine([[row] for row in search.rows_of(each)])[0] | shared for each in steps}
+    """Return {candidate: the combined row of its processes}, from the default to the answer; {} without the default."""
+    combined = {}
+    search_id = uuid.uuid4().hex[:12]
+    for step in search.answer():
+        rows = [rows_of[step] for rows_of in (*search.rounds, *search.final) if step in rows_of]
+        if not any(row["status"] == "ok" for row, *_ in rows):
+            break
+        combined[step] = combine(rows)[0] | {"search": search_id}
+    return combined
+
+
+def describe_answer(search: Search, rows):
+    """Return the lines of the answer; the rows are those of combine_path()."""
+    default, fastest, answer = search.path[0], search.path[-1], list(rows)[-1]
+    row = rows[answer]
+    lines = [f"{describe_work(rows[default])}, {row['framework']} {row['framework_version']} on {row['device_name']}"]
+    gain = describe_gain(search.final, fastest, default)
+    words = describe(search.values, fastest)
+    headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
+    if answer == default:
+        headline = "the default is the fastest"
+        headline += f"; {words} gained, but in the last comparison: {gain}" if fastest != default else ""
+    lines += [headline, f"  the default: {format_number(rows[default]['throughput'])} {row['unit']}"]
+    for before, step in pairwise(rows):
+        rate = f"{format_number(rows[step]['throughput'])} {row['unit']}"
+        lines.append(
+            f"  + {describe(search.values, step, before)}: {rate}, {describe_gain(search.rounds, step, before)}"
+        )
+    if row["output_error"] and row["precision"] != "float32":
+        lines.append(f"its outputs differ from float32's by {100 * row['output_error']:.2g} % (relative L2)")
+    if row["flags"]:
+        lines.append(report.explain_flags(row["flags"].split()))
+    for candidate, failed in search.failures().items():
+        lines.append(f"failed: {describe(search.values, candidate)}: {failed['status']}: {failed['note']}")
+    if untried := search.list_changes():
+        lines.append(f"not tried: {list_in_words(search.values, untried, fastest)} (a larger MAX_MINUTES tries more)")
+    return lines
+
+
+def finish(run, search):
+    """Print the answer and store the rows of its path; without a result of the default there is none."""
+    rows = combine_path(search)
+    if not rows:
+        return
+    try:
+        print("\n".join(describe_answer(search, rows)))
+        environ = apply(run, search.values, search.answer()[-1]).environ
+        names = [name for name in KNOWN_NAMES if name in environ and name not in NOT_REPEATED]
+        words = [f"{name}={shlex.quote(environ[name])}" for name in names]
+        print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
+        print("To set the same in a script of your own: docs/best.md\n", flush=True)
+    finally:  # also if stdout is closed
+        path = store(run.settings.results_dir, list(rows.values()))
+    print(f"added to {results.display_path(path)}", flush=True)
 
 
 def main():
@@ -129,48 +227,27 @@ def main():
     refuse_ranks("make best")
     begun = time.monotonic()
     search_settings, runs = read_search(os.environ)
-    run = runs[0]
-    if is_used("scope", search_settings.workload):
-        run = run.with_settings(SCOPE="device")
-    host = read_machine([run])
-    longest = run.settings.max_seconds if "MAX_SECONDS" in os.environ else LONG_SECONDS
     available = 60 * search_settings.max_minutes
-    trials = Trials(run, host, max(LEAST_LIMIT, LIMIT_SHARE * available), longest, until=begun + available)
-    log.info("trying the default first; Ctrl-C ends the search and prints the best so far")
-    first = trials.attempt(())  # no change: the default, whose row says what else can be tried
-    if not first["device"]:
-        raise SettingError(f"the default failed ({first['note']}): `make {search_settings.workload}` shows more")
-    trials.dimensions = candidates.list_dimensions(run, runs, first)
-    search = Search(
-        trials.dimensions, trials.attempt, trials.run_rounds, used=lambda: (time.monotonic() - begun) / available
-    )
-    search.trials[search.default] = first
-    status = 0
-    stored = ""
+    run = runs[0].with_settings(SCOPE="device") if is_used("scope", search_settings.workload) else runs[0]
+    host = read_machine([run])
+    log.info("Ctrl-C ends the search and prints the best so far")
+    device = find_device(run)
+    settings = run.settings.on(device.kind)
+    run = run.with_settings(MODEL=settings.model, PHASE=settings.phase)
+    values, doubles = list_values(run, runs, device)
+    if not values:
+        raise SettingError(f"nothing is left to try on {device.kind}: unset {', '.join(LISTS)}, or set lists of them")
+    measure_candidates = functools.partial(measure, run, values, host, max(LEAST_LIMIT, LIMIT_SHARE * available))
+    search = Search(values, doubles, measure_candidates, lambda: (time.monotonic() - begun) / available)
     try:
         search.run()
-    except KeyboardInterrupt:
-        status = processes.INTERRUPTED
-    with processes.interrupts_held():
-        rows = combine_path(search)
-        try:
-            if rows:
-                path = store(run.settings.results_dir, list(rows.values()))
-                stored = f"added to {results.display_path(path)}"
-        except results.ResultsError as error:
-            status = processes.MISTAKE
-            stored = str(error)
-    fastest = search.fastest()
-    print("\n".join(answer.describe_answer(search, rows)))
-    if fastest:
-        change = candidates.change_of(search.dimensions, fastest)
-        environ = run.with_settings(**change).environ
-        repeated = [name for name in dict.fromkeys((*KNOWN_NAMES, *change)) if name not in NOT_REPEATED]
-        used = {name: environ[name] for name in repeated if name in environ}
-        use = answer.describe_use(run.settings.framework, first["device"], search_settings.workload, used)
-        print("\n".join(use))
-    print(f"\n{stored}" if stored else "")
-    return status or (0 if fastest else 1)
+    finally:  # also after Ctrl-C
+        with processes.interrupts_held():
+            finish(run, search)
+    if not combine_path(search):
+        note = search.failures()[search.path[0]]["note"]
+        raise SettingError(f"the default failed ({note}): `make {run.command}` shows more")
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import math
 import os
 import signal
 import sys
-import time
 import uuid
 from dataclasses import asdict, replace
 
@@ -26,7 +25,6 @@ from bench.records.columns import COLUMNS, INTERLEAVED
 from bench.records.rows import combine, complete_row
 from bench.records.verdict import compare_pairs
 from bench.settings import ALL, COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
-from bench.tune.candidates import keep_memory
 
 log = logging.getLogger("bench")
 
@@ -76,7 +74,7 @@ def measure_command(command, make_workload, describe_rows):
     # Else equal processes differ in their page faults. What is not compared may be added up with what is.
     uses_cpu = not environment.find_card() or all(run.settings.use_gpu is False for run in runs)
     if uses_cpu and any(len(group) > 1 for group in group_runs(runs)):
-        runs = [run.with_settings(**keep_memory(run.environ)) for run in runs]
+        runs = [run.with_settings(**environment.keep_memory(run.environ)) for run in runs]
 
     # Measure each group
     measured = []
@@ -260,7 +258,7 @@ def group_runs(runs):
     return split
 
 
-def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=True, until=math.inf):
+def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=True, choose=list):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run.
 
     The processes of a round are interleaved. If the GPU or its memory has no room for that, they work one after the
@@ -272,7 +270,7 @@ def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=Tr
         limit: seconds of work after which a process is killed.
         quiet: as report.progress() takes it.
         has_extras: the first process of a run also measures what one process is enough for (child.Task).
-        until: the second of time.monotonic() after which no other round begins.
+        choose: {run: rows of its process} of a round -> the runs of the next round; those that failed are left out.
 
     Raises:
         SettingError: a mistake that only a child finds, such as a MODEL that resembles no known one.
@@ -291,11 +289,16 @@ def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=Tr
                 interleaves = False
                 rounds.pop()
                 rows_of = measure_round()
-            remaining = [run for run in remaining if any(row["status"] == "ok" for row in rows_of[run])]
-            if not remaining or time.monotonic() > until:
+            chosen = choose(rows_of)
+            remaining = [run for run in remaining if run in chosen and has_result(rows_of[run])]
+            if not remaining:
                 return
             if len(remaining) < len(order):  # the others may fit together
                 interleaves = len(remaining) > 1
+
+
+def has_result(rows):
+    return any(row["status"] == "ok" for row in rows)
 
 
 def is_crowded(row):

@@ -5,7 +5,6 @@ Numbers are numbers, as in a run; write() stores rows as a run does, and as_text
 
 from dataclasses import replace
 
-from bench.host.environment import GLIBC_KEEPS, find_allocator
 from bench.records import results
 from bench.records.columns import COLUMNS, FLAGS, SCHEMA
 from bench.records.rows import combine
@@ -22,7 +21,6 @@ ROW |= {"measured_precision": "float32", "compile": 0, "batch_size": 16, "image_
 ROW |= {"throughput": 100.0, "throughput_low": 99.0, "throughput_high": 101.0, "step_seconds_median": 0.16}
 ROW |= {"windows": 20, "steps_per_window": 2, "items": 640, "seconds": 6.5, "first_step_seconds": 1.2}
 ROW |= {"flops_per_item": 2.4e10, "tflops": 2.4}
-KEEPS = {"allocator": find_allocator(GLIBC_KEEPS)}
 GPU = {"machine": "example-gpu", "device": "cuda", "device_name": "Example GPU", "driver": "580.65"}
 
 OPERATOR = {"phase": None, "batch_size": None, "image_size": None, "flops_per_item": None}
@@ -187,22 +185,22 @@ COMPARISONS = [FASTER, EQUAL, Comparison(Rate(0.805, 0.79, 0.82), pairs=5, inter
 COMPARISONS += [replace(FASTER, ratio=Rate(1.001, 0.998, 1.003)), replace(FASTER, pairs=3)]
 COMPARISONS += [replace(FASTER, interleaved=False), replace(FASTER, differing=["model", "batch_size"])]
 
-# `make best`: {candidate: the row of its trial}, and {candidate: its row} of each round
-FAST = BFLOAT16 | {"output_error": 0.0062}
-FASTEST = FAST | {"flags": "drift"}
-TRIALS = {
-    ("float32", "0", "channels_first"): measure(100, ON_CPU),
-    ("bfloat16", "0", "channels_first"): measure(190, ON_CPU, FAST),
-    ("mixed_bfloat16", "0", "channels_first"): ROW | FAILED,
-    ("bfloat16", "1", "channels_first"): measure(260, ON_CPU, FAST),
-    ("bfloat16", "1", "channels_last"): measure(320, ON_CPU, FAST),
-}
-ROUNDS = [{}, {}]
-for candidate, row in TRIALS.items():
-    for rows_of, factor in zip(ROUNDS, (1, 1.03 if candidate[2] == "channels_last" else 1.01), strict=True):
-        if row["status"] == "ok":
-            rows_of[candidate] = row | rate(factor * row["throughput"]) | {"turn_rates": [factor * row["throughput"]]}
-ROUNDS[1]["bfloat16", "1", "channels_last"] |= FASTEST
+# `make best`: {candidate: rows of its process} of each round
+FAST = BFLOAT16 | {"output_error": 0.0062, "flags": "drift"}
+DEFAULT, SECOND, THIRD = ("float32", "0", "16"), ("bfloat16", "0", "16"), ("bfloat16", "1", "16")
+
+
+def interleave(rates):
+    """Return a round with a row of each candidate, {candidate: its rate}."""
+    rows = {each: measure(rate, ON_CPU, {} if each == DEFAULT else FAST) for each, rate in rates.items()}
+    return {each: [row | {"turn_rates": [row["throughput"]]}] for each, row in rows.items()}
+
+
+ROUNDS = [interleave({DEFAULT: 100, SECOND: 190 + i}) for i in range(3)]
+ROUNDS[0]["mixed_bfloat16", "0", "16"] = [ROW | FAILED]
+ROUNDS += [interleave({SECOND: 190, THIRD: 260 + i}) for i in range(3)]
+FINAL = [interleave({DEFAULT: 100, THIRD: 258 + i}) for i in range(5)]
+REFUTED = [interleave({DEFAULT: 100, THIRD: 99})]
 
 
 def standard_set(**changes):

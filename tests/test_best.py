@@ -4,85 +4,95 @@ import functools
 import math
 import re
 import shlex
+from dataclasses import asdict
 from unittest.mock import Mock
 
 import pytest
 
 import best_settings
-from bench import parent
+from bench import parent, processes
+from bench.frameworks import Device
 from bench.records import results
 from bench.settings import SettingError, read_runs
-from bench.tune import candidates
 from tests.fakes import FakeChild
 from tests.rows import rate
 
-CPU, CUDA = ({"device": device, "batch_size": 16} for device in ("cpu", "cuda"))
-
-
-@pytest.fixture(autouse=True)
-def plain_host(monkeypatch):
-    monkeypatch.setattr(candidates.platform, "libc_ver", lambda: ("glibc", "2.36"))
-
-
+CPU, CUDA, OLD = (Device(kind, None, "2.15", 2, emulates) for kind, emulates in (("cpu", 0), ("cuda", 0), ("cuda", 1)))
 FORMATS = {"MEMORY_FORMAT": "channels_first channels_last"}
-KEEPS, DOUBLES = {"ALLOCATOR": " keep"}, {"BATCH_SIZE": "doubles"}
-ON_CPU = {"PRECISION": "float32 bfloat16 mixed_bfloat16", "COMPILE": "0 1"} | FORMATS | KEEPS | DOUBLES
-GIVEN = {"PRECISION": "bfloat16", "COMPILE": "1,max-autotune", "BATCH_SIZE": "32", "MALLOC_ARENA_MAX": "1"}
+ON_CPU = {"PRECISION": "float32 bfloat16 mixed_bfloat16", "COMPILE": "0 1"} | FORMATS | {"BATCH_SIZE": "16 doubled"}
+GIVEN = {"PRECISION": "bfloat16", "COMPILE": "1,max-autotune", "BATCH_SIZE": "32"}
+TRAINING = {"PHASE": "training", "BATCH_SIZE": "8"}
+MODES = {"COMPILE": "0 1 reduce-overhead"}
 
 
 @pytest.mark.parametrize(
-    ("row", "script", "environ", "tried"),
+    ("device", "script", "environ", "tried"),
     [
         (CPU, "image", {}, ON_CPU),
         (CPU, "image", {"PHASE": "training"}, ON_CPU | {"PRECISION": "float32 mixed_bfloat16"}),  # weights in float32
         (CPU, "image", GIVEN, {"COMPILE": "1 max-autotune"} | FORMATS),
-        (CUDA, "llm", {}, {"PRECISION": "bfloat16 float16", "COMPILE": "0 1 reduce-overhead"}),
-        (CUDA, "mlp", {"PRECISION": "fp16,bf16", "COMPILE": "0,0"}, {"PRECISION": "float16 bfloat16"} | DOUBLES),
-        (CUDA, "mlp", {"PRECISION": "tf32", "FRAMEWORK": "jax"}, DOUBLES),  # always compiled
+        (CUDA, "image", TRAINING, {"PRECISION": "float32 mixed_float16 mixed_bfloat16 tf32"} | MODES | FORMATS),
+        (CUDA, "llm", {}, {"PRECISION": "bfloat16 float16"} | MODES),
+        (OLD, "llm", {}, MODES),  # float16 is the default
+        (CUDA, "mlp", {"PRECISION": "fp16,bf16", "COMPILE": "0,0"}, {"PRECISION": "float16 bfloat16"}),
+        (CUDA, "mlp", {"PRECISION": "tf32", "FRAMEWORK": "jax"}, {}),  # always compiled
     ],
 )
-def test_what_is_tried(row, script, environ, tried):
+def test_what_is_tried(device, script, environ, tried):
     runs = read_runs(script, environ)
-    found = candidates.list_dimensions(runs[0], runs, row)
-    found = {each.name: "doubles" if each.doubles else " ".join(each.gains) for each in found}
-    assert found == {name: text for name, text in tried.items() if " " in text or text == "doubles"}
+    found, doubles = best_settings.list_values(runs[0], runs, device)
+    found = {name: " ".join(values) + " doubled" * (doubles and name == "BATCH_SIZE") for name, values in found.items()}
+    assert found == ({"BATCH_SIZE": "32 doubled"} if script == "mlp" else {}) | tried
 
 
-def test_a_part_of_training_is_not_tuned():
-    with pytest.raises(SettingError, match="PHASE='backward'"):
-        best_settings.read_search({"PHASE": "backward"})
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"PHASE": "backward"}, "PHASE='backward'"),
+        ({"RUNS": "3"}, "RUNS='3'"),
+        ({"MODEL": "resnet18,resnet50"}, "MODEL='resnet18,resnet50'"),
+    ],
+)
+def test_what_a_search_cannot_hold_fixed_is_refused(environ, name):
+    with pytest.raises(SettingError, match=name):
+        best_settings.read_search(environ)
 
 
-RATES = {"bfloat16": 3.0, "mixed_bfloat16": 2.0, "1": 1.5, "channels_last": 1.2, "keep": 1.1}
-FASTEST = "bfloat16, compiled, channels_last, allocator keeps memory"
+RATES = {"bfloat16": 3.0, "mixed_bfloat16": 2.0, "1": 1.5, "channels_last": 1.2}
+FASTEST = "bfloat16, compiled, channels_last"
 DEFAULTS = {"PRECISION": "float32", "COMPILE": "0", "MEMORY_FORMAT": "channels_first", "BATCH_SIZE": "16"}
 
 
 @pytest.fixture
 def search(monkeypatch, tmp_path, capsys):
-    """Run make best on a table of rates, one second for each process; returns (status, out, rows, what was asked for).
+    """Run make best on a table of rates, one second for each process; returns (status, output, rows, what was asked).
 
     Args:
         last: the number of processes before Ctrl-C.
-        fails, fails_in_full: (precision, compile) of trials and of long processes that fail.
+        fails: (precision, compile) of processes that fail.
+        mistaken: (precision, compile) of processes that find a mistake.
     """
 
-    def call(last=10**6, rates=RATES, fails=(("mixed_bfloat16", "1"),), fails_in_full=()):
+    def call(last=10**6, rates=RATES, fails=(("mixed_bfloat16", "1"),), mistaken=()):
         asked = []
 
         def work(child):
+            if child.task["finds_device"]:
+                child.lines.append(asdict(CPU))
+                return
             if len(asked) == last:
                 raise KeyboardInterrupt
             change = child.environ
             asked.append(change | child.task)
             row = {name.lower(): change.get(name, text) for name, text in DEFAULTS.items()}
-            keeps = "keep" if "MALLOC_TRIM_THRESHOLD_" in change else ""
-            gains = [rates.get(text, 1) for text in (*(row[name.lower()] for name in DEFAULTS), keeps)]
-            row |= rate(10.0 * math.prod(gains))
+            row |= rate(10.0 * math.prod(rates.get(row[name.lower()], 1) for name in DEFAULTS))
             row |= {
                 "output_error": 0.0062 if row["precision"] != "float32" and child.task["compares_with_cpu"] else None
             }
-            if (row["precision"], row["compile"]) in (fails_in_full if change["MAX_SECONDS"] == "10" else fails):
+            if (row["precision"], row["compile"]) in mistaken:
+                child.lines.append({"mistake": "it needs a package"})
+                return
+            if (row["precision"], row["compile"]) in fails:
                 child.write(**row | {"status": "wrong_output", "note": "NaN", "throughput": None})
                 return 1
             child.write(**row)
@@ -91,9 +101,9 @@ def search(monkeypatch, tmp_path, capsys):
 
         monkeypatch.setattr(parent.processes, "Child", functools.partial(FakeChild, work))
         monkeypatch.setattr(best_settings.time, "monotonic", lambda: float(len(asked)))
-        status = best_settings.main()
+        status = processes.run_script(best_settings.main)
         stored = [row for path in (tmp_path / "results").glob("*.csv") for row in results.read(path)]
-        return status, capsys.readouterr().out, stored, asked
+        return status, "".join(capsys.readouterr()), stored, asked
 
     return call
 
@@ -101,60 +111,81 @@ def search(monkeypatch, tmp_path, capsys):
 def test_the_rows_of_the_answers_path_are_stored(search):
     status, out, rows, asked = search()
     assert status == 0
-    assert re.search(rf"{FASTEST}\n +5.94 times \(5.94 to 5.94\) as fast as the default \(5 pairs", out)
-    assert [float(row["throughput"]) for row in rows] == pytest.approx([10, 30, 45, 54, 59.4])
-    assert {len(row["process_rates"].split()) for row in rows} == {5}
+    assert re.search(rf"\n5\.40 times .* \(5\.40 to 5\.40, 5 pairs .*: {FASTEST}\n", out)
+    assert [float(row["throughput"]) for row in rows] == pytest.approx([10, 30, 45, 54])
+    assert [len(row["process_rates"].split()) for row in rows] == [3 + 5, 3 + 3, 3 + 3, 3 + 1 + 5]
     assert len({row["search"] for row in rows}) == 1
-    assert (rows[0]["allocator"], rows[-1]["allocator"][:7]) == ("", "MALLOC_")
-    assert {change["MAX_SECONDS"] for change in asked} == {"3", "10"}
     assert not any(each["has_extras"] for each in asked)
 
 
-@pytest.mark.parametrize("last", [3, 30])
-def test_ctrl_c_prints_the_best_so_far(search, last):
-    status, out, *_ = search(last=last)
+@pytest.mark.parametrize(("last", "answer"), [(8, "bfloat16"), (30, FASTEST)])
+def test_ctrl_c_prints_the_best_so_far(search, last, answer):
+    status, out, rows, _ = search(last=last)
     assert (status, "make image" in out) == (130, True)
-    assert re.search(r"fastest of \d+ tried.*: bfloat16", out)
+    assert re.search(rf": {answer}\n", out)
+    assert float(rows[-1]["throughput"]) == {8: 30, 30: 54}[last]
 
 
-def test_ctrl_c_in_the_first_round_leaves_the_answer_of_the_trials(search):
-    *_, stored, asked = search()
-    first_full = [change["MAX_SECONDS"] for change in asked].index("10")
-    status, out, rows, _ = search(last=first_full + 2)
-    assert (status, rows, "short trial" in out, f"tried: {FASTEST}\n" in out) == (130, stored, True, True)
+def test_ctrl_c_in_the_first_process_leaves_no_answer(search):
+    status, out, rows, _ = search(last=0)
+    assert (status, rows, "make image MODEL" in out) == (130, [], False)
 
 
 def test_a_short_search_keeps_to_the_time(search, monkeypatch):
-    monkeypatch.setenv("MAX_MINUTES", "0.05")  # three processes
-    status, _, rows, asked = search()
-    assert (status, len(rows), len(asked) <= 5) == (0, 2, True)
+    monkeypatch.setenv("MAX_MINUTES", "0.1")  # six processes
+    status, out, rows, asked = search()
+    assert (status, len(rows), len(asked) <= 2 * 4 + 2) == (0, 2, True)
+    assert re.search("not tried: .*channels_last", out)
 
 
-@pytest.mark.parametrize(
-    ("options", "has_search", "fastest"),
-    [
-        ({"rates": dict.fromkeys(RATES, 0.5)}, [True], "the default"),
-        ({"fails": [("float32", "0")]}, [False] * 4, FASTEST),  # a default that fails is not the begin of a path
-        ({"fails_in_full": [("bfloat16", "1")]}, [True, True], "bfloat16"),
-    ],
-)
-def test_answers_of_other_machines(search, options, has_search, fastest):
-    status, out, rows, _ = search(**options)
-    assert f"tried: {fastest}\n" in out
-    assert (status, [row["search"] != "" for row in rows]) == (0, has_search)
+def test_a_machine_on_which_nothing_gains_keeps_the_default(search):
+    status, out, rows, _ = search(rates=dict.fromkeys(RATES, 0.5))
+    assert (status, len(rows), "PRECISION=float32" in out) == (0, 1, True)
+    assert rows[0]["search"] != ""
+
+
+def test_a_change_that_fails_is_listed_and_left_out(search):
+    status, out, rows, _ = search(fails=[("bfloat16", "1")])
+    assert (status, rows[-1]["precision"], rows[-1]["compile"]) == (0, "bfloat16", "0")
+    assert re.search("failed: .*wrong_output: NaN", out)
+
+
+@pytest.mark.parametrize(("found", "why"), [("fails", "NaN"), ("mistaken", "it needs a package")])
+def test_a_default_without_a_result_is_an_error(search, found, why):
+    status, out, rows, _ = search(**{found: [("float32", "0")]})
+    assert (status, rows, why in out) == (2, [], True)
+
+
+def test_a_mistake_ends_the_search(search):
+    status, out, rows, _ = search(mistaken=[("bfloat16", "1")])
+    assert (status, rows[-1]["precision"], "make image" in out, "it needs a package" in out) == (
+        2,
+        "bfloat16",
+        True,
+        True,
+    )
+
+
+def test_a_search_without_anything_to_try_is_refused(search, monkeypatch):
+    for name, text in DEFAULTS.items():
+        monkeypatch.setenv(name, text)
+    status, out, rows, _ = search()
+    assert (status, rows, "PRECISION" in out) == (2, [], True)
 
 
 def test_what_cannot_be_stored_is_printed_with_the_answer(search, monkeypatch):
     monkeypatch.setattr(results, "append", Mock(side_effect=results.ResultsError("full")))
     monkeypatch.setattr(results, "check_writable", lambda *arguments: None)
     status, out, rows, _ = search()
-    assert (status, rows, f"tried: {FASTEST}\n" in out) == (2, [], True)
+    assert (status, rows, f": {FASTEST}\n" in out) == (2, [], True)
     printed = results.parse(out[out.index("schema,") :], "the terminal")
-    assert len([line for line in printed if not line.fault]) == 5
+    assert len([line for line in printed if not line.fault]) == 4
 
 
 def test_what_can_be_pasted_means_the_same(search, monkeypatch):
     monkeypatch.setenv("SEED", "3")
     monkeypatch.setenv("MACHINE", "a machine; rm *")
-    words = shlex.split(next(line for line in search()[1].splitlines() if line.endswith("make image")))
-    assert {"PRECISION=bfloat16", "COMPILE=1", "SCOPE=device", "MACHINE=a machine; rm *", "SEED=3"} < set(words)
+    words = shlex.split(next(line for line in search()[1].splitlines() if line.startswith("    make image")))
+    assert words[:2] == ["make", "image"]
+    given = {"MODEL=resnet50", "PHASE=inference", "SCOPE=device", "MACHINE=a machine; rm *", "SEED=3"}
+    assert given | {"PRECISION=bfloat16", "COMPILE=1"} < set(words)

@@ -20,9 +20,8 @@ from bench import doctor, frameworks
 from bench.host import environment, meters, resources
 from bench.plots import card, draw
 from bench.records import report
+from bench.search import Search
 from bench.settings import read_settings
-from bench.tune import answer
-from bench.tune.search import Dimension, Search
 from tests import rows
 
 FOLDER = Path(__file__).with_name("outputs")
@@ -45,13 +44,10 @@ def print_failures(*_):
 
 
 def print_best(*_):
-    guesses = {"PRECISION": ("float32", "bfloat16", "mixed_bfloat16"), "COMPILE": "01"}
-    guesses["MEMORY_FORMAT"] = ("channels_first", "channels_last")
-    dimensions = [Dimension(name, dict.fromkeys(values, 1.0)) for name, values in guesses.items()]
-    search = Search(dimensions, None, None, None, rows.TRIALS, list(rows.ROUNDS[0]), rows.ROUNDS)
-    print("\n".join(answer.describe_answer(search, best_settings.combine_path(search))))
-    settings = dict(zip(guesses, search.fastest(), strict=True)) | environment.GLIBC_KEEPS | {"MACHINE": "my machine"}
-    print("\n".join(answer.describe_use("torch", "cpu", "image", settings)))
+    values = {"PRECISION": ["float32", "bfloat16", "mixed_bfloat16"], "COMPILE": ["0", "1"], "BATCH_SIZE": ["16"]}
+    for final in (rows.FINAL, rows.REFUTED):
+        search = Search(values, True, print, print, rows.ROUNDS, final, [rows.DEFAULT, rows.SECOND, rows.THIRD])
+        print("\n".join(best_settings.describe_answer(search, best_settings.combine_path(search))), end="\n\n")
 
 
 def compare(before, after, folder):

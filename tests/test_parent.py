@@ -17,7 +17,6 @@ from bench.host.environment import Card, read_host
 from bench.records import report, results
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
-from bench.tune import candidates
 from image_benchmark import image_workload
 from tests.fakes import Clock, FakeChild
 
@@ -243,7 +242,7 @@ def test_without_room_for_two_they_run_one_after_the_other(run_interleaved, capl
     ],
 )
 def test_glibc_keeps_memory_on_both_sides_of_a_comparison_on_a_cpu(run_all, children, monkeypatch, environ, keeps):
-    monkeypatch.setattr(candidates.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(environment.platform, "libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setattr(environment, "find_card", lambda: Card("NVIDIA H200"))
     *_, rows = run_all("ok/ok", **{"BATCH_SIZE": "1,2", "RUNS": "1"} | environ)
     assert {"MALLOC_TRIM_THRESHOLD_" in child.environ for child in children.started} == {keeps}

@@ -14,6 +14,7 @@ LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squ
 COMBINE, COMBINED = "bench/records/rows.py", ("tests/records/test_combine.py",)
 ROWS = ("tests/test_child.py",)
 PARENT = ("tests/test_parent.py",)
+SEARCH, SEARCHED = "bench/search.py", ("tests/test_search.py",)
 PAIRS = ("tests/records/test_verdict.py",)
 LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/on_torch_llm.py"
 BITS = ("tests/frameworks/test_torch_llm.py",)
@@ -57,6 +58,9 @@ BUGS = {
     "accept_unequal_weights_of_ranks": Bug(CHILD, "    if unlike:\n", "    if False:\n", ("tests/test_ranks.py",)),
     "divide_by_the_wrong_batch_size": Bug(CHILD, "items_per_step = workload.", "items_per_step = 2 * workload.", ROWS),
     "a_peak_of_lucky_rates": Bug("tflops_sweep.py", "peak = sweep", "peak = best or sweep", ("tests/test_tflops.py",)),
+    # make best
+    "repeat_what_is_slower": Bug(SEARCH, "if pair and pair.ratio.throughput > 1]", "if pair]", SEARCHED),
+    "believe_the_steps": Bug(SEARCH, "comparison and comparison.ratio.low <= 1", "False", SEARCHED),
     # Turns
     "time_the_step_after_a_pause": Bug(MEASURE, "timed(job.session, clock, 1)", "pass", TIMING),
     "count_the_waiting_for_others": Bug(MEASURE, "began += clock() - paused", "began += 0 * paused", TIMING),

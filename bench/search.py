@@ -1,0 +1,114 @@
+"""The search of `make best`: which combination of settings is the fastest?
+
+It knows no framework, no process and no clock, so that tests can run it on tables of rates:
+
+    1. the fastest so far and single changes of it are compared, three at a time, and the best is kept, until none gains
+    2. then the batch size is doubled as long as two doublings gain
+    3. the default and the fastest are compared once more: luck in the steps before does not count
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bench.records.verdict import compare_pairs
+
+CHANGES = 3  # that are interleaved with the fastest so far
+ROUNDS, FINAL_ROUNDS = 3, 5
+MIN_GAIN = 1.02  # times faster that a change must be
+SEARCH_END = 0.7  # share of the time after which no change is begun
+
+
+@dataclass
+class Search:
+    """A search, and all that it has measured. A candidate is a tuple with one value of each setting.
+
+    Args:
+        values: {setting: its values, the default first}. The last setting is the batch size.
+        doubles: the batch size is doubled.
+        measure: (candidates, rounds, count, choose) measures candidates, interleaved, in at most `count` rounds. It
+            appends {candidate: rows of its process} to `rounds` after each round, and goes on with the candidates that
+            choose(rows of the round) returns.
+        used: () -> the share of the time that is used.
+        rounds, final: the rounds of all steps, and those of the last comparison.
+        path: the default, and the fastest after each step.
+    """
+
+    values: dict[str, list[str]]
+    doubles: bool
+    measure: Callable
+    used: Callable[[], float]
+    rounds: list[dict] = field(default_factory=list)
+    final: list[dict] = field(default_factory=list)
+    path: list[tuple] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.path = self.path or [tuple(values[0] for values in self.values.values())]
+
+    def run(self):
+        """Take steps until no change gains or the time is used, then compare the default with the fastest."""
+        while (changes := self.list_changes()) and self.used() < SEARCH_END:
+            self.take_step(changes[:CHANGES])
+        if len(self.path) > 1:
+            self.compare_rounds(self.path[0], [self.path[-1]], self.final, FINAL_ROUNDS)
+
+    def take_step(self, changes):
+        """Compare changes with the fastest so far; the best of those that gain becomes the fastest."""
+        here = self.path[-1]
+        try:
+            self.compare_rounds(here, changes, self.rounds, ROUNDS)
+        finally:  # after Ctrl-C, what was measured counts
+            failures = self.failures()
+            pairs = {each: compare(self.rounds, each, here) for each in changes if each not in failures}
+            ratios = {each: pair.ratio for each, pair in pairs.items() if pair and pair.ratio.low > 1}
+            best = max(ratios, key=lambda each: ratios[each].throughput, default=here)
+            if best != here and ratios[best].throughput >= MIN_GAIN:
+                self.path.append(best)
+
+    def compare_rounds(self, base, changes, rounds, count):
+        """Measure a base and changes of it in rounds; a change that is slower in one of them is not repeated."""
+
+        def choose(rows_of):
+            pairs = {change: compare([rows_of], change, base) for change in changes}
+            faster = [change for change, pair in pairs.items() if pair and pair.ratio.throughput > 1]
+            return [base, *faster] if faster and self.used() < 1 else []
+
+        self.measure([base, *changes], rounds, count, choose)
+
+    def list_changes(self):
+        """List the changes of the fastest so far that are to be measured, those of the least measured values first.
+
+        Values that failed, or that were replaced before, are left out. If no other change is left, the batch size is
+        doubled once and twice.
+        """
+        here = self.path[-1]
+        measured = set().union(*self.rounds)
+        compared = slice(-1 if self.doubles else None)  # with another batch size a change is not tried again
+        known = {each[compared] for each in measured}
+        excluded = [*self.path, *self.failures()]
+        changes = []
+        for i, values in enumerate(self.values.values()):
+            for value in values:
+                change = (*here[:i], value, *here[i + 1 :])
+                if change[compared] not in known and all(each[i] != value for each in excluded):
+                    changes.append((sum(each[i] == value for each in measured), change))
+        if self.doubles and not changes:
+            larger = [(*here[:-1], str(times * int(here[-1]))) for times in (2, 4)]
+            return [each for each in larger if each not in measured]
+        return [change for _, change in sorted(changes, key=lambda counted: counted[0])]
+
+    def failures(self):
+        """Return {candidate: row} of those whose process failed; none of them becomes the fastest."""
+        rows = {each: rows[-1] for rows_of in (*self.rounds, *self.final) for each, rows in rows_of.items()}
+        return {each: row for each, row in rows.items() if row["status"] not in ("ok", "interrupted")}
+
+    def answer(self):
+        """Return the path up to the answer: only the default, if the fastest failed or was slower in a final pair."""
+        fastest = self.path[-1]
+        comparison = compare(self.final, fastest, self.path[0])
+        is_slower = comparison and comparison.ratio.low <= 1
+        return self.path[:1] if is_slower or fastest in self.failures() else self.path
+
+
+def compare(rounds, candidate, base):
+    """Return the Comparison of two candidates in the rounds that have both; None without a pair."""
+    return compare_pairs([(rows_of[candidate], rows_of[base]) for rows_of in rounds if {candidate, base} <= {*rows_of}])
