@@ -52,13 +52,14 @@ class Framework:
     title: str  # as its makers write it
     memory_formats: tuple[str, ...] = MEMORY_FORMATS  # of images, the default first
     runs_on_many: bool = False  # devices: NUM_DEVICES, torchrun
+    measures_parts: bool = False  # of a step of training, and of a whole pipeline: PHASE=forward, SCOPE=input
     workloads: tuple[str, ...] = ("image", "mlp", "transformer")
     lacks: tuple[str, ...] = ()  # precisions; "threads": the number of CPU threads cannot be set
     always_compiles: bool = False  # COMPILE=0 means 1
 
 
 FRAMEWORKS = {
-    "torch": Framework("PyTorch", runs_on_many=True, workloads=WORKLOADS),
+    "torch": Framework("PyTorch", runs_on_many=True, measures_parts=True, workloads=WORKLOADS),
     "tensorflow": Framework("TensorFlow", ("channels_last",), lacks=("float64",)),
     "jax": Framework("JAX", ("channels_last",), lacks=("float64",), always_compiles=True),
     "mlx": Framework("MLX", ("channels_last",), workloads=WORKLOADS[:4], lacks=(*MIXED, "float64", "threads")),
@@ -409,6 +410,7 @@ def refuse_contradictions(command, settings, environ):
     tunes = s.weight_bits and not is_generation
     able = " or ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
     lacks_matmul = s.ops and "matmul" not in s.ops
+    lacks_parts = not framework.measures_parts
     table = [  # (whether they exclude each other, their names, the reason and the fix)
         (command in WORKLOADS and command not in framework.workloads, "framework", f"it has no {command}: set {able}"),
         (s.compile in COMPILE_MODES and s.framework != "torch", "framework compile", "it has no modes: set COMPILE=1"),
@@ -430,6 +432,7 @@ def refuse_contradictions(command, settings, environ):
         (lacks_matmul and "SIZES" in environ, "ops sizes", "only matmul has sizes: add matmul, or unset SIZES"),
         (lacks_matmul and "PRECISION" in environ, "ops precision", "only matmul uses it: add matmul, or unset it"),
         (s.phase in PARTS and {*s.scope} - {"device"}, "phase scope", "a part has no pipeline: set SCOPE=device"),
+        (s.phase in PARTS and lacks_parts, "framework phase", "only torch measures parts: set PHASE=training"),
         (s.phase in PARTS and s.sustain, "phase sustain", "parts are not sustained: unset SUSTAIN"),
     ]
     for excludes, names, reason in table:

@@ -78,6 +78,7 @@ def test_a_wrong_value_is_named(name, values):
         ("mlp", {"PHASE": "forward", "EPOCHS": "2"}),
         ("image", {"PHASE": "backward", "SCOPE": "device,input"}),
         ("image", {"PHASE": "forward", "SUSTAIN": "60"}),
+        ("mlp", {"FRAMEWORK": "jax", "PHASE": "backward"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "5"}),
         ("llm", {"WEIGHT_BITS": "8", "PHASE": "training"}),

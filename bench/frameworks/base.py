@@ -30,30 +30,21 @@ class Stream:
 
 
 class Model(ABC):
-    """A model on its device, and the parts of its training.
+    """A model on its device, and its training.
 
     A batch is a tuple of arrays on the device: the model's inputs, then the target of the workload's loss.
     """
 
     loss: Any  # mean of the last batch, without its graph
     last_weight: Any  # a weight that each step of training changes
-    last_gradient: Any  # the gradient of last_weight
 
     @abstractmethod
     def infer(self, *inputs):
         """Compute the output without gradients; its first axis is that of the items."""
 
     @abstractmethod
-    def forward(self, *batch):
-        """Compute the forward pass of training and its loss; keep what the backward pass needs."""
-
-    @abstractmethod
-    def backward(self):
-        """Compute the gradients of the last forward pass and keep them."""
-
-    @abstractmethod
-    def update(self):
-        """Run the optimizer's step with the gradients of the last backward pass."""
+    def train(self, *batch):
+        """Run one step of training."""
 
     @abstractmethod
     def updates(self):
@@ -68,18 +59,35 @@ class Model(ABC):
         """Return how many parameters are trainable."""
         return sum(math.prod(weights.shape) for weights in self.trained_weights())
 
-    def train(self, *batch):
-        """Run one step of training."""
-        self.forward(*batch)
-        self.backward()
-        self.update()
-
     def predict(self, *inputs):
         """Return the output between two steps of training, as NumPy."""
         return np.asarray(self.infer(*inputs))
 
     def prove_compiled(self, *batch):
         """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
+
+
+class ModelInParts(Model):
+    """A model whose step of training is made of three parts, which can be timed, too."""
+
+    last_gradient: Any  # the gradient of last_weight
+
+    @abstractmethod
+    def forward(self, *batch):
+        """Compute the forward pass of training and its loss; keep what the backward pass needs."""
+
+    @abstractmethod
+    def backward(self):
+        """Compute the gradients of the last forward pass and keep them."""
+
+    @abstractmethod
+    def update(self):
+        """Run the optimizer's step with the gradients of the last backward pass."""
+
+    def train(self, *batch):
+        self.forward(*batch)
+        self.backward()
+        self.update()
 
 
 class CachedModel(ABC):

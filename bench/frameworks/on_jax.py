@@ -90,13 +90,7 @@ class Model(base.Model):
             trained, slots = optimizer.stateless_apply(slots, gradients, trained)
             return trained, others, slots, loss
 
-        def forward(trained, *rest):
-            return jax.vjp(lambda trained: losses(trained, *rest), trained, has_aux=True)
-
         self._train = self._jit(train, donate_argnums=(0, 1, 2))
-        self._forward = self._jit(forward)
-        self._backward = self._jit(lambda scaled, pull_back: pull_back(jnp.ones_like(scaled))[0])
-        self._update = self._jit(optimizer.stateless_apply, donate_argnums=(0, 2))
 
     def read_variables(self):
         """Take the values of the Keras model and of the optimizer."""
@@ -112,21 +106,6 @@ class Model(base.Model):
     def train(self, *batch):
         """Run all of it in one compiled function."""
         self.trained, self.others, self.slots, self.loss = self._train(self.trained, self.others, self.slots, *batch)
-
-    # The parts: a compiled function each. What the backward pass needs is an output of the forward pass.
-
-    def forward(self, *batch):
-        self.pull_back = None  # frees what the last step kept
-        state = self.trained, self.others, self.slots
-        self.scaled, self.pull_back, (self.loss, self.others) = self._forward(*state, *batch)
-
-    def backward(self):
-        self.gradients = self._backward(self.scaled, self.pull_back)
-        self.pull_back = None
-        self.last_gradient = self.gradients[-1]
-
-    def update(self):
-        self.trained, self.slots = self._update(self.slots, self.gradients, self.trained)
 
     def trained_weights(self):
         return self.trained

@@ -243,10 +243,9 @@ class Model(base.Model):
         if not loss_of:
             return
         name = context.optimizer
-        random = mx.random.state
         self.optimizer = optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
         optimizer.init(module.trainable_parameters())
-        self.state = [module, optimizer.state, random]  # everything that a step replaces
+        self.state = [module, optimizer.state, mx.random.state]  # everything that a step replaces
         differentiate = nn.value_and_grad(module, lambda *batch: loss_of(module(*batch[:-1]), batch[-1]))
 
         def train(*batch):
@@ -255,8 +254,6 @@ class Model(base.Model):
             return loss
 
         self._train = context.compiled(train, *self.state)
-        self._differentiate = context.compiled(differentiate, module, random)
-        self._update = context.compiled(partial(optimizer.update, module), module, optimizer.state)
         mx.eval(self.state)
 
     def infer(self, *inputs):
@@ -269,30 +266,9 @@ class Model(base.Model):
         self.loss = self._train(*batch)
         mx.async_eval(self.loss, self.state)
 
-    # The parts share one graph, which MLX evaluates as far as it is asked to: first the loss, then the gradients. What
-    # the gradients need of the forward pass is kept, because their graph refers to it.
-
-    def forward(self, *batch):
-        self.loss = self.gradients = None  # frees what the last step kept
-        self.loss, self.gradients = self._differentiate(*batch)
-        mx.async_eval(self.loss, self.state)
-
-    def backward(self):
-        mx.async_eval(self.gradients)
-
-    def update(self):
-        self._update(self.gradients)
-        mx.async_eval(self.state)
-
     @property
     def last_weight(self):
         return matrices(self.module.trainable_parameters())[-1]
-
-    @property
-    def last_gradient(self):
-        # No counter proves that a part ran, so its read waits for all gradients: microseconds if they are done.
-        mx.eval(self.gradients)
-        return matrices(self.gradients)[-1]
 
     def trained_weights(self):
         return leaves(self.module.trainable_parameters())

@@ -4,7 +4,6 @@ import os
 import platform
 import re
 from functools import partial
-from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # not what ~/.keras/keras.json says
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -101,41 +100,21 @@ class Model(base.Model):
         if loss_of:
             self.optimizer = keras_networks.build_optimizer(context, self.weights)
             self.train_step = context.function(self._train)
-            self.losses_of = context.function(self._losses_of)
-            self.apply = context.function(lambda gradients: self.optimizer.apply(gradients, self.weights))
 
     def infer(self, *inputs):
         return self.output_of(*inputs)
 
-    def _losses_of(self, *batch) -> tuple[Any, Any]:
-        """Return (loss, the loss scaled for the optimizer) of a batch."""
-        *inputs, target = batch
-        loss = self.loss_of(self.keras_model(inputs, training=True), target)
-        return loss, self.optimizer.scale_loss(loss)
-
     def _train(self, *batch):
+        *inputs, target = batch
         with tf.GradientTape() as tape:
-            loss, scaled = self._losses_of(*batch)
+            loss = self.loss_of(self.keras_model(inputs, training=True), target)
+            scaled = self.optimizer.scale_loss(loss)
         self.optimizer.apply(tape.gradient(scaled, self.trained_weights()), self.weights)
         return loss
 
     def train(self, *batch):
         """Run all of it in one graph."""
         self.loss = self.train_step(*batch)
-
-    # The parts: a graph each, because a tape keeps the values between them.
-
-    def forward(self, *batch):
-        self.loss = self.tape = None  # frees what the last step kept
-        with tf.GradientTape() as self.tape:
-            self.loss, self.scaled = self.losses_of(*batch)
-
-    def backward(self):
-        self.gradients = self.tape.gradient(self.scaled, self.trained_weights())
-        self.last_gradient = self.gradients[-1]
-
-    def update(self):
-        self.apply(self.gradients)
 
     def trained_weights(self):
         return [weight.value for weight in self.weights]

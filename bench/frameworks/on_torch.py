@@ -402,7 +402,7 @@ class DeviceContext(base.DeviceContext):
             torch.accelerator.empty_cache()
 
 
-class Model(base.Model):
+class Model(base.ModelInParts):
     """A module with its optimizer, if it is trained. The contract is in base.py."""
 
     _loss: Any  # mean of the last batch, with its graph

@@ -277,7 +277,7 @@ def describe_parts(rows):
             both = [sum(ends) for ends in zip(*parts, strict=True)], whole  # the lowest rate takes the longest
             texts = ["{} ms ({} to {})".format(*map(format_number, (middle, low, high))) for middle, high, low in both]
             line = f"{work}: forward, backward and optimizer together take {texts[0]}, the whole step {texts[1]}"
-            if row["framework"] == "tensorflow" or words_of(row, ["compile"]):
+            if words_of(row, ["compile"]):
                 line += "; it is compiled as one function, so the sum need not be the step"
             lines.append(wrap(line, "  "))
     return "\n".join(lines)

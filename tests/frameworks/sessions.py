@@ -9,6 +9,7 @@ from bench import frameworks
 from bench.frameworks import check
 from bench.settings import read_settings
 from bench.timing import measure
+from bench.workloads.workload import LEARNING_RATES
 from checks.selfcheck import workload_of_command
 from diffusion_benchmark import DENOISERS
 from tests.conftest import GIVEN, TESTED
@@ -96,30 +97,31 @@ def describe_llm(phase="decode", **environ):
     return Opener(TESTED).workload("llm", phase, **environ)
 
 
-def assert_same_work(name, session, torch, expected, stop_dropout, leaves=list):
+def assert_same_work(name, session, torch, expected, stop_dropout):
     """Compare a session of a named model, which has PyTorch's weights, with PyTorch: output, gradients, losses.
 
     Args:
         torch: what torch_reference.py wrote for the model.
         expected: the gradients of PyTorch in the session's layout.
         stop_dropout: () -> None
-        leaves: the gradients of the session -> a list in the order of `expected`.
     """
     model, (inputs, labels) = session.model, session.context.put(torch["_inputs"], torch["_labels"])
     assert np.array_equal(next(session.batches)[0], inputs)  # the same seed gives the same data
     assert check.relative_error(model.predict(inputs), torch["_logits"]) < 1e-4
     stop_dropout()  # it draws other numbers
-    model.forward(inputs, labels)
-    model.backward()
-    got = [session.context.as_array(each) for each in leaves(model.gradients)]
+    losses = []
+    weights = []
+    for _ in range({"resnet18": 2, "resnet50": 1}.get(name, 3)):
+        weights.append([np.array(session.context.as_array(each)) for each in model.trained_weights()])
+        model.train(inputs, labels)
+        losses.append(float(model.loss))
+    weights.append([np.array(session.context.as_array(each)) for each in model.trained_weights()])
+    # The optimizer is SGD without momentum.
+    got = [(before - after) / LEARNING_RATES["sgd"] for before, after in zip(*weights[:2], strict=True)]
     # Some gradients, such as those of the key biases in attention, are zero except for rounding.
     smallest = 0.01 * np.linalg.norm([np.linalg.norm(each) for each in expected])
     errors = [np.linalg.norm(a - b) / max(np.linalg.norm(b), smallest) for a, b in zip(got, expected, strict=True)]
     # ReLUs flip in ResNet-50, and two images magnify that. The normalisations make further steps diverge.
     assert max(errors) < (0.05 if name == "resnet50" else 2e-3)
-    losses = []
-    for _ in range({"resnet18": 2, "resnet50": 1}.get(name, 3)):
-        model.train(inputs, labels)
-        losses.append(float(model.loss))
     assert losses == pytest.approx(torch["_losses"][: len(losses)].tolist(), rel=1e-4)
     assert losses == sorted(losses, reverse=True)

@@ -12,16 +12,17 @@ from PIL import Image
 
 from bench import frameworks
 from bench.frameworks import base, check
-from bench.settings import FRAMEWORKS
+from bench.settings import FRAMEWORKS, TRAINING
 from bench.timing import MeasurementError, measure
 from bench.workloads import cifar10, data, operators
 from image_benchmark import image_workload
 from tests.conftest import TESTED
 from tests.frameworks.sessions import Opener, assert_measured
 
-PHASES = ("inference", "training", "forward", "backward", "optimizer")
 FRAMEWORK = frameworks.load(TESTED)
 LACKS = FRAMEWORKS[TESTED].lacks
+PHASES = ("inference", *(TRAINING if FRAMEWORKS[TESTED].measures_parts else ["training"]))
+needs_parts = pytest.mark.skipif(not FRAMEWORKS[TESTED].measures_parts, reason="only PyTorch measures parts")
 open_session = Opener(TESTED)
 
 
@@ -69,6 +70,7 @@ def test_four_batches_take_turns():
     assert values != pytest.approx(results("2"), rel=1e-3)
 
 
+@needs_parts
 def test_the_parts_together_are_the_whole():
     assert step(open_session(phase="training")) == pytest.approx(step(open_session(phase="optimizer")), rel=1e-4)
 

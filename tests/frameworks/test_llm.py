@@ -257,7 +257,7 @@ def test_a_token_sees_no_later_one_and_the_loss_is_that_of_the_next():
     assert check.relative_error(others[:, :3], logits[:, :3]) < 1e-5
     assert check.relative_error(others[:, 3:], logits[:, 3:]) > 0.1
     assert np.array_equal(target[:, :-1], ids[:, 1:])
-    session.model.forward(*session.context.put(ids, target))
+    session.model.train(*session.context.put(ids, target))
     likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = -np.log(np.take_along_axis(likelihoods, target[..., None], -1)).mean()
     assert float(session.model.loss) == pytest.approx(expected, rel=1e-3)

@@ -36,21 +36,14 @@ def count_pending(*trees):
     [
         ("mlp", "inference", lambda session: session.last_result),
         ("image", "training", lambda session: [session.model.loss, session.model.state]),
-        ("image", "forward", lambda session: [session.model.loss, session.model.state]),
-        ("mlp", "backward", lambda session: session.model.gradients),
-        ("mlp", "optimizer", lambda session: session.model.state),
         ("llm", "decode", lambda session: [session.last_result, [layer.state for layer in session.model.cache]]),
     ],
 )
 def test_a_step_leaves_nothing_unevaluated(script, phase, produced):
     session = open_llm(phase) if script == "llm" else open_session(script, phase, OPTIMIZER="adam")
     for _ in range(2):
-        if session.prepare:
-            session.prepare()
         session.step()
         assert count_pending(produced(session)) == 0
-    if phase == "forward":
-        assert count_pending(session.model.gradients) > 0  # the backward pass is not part of it
 
 
 def test_the_cpu_reads_copies_of_the_weights_that_it_compares(monkeypatch):
@@ -157,7 +150,7 @@ def test_equal_weights_give_equal_outputs_and_gradients_and_learn_the_same(refer
             if isinstance(layer, nn.Dropout):
                 layer._p_1 = 1.0
 
-    assert_same_work(model, session, torch, expected, stop_dropout, on_mlx.leaves)
+    assert_same_work(model, session, torch, expected, stop_dropout)
 
 
 # Quantised language models
