@@ -71,11 +71,6 @@ def measure_command(command, make_workload, describe_rows):
     # Plan: devices and data, which only this machine knows
     runs = plan_runs(runs, make_workload)
 
-    # Else equal processes differ in their page faults. What is not compared may be added up with what is.
-    uses_cpu = not environment.find_card() or all(run.settings.use_gpu is False for run in runs)
-    if uses_cpu and any(len(group) > 1 for group in group_runs(runs)):
-        runs = [run.with_settings(**environment.keep_memory(run.environ)) for run in runs]
-
     # Measure each group
     measured = []
     comparisons = []
@@ -357,7 +352,7 @@ def make_child(run: Run, show, limit=math.inf, **task):
         show, limit: as Child takes them.
         task: fields of child.Task.
     """
-    environ = dict(run.environ)
+    environ = run.environ | environment.keep_memory(run.environ, run.settings.use_gpu)
     command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and not task.get("finds_device"):
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it

@@ -25,10 +25,11 @@ log = logging.getLogger("bench")
 GIB = 2**30
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA, AMD = "0x10de", "0x1002"  # vendors on PCI
-# Bytes: glibc then keeps freed memory and does not map large blocks separately.
-GLIBC_KEEPS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "1000000000000")
+# glibc then keeps freed memory, and maps no block separately. Before 2.35 it ignores an MMAP_THRESHOLD above 32 MiB.
+GLIBC_KEEPS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "1000000000000"}
 # They change results on a CPU by up to a factor of two.
-ALLOCATOR_VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_TOP_PAD_", *GLIBC_KEEPS)
+ALLOCATOR_VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_")
+ALLOCATOR_VARIABLES += tuple(GLIBC_KEEPS)
 # Variables that change the speed of the same work: part of a row's setup, so rows with other values are not merged.
 SETUP_VARIABLES = re.compile(
     r"(?!\w+(ROOT|HOME|DIR|PATH|LIBS?|INCLUDE)$)("  # of an installation, which change nothing
@@ -157,11 +158,14 @@ def find_low_power_mode():
     return int(mode[1] == "1") if mode else None
 
 
-def keep_memory(environ):
-    """Return the variables by which glibc keeps freed memory; {} with another library or an allocator of the user."""
-    # Without them, equal work takes thousands of page faults a step in one process, and half of them in the next.
+def keep_memory(environ, use_gpu):
+    """Return the variables by which glibc keeps freed memory; {} for a card, another library or a user's allocator.
+
+    Without them, equal work takes thousands of page faults a step in one process, and half of them in the next.
+    """
     is_fixed = any(name in environ for name in ALLOCATOR_VARIABLES)
-    return GLIBC_KEEPS if platform.libc_ver()[0] == "glibc" and not is_fixed else {}
+    on_cpu = use_gpu is False or not find_card()
+    return GLIBC_KEEPS if on_cpu and platform.libc_ver()[0] == "glibc" and not is_fixed else {}
 
 
 def find_allocator(environ=os.environ):

@@ -5,6 +5,7 @@ start, and a value that changes when the system publishes new ones. A sensor tha
 whose text says why and how to get it.
 """
 
+import ctypes
 import logging
 import math
 import operator
@@ -53,7 +54,12 @@ def process_peak_bytes():
 
 
 def reset_process_peak():
-    """Reset the peak on Linux; elsewhere it covers the life of the process. See proc_pid_clear_refs(5)."""
+    """Return kept memory and reset the peak on Linux; elsewhere it covers the life of the process.
+
+    See proc_pid_clear_refs(5) and malloc_trim(3).
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another library
+        ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -170,7 +170,8 @@ GONE = ("canary_seconds", "numpy", "checkpointing")
 FLAGS = {
     "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
     "uneven": "the mean rate is over 5 % below the median window's, as by other programs or a slow host: use the mean",
-    "page_faults": "over 5 % of the time goes to memory that each step takes anew: see what `make best` finds",
+    "page_faults": "over 5 % of the time goes to memory that is allocated again in each step: unset LD_PRELOAD and the "
+    "variables MALLOC_...",
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",

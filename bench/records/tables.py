@@ -50,15 +50,17 @@ def convert(rows):
 def choose_rows(rows):
     """Choose the row of each machine, work and setup that counts, and all published figures; the oldest comes first.
 
-    An undisturbed row counts before a disturbed one, then one of several processes before a quick check of one, among
-    those of several one of its own before one of a comparison (the column `search`), then the newest one. What Ctrl-C
-    left does not replace more processes of its commit.
+    Only rows of the newest METHOD_VERSION count. An undisturbed row counts before a disturbed one, then one of several
+    processes before a quick check of one, among those of several one of its own before one of a comparison (the column
+    `search`), then the newest one. What Ctrl-C left does not replace more processes of its commit.
     """
     repeated, compared = rows["process_rates"].str.contains(" "), rows["search"] != ""
     done = rows.assign(repeated=repeated, compared=compared, pushed_out=repeated & compared)
     by = {"disturbed": False, "repeated": True, "pushed_out": False, "timestamp": True}
     done = done.sort_values(list(by), ascending=list(by.values()))
     own = done.loc[~done["published"]]
+    newest = own.groupby(["machine", *WORK])["method_version"].transform("max")
+    own = own.loc[own["method_version"] == newest]
     work = ["machine", *WORK, *columns.SETUP]
     processes = own["process_rates"].str.count(" ")
     most = processes.groupby([own[name] for name in (*work, "commit", "compared")]).transform("max")
