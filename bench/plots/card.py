@@ -38,8 +38,8 @@ FOOTER = (
     "Filled: measured by this program, with the range of its processes ({}) and their intervals. Hollow: published, of "
     "the same work.",
     "The bars of a work share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
-    "Diffusion: a step is one call of the model for each image; with guidance a step of an image takes two.",
 )
+OF_DIFFUSION = "Diffusion: a step is one call of the model for each image; with guidance a step of an image takes two."
 
 
 class Card(NamedTuple):
@@ -276,7 +276,8 @@ def draw_card(card):
             top += 0.165
             write(line, MARGIN, top + 0.14, FULL, size=8.2)
         top += 0.3
-    for words in FOOTER:
+    has_diffusion = any(line.workload == "diffusion" for line in card.blocks)
+    for words in [*FOOTER, *[OF_DIFFUSION] * has_diffusion]:
         write(words.format(card.processes), MARGIN, top + 0.1, FULL, size=7.2, color=GREY)
         top += 0.15
     figure.set_figheight(top + 0.2)

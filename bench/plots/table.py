@@ -109,7 +109,8 @@ def name_row(line, row):
     """Name a row of the table: a line of the set, or a peak."""
     if line is None:
         return f"{MODELS.get(row['model'], row['model'])}, {row['precision']}"
-    return f"{line.title}, {frames.describe_settings(line, row)}, {class_of(row)}"
+    title = f"{line.title}, latency" if line.is_latency else line.title
+    return f"{title}, {frames.describe_settings(line, row)}, {class_of(row)}"
 
 
 def describe_cell(line, ratio):
