@@ -239,6 +239,11 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
         assert [line["power_watts"], line["idle_watts"]] == pytest.approx([50, 50], rel=0.1)
 
 
+def test_a_framework_without_a_pipeline_is_measured_on_the_device(child):
+    status, lines = child(SCOPE=None, FRAMEWORK="tensorflow")
+    assert (status, [line["scope"] for line in lines]) == (0, ["device"])
+
+
 @pytest.mark.parametrize("takes_turns", [False, True])
 def test_a_device_that_another_process_has_woken_has_no_idle_power(instrumented, takes_turns):
     _, (line,) = instrumented(task=child_process.Task(takes_turns=takes_turns))
