@@ -27,7 +27,7 @@ from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records import report
 from bench.records.rows import energy_cells, measurement_cells, work_cells
-from bench.settings import MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
+from bench.settings import FRAMEWORKS, MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
 from bench.timing import MeasurementError, measure
 from bench.workloads.data import RESIDENT_BATCHES, epoch_order
 from bench.workloads.workload import Workload
@@ -198,7 +198,8 @@ def list_quantities(rig: Rig, workload: Workload):
     settings = rig.settings
     if settings.sustain:
         return [("sustained", measure_sustained)]
-    has_pipeline = workload.has_pipeline and rig.task.has_extras and settings.phase not in PARTS
+    has_pipeline = workload.has_pipeline and FRAMEWORKS[settings.framework].measures_parts
+    has_pipeline = has_pipeline and rig.task.has_extras and settings.phase not in PARTS
     scopes = settings.scope or (SCOPES if has_pipeline else ("device",))
     quantities = [(scope, measure_quantity) for scope in SCOPES if scope in scopes]
     return quantities + ([("epoch", measure_epochs)] if settings.epochs else [])

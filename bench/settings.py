@@ -432,6 +432,7 @@ def refuse_contradictions(command, settings, environ):
         (lacks_matmul and "SIZES" in environ, "ops sizes", "only matmul has sizes: add matmul, or unset SIZES"),
         (lacks_matmul and "PRECISION" in environ, "ops precision", "only matmul uses it: add matmul, or unset it"),
         (s.phase in PARTS and {*s.scope} - {"device"}, "phase scope", "a part has no pipeline: set SCOPE=device"),
+        ({*s.scope} - {"device"} and lacks_parts, "framework scope", "only torch has a pipeline: set SCOPE=device"),
         (s.phase in PARTS and lacks_parts, "framework phase", "only torch measures parts: set PHASE=training"),
         (s.phase in PARTS and s.sustain, "phase sustain", "parts are not sustained: unset SUSTAIN"),
     ]

@@ -244,6 +244,11 @@ def test_idle_power_is_what_the_parent_measured_before_the_first_child(instrumen
     assert line["idle_watts"] == 71
 
 
+def test_a_framework_without_a_pipeline_is_measured_on_the_device(child):
+    status, lines = child(SCOPE=None, FRAMEWORK="tensorflow")
+    assert (status, [line["scope"] for line in lines]) == (0, ["device"])
+
+
 @pytest.mark.parametrize(("part", "has_energy"), [("forward", True), ("backward", False), ("optimizer", False)])
 def test_a_part_of_training_has_no_energy_if_others_run_before_each_step(instrumented, part, has_energy):
     _, (line,) = instrumented(PHASE=part, SCOPE=None, task=child_process.Task(rest={"period": 0.001}))  # nor a pipeline

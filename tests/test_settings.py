@@ -79,6 +79,8 @@ def test_a_wrong_value_is_named(name, values):
         ("image", {"PHASE": "backward", "SCOPE": "device,input"}),
         ("image", {"PHASE": "forward", "SUSTAIN": "60"}),
         ("mlp", {"FRAMEWORK": "jax", "PHASE": "backward"}),
+        ("image", {"FRAMEWORK": "mlx", "SCOPE": "input"}),
+        ("image", {"FRAMEWORK": "tensorflow", "SCOPE": "device,end_to_end"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "5"}),
         ("llm", {"WEIGHT_BITS": "8", "PHASE": "training"}),

@@ -159,9 +159,9 @@ class DeviceContext(ModelCheck, ABC):
     def put(self, *arrays):
         """Return a batch on the device: floats in this precision, images in this memory format."""
 
-    @abstractmethod
-    def open_stream(self, workload, settings, phase):
-        """Return a Stream of batches from JPEG files."""
+    def open_stream(self, workload, settings, phase) -> Stream:
+        """Return a Stream of batches from JPEG files, if the framework has a pipeline."""
+        raise NotImplementedError
 
     @abstractmethod
     def put_operands(self, arrays):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from bench.frameworks import Device, base, jpeg_stream, keras_networks, session
+from bench.frameworks import Device, base, keras_networks, session
 from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext
 from bench.host.resources import usable_cores
 
@@ -127,7 +127,6 @@ class DeviceContext(KerasContext):
     operators = OPERATORS
     model_class = Model
     has_float64 = False  # it is a switch of the whole process
-    open_stream = staticmethod(jpeg_stream.open_stream)
 
     def __init__(self, settings, compares):
         self.place = choose_device(settings.use_gpu)

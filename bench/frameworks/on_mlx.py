@@ -16,7 +16,7 @@ import numpy as np
 from mlx import nn, optimizers
 from mlx.utils import tree_flatten, tree_map
 
-from bench.frameworks import Device, base, check, jpeg_stream, on_mlx_llm, on_mlx_networks, session
+from bench.frameworks import Device, base, check, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, leaves
 from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES, RESNETS
@@ -86,7 +86,6 @@ class DeviceContext(base.DeviceContext):
     def image_models():
         return list(RESNETS)
 
-    open_stream = staticmethod(jpeg_stream.open_stream)
     as_array = staticmethod(as_numpy)
     synchronize = staticmethod(mx.synchronize)
     release = staticmethod(mx.clear_cache)

@@ -21,7 +21,7 @@ finally:
 import keras
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
-from bench.frameworks import Device, base, check, jpeg_stream, keras_networks, session
+from bench.frameworks import Device, base, check, keras_networks, session
 from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext
 from bench.host.resources import USABLE_CPUS, usable_cores
 from bench.settings import SettingError
@@ -129,7 +129,6 @@ class DeviceContext(KerasContext):
     builders = BUILDERS
     operators = OPERATORS
     model_class = Model
-    open_stream = staticmethod(jpeg_stream.open_stream)
 
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)

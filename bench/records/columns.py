@@ -122,7 +122,7 @@ COLUMNS = {
     "optimizer": Column("work", "sgd, adam or adamw", settings.OPTIMIZERS, words="{}"),
     "world_size": Column("work", "devices or processes that shared the work", "count", blank="1", words="{} devices"),
     "nodes": Column("work", "number of machines with these devices", "count", blank="1", words="{} nodes"),
-    "num_workers": Column("setup", "input processes of each device, or threads", "whole", words="{} workers"),
+    "num_workers": Column("setup", "input processes of each device", "whole", words="{} workers"),
     "num_threads": Column("setup", "CPU threads of the framework, for each device", "count", words="{} threads"),
     "seed": Column("identity", "of data and weights", "whole"),
     # result

@@ -22,7 +22,7 @@ from tests.frameworks.sessions import Opener, assert_measured
 FRAMEWORK = frameworks.load(TESTED)
 LACKS = FRAMEWORKS[TESTED].lacks
 PHASES = ("inference", *(TRAINING if FRAMEWORKS[TESTED].measures_parts else ["training"]))
-needs_parts = pytest.mark.skipif(not FRAMEWORKS[TESTED].measures_parts, reason="only PyTorch measures parts")
+needs_parts = pytest.mark.skipif(not FRAMEWORKS[TESTED].measures_parts, reason="only PyTorch has parts and pipelines")
 open_session = Opener(TESTED)
 
 
@@ -177,6 +177,7 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch):
         open_session("mlp", "inference", COMPILE="1")
 
 
+@needs_parts
 @pytest.mark.parametrize(("scope", "workers"), [("input", "0"), ("end_to_end", "2")])
 def test_a_stream_is_measured(scope, workers):
     session = open_session("image", scope=scope, NUM_WORKERS=workers)
@@ -188,6 +189,7 @@ def test_a_stream_is_measured(scope, workers):
     session.close()
 
 
+@needs_parts
 def test_images_are_transformed_as_for_imagenet(tmp_path, monkeypatch):
     """Against the definition, in NumPy and PIL: resize the short side to 256, cut 224, normalise."""
     (path,) = data.write_jpegs(tmp_path, 1, seed=1)

@@ -19,6 +19,7 @@ LINE = f"2,m,x,{ROW['timestamp']},failed,y\n"
 
 # Rows of earlier versions, which can no longer be measured
 GONE_ROWS = [{"flags": "other_version"}, {"workload": "gemv", "model": "gemv"}]
+GONE_ROWS += [{"framework": "jax", "phase": "forward"}, {"framework": "tensorflow", "scope": "input"}]
 
 
 def test_a_row_comes_back_as_it_was_written(tmp_path):
