@@ -22,9 +22,7 @@ from tests.frameworks.sessions import Opener, assert_measured
 FRAMEWORK = frameworks.load(TESTED)
 LACKS = FRAMEWORKS[TESTED].lacks
 PHASES = ("inference", *(TRAINING if FRAMEWORKS[TESTED].measures_parts else ["training"]))
-needs_parts = pytest.mark.skipif(
-    not FRAMEWORKS[TESTED].measures_parts, reason="only PyTorch has parts and pipelines"
-)
+needs_parts = pytest.mark.skipif(not FRAMEWORKS[TESTED].measures_parts, reason="only PyTorch has parts and pipelines")
 open_session = Opener(TESTED)
 
 
