@@ -207,6 +207,7 @@ def find_fault(row, is_published=False):
     is_ok = row["status"] == "ok" and not is_published
     needed = dict.fromkeys(("schema", "status", "machine"), True) | {
         "timestamp": not is_published,
+        "workload": is_ok or is_published,
         "throughput": is_ok or (is_published and not any(row[name] for name in VALUES)),
         "tflops": is_ok and row["model"] == "matmul-peak",
         "elapsed_seconds": row["scope"] == "sustained" and not is_published,
