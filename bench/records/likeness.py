@@ -7,7 +7,7 @@ from bench.records.columns import words_of
 SIZES = ("batch_size", "image_size", "sequence_length", "prompt_tokens", "new_tokens", "depth")
 WEIGHTS = ("lora_rank", "weight_bits")
 AGREE = ("workload", "model", "phase", "scope", "epoch", "matrix_size", *SIZES, *WEIGHTS, "world_size", "nodes")
-HOW = ("memory_format", "optimizer", "data")
+HOW = ("memory_format", "optimizer", "checkpointing", "data")
 # A source that states no size used the usual one: {workload: {column: value}}.
 USUAL = {"image": {"image_size": "224"}, "mlp": {"image_size": "32"}, "transformer": {"sequence_length": "128"}}
 # Lengths of a language model have no usual value: {phase: its columns}.
