@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.records import columns, tables
+from bench.records import columns, likeness, tables
 from bench.records.columns import FLAGS, format_number
 from bench.records.results import replace_file
 from bench.timing.measure import MAX_UNEVEN
-from bench.workloads.workload import BYTES
 
 HERE = Path(__file__).parent
 # Words for a status that is not ok.
@@ -22,14 +21,26 @@ STATUSES = {
     "cpu_time": "the source timed the CPU's seconds instead of wall seconds: not a valid timing",
     "unsynchronised": "the source stopped its clock before the device had finished: not a valid timing",
 }
-# What makes an item larger: rates of different sizes are never in one plot.
-SIZE = ("image_size", "sequence_length", "prompt_tokens", "depth", "epoch", "world_size", "nodes")
-WEIGHTS = ("lora_rank", "weight_bits")  # what makes other work of the same items
-USUAL = {"image": ("image_size", "224"), "transformer": ("sequence_length", "128")}  # also if a source states none
-CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
-SETTINGS = [name for name in columns.WORK if name not in (*CHOSEN, *SIZE, *WEIGHTS)]
+# Words for cells, as labels of choices and in a search.
+WORDS = likeness.MODELS | {
+    "device": "the model, on resident batches",
+    "input": "the input pipeline",
+    "end_to_end": "model and input together",
+    "epoch": "whole epochs",
+    "cpu": "CPU",
+    "gpu": "GPU",
+    "image": "image classification",
+    "mlp": "multilayer perceptrons",
+    "transformer": "text classification (BERT)",
+    "llm": "language models",
+    "diffusion": "image generation",
+    "training": "training (also fine-tuning)",
+    "bfloat16": "bfloat16 (bf16)",
+    "float16": "float16 (fp16)",
+}
+SETTINGS = ("workload", "model", "phase", "scope", "precision", "batch_size", "framework", "kind")
 VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": "method", "commit": "commit"}
-TEXTS = [*CHOSEN, "kind", "machine", "shown", "per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
+TEXTS = [*SETTINGS, "machine", "shown", "per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
 MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
 MEASURES += [*tables.RATE, "mean", "step_seconds_median", "step_seconds_p95", "first_step_seconds", "clock_mhz"]
 MEASURES += ["processes", "computers"]
@@ -45,17 +56,15 @@ def write_page(lines, path):
 
 
 def collect(lines):
-    """Build the page's data: the names of its `columns`, a list of cells for each line, and the words of `flags`."""
+    """Build the page's data: names of `columns`, cells of `lines`, the work that it `opens` on, `words` and `flags`."""
     order = columns.COLUMNS["workload"].holds
     lines = lines.sort_values("workload", key=lambda names: names.map(order.index), kind="stable")
     rows = lines.to_dict("records")
     text = lines[TEXTS].assign(
-        model=lines["model"].mask(lines["published"] & (lines["workload"] == "matmul"), "matmul-peak"),
+        work=list(name_works(rows)),
+        how=[", ".join(filter(None, [likeness.describe_how(row), row["setup"]])) for row in rows],
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
-        size=[say_size(row) for row in rows],
-        weights=[say_weights(row) for row in rows],
-        settings=[say_settings(row) for row in rows],
         all_setup=[columns.describe_setup(row) for row in rows],
         versions=[say_versions(row) for row in rows],
         stated=["" if row["value"] > 0 else say_seconds(row) for row in rows],
@@ -66,7 +75,27 @@ def collect(lines):
     lines = lines.assign(mean=mean.where(is_uneven & (mean < (1 - MAX_UNEVEN) * lines["value"])))
     numbers = lines[MEASURES].map(lambda value: None if pd.isna(value) else float(f"{value:.4g}")).astype(object)
     cells = text.join(numbers.where(numbers.notna(), None))
-    return {"columns": list(cells), "lines": cells.to_numpy().tolist(), "flags": FLAGS | STATUSES}
+    words = {"words": WORDS, "flags": FLAGS | STATUSES}
+    return {"columns": list(cells), "lines": cells.to_numpy().tolist(), "opens": choose_first(cells)} | words
+
+
+def name_works(rows):
+    """Name the work of each row in words; only rows of the same work have the same name."""
+    works_by_words = {}
+    for row in rows:
+        words, work = likeness.describe_work(row), likeness.work_of(row)
+        works = works_by_words.setdefault(words, [])
+        if work not in works:
+            works.append(work)
+        yield words if work == works[0] else f"{words} ({works.index(work) + 1})"
+
+
+def choose_first(cells):
+    """Choose the work that most machines have: of a model before an operator, with an own figure before without one."""
+    sound = cells[(cells["value"] > 0) & (cells["status"] == "") & ~cells["flags"].str.contains("implausible")]
+    works = sound.assign(own=sound["source"] == "", is_model=sound["phase"] != "").groupby("work", sort=False)
+    ranks = works.agg({"own": "any", "is_model": "any", "machine": "nunique"})
+    return max(ranks.index, key=lambda work: tuple(ranks.loc[work]), default="")
 
 
 def say_seconds(row):
@@ -75,27 +104,6 @@ def say_seconds(row):
         return f"{format_number(row['step_seconds_median'])} s per step"
     items = f" for {row['items']:,.0f} items" if pd.notna(row["items"]) else ""
     return f"{format_number(row['seconds'])} s{items}"
-
-
-def say_size(row):
-    """Describe what makes an item of this line larger than another one, for the choice of comparable lines."""
-    name, usual = USUAL.get(row["workload"], ("image_size", ""))
-    words = ", ".join(columns.words_of(row | {name: row[name] or usual}, SIZE).values())
-    return words.replace("devices", "processes") if row["kind"] == "cpu" else words  # they share its cores
-
-
-def say_weights(row):
-    """Describe which weights are trained, and quantised weights, which are other work than the program's precisions."""
-    words = list(columns.words_of(row, WEIGHTS).values())
-    if row["workload"] == "llm" and row["precision"] not in BYTES:
-        words.append(row["precision"])
-    return ", ".join(words)
-
-
-def say_settings(row):
-    """Describe the work's other settings, and the setup if the machine has several."""
-    published_matmul = row["model"] if row["published"] and row["workload"] == "matmul" else ""
-    return ", ".join(filter(None, [published_matmul, *columns.words_of(row, SETTINGS).values(), row["setup"]]))
 
 
 def say_versions(row):

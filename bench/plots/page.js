@@ -6,22 +6,13 @@
 
 const LOG_FROM = 20; // as in bench/plots/draw.py
 const MOST_BARS = 30;
-// In this order: the values of each depend on those before. One of the first six is always chosen.
-const CHOICES = {
-  workload: "Workload", model: "Model", phase: "Phase", scope: "Measured", size: "Input size", weights: "Weights",
-  precision: "Precision", batch_size: "Batch size", framework: "Framework", kind: "Device",
-};
-const REQUIRED = ["workload", "model", "phase", "scope", "size", "weights"];
-const BOTH = ["prefill", "decode"]; // shown together until a phase is chosen
-const WORDS = {
-  device: "the model, on resident batches", input: "the input pipeline", end_to_end: "model and input together",
-  epoch: "whole epochs", cpu: "CPU", gpu: "GPU", image: "image classification", mlp: "multilayer perceptrons",
-  transformer: "text classification (BERT)", llm: "language models", diffusion: "image generation",
-  resnet50: "ResNet-50", mobilenet_v2: "MobileNetV2", "sd-1.5": "Stable Diffusion 1.5",
-  training: "training (also fine-tuning)", bfloat16: "bfloat16 (bf16)", float16: "float16 (fp16)",
-};
+// In this order: the values of each depend on those before.
+const CHOICES = {workload: "Workload", model: "Model", phase: "Phase", scope: "Measured", precision: "Precision",
+  batch_size: "Batch size", framework: "Framework", kind: "Device"};
 const NOT_SEARCHED = ["source", "note", "cpu_name"]; // they name other devices
-const say = (text) => Object.hasOwn(WORDS, text) ? WORDS[text] : text;
+const opened = new Set(); // lines whose details are shown, also after sorting and filtering
+let data, lines, machines, picture = [];
+const say = (text) => Object.hasOwn(data.words, text) ? data.words[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
 
 const readLines = (data) => data.lines.map((cells) => ({
@@ -34,57 +25,50 @@ const search = (lines, text) =>
 
 const isPublished = (line) => line.source !== "";
 const isSound = (line) => line.value > 0 && line.status === "" && !line.flags.includes("implausible");
+const unique = (lines, name) => [...new Set(lines.map((line) => line[name]))];
 
-// {key of a line: the highest line that has it}
-const highest = (lines, key) =>
-  new Map(lines.filter(isSound).sort((a, b) => a.value - b.value).map((line) => [key(line), line]));
-const bestOf = (lines) =>
-  [...highest(lines, (line) => `${isPublished(line)} ${line.machine}`).values()].sort((a, b) => b.value - a.value);
-
-// The value that most own machines have a rate for, then most machines; without own lines, most machines.
-function usual(lines, name) {
-  lines = lines.some(isSound) ? lines.filter(isSound) : lines;
-  const own = lines.filter((line) => !isPublished(line));
-  const count = (from, value) => new Set(from.filter((line) => line[name] === value).map((line) => line.machine)).size;
-  const values = [...new Set((own.length ? own : lines).map((line) => line[name]))];
-  return values.sort((a, b) => count(own, b) - count(own, a) || count(lines, b) - count(lines, a))[0] ?? "";
-}
-
-// What the address asks for where it exists: {chosen, options, lines}.
-function choose(lines, address) {
+// What the address asks for: `found` by a search and other choices; `lines`, those of one work, or all that are found
+// if these leave several works; `works` to choose from, [work, its sound lines], those of most machines first.
+function choose(all, address) {
   const chosen = {}, options = {};
+  let lines = search(all, address.q ?? "");
   for (const name of Object.keys(CHOICES)) {
-    const values = [...new Set(lines.map((line) => line[name]))];
-    if (name !== "workload") values.sort(collator.compare);
-    // TFLOP/s of an operator mean little without the precision.
-    const isRequired = REQUIRED.includes(name) || (name === "precision" && chosen.phase === "");
-    const own = lines.find((line) => isSound(line) && !isPublished(line));
-    const first = {workload: own?.workload ?? values[0], scope: values.find((each) => each === "device")}[name];
-    const usually = first ?? (isRequired ? usual(lines, name) : "");
-    chosen[name] = values.includes(address[name]) ? address[name] : usually;
-    options[name] = isRequired ? values : ["", ...values.filter((value) => value !== "")];
-    if (isRequired || chosen[name] !== "") lines = lines.filter((line) => line[name] === chosen[name]);
+    options[name] = unique(lines, name).filter((value) => value !== "").sort(collator.compare);
+    chosen[name] = options[name].includes(address[name]) ? address[name] : "";
+    if (chosen[name]) lines = lines.filter((line) => line[name] === chosen[name]);
   }
-  return {chosen, options, lines};
+  const names = unique(lines, "work"), opens = lines.length === all.length ? data.opens : "";
+  chosen.work = names.length === 1 ? names[0] : names.includes(address.work) ? address.work : opens;
+  const byWork = new Map(names.map((work) => [work, []]));
+  lines.filter(isSound).forEach((line) => byWork.get(line.work).push(line));
+  const works = [...byWork].filter(([work, found]) => found.length > 1 || work === chosen.work);
+  works.sort(([, a], [, b]) => unique(b, "machine").length - unique(a, "machine").length);
+  const ofWork = lines.filter((line) => line.work === chosen.work);
+  return {chosen, options, works, found: lines, lines: chosen.work ? ofWork : lines};
 }
 
-// One view, or one of prefill and one of decode.
-function chooseViews(lines, address) {
-  const view = choose(lines, address), phases = view.options.phase;
-  const isOne = phases.includes(address.phase) || !BOTH.every((phase) => phases.includes(phase));
-  return isOne ? [view] : BOTH.map((phase) => choose(lines, {...address, phase}));
+// The lines that are drawn: of one work, own ones and then the fastest ones if there are too many.
+function barsOf({lines, chosen}) {
+  const found = chosen.work ? lines.filter(isSound) : [];
+  found.sort((a, b) => isPublished(a) - isPublished(b) || b.value - a.value);
+  return found.slice(0, MOST_BARS).sort((a, b) => b.value - a.value);
 }
 
-// The work of two machines with equal settings, side by side; then what only one of them has.
+// Each line of two machines, next to the other one's of the same work: the one with equal settings, or the fastest.
 function pairUp(lines, machines) {
-  const worksOf = (machine) => highest(lines.filter((line) => line.machine === machine), fullWork);
-  const [a, b] = [0, 1].map((side) => worksOf(machines[side]));
-  const pairs = [...new Map([...b, ...a])].map(([work, line]) => ({...line, a: a.get(work), b: b.get(work)}));
-  return pairs.sort((x, y) => !(x.a && x.b) - !(y.a && y.b) || collator.compare(fullWork(x), fullWork(y)));
+  const [a, b] = [0, 1].map((side) => lines.filter((line) => line.machine === machines[side] && isSound(line))
+    .sort((x, y) => y.value - x.value));
+  const match = (line, others) => others.find((other) => other.work === line.work && other.how === line.how)
+    ?? others.find((other) => other.work === line.work);
+  const pairs = a.map((line) => ({a: line, b: match(line, b)}));
+  pairs.push(...b.map((line) => ({a: match(line, a), b: line})));
+  return pairs.filter((pair, i) => pairs.findIndex((other) => other.a === pair.a && other.b === pair.b) === i)
+    .map((pair) => ({...pair.a ?? pair.b, ...pair}))
+    .sort((x, y) => !(x.a && x.b) - !(y.a && y.b) || collator.compare(x.work, y.work));
 }
 
 const readAddress = (hash) => Object.fromEntries(new URLSearchParams(hash.replace(/^#/, "")));
-const writeAddress = (address) => "#" + new URLSearchParams(address);
+const writeAddress = (address) => "#" + new URLSearchParams(Object.entries(address).filter(([, value]) => value));
 
 function figure(value, digits = 4) {
   if (value === null) return "";
@@ -99,21 +83,12 @@ const shareOf = (line) => readsMemory(line) ? line.of_bandwidth : line.of_peak;
 const join = (...parts) => parts.filter(Boolean).join(", ");
 const interval = (line) => line.low === null || line.high === null ? "" : `${figure(line.low)} to ${figure(line.high)}`
   + (line.processes === 1 && !isPublished(line) ? " (one process)" : "");
-const batch = (line) => line.batch_size && `batch ${line.batch_size}`;
-const workOf = (line) => join(line.workload === line.model ? "" : line.workload, line.model, line.phase,
-  line.scope === "device" ? "" : say(line.scope), line.size, line.weights);
-const settingsOf = (line) => join(line.precision, batch(line), line.settings);
-// An own peak is the best of its machine, at any size and by any operator.
-const isPeak = (line) => line.model === "matmul-peak" && !isPublished(line);
-const fullWork = (line) => join(workOf(line), isPeak(line) ? line.precision : settingsOf(line), line.framework);
 const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : line.stated;
 const warnings = (line) => `${line.flags} ${line.status}`.trim();
 
 // --- The page. ---
 
 const SVG = ["svg", "g", "rect", "line", "text", "circle", "title"];
-const opened = new Set(); // lines whose details are shown, also after sorting and filtering
-let data, lines, machines, picture;
 
 // Make an element; attributes beginning with "on" are handlers, strings become text.
 function element(tag, attributes = {}, ...children) {
@@ -129,18 +104,18 @@ function element(tag, attributes = {}, ...children) {
 const at = (id) => document.getElementById(id);
 
 // A name, with the settings below it if the page is too narrow for a column of them.
-const named = (line, ...parts) => element("span", {}, ...parts, element("div", {class: "narrow"}, settingsOf(line)));
+const named = (line, ...parts) => element("span", {}, ...parts, element("div", {class: "narrow"}, line.how));
 
 // Columns of the table: title, text or node of a line, value to sort by, class.
 const COLUMNS = {
   machine: {title: "Device", value: (line) => line.shown, class: "long", cell: (line) =>
     named(line, line.shown, element("span", {class: "tag"}, isPublished(line) ? " (published)" : ""))},
-  work: {title: "Work", cell: workOf, class: "long"},
+  work: {title: "Work", value: (line) => line.work, class: "long",
+    cell: (line) => element("a", {href: writeAddress({work: line.work})}, line.work)}, // of all machines
   value: {title: "Result", cell: result, value: (line) => line.value ?? 0, class: "number"},
   interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value || 0,
     class: "number wide"},
-  settings: {title: "Settings", cell: settingsOf, class: "long wide"},
-  framework: {title: "Framework", cell: (line) => join(line.framework, say(line.kind)), class: "long wide"},
+  how: {title: "Settings", cell: (line) => line.how, class: "long wide"},
   tflops: {title: "TFLOP/s", cell: (line) => line.per === "TFLOP/s" ? "" : figure(line.tflops, 3),
     value: (line) => line.tflops ?? 0, class: "number wide"},
   peak: {title: "Of peak", cell: (line) => !shareOf(line) ? ""
@@ -153,13 +128,12 @@ const COLUMNS = {
 const sideOf = (side, machine) => ({
   title: machines.get(machine), class: "side number", value: (pair) => pair[side]?.value ?? 0,
   cell: ({[side]: line}) => line ? element("span", {}, result(line), element("div", {class: "tag"}, join(interval(line),
-    isPublished(line) && "published", warnings(line)))) : "",
+    isPublished(line) && "published", line.how, warnings(line)))) : "",
 });
 const ratioOf = ({a, b}) => a && b ? b.value / a.value : 0;
 const ratio = {title: "Second / first", class: "number", value: ratioOf,
   cell: (pair) => ratioOf(pair) ? figure(ratioOf(pair), 3) : ""};
-const pairColumns = ([a, b]) => ({work: {...COLUMNS.work, cell: fullWork}, a: sideOf("a", a),
-  ...b && {b: sideOf("b", b), ratio}});
+const pairColumns = ([a, b]) => ({work: COLUMNS.work, a: sideOf("a", a), ...b && {b: sideOf("b", b), ratio}});
 
 function describe(line) {
   const flags = warnings(line).split(" ").filter(Boolean).map((flag) =>
@@ -170,7 +144,8 @@ function describe(line) {
   const facts = {
     Result: result(line), Interval: interval(line), Mean: measured(line.mean, line.per),
     Measured: isPublished(line) ? "by others" : `in ${line.processes} process${line.processes > 1 ? "es" : ""}`,
-    Work: workOf(line), Settings: settingsOf(line), Setup: line.all_setup, Machine: join(line.machine, say(line.kind)),
+    Work: join(say(line.workload), line.work), Settings: line.how, Setup: line.all_setup,
+    Machine: join(line.machine, say(line.kind)),
     Host: line.kind === "gpu" && line.cpu_name, Clock: join(measured(line.clock_mhz, "MHz"), line.throttle_reasons),
     "Rows from": isPublished(line) ? "" : `${line.computers} computer${line.computers > 1 ? "s" : ""} of this name`,
     Versions: line.versions, Date: line.date,
@@ -189,7 +164,7 @@ function describe(line) {
 
 // Show a table of lines, sorted as the address says; the button of a line shows its details.
 function showTable(found, columns, address) {
-  const [, descends, by] = /^(-?)(.*)$/.exec(address.sort ?? "-value");
+  const [, descends, by] = /^(-?)(.*)$/.exec(address.sort);
   if (Object.hasOwn(columns, by)) {
     const value = columns[by].value ?? columns[by].cell;
     const compare = (a, b) => typeof a === "number" ? a - b : collator.compare(a, b);
@@ -209,7 +184,7 @@ function showTable(found, columns, address) {
       show();
     };
     const button = element("button", {type: "button", onclick: toggle,
-      "aria-label": `Details of ${line.shown}, ${workOf(line)}`}, "Details");
+      "aria-label": `Details of ${line.shown}, ${line.work}`}, "Details");
     const details = element("td", {colspan: head.length + 1}), below = element("tr", {}, details);
     const show = () => {
       const isOpen = opened.has(line);
@@ -225,11 +200,8 @@ function showTable(found, columns, address) {
   at("table").querySelector(`[data-sort="${CSS.escape(focused ?? "")}"]`)?.focus();
 }
 
-// Draw a bar for each line; points on a logarithmic axis, which has no zero to begin at.
-function drawBars({lines, chosen}) {
-  const found = bestOf(lines);
-  const bars = found.filter((line) => !isPublished(line)).concat(found.filter(isPublished)).slice(0, MOST_BARS);
-  bars.sort((a, b) => b.value - a.value);
+// Draw a bar for each line, with the settings that not all have; points on a logarithmic axis, which has no zero.
+function drawBars(bars) {
   const width = Math.max(at("bars").clientWidth, 300), isNarrow = width < 640;
   const left = isNarrow ? 4 : 320, right = width - 70, row = isNarrow ? 52 : 36, bottom = bars.length * row;
   const least = Math.min(...bars.map((line) => line.low ?? line.value)) / 1.3;
@@ -243,10 +215,11 @@ function drawBars({lines, chosen}) {
   const axis = powers.filter((tick) => isLog && tick > least && tick < most).map((tick) => element("g", {},
     element("line", {class: "grid", x1: x(tick), x2: x(tick), y1: 0, y2: bottom}),
     element("text", {class: "note", x: x(tick), y: bottom + 12, "text-anchor": "middle"}, figure(tick))));
+  const settings = bars.map((line) => line.how.split(", "));
+  const common = settings[0].filter((word) => settings.every((words) => words.includes(word)));
   const drawn = bars.map((line, i) => {
     const top = i * row, y = top + (isNarrow ? 40 : row / 2), mark = isPublished(line) ? "published" : "own";
-    const note = join(!chosen.framework && line.framework, !chosen.kind && say(line.kind),
-      !chosen.precision && line.precision, !chosen.batch_size && batch(line), line.settings);
+    const note = join(...settings[i].filter((word) => !common.includes(word)));
     return element("g", {}, element("title", {}, join(line.shown, note, result(line), interval(line))),
       element("text", {x: 0, y: top + 9}, cut(line.shown, 7.2)),
       element("text", {class: "note", x: 0, y: top + 25}, cut(note, 6.8)),
@@ -255,59 +228,63 @@ function drawBars({lines, chosen}) {
       ...interval(line) ? [element("line", {class: "interval", x1: x(line.low), x2: x(line.high), y1: y, y2: y})] : [],
       element("text", {x: right + 10, y}, figure(line.value)));
   });
-  const of = bars.length < found.length ? `${bars.length} of ${found.length} machines` : "";
-  const words = `${join(chosen.phase, chosen.size, bars[0].per)}: the fastest settings of each machine, ` +
-    join("not like for like", of, isLog && "logarithmic axis");
-  const svg = element("svg", {width, height: bottom + 20, role: "img", "aria-label": words}, ...axis, ...drawn);
-  return [svg, element("div", {class: "tag"}, words)];
+  const words = join(bars[0].per, ...common, isLog && "logarithmic axis");
+  at("caption").textContent = words;
+  return element("svg", {width, height: bottom + 20, role: "img", "aria-label": words}, ...axis, ...drawn);
 }
 
 function drawPicture() {
   at("picture").hidden = !picture.length;
-  at("bars").replaceChildren(...picture.flatMap(drawBars));
+  at("bars").replaceChildren(...picture.length ? [drawBars(picture)] : []);
 }
 
 // A labelled choice that changes the address; a select keeps its element, and so the focus.
-function showSelect(name, label, options, value, change) {
+function showSelect(place, name, label, options, value, change) {
   const id = `choice-${name}`;
-  if (!at(id)) at("filter").parentNode.before(element("label", {}, label, element("select", {id})));
-  at(id).replaceChildren(...options.map(([each, text]) => element("option", {value: each}, text)));
+  if (!at(id)) at(place).append(element("label", {}, label, element("select", {id})));
+  at(id).replaceChildren(...options);
   at(id).value = value;
   at(id).onchange = () => { location.hash = writeAddress(change(at(id).value)); };
-  at(id).parentNode.hidden = options.length < 2;
+  at(id).parentNode.hidden = at(id).length < 2;
+}
+
+const option = (value, text) => element("option", {value}, text);
+
+// A group for each workload: its works with at least two figures.
+function groupWorks(works) {
+  const groups = new Map(unique(lines, "workload").map((name) => [name, element("optgroup", {label: say(name)})]));
+  for (const [work, found] of works) {
+    const {workload} = lines.find((line) => line.work === work), count = unique(found, "machine").length;
+    groups.get(workload).append(option(work, `${work} (${count} machine${count === 1 ? "" : "s"})`));
+  }
+  return [...groups.values()].filter((group) => group.hasChildNodes());
 }
 
 function render() {
-  const address = readAddress(location.hash), q = address.q ?? "", matching = search(lines, q);
-  const views = chooseViews(...matching.length ? [matching, address] : [lines, {}]);
-  const [{chosen}] = views, isBoth = views.length > 1;
+  const address = readAddress(location.hash), q = address.q ?? "", view = choose(lines, address), {chosen} = view;
   const side = [address.a, address.b].filter((machine) => machines.has(machine)), isSide = side.length > 0;
+  const works = groupWorks(view.works), isNarrow = view.found.length < lines.length;
+  if (isNarrow) works.unshift(option("", "all that are found"));
+  showSelect("choices", "work", "Work", isSide ? [] : works, chosen.work, (work) => ({...address, work}));
+  const any = () => [option("", "any"), ...[...machines].map(([machine, shown]) => option(machine, shown))];
+  showSelect("choices", "a", "Machine", any(), side[0] ?? "", (a) => ({...address, a}));
+  showSelect("choices", "b", "Side by side with", isSide ? any() : [], side[1] ?? "", (b) => ({...address, b}));
   for (const [name, label] of Object.entries(CHOICES)) {
-    const values = [...new Set(views.flatMap((view) => view.options[name]))];
-    if (name === "phase" && BOTH.every((phase) => values.includes(phase))) values.unshift("");
-    const none = name === "phase" ? BOTH.join(" and ") : REQUIRED.includes(name) ? "usual" : "any";
-    const view = views.find((each) => each.chosen[name] === address[name]) ?? views[0];
-    showSelect(name, label, isSide ? [] : values.map((each) => [each, say(each) || none]),
-      isBoth && name === "phase" ? "" : view.chosen[name],
-      (value) => name === "workload" ? {q, workload: value} : {...address, ...(!isBoth && chosen), [name]: value});
+    const values = view.options[name].map((value) => option(value, say(value)));
+    showSelect("settings", name, label, values.length > 1 ? [option("", "any"), ...values] : [], chosen[name],
+      (value) => ({...address, work: "", [name]: value}));
   }
-  const any = [["", "any"], ...machines];
-  showSelect("a", "Machine", any, side[0] ?? "", (a) => ({...address, a}));
-  showSelect("b", "Side by side with", isSide ? any : [], side[1] ?? "", (b) => ({...address, b}));
   if (document.activeElement !== at("filter")) at("filter").value = q;
-  picture = isSide || !matching.length ? [] : views.filter((view) => bestOf(view.lines).length);
+  picture = isSide ? [] : barsOf(view);
   drawPicture();
-  const {work, ...others} = COLUMNS;
-  const listed = isSide ? pairUp(matching, side) : matching.length ? views.flatMap((view) => view.lines) : [];
-  showTable(listed, isSide ? pairColumns(side) : isBoth ? COLUMNS : others, address);
-  const places = views[0].options.workload.flatMap((workload) => [" ", element("a", {href: writeAddress({q, workload})},
-    `${say(workload)} (${matching.filter((line) => line.workload === workload).length})`)]);
-  at("count").replaceChildren(`${listed.length} of ${lines.length} lines.`, ...q && matching.length
-    ? [` \u201c${q}\u201d is in:`, ...places] : []);
-  at("none").hidden = matching.length;
+  const {work, ...others} = COLUMNS, sort = isSide ? "" : chosen.work ? "-value" : "work";
+  const listed = isSide ? pairUp(view.found, side) : [...view.lines].sort((a, b) => b.value - a.value);
+  showTable(listed, isSide ? pairColumns(side) : chosen.work ? others : COLUMNS, {sort, ...address});
+  at("count").textContent = `${listed.length} of ${lines.length} lines.` +
+    (picture.length === MOST_BARS ? ` The chart has at most ${MOST_BARS}.` : "");
+  at("none").hidden = view.found.length;
   at("heading").textContent = isSide ? side.map((each) => machines.get(each)).join(" and ")
-    : join(say(chosen.model), ...isBoth ? BOTH : [chosen.phase, chosen.size], chosen.weights, chosen.precision,
-      chosen.scope !== "device" && say(chosen.scope));
+    : chosen.work || join(q && `\u201c${q}\u201d`, ...Object.keys(CHOICES).map((name) => say(chosen[name])));
   document.title = `${at("heading").textContent} - machine-learning speed test`;
 }
 

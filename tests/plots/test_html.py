@@ -1,6 +1,7 @@
 """The page of all results: its data, its choices, and that cells stay text."""
 
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.plots import html
-from bench.records import tables
-from tests.rows import GPU, LARGE, LLM, PEAK, rate, write
+from bench.records import likeness, tables
+from tests.rows import GPU, LARGE, LLM, MATMUL, MLP, PEAK, rate, write
 
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt; \u202etxt \u2028 \x07"
@@ -24,7 +25,8 @@ async function trial() {
   style.paddingTop = `${innerHeight - document.documentElement.offsetHeight}px`;
   await new Promise((done) => new ResizeObserver(done).observe(at("bars"))); // the first picture
   for (const act of [ACTS]) {
-    const drawn = new Promise((done) => new MutationObserver(done).observe(at("bars"), {childList: true}));
+    const drawn = new Promise((done) => ["bars", "table"].forEach((id) =>
+      new MutationObserver(done).observe(at(id), {childList: true})));
     act();
     await drawn;
     told.push(TOLD);
@@ -37,7 +39,7 @@ trial();
 DETAILS = """() => document.querySelector("td button").click(), () => { style.width = "400px"; },
     () => document.querySelector("th button").click(), () => location.replace("#q=a")"""
 OPEN = '`${innerWidth - document.documentElement.clientWidth}:${document.querySelectorAll("dl").length}`'
-SEARCHES = """...["#q=5070", "#q=EXAMPLE-GPU+fine-tuning", "#workload=llm&q=", "#a=a&b=b"].map((hash) => () => {
+SEARCHES = """...["#q=5070", "#q=EXAMPLE-GPU+fine-tuning", "#phase=decode&q=", "#a=a&b=b"].map((hash) => () => {
     location.replace(hash);
     render(); // again when the browser tells of the new address
   })"""
@@ -49,17 +51,30 @@ def read(folder):
     return tables.latest(tables.read_rows(sorted(folder.glob("*.csv")), pytest.fail))
 
 
-def test_a_line_has_its_settings_and_sizes_that_cannot_be_compared_are_told_apart(folder):
+def collect(folder):
+    """Return the lines of the page's data as dicts."""
+    data = html.collect(read(folder))
+    return [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
+
+
+def test_a_line_names_its_work_and_other_work_has_another_name(folder):
     setup = {"num_threads": "2", "flags": "drift", "timestamp": "2026-11-20T10:00:00+00:00"}
     quantised = {"workload": "llm", "precision": "4-bit", "prompt_tokens": "512", "image_size": ""}
     write(folder, [{"image_size": "32"}, {"image_size": "", "source": "https://x.org/a"}, {"world_size": "2"}])
     write(folder, [quantised | {"source": "https://x.org/b"}, rate(11) | setup | {"process_rates": "10 11 12"}])
-    data = html.collect(read(folder))
-    lines = [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
-    sizes = {("32 px", ""), ("224 px", ""), ("224 px, 2 processes", ""), ("prompt of 512", "4-bit")}
-    assert {(line["size"], line["weights"]) for line in lines} == sizes
+    lines = collect(folder)
+    assert len({line["work"] for line in lines}) == 4
     (own,) = [line for line in lines if line["value"] == 11]
+    assert own["work"] in [line["work"] for line in lines if line["source"] == "https://x.org/a"]
     assert (own["processes"], own["date"], own["flags"], own["all_setup"]) == (3, "2026-11-20", "drift", "2 threads")
+    assert own["how"] == "torch"
+
+
+def test_works_that_are_described_alike_keep_different_names(folder):
+    alike = MATMUL | {"precision": "int8"}
+    write(folder, [alike | {"source": "https://x"}, alike | {"source": "https://x", "model": "matmul-8bit"}])
+    first, second = collect(folder)
+    assert first["work"] != second["work"]
 
 
 def test_cells_cannot_become_markup(folder):
@@ -74,45 +89,93 @@ def test_cells_cannot_become_markup(folder):
     assert "<" not in re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1]
 
 
-def run_script(lines, expression):
-    """What an expression of the page's script gives, for the page's `data`."""
+def run_script(lines, expression, before=""):
+    """Return the value of an expression in the page's script, for the page's `data` and after other statements."""
     if not (node := shutil.which("node")):
         pytest.skip("no node: nothing here runs JavaScript")
-    program = f"{SCRIPT.read_text()}\ndata = {json.dumps(html.collect(lines))};\n"
+    program = f"{SCRIPT.read_text()}\ndata = {json.dumps(html.collect(lines))};\n{before}\n"
     program += f"console.log(JSON.stringify({expression}))"
     return json.loads(subprocess.run([node, "-"], input=program, capture_output=True, text=True, check=True).stdout)
 
 
-def test_the_address_chooses_and_the_best_of_each_machine_is_shown(folder):
-    write(folder, [rate(10), rate(30) | {"precision": "tf32"}, rate(99) | {"flags": "implausible", "batch_size": "64"}])
-    write(folder, [rate(500) | {"image_size": "32"}, rate(40) | {"phase": "inference"}])
+def test_the_page_opens_on_the_work_of_most_machines_and_the_address_chooses_another(folder):
+    write(folder, [rate(10), rate(30) | {"memory_format": "channels_last"}, rate(40) | {"phase": "inference"}])
+    write(
+        folder, [rate(99) | {"flags": "implausible", "seed": 1, "optimizer": "adam"}, rate(500) | {"image_size": "32"}]
+    )
     write(folder, [rate(20) | {"source": "https://x"}, rate(90) | {"source": "https://x", "status": "cpu_time"}], "b")
+    write(folder, [PEAK | {"machine": machine, "tflops": 4.0} for machine in "abcd"], "c")
     lines = read(folder)
 
-    def best(address):
-        chosen = run_script(lines, f"bestOf(choose(readLines(data), readAddress({json.dumps(address)})).lines)")
-        return [(line["machine"], line["value"]) for line in chosen]
+    def drawn(address):
+        bars = run_script(lines, f"barsOf(choose(readLines(data), readAddress({json.dumps(address)})))")
+        return [(line["machine"], line["value"]) for line in bars]
 
-    assert best("#phase=training") == best("") == [("a", 30), ("b", 20)]
-    assert best("#phase=training&precision=float32") == [("b", 20), ("a", 10)]
-    assert best("#phase=inference&model=unknown") == [("a", 40)]
-    assert best("#size=32+px") == [("a", 500)]
+    assert drawn("") == drawn("#work=unknown") == [("a", 30), ("b", 20), ("a", 10)]
+    assert drawn("#work=ResNet-50, inference, batch 16, float32") == [("a", 40)]
+    assert drawn("#phase=inference&model=unknown") == [("a", 40)]
+    assert drawn("#phase=training") == []  # several works: only the table shows them
+    assert len(run_script(lines, "choose(readLines(data), {phase: 'training'}).lines")) == 6
 
 
-def test_an_own_peak_is_side_by_side_with_another_one_of_any_size(folder):
-    write(folder, [PEAK | LARGE | {"tflops": 2.0}])
-    write(folder, [PEAK | {"tflops": 4.0}, PEAK | {"tflops": 9.0, "source": "https://x", "model": "another"}], "b")
+def test_two_machines_are_side_by_side_in_the_same_work_with_equal_settings_first(folder):
+    last = {"memory_format": "channels_last"}
+    write(folder, [PEAK | LARGE | {"tflops": 2.0}, rate(10), rate(12) | last, rate(5) | {"batch_size": 8}])
+    write(folder, [PEAK | {"tflops": 4.0}, rate(20), rate(30) | {"framework": "jax"}, rate(7) | {"batch_size": 9}], "b")
     pairs = run_script(read(folder), 'pairUp(readLines(data), ["a", "b"])')
-    assert [[(pair.get(side) or {}).get("value") for side in "ab"] for pair in pairs if pair.get("a")] == [[2, 4]]
+    found = {tuple((pair.get(side) or {}).get("value") for side in "ab") for pair in pairs}
+    assert found == {(2, 4), (10, 20), (12, 30), (5, None), (None, 7)}
+    assert all(pair["a"]["work"] == pair["b"]["work"] for pair in pairs[:3])
 
 
-def test_a_search_ignores_sources_and_opens_on_own_results(folder):
+def draw_rows(count):
+    """Return random rows whose cells are those that rows of the standard set and published ones have."""
+    draw = random.Random(75)
+    cells = {
+        "precision": ("float32", "tf32", "float16", "mixed_bfloat16"),
+        "measured_precision": ("float32", "tf32"),
+        "phase": ("training", "inference", "decode"),
+        "scope": ("device", "end_to_end"),
+        "compile": (0, 1, "reduce-overhead"),
+        "batch_size": (1, 64),
+        "memory_format": ("channels_first", "channels_last"),
+        "flags": ("", "implausible", "drift"),
+        "source": ("", "https://x"),
+        "depth": ("", 0),
+        "lora_rank": ("", 0, 8),
+    }
+    kinds = ({}, LLM, MLP, MATMUL, PEAK, {"workload": "transformer", "model": "bert-large", "image_size": ""})
+    rows = [draw.choice(kinds) | {name: draw.choice(values) for name, values in cells.items()} for _ in range(count)]
+    return [row | {"tflops": 1.0, "machine": draw.choice("abc"), "seed": i} for i, row in enumerate(rows)]
+
+
+def test_each_chart_has_one_work(folder):
+    for path in Path("results").glob("*.csv"):
+        shutil.copy(path, folder)
+    write(folder, draw_rows(200), "random")
+    lines = read(folder)
+    lines = lines.assign(note=lines.index.astype(str))  # tells which row a bar is of
+    addresses = "[{}, {q: 'rtx 3090'}, {workload: 'llm'}, {framework: 'torch', phase: 'training'}, ...works]"
+    works = "const all = readLines(data), works = unique(all, 'work').map((work) => ({work}));"
+    notes = "barsOf(choose(all, address)).map((bar) => bar.note)"
+    charts = run_script(lines, f"{addresses}.map((address) => {notes})", works)
+    rows = lines.to_dict("records")
+    drawn = [[rows[int(note)] for note in chart] for chart in charts]
+    assert all(len({likeness.work_of(row) for row in chart}) <= 1 for chart in drawn)
+    assert max(map(len, drawn)) > 20
+    assert len(drawn[0]) > 1
+    assert not any("implausible" in row["flags"] or row["status"] != "ok" for chart in drawn for row in chart)
+    ancestor = ("nvidia-rtx-3090", 957)
+    (batch_64,) = [chart for chart in drawn if ancestor in [(row["machine"], row["value"]) for row in chart]]
+    assert {(row["batch_size"], row["compile"]) for row in batch_64} == {("64", "1")}
+
+
+def test_a_search_ignores_sources(folder):
     write(folder, [rate(10) | {"phase": "inference"}, rate(20) | {"scope": "input", "phase": "inference"}])
     write(folder, [rate(30) | {"source": "https://a-b", "workload": "mlp", "model": "mlp-64"}], "b")
     found = run_script(read(folder), 'search(readLines(data), "resnet-50")')
     assert [line["value"] for line in found] == [10, 20]
     assert run_script(read(folder), 'search(readLines(data), "https")') == []
-    assert run_script(read(folder), "choose(readLines(data), {q: ' '}).chosen.scope") == "device"
 
 
 def test_the_mean_of_uneven_rows_is_known(folder):
@@ -140,13 +203,13 @@ def test_details_stay_open_until_they_are_closed(folder):
     assert show(page, DETAILS, OPEN) == ["15:1"] * 4  # width of the scroll bar, open details
 
 
-def test_a_search_reaches_the_chart_and_two_machines_are_side_by_side(folder):
-    prefill, decode = LLM | {"phase": "prefill", "prompt_tokens": "512"}, LLM | {"phase": "decode", "depth": "0"}
-    write(folder, [rate(10), rate(80) | prefill, rate(5) | decode, rate(3) | LLM])
-    write(folder, [rate(25), rate(8) | decode | {"depth": "9"}, rate(6) | LLM | {"lora_rank": "8"}], "b")
+def test_a_search_lists_every_work_and_two_machines_are_side_by_side(folder):
+    decode = LLM | {"phase": "decode", "depth": "0", "new_tokens": "9"}
+    write(folder, [rate(10), rate(5) | decode, rate(3) | LLM])
+    write(folder, [rate(25), rate(8) | decode, rate(6) | LLM | {"lora_rank": "8"}], "b")
     write(folder, [rate(40) | GPU, rate(30) | LLM | GPU], "example-gpu")
     nothing, gpu, llm, pair = show(html.write_page(read(folder), folder / "index.html"), SEARCHES, SEEN)
     assert nothing.startswith("false | 0 | ")
-    assert all(words in gpu for words in ("| 1 | ResNet-50", "language models (1)"))
-    assert "| 2 | smollm2-135m, prefill, decode |" in llm
-    assert all(words in pair for words in ("| 0 | a and b |", "| 2.5 |"))
+    assert all(words in gpu for words in ("| 0 |", "2 of 8 lines", "ResNet-50", "SmolLM2"))
+    assert "| 2 | SmolLM2 135M, decode" in llm
+    assert all(words in pair for words in ("| 0 | a and b |", "| 2.5 |", "| 1.6 |"))
