@@ -27,13 +27,15 @@ LOG_FROM = 20  # largest value over smallest: above this, the axis is logarithmi
 # Inches. GitHub shows a picture 860 pixels wide: at most 7 inches, so that small text stays legible.
 BAR = 0.19  # from one bar to the next
 NOTE = 0.11  # more, for a note under a bar's name
-GAP = 0.4  # between panels of bars, for a title
+GAP = 0.5  # between panels of bars, for a title and the numbers of an axis
 NAMES = 2.6  # to the left of a panel of bars
 BARS_WIDE = 3.3
 NUMBERS = 0.75  # to the right
 WIDE = NAMES + BARS_WIDE + NUMBERS
 LINES_WIDE = 6.2  # all panels of lines in a row
 LINES_HIGH = 2.5  # a panel of lines
+SMALL_HIGH = 1.9  # one of three in a row
+SMALL_TITLE = 38  # letters in a line of its title
 AXIS_NAME = 0.5  # below the lowest panel
 COLUMN_NAMES = 0.8  # between panels of lines side by side
 LEGEND = 100  # letters of a line's name before it is wrapped; of half of them, two are side by side
@@ -61,12 +63,12 @@ def save(figure, path, **options):
 def bars(panels, unit, keys):
     """Draw a panel of horizontal bars for each (title, frame), one above the other; return the figure.
 
-    Bars begin at zero; on a logarithmic axis they are points.
+    Each panel has its own scale. Bars begin at zero; on a logarithmic axis they are points.
 
     Args:
         panels: a frame has a row for each bar, and its index is the position, from 0 at the top: `value`, `low`,
             `high` (NaN: unknown), `name` on the left, `note` below it, `text` on the right, `key`.
-        unit: the unit of the values.
+        unit: what is written below the last panel.
         keys: {key: (what the legend says, colour of the edge, colour of the face)}.
     """
     drawn = pd.concat([frame for _, frame in panels])
@@ -74,10 +76,11 @@ def bars(panels, unit, keys):
     inches = [bar * len(frame) for _, frame in panels]
     height = sum(inches) + GAP * (len(inches) - 1)
     grid = FILLED | {"height_ratios": inches, "hspace": GAP * len(inches) / sum(inches)}
-    options = {"figsize": (BARS_WIDE, height), "dpi": DPI, "sharex": True, "squeeze": False, "gridspec_kw": grid}
+    options = {"figsize": (BARS_WIDE, height), "dpi": DPI, "squeeze": False, "gridspec_kw": grid}
     figure, axes = plt.subplots(len(panels), **options)
-    is_log = set_scale(axes[0, 0], "x", drawn[["value", "low", "high"]], room=0.05)
     for panel, high, (title, frame) in zip(axes[:, 0], inches, panels, strict=True):
+        is_log = set_scale(panel, "x", frame[["value", "low", "high"]], room=0.05)
+        panel.tick_params(axis="x", labelsize=SMALLEST)
         write(panel, title, -NAMES / BARS_WIDE, 1 + 0.12 / high, WIDE, 9.5, transform=panel.transAxes)
         panel.set_yticks(frame.index, [])
         panel.tick_params(axis="y", length=0)
@@ -149,6 +152,30 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
     figure.suptitle(title, fontsize=9.5, y=1 + 0.1 / height, va="bottom")
     is_short = all(len(curve.name) < LEGEND / 2 for curve in curves)
     add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], per_line=1 + is_short)
+    return figure
+
+
+def small_panels(panels, y_name, x_name):
+    """Draw a small panel of lines for each (title, curves), three in a row, over powers of two; return the figure."""
+    rows = -(-len(panels) // 3)
+    options = {"figsize": (LINES_WIDE, SMALL_HIGH * rows), "squeeze": False}
+    figure, axes = plt.subplots(rows, 3, gridspec_kw=FILLED | {"wspace": 0.25, "hspace": 0.45}, **options)
+    for panel in axes.flat[len(panels) :]:
+        panel.axis("off")
+    for panel, (title, curves) in zip(axes.flat, panels, strict=False):
+        for i, curve in enumerate(curves):
+            panel.plot(curve.frame["x"], curve.frame["value"], **style(i, curve) | {"markersize": 3, "linewidth": 1.2})
+        panel.set_title(textwrap.fill(title, SMALL_TITLE), fontsize=7)
+        panel.set_xscale("log", base=2)
+        write_powers(panel.xaxis, 2, (1,))
+        highest = max(curve.frame["value"].max() for curve in curves)
+        panel.set_ylim(0, highest * (1.15 + 0.11 * len(curves)))  # room for the legend
+        panel.tick_params(labelsize=SMALLEST)
+        panel.tick_params(axis="x", rotation=45)
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=5.5, frameon=False, loc="upper left")
+    figure.supylabel(y_name, x=-0.07, fontsize=8)
+    figure.supxlabel(x_name, y=-AXIS_NAME / figure.get_figheight(), fontsize=8)
     return figure
 
 

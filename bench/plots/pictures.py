@@ -11,17 +11,17 @@ from bench.plots import draw, frames
 from bench.plots.draw import COLOURS, Curve
 from bench.records import columns, tables, verdict
 from bench.records.columns import format_number
-from bench.settings import TRAINING
-from bench.workloads.standard_set import STANDARD_SET
-from bench.workloads.workload import BYTES
+from bench.records.likeness import describe_how, describe_work, is_peak, work_of
+from bench.settings import WORKLOADS
 
-MAX_BARS = 14  # bars in a panel
-MAX_PANELS = 6
+MAX_BARS = 8  # in a panel
+MAX_PANELS = 14
+MAX_PATHS = 6
 MAX_CURVES = 20
-# In titles, names and axes; other settings are in the title if all bars share them, else next to the bars.
-TITLED = ("model", "scope", "image_size", "sequence_length", "data", "matrix_size")
-UNLIKE = "the fastest settings of each, not like for like"
-NAMED = ("model", "precision", "compile", "weight_bits")
+MAX_MACHINES = 9  # panels of matmuls
+LEAST_SUSTAINED = 300  # seconds
+PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have a panel
+WHOLE = ("training", "inference", "prefill", "decode", "")  # phases, but not parts of a step; operators have none
 # With frames.WHO, the work that is compared over depths.
 DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
 # {key: (what the legend says, colour of the edge, colour of the face)}
@@ -43,95 +43,91 @@ def draw_all(stored, folder):
     return paths
 
 
-def images(stored):
-    return fastest(stored, "image", ("resnet50", "mobilenet_v2"), "{}, 224 x 224 pixels", "images/s, resident batches")
+def standard_set_gpu(stored):
+    return draw_works(stored, "gpu")
 
 
-def transformers(stored):
-    models = ("distilbert", "bert-base", "bert-large")
-    return fastest(stored, "transformer", models, "{}", "sequences/s of 128 tokens")
+def standard_set_cpu(stored):
+    return draw_works(stored, "cpu")
 
 
-def fastest(stored, workload, models, title, unit):
-    lines = frames.highest(frames.of_usual_size(stored.valid), "workload", "model", "phase")
-    panels = [
-        (title.format(model), frames.rates(lines, workload=workload, model=model, phase=phase))
-        for model in models
-        for phase in ("inference", "training")
+def draw_works(stored, kind):
+    """Draw a panel for each work that two machines or sources have on this kind of device, and for the peaks."""
+    models, peaks = group_works(stored.valid, kind)
+    shown = models[: MAX_PANELS - len(peaks)] + peaks
+    if not any(not row["published"] for rows in shown for row in rows):
+        return None
+    panels = []
+    for rows in shown:
+        kept = choose_bars(rows)
+        how = [", ".join(filter(None, [describe_how(row), row["setup"]])) for row in kept]
+        count = f" ({len(kept)} of {len(rows)})" if len(rows) > len(kept) else ""
+        frame = pd.DataFrame(kept)[tables.RATE].assign(
+            key=[row["published"] for row in kept],
+            name=[f"{row['shown']} (CPU)" if kind == "cpu" and not row["published"] else row["shown"] for row in kept],
+            text=[format_number(row["value"]) for row in kept],
+            note=how,
+        )
+        panels.append((f"{describe_work(kept[0])}, {kept[0]['per']}{count}", frame))
+    count = len(models) + len(peaks)
+    left_out = f"{len(shown)} of {count} works that two or more have" if count > len(shown) else ""
+    return draw.bars(panels, left_out, WHOSE)
+
+
+def group_works(lines, kind):
+    """List the rows of each work that two machines or sources have.
+
+    Of the rows of one work the highest of each machine and framework counts; of a peak that of each chip.
+
+    Returns:
+        (the works of models: those with own rows first, then the fullest; the peaks in the order of PEAKS, and the
+        bandwidth of a copy).
+    """
+    lines = lines[
+        lines["phase"].isin(WHOLE)
+        & lines["scope"].isin(["device", "end_to_end"])
+        & lines["value"].notna()
+        & (lines["kind"] == kind)
     ]
-    return bars(panels, f"{unit}, {UNLIKE}")
+    works = {}
+    for row in lines.sort_values("value", ascending=False, kind="stable").to_dict("records"):
+        is_best = is_peak(row) and row["precision"] in PEAKS
+        if row["workload"] in WORKLOADS or is_best or row["model"] == "copy":
+            of = (row["published"], row["machine"], row["framework"]) if row["phase"] else (row["shown"],)
+            works.setdefault(work_of(row), {}).setdefault(of, row)
+    found = [list(rows.values()) for rows in works.values()]
+    found = [rows for rows in found if len({(row["published"], row["shown"]) for row in rows}) > 1]
+
+    models = [rows for rows in found if rows[0]["phase"]]
+    models.sort(key=lambda rows: (all(row["published"] for row in rows), -len(rows)))
+    order = [*PEAKS, "copy"]
+    peaks = [rows for rows in found if not rows[0]["phase"]]
+    peaks.sort(key=lambda rows: order.index("copy" if rows[0]["model"] == "copy" else rows[0]["precision"]))
+    return models, peaks
 
 
-def standard_set(stored):
-    """Draw the works of the standard set with equal settings on all machines, if two or more have them."""
-    by_machine = frames.of_usual_size(stored.valid).groupby(frames.WHO, sort=False)
-    machines = [lines.to_dict("records") for _, lines in by_machine]
-    panels = []
-    for work in STANDARD_SET:
-        lines = [line for of_machine in machines for line in frames.of_set(of_machine, work)]
-        for numbers in frames.NUMBERS:
-            same = [line for line in lines if line["numbers"] == numbers]
-            if len(same) > 1:
-                panels.append((f"{work.title}, {same[0]['per']}", pd.DataFrame(same)))
-    return bars(panels, "items/s, with the settings of `make all`", most=2 * MAX_PANELS)
-
-
-def llm(stored):
-    """Draw tokens/s of one sequence, in precisions of this program, for the prompt or depth that most machines have."""
-    lines = frames.rates(stored.valid, workload="llm", batch_size="1", scope="device")
-    lines = lines[lines["precision"].isin(BYTES) & ~lines["phase"].isin(TRAINING)]
-    lines = frames.highest(lines, "model", "phase", "prompt_tokens", "depth", "weight_bits")
-    panels = []
-    for (model, _), of in lines.groupby(["model", "phase"], sort=False):
-        sizes = [same for _, same in of.groupby(["prompt_tokens", "depth"], sort=False)]
-        machines = [(not same["published"].all(), same["machine"].nunique(), len(same)) for same in sizes]
-        panels.append((model, sizes[machines.index(max(machines))]))
-    return bars(panels, f"tokens/s of one sequence, {UNLIKE}; ours have random weights")
+def choose_bars(rows):
+    """Choose at most MAX_BARS rows, the highest first: own ones are kept, but not those of a peak."""
+    first = sorted(rows, key=lambda row: (row["published"] and bool(row["phase"]), -row["value"]))[:MAX_BARS]
+    return sorted(first, key=lambda row: -row["value"])
 
 
 def llm_depth(stored):
-    """Draw tokens/s of decode over the mean tokens in the cache, a line for all settings with several depths."""
+    """Draw tokens/s of decode over the mean tokens in the cache, for the work that most machines have at two depths."""
     lines = frames.rates(stored.valid, workload="llm", phase="decode", batch_size="1", scope="device")
-    lines = lines[lines["model"].isin(lines["model"][~lines["published"]])]  # no model of others only
     depth, new_tokens = (pd.to_numeric(lines[name], errors="coerce") for name in ("depth", "new_tokens"))
-    lines = lines.assign(tokens=depth + (new_tokens + 1) / 2).dropna(subset="tokens")
-    curves = curves_of(lines, "tokens", DEEPER, lambda top: name_device(top, NAMED), least=2)
+    work = [work_of(row | {"depth": "0", "new_tokens": "1"}) for row in lines.to_dict("records")]
+    lines = lines.assign(tokens=depth + (new_tokens + 1) / 2, work=work).dropna(subset="tokens")
+    depths = lines.groupby(["work", *frames.WHO])["tokens"].transform("nunique")
+    lines = lines[lines["work"].isin(lines["work"][~lines["published"]]) & (depths > 1)]
+    if lines.empty:
+        return None
+    machines = lines.groupby("work", sort=False)["machine"].nunique()
+    lines = lines[lines["work"] == machines.idxmax()]
+    curves = curves_of(lines, "tokens", DEEPER, lambda top: f"{name_device(top)}, {describe_how(top)}", least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
-    words = "Decode of one sequence; ours with random weights"
-    return draw.lines(curves, {"value": "tokens/s"}, words, x_name, is_log2=True)
-
-
-def llm_training(stored):
-    lines = frames.rates(stored.valid, workload="llm", phase="training", scope="device")
-    lines = frames.highest(lines, "model", "sequence_length", "lora_rank", "weight_bits")
-    panels = [(f"{model}, {tokens} tokens", of) for (model, tokens), of in lines.groupby(["model", "sequence_length"])]
-    return bars(panels, "tokens/s of training, random weights")
-
-
-def diffusion(stored):
-    apart = ["model", "image_size", "phase"]
-    lines = frames.highest(frames.rates(stored.valid, workload="diffusion", scope="device"), *apart)
-    lines = lines[lines["phase"].isin(["inference", "training"])]
-    panels = [(f"{model}, {side} x {side} pixels", of) for (model, side, _), of in lines.groupby(apart, sort=False)]
-    return bars(panels, f"denoising steps/s, random weights, {UNLIKE}")
-
-
-def peaks(stored):
-    """Draw the best matmul of each precision, own peaks and all published matmuls."""
-    lines = stored.valid
-    matmuls = lines["model"].isin(["matmul-peak", "matmul-8bit"]) | lines["published"] & (lines["workload"] == "matmul")
-    best_matmuls = frames.highest(lines[matmuls & lines["value"].notna()], "precision")
-    how = best_matmuls["memory_format"].where(best_matmuls["memory_format"] == "", "as a 1x1 convolution")
-    best_matmuls = best_matmuls.assign(memory_format=how, batch_size="")
-    formats = ("float32", "tf32", "float16", "bfloat16")
-    panels = [("best matmul", best_matmuls[best_matmuls["precision"] == name]) for name in formats]
-    panels.append(("best matmul in 8 bits", best_matmuls[best_matmuls["model"] == "matmul-8bit"]))
-    return bars(panels, "TFLOP/s (int8: TOP/s)")
-
-
-def bandwidth(stored):
-    lines = frames.highest(frames.rates(stored.valid, workload="bandwidth"))
-    return bars([("memory bandwidth", lines)], "GB/s, read and written")
+    title = describe_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""}).replace(", length not stated", "")
+    return draw.lines(curves, {"value": "tokens/s"}, f"{title}; ours with random weights", x_name, is_log2=True)
 
 
 def mlp(stored):
@@ -143,24 +139,34 @@ def mlp(stored):
 
 
 def tflops(stored):
-    """Draw TFLOP/s over the size of matmuls, the cube root of M N K; the legend has the best size of each line."""
-
-    def name(top):
-        best = "" if top["published"] else f": best at M = {top['side']:.0f}"
-        return f"{name_device(top)}, {top['precision']}{best}"
-
+    """Draw TFLOP/s over the size of matmuls (the cube root of M N K): a panel a machine, a line a precision."""
     lines = stored.valid[stored.valid["model"].str.match(r"^matmul(?:-\d+)?$") & stored.valid["value"].notna()]
     sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
-    lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
-    curves = curves_of(lines, "side", ["precision"], name)
-    x_name = "M of an M x M x M matmul (cube root of M N K for others)"
-    return draw.lines(curves, {"value": "TFLOP/s"}, "Matmuls", x_name, is_log2=True)
+    lines = lines.assign(x=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="x")
+    lines = (
+        lines.sort_values("value", ascending=False).drop_duplicates([*frames.WHO, "precision", "x"]).sort_values("x")
+    )
+    lines = lines[lines.groupby([*frames.WHO, "precision"])["x"].transform("size") > 1]
+    if lines["published"].all():
+        return None
+    machines = [rows for _, rows in lines.groupby(frames.WHO, sort=False)]
+    machines.sort(key=lambda rows: (rows["published"].iloc[0], -rows["value"].max()))
+    panels = []
+    for rows in machines[:MAX_MACHINES]:
+        curves = []
+        for precision, line in rows.groupby("precision", sort=False):
+            best = line.loc[line["value"].idxmax()]
+            curves.append(Curve(f"{precision}, best at {best['x']:.0f}", line, best["published"]))
+        panels.append((name_device(rows.iloc[0]), curves))
+    left_out = f" ({len(panels)} of {len(machines)} machines)" if len(machines) > len(panels) else ""
+    return draw.small_panels(panels, "TFLOP/s", f"M of an M x M x M matmul (cube root of M N K for others){left_out}")
 
 
 def sustained(stored):
     """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
     rows = stored.rows[(stored.rows["scope"] == "sustained") & stored.rows["throughput"].notna()]
     rows = frames.only_valid(rows.assign(rate=rows["items"] / rows["seconds"]))
+    rows = rows[rows.groupby("run_id")["elapsed_seconds"].transform("max") >= LEAST_SUSTAINED]
     rows = rows.sort_values("disturbed", ascending=False, kind="stable")
     latest = rows["run_id"] == rows.groupby(["machine", *tables.WORK], sort=False)["run_id"].transform("last")
     runs = [run.sort_values("elapsed_seconds") for _, run in rows[latest].groupby("run_id", sort=False)][-MAX_CURVES:]
@@ -185,7 +191,7 @@ def best(stored):
     names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high"}
     steps = steps.rename(columns=names)
     panels = []
-    for _, path in list(steps.groupby("search", sort=False))[-MAX_PANELS:]:
+    for _, path in list(steps.groupby("search", sort=False))[-MAX_PATHS:]:
         rows = path.to_dict("records")
         changes = [columns.describe_change(before, after).partition(", ") for before, after in pairwise(rows)]
         frame = path.reset_index()[tables.RATE].assign(
@@ -199,48 +205,7 @@ def best(stored):
     return draw.bars(panels, "items/s, with the interval of the processes", keys) if panels else None
 
 
-PICTURES = (standard_set, images, mlp, transformers, llm, llm_depth, llm_training, diffusion)
-PICTURES += (tflops, peaks, bandwidth, best, sustained)
-
-
-def bars(panels, unit, most=MAX_PANELS):
-    """Draw at most `most` panels, (title, frame of lines), that are not empty; return None if no line is our own."""
-    panels = [(title, lines) for title, lines in panels if len(lines)]
-    if all(lines["published"].all() for _, lines in panels):
-        return None
-    if len(panels) > most:  # those with own lines first, then the fullest
-        panels = sorted(panels, key=lambda panel: (panel[1]["published"].all(), -len(panel[1])))
-    drawn = []
-    for title, lines in panels[:most]:
-        kept = keep(lines, MAX_BARS)
-        rows = kept.to_dict("records")
-        common, particular = settings_in_words(rows)
-        frame = kept[tables.RATE].assign(
-            key=kept["published"],
-            name=[name_device(row) for row in rows],
-            text=[format_number(row["value"]) for row in rows],
-            note=particular,
-        )
-        count = f" ({len(kept)} of {len(lines)})" if len(lines) > len(kept) else ""
-        drawn.append((", ".join([title, *common]) + count, frame))
-    return draw.bars(drawn, unit, WHOSE)
-
-
-def keep(lines, count):
-    """Keep at most `count` lines, own ones first; the highest comes first."""
-    kept = lines.sort_values(["published", "value"], ascending=[True, False], kind="stable").head(count)
-    return kept.sort_values("value", ascending=False, kind="stable", ignore_index=True)
-
-
-def settings_in_words(rows):
-    """Describe settings: ([words that all lines have in common], [the other words of each line])."""
-    settings = [columns.words_of(row) | {"setup": row["setup"]} for row in rows]
-    names = [name for name in (*columns.WORK, "setup") if name not in TITLED]
-    common = [name for name in names if len({words.get(name, "") for words in settings}) == 1]
-    particular = [
-        ", ".join(filter(None, (words.get(name) for name in names if name not in common))) for words in settings
-    ]
-    return [settings[0][name] for name in common if settings[0].get(name)], particular
+PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops, best, sustained)
 
 
 def name_device(row, more=()):
@@ -264,7 +229,8 @@ def curves_of(lines, x, apart, name=None, least=1):
     tops = lines.loc[lines.groupby(by, sort=False)["value"].idxmax()]
     parts = dict(list(lines.groupby(by)))
     curves = []
-    for top in keep(tops, MAX_CURVES).to_dict("records"):
+    tops = tops.sort_values(["published", "value"], ascending=[True, False]).head(MAX_CURVES)
+    for top in tops.sort_values("value", ascending=False).to_dict("records"):
         words = (name(top) if name else name_device(top, apart)) + (" (published)" if top["published"] else "")
         curves.append(Curve(words, parts[tuple(top[column] for column in by)], top["published"]))
     return curves

@@ -8,7 +8,7 @@ from bench.workloads.standard_set import SIXTEEN_BITS
 SIZES = ("batch_size", "image_size", "sequence_length", "prompt_tokens", "new_tokens", "depth")
 WEIGHTS = ("lora_rank", "weight_bits")
 AGREE = ("workload", "model", "phase", "scope", "epoch", "matrix_size", *SIZES, *WEIGHTS, "world_size", "nodes")
-HOW = ("memory_format", "optimizer", "checkpointing", "data")
+HOW = ("memory_format", "optimizer", "data")
 # A source that states no size used the usual one: {workload: {column: value}}.
 USUAL: dict[str, dict[str, str]] = {
     "image": {"image_size": "224"},
@@ -27,6 +27,7 @@ PEAKS = ("matmul-peak", "matmul-best")  # of one shape or the best of several; a
 MODELS = {
     "resnet50": "ResNet-50",
     "mobilenet_v2": "MobileNetV2",
+    "mlp-5x1024": "MLP 5x1024",
     "distilbert": "DistilBERT",
     "bert-base": "BERT-base",
     "bert-large": "BERT-large",

@@ -1,28 +1,31 @@
 """Each picture draws the right rows; its looks are not tested."""
 
+import itertools
+import random
 import re
+from pathlib import Path
 
 import pytest
 
 import plot_results
 from bench.plots import draw, frames, pictures
+from bench.records.likeness import work_of
 from bench.settings import SettingError
 from tests.rows import FAILED, GPU, MATMUL, rate, write
 
 CITED = {"source": "https://x"}
-OTHER_WORK = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}]
+OTHER_WORK = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}, {"compile": "1"}]
 WRONG = [
-    {"flags": "implausible", "batch_size": "64"},
+    {"flags": "implausible", "device_name": "x"},
     CITED | {"status": "unsynchronised"},
     CITED | {"status": "cpu_time"},
 ]
 BERT = {"workload": "transformer", "model": "bert-large", "image_size": "", "sequence_length": "128"}
 MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
 LLM = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": ""}
-DECODE, TUNED = LLM | {"phase": "decode", "depth": "0"}, LLM | {"sequence_length": "128"}
-LARGE = [DECODE | CITED | {"precision": "4-bit"}, DECODE | {"batch_size": "4"}]
+DECODE = LLM | {"phase": "decode", "depth": "0"}
+OURS = GPU | {"batch_size": "64"}
 DEEP = DECODE | rate(5) | {"new_tokens": "127"}
-NOISE = {"workload": "diffusion", "model": "sd-1.5", "image_size": "512"}
 PEAK = MATMUL | {"model": "matmul-peak", "tflops": "700"}
 COPY = {"workload": "bandwidth", "model": "copy", "phase": "", "tflops": ""}
 
@@ -41,38 +44,78 @@ def values_in(figure):
 @pytest.mark.parametrize(
     ("picture", "rows", "values"),
     [
-        # The fastest settings; only resident batches of the usual size, on one device, timed with the right clock.
-        (pictures.images, [rate(10), rate(30) | {"precision": "tf32"}, rate(20) | {"device": "cuda"}], [20, 30]),
-        (pictures.images, [rate(10), rate(7) | CITED, *(rate(99) | each for each in OTHER_WORK + WRONG)], [7, 10]),
-        (pictures.transformers, [rate(3) | BERT, rate(9) | BERT | {"sequence_length": "512"}], [3]),
+        # Figures of the same work, of two machines at least; timed with the right clock, on one device.
+        (
+            pictures.standard_set_gpu,
+            [OURS | rate(10), OURS | rate(7) | CITED, *(OURS | rate(99) | each | CITED for each in OTHER_WORK + WRONG)],
+            [7, 10],
+        ),
+        (pictures.standard_set_gpu, [OURS | rate(5), OURS | rate(9) | {"framework": "jax"}], []),
+        (pictures.standard_set_gpu, [OURS | rate(5), OURS | rate(6) | CITED | {"device": "cpu"}], []),
+        (pictures.standard_set_cpu, [rate(5), rate(6) | CITED | {"device_name": "M1"}, rate(7) | BERT], [5, 6]),
         # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
         (pictures.mlp, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP], [5000]),
         (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"optimizer": "adam"}, rate(9) | MLP | {"compile": "1"}], [5]),
-        # Equal settings: those of the set, on two machines at least.
-        (pictures.standard_set, [rate(5), rate(6) | GPU, rate(9) | {"compile": "1"}, rate(7) | BERT], [5, 6]),
-        # Quantised weights and larger batches are other work; a prompt or depth of another length is in no panel.
+        # A peak has one bar for each chip, and own ones are not before others.
         (
-            pictures.llm,
-            [rate(5) | DECODE, rate(6) | DECODE | GPU, rate(8) | DECODE | {"depth": "512"}]
-            + [rate(99) | each for each in LARGE],
-            [5, 6],
+            pictures.standard_set_gpu,
+            [
+                PEAK | GPU,
+                PEAK | GPU | {"tflops": "790", "device_name": "x"} | CITED,
+                PEAK | CITED | GPU | {"tflops": 9},
+            ],
+            [700, 790],
         ),
-        (pictures.llm_training, [rate(9) | TUNED, rate(7) | TUNED | {"lora_rank": "8"}, rate(3) | DECODE], [7, 9]),
-        (
-            pictures.diffusion,
-            [rate(2) | NOISE, rate(1) | NOISE | {"precision": "tf32"}, rate(9) | NOISE | {"phase": "forward"}],
-            [2],
-        ),
-        # Of several setups, the fastest is a point of a line.
-        (pictures.tflops, [MATMUL | {"tflops": each, "num_threads": each} for each in ("1", "2")], [2]),
-        # A published figure of the same name hides no own one.
-        (pictures.peaks, [PEAK, PEAK | {"tflops": "790"} | CITED, rate(4000) | COPY], [700, 790]),
-        (pictures.bandwidth, [PEAK, rate(4000) | COPY], [4000]),
     ],
 )
 def test_the_rows_of_a_picture(folder, load, picture, rows, values):
-    write(folder, rows)
-    assert values_in(picture(load())) == values
+    write(folder, [row for row in rows if not row.get("source")])
+    write(folder, [row for row in rows if row.get("source")], "published")
+    figure = picture(load())
+    assert (values_in(figure) if figure else []) == values
+
+
+def make_random(count):
+    """Yield rows of machines that do not exist, with random work, status and flags."""
+    draw_one = random.Random(1).choice
+    for i in range(count):
+        model = draw_one([{}, BERT, MLP, DECODE, PEAK, COPY])
+        cells = {"batch_size": draw_one(["1", "64", "256"]), "precision": draw_one(["float32", "mixed_float16"])}
+        cells |= {"compile": draw_one("01"), "scope": draw_one(["device", "end_to_end"])} if not model else {}
+        cells |= {"flags": draw_one(["", "", "implausible", "drift"]), "run_id": i, "device_name": draw_one("abcd")}
+        cells |= CITED | {"status": draw_one(["ok", "ok", "cpu_time"])} if draw_one([True, False]) else {}
+        yield rate(draw_one(range(1, 99))) | model | cells | {"device": draw_one(["cpu", "cuda"]), "machine": "m"}
+
+
+def test_neighbours_are_of_the_same_work(folder, load, monkeypatch):
+    """In each panel of results/ with the published figures, and of 200 random rows."""
+    rows = list(make_random(200))
+    write(folder, [row for row in rows if "source" not in row])
+    write(folder, [row for row in rows if "source" in row], "published")
+    random_lines = load().valid
+    monkeypatch.setattr(frames, "PUBLISHED", Path("results"))
+    stored_lines = frames.load("results", pytest.fail).valid
+    panels = []
+    for lines in (random_lines, stored_lines):
+        for kind in ("cpu", "gpu"):
+            panels += itertools.chain(*pictures.group_works(lines, kind))
+    assert len(panels) > 20
+    for panel in panels:
+        for above, row in itertools.pairwise(pictures.choose_bars(panel)):
+            assert work_of(above) == work_of(row)
+            assert (row["status"], "implausible" in row["flags"]) == ("ok", False)
+    (training,) = (rows for rows in panels if 957 in [round(row["value"]) for row in rows])
+    assert {(row["batch_size"], row["compile"] != "0", row["scope"]) for row in training} == {("64", True, "device")}
+
+
+def test_each_machine_has_a_panel_of_matmuls(folder, load):
+    sizes = [MATMUL | {"matrix_size": f"{side}x{side}x{side}", "tflops": side / 64} for side in (64, 128, 256)]
+    write(folder, [*sizes, *(row | {"precision": "bfloat16", "tflops": 9} for row in sizes)])
+    write(folder, [row | GPU | {"machine": "b"} for row in sizes], "b")
+    figure = pictures.tflops(load())
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1, 0]
+    (axes, *_) = figure.axes
+    assert sorted(tuple(line.get_ydata()) for line in axes.lines) == [(1, 2, 4), (9, 9, 9)]
 
 
 def test_decode_is_drawn_over_the_mean_tokens_in_the_cache_a_line_for_each_setting(folder, load):
@@ -115,22 +158,25 @@ def test_a_machine_whose_device_another_one_has_too_is_shown_by_its_own_name(fol
     assert texts_in(pictures.best(load()))[0].startswith("Example CPU (CPU)")
     write(folder, [rate(10)], "b")
     assert texts_in(pictures.best(load()))[0].startswith("a (CPU)")
-    assert {"a (CPU), torch", "b (CPU), torch"} <= set(texts_in(pictures.images(load())))
+    write(folder, [rate(10)])
+    assert {"a (CPU)", "b (CPU)"} <= set(texts_in(pictures.standard_set_cpu(load())))
 
 
 def test_a_sustained_run_is_drawn_by_the_rate_of_each_ten_seconds_and_the_latest_counts(folder, load):
     for run, items in (("old", 90), ("new", 550), ("contended", 70)):
         row = {"scope": "sustained", "run_id": run, "items": str(items), "seconds": "10", "flags": run}
-        write(folder, [rate(60) | row | {"elapsed_seconds": str(10 * i)} for i in (2, 1)])
+        write(folder, [rate(60) | row | {"elapsed_seconds": str(10 * i)} for i in (31, 1)])
+    write(folder, [rate(60) | row | {"run_id": "short", "elapsed_seconds": str(10 * i)} for i in (2, 1)], "b")
     assert load().valid.empty
     (line,) = pictures.sustained(load()).axes[0].lines
-    assert line.get_xydata().tolist() == [[pytest.approx(5 / 60), 55], [pytest.approx(15 / 60), 55]]
+    assert line.get_xydata().tolist() == [[pytest.approx(5 / 60), 55], [pytest.approx(305 / 60), 55]]
 
 
 def test_pictures_are_at_most_7_inches_wide(folder, load):
     cells = {"device_name": "a device with a very long name " * 3, "model": "mobilenet_v2", "allocator": "x" * 99}
     write(folder, [rate(9) | cells, rate(9) | cells | MLP])
-    for figure in (pictures.images(load()), pictures.mlp(load())):
+    write(folder, [rate(9) | cells | CITED], "published")
+    for figure in (pictures.standard_set_cpu(load()), pictures.mlp(load())):
         path = draw.save(figure, folder / "x.png", bbox_inches="tight")
         assert int.from_bytes(path.read_bytes()[16:20]) <= 7 * draw.DPI
 
@@ -138,21 +184,21 @@ def test_pictures_are_at_most_7_inches_wide(folder, load):
 def test_published_figures_are_drawn_from_any_folder(folder, load):
     write(folder, [rate(10)])
     write(frames.PUBLISHED, [rate(7) | CITED], "published")
-    assert values_in(pictures.images(load())) == [7, 10]
+    assert values_in(pictures.standard_set_cpu(load())) == [7, 10]
     write(folder, [rate(6) | CITED], "published")
-    assert values_in(pictures.images(load())) == [6, 10]
+    assert values_in(pictures.standard_set_cpu(load())) == [6, 10]
 
 
 def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):
     (folder / "plots").mkdir()
-    (folder / "plots" / "images.png").write_text("from an earlier run")
-    write(folder, [rate(10) | CITED, PEAK])
-    assert [path.name for path in plot_results.plot(folder, lambda line: None)][:-2] == ["peaks.png"]
-    assert [path.name for path in (folder / "plots").iterdir()] == ["peaks.png"]
+    (folder / "plots" / "standard_set_cpu.png").write_text("from an earlier run")
+    write(folder, [rate(10) | CITED, rate(5) | MLP])
+    assert [path.name for path in plot_results.plot(folder, lambda line: None)][:-2] == ["mlp.png"]
+    assert [path.name for path in (folder / "plots").iterdir()] == ["mlp.png"]
     write(folder, [rate(10)])
     *drawn, written, page = plot_results.plot(folder, lambda line: None)
-    assert folder / "plots" / "images.png" in drawn
-    assert "(plots/images.png)" in written.read_text()
+    assert folder / "plots" / "standard_set_cpu.png" in drawn
+    assert "(plots/standard_set_cpu.png)" in written.read_text()
     assert all(path.stat().st_size > 1000 for path in (*drawn, page))
 
 
@@ -167,8 +213,8 @@ def test_a_folder_without_a_result_is_a_mistake(folder, rows):
 def test_nothing_is_written_through_a_symbolic_link(folder, tmp_path):
     (folder / "plots").mkdir()
     (tmp_path / "mine").write_text("mine")
-    write(folder, [rate(10)])
-    for path in (folder / "README.md", folder / "index.html", folder / "plots" / "images.png"):
+    write(folder, [rate(10), rate(9) | CITED])
+    for path in (folder / "README.md", folder / "index.html", folder / "plots" / "standard_set_cpu.png"):
         path.symlink_to(tmp_path / "mine")
         path.with_suffix(".part").symlink_to(tmp_path / "mine")
     written = plot_results.plot(folder, lambda line: None)
