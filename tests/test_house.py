@@ -96,7 +96,7 @@ def test_a_workload_is_known_everywhere(name):
     assert f"\n{name}: $(READY) ## " in makefile
     assert re.search(rf"^\.PHONY:(.*\\\n)*.* {name} ", makefile, re.MULTILINE)
     assert re.search(rf"^[a-z ]*\b{name}\b[a-z ]*:\n\t@\$\(RUN\) \$@_benchmark.py", makefile, re.MULTILINE)
-    assert f"| `make {name}` |" in Path("README.md").read_text()
+    assert f"`make {name}`" in Path("README.md").read_text()
 
 
 def test_a_setting_that_describes_the_work_has_a_column():

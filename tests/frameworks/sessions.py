@@ -66,9 +66,10 @@ class Opener:
     def workload(self, script, phase, **environ):
         return workload_of_command(script, self.settings(script, PHASE=phase, **environ))
 
-    def __call__(self, script="mlp", phase="training", scope="device", **environ):
+    def __call__(self, script="mlp", phase="training", scope="device", compares=True, **environ):
         workload = self.workload(script, phase, **environ)
-        return self.framework.open_session(workload, self.settings(script, PHASE=phase, **environ), scope)
+        settings = self.settings(script, PHASE=phase, **environ)
+        return self.framework.open_session(workload, settings, scope, compares=compares)
 
     def operator(self, workload, precision="float32"):
         """The session of one operator."""

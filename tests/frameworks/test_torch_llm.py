@@ -127,7 +127,9 @@ def test_the_formulas_agree_with_the_counter(model, phase, environ):
     environ = environ | {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1", "USE_GPU": "0"}
     if phase not in ("prefill", "decode") and model not in TRAINED_DECODERS:
         pytest.skip("it is not trained")
-    session, workload = (f(phase, MODEL=model, **environ) for f in (open_llm, describe_llm))
+    workload = describe_llm(phase, MODEL=model, **environ)
+    # The gradients of queries and keys of a single token are nothing but rounding on some chips.
+    session = open_llm(phase, compares=False, MODEL=model, **environ)
     if model == "tiny-moe":
         session.model.uncompiled.decoder.config._experts_implementation = "batched_mm"  # the counter knows no other
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # others compute the scores again
