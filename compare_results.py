@@ -103,6 +103,20 @@ def describe_comparison(line):
     return f"{report.wrap(describe_work(line['b'], line['a']), '  ')}\n{figures}"
 
 
+def describe_medians(lines):
+    """Describe the median ratio of all lines and by workload, without those that the host limits on either side."""
+    bound = [line for line in lines if any("launch_bound" in line[side]["flags"] for side in "ab")]
+    by_workload = {}
+    for line in (line for line in lines if line not in bound):
+        by_workload.setdefault(line["b"]["workload"], []).append(line["ratio"].throughput)
+    medians = {name: format_ratio(statistics.median(ratios)) for name, ratios in by_workload.items()}
+    every = [ratio for ratios in by_workload.values() for ratio in ratios]
+    words = [f"median ratio {format_ratio(statistics.median(every))}"] if every else []
+    words += [", ".join(f"{name} {ratio}" for name, ratio in medians.items())] if len(medians) > 1 else []
+    words += [f"{len(bound)} launch-bound are not in it"] if bound else []
+    return "; ".join(words)
+
+
 def list_remarks(a, b, lines):
     """List sentences: verdicts that are wrong by chance, one machine at two times, versions, work of only one side."""
     remarks = []
@@ -159,8 +173,7 @@ def main(environ=os.environ):
         if some:
             count = Counter(line["verdict"] or "of one process" for line in some)
             verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
-            median = statistics.median(line["ratio"].throughput for line in some)
-            remarks.append(f"{len(some)} {what}: {verdicts}; median ratio {format_ratio(median)}")
+            remarks.append(f"{len(some)} {what}: {verdicts}; {describe_medians(some)}")
     print("\n".join(report.wrap(line, "  ") for line in remarks))
     return 0
 

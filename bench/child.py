@@ -29,7 +29,7 @@ from bench.records import report
 from bench.records.rows import energy_cells, measurement_cells, work_cells
 from bench.settings import FRAMEWORKS, MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
 from bench.timing import MeasurementError, measure
-from bench.workloads.data import RESIDENT_BATCHES, epoch_order
+from bench.workloads.data import PREFETCH, RESIDENT_BATCHES, epoch_order
 from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
@@ -169,6 +169,10 @@ def measure_quantities(rig: Rig, make_workload):
     if rig.task.has_extras and rig.instruments.why_no_energy:
         log.info("power and energy are not measured: %s", rig.instruments.why_no_energy)
     workload = make_workload(settings)
+    if workload.has_pipeline and "NUM_WORKERS" not in os.environ and not rig.group.ranks.are_many:
+        fitting = resources.count_workers(settings.num_workers, PREFETCH + 1, workload.batch_bytes)
+        settings = replace(settings, num_workers=max(1, fitting))  # the row has their number
+        rig = replace(rig, settings=settings)
     for scope, measure_one in list_quantities(rig, workload):
         work = work_cells(settings, workload, scope)
         log.info("%s, scope %s: building and checking, then measuring", settings.phase, scope)

@@ -9,7 +9,7 @@ import pytest
 
 from bench import child as child_process
 from bench import frameworks, processes
-from bench.host import environment, meters
+from bench.host import environment, meters, resources
 from bench.records.columns import COLUMNS
 from bench.settings import SettingError, read_settings
 from bench.timing import measure
@@ -81,6 +81,12 @@ def test_scopes_have_a_line_each(child):
     assert [line["data"] for line in lines] == ["synthetic", "jpeg_q96", "jpeg_q96"]
     assert [line.get("num_workers") for line in lines] == [None, 3, 3]
     assert ["tflops" in line for line in lines] == [True, False, True]
+
+
+def test_by_default_a_pipeline_has_as_many_workers_as_the_shared_memory_holds(child, monkeypatch):
+    monkeypatch.setattr(resources, "count_workers", lambda workers, *batches: 1)
+    assert child(SCOPE="input")[1][0]["num_workers"] == 1
+    assert child(SCOPE="input", NUM_WORKERS="3")[1][0]["num_workers"] == 3
 
 
 def test_the_bytes_of_a_step_become_a_bandwidth(child):

@@ -20,7 +20,6 @@ from bench.host import resources
 from bench.timing import MeasurementError
 from bench.workloads import data
 
-PREFETCH = 2  # batches that a worker may hold ready, DataLoader's own default
 MOST_LETTERS = 65  # in the path of a temporary folder: with a socket's name, a Mac allows 103 bytes, Linux 107
 SHORT_FOLDER = "/tmp"
 # Their last BatchNorm is added to their input, if both have one shape.
@@ -55,7 +54,7 @@ def open_stream(workload, settings, phase, pins_memory):
     """Return the Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
     paths = data.jpeg_files(settings.seed)
     workers = settings.num_workers
-    queued = PREFETCH + 1  # batches of each worker, one of them in its hands
+    queued = data.PREFETCH + 1  # batches of each worker, one of them in its hands
     if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
         raise MeasurementError("unsupported", shortage)
     with processes.interrupts_held(), resources.on_all_cpus():
@@ -65,7 +64,7 @@ def open_stream(workload, settings, phase, pins_memory):
             # One endless epoch: at the end of one the workers' queues would run empty.
             sampler=RandomSampler(paths, num_samples=2**60, generator=torch.Generator().manual_seed(settings.seed)),
             num_workers=workers,
-            prefetch_factor=PREFETCH if workers else None,
+            prefetch_factor=data.PREFETCH if workers else None,
             pin_memory=pins_memory,
             worker_init_fn=prepare_worker,
         )

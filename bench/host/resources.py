@@ -90,15 +90,21 @@ def read_card_gb():
     return int(memory[1]) / 1024 if memory else math.inf
 
 
-def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm"):
-    """Explain why workers with `queued` batches each cannot share them with this process on Linux; "" if they can."""
+def count_workers(workers, queued, batch_bytes, shared_memory="/dev/shm"):
+    """Return how many of these workers can share `queued` batches each with this process; only Linux limits that."""
     if sys.platform != "linux":
+        return workers
+    free = shutil.disk_usage(shared_memory).free if os.access(shared_memory, os.W_OK) else 0
+    return min(workers, int(free / (read_ranks().local_world_size * queued * batch_bytes)))
+
+
+def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm"):
+    """Explain why workers with `queued` batches each cannot share them with this process; "" if they can."""
+    fitting = count_workers(workers, queued, batch_bytes, shared_memory)
+    if fitting == workers:
         return ""
     needed = read_ranks().local_world_size * workers * queued * batch_bytes
-    free = shutil.disk_usage(shared_memory).free if os.access(shared_memory, os.W_OK) else 0
-    if free >= needed:
-        return ""
     return (
-        f"NUM_WORKERS='{workers}' needs {needed / 1e6:.0f} MB for its batches and {shared_memory} has {free / 1e6:.0f} "
-        f"MB: `docker run --shm-size={math.ceil(needed / GIB)}g`, or NUM_WORKERS={int(workers * free / needed)}"
+        f"NUM_WORKERS='{workers}' needs {needed / 1e6:.0f} MB of {shared_memory} for its batches, which has less: "
+        f"`docker run --shm-size={math.ceil(needed / GIB)}g`, or NUM_WORKERS={fitting}"
     )

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 RESIDENT_BATCHES = 4  # take turns, because hardware or framework may cache a single one
+PREFETCH = 2  # batches that a worker of a pipeline may hold ready, the default of PyTorch's DataLoader
 JPEG_FILES = 256
 POOL_NUMBERS = 2**24
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -79,3 +79,4 @@ def test_workers_that_need_more_shared_memory_than_docker_gives_are_told_how_muc
         said.append(resources.find_worker_shortage(16, 3, 64 * 3 * 224 * 224 * 4, tmp_path))
     assert "--shm-size=2g" in said[0]
     assert said[1] == ""
+    assert resources.count_workers(16, 3, 2**28, tmp_path) == 2  # of 2 GiB
