@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bench.plots import draw, frames
 from bench.plots.draw import COLOURS, GREY
 from bench.records import peaks, report, results
-from bench.records.columns import FLAGS, disturbing_flags, format_number, words_of
+from bench.records.columns import FLAGS, disturbing_flags, format_number
 from bench.records.likeness import SIXTEEN_BITS, describe_how, work_of
 from bench.settings import FRAMEWORKS
 from bench.workloads.standard_set import RUNS, SIXTEEN, STANDARD_SET
@@ -36,7 +36,7 @@ PUBLISHED = COLOURS[1]
 PALE = "#EEF3F8"
 FOOTER = (
     "Filled: measured by this program, with the range of its processes ({}) and their intervals. Hollow: published, of "
-    "the same work.",
+    "the same work; 2x: ours is twice as fast.",
     "The bars of a work share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
 )
 OF_DIFFUSION = "Diffusion: a step is one call of the model for each image; with guidance a step of an image takes two."
@@ -95,15 +95,21 @@ def make_card(stored, machine, framework):
 def choose_published(published, shown, kind):
     """Return published rows of the same work as shown ones, {work: rows}, of the devices that have most of them.
 
-    The highest of several of a device counts. Devices of the same kind come first among those that have equally many.
+    The highest of several of a device counts. Among devices that have equally many, those of the same kind come first,
+    then the fastest.
     """
-    works = {work_of(row) for row in shown}
+    own = {work_of(row): row["value"] for row in shown}
     offers = {}  # {(device, whether it is of this kind): {work: row}}
     for row in sorted(published, key=lambda row: row["value"]):
-        if (work := work_of(row)) in works:
+        if (work := work_of(row)) in own:
             offers.setdefault((row["device_name"], row["kind"] == kind), {})[work] = row
-    best = sorted(offers, key=lambda device: (len(offers[device]), device[1]), reverse=True)[:MOST_PUBLISHED]
-    return {work: [offers[device][work] for device in best if work in offers[device]] for work in works}
+
+    def rank(device):
+        share = max(row["value"] / own[work] for work, row in offers[device].items())
+        return len(offers[device]), device[1], share
+
+    best = sorted(offers, key=rank, reverse=True)[:MOST_PUBLISHED]
+    return {work: [offers[device][work] for device in best if work in offers[device]] for work in own}
 
 
 def list_bars(rows, others):
@@ -236,11 +242,12 @@ def list_doubts(by_line, rows):
 def describe_bar(row):
     """Describe a row next to its bar: (name, interval or ratio and how a source did it, share of peak or bandwidth)."""
     if row["published"]:
-        return row["device_name"], f"ours {row['ratio']:.2g} times: {describe_how(row)}", ""
+        return row["device_name"], f"{row['ratio']:.2g}x: {describe_how(row)}", ""
     share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
     bound = ", launch-bound" if "launch_bound" in row["flags"] else ""
-    return row["precision"], ends + bound, f"{format_percent(share)} %" if share > 0 else ""
+    name = ", ".join(filter(None, [row["precision"], row["memory_format"].replace("channels_first", "")]))
+    return name, ends + bound, f"{format_percent(share)} %" if share > 0 else ""
 
 
 def draw_card(card):
@@ -290,11 +297,7 @@ def draw_block(axes, line, bars, top):
     write = functools.partial(draw.write, axes)
     axes.plot([MARGIN, WIDE - MARGIN], [top, top], color="#D5DBE2", linewidth=0.7)
     write(line.title, MARGIN, top + 0.14, NAME - MARGIN - 0.1, size=9.5, weight="bold")
-    settings = [
-        frames.describe_settings(line, bars[0]),
-        *words_of(bars[0], ["memory_format"] * bool(line.settings)).values(),
-    ]
-    write(", ".join(settings), MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
+    write(frames.describe_settings(line, bars[0]), MARGIN, top + 0.33, NAME - MARGIN - 0.1, size=8, color=GREY)
     scale = (BAR_END - BAR) / max(max(row["value"], row["high"] if row["high"] > 0 else 0) for row in bars)
     for i, row in enumerate(bars):
         y = top + 0.14 + i * ROW

@@ -19,7 +19,7 @@ MAX_PANELS = 14
 MAX_PATHS = 6
 MAX_CURVES = 20
 MAX_MACHINES = 9  # panels of matmuls
-LEAST_SUSTAINED = 300  # seconds
+LEAST_SUSTAINED = 295  # seconds: a run of SUSTAIN=300 ends a moment earlier
 PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have a panel
 WHOLE = ("training", "inference", "prefill", "decode", "")  # phases, but not parts of a step; operators have none
 # With frames.WHO, the work that is compared over depths.
@@ -112,6 +112,11 @@ def choose_bars(rows):
     return sorted(first, key=lambda row: -row["value"])
 
 
+def name_depth(top):
+    """Name a line of decode over depths by its device and what may differ from the other lines."""
+    return f"{top['shown']}{'' if top['kind'] == 'gpu' else ' (CPU)'}, {describe_how(top)}"
+
+
 def llm_depth(stored):
     """Draw tokens/s of decode over the mean tokens in the cache, for the work that most machines have at two depths."""
     lines = frames.rates(stored.valid, workload="llm", phase="decode", batch_size="1", scope="device")
@@ -124,7 +129,7 @@ def llm_depth(stored):
         return None
     machines = lines.groupby("work", sort=False)["machine"].nunique()
     lines = lines[lines["work"] == machines.idxmax()]
-    curves = curves_of(lines, "tokens", DEEPER, lambda top: f"{name_device(top)}, {describe_how(top)}", least=2)
+    curves = curves_of(lines, "tokens", DEEPER, name_depth, least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
     title = describe_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""}).replace(", length not stated", "")
     return draw.lines(curves, {"value": "tokens/s"}, f"{title}; ours with random weights", x_name, is_log2=True)
