@@ -51,14 +51,6 @@ def highest(lines, *apart):
     return lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*WHO, *apart])
 
 
-def of_usual_size(lines):
-    """Select rates of resident batches, of images and sequences of the usual size."""
-    usual = lines["image_size"].isin(["", "224"]) | (lines["workload"] != "image")
-    is_llm = (lines["workload"] == "llm") & (lines["sequence_length"] == "512")
-    usual &= lines["sequence_length"].isin(["", "128"]) | is_llm
-    return lines[usual & (lines["scope"] == "device") & lines["value"].notna()]
-
-
 @functools.cache
 def cells_of(line, device, framework, precision, compiles):
     """Return the cells that a row of a line of the set has: {column: text}; {} if the framework does not have it.
