@@ -199,7 +199,7 @@ def format_percent(share):
 
 def name_missing(by_line, row):
     """List a sentence on the lines that the set has for a row's device and framework, but by_line has not."""
-    compiles = row["device"] == "cuda"
+    compiles = frames.compiles_on(row)
     missing = []
     for line in STANDARD_SET:
         precisions = ("float32",) if line.precisions == ("float32",) else SIXTEEN[:1]
@@ -303,7 +303,7 @@ def draw_block(axes, line, bars, top):
         y = top + 0.14 + i * ROW
         value = row["value"]
         published = row["published"]
-        colour = PUBLISHED if published else OWN[peaks.SIXTEEN_BITS.get(row["precision"], row["precision"])]
+        colour = PUBLISHED if published else OWN[peaks.UNMIXED.get(row["precision"], row["precision"])]
         name, note, share = describe_bar(row)
         write(name, NAME, y, BAR - NAME - 0.08, size=8.5, color=PUBLISHED if published else "black")
         inside = "white" if published else colour

@@ -8,7 +8,7 @@ import pandas as pd
 
 from bench.records import columns, tables
 from bench.records.likeness import PRECISIONS, USUAL, class_of
-from bench.records.peaks import SIXTEEN_BITS
+from bench.records.peaks import UNMIXED
 from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings
 from bench.workloads import TRAIN_IMAGES
 
@@ -70,15 +70,19 @@ def cells_of(line, device, framework, precision, compiles):
     return cells | {"precision": line.precision(precision), "weight_bits": str(settings.weight_bits or "")}
 
 
+def compiles_on(row):
+    """Return whether the set compiles on the device of an own row: not on AMD's cards, which have no driver there."""
+    return row["device"] == "cuda" and row["driver"] != ""
+
+
 def is_of(row, line):
     """Return whether an own row, a dict, is of a line of the set, with its settings; a blank cell is the default."""
     work = (row["workload"], row["model"], row["phase"], row["batch_size"])
     is_same = work == (line.workload, line.model, line.phase, str(line.batch_size))
     if not is_same or not line.suits(row["device"], row["framework"]):
         return False
-    precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
-    compiles = row["device"] == "cuda" and row["driver"] != ""  # AMD's cards have no driver of NVIDIA
-    cells = cells_of(line, row["device"], row["framework"], precision, compiles)
+    precision = UNMIXED.get(row["precision"], row["precision"])
+    cells = cells_of(line, row["device"], row["framework"], precision, compiles_on(row))
     return bool(cells) and all(row[name] in ("", text) for name, text in cells.items())
 
 

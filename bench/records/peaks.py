@@ -18,7 +18,7 @@ CONVOLUTIONS = ("image", "convolution")  # workloads
 UNFIT = {*DISTURBING, "implausible"}  # flags of a row that is not a peak
 LARGE_BYTES = 2**29  # of a step: twice the largest last cache that many CPUs have
 CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
-SIXTEEN_BITS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
+UNMIXED = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def is_implausible(row, stored=()):
     is_mac = row["device"] == "mps"
     is_float32 = row["precision"] == "float32"
     is_tf32 = is_float32 and "tf32" in str(row.get("measured_precision"))
-    precision = "tf32" if is_tf32 else SIXTEEN_BITS.get(row["precision"], row["precision"])
+    precision = "tf32" if is_tf32 else UNMIXED.get(row["precision"], row["precision"])
 
     def limit(name, rated=None):
         if is_cpu:
@@ -108,7 +108,7 @@ def fraction_of(reached, row, quantity):
     Args:
         reached: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
     """
-    precision = SIXTEEN_BITS.get(row["precision"], row["precision"])
+    precision = UNMIXED.get(row["precision"], row["precision"])
     peak = reached.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else precision))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
     return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None
