@@ -15,16 +15,15 @@ import os
 import shlex
 import sys
 import time
-import uuid
 from contextlib import suppress
 from itertools import pairwise
 
 from bench import processes
 from bench.host.ranks import refuse_ranks
-from bench.parent import find_device, measure_rounds, read_machine, store
+from bench.parent import find_device, measure_rounds, read_machine
 from bench.records import report, results
-from bench.records.columns import describe_change, describe_work, format_number
-from bench.records.rows import combine
+from bench.records.columns import FINAL, SEARCH, describe_change, describe_work, format_number
+from bench.records.combine import combine
 from bench.search import Search, compare
 from bench.settings import (
     KNOWN_NAMES,
@@ -35,6 +34,7 @@ from bench.settings import (
     Run,
     SettingError,
     is_used,
+    new_id,
     read_runs,
 )
 
@@ -111,34 +111,33 @@ def list_values(run: Run, runs, device):
     return values, doubles
 
 
-def measure(run: Run, values, host, limit, candidates, rounds, count, choose):
+def measure(find_run, values, host, limit, group, candidates, numbers, is_final, choose):
     """Measure candidates, as Search takes it, and log the gain of each.
 
     Args:
-        run: the default.
+        find_run: candidate -> its Run, the same each time.
         values: as list_values() returns them.
+        group: the name of the search; the last comparison has another one.
         limit: seconds after which a process is ended; the first ones may download data or compile kernels.
     """
     base, *changes = candidates
     log.info("the fastest so far (%s) and %s", describe(values, base), list_in_words(values, changes, base))
-    candidate_of = {apply(run, values, each).with_settings(RUNS=str(count)): each for each in candidates}
-    measured = []
+    candidate_of = {find_run(each): each for each in candidates}
 
     def choose_runs(rows_of):
-        chosen = choose({candidate_of[run]: rows for run, rows in rows_of.items()})
-        return [run for run in rows_of if candidate_of[run] in chosen]
+        chosen = choose({candidate_of[each]: rows for each, rows in rows_of.items()})
+        return [each for each in rows_of if candidate_of[each] in chosen]
 
-    limit = limit if rounds else processes.FIRST_LIMIT
-    try:
-        measure_rounds(list(candidate_of), host, measured, limit, has_extras=False, choose=choose_runs)
-    finally:
-        rounds += [{candidate_of[run]: rows for run, rows in rows_of.items()} for rows_of in measured]
+    rounds = []
+    limit = limit if numbers[0] > 1 else processes.FIRST_LIMIT
+    group += FINAL * is_final
+    with report.progress(len(numbers) * len(candidates)) as show:
+        options = {"group": group, "limit": limit, "choose": choose_runs, "has_extras": False}
+        for rows_of in measure_rounds(list(candidate_of), host, show, numbers, **options):
+            rounds.append({candidate_of[each]: rows for each, rows in rows_of.items()})
+            yield rounds[-1]
     for change in changes:
         log.info("    + %s: %s", describe(values, change, base), describe_gain(rounds, change, base))
-
-
-def apply(run: Run, values, candidate):
-    return run.with_settings(**dict(zip(values, candidate, strict=True)))
 
 
 def describe(values, candidate, before=None):
@@ -166,14 +165,13 @@ def describe_gain(rounds, candidate, base):
 
 
 def combine_path(search):
-    """Return {candidate: the combined row of its processes}, from the default to the answer; {} without the default."""
+    """Return {candidate: the result of its processes}, from the default to the answer; {} without the default."""
     combined = {}
-    search_id = uuid.uuid4().hex[:12]
     for step in search.answer():
-        rows = [rows_of[step] for rows_of in (*search.rounds, *search.final) if step in rows_of]
-        if not any(row["status"] == "ok" for row, *_ in rows):
+        rows = [row for rows_of in (*search.rounds, *search.final) for row in rows_of.get(step, [])]
+        if not any(row["status"] == "ok" for row in rows):
             break
-        combined[step] = combine(rows)[0] | {"search": search_id}
+        combined[step] = combine(rows)[0]
     return combined
 
 
@@ -205,20 +203,18 @@ def describe_answer(search: Search, rows):
     return lines
 
 
-def finish(run, search):
-    """Print the answer and store the rows of its path; without a result of the default there is none."""
+def finish(search, find_run):
+    """Print the answer; without a result of the default there is none."""
     rows = combine_path(search)
     if not rows:
         return
-    try:
-        print("\n".join(describe_answer(search, rows)))
-        environ = apply(run, search.values, search.answer()[-1]).environ
-        names = [name for name in KNOWN_NAMES if name in environ and name not in NOT_REPEATED]
-        words = [f"{name}={shlex.quote(environ[name])}" for name in names]
-        print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
-        print("To set the same in a script of your own: docs/best.md\n", flush=True)
-    finally:  # also if stdout is closed
-        path = store(run.settings.results_dir, list(rows.values()))
+    print("\n".join(describe_answer(search, rows)))
+    run = find_run(search.answer()[-1])
+    names = [name for name in KNOWN_NAMES if name in run.environ and name not in NOT_REPEATED]
+    words = [f"{name}={shlex.quote(run.environ[name])}" for name in names]
+    print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
+    print("To set the same in a script of your own: docs/best.md\n")
+    path = results.path_of(run.settings.results_dir, rows[search.path[0]])
     print(f"added to {results.display_path(path)}", flush=True)
 
 
@@ -237,13 +233,15 @@ def main():
     values, doubles = list_values(run, runs, device)
     if not values:
         raise SettingError(f"nothing is left to try on {device.kind}: unset {', '.join(LISTS)}, or set lists of them")
-    measure_candidates = functools.partial(measure, run, values, host, max(LEAST_LIMIT, LIMIT_SHARE * available))
+    find_run = functools.cache(lambda candidate: run.with_settings(**dict(zip(values, candidate, strict=True))))
+    limit = max(LEAST_LIMIT, LIMIT_SHARE * available)
+    measure_candidates = functools.partial(measure, find_run, values, host, limit, SEARCH + new_id())
     search = Search(values, doubles, measure_candidates, lambda: (time.monotonic() - begun) / available)
     try:
         search.run()
     finally:  # also after Ctrl-C
         with processes.interrupts_held():
-            finish(run, search)
+            finish(search, find_run)
     if not combine_path(search):
         note = search.failures()[search.path[0]]["note"]
         raise SettingError(f"the default failed ({note}): `make {run.command}` shows more")

@@ -4,9 +4,10 @@
     make compare A=amd-epyc-2-cores B=nvidia-h200
     make compare A=before.csv B=after.csv
 
-Ratios are B over A: above 1, B is faster. A row of one process has a ratio but no verdict, because a single process
-does not show how much processes differ. The verdict is "cannot tell" if the intervals overlap, or if other programs or
-swapping disturbed a row.
+Ratios are B over A: above 1, B is faster. A result of one process has a ratio but no verdict, because a single process
+does not show how much processes differ; nor has one of the same machine with another setup. The verdict is "cannot
+tell" if the intervals overlap, or if other programs or swapping disturbed a result. Runs that were compared with each
+other when they were measured, as with USE_GPU=0,1, are compared by their pairs.
 """
 
 import math
@@ -20,6 +21,7 @@ from bench import processes
 from bench.plots import table
 from bench.records import columns, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
+from bench.records.combine import compare_runs, convert
 from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import SettingError, read_settings
 
@@ -36,20 +38,21 @@ def warn(line):
 
 
 def read_side(side, environ, folder):
-    """Return the latest result of each work, as tables.latest() describes it, of the file that A or B names."""
+    """Read the file that A or B names; returns (lines as tables.latest() describes them, rows)."""
     name = os.path.expanduser(environ.get(side, "").strip())
     path = Path(name) if Path(name).is_file() else folder / f"{name}.csv"
     if not path.is_file():
         known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
         raise SettingError(f"{side}={name!r} must be a CSV file or a machine in {folder.name}/: set one of {known}")
-    lines = tables.latest(tables.convert(results.read(path, warn)))
+    rows = list(map(convert, results.read(path, warn)))
+    lines = tables.latest(tables.to_frame(rows))
     lines = lines.loc[~lines["published"] & (lines["value"] > 0)]
     if lines.empty:
         raise SettingError(f"{side}={name!r} has no results to compare: name another file")
-    return lines.to_dict("records")
+    return lines.to_dict("records"), rows
 
 
-def work_of(line, names):
+def key_of(line, names):
     """Return the cells of these names, which have to be equal in two lines.
 
     A peak is the best of its machine, at any size and by any operator.
@@ -59,13 +62,45 @@ def work_of(line, names):
     return tuple(line[name] for name in names)
 
 
-def compare(a, b):
-    """Compare two lines of the same work: {a, b, processes, ratio, verdict, notes, is_extra}."""
+def pair_lines(a, b, names):
+    """List the pairs (line of A, line of B) of the same work: of equal setup if there are, else the newest of each."""
+    pairs = []
+    for work, others in group_by_work(b, names).items():
+        if mine := group_by_work(a, names).get(work):
+            both = [(line, other) for other in others for line in mine]
+            pairs.append(([pair for pair in both if is_same_setup(*pair)] or both)[-1])
+    return pairs
+
+
+def group_by_work(lines, names):
+    works = {}
+    for line in lines:
+        works.setdefault(key_of(line, names), []).append(line)
+    return works
+
+
+def is_same_setup(a, b):
+    return all(a[name] == b[name] for name in columns.SETUP)
+
+
+def compare(a, b, rows):
+    """Compare two lines of the same work: {a, b, processes, ratio, verdict, notes, is_extra}.
+
+    Args:
+        rows: {"A": rows of its file, "B": rows of its file}, for runs that were compared when they were measured.
+    """
     few, many = sorted(line["processes"] for line in (a, b))
     # The value of an operator is TFLOP/s.
     ratio = Rate(b["value"], b["low"], b["high"]).ratio(Rate(a["value"], a["low"], a["high"]))
     ratio = ratio if few > 1 else Rate(ratio.throughput)
+    if a["group"] and a["group"] == b["group"]:
+        runs = ([row for row in rows[side] if row["run_id"] == line["run_id"]] for side, line in (("B", b), ("A", a)))
+        if comparison := compare_runs(*runs):
+            few = many = comparison.pairs
+            ratio = comparison.ratio
     verdict = verdict_of(ratio) if few > 1 else ""
+    if is_same_machine(a, b) and not is_same_setup(a, b):
+        verdict = "other setup"
     notes = [f"{side}: {line['flags']}" for side, line in (("A", a), ("B", b)) if line["flags"]]
     if disturbing_flags(a) or disturbing_flags(b):
         verdict = "cannot tell"
@@ -81,8 +116,12 @@ def compare(a, b):
     }
 
 
-def describe_work(line, *others):
-    """Describe a line's work, with the framework and the kinds of device: a file may have the work of both kinds."""
+def is_same_machine(a, b):
+    return all(a[name] == b[name] for name in OF_A_MACHINE)
+
+
+def describe_pair(line, *others):
+    """Describe the work of lines, with the framework and the kinds of device: a file may have that of both kinds."""
     kinds = dict.fromkeys(each["kind"].upper() for each in (*others, line))
     what = line | dict.fromkeys(OF_THE_BEST, "") if line["model"] == "matmul-peak" else line
     return f"{columns.describe_work(what)}, {line['framework']} on {' and '.join(kinds)}"
@@ -93,14 +132,14 @@ def format_ratio(ratio):
     return f"{ratio:.3f}" if 0.1 <= ratio < 10 else format_number(ratio, "{:.3g}")
 
 
-def describe_comparison(line):
+def describe_ratio(line):
     """Describe one comparison in two lines: the work, and its figures in LAYOUT."""
     ratio = line["ratio"]
     interval = f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}" if ratio.low > 0 else ""
     rates = [format_number(line[side]["value"]) for side in "ab"]
     unit = " ".join([line["b"]["per"], *(f"[{note}]" for note in line["notes"])])
     figures = LAYOUT.format(format_ratio(ratio.throughput), interval, line["verdict"], *rates, unit)
-    return f"{report.wrap(describe_work(line['b'], line['a']), '  ')}\n{figures}"
+    return f"{report.wrap(describe_pair(line['b'], line['a']), '  ')}\n{figures}"
 
 
 def describe_medians(lines):
@@ -129,7 +168,7 @@ def list_remarks(a, b, lines):
     if ones := sum(not line["verdict"] for line in lines):
         why = "no verdict, because processes differ: measure with RUNS=5"
         remarks.append(f"one process ({ones} of {len(lines)}): {why}")
-    if same := sum(all(line["a"][name] == line["b"][name] for name in OF_A_MACHINE) for line in lines):
+    if same := sum(is_same_machine(line["a"], line["b"]) for line in lines):
         why = "A and B were measured one after the other, so what changed in between counts as well"
         remarks.append(f"one machine ({same} of {len(lines)}): {why}; a list such as COMPILE=0,1 is interleaved")
     details = {}
@@ -138,7 +177,7 @@ def list_remarks(a, b, lines):
         shares = [(*pair, f"({count} of {len(lines)})") for pair, count in pairs.items() if pair[0] != pair[1]]
         details[name] = [f"{in_a} in A and {in_b} in B {share}" for in_a, in_b, share in shares]
     for side, one, other in (("A", a, b), ("B", b, a)):
-        only = [(ORDER.index(one[work]["workload"]), describe_work(one[work])) for work in one.keys() - other]
+        only = [(ORDER.index(one[work][-1]["workload"]), describe_pair(one[work][-1])) for work in one.keys() - other]
         details[f"only in {side}"] = [words for _, words in sorted(only)]
     for name, texts in ((name, texts) for name, texts in details.items() if texts):
         remarks.append(f"{name}: {report.join_some(texts, MOST_NAMED)}")
@@ -151,24 +190,25 @@ def main(environ=os.environ):
     if not any(environ.get(side) for side in "AB"):
         print(table.describe_set(folder, warn) or "there are no results of the standard set: run `make all`")
         return 0
-    sides = {side: read_side(side, environ, folder) for side in "AB"}
+    files = {side: read_side(side, environ, folder) for side in "AB"}
+    rows = {side: rows for side, (_, rows) in files.items()}
+    a, b = (lines for lines, _ in files.values())
     # Where a side has results of its CPU and of its GPU, each is compared with its like.
-    has_both = any(len({line["kind"] for line in side}) > 1 for side in sides.values())
-    names = tables.WORK if has_both else columns.WORK
-    a, b = ({work_of(line, names): line for line in side} for side in sides.values())
-    for side, (*_, last) in sides.items():
+    has_both = any(len({line["kind"] for line in side}) > 1 for side in (a, b))
+    names = tables.WORK_AND_KIND if has_both else columns.WORK
+    for side, last in (("A", a[-1]), ("B", b[-1])):
         words = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
         print(f"{side}: {', '.join(dict.fromkeys(words))}")
-    lines = [compare(a[work], b[work]) for work in b if work in a]
+    lines = [compare(line, other, rows) for line, other in pair_lines(a, b, names)]
     lines.sort(key=lambda line: ORDER.index(line["b"]["workload"]))
     hides = any(line["verdict"] and not line["is_extra"] for line in lines)
     extras = [line for line in lines if hides and line["is_extra"]]
     listed = [line for line in lines if not (hides and line["is_extra"])]
     if listed:
-        print("", LAYOUT.format(*TITLES), *map(describe_comparison, listed), "", sep="\n")
+        print("", LAYOUT.format(*TITLES), *map(describe_ratio, listed), "", sep="\n")
     elif not extras:
         print("\nA and B have no work in common: nothing can be compared")
-    remarks = list_remarks(a, b, listed)
+    remarks = list_remarks(group_by_work(a, names), group_by_work(b, names), listed)
     for what, some in (("pipelines, not listed", extras), ("rows", listed)):
         if some:
             count = Counter(line["verdict"] or "of one process" for line in some)

@@ -7,26 +7,28 @@
 bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
 processes. They are measured in passes, one process of each work, then the second of each: those of one work are minutes
 apart, and a card is drawn after each pass, on a GPU also after the first lines. After an interruption, run the same
-command again: it goes on where it was. What other programs or swapping disturbed is then measured once more.
+command again: it goes on where it was. What other programs or swapping disturbed is measured again. AGAIN=1 begins new
+runs of what is complete.
 """
 
-import json
+import hashlib
 import math
 import sys
 from collections import defaultdict
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import replace
 
 from tqdm import tqdm
 
 from bench import doctor, processes
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import find_device, plan_processes, read_machine, run_processes, store
+from bench.parent import find_device, has_result, make_child, plan_processes, read_machine, run_children
 from bench.plots import card, table
 from bench.records import columns, report, results
 from bench.records.columns import disturbing_flags, format_number
-from bench.records.rows import combine, complete_row
+from bench.records.combine import combine, convert
+from bench.records.rows import complete_row
 from bench.settings import Run, SettingError, read_fixed_run
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
@@ -36,7 +38,7 @@ COMPILE_LIMIT = 240  # the same if it compiles, which may never end
 FAST = 0.9  # a precision of 16 bits is left out if its best matmul is slower than this, compared with float32
 FASTER = 1.1  # float16 takes the place of bfloat16 if its best matmul is faster than this: T4, V100, M1
 UNFINISHED = ("crashed", "timed_out")  # such as by LIMIT on a busy machine: tried once more
-# Columns that agree in all processes of a set: others are of another set.
+# Columns that agree in all processes of a run of the set.
 AGREEING = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
 AGREEING += ("num_threads", "seed")
 
@@ -87,42 +89,58 @@ def plan_lines(run: Run, device, sixteen, memory_gb=math.inf, is_shared=True):
     return runs
 
 
-class SetFile:
-    """The processes of a set in a file next to the results, so that each one adds to the rows of its work there.
+class Kept:
+    """The rows of a machine's file, by run.
 
     Attributes:
-        rows_of: {name of the set and the work: [the rows of each of its processes]}.
+        rows_of: {run_id: rows}; rows that are measured are added.
     """
 
-    def __init__(self, folder, blank):
-        """Read the processes of the set that a row without a result, blank, belongs to."""
+    def __init__(self, folder, blank, again=False):
+        """Read the file that a row without a result, blank, belongs to; again: begin new runs."""
         self.blank = blank
-        self.path = Path(folder, f"{blank['machine']}.set.jsonl")
-        self.name = " ".join(str(blank[name]) for name in AGREEING) + ": "
+        self.again = again
+        self.folder = folder
+        self.path = results.path_of(folder, blank)
         self.rows_of = defaultdict(list)
-        for work, rows in map(json.loads, results.read_text(self.path).splitlines()):
-            if work.startswith(self.name):
-                self.rows_of[work].append(rows)
+        for row in results.read(self.path):
+            self.rows_of[row["run_id"]].append(convert(row))
 
-    def add(self, work, rows):
-        """Store and return the combined rows of a work with one process more; a kill or a full disk loses no other."""
-        self.rows_of[work].append(rows)
-        run_ids = {row["run_id"] for each in self.rows_of[work] for row in each}
-        combined = combine(self.rows_of[work])
-        store(self.path.parent, combined, replaced=run_ids)
-        with results.writing(self.path):
-            text = results.read_text(self.path) + json.dumps([work, rows], default=str) + "\n"
-            results.replace_file(self.path, text.encode())
-        return combined
+    def name_run(self, work, number):
+        """Name a run of the set: that of the same work on the same machine and versions has the same name.
 
-    def is_missing(self, work, count):
-        """Return whether a work needs another process, because fewer than `count` have a result.
-
-        It needs none after a failure, but what crashed or timed out is tried once more.
+        Args:
+            number: 0, or more after AGAIN=1.
         """
-        failed = [rows for rows in self.rows_of[work] if all(row["status"] != "ok" for row in rows)]
-        is_hopeless = len(failed) > 1 or any(rows[-1]["status"] not in UNFINISHED for rows in failed)
-        return not is_hopeless and len(self.rows_of[work]) - len(failed) < count
+        words = repr((work, [str(self.blank[name]) for name in AGREEING], number))
+        return hashlib.sha256(words.encode()).hexdigest()[:12]
+
+    def continue_run(self, work, run: Run):
+        """Return the run as the newest one of its work that is stored, or as a new one."""
+        number = 0
+        while self.name_run(work, number + 1 - self.again) in self.rows_of:
+            number += 1
+        return replace(run, run_id=self.name_run(work, number))
+
+    def list_processes(self, run):
+        """List the rows of each process of a run, in order."""
+        by_process = defaultdict(list)
+        for row in self.rows_of.get(run.run_id, []):
+            by_process[int(row["process"])].append(row)
+        return list(by_process.values())
+
+    def is_missing(self, run):
+        """Return whether a run needs another process, because fewer than RUNS have an undisturbed result.
+
+        It needs none after a failure, but what crashed or timed out is tried once more, nor after twice RUNS processes.
+        """
+        of_run = self.list_processes(run)
+        failed = [rows for rows in of_run if not has_result(rows)]
+        if len(failed) > 1 or any(rows[-1]["status"] not in UNFINISHED for rows in failed):
+            return False
+        sound = [rows for rows in of_run if has_result(rows) and not any(map(disturbing_flags, rows))]
+        count = plan_processes(run)
+        return len(sound) < count and len(of_run) - len(failed) < 2 * count
 
 
 def find_peaks(rows):
@@ -148,7 +166,7 @@ def choose_sixteen(peaks, device):
 
 
 def describe_lines(rows, _):
-    """Describe the combined rows of a run, a line each."""
+    """Describe the results of a run, a line each."""
     lines = []
     for row in rows:
         result = f"{row['status']}: {row['note']}"
@@ -165,62 +183,62 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure_passes(works, kept: SetFile, host, describe_rows=describe_lines, first_card=""):
+def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_card=""):
     """Measure one process of each work, then the second of each, and so on; say each result so far.
-
-    What is complete is left out, unless it is disturbed and was not repeated.
 
     Args:
         works: {name: run}.
         first_card: the work after which a card is drawn in the first pass, too.
 
     Returns:
-        The combined rows of all of them.
+        The results of all of them.
     """
-    runs = {}
-    for name, run in works.items():
-        work = kept.name + name
-        is_disturbed = any(map(disturbing_flags, combine(kept.rows_of[work])))
-        is_again = is_disturbed and not kept.is_missing(work, plan_processes(run))
-        runs[work + " again" * is_again] = run
-
-    def list_missing():
-        return [work for work, run in runs.items() if kept.is_missing(work, plan_processes(run))]
-
-    missing = list_missing()
+    runs = {work: kept.continue_run(work, run) for work, run in works.items()}
+    missing = [work for work, run in runs.items() if kept.is_missing(run)]
     if len(missing) < len(runs):
         say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(kept.path)} has them")
-    if again := sum(work.endswith(" again") for work in missing):
-        say(f"measuring {again} of them again, because other programs disturbed them")
-    with report.progress(sum(plan_processes(runs[work]) - len(kept.rows_of[work]) for work in missing)) as show:
+    begun = {work: len(kept.list_processes(run)) for work, run in runs.items()}
+    with report.progress(sum(max(1, plan_processes(runs[work]) - begun[work]) for work in missing)) as show:
         while missing:
-            least = min(len(kept.rows_of[work]) for work in missing)  # an interrupted pass goes on
-            for work in [work for work in missing if len(kept.rows_of[work]) == least]:
+            least = min(begun[work] for work in missing)  # an interrupted pass goes on
+            for work in [work for work in missing if begun[work] == least]:
                 run = runs[work]
-                is_first = all(any(row["status"] in UNFINISHED for row in rows) for rows in kept.rows_of[work])
-                limit = LIMIT if any(kept.rows_of.values()) else processes.FIRST_LIMIT
+                limit = LIMIT if any(begun.values()) else processes.FIRST_LIMIT
                 if run.settings.compile and run.settings.framework == "torch":
                     limit = COMPILE_LIMIT
-                rounds = [{}]  # in the first round run_processes() would keep what Ctrl-C leaves
                 try:
-                    run_processes([run], host, rounds, limit, show, has_extras=is_first, compares_with_cpu=is_first)
+                    measure_process(run, kept, host, show, limit)
+                    say(describe_rows(combine(kept.rows_of[run.run_id]), None))
                 except SettingError as error:
                     say(f"{run.command} {run.settings.model or ''}: {error}")
+                    if isinstance(error, results.ResultsError):
+                        raise
                     del runs[work]
-                finally:
-                    with processes.interrupts_held():
-                        if rows := rounds[-1].get(run):
-                            say(describe_rows(kept.add(work, rows), None))
-                if least == 0 and work == kept.name + first_card:
+                begun[work] += 1
+                if least == 0 and work == first_card:
                     draw_card(kept)
-            if missing := list_missing():
+            if missing := [work for work, run in runs.items() if kept.is_missing(run)]:
                 draw_card(kept)
-    return [row for work in runs for row in combine(kept.rows_of[work])]
+    return [row for run in runs.values() for row in combine(kept.rows_of[run.run_id])]
 
 
-def draw_card(kept: SetFile):
+def measure_process(run: Run, kept: Kept, host, show, limit):
+    """Measure one more process of a run, and keep its rows.
+
+    The first one that ends by itself compares with the reference, and measures pipeline and energy.
+    """
+    before = kept.list_processes(run)
+    is_first = all(any(row["status"] in UNFINISHED for row in rows) for rows in before)
+    child = make_child(run, show, limit, rest=host.rest, has_extras=is_first, compares_with_cpu=is_first)
+    rows_of, error = run_children({run: child}, host, len(before) + 1)
+    kept.rows_of[run.run_id] += rows_of.get(run, [])
+    if error:
+        raise error
+
+
+def draw_card(kept: Kept):
     """Draw the card of the results so far, and say its path."""
-    say(card.finish(kept.path.parent, kept.blank["machine"], kept.blank["framework"])[-1])
+    say(card.finish(kept.folder, kept.blank["machine"], kept.blank["framework"])[-1])
 
 
 def measure_set(run: Run, host, device, blank):
@@ -236,7 +254,7 @@ def measure_set(run: Run, host, device, blank):
     """
     kind = "cpu" if device.kind == "cpu" else "gpu"
     change = (standard_set.QUICK_PEAKS if run.settings.quick else standard_set.PEAKS)[kind]
-    kept = SetFile(run.settings.results_dir, blank)
+    kept = Kept(run.settings.results_dir, blank, run.settings.again)
     sweep = run.with_settings("tflops", **change, RUNS="1")
     rows = measure_passes({f"tflops {change}": sweep}, kept, host, report.describe_sweep)
     sixteen = choose_sixteen(find_peaks(rows), device.kind)
@@ -259,7 +277,7 @@ def main():
     host = read_machine([run])
     line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
     line |= {"device": device.kind, "framework": settings.framework, "seed": settings.seed}
-    blank = complete_row(host, "", line)
+    blank = complete_row(host, line)
     say(f"\nthe standard set on {blank['machine']} ({device.kind}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, a few minutes with QUICK=1")
     say("measured in passes, one process of each work: Ctrl-C keeps what is complete, and the same command goes on")

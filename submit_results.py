@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from bench import processes
 from bench.host import environment
 from bench.records import peaks, results
-from bench.records.columns import COLUMNS, MEASURED, WORK, disturbing_flags
+from bench.records.columns import COLUMNS, MEASURED, STATUSES, WORK, disturbing_flags
 from bench.records.rows import name_chip
 from bench.settings import ROOT, SettingError, read_settings
 
@@ -39,6 +39,7 @@ DRAWN = r"results/(index\.html|README\.md|(plots|cards)/[\w-]+\.png)"
 # {page: what differs between two that `make plot` draws}; the data of index.html have no "<".
 REDRAWN = {"results/index.html": r'(?<=id="data">)[^<]*', "results/README.md": r"!\[[\w-]+\]\(\w+/[\w-]+\.png\)\s*"}
 KEY = itemgetter(*WORK, "elapsed_seconds")  # agree in rows of the same quantity
+OF_A_PROCESS = itemgetter("run_id", "process", "status", *WORK, "elapsed_seconds")  # no two rows agree in all of these
 
 
 def find_faults(row, machine, names=(), is_named_after_chip=False):
@@ -68,6 +69,8 @@ def find_faults(row, machine, names=(), is_named_after_chip=False):
         yield "device_name", f"must be the cpu_name, as device=cpu: {AGAIN}"
     if is_named_after_chip and find_chip(row) != machine:
         yield "device_name", f"is another chip than {machine}: {AGAIN} with a new name in MACHINE, or without MACHINE"
+    if row["status"] not in STATUSES:
+        yield "status", f"must be one of {', '.join(STATUSES)}: {AGAIN}"
     if row["status"] == "ok":
         yield from find_wrong_numbers(row)
 
@@ -98,6 +101,10 @@ def find_wrong_numbers(row):
     high = n.throughput_high or n.throughput
     if not low * (1 - ROUNDING) <= n.throughput <= high * (1 + ROUNDING):
         yield "throughput", f"must be within its interval, {low:g} to {high:g}: {AGAIN}"
+    rates = [float(rate) for rate in (row["rates"] or row["process_rates"]).split()]
+    rounding = ROUNDING if row["rates"] else 1e-3  # rates of processes have four digits
+    if rates and not by_totals and not min(rates) * (1 - rounding) <= n.throughput <= max(rates) * (1 + rounding):
+        yield "throughput", f"must be within the rates of its turns or processes: {AGAIN}"
     if peaks.is_implausible(row | numbers):
         fix = "remove the row; if it is right, add the chip to bench/records/peaks.csv or open an issue"
         yield "throughput", f"is more than such a chip can do: {fix}"
@@ -153,10 +160,18 @@ def check_file(repository, path, names=()):
     is_named_after_chip = machine in map(find_chip, stored)
     commits = {commit: repository.find_fault(commit) for commit in {line.row["commit"] for line in lines}}
     faults = []
+    known = {OF_A_PROCESS(row) for row in stored}
     for place, (line, old) in enumerate(zip_longest(lines, stored), 2):
         if old is None:
             found = find_faults(line.row, machine, names, is_named_after_chip)
-            if fault := line.fault or next(found, commits[line.row["commit"]]):
+            key = OF_A_PROCESS(line.row)
+            twice = (
+                ("process", f"is there twice for this run and work: {AGAIN}")
+                if line.row["process"] and key in known
+                else None
+            )
+            known.add(key)
+            if fault := line.fault or next(found, twice or commits[line.row["commit"]]):
                 faults.append((line, fault))
         elif not line or line.row != old:
             faults.append((line or results.Line(place, "", {}, None), ("", EDITED)))

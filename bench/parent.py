@@ -1,30 +1,28 @@
-"""The parent process: reads the runs, starts their processes, combines, prints and stores what they measured.
+"""The parent process: reads the runs, starts their processes, stores and prints what they measured.
 
-docs/contributing.md defines the words: run, process, turn, quantity, row.
+docs/contributing.md defines the words: run, process, turn, quantity, row, result.
 
 A fresh process starts with nothing allocated, compiled or tuned, and repetitions in fresh processes show how much
-results differ between them (RUNS). A child only writes lines (bench/child.py), which this process shows, combines and
-stores; no child writes into results/. The parent imports no framework.
+results differ between them (RUNS). A child only writes lines (bench/child.py), which this process shows, and stores as
+rows as soon as the child has ended; no child writes into results/. The parent imports no framework.
 """
 
-import functools
-import itertools
 import logging
 import math
 import os
 import signal
 import sys
-import uuid
+from collections import Counter
 from dataclasses import asdict, replace
 
 from bench import child, processes
 from bench.frameworks import TAKEN, Device
 from bench.host import environment, meters, ranks
-from bench.records import peaks, report, results
-from bench.records.columns import COLUMNS, INTERLEAVED
-from bench.records.rows import combine, complete_row
-from bench.records.verdict import compare_pairs
-from bench.settings import ALL, COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
+from bench.records import report, results
+from bench.records.columns import COLUMNS
+from bench.records.combine import combine, compare_runs, read_results
+from bench.records.rows import complete_row
+from bench.settings import COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, new_id, read_runs
 
 log = logging.getLogger("bench")
 
@@ -41,7 +39,7 @@ def main(command, make_workload=None, measure_work=child.measure_quantities, des
         command: what follows make: "image".
         make_workload: Settings -> Workload, a record; None if the command measures several.
         measure_work: what a child does, as child.measure_quantities() does.
-        describe_rows: (combined rows of a run, stored rows) -> the text to print.
+        describe_rows: (results of a run, those that are stored) -> the text to print.
 
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/processes.py.
@@ -74,6 +72,7 @@ def measure_command(command, make_workload, describe_rows):
     # Measure each group
     measured = []
     comparisons = []
+    rounds = Counter()  # of each run
     status = 0
     groups = group_runs(runs)
     for group in groups:
@@ -81,11 +80,17 @@ def measure_command(command, make_workload, describe_rows):
             numbers = " and ".join(str(runs.index(run) + 1) for run in group)
             choices = (" ".join(f"{name}={text}" for name, text in run.choices.items()) for run in group)
             log.info("combination %s of %d: %s", numbers, len(runs), "; ".join(choices))
-        rounds = []
+        rows_of = {run: [] for run in group}
+        count = plan_processes(group[0])
+        begun = rounds[group[0]]  # a long list has several groups with the same first run
+        rounds[group[0]] += count
         try:
-            measure_and_store(group, host, rounds)
+            with report.progress(count * len(group), quiet=False) as show:
+                for of_round in measure_rounds(group, host, show, range(begun + 1, begun + count + 1)):
+                    for run, rows in of_round.items():
+                        rows_of[run] += rows
         except SettingError as error:
-            if len(groups) == 1 and not any(rounds):
+            if len(groups) == 1 and not any(rows_of.values()):
                 raise
             log.error("%s", error)
             status = processes.MISTAKE if isinstance(error, results.ResultsError) else 0
@@ -94,16 +99,14 @@ def measure_command(command, make_workload, describe_rows):
             status = processes.INTERRUPTED
 
         # Print
-        combined = list(combine_rounds(rounds).values())
-        for rows in combined:
-            print(describe_rows(rows, results.read_others(folder, rows)))
+        for found in map(combine, filter(None, rows_of.values())):
+            print(describe_rows(found, read_stored(folder, found)))
+            measured += found if status != processes.MISTAKE else []  # else it was not stored
         for run in group[1:]:
-            if comparison := compare_runs(rounds, run, group[0]):
+            if comparison := compare_runs(rows_of[run], rows_of[group[0]], [name.lower() for name in run.choices]):
                 print(report.describe_comparison(comparison, run.choices, group[0].choices))
                 comparisons.append(comparison)
         sys.stdout.flush()
-        if status != processes.MISTAKE:  # else nothing was stored
-            measured += itertools.chain(*combined)
         if status:
             break
     tables = [report.describe_scaling(measured), report.describe_parts(measured), report.describe_chance(comparisons)]
@@ -130,12 +133,13 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
         )
     host = environment.read_host(run.settings.machine)
     status = child.open_and_measure(run.settings, make_workload, measure_work, child.Task(), lines.append)
-    run_id = uuid.uuid4().hex[:12]
-    rows = combine([[complete_row(host, run_id, line) for line in lines if line["status"] != processes.BEGUN]])
+    of_run = {"run_id": run.run_id, "process": 1}
+    rows = [complete_row(host, line, **of_run) for line in lines if line["status"] != processes.BEGUN]
     if me.rank == 0 and rows:
-        path = store(settings.results_dir, rows)
-        print(describe_rows(rows, results.read_others(settings.results_dir, rows)))
-        print(f"added to {results.display_path(path)}", flush=True)
+        store(settings.results_dir, rows)
+        found = combine(rows)
+        print(describe_rows(found, read_stored(settings.results_dir, found)))
+        print(f"added to {results.display_path(results.path_of(settings.results_dir, rows[0]))}", flush=True)
     return status
 
 
@@ -150,33 +154,31 @@ def read_machine(runs):
     return replace(host, rest=meters.measure_rest(uses_gpu, host.cpu_name))
 
 
-def measure_and_store(runs, host, rounds):
-    """Measure runs as measure_rounds() does, and store the combined rows, also after Ctrl-C."""
-    try:
-        measure_rounds(runs, host, rounds, quiet=False)
-    finally:
-        with processes.interrupts_held():
-            for run, rows in combine_rounds(rounds).items():
-                store(run.settings.results_dir, rows)
-
-
-def store(folder, rows, replaced=()):
-    """Append rows as results.append() does; if that fails, print them as lines of CSV below their header.
-
-    Returns:
-        The path of the file.
+def store(folder, rows):
+    """Append rows to the files of their machines; if that fails, print them as lines of CSV below their header.
 
     Raises:
-        ResultsError: they were only printed.
+        ResultsError: some were only printed.
     """
-    path = results.path_of(folder, rows[0])
+    of_path = {}
+    for row in rows:
+        of_path.setdefault(results.path_of(folder, row), []).append(row)
+    for path, some in of_path.items():
+        try:
+            with processes.interrupts_held():
+                results.append(path, *some)
+        except results.ResultsError as error:
+            print(results.to_text([], some), end="", flush=True)
+            kept = f"the rows are only in the lines above: save these as rows.csv, then `cat rows.csv >>{path}`"
+            raise results.ResultsError(f"{error}; {kept}") from None
+
+
+def read_stored(folder, rows):
+    """Return the results in the file of these rows; [] if it cannot be read."""
     try:
-        results.append(path, *rows, replaced=replaced)
-    except results.ResultsError as error:
-        print(results.to_text([], rows), end="", flush=True)
-        kept = f"the rows are only in the lines above: save these as rows.csv, then `cat rows.csv >>{path}`"
-        raise results.ResultsError(f"{error}; {kept}") from None
-    return path
+        return read_results(results.path_of(folder, rows[0]))
+    except (results.ResultsError, OSError):
+        return []
 
 
 def plan_runs(runs, make_workload):
@@ -202,7 +204,7 @@ def count_devices(run: Run):
     ranks.refuse_one_core()
     settings = run.settings
     count = find_device(run).count if settings.use_gpu is not False else 0
-    if settings.num_devices == ALL:
+    if settings.num_devices == "all":
         if count == 0:
             raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of processes")
         return run.with_settings(NUM_DEVICES=str(count))
@@ -253,96 +255,97 @@ def group_runs(runs):
     return split
 
 
-def measure_rounds(runs, host, rounds, limit=math.inf, quiet=True, has_extras=True, choose=list):
+def measure_rounds(runs, host, show, numbers, group="", limit=math.inf, choose=list, **task):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run.
 
     The processes of a round are interleaved. If the GPU or its memory has no room for that, they work one after the
-    other. Every second round begins with the last run. After a process without any result, its run is left out.
+    other. After a process without any result, its run is left out. The processes of the first round compare with the
+    reference, and measure pipelines and energy.
 
     Args:
-        rounds: a list to which {run: rows of its process} of each round is appended; after Ctrl-C the last one has the
-            processes that were complete, and if it is the first one, all that is known.
-        limit: seconds of work after which a process is killed.
-        quiet: as report.progress() takes it.
-        has_extras: the first process of a run also measures what one process is enough for (child.Task).
+        show, limit: as Child takes them.
+        numbers: of the rounds.
+        group: its name; "" makes one, if there are several runs.
         choose: {run: rows of its process} of a round -> the runs of the next round; those that failed are left out.
+        task: other fields of child.Task.
+
+    Yields:
+        {run: rows of its process} of each round, once they are stored; after Ctrl-C those that had ended, and in the
+        first round what is known of the others.
 
     Raises:
-        SettingError: a mistake that only a child finds, such as a MODEL that resembles no known one.
+        SettingError: a mistake that only a child finds, such as a MODEL that resembles no known one; a full disk.
     """
-    count = plan_processes(runs[0])
+    group = group or (new_id() if len(runs) > 1 else "")
     remaining = list(runs)
     interleaves = len(runs) > 1
-    with report.progress(count * len(runs), quiet) as show:
-        for number in range(count):
-            order = remaining[::-1] if number % 2 else remaining
-            task = {"has_extras": number == 0 and has_extras, "compares_with_cpu": number == 0}
-            measure_round = functools.partial(run_processes, order, host, rounds, limit, show, **task)
-            rows_of = measure_round(takes_turns=interleaves)
-            if interleaves and any(is_crowded(row) for rows in rows_of.values() for row in rows):
-                log.warning("there is no room for these combinations at the same time: they run one after the other")
-                interleaves = False
-                rounds.pop()
-                rows_of = measure_round()
-            chosen = choose(rows_of)
-            remaining = [run for run in remaining if run in chosen and has_result(rows_of[run])]
-            if not remaining:
-                return
-            if len(remaining) < len(order):  # the others may fit together
-                interleaves = len(remaining) > 1
+    devices = {}
+    for number in numbers:
+        is_first = number == numbers[0]
+        of_round = {"rest": host.rest, "has_extras": is_first, "compares_with_cpu": is_first} | task
+        for takes_turns in (True, False) if interleaves else (False,):
+            tasks = {run: of_round | {"takes_turns": takes_turns, "device": devices.get(run, "")} for run in remaining}
+            children = {run: make_child(run, show, limit, **tasks[run]) for run in remaining}
+            rows_of, error = run_children(children, host, number, group, keeps_parts=is_first)
+            if error or not takes_turns or not is_crowded(rows_of):
+                break
+            log.warning("there is no room for these combinations at the same time: they run one after the other")
+            interleaves = False
+        yield rows_of
+        if error:
+            raise error
+        devices = {run: rows[0]["device"] for run, rows in rows_of.items()} | devices
+        count = len(remaining)
+        chosen = choose(rows_of)
+        remaining = [run for run in remaining if run in chosen and has_result(rows_of.get(run, []))]
+        if not remaining:
+            return
+        if len(remaining) < count:  # the others may fit together
+            interleaves = len(remaining) > 1
 
 
 def has_result(rows):
     return any(row["status"] == "ok" for row in rows)
 
 
-def is_crowded(row):
-    """Return whether a process may have failed because another one has the memory, or the whole card."""
-    return row["status"] == "out_of_memory" or TAKEN in row["note"]
+def is_crowded(rows_of):
+    """Return whether a process of a round may have failed because another one has the memory, or the whole card."""
+    rows = [row for rows in rows_of.values() for row in rows]
+    return any(row["status"] == "out_of_memory" or TAKEN in row["note"] for row in rows)
 
 
-def run_processes(runs, host, rounds, limit, show, **task):
-    """Run one process of each run; append {run: its rows} to the rounds, as measure_rounds() says, and return it.
+def run_children(children, host, number, group="", keeps_parts=False):
+    """Let the Children of a round, {run: Child}, work until they have ended, and store their rows.
+
+    Every second round begins with the last one. A round without room for all at the same time is not stored.
 
     Args:
-        limit, show: as Child takes them.
-        task: fields of child.Task.
+        number, group: cells of the rows.
+        keeps_parts: Ctrl-C leaves what is known of processes that had not ended.
+
+    Returns:
+        ({run: rows of its process}, the exception that ends the measuring or None: KeyboardInterrupt, SettingError).
     """
-    devices = {run: rows[0]["device"] for before in rounds for run, rows in before.items()}
-    children = {run: make_child(run, show, limit, rest=host.rest, device=devices.get(run, ""), **task) for run in runs}
-    rows_of = {}
-    rounds.append(rows_of)
+    error = None
     try:
-        processes.work_interleaved(children.values())
-    finally:
-        for run, process in children.items():
-            rows = read_rows(run, host, process)
-            if rows and (len(rounds) == 1 or process.exit_status != processes.INTERRUPTED):
-                rows_of[run] = rows
-    for run, process in children.items():
-        if mistake := find_mistake(run, process):
-            raise SettingError(mistake)
-    return rows_of
-
-
-def measure_once(run: Run, host, limit=math.inf, **task):
-    """Return the last row of one process of a run, to which the task is given."""
-    with report.progress(1) as show:
-        return run_processes([run], host, [], limit, show, **task)[run][-1]
-
-
-def combine_rounds(rounds):
-    """Return {run: its combined rows, one for each quantity} of the rounds of measure_rounds()."""
-    runs = dict.fromkeys(run for rows_of in rounds for run in rows_of)
-    of_a_list = {"search": INTERLEAVED} if len(runs) > 1 else {}
-    combined = {run: combine([rows_of[run] for rows_of in rounds if run in rows_of]) for run in runs}
-    return {run: [row | of_a_list for row in rows] for run, rows in combined.items()}
-
-
-def compare_runs(rounds, run, base):
-    """Return the Comparison of a run with another one of the same rounds; None without a pair."""
-    pairs = [(rows_of[run], rows_of[base]) for rows_of in rounds if {run, base} <= rows_of.keys()]
-    return compare_pairs(pairs, [name.lower() for name in run.choices])
+        processes.work_interleaved(list(children.values())[:: 1 if number % 2 else -1])
+    except KeyboardInterrupt as interrupt:
+        error = interrupt
+    rows_of = {}
+    try:
+        with processes.interrupts_held():
+            for run, child in children.items():
+                rows = read_rows(run, host, child, number, group)
+                if rows and (keeps_parts or child.exit_status != processes.INTERRUPTED):
+                    rows_of[run] = rows
+                if mistake := find_mistake(run, child):
+                    error = error or SettingError(mistake)
+            takes_turns = any(child.task.get("takes_turns") for child in children.values())
+            if error or not (takes_turns and is_crowded(rows_of)):
+                store(run.settings.results_dir, [row for rows in rows_of.values() for row in rows])
+    except (KeyboardInterrupt, results.ResultsError) as last:
+        error = last
+    return rows_of, error
 
 
 def make_child(run: Run, show, limit=math.inf, **task):
@@ -370,17 +373,12 @@ def find_mistake(run: Run, process):
     return f"the process ended before it measured anything ({why}): `make doctor` may explain it"
 
 
-def read_rows(run: Run, host, process):
+def read_rows(run: Run, host, process, number, group):
     """Make rows of the lines of a closed Child: typed cells, with status and note if the process failed or died."""
-    run_id = uuid.uuid4().hex[:12]  # of this process
     host = replace(host, allocator=environment.find_allocator(run.environ))
-    rows = [complete_row(host, run_id, line) for line in process.lines if "mistake" not in line]
+    of_run = {"run_id": run.run_id, "process": number, "group": group}
+    rows = [complete_row(host, line, **of_run) for line in process.lines if "mistake" not in line]
     complete = [row for row in rows if row["status"] != processes.BEGUN]
-    if complete and complete[0]["device"] == "cpu":
-        stored = results.read_others(run.settings.results_dir, complete)
-        for row in complete:
-            if peaks.is_implausible(row, stored):
-                row["flags"] = f"{row['flags']} implausible".strip()
     has_failed = process.exit_status == 1 and rows and rows[-1]["status"] not in ("ok", processes.BEGUN)
     if not rows or has_failed or process.exit_status in (0, processes.MISTAKE, processes.INTERRUPTED):
         return complete

@@ -10,7 +10,7 @@ It knows no framework, no process and no clock, so that tests can run it on tabl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.records.verdict import compare_pairs
+from bench.records.combine import compare_runs
 
 CHANGES = 3  # that are interleaved with the fastest so far
 ROUNDS, FINAL_ROUNDS = 3, 5
@@ -25,8 +25,8 @@ class Search:
     Args:
         values: {setting: its values, the default first}. The last setting is the batch size.
         doubles: the batch size is doubled.
-        measure: (candidates, rounds, count, choose) measures candidates, interleaved, in at most `count` rounds. It
-            appends {candidate: rows of its process} to `rounds` after each round, and goes on with the candidates that
+        measure: (candidates, numbers, is_final, choose) measures candidates, interleaved, in rounds of these numbers.
+            It yields {candidate: rows of its process} after each round, and goes on with the candidates that
             choose(rows of the round) returns.
         used: () -> the share of the time that is used.
         rounds, final: the rounds of all steps, and those of the last comparison.
@@ -72,7 +72,10 @@ class Search:
             faster = [change for change, pair in pairs.items() if pair and pair.ratio.throughput > 1]
             return [base, *faster] if faster and self.used() < 1 else []
 
-        self.measure([base, *changes], rounds, count, choose)
+        begun = len(self.rounds) + len(self.final)
+        numbers = range(begun + 1, begun + 1 + count)
+        for rows_of in self.measure([base, *changes], numbers, rounds is self.final, choose):
+            rounds.append(rows_of)
 
     def list_changes(self):
         """List the changes of the fastest so far that are to be measured, those of the least measured values first.
@@ -111,4 +114,5 @@ class Search:
 
 def compare(rounds, candidate, base):
     """Return the Comparison of two candidates in the rounds that have both; None without a pair."""
-    return compare_pairs([(rows_of[candidate], rows_of[base]) for rows_of in rounds if {candidate, base} <= {*rows_of}])
+    rows, base_rows = ([row for rows_of in rounds for row in rows_of.get(each, [])] for each in (candidate, base))
+    return compare_runs(rows, base_rows)

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import uuid
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,6 @@ log = logging.getLogger("bench")
 # What SCOPE may select: the model with batches that are on the device; the input pipeline alone, which prepares batches
 # from JPEG files; both together. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")
-ALL = 0  # NUM_DEVICES=all, until parent.py has counted them
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 # Names that are probably meant as settings, but which other programs may set: in the environment they get a warning.
@@ -70,12 +70,12 @@ FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 # Kinds: each parses the text of a setting, or raises ValueError with the words that complete "must be ...".
 
 
-def whole(minimum, maximum=10**9, **words):
-    """Return a parser of a whole number, or of one of the words in any case: whole(1, all=ALL)."""
+def whole(minimum, maximum=10**9, words=()):
+    """Return a parser of a whole number, or of one of the words in any case, which is the value."""
 
     def parse(text):
         if text.lower() in words:
-            return words[text.lower()]
+            return text.lower()
         if not re.fullmatch("[0-9]{1,10}", text) or not minimum <= int(text) <= maximum:
             raise ValueError(", or ".join([f"a whole number from {minimum} to {maximum}", *words]))
         return int(text)
@@ -178,7 +178,9 @@ class Settings:
     """
 
     use_gpu: bool | None = setting(zero_or_one, lists=EACH)  # None: the GPU if there is one
-    num_devices: int = setting(whole(1, all=ALL), "1", commands=WORKLOADS, lists=EACH)
+    num_devices: Any = setting(
+        whole(1, words=("all",)), "1", commands=WORKLOADS, lists=EACH
+    )  # all: parent.py counts them
     framework: str = setting(one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch")
     model: str = setting(str, commands=WORKLOADS, lists=EACH)
     phase: str = setting(
@@ -229,6 +231,7 @@ class Settings:
     workload: str = setting(one_of(*WORKLOADS), "image", commands=("best",))
     max_minutes: float = setting(above_zero, "20", commands=("best",))
     quick: bool = setting(zero_or_one, "0", commands=("all",))
+    again: bool = setting(zero_or_one, "0", commands=("all",))  # begin new runs of what is complete
     cpu_defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # not a setting: unset ones, on a CPU
 
     @property
@@ -255,6 +258,11 @@ DECLARED = {declared.name: declared.metadata for declared in fields(Settings) if
 KNOWN_NAMES = [*map(str.upper, DECLARED), *SYNONYMS, *MAKE_VARIABLES]
 
 
+def new_id():
+    """Return a name of a run or a group that no other one has."""
+    return uuid.uuid4().hex[:12]
+
+
 @dataclass(frozen=True, eq=False)  # compared by identity, so that it can be the key of a dict
 class Run:
     """One combination of the settings of a command, measured in as many processes as RUNS says.
@@ -266,6 +274,7 @@ class Run:
     settings: Settings
     environ: dict[str, str]  # the whole environment, without MAKEFLAGS
     choices: dict[str, str] = field(default_factory=dict)  # {variable: its entry of each comma list, as it is printed}
+    run_id: str = field(default_factory=new_id)  # in its rows
 
     def with_settings(self, command=None, **texts):
         """Return the run after a change of its environment, or the same one of another command.
@@ -278,7 +287,7 @@ class Run:
         """
         environ = {name: text for name, text in (self.environ | texts).items() if text is not None}
         command = command or self.command
-        return replace(self, command=command, settings=parse_settings(command, environ), environ=environ)
+        return Run(command, parse_settings(command, environ), environ, self.choices)
 
 
 def read_runs(command, environ=os.environ, also=()):

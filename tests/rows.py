@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from bench.records import results
 from bench.records.columns import COLUMNS, FLAGS, SCHEMA
-from bench.records.rows import combine
-from bench.records.verdict import Comparison, Rate
+from bench.records.combine import Comparison, combine
+from bench.records.verdict import Rate
 from bench.workloads.standard_set import STANDARD_SET
 
 ROW = dict.fromkeys(COLUMNS) | {"schema": SCHEMA, "method_version": 2, "run_id": "0123456789ab"}
@@ -60,27 +60,35 @@ def measure(throughput, *cells):
     return row
 
 
+def processes_of(*rows):
+    """Return rows as those of a run with one row for each process."""
+    return [row | {"process": number} for number, row in enumerate(rows, 1)]
+
+
 def repeat(first, *others):
-    """Combine five processes that differ by some percent; `others` are what only the first one measured."""
-    again = [[first | rate(factor * first["throughput"])] for factor in (0.98, 1.01, 0.97, 1.03)]
-    return combine([[first, *others], *again])
+    """Return the rows of five processes that differ by some percent; `others` are what only the first one measured."""
+    again = [first | rate(factor * first["throughput"]) for factor in (0.98, 1.01, 0.97, 1.03)]
+    return [*processes_of(first, *again), *(row | {"process": 1} for row in others)]
 
 
 ON_CPU = {"phase": "inference", "memory_format": "channels_first", "num_threads": 2, "flops_per_item": 8.2e9}
 ON_CPU |= {"peak_memory_bytes": 1.49e9}
 INPUT = ON_CPU | {"scope": "input", "num_workers": 2, "flops_per_item": None, "first_step_seconds": 0.0054}
 END_TO_END = ON_CPU | {"scope": "end_to_end", "num_workers": 2, "flags": "short"}
-IMAGE = repeat(measure(13.45, ON_CPU), measure(821.9, INPUT), measure(12.47, END_TO_END))
+PIPELINES = repeat(measure(13.45, ON_CPU), measure(821.9, INPUT), measure(12.47, END_TO_END))
+IMAGE = combine(PIPELINES)
 
 ON_GPU = GPU | {"precision": "mixed_bfloat16", "measured_precision": "bfloat16", "optimizer": "sgd", "batch_size": 64}
 ON_GPU |= {"items": 2560, "memory_format": "channels_last", "peak_memory_bytes": 11.3e9, "temperature_c": 61}
 POWER = {"power_watts": 612.4, "power_scope": "gpu board", "joules_per_item": 0.245, "idle_watts": 71.3}
-TRAINING = [
-    *repeat(measure(2498, ON_GPU, POWER)),
-    *repeat(measure(8210, ON_GPU, POWER, {"phase": "forward", "flops_per_item": 8.2e9})),
-    *repeat(measure(3990, ON_GPU, {"phase": "backward", "flops_per_item": 1.58e10, "flags": "drift"})),
-    *repeat(measure(152_000, ON_GPU, {"phase": "optimizer", "flops_per_item": None, "flags": "barrier_shows"})),
-]
+TRAINING = combine(
+    [
+        *repeat(measure(2498, ON_GPU, POWER)),
+        *repeat(measure(8210, ON_GPU, POWER, {"phase": "forward", "flops_per_item": 8.2e9})),
+        *repeat(measure(3990, ON_GPU, {"phase": "backward", "flops_per_item": 1.58e10, "flags": "drift"})),
+        *repeat(measure(152_000, ON_GPU, {"phase": "optimizer", "flops_per_item": None, "flags": "barrier_shows"})),
+    ]
+)
 GPU_PEAKS = [
     as_text(ROW | GPU | PEAK | {"precision": "float32", "tflops": 51.2}),
     as_text(ROW | GPU | PEAK | {"precision": "bfloat16", "tflops": 710.0}),
@@ -101,26 +109,28 @@ SUSTAINED = [
 ]
 
 SCALING = [
-    repeat(measure(throughput, ON_GPU, {"world_size": size}))[0]
+    combine(repeat(measure(throughput, ON_GPU, {"world_size": size})))[0]
     for size, throughput in ((1, 2498), (2, 4810), (4, 9020))
 ]
 
 ON_LLM = GPU | LLM | {"precision": "bfloat16", "measured_precision": "bfloat16", "flops_per_item": 2.7e8}
 ON_LLM |= {"peak_memory_bytes": 0.51e9, "first_step_seconds": 0.0312}
-PREFILL = repeat(measure(61_200, ON_LLM, {"phase": "prefill", "prompt_tokens": 512, "step_seconds_median": 0.00837}))
+PREFILL = measure(61_200, ON_LLM, {"phase": "prefill", "prompt_tokens": 512, "step_seconds_median": 0.00837})
+PREFILL = combine(repeat(PREFILL))
 DECODE = ON_LLM | {"phase": "decode", "new_tokens": 128, "depth": 512, "bytes_per_step": 2.9e8, "bandwidth": 101.5}
-DECODE = repeat(measure(350, DECODE, {"output_error": 0.0062}))
+DECODE = combine(repeat(measure(350, DECODE, {"output_error": 0.0062})))
 
 FAILED = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")
 FAILED |= {"status": "out_of_memory", "note": "CUDA out of memory. Tried to allocate 9.00 GiB", "flags": ""}
 DIED = FAILED | {"status": "crashed", "note": "it was ended by signal 11"}
 FAILURES = {
-    "one scope": repeat(measure(13.45, ON_CPU), ROW | INPUT | FAILED),
-    "every process": combine([[ROW | ON_GPU | FAILED]]),
-    "one process of three": combine([[measure(100)], [measure(102)], [ROW | DIED]]),
-    "Ctrl-C": combine([[measure(99, {"status": "interrupted", "throughput_low": None, "windows": 3})]]),
+    "one scope": combine(repeat(measure(13.45, ON_CPU), ROW | INPUT | FAILED)),
+    "every process": combine(processes_of(ROW | ON_GPU | FAILED)),
+    "one process of three": combine(processes_of(measure(100), measure(102), ROW | DIED)),
+    "Ctrl-C": combine(processes_of(measure(99, {"status": "interrupted", "throughput_low": None, "windows": 3}))),
 }
-FLAGGED = combine([[measure(13.45, ON_CPU, {"flags": " ".join(FLAGS), "note": "the first batches were slower"})]])
+FLAGGED = measure(13.45, ON_CPU, {"flags": " ".join(FLAGS), "note": "the first batches were slower"})
+FLAGGED = combine(processes_of(FLAGGED))
 
 CONVOLUTION = OPERATOR | {"workload": "convolution", "model": "conv3x3", "memory_format": "channels_last"}
 ATTENTION = OPERATOR | {"workload": "attention", "model": "attention", "sequence_length": 1024}
@@ -174,8 +184,8 @@ AFTER = [
     FIVE | rate(4) | LATER | {"model": "vgg19"},
     FIVE | rate(60) | LATER | {"model": "densenet161", "process_rates": "1 2 3"},
     FIVE | rate(800) | LATER | PIPELINE,
-    FIVE | rate(300) | {"search": "0123456789ab", "allocator": "A=1"},  # of `make best`
-    FIVE | rate(3) | LATER | {"search": "interleaved", "model": "squeezenet1_0"},  # there is no other one
+    FIVE | rate(300) | {"group": "0123456789ab", "allocator": "A=1"},  # of `make best`
+    FIVE | rate(3) | LATER | {"group": "interleaved", "model": "squeezenet1_0"},  # there is no other one
 ]
 
 # Comparisons: faster, undecided, slower, equal, of too few pairs, not interleaved, and of other work
@@ -190,17 +200,22 @@ FAST = BFLOAT16 | {"output_error": 0.0062, "flags": "drift"}
 DEFAULT, SECOND, THIRD = ("float32", "0", "16"), ("bfloat16", "0", "16"), ("bfloat16", "1", "16")
 
 
-def interleave(rates):
+def interleave(number, rates, group="best-1"):
     """Return a round with a row of each candidate, {candidate: its rate}."""
     rows = {each: measure(rate, ON_CPU, {} if each == DEFAULT else FAST) for each, rate in rates.items()}
-    return {each: [row | {"turn_rates": [row["throughput"]]}] for each, row in rows.items()}
+    return {each: [row | of_round(number, row["throughput"], each, group)] for each, row in rows.items()}
 
 
-ROUNDS = [interleave({DEFAULT: 100, SECOND: 190 + i}) for i in range(3)]
+def of_round(number, turn, run="a", group="best-1"):
+    """Return the cells of a process in a round of a group, with one turn of this rate."""
+    return {"group": group, "process": number, "run_id": "-".join(run), "rates": f"{turn:.6g}"}
+
+
+ROUNDS = [interleave(i + 1, {DEFAULT: 100, SECOND: 190 + i}) for i in range(3)]
 ROUNDS[0]["mixed_bfloat16", "0", "16"] = [ROW | FAILED]
-ROUNDS += [interleave({SECOND: 190, THIRD: 260 + i}) for i in range(3)]
-FINAL = [interleave({DEFAULT: 100, THIRD: 258 + i}) for i in range(5)]
-REFUTED = [interleave({DEFAULT: 100, THIRD: 99})]
+ROUNDS += [interleave(4 + i, {SECOND: 190, THIRD: 260 + i}) for i in range(3)]
+FINAL = [interleave(7 + i, {DEFAULT: 100, THIRD: 258 + i}, "best-1-final") for i in range(5)]
+REFUTED = [interleave(7, {DEFAULT: 100, THIRD: 99}, "best-1-final")]
 
 
 def standard_set(**changes):
@@ -218,7 +233,7 @@ def standard_set(**changes):
 # A card: the standard set, the peaks, an input pipeline, a doubtful row and a published one
 CARD = [row | {"tflops": 0.12, "bandwidth": 8.12 if row["phase"] == "decode" else None} for row in standard_set()]
 CARD += [PEAK | LARGE | {"tflops": 0.18}, PEAK | LARGE | BFLOAT16 | {"tflops": 0.404}, COPY | {"throughput": 35.0}]
-CARD += [row | {"image_size": None} for row in IMAGE]
+CARD += [row | {"image_size": None, "run_id": "pipelines"} for row in PIPELINES]
 DIRTY = {"flags": "drift", "commit": "9876543210ab-dirty", "process_rates": "1", "tflops": 0.2}
 CARD.append(rate(240) | BFLOAT16 | DIRTY | {"phase": "inference", "image_size": None})
 PUBLISHED = GPU | {"source": "https://example.org", "phase": "inference", "batch_size": 64, "throughput_low": None}

@@ -1,6 +1,7 @@
 """`make all`: the set is valid everywhere, is measured in passes, and an interruption doubles and loses nothing."""
 
 import functools
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -114,6 +115,13 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 
+def count_in_runs(rows):
+    """List how many processes each run of models has, in the order of the file."""
+    return list(
+        Counter(row["run_id"] for row in rows if row["workload"] != "matmul" and row["status"] == "ok").values()
+    )
+
+
 def plan(device, sixteen="bfloat16", *memory, **environ):
     return [
         run.settings
@@ -176,7 +184,6 @@ def test_a_quick_set_on_a_gpu_has_three_lines():
 
 
 def test_compiling_has_a_limit_and_is_not_tried_again(make_all, monkeypatch):
-    monkeypatch.setattr(measure_all.SetFile, "add", lambda self, work, rows: self.rows_of[work].append(rows) or rows)
     make_all.children.device = NVIDIA
     make_all.children.fails = {("transformer", "distilbert", "training"): "compiling"}
     make_all(RUNS="2")
@@ -190,14 +197,12 @@ def test_an_interruption_loses_nothing(make_all, ends_after):
     with pytest.raises(KeyboardInterrupt):
         make_all()
     stored = results.read(read_settings("all").results_dir / "m.csv")
-    rates = " ".join(row["process_rates"] for row in stored if row["workload"] != "matmul").split()
-    assert len(rates) == max(0, ends_after - 1)  # each one is in results/
+    assert sum(row["workload"] != "matmul" for row in stored) == max(0, ends_after - 1)  # each one is in results/
     make_all.children.ends_after, before = None, make_all.children.asked.copy()
     status, _, rows = make_all()
     _, *works = before + make_all.children.asked
     assert (status, works) == (0, works[: 2 * ON_CPU] * RUNS)  # in passes
-    measured = [row for row in rows if row["workload"] != "matmul"]
-    assert [len(row["process_rates"].split()) for row in measured] == [RUNS] * 2 * ON_CPU
+    assert count_in_runs(rows) == [RUNS] * 2 * ON_CPU
     assert make_all()[1] == 0  # and nothing is left
 
 
@@ -244,7 +249,7 @@ def test_what_was_refused_is_left_out_of_later_passes(make_all):
     status, count, rows = make_all()
     assert (status, count) == (0, 1 + 2 * ON_CPU)
     assert len(make_all.children.asked) == 1 + 2 * ON_CPU * RUNS - 2 * (2 + 2 + 1)
-    assert sorted(row["status"] for row in rows if row["status"] != "ok") == 2 * ["crashed"] + 2 * ["out_of_memory"]
+    assert sorted(row["status"] for row in rows if row["status"] != "ok") == 4 * ["crashed"] + 2 * ["out_of_memory"]
     make_all.children.fails = {}
     assert [make_all()[1] for _ in range(2)] == [2, 0]  # what has no row
 
@@ -259,10 +264,23 @@ def test_a_pipeline_that_crashed_is_tried_once_more(make_all):
     assert sum(make_all.children.has_extras) == 2  # in both precisions
 
 
-def test_what_was_disturbed_is_measured_once_more(make_all):
+def test_what_was_disturbed_is_measured_until_twice_as_many_processes(make_all):
     make_all.children.flags = "drift contended"
-    assert [make_all()[1] for _ in range(3)] == [1 + 2 * ON_CPU, 1 + 2 * ON_CPU, 0]
-    assert {len(row["process_rates"].split()) for row in make_all()[2]} == {1, RUNS}
+    _, count, rows = make_all()
+    assert (count, set(count_in_runs(rows))) == (1 + 2 * ON_CPU, {2 * RUNS})
+    assert make_all()[1] == 0
+
+
+def test_again_begins_new_runs_and_without_it_the_newest_go_on(make_all, monkeypatch):
+    make_all()
+    make_all.children.ends_after = 3
+    with pytest.raises(KeyboardInterrupt):
+        make_all(AGAIN="1")
+    make_all.children.ends_after = None
+    monkeypatch.delenv("AGAIN")
+    rows = make_all()[2]
+    assert count_in_runs(rows)[: 2 * ON_CPU + 2] == [RUNS] * (2 * ON_CPU + 2)
+    assert len(count_in_runs(rows)) == 2 * ON_CPU + 2  # the two works that AGAIN=1 began
 
 
 def test_a_disturbed_peak_excludes_no_format():

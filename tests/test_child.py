@@ -58,7 +58,7 @@ def child(monkeypatch):
         begun = dict.fromkeys((line["phase"], line["scope"]) for line in lines if line["status"] == processes.BEGUN)
         lines = [line for line in lines if line["status"] != processes.BEGUN]
         assert list(begun)[: len(lines)] == list(dict.fromkeys((line["phase"], line["scope"]) for line in lines))
-        assert {name for line in lines for name in line} <= {*COLUMNS, "turn_rates"}
+        assert {name for line in lines for name in line} <= {*COLUMNS}
         return status, lines
 
     return call

@@ -15,6 +15,7 @@ from bench.frameworks import Device
 from bench.host import environment
 from bench.host.environment import Card, read_host
 from bench.records import report, results
+from bench.records.combine import read_results
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
@@ -33,7 +34,7 @@ def work(child):
     takes_turns = child.task["takes_turns"]
     of_this = {"model": what, "batch_size": batch_size}
     if takes_turns:
-        of_this["turn_rates"] = [1.0 * batch_size, 2.0 * batch_size]
+        of_this["rates"] = f"{batch_size} {2 * batch_size}"
     if what == "typo":
         child.lines.append({"mistake": "MODEL"})
         return 2
@@ -91,7 +92,7 @@ def children(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run_all(children, monkeypatch, tmp_path, capfd):
-    """Run a list of models; returns (status, stdout, [what a child did, its task] of each, stored rows)."""
+    """Run a list of models; returns (status, stdout, [what a child did, its task] of each, stored results)."""
 
     def call(*models, **environ):
         for name, value in ({"MODEL": ",".join(models)} | environ).items():
@@ -99,19 +100,24 @@ def run_all(children, monkeypatch, tmp_path, capfd):
         children.started.clear()
         status = parent.measure_command("image", None, report.describe_run)
         asked = [[child.environ["MODEL"], child.task["has_extras"]] for child in children.started]
-        return status, capfd.readouterr().out, asked, results.read(tmp_path / "m.csv")
+        return status, capfd.readouterr().out, asked, read_results(tmp_path / "m.csv", pytest.fail)
 
     return call
 
 
-def test_five_processes_give_one_row(run_all, children):
+def test_five_processes_give_one_result(run_all, children, tmp_path):
     status, out, asked, (row,) = run_all("ok")
     assert (status, out.count("added to ")) == (0, 1)
     # The others run on the device of the first one. Only that one compares with the CPU and measures the pipeline.
     assert [child.task["device"] for child in children.started] == ["", *["cpu"] * 4]
     assert asked == [["ok", True], *[["ok", False]] * 4]
-    assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == ["7", "4.5", "9.5"]
+    assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == [7, 4.5, 9.5]
     assert row["process_rates"] == "5 6 7 8 9"
+    stored = results.read(tmp_path / "m.csv")
+    assert [(row["process"], row["throughput"], row["group"]) for row in stored] == [
+        (str(number), str(4 + number), "") for number in range(1, 6)
+    ]
+    assert len({row["run_id"] for row in stored}) == 1
     assert (row["machine"], row["device_name"], row["schema"]) == ("m", row["cpu_name"], "2")
 
 
@@ -154,7 +160,7 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
     host = replace(read_host(machine), cpu_name="Some CPU", cpu_count=2)
     monkeypatch.setenv("HOME", "/home/alice")
     line = {"status": "failed", "device": device, "device_name": device_name, "note": "\x1b[1mgcc -I/home/alice/x"}
-    row = complete_row(host, "id", line)
+    row = complete_row(host, line, run_id="id", process=1)
     parent.store(tmp_path, [row])
     (stored,) = results.read(tmp_path / f"{file}.csv")
     assert (stored["machine"], stored["driver"]) == (file, "580.1")
@@ -169,7 +175,7 @@ def test_rows_that_cannot_be_stored_are_printed_below_their_header(run_all, tmp_
     assert (status, "added to" in out, out.count("images/s (")) == (2, False, 0)
     printed = results.parse(out[out.index("schema,") :], "the terminal")
     (line,) = (line for line in printed if not line.fault)
-    assert (line.row["model"], line.row["process_rates"]) == ("ok", "5 6")
+    assert (line.row["model"], line.row["process"], line.row["throughput"]) == ("ok", "1", "5")
 
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch):
@@ -181,7 +187,7 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch):
 @pytest.mark.parametrize(("end", "status"), [("killed", "out_of_memory"), ("stuck", "timed_out")])
 def test_a_child_that_dies_leaves_a_row(run_all, end, status):
     code, _, _, (dead, _) = run_all(end, "ok", RUNS="1")
-    assert (code, dead["status"], dead["model"], dead["throughput"]) == (0, status, end, "")
+    assert (code, dead["status"], dead["model"], dead["throughput"]) == (0, status, end, None)
 
 
 def test_ctrl_c_stores_what_was_complete(run_all):
@@ -189,7 +195,7 @@ def test_ctrl_c_stores_what_was_complete(run_all):
     assert (status, len(asked)) == (130, 3)  # no other combination is started
     assert (row["status"], row["process_rates"]) == ("ok", "5 6")
     status, _, _, rows = run_all("interrupts")
-    assert (status, rows[-1]["status"], rows[-1]["throughput"]) == (130, "interrupted", "5")
+    assert (status, rows[-1]["status"], rows[-1]["throughput"]) == (130, "interrupted", 5)
 
 
 @pytest.fixture

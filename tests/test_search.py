@@ -30,19 +30,20 @@ class FakeMachine:
         self.rate, self.random, self.noise, self.minutes, self.swing = rate, random.Random(seed), noise, minutes, swing
         self.seconds, self.asked = 0, []
 
-    def measure(self, candidates, rounds, count, choose):
+    def measure(self, candidates, numbers, is_final, choose):
         self.asked.append(candidates)
-        for _ in range(count):
+        for number in numbers:
             self.seconds += 17 * len(candidates)
             speed = self.random.uniform(1 / self.swing, 1)
-            rounds.append({each: [self.measure_one(each, speed)] for each in candidates})
-            candidates = choose(rounds[-1])
+            rows_of = {each: [self.measure_one(each, speed) | {"process": number}] for each in candidates}
+            yield rows_of
+            candidates = choose(rows_of)
             if not candidates:
                 return
 
     def measure_one(self, candidate, speed):
         rate = self.rate(candidate) * speed * math.exp(self.random.gauss(0, self.noise))
-        return ROW | ({"throughput": rate} if rate else {"status": "failed"})
+        return ROW | {"group": "best-1"} | ({"throughput": rate} if rate else {"status": "failed"})
 
     def search(self, values, doubles=False):
         search = Search(values, doubles, self.measure, lambda: self.seconds / (60 * self.minutes))

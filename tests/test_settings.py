@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import settings
-from bench.settings import ALL, DECLARED, KNOWN_NAMES, SYNONYMS, TRAINING, SettingError, read_runs, read_settings
+from bench.settings import DECLARED, KNOWN_NAMES, SYNONYMS, TRAINING, SettingError, read_runs, read_settings
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -37,7 +37,7 @@ def test_defaults_depend_on_the_command_and_the_device():
     ("command", "environ", "values"),
     [
         ("image", {"USE_GPU": "1", "BATCH_SIZE": "64", "IMAGE_MODEL": "resnet18"}, (True, 64, "resnet18")),
-        ("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "NUM_DEVICES": "All"}, (8, "float32", ALL)),
+        ("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "NUM_DEVICES": "All"}, (8, "float32", "all")),
         ("image", {"BATCH_SIZE": "8", "MAX_SECONDS": "0.5"}, (8, 0.5)),
         ("image", {"SCOPE": "input,device", "MACHINE": "../../tmp/x"}, (("input", "device"), "tmp-x")),
         ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_last"}, ("tensorflow", "channels_last")),

@@ -18,7 +18,7 @@ RATES |= {"matmul-8bit": 0.9, "attention": 0.1}
 
 def run_sweep(monkeypatch, environ):
     """Run the sweep in this process, as a child does; returns (exit status, rows)."""
-    about, lines = complete_row(read_host("m"), "id", {}), []
+    about, lines = complete_row(read_host("m"), {}), []
     with monkeypatch.context() as changed:
         for name, value in ({"USE_GPU": "0"} | environ).items():
             changed.setenv(name, value)

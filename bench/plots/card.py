@@ -61,7 +61,7 @@ def make_card(stored, machine, framework):
     rows = lines[lines["value"].notna()].to_dict("records")
     mine = [row for row in rows if not row["published"] and row["framework"] == framework]
     kind = "gpu" if any(row["kind"] == "gpu" for row in mine) else "cpu"
-    mine = [row for row in mine if row["kind"] == kind]
+    mine = frames.of_newest_chip([row for row in mine if row["kind"] == kind])
     resident = [row for row in mine if row["scope"] == "device"]
     by_line = {line: of_line for line in STANDARD_SET if (of_line := frames.of_line(resident, line))}
     if len(by_line) < LEAST:
@@ -167,9 +167,7 @@ def describe_limits(wholes, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     limits = []
     for whole in wholes:
-        # The line above is of a later run if the sentence has another rate of the model.
-        is_shown = any(f" {format_number(line['value'])} images/s" in whole["note"] for line in lines)
-        when = "" if is_shown else " in an earlier run"
+        when = "" if any(line["run_id"] == whole["run_id"] for line in lines) else " in another run"
         limits.append(f"{whole['model']} {whole['phase']} from JPEG files{when}, {whole['note'].partition(';')[0]}.")
     shares = {
         "The models reach {} of the best matmul.": [line["of_peak"] for line in lines if line["phase"] != "decode"],

@@ -138,7 +138,8 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
                 panel.errorbar(x, y, yerr=errors, elinewidth=1, capsize=2, **options)
             else:
                 panel.plot(x, y, **options)
-        set_scale(panel, "y", pd.concat([curve.frame.filter(regex=f"^{column}") for curve in curves]), room=0.05)
+        drawn = f"^{column}(_low|_high)?$"
+        set_scale(panel, "y", pd.concat([curve.frame.filter(regex=drawn) for curve in curves]), room=0.05)
         panel.set_ylabel(name)
         panel.grid(alpha=0.3)
     ticks = sorted({x for curve in curves for x in curve.frame["x"]})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.records import columns, tables
+from bench.records import columns, peaks, tables
 from bench.records.likeness import PRECISIONS, USUAL, class_of
 from bench.records.peaks import UNMIXED
 from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings
@@ -39,6 +39,12 @@ def load(folder, warn):
 def only_valid(lines):
     """Select what was timed with the right clock and is possible."""
     return lines[(lines["status"] == "ok") & ~lines["flags"].str.contains("implausible")]
+
+
+def of_newest_chip(rows):
+    """Select the rows, dicts, of the chip that the newest of them is of: servers call different chips by one name."""
+    newest = max(rows, key=lambda row: row["timestamp"], default=None)
+    return [row for row in rows if peaks.chip_of(row) == peaks.chip_of(newest)]
 
 
 def rates(lines, **cells):

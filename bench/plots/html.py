@@ -63,6 +63,7 @@ def collect(lines):
     text = lines[TEXTS].assign(
         work=list(name_works(rows)),
         how=[", ".join(filter(None, [likeness.describe_how(row), row["setup"]])) for row in rows],
+        note=["; ".join(filter(None, [row["compared"], row["note"]])) for row in rows],
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
         all_setup=[columns.describe_setup(row) for row in rows],
@@ -83,7 +84,7 @@ def name_works(rows):
     """Name the work of each row in words; only rows of the same work have the same name."""
     works_by_words = {}
     for row in rows:
-        words, work = likeness.describe_work(row), likeness.work_of(row)
+        words, work = likeness.name_work(row), likeness.work_of(row)
         works = works_by_words.setdefault(words, [])
         if work not in works:
             works.append(work)

@@ -11,7 +11,7 @@ from bench.plots import draw, frames
 from bench.plots.draw import COLOURS, Curve
 from bench.records import columns, tables, verdict
 from bench.records.columns import format_number
-from bench.records.likeness import describe_how, describe_work, is_peak, work_of
+from bench.records.likeness import describe_how, is_peak, name_work, work_of
 from bench.settings import WORKLOADS
 
 MAX_BARS = 8  # in a panel
@@ -68,7 +68,7 @@ def draw_works(stored, kind):
             text=[format_number(row["value"]) for row in kept],
             note=how,
         )
-        panels.append((f"{describe_work(kept[0])}, {kept[0]['per']}{count}", frame))
+        panels.append((f"{name_work(kept[0])}, {kept[0]['per']}{count}", frame))
     count = len(models) + len(peaks)
     left_out = f"{len(shown)} of {count} works that two or more have" if count > len(shown) else ""
     return draw.bars(panels, left_out, WHOSE)
@@ -131,7 +131,7 @@ def llm_depth(stored):
     lines = lines[lines["work"] == machines.idxmax()]
     curves = curves_of(lines, "tokens", DEEPER, name_depth, least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
-    title = describe_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""}).replace(", length not stated", "")
+    title = name_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""}).replace(", length not stated", "")
     return draw.lines(curves, {"value": "tokens/s"}, f"{title}; ours with random weights", x_name, is_log2=True)
 
 
@@ -173,7 +173,7 @@ def sustained(stored):
     rows = frames.only_valid(rows.assign(rate=rows["items"] / rows["seconds"]))
     rows = rows[rows.groupby("run_id")["elapsed_seconds"].transform("max") >= LEAST_SUSTAINED]
     rows = rows.sort_values("disturbed", ascending=False, kind="stable")
-    latest = rows["run_id"] == rows.groupby(["machine", *tables.WORK], sort=False)["run_id"].transform("last")
+    latest = rows["run_id"] == rows.groupby(["machine", *tables.WORK_AND_KIND], sort=False)["run_id"].transform("last")
     runs = [run.sort_values("elapsed_seconds") for _, run in rows[latest].groupby("run_id", sort=False)][-MAX_CURVES:]
     panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
     panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
@@ -189,25 +189,27 @@ def sustained(stored):
 
 def best(stored):
     """Draw the path of `make best`, one change at a time from the default to the fastest settings, with intervals."""
-    is_step = ~stored.rows["search"].isin(["", columns.INTERLEAVED])
-    steps = frames.only_valid(stored.rows[is_step & stored.rows["throughput"].notna()])
+    steps = frames.only_valid(stored.rows[stored.rows["step"].notna() & stored.rows["throughput"].notna()])
+    steps = steps.assign(search=steps["group"].str.removesuffix(columns.FINAL))
     of = ["machine", "kind", "framework", "workload", "model", "phase"]
     steps = steps[steps["search"] == steps.groupby(of, sort=False)["search"].transform("last")]
     names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high"}
-    steps = steps.rename(columns=names)
+    steps = steps.rename(columns=names).sort_values("step", kind="stable")
     panels = []
     for _, path in list(steps.groupby("search", sort=False))[-MAX_PATHS:]:
         rows = path.to_dict("records")
         changes = [columns.describe_change(before, after).partition(", ") for before, after in pairwise(rows)]
+        factors = [f" ({row['factor']:.2f}x)" if row["factor"] > 0 else "" for row in rows]
         frame = path.reset_index()[tables.RATE].assign(
             name=["the default", *(f"+ {first}" for first, _, _ in changes)],
-            text=[format_number(row["value"]) for row in rows],  # gains are of interleaved pairs: not stored
+            text=[format_number(row["value"]) + factor for row, factor in zip(rows, factors, strict=True)],
             note=["", *(others for _, _, others in changes)],
             key=[0, *(1 for _ in changes)],
         )
         panels.append((", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame))
     keys = {0: ("the default", COLOURS[7], COLOURS[7]), 1: ("with one more change", COLOURS[0], COLOURS[0])}
-    return draw.bars(panels, "items/s, with the interval of the processes", keys) if panels else None
+    unit = "items/s, with the interval of the processes; (times as fast as the line above, in interleaved pairs)"
+    return draw.bars(panels, unit, keys) if panels else None
 
 
 PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops, best, sustained)

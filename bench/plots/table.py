@@ -94,7 +94,7 @@ def describe_means(works, base, ratios, workloads):
 
 def find_works(rows):
     """Return {work: (place in the table, Line or None for a peak, row)} of the rows of a side."""
-    rows = rows[rows["scope"] == "device"].to_dict("records")
+    rows = frames.of_newest_chip(rows[rows["scope"] == "device"].to_dict("records"))
     peaks = {(row["model"], row["precision"]): row for row in rows}
     works = []
     for model, precisions in PEAKS.items():

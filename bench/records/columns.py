@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench import settings
 from bench.timing.measure import METHOD_VERSION
 
-SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column; 2: a row combines all processes
+SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column; 2: a row may combine all processes
 MOST_LETTERS = 10_000  # of a cell; what is longer is cut before it is stored
 
 # What the cells of a column that holds this may be, unless they are blank: a pattern, and what completes "must be ...".
@@ -55,23 +55,27 @@ def say_allocator(text):
     return "allocator keeps memory" if keeps else re.sub(r"LD_PRELOAD=(\S*/)?", "", text)
 
 
-INTERLEAVED = "interleaved"  # in the column search
+SEARCH, FINAL = "best-", "-final"  # the group of a `make best` begins with it, and that of its last comparison ends so
 DATA = {"synthetic": "synthetic images", "cifar10": "cifar10 images", "jpeg": "files of quality 90", "jpeg_q96": ""}
 COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in settings.COMPILE_MODES}
 
 METHODS = tuple(map(str, range(1, METHOD_VERSION + 1)))
 PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
 OPERATORS = ("matmul", "convolution", "bandwidth", "attention", "gemv")  # gemv: rows of earlier versions
-FORMATS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
+PRECISIONS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
+# What a row of ours may say: a result, why a process has none, and what a check refused.
+STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "failed", "crashed", "timed_out", "compiling")
+STATUSES += ("wrong_output", "wrong_model", "constant_output", "work_skipped")
 UNITS = ("images/s", "sequences/s", "tokens/s", "steps/s", "matmuls/s", "calls/s", "GB/s")
 
 COLUMNS = {
     # which
     "schema": Column("identity", "version of the meaning of these columns", (str(SCHEMA),)),
     "method_version": Column("version", "version of the method in bench/timing/measure.py", METHODS),
-    "run_id": Column("identity", "the process whose cells the row has: the median one of a run", "word"),
-    "timestamp": Column("identity", "UTC, when that process ended", "time"),
-    "search": Column("identity", "interleaved, in a list that is compared; or the same for one `make best`", "word"),
+    "run_id": Column("identity", "the run: one combination of settings, in one command, in all its processes", "word"),
+    "process": Column("identity", "its number in the run, from 1; blank: several, of an earlier version", "count"),
+    "group": Column("identity", "what was compared: pairs have equal group and process; best-...: `make best`", "word"),
+    "timestamp": Column("identity", "UTC, when the process ended", "time"),
     "status": Column("result", "ok, or why there is no full result: out_of_memory, interrupted ...", "word"),
     "flags": Column("result", "warnings, separated by spaces (FLAGS explains them)", "word"),
     "source": Column("identity", "of a published figure; blank for a measurement by this program", "long"),
@@ -104,7 +108,7 @@ COLUMNS = {
     "scope": Column("work", "what ran, and how", (*settings.SCOPES, "epoch", "sustained"), words={"device": ""}),
     "epoch": Column("work", "its number, from 1, in the scope epoch", "count", words="epoch {}"),
     "matrix_size": Column("work", "m x n x k", "word", words="{}"),
-    "precision": Column("work", "as asked for", FORMATS, words="{}"),
+    "precision": Column("work", "as asked for", PRECISIONS, words="{}"),
     "measured_precision": Column("result", "found by a comparison with float64"),
     "output_error": Column("result", "of the output against the reference on the CPU, relative L2", "number"),
     "output_limit": Column("result", "of that error: what rounding explains; blank if it explains any", "number"),
@@ -127,10 +131,11 @@ COLUMNS = {
     "seed": Column("identity", "of data and weights", "whole"),
     # result
     "unit": Column("result", "of throughput", UNITS),
-    "throughput": Column("result", "items per second of all devices, in the process with the median rate", "positive"),
-    "throughput_low": Column("result", "lowest end of the processes' intervals", "positive"),
-    "throughput_high": Column("result", "highest end of the processes' intervals", "positive"),
-    "process_rates": Column("result", "throughput of each process, in order, separated by spaces", "rates"),
+    "throughput": Column("result", "items per second of all devices", "positive"),
+    "throughput_low": Column("result", "lower end of its interval", "positive"),
+    "throughput_high": Column("result", "upper end of its interval", "positive"),
+    "rates": Column("result", "throughput in each turn, if the process took turns, separated by spaces", "rates"),
+    "process_rates": Column("result", "throughput of each process, combined by an earlier version", "rates"),
     "step_seconds_median": Column("result", "median window / its steps", "positive"),
     "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
     "windows": Column("result", "number of measured windows", "number"),
@@ -141,7 +146,7 @@ COLUMNS = {
     "warmup_seconds": Column("result", "from the first step until the speed is steady", "number"),
     "stop_reason": Column("result", "target_ci, max_seconds, num_images, epoch, interval or interrupted", "word"),
     "elapsed_seconds": Column("result", "in the scope sustained: from the run's start to the row's end", "positive"),
-    "bottleneck": Column("result", "device, input ...", "word"),
+    "bottleneck": Column("result", "device, input ..., combined by an earlier version", "word"),
     # learning
     "parameters": Column("result", "trainable", "number"),
     "loss_mean": Column("result", "mean loss of all steps of an epoch", "number"),
@@ -165,6 +170,7 @@ COLUMNS = {
 
 # Columns of files that earlier versions wrote: files are read without them, and rewritten without them.
 GONE = ("canary_seconds", "numpy", "checkpointing")
+RENAMED = {"search": "group"}
 
 # A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {

@@ -75,8 +75,8 @@ def work_of(row):
     return (*cells.items(), ("precision", class_of(row)), ("compile", row["compile"] not in ("", "0")))
 
 
-def describe_work(row):
-    """Describe the work of a row: "ResNet-50, training, batch 64, 16 bits, compiled"."""
+def name_work(row):
+    """Name the work of a row: "ResNet-50, training, batch 64, 16 bits, compiled"."""
     cells = dict(work_of(row))
     usual = USUAL.get(row["workload"]) or {}
     sizes = {name: text for name, text in cells.items() if text not in (NOT_STATED, usual.get(name))}

@@ -14,6 +14,7 @@ from tqdm.contrib.logging import tqdm_logging_redirect
 from bench import processes
 from bench.records import peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
+from bench.records.combine import count_processes
 from bench.records.verdict import ENOUGH_PAIRS, Rate, burst_and_sustained, verdict_of
 from bench.settings import TRAINING
 
@@ -86,8 +87,8 @@ def describe_run(rows, stored):
     """Describe the rows of one run: what ran, each result with its interval and details, and all warnings.
 
     Args:
-        rows: combined rows, numbers as numbers.
-        stored: the rows of the machine's file, as text.
+        rows: results, as combine() returns them.
+        stored: the results in the machine's file.
     """
     first = rows[0]
     who = f"{first['framework']} {first['framework_version'] or ''} on {first['device_name'] or first['cpu_name']}"
@@ -134,11 +135,6 @@ def describe_sweep(rows, _):
     reached = {row["precision"]: row["tflops"] for row in ok if row["model"] == "matmul-peak"}
     lines_of_peaks = [f"  measured peak, {name}: {tflops:.4g}e12 FLOP/s" for name, tflops in reached.items()]
     return "\n".join(filter(None, [*lines, explain_flags(flags), *lines_of_peaks]))
-
-
-def count_processes(row):
-    """Return how many processes measured a row; 0 for a failure."""
-    return len((row.get("process_rates") or "").split())
 
 
 def describe_rate(row):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.records.columns import COLUMNS, GONE, MOST_LETTERS, find_fault, make_printable
+from bench.records.columns import COLUMNS, GONE, MOST_LETTERS, RENAMED, find_fault, make_printable
 from bench.settings import SettingError
 
 LOCK_SECONDS = 60
@@ -53,18 +53,18 @@ def check_writable(folder, machines):
             pass
 
 
-def append(path, *rows, replaced=()):
+def append(path, *rows):
     """Append rows, dicts with any of COLUMNS, all or none of them; None is written as blank.
 
-    Stored rows with a run_id of `replaced` are left out. Lines that read() leaves out stay. Stored rows gain the new
-    columns, and lose those that are GONE. Without rows, it only tries to write.
+    Lines that read() leaves out stay. Stored rows gain the new columns, and lose those that are GONE. Without rows, it
+    only tries to write.
 
     Raises:
         ResultsError: a file that read() refuses, a stuck lock, a full disk.
         ValueError: a row has a key that is not a column.
     """
     with writing(path):
-        lines = [line for line in parse(read_text(path), path) if line.row["run_id"] not in replaced]
+        lines = parse(read_text(path), path)
         replace_file(path, to_text(lines, rows).encode(errors="surrogateescape"))
         if not (lines or rows):
             path.unlink()
@@ -85,16 +85,6 @@ def writing(path):
             f"{error.filename or path} cannot be written to ({reason}): free space, make it yours "
             "(`sudo chown -R $USER results`), or set RESULTS_DIR"
         ) from None
-
-
-def read_others(folder, rows):
-    """Return the readable rows of the file of these rows that other runs have stored; [] if it cannot be read."""
-    try:
-        stored = read(path_of(folder, rows[0]))
-    except (ResultsError, OSError):
-        return []
-    own = {row["run_id"] for row in rows}
-    return [row for row in stored if row["run_id"] not in own]
 
 
 def to_text(lines, rows):
@@ -155,7 +145,7 @@ def parse(text, path):
         if not any(cells):
             continue
         if not header or {"schema", "machine"} <= set(cells):
-            header = cells
+            header = [RENAMED.get(name, name) for name in cells]
             if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter([*COLUMNS, *GONE])):
                 names = [name[:40] for name in wrong[:3]]
                 why = f"it begins with {header[0][:40]!r}, and columns are missing, unknown or twice: {names}"

@@ -1,89 +1,113 @@
-"""Read results files as frames of rows, and choose the latest result of each machine, work and setup."""
+"""Read results files as frames of results, and choose the one that counts of each chip, work and setup."""
+
+import math
 
 import pandas as pd
 
-from bench.records import columns, peaks, results
+from bench.records import columns, peaks, report, results
 from bench.records.columns import disturbing_flags
+from bench.records.combine import NUMBERS, combine, compare_groups, convert, count_processes, find_steps, list_groups
 from bench.records.verdict import IN_TFLOPS
 
-# A row's work: its columns of this role, and whether a CPU or a GPU did it.
-WORK = (*columns.WORK, "kind")
+WORK_AND_KIND = (*columns.WORK, "kind")  # and whether a CPU or a GPU did it
 RATE = ["value", "low", "high"]
 COMPUTER = ["cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores"]  # a machine's rows may be from several
 # {column of numbers: whether 0 is possible}
-NUMBERS = {
-    name: column.holds == "number" for name, column in columns.COLUMNS.items() if column.holds in columns.MEASURED
-}
+ZERO = {name: columns.COLUMNS[name].holds == "number" for name in NUMBERS}
+ENOUGH = 3  # processes; a result of fewer is a quick check
 
 
 def read_rows(paths, warn=print):
-    """Read all rows of these CSV files as one frame, in the order of the files.
+    """Read all results of these CSV files as one frame, in the order of the files.
 
     It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
-    `published`, whether others measured it, `disturbed`, and `shown`, the name of the device, or of the machine if
-    several have this device. A file that is foreign or newer is left out, and so is a row that cannot be read: warn()
-    gets a line.
+    `published`, whether others measured it, `disturbed`, `processes`, their number, and `shown`, the name of the
+    device, or of the machine if several have this device. Of runs in groups `compared` says that they are `factor`
+    times as fast as another one, and `step` is the place on the path of a `make best`. A file that is foreign or newer
+    is left out, and so is a row that cannot be read: warn() gets a line.
     """
-    frames = []
+    rows = []
     for path in paths:
         try:
-            frames.append(convert(results.read(path, warn)))
+            rows += map(convert, results.read(path, warn))
         except (results.ResultsError, OSError) as error:
             warn(f"left out: {error}")
-    rows = pd.concat(frames, ignore_index=True) if frames else convert([])
-    of_machines = rows.groupby(["source", "device_name"])["machine"].transform("nunique")
-    return rows.assign(shown=rows["device_name"].where(rows["published"] | (of_machines == 1), rows["machine"]))
+    frame = to_frame(rows)
+    of_machines = frame.groupby(["source", "device_name"])["machine"].transform("nunique")
+    return frame.assign(shown=frame["device_name"].where(frame["published"] | (of_machines == 1), frame["machine"]))
 
 
-def convert(rows):
-    """Convert rows of results.read() to a frame; an unknown number, and the 0 of a stuck meter, is NaN."""
-    frame = pd.DataFrame(rows, columns=list(columns.COLUMNS), dtype=str)
-    numbers = frame[list(NUMBERS)].apply(pd.to_numeric).astype(float)  # objects without rows
-    frame[numbers.columns] = numbers.where((numbers > 0) | list(NUMBERS.values()))
+def to_frame(rows):
+    """Make a frame of the results of rows, as read_rows() describes it; the 0 of a stuck meter is NaN."""
+    found = combine(rows)
+    frame = pd.DataFrame(found, columns=list(columns.COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
+    numbers = frame[NUMBERS]
+    frame[NUMBERS] = numbers.where((numbers > 0) | list(ZERO.values()))
     for name in (*columns.WORK, *columns.SETUP):
         frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
-    kind = frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu")
-    disturbed = [bool(disturbing_flags(row)) for row in rows]
-    return frame.assign(kind=kind, published=frame["source"] != "", disturbed=disturbed)
+    groups = list_groups(rows)
+    compared = compare_groups(groups)
+    steps = find_steps(rows, groups)
+    run_ids = list(frame["run_id"])
+    return frame.assign(
+        kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"),
+        published=frame["source"] != "",
+        disturbed=[bool(disturbing_flags(row)) for row in found],
+        processes=[max(1, count_processes(row)) for row in found],
+        compared=[describe_factor(*compared[name]) if name in compared else "" for name in run_ids],
+        factor=[compared[name][2].ratio.throughput if name in compared else math.nan for name in run_ids],
+        step=[steps.get(name, math.nan) for name in run_ids],
+    )
+
+
+def describe_factor(row, base, comparison):
+    """Describe how a run of a group compares with its base: "1.24 times as fast as float32 (1.22 to 1.27, 5 pairs)"."""
+    ratio, low, high = (f"{end:.3f}" for end in comparison.ratio)
+    other = columns.describe_change(row, base) or base["device_name"]
+    return f"{ratio} times as fast as {other} ({low} to {high}, {report.describe_pairs(comparison)})"
 
 
 def choose_rows(rows):
-    """Choose the row of each machine, work and setup that counts, and all published figures; the oldest comes first.
+    """Choose the result of each chip, work and setup that counts, and all published figures; the oldest comes first.
 
-    Only rows of the newest METHOD_VERSION count. An undisturbed row counts before a disturbed one, then one of several
-    processes before a quick check of one, among those of several one of its own before one of a comparison (the column
-    `search`), then the newest one. What Ctrl-C left does not replace more processes of its commit.
+    Only those of the newest METHOD_VERSION count. Of several an undisturbed one counts, then one of ENOUGH processes,
+    then one by itself before one of a group, then one of a clean commit, then the newest.
     """
-    repeated, compared = rows["process_rates"].str.contains(" "), rows["search"] != ""
-    done = rows.assign(repeated=repeated, compared=compared, pushed_out=repeated & compared)
-    by = {"disturbed": False, "repeated": True, "pushed_out": False, "timestamp": True}
-    done = done.sort_values(list(by), ascending=list(by.values()))
-    own = done.loc[~done["published"]]
-    newest = own.groupby(["machine", *WORK])["method_version"].transform("max")
+    own = rows.loc[~rows["published"]]
+    newest = own.groupby(["machine", *WORK_AND_KIND])["method_version"].transform("max")
     own = own.loc[own["method_version"] == newest]
-    work = ["machine", *WORK, *columns.SETUP]
-    processes = own["process_rates"].str.count(" ")
-    most = processes.groupby([own[name] for name in (*work, "commit", "compared")]).transform("max")
-    own = own.loc[processes == most].drop_duplicates(work, keep="last")
+    ranks = pd.DataFrame(
+        {
+            "undisturbed": ~own["disturbed"],
+            "enough": own["processes"] >= ENOUGH,
+            "alone": own["group"] == "",
+            "clean": ~own["commit"].str.endswith("-dirty"),
+            "timestamp": own["timestamp"],
+        }
+    )
+    own = own.loc[ranks.sort_values(list(ranks)).index]
+    own = own.drop_duplicates([*peaks.CHIP, *WORK_AND_KIND, *columns.SETUP], keep="last")
     # Published figures are of different setups: none of them replaces another.
-    chosen = done.loc[done["published"] | done.index.isin(own.index)]
+    chosen = rows.loc[rows["published"] | rows.index.isin(own.index)]
     return chosen.sort_values("timestamp", kind="stable", ignore_index=True)
 
 
 def latest(rows):
-    """Select the latest result of each machine, work and setup, and all published figures, whatever their status.
+    """Select the result of each chip, work and setup that counts, and all published figures, whatever their status.
 
     The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
-    and its interval, `low` and `high`; `processes`, how many; `computers`, how many its machine's own rows are
-    from; `setup`: in words, if a machine has several for the same work, or cards of one name several power limits;
-    `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
+    and its interval, `low` and `high`; `computers`, how many its machine's own rows are from; `setup`: in words, if a
+    chip has several for the same work, or cards of one name several power limits; `of_peak` and `of_bandwidth`, TFLOP/s
+    and GB/s over the best ones measured on its chip.
     """
     done = rows[((rows["status"] == "ok") | rows["published"]) & (rows["scope"] != "sustained")]
     lines = choose_rows(done)
     published = lines["published"]
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
-    several = lines.duplicated(["machine", "source", *WORK], keep=False)
-    several |= lines.groupby(["device_name", *WORK])["power_limit_watts"].transform("nunique") > 1  # cards of one name
+    several = lines.duplicated([*peaks.CHIP, "source", *WORK_AND_KIND], keep=False)
+    several |= (
+        lines.groupby(["device_name", *WORK_AND_KIND])["power_limit_watts"].transform("nunique") > 1
+    )  # cards of one name
     several &= ~published
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
     computers = done[~done["published"]].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()
@@ -94,7 +118,6 @@ def latest(rows):
         low=lines["throughput_low"] * scale,
         high=lines["throughput_high"] * scale,
         per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
-        processes=lines["process_rates"].str.split().str.len().clip(lower=1),
         computers=lines["machine"].map(computers),
         setup=[columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups],
     )

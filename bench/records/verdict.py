@@ -1,12 +1,9 @@
 """Rates, and what they show: ratios, bottlenecks, the effect of heat."""
 
 import math
-import statistics
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.records.columns import WORK, format_number
-from bench.timing.intervals import median_interval
+from bench.records.columns import format_number
 
 # Share of the slower part's rate that the end-to-end rate reaches if the two parts work at the same time.
 OVERLAP = 0.95
@@ -42,48 +39,6 @@ def verdict_of(ratio):
     if ratio.low >= 1 / (1 + SAME) and ratio.high <= 1 + SAME:
         return "same"
     return "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "cannot tell"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The ratio of two runs' rates."""
-
-    ratio: Rate  # the median of the pairs of processes, and their interval: from nine on, that of their median
-    pairs: int
-    interleaved: bool  # else the processes of a pair worked one after the other
-    differing: list[str]  # columns of work; if there are any, the ratio means nothing
-
-
-def compare_pairs(pairs, chosen=()):
-    """Return the Comparison of pairs of processes, or None if none is complete.
-
-    The ratio of a pair is the median over neighbouring turns; without turns, that of the two rates.
-
-    Args:
-        pairs: (rows of a process of the run, rows of one of the run that it is compared with) of each round.
-        chosen: columns in which the two may differ.
-    """
-    ratios = []
-    interleaved = True
-    differing = []
-    for both in pairs:
-        row, base = (next(filter(is_main, rows), None) for rows in both)
-        if not (row and base):
-            continue
-        turns = list(zip(row.get("turn_rates", []), base.get("turn_rates", []), strict=False))
-        interleaved = interleaved and bool(turns)
-        turns = turns or [(row["throughput"], base["throughput"])]
-        ratios.append(statistics.median(a / b for a, b in turns))
-        differing = [name for name in WORK if name not in chosen and row[name] != base[name]]
-    if not ratios:
-        return None
-    interval = median_interval(ratios, rho=0)
-    return Comparison(Rate(statistics.median(ratios), *interval), len(ratios), interleaved, differing)
-
-
-def is_main(row):
-    """Return whether a row is a rate of the scope device; the first such row of a process is compared."""
-    return row["status"] == "ok" and row["scope"] == "device"
 
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):

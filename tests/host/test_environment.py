@@ -52,7 +52,7 @@ def test_the_power_limit_is_that_of_the_card_that_runs(monkeypatch, limit, watts
     host = environment.read_host("m")
     assert host.power_limit_watts == watts
     for device, limit_of_row in (("cuda", watts), ("cpu", None)):
-        row = complete_row(host, "id", {"device": device, "device_name": "NVIDIA H100", "precision": "float32"})
+        row = complete_row(host, {"device": device, "device_name": "NVIDIA H100", "precision": "float32"})
         assert row["power_limit_watts"] == limit_of_row
 
 

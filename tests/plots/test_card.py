@@ -134,11 +134,15 @@ def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_same
 
 
 def test_what_an_earlier_run_or_another_framework_measured_says_so(folder):
-    whole = {"scope": "end_to_end", "bottleneck": "device", "note": "limited by the model: it processes 100 images/s"}
-    write(folder, [*standard_set(), whole | {"phase": "inference"}, PEAK | {"framework": "jax", "tflops": "0.5"}])
+    whole = [
+        rate(speed) | {"scope": scope, "phase": "inference"} for scope, speed in (("input", 900), ("end_to_end", 90))
+    ]
+    write(folder, [*standard_set(), *(row | {"run_id": 0, "batch_size": 16} for row in whole)])
+    write(folder, [PEAK | {"framework": "jax", "tflops": "0.5"}])
+    assert any("files, limited by the model" in words for words in make(folder).limits)
     assert [words for _, *words in make(folder).tiles] == [["float32 matmul", "in JAX"]]
     write(folder, [rate(90) | {"phase": "inference", "process_rates": "1 2 3", "run_id": "x", "timestamp": LATER}])
-    assert any("earlier run" in words for words in make(folder).limits)
+    assert any("another run" in words for words in make(folder).limits)
     write(folder, [rate(90)], "b")
     assert (make(folder).name, make(folder).subtitle.split()[0]) == ("a", "Example")
 

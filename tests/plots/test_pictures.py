@@ -11,7 +11,7 @@ import plot_results
 from bench.plots import draw, frames, pictures
 from bench.records.likeness import work_of
 from bench.settings import SettingError
-from tests.rows import FAILED, GPU, MATMUL, rate, write
+from tests.rows import FAILED, FINAL, GPU, MATMUL, ROUNDS, rate, write
 
 CITED = {"source": "https://x"}
 OTHER_WORK = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}, {"compile": "1"}]
@@ -141,20 +141,23 @@ def test_epochs_over_depth_with_seconds_as_published(folder, load):
 
 
 def test_the_path_of_the_latest_search_is_in_the_order_of_the_file(folder, load):
-    write(folder, [rate(5) | {"search": "old"}])
-    write(
-        folder,
-        [
-            rate(10) | {"search": "x", "timestamp": "2026-11-21T00:00:00+00:00"},
-            rate(30) | {"search": "x", "precision": "bfloat16"},
-        ],
-    )
-    write(folder, [rate(5) | {"search": "interleaved"}])  # of a list that is compared, which is not a path
+    write(folder, [rate(5) | {"group": "old", "run_id": "0"}])
+    latest = {"group": "x", "timestamp": "2026-11-21T00:00:00+00:00"}
+    write(folder, [rate(10) | latest | {"run_id": "1"}, rate(30) | latest | {"run_id": "2", "precision": "bfloat16"}])
+    write(folder, [rate(5) | {"group": "interleaved"}])  # of a list that is compared, which is not a path
     assert texts_in(pictures.best(load()))[1:] == ["the default", "10", "+ bfloat16", "30"]
 
 
+def test_the_path_of_a_search_has_the_factor_of_each_step(folder, load):
+    rounds = [*ROUNDS, *FINAL]
+    write(folder, [row for rows_of in rounds for rows in rows_of.values() for row in rows if row["status"] == "ok"])
+    texts = texts_in(pictures.best(load()))[1:]
+    assert texts == ["the default", "100", "+ bfloat16", "190 (1.91x)", "+ ", "260 (1.37x)"]
+
+
 def test_a_machine_whose_device_another_one_has_too_is_shown_by_its_own_name(folder, load):
-    write(folder, [rate(10) | {"search": "x"}, rate(30) | {"search": "x", "precision": "bfloat16"}])
+    second = {"run_id": "2", "precision": "bfloat16"}
+    write(folder, [rate(10) | {"group": "x", "run_id": "1"}, rate(30) | {"group": "x"} | second])
     assert texts_in(pictures.best(load()))[0].startswith("Example CPU (CPU)")
     write(folder, [rate(10)], "b")
     assert texts_in(pictures.best(load()))[0].startswith("a (CPU)")

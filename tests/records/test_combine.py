@@ -1,9 +1,10 @@
-"""A row is a result: what several processes measured of the same work becomes one row."""
+"""A result is what the processes of a run measured, combined when it is read; runs of a group are compared in pairs."""
 
 import pytest
 
-from bench.records.rows import combine
-from tests.rows import ROW
+from bench.records.combine import combine, compare_groups, compare_runs, convert, find_steps, list_groups, read_results
+from tests import rows as stored
+from tests.rows import ROW, processes_of
 
 
 def row(rate, low=None, high=None, **changes):
@@ -11,55 +12,145 @@ def row(rate, low=None, high=None, **changes):
     return ROW | cells | changes
 
 
+def combine_all(*rows):
+    return combine(processes_of(*rows))
+
+
 @pytest.mark.parametrize(
     ("rates", "middle"), [((3.0,), 3), ((12.0, 10.0, 11.0), 11), ((4.0, 2.0), 2), ((1.0, 4.0, 3.0, 2.0), 2)]
 )
-def test_the_row_is_that_of_the_median_process_or_the_slower_of_two(rates, middle):
-    (found,) = combine([[row(rate, rate - 1, rate + 1)] for rate in rates])
+def test_the_cells_are_those_of_the_median_process_or_the_slower_of_two(rates, middle):
+    (found,) = combine_all(*(row(rate, rate - 1, rate + 1) for rate in rates))
     assert (found["throughput"], found["seconds"]) == (middle, 1 / middle)
     assert (found["throughput_low"], found["throughput_high"]) == (min(rates) - 1, max(rates) + 1)
     assert found["process_rates"] == " ".join(f"{rate:g}" for rate in rates)
-    assert combine([[row(3.0)]])[0]["throughput_low"] is None
-    (found,) = combine([[row(rate, rate - 1, rate + 1)] for rate in range(10, 19)])  # nine leave the extreme ones out
+    assert combine_all(row(3.0))[0]["throughput_low"] is None
+    (found,) = combine_all(*(row(rate, rate - 1, rate + 1) for rate in range(10, 19)))  # nine: without the extreme ones
     assert (found["throughput_low"], found["throughput_high"]) == (10, 18)
 
 
-def test_quantities_stay_apart():
+def test_quantities_and_runs_stay_apart():
     first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input"), row(30.0, elapsed_seconds=10.0)]
-    found = combine([first, [row(11.0)], [row(12.0)]])
-    assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "30"]
+    rows = [each | {"process": 1} for each in first] + [row(11.0, process=2), row(12.0, process=3)]
+    found = combine([*rows, row(99.0, process=1, run_id="x")])
+    assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "30", "99"]
 
 
-def test_what_only_one_process_says_is_kept():
+def test_a_row_of_an_earlier_version_is_a_result_and_keeps_its_cells():
+    old = [row(11.0, process_rates="10 11 12"), row(5.0, scope="input", process_rates="5")]
+    assert combine(old) == old
+    assert [each["process_rates"] for each in combine([*old, row(7.0, process=1)])] == ["10 11 12", "5", "7"]
+
+
+def test_what_only_one_process_says_is_kept_and_the_largest_error():
     measured = {"idle_watts": 70.0, "output_error": 0.1, "power_watts": 400.0, "power_scope": "gpu board"}
     measured |= {"joules_per_item": 130.0, "output_limit": 0.2}
-    rows = row(3.0, **measured, flags="drift"), row(4.0), row(5.0, flags="short drift")
-    (found,) = combine([[each] for each in rows])
+    (found,) = combine_all(row(3.0, **measured, flags="drift"), row(4.0), row(5.0, flags="short drift"))
     assert found["throughput"] == 4
     assert measured.items() <= found.items()
     assert found["flags"] == "drift short"
+    assert combine_all(row(3.0, output_error=0.1), row(4.0, output_error=0.3))[0]["output_error"] == 0.3
 
 
 @pytest.mark.parametrize("flag", ["contended", "swapping"])
-@pytest.mark.parametrize(("disturbed", "count"), [(1, 1), (1, 2), (1, 3), (2, 5), (3, 5)])
-def test_a_disturbance_of_fewer_than_half_of_the_processes_is_only_noted(flag, disturbed, count):
-    (found,) = combine([[row(1.0 + i, flags=flag if i < disturbed else "")] for i in range(count)])
-    noted = f"{flag} in {disturbed} of {count} processes"
-    assert (found["flags"], found["note"]) == (("", noted) if 2 * disturbed < count else (flag, ""))
+@pytest.mark.parametrize(("disturbed", "count"), [(1, 1), (2, 2), (1, 2), (1, 3), (4, 5)])
+def test_disturbed_processes_drop_out_of_a_run_that_has_others(flag, disturbed, count):
+    (found,) = combine_all(*(row(1.0 + i, flags=flag if i < disturbed else "") for i in range(count)))
+    left = count - disturbed or count
+    assert (len(found["process_rates"].split()), found["flags"]) == (left, flag if disturbed == count else "")
+    assert (f"{left} of {count}" in found["note"]) == (left < count)
 
 
 def test_a_failure_of_some_processes_is_in_the_note():
     failed = row(1.0, status="crashed", note="x", throughput=None)
-    assert combine([[failed]]) == [failed]
-    (found,) = combine([[row(3.0)], [failed]])
+    (found,) = combine_all(failed)
+    assert (found["status"], found["note"]) == ("crashed", "x")
+    (found,) = combine_all(row(3.0), failed)
     assert (found["status"], found["process_rates"], found["note"]) == ("ok", "3", "crashed in a process: x")
 
 
+def test_what_ctrl_c_left_counts_only_if_there_is_nothing_else():
+    left = row(2.0, status="interrupted")
+    assert combine_all(left)[0]["throughput"] == 2
+    (found,) = combine_all(row(3.0), left)
+    assert (found["process_rates"], found["note"]) == ("3", "")
+
+
+def test_a_file_that_was_added_to_itself_counts_once():
+    rows = processes_of(row(3.0), row(4.0))
+    (found,) = combine(rows + rows)
+    assert found["process_rates"] == "3 4"
+
+
 @pytest.mark.parametrize(("device", "pipeline", "name"), [(10.0, 90.0, "device"), (90.0, 10.0, "input")])
-def test_the_part_that_limits_the_end_to_end_rate_is_named(device, pipeline, name):
+@pytest.mark.parametrize("process", [1, None])
+def test_the_part_that_limits_the_end_to_end_rate_is_named_when_it_is_read(device, pipeline, name, process):
     rates = {"device": device, "input": pipeline, "end_to_end": 9.0}
-    rows = [row(rate, rate * 0.99, rate * 1.01, scope=scope, flags="short") for scope, rate in rates.items()]
-    found = combine([rows])[-1]
+    cells = {"flags": "short", "process": process}
+    rows = [row(rate, rate * 0.99, rate * 1.01, scope=scope, **cells) for scope, rate in rates.items()]
+    rows[-1] |= {"bottleneck": "overlap", "note": "of an earlier version; x"} if process is None else {"note": "x"}
+    found = combine(rows)[-1]
     flags = "" if name == "device" else "short"  # with a full queue at both ends the rate is not inflated
-    assert (found["bottleneck"], found["flags"]) == (name, flags)
-    assert combine([rows[:2]])[-1]["bottleneck"] is None
+    assert (found["bottleneck"], found["flags"], found["note"].endswith("; x")) == (name, flags, True)
+    assert "earlier" not in found["note"]
+    assert not combine(rows[:2])[-1]["bottleneck"]
+    assert not combine([rows[0] | {"run_id": "other"}, *rows[1:]])[-1]["bottleneck"]
+
+
+def test_stored_rows_give_the_same_result(tmp_path):
+    measured = processes_of(*(row(1000 / (7 + i), 1000 / (8 + i), 1000 / (6 + i)) for i in range(5)))
+    path = stored.write(tmp_path, measured)
+    (found,), (again,) = combine(measured), read_results(path, pytest.fail)
+    assert (again["throughput"], again["process_rates"]) == (pytest.approx(found["throughput"]), found["process_rates"])
+
+
+# Comparisons
+
+
+def process(number, *turns, **changes):
+    rates = " ".join(map(str, turns))
+    return [row(9.0, group="g", process=number, rates=rates, **changes), row(1.0, phase="forward", process=number)]
+
+
+def test_a_pair_is_the_median_of_neighbouring_turns():
+    # A slow spell in the second turn of both, and a disturbance in one turn of one of them.
+    ours = [*process(1, 2.4, 0.3, 2.4), *process(2, 2.2, 2.2), *process(3, 2.6), *process(5, 9.0)]
+    bases = [*process(1, 2.0, 0.25, 8.0), *process(2, 2.0, 2.0, 2.0), *process(3, 2.0), *process(4, 1.0)]
+    found = compare_runs(ours, bases)
+    assert found is not None
+    assert found.ratio == pytest.approx((1.2, 1.1, 1.3))
+    assert (found.pairs, found.interleaved) == (3, True)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_work_that_differs_in_more_than_the_chosen_setting_is_told(place):
+    other = [process(1, 2.0, compile=1), process(2, 2.0, compile=1)]
+    other[place][0]["batch_size"] = 64
+    found = compare_runs(other[0] + other[1], process(1, 1.0) + process(2, 1.0), chosen=["compile"])
+    assert found is not None
+    assert found.differing == ["batch_size"]
+
+
+def test_a_process_that_failed_leaves_its_pair_out():
+    failed = process(1, status="crashed")
+    assert compare_runs(failed, process(1, 1.0)) is None
+    found = compare_runs(failed + process(2, throughput=50.0), process(1, 1.0) + process(2, throughput=25.0))
+    assert found is not None
+    assert (found.ratio.throughput, found.pairs, found.interleaved) == (2.0, 1, False)
+
+
+def test_runs_that_were_not_measured_together_have_no_pairs():
+    ours, bases = process(1, 2.0), process(1, 1.0)
+    assert compare_runs(ours, [each | {"group": "other"} for each in bases]) is None
+    assert compare_runs([each | {"group": ""} for each in ours], [each | {"group": ""} for each in bases]) is None
+
+
+def test_the_printed_ratio_can_be_computed_from_the_stored_text(tmp_path):
+    measured = [each for rows_of in (*stored.ROUNDS, *stored.FINAL) for rows in rows_of.values() for each in rows]
+    path = stored.write(tmp_path, measured)
+    rows = list(map(convert, stored.results.read(path, pytest.fail)))
+    again, before = (compare_groups(list_groups(some)) for some in (rows, measured))
+    assert again.keys() == before.keys()
+    for run_id, (_, base, comparison) in again.items():
+        assert (base["run_id"], comparison) == (before[run_id][1]["run_id"], before[run_id][2])
+    assert list(find_steps(rows, list_groups(rows)).values()) == [0, 1, 2]  # default, second, third

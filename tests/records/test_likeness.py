@@ -3,7 +3,7 @@
 import pytest
 
 from bench.plots import frames
-from bench.records.likeness import describe_how, describe_work, work_of
+from bench.records.likeness import describe_how, name_work, work_of
 from tests.rows import MATMUL, PEAK, ROW, as_text
 
 TRAINING = {"batch_size": 64, "precision": "mixed_bfloat16", "compile": 1}
@@ -61,7 +61,7 @@ def test_unknown_lengths_are_next_to_unknown_ones_only():
     unknown = row(workload="llm", model="llama-3.2-1b", phase="decode", depth="")
     assert work_of(unknown) != work_of(unknown | {"depth": "0", "new_tokens": "128"})
     assert work_of(unknown) == work_of(unknown | {"framework": "mlx"})
-    assert "not stated" in describe_work(unknown)
+    assert "not stated" in name_work(unknown)
 
 
 def test_a_peak_has_no_size_but_a_precision():

@@ -36,7 +36,7 @@ M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "prec
 )
 def test_more_than_a_chip_can_do_is_implausible(cells, implausible):
     row = {"device": "cuda", "device_name": "NVIDIA H200", "gpu_cores": None, "precision": "bfloat16"}
-    row = complete_row(read_host("m"), "id", row | {"flags": "drift"} | cells)
+    row = complete_row(read_host("m"), row | {"flags": "drift"} | cells)
     assert row["flags"] == "drift" + " implausible" * implausible
 
 

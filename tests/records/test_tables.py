@@ -32,16 +32,22 @@ THREE = {"process_rates": "1 2 3"}
         ([rate(90), rate(110) | {"timestamp": "2025-11-20T11:34:42+00:00"}], {"value": 90}),
         ([rate(90), rate(110) | {"status": "interrupted"}], {"value": 90}),
         ([rate(90) | {"process_rates": "1 2 3"}, rate(110) | {"process_rates": "1 2"}], {"value": 90}),
-        # A disturbed row counts only if there is no other one of as many processes.
+        # A disturbed row counts only if there is no other one.
         ([rate(90), rate(10) | CONTENDED | {"commit": "later"}], {"value": 90}),
         ([rate(90), rate(80) | {"flags": "throttled"}], {"value": 80}),
-        ([rate(90), rate(10) | CONTENDED | {"process_rates": "1 2 3"}], {"value": 10}),
-        ([rate(10) | CONTENDED, rate(90) | {"search": "interleaved"}], {"value": 90}),
+        ([rate(90), rate(10) | CONTENDED | {"process_rates": "1 2 3"}], {"value": 90}),
+        ([rate(10) | CONTENDED, rate(90) | {"group": "interleaved"}], {"value": 90}),
         # A row of a comparison does not push out one of its own, unless that is a quick check.
-        ([rate(90) | THREE, rate(110) | THREE | {"search": "interleaved"} | LATER], {"value": 90}),
-        ([rate(90) | THREE, rate(110) | {"search": "x", "process_rates": "1 2 3 4 5"} | LATER], {"value": 90}),
-        ([rate(90), rate(110) | {"search": "interleaved"} | LATER], {"value": 110}),
-        ([rate(90), rate(110) | {"search": "x"} | THREE], {"value": 110}),
+        ([rate(90) | THREE, rate(110) | THREE | {"group": "interleaved"} | LATER], {"value": 90}),
+        ([rate(90) | THREE, rate(110) | {"group": "x", "process_rates": "1 2 3 4 5"} | LATER], {"value": 90}),
+        ([rate(90), rate(110) | {"group": "interleaved"} | LATER], {"value": 90}),
+        ([rate(90) | THREE, rate(110) | THREE | LATER | {"commit": "x-dirty"}], {"value": 90}),
+        # Rows of one run are a result of as many processes.
+        (
+            [rate(90), *(rate(109 + i) | {"process": i, "run_id": "x"} for i in (0, 1, 2, 3) if i)],
+            {"value": 111, "processes": 3},
+        ),
+        ([rate(90), rate(110) | {"group": "x"} | THREE], {"value": 110}),
         ([rate(1000, width=0.1) | MATMUL], {"value": 2, "low": 1.8, "high": 2.2, "per": "TFLOP/s"}),
         ([rate(10), rate(20) | {"power_source": "ac", "low_power_mode": "0"}], {"setup": "", "value": 20}),
     ],

@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from bench.records.rows import combine
-from bench.records.verdict import Rate, compare_pairs, name_bottleneck, verdict_of
-from tests.rows import ROW
+from bench.records.verdict import Rate, name_bottleneck, verdict_of
 
 TEN = Rate(10, 9, 11)
 
@@ -50,37 +48,3 @@ def test_a_ratio_has_the_widest_interval_that_both_allow():
 )
 def test_the_part_that_limits_a_pipeline_needs_a_clear_difference(device, pipeline, both, shares_cores, name):
     assert name_bottleneck(Rate(*device), Rate(*pipeline), Rate(*both), shares_cores)[0] == name
-
-
-def process(*turn_rates, **changes):
-    return [ROW | {"turn_rates": list(turn_rates)} | changes, ROW | {"phase": "forward", "throughput": 9.0}]
-
-
-def test_a_pair_is_the_median_of_neighbouring_turns():
-    # A slow spell in the second turn of both, and a disturbance in one turn of one of them.
-    pairs = [(process(2.4, 0.3, 2.4), process(2.0, 0.25, 8.0)), (process(2.2, 2.2), process(2.0, 2.0, 2.0))]
-    pairs.append((process(2.6), process(2.0)))
-    found = compare_pairs(pairs)
-    assert found is not None
-    assert found.ratio == pytest.approx((1.2, 1.1, 1.3))
-    assert (found.pairs, found.interleaved) == (3, True)
-
-
-def test_work_that_differs_in_more_than_the_chosen_setting_is_told():
-    other = process(2.0, batch_size=64, compile=1)
-    found = compare_pairs([(other, process(1.0))], chosen=["compile"])
-    assert found is not None
-    assert found.differing == ["batch_size"]
-
-
-def test_a_process_that_failed_leaves_its_pair_out():
-    failed = [ROW | {"status": "crashed", "throughput": None}]
-    alone = [ROW | {"throughput": 50.0}]
-    assert compare_pairs([(failed, process(1.0))]) is None
-    found = compare_pairs([(failed, process(1.0)), ([ROW], alone)])
-    assert found is not None
-    assert (found.ratio.throughput, found.pairs, found.interleaved) == (2.0, 1, False)
-
-
-def test_no_row_keeps_the_rates_of_turns():
-    assert all("turn_rates" not in row for row in combine([process(1.0, 2.0)]))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.host.meters import Instruments
-from bench.records.rows import combine
+from bench.records.combine import combine
 from bench.records.verdict import Rate, burst_and_sustained, verdict_of
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
@@ -506,7 +506,7 @@ def results_of(seconds, count, seed):
     def row():
         return about | {"throughput": math.exp(rng.gauss(0, 0.02)) / seconds}
 
-    return [Rate.of_row(combine([[row()] for _ in range(5)])[0]) for _ in range(count)]
+    return [Rate.of_row(combine(row() | {"process": i} for i in range(1, 6))[0]) for _ in range(count)]
 
 
 def test_intervals_cover_the_truth_as_often_as_the_documents_say():

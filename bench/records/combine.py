@@ -1,0 +1,207 @@
+"""Combine rows into results when they are read, and compare the runs of a group.
+
+A row is what one process measured of one quantity. A result is what a run, all processes of one combination of
+settings, measured of it: a dict like a row, with the interval of its processes. Rows of earlier versions have no
+`process`, and are results already.
+"""
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+
+from bench.records import results
+from bench.records.columns import COLUMNS, DISTURBING, FINAL, MEASURED, SEARCH, WORK, disturbing_flags
+from bench.records.verdict import Rate, name_bottleneck
+from bench.settings import SCOPES
+from bench.timing.intervals import median_interval
+
+# Cells that only some processes have, and those of which the largest counts.
+OF_SOME = ("output_limit", "idle_watts", "power_watts", "joules_per_item", "power_scope")
+LARGEST = ("output_error",)
+NUMBERS = [name for name, column in COLUMNS.items() if column.holds in MEASURED]
+
+
+def read_results(path, warn=lambda line: None):
+    """Read a file and return its results, as combine() does; raises ResultsError as results.read() does."""
+    return combine(convert(row) for row in results.read(path, warn))
+
+
+def convert(row):
+    """Return a row of results.read() with numbers instead of their text; an unknown one is None."""
+    return row | {name: float(row[name]) if row[name] else None for name in NUMBERS}
+
+
+def combine(rows):
+    """Return the results of rows, which may be those of many runs: one for each run and quantity, in their order.
+
+    The rows of a quantity agree in WORK. Cells are those of the process with the median rate (the slower of the two
+    middle ones), so that they are consistent; the interval joins those of all processes (from nine on, see
+    median_interval()). Processes that others disturbed, or that failed or were interrupted, do not count if the run has
+    others. `process_rates` lists those that count. From the three scopes of a pipeline follows what limits it.
+
+    Args:
+        rows: dicts; numbers are numbers, and None if they are unknown.
+    """
+    runs = defaultdict(list)
+    for row in rows:
+        runs[row["run_id"]].append(row)
+    return [result for run in runs.values() for result in combine_run(run)]
+
+
+def combine_run(rows):
+    """Return the results of the rows of one run."""
+    quantities = defaultdict(list)
+    found = []
+    for row in rows:
+        key = (*(row.get(name) for name in WORK), row.get("elapsed_seconds"))
+        quantities[key if row["process"] else len(quantities)].append(row)
+    for of_quantity in quantities.values():
+        found.append(combine_quantity(of_quantity) if of_quantity[0]["process"] else forget_bottleneck(of_quantity[0]))
+    by_scope = {row["scope"]: row for row in found if row["status"] == "ok" and not row["source"]}
+    if set(SCOPES) <= by_scope.keys():
+        row = by_scope["end_to_end"]
+        device, pipeline, both = (Rate.of_row(by_scope[scope]) for scope in ("device", "input", "end_to_end"))
+        row["bottleneck"], why = name_bottleneck(device, pipeline, both, shares_cores=row["device"] == "cpu")
+        row["note"] = "; ".join(filter(None, [why, row["note"]]))
+        if row["bottleneck"] == "device":  # the queue was full at the end too: being full at the start added nothing
+            row["flags"] = " ".join(flag for flag in row["flags"].split() if flag != "short")
+    return found
+
+
+def forget_bottleneck(row):
+    """Return a result of an earlier version without what was said then of its bottleneck."""
+    return row | {"bottleneck": "", "note": row["note"].partition("; ")[2]} if row["bottleneck"] else row
+
+
+def combine_quantity(rows):
+    """Return the result of one quantity from the rows of its processes."""
+    rows = list({(row["process"], row["status"]): row for row in rows}.values())  # a file may have been added to itself
+    ok = [row for row in rows if row["status"] == "ok"] or [row for row in rows if row["throughput"]]
+    if not ok:
+        return dict(rows[-1])
+    sound = [row for row in ok if not disturbing_flags(row)] or ok
+    reasons = [f"{row['status']} in a process: {row['note']}" for row in rows if row not in ok and is_failure(row)]
+    if len(sound) < len(ok):
+        flags = [flag for row in ok for flag in disturbing_flags(row)]
+        why = ", ".join(f"{flag} in {flags.count(flag)}" for flag in DISTURBING if flag in flags)
+        reasons.append(f"{len(sound)} of {len(ok)} processes count: {why}")
+    middle = sorted(sound, key=lambda row: row["throughput"])[(len(sound) - 1) // 2]
+    interval = {}  # None for one process without an interval of its own
+    for place, end in enumerate(("throughput_low", "throughput_high")):
+        ends = [row["throughput"] if row[end] is None and len(sound) > 1 else row[end] for row in sound]
+        interval[end] = median_interval(ends, rho=0)[place]
+    known = {name: [row[name] for row in sound if row[name] not in (None, "")] for name in (*OF_SOME, *LARGEST)}
+    flags = [flag for row in sound for flag in row["flags"].split()]
+    return middle | {
+        **interval,
+        **{name: cells[0] for name, cells in known.items() if cells},
+        **{name: max(known[name]) for name in LARGEST if known[name]},
+        # Only the first process knows whether a model could be compared with the CPU.
+        "note": "; ".join(dict.fromkeys(filter(None, [middle["note"], *(row["note"] for row in sound), *reasons]))),
+        "process_rates": " ".join(f"{row['throughput']:.4g}" for row in sound),
+        "flags": " ".join(dict.fromkeys(flags)),
+    }
+
+
+def is_failure(row):
+    return row["status"] not in ("ok", "interrupted")
+
+
+def count_processes(row):
+    """Return how many processes measured a result; 0 for a failure."""
+    return len((row["process_rates"] or "").split())
+
+
+# Comparisons
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The ratio of two runs' rates."""
+
+    ratio: Rate  # the median of the pairs of processes, and their interval: from nine on, that of their median
+    pairs: int
+    interleaved: bool  # else the processes of a pair worked one after the other
+    differing: list[str]  # columns of work; if there are any, the ratio means nothing
+
+
+def compare_runs(rows, base_rows, chosen=()):
+    """Return the Comparison of a run with another one; None if no pair of processes is complete.
+
+    A pair are two processes with the same number in the same group. Its ratio is the median over neighbouring turns;
+    without turns, that of the two rates.
+
+    Args:
+        rows, base_rows: those of each run, of any quantities; rates of the scope device are compared.
+        chosen: columns in which the two may differ.
+    """
+    ours, bases = ({key_of(row): row for row in reversed(some) if is_main(row)} for some in (rows, base_rows))
+    pairs = [(ours[key], bases[key]) for key in ours if key in bases]
+    if not pairs:
+        return None
+    turns = [list(zip(*(read_rates(row) for row in pair), strict=False)) for pair in pairs]
+    ratios = [
+        statistics.median(a / b for a, b in some or [(row["throughput"], base["throughput"])])
+        for some, (row, base) in zip(turns, pairs, strict=True)
+    ]
+    differing = [name for name in WORK if name not in chosen and any(row[name] != base[name] for row, base in pairs)]
+    ratio = Rate(statistics.median(ratios), *median_interval(ratios, rho=0))
+    return Comparison(ratio, len(ratios), all(turns), differing)
+
+
+def key_of(row):
+    return row["group"], row["process"]
+
+
+def read_rates(row):
+    return [float(rate) for rate in (row["rates"] or "").split()]
+
+
+def is_main(row):
+    """Return whether a row of a group is a rate of the scope device; the first such row of a process is compared."""
+    return row["group"] and row["process"] and row["status"] == "ok" and row["scope"] == "device"
+
+
+def list_groups(rows):
+    """Return {group: [the rows of each of its rounds, the base first]} of rows in the order of their file."""
+    groups = defaultdict(lambda: defaultdict(list))
+    for row in filter(is_main, rows):
+        groups[row["group"]][row["process"]].append(row)
+    return {group: list(rounds.values()) for group, rounds in groups.items()}
+
+
+def compare_groups(groups):
+    """Return {run_id: (row, row of its base, Comparison)} of the runs that were compared first with another one.
+
+    Args:
+        groups: as list_groups() returns them.
+    """
+    found = {}
+    for rounds in groups.values():
+        first = {}  # {run_id: (row, row of its base)}
+        for base, *others in rounds:
+            for row in others:
+                first.setdefault(row["run_id"], (row, base))
+        runs = defaultdict(list)
+        for row in (row for rows in rounds for row in rows):
+            runs[row["run_id"]].append(row)
+        for run_id, (row, base) in first.items():
+            found.setdefault(run_id, (row, base, compare_runs(runs[run_id], runs[base["run_id"]])))
+    return found
+
+
+def find_steps(rows, groups):
+    """Return {run_id: place} of the runs on the path of a `make best`: the default, and what became the fastest.
+
+    Args:
+        groups: as list_groups() returns them.
+    """
+    paths = defaultdict(dict)
+    for group, rounds in groups.items():
+        if group.startswith(SEARCH):
+            names = [row["run_id"] for of_round in rounds for row in of_round[: 2 if group.endswith(FINAL) else 1]]
+            paths[group.removesuffix(FINAL)] |= dict.fromkeys(names)
+    for row in rows:
+        if row["group"] not in ("", "interleaved") and not row["process"]:  # an earlier version stored the path
+            paths[row["group"]] |= {row["run_id"]: None}
+    return {run_id: place for path in paths.values() for place, run_id in enumerate(path)}
