@@ -10,7 +10,7 @@ import pytest
 
 import submit_results
 from bench.records import results
-from bench.records.columns import COLUMNS, find_fault
+from bench.records.columns import COLUMNS, STATUSES, find_fault
 from bench.settings import WORKLOADS, SettingError, read_settings
 from checks.selfcheck import workload_of_command
 from tests.rows import GPU, LLM, MATMUL, PEAK, ROW, as_text
@@ -68,6 +68,9 @@ BAD = [
     ([DECODE], {"bandwidth": 20}),
     ([H200], {"throughput": 100, "tflops": 320, "flops_per_item": 3.2e12}),  # more than 67 x 1.3 x 2.25
     ([], {"device_name": "NVIDIA H200"}),  # which is not a CPU
+    ([], {"status": "fine"}),
+    ([], {"throughput": 100, "process_rates": "1 2 3"}),
+    ([], {"throughput": 100, "rates": "101 102"}),
 ]
 
 
@@ -76,6 +79,12 @@ def test_a_wrong_cell_is_refused(cells, change):
     fault = fault_of(text(*cells, change), names=["alice", "example"])
     assert fault is not None
     assert fault[0] == next(iter(change))
+
+
+def test_each_status_that_a_process_can_have_is_known():
+    code = "".join(path.read_text() for path in Path("bench").rglob("*.py"))
+    found = re.findall(r'MeasurementError\(\s*"(\w+)"|"status": "(\w+)"', code)
+    assert {name for names in found for name in names} - {"", "begun"} <= set(STATUSES)
 
 
 @pytest.mark.parametrize("sign", "=+-@")
@@ -171,6 +180,7 @@ CHANGES = {
     "an edited row": (lambda r: write(r, {"seed": 3}), f"{CHIP}.csv, line 2: "),
     "a removed file": (lambda r: (r.folder / f"{CHIP}.csv").unlink(), f"{CHIP}.csv"),
     "a wrong cell": (lambda r: write(r, {}, {"tflops": 9}), "line 3: tflops='9'"),
+    "a process twice": (lambda r: write(r, {}, *2 * [{"process": 1, "seed": 1}]), "line 4: process='1'"),
     "a long cell": (lambda r: write(r, {}, {"device_name": "x" * 20_000}), "line 3: device_name="),
     "changed programs": (change_program, "line 3: commit="),
     "pictures too": (lambda r: [write(r, {}, {"seed": 1}), (r.folder / "README.md").write_text("")], "README.md"),

@@ -15,7 +15,6 @@ from bench.records.likeness import SIXTEEN_BITS, describe_how, work_of
 from bench.settings import FRAMEWORKS
 from bench.workloads.standard_set import RUNS, SIXTEEN, STANDARD_SET
 
-LEAST = 2  # lines of the set that a machine needs for a card
 MOST_PUBLISHED = 3  # machines on a card
 MOST_MISSING = 6  # works that a card names
 # Inches
@@ -64,7 +63,7 @@ def make_card(stored, machine, framework):
     mine = frames.of_newest_chip([row for row in mine if row["kind"] == kind])
     resident = [row for row in mine if row["scope"] == "device"]
     by_line = {line: of_line for line in STANDARD_SET if (of_line := frames.of_line(resident, line))}
-    if len(by_line) < LEAST:
+    if len(by_line) < frames.LEAST:
         return None
     shown = [row for of_line in by_line.values() for row in of_line.values()]
     others = choose_published([row for row in rows if row["published"]], shown, kind)

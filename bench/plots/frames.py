@@ -1,6 +1,7 @@
 """Read results/ and choose the lines that the plots and the card show, as frames of tables.latest()."""
 
 import functools
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from bench.workloads import TRAIN_IMAGES
 
 PUBLISHED = ROOT / "results"  # the folder of the published figures, whatever RESULTS_DIR is
 WHO = ["published", "machine", "kind", "framework"]
+LEAST = 2  # works that a card needs
 # Settings that a line of the standard set chooses, with its `settings`. All others have their defaults.
 CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
 DEFAULTS = [name for name in columns.WORK if name in DECLARED and name not in CHOSEN]
@@ -42,9 +44,15 @@ def only_valid(lines):
 
 
 def of_newest_chip(rows):
-    """Select the rows, dicts, of the chip that the newest of them is of: servers call different chips by one name."""
-    newest = max(rows, key=lambda row: row["timestamp"], default=None)
-    return [row for row in rows if peaks.chip_of(row) == peaks.chip_of(newest)]
+    """Select the rows, dicts, of one chip, because servers call different chips by one name.
+
+    It is the one that was measured last, among those with at least LEAST works if there are any.
+    """
+    chips = defaultdict(list)
+    for row in rows:
+        chips[peaks.chip_of(row)].append(row)
+    enough = [some for some in chips.values() if len({(row["model"], row["phase"]) for row in some}) >= LEAST]
+    return max(enough or chips.values(), key=lambda some: max(row["timestamp"] for row in some), default=[])
 
 
 def rates(lines, **cells):

@@ -222,12 +222,20 @@ def find_fault(row, is_published=False):
         "scope": is_published,
         "batch_size": is_published and row["workload"] in settings.WORKLOADS and row["scope"] == "device",
     }
-    for name, column in COLUMNS.items():
-        pattern, words = pattern_of(OF_PUBLISHED.get(name, column.holds) if is_published else column.holds)
-        is_wrong = not re.fullmatch(pattern, row[name]) or not row[name].isprintable()
-        if is_wrong and (row[name] or needed.get(name)):
-            return name, f"must be {words}" if row[name] else "must not be blank"
+    for name, text in row.items():
+        if text and (words := find_wrong(name, text, is_published)):
+            return name, f"must be {words}"
+        if not text and needed.get(name):
+            return name, "must not be blank"
     return None
+
+
+@functools.lru_cache(100_000)  # most cells of a file are equal
+def find_wrong(name, text, is_published):
+    """Return what a cell of this column must be, in words; "" if it is that."""
+    holds = COLUMNS[name].holds
+    pattern, words = pattern_of(OF_PUBLISHED.get(name, holds) if is_published else holds)
+    return "" if re.fullmatch(pattern, text) and text.isprintable() else words
 
 
 def disturbing_flags(row):

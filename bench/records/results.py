@@ -139,7 +139,9 @@ def parse(text, path):
     """
     texts = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     delimiter = max(",;\t", key=texts[0].count)
-    header, lines = [], []
+    header, gone, lines = [], set(), []
+    blank = dict.fromkeys(COLUMNS, "")
+    is_published = Path(path).stem == "published"
     for number, line in enumerate(texts, 1):
         cells = next(csv.reader([line], delimiter=delimiter), [])
         if not any(cells):
@@ -151,10 +153,12 @@ def parse(text, path):
                 why = f"it begins with {header[0][:40]!r}, and columns are missing, unknown or twice: {names}"
                 fix = "name one such as results/<machine>.csv, or move it away"
                 raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
+            gone = set(header) - COLUMNS.keys()
             continue
-        cell_of = dict(zip(header, cells, strict=False))
-        row = {name: cell_of.get(name, "") for name in COLUMNS}
-        fault = find_fault(row, Path(path).stem == "published")
+        row = blank | dict(zip(header, cells, strict=False))
+        for name in gone:
+            row.pop(name, None)
+        fault = find_fault(row, is_published)
         if len(cells) != len(header):
             fault = "", f"{len(cells)} cells, not {len(header)}"
         lines.append(Line(number, line, row, fault and (fault[0], f"{fault[1]}: fix or delete the line")))

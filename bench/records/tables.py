@@ -40,11 +40,11 @@ def read_rows(paths, warn=print):
 def to_frame(rows):
     """Make a frame of the results of rows, as read_rows() describes it; the 0 of a stuck meter is NaN."""
     found = combine(rows)
-    frame = pd.DataFrame(found, columns=list(columns.COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
-    numbers = frame[NUMBERS]
-    frame[NUMBERS] = numbers.where((numbers > 0) | list(ZERO.values()))
-    for name in (*columns.WORK, *columns.SETUP):
-        frame[name] = frame[name].replace("", columns.COLUMNS[name].blank)
+    numbers = pd.DataFrame({name: [row[name] for row in found] for name in NUMBERS}, dtype=float)
+    numbers = numbers.where((numbers > 0) | list(ZERO.values()))
+    blanks = {name: column.blank for name, column in columns.COLUMNS.items() if name not in NUMBERS}
+    text = {name: [row[name] or blank for row in found] for name, blank in blanks.items()}
+    frame = pd.DataFrame(text, dtype=str).join(numbers)
     groups = list_groups(rows)
     compared = compare_groups(groups)
     steps = find_steps(rows, groups)
@@ -74,7 +74,7 @@ def choose_rows(rows):
     then one by itself before one of a group, then one of a clean commit, then the newest.
     """
     own = rows.loc[~rows["published"]]
-    newest = own.groupby(["machine", *WORK_AND_KIND])["method_version"].transform("max")
+    newest = own.groupby([*peaks.CHIP, *WORK_AND_KIND])["method_version"].transform("max")
     own = own.loc[own["method_version"] == newest]
     ranks = pd.DataFrame(
         {

@@ -147,6 +147,14 @@ def test_what_an_earlier_run_or_another_framework_measured_says_so(folder):
     assert (make(folder).name, make(folder).subtitle.split()[0]) == ("a", "Example")
 
 
+def test_a_card_shows_one_chip_the_newest_that_has_enough(folder):
+    write(folder, standard_set(cpu_id="old"))
+    write(folder, [rate(7) | {"cpu_id": "new", "timestamp": LATER, "phase": "inference"}])
+    assert {row["cpu_id"] for bars in make(folder).blocks.values() for row in bars} == {"old"}
+    write(folder, [rate(7) | {"cpu_id": "new", "timestamp": LATER}])
+    assert [row["value"] for bars in make(folder).blocks.values() for row in bars] == [7, 7]
+
+
 def test_work_that_a_framework_refuses_is_left_out(folder):
     write(folder, standard_set(framework="mlx"))  # the set has compiled decode, which MLX lacks
     assert make(folder, framework="mlx")

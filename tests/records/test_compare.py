@@ -59,6 +59,24 @@ def test_a_cpu_is_compared_with_a_gpu_unless_one_side_has_both(tmp_path, capsys,
     assert out.count(" 0.0025 ") == compared
 
 
+def test_runs_of_one_group_are_compared_by_their_pairs(tmp_path, capsys):
+    speeds = (10, 30, 20, 50, 40)  # of the machine, which changes from round to round
+    for name, factor in (("a", 1), ("b", 4)):
+        cells = {"group": "g", "run_id": name} | (GPU if name == "b" else {})
+        write(tmp_path, [rate(factor * s) | cells | {"process": i} for i, s in enumerate(speeds, 1)], name)
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
+    assert " 4.000  4.000 to 4.000    faster" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("setup", "verdict"), [("2", "slower"), ("1", "other setup")])
+def test_another_setup_of_one_machine_gets_no_verdict_and_an_equal_one_comes_first(tmp_path, capsys, setup, verdict):
+    write(tmp_path, [FIVE | rate(100) | {"num_threads": setup}, FIVE | rate(9) | {"num_threads": "64"}], "before")
+    write(tmp_path, [FIVE | rate(50) | {"num_threads": "2"}], "after")
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"})
+    (figures,) = (line for line in capsys.readouterr().out.splitlines() if line.endswith(" images/s"))
+    assert figures[29:40].strip() == verdict
+
+
 @pytest.mark.parametrize(("count", "percent"), [(2, "33"), (3, "10"), (4, "2.9"), (5, "")])
 def test_verdicts_of_few_processes_say_how_often_they_are_wrong(tmp_path, capsys, count, percent):
     write(tmp_path, [FIVE | {"process_rates": " ".join("1" * count)}], "a")
