@@ -170,10 +170,11 @@ class OperatorSession(BaseSession):
     """A step is one operator on the next operands, called as users call it."""
 
     def __init__(self, context, workload):
-        sets = workload.make_batches(workload.items_per_step, context.seed)
-        samples = [workload.samples(operands) for operands in sets]
-        on_device = [context.put_operands(operands) for operands in sets]
-        super().__init__(context, itertools.cycle(zip(on_device, samples, strict=True)))
+        self.make_sets = functools.partial(workload.make_batches, workload.items_per_step)
+        self.samples_of = workload.samples
+        sets = self.make_sets(context.seed)
+        self.sets = [(context.put_operands(operands), self.samples_of(operands)) for operands in sets]
+        super().__init__(context, itertools.cycle(self.sets))
         self.rounding = context.measured_precision
         if workload.model == "conv3x3" and context.device == "mps" and "16" in context.precision:
             self.rounding = "lower"  # Winograd's method has an error of 5.7 % in bfloat16
@@ -194,6 +195,18 @@ class OperatorSession(BaseSession):
         """Compare the last output at sampled places with float64."""
         indices, expected = self.samples
         check.check_samples(self.context.sample(self.output, indices), expected, self.rounding)
+
+    def put_new_data(self, number):
+        """Give one set of operands new numbers, where arrays can change at the same address, and use it next.
+
+        An output that is kept for known operands, or for their addresses, is then old: too fast, or wrong.
+        """
+        new = next(iter(self.make_sets((self.context.seed, number + 1))))
+        operands, _ = self.sets[0]
+        self.sets[0] = self.context.renew_operands(operands, new), self.samples_of(new)
+        known = self.sets[1]
+        self.batches = itertools.chain([known] * 4 if number else [], [self.sets[0]], itertools.repeat(known))
+        return True
 
 
 class ModelSession(BaseSession):

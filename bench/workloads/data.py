@@ -13,21 +13,22 @@ RESIDENT_BATCHES = 4  # take turns, because hardware or framework may cache a si
 PREFETCH = 2  # batches that a worker of a pipeline may hold ready, the default of PyTorch's DataLoader
 JPEG_FILES = 256
 POOL_NUMBERS = 2**24
+RECENT_POOLS = 4  # that are kept: of the timed numbers and of new ones, of two seeds
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-@functools.cache
+@functools.lru_cache(RECENT_POOLS)
 def normal_pool(seed):
     return np.random.default_rng(seed).standard_normal(POOL_NUMBERS, dtype=np.float32)
 
 
-@functools.cache
+@functools.lru_cache(RECENT_POOLS)
 def int8_pool(seed):
     return np.random.default_rng(seed).integers(-127, 128, POOL_NUMBERS, dtype=np.int8)
 
 
-@functools.cache
+@functools.lru_cache(RECENT_POOLS)
 def float8_pool(seed):
     """Round normal_pool() to numbers of float8 e4m3: of four significant bits, and multiples of 2**-9."""
     pool = normal_pool(seed)
@@ -36,21 +37,19 @@ def float8_pool(seed):
 
 
 def operand_sets(shapes, sets, seed, pool=normal_pool):
-    """Make the operands of an operator: `sets` tuples of arrays with these shapes, from a pool of numbers.
+    """Yield the operands of an operator: `sets` tuples of arrays with these shapes, from a pool of numbers.
 
     By default they are float32, normal with unit variance. Each array is cut from its own offset in the pool, because
     generating billions of numbers would take minutes.
     """
     start = 0
-    batches = []
     for _ in range(sets):
         operands = []
         for shape in shapes:
             # Slice first: the result of resize() keeps a reference to its whole argument.
             operands.append(np.resize(pool(seed)[start : start + math.prod(shape)], shape))
             start = (start + 65_537) % (POOL_NUMBERS // 2)
-        batches.append(tuple(operands))
-    return batches
+        yield tuple(operands)
 
 
 def epoch_order(count, seed, epoch):

@@ -42,7 +42,7 @@ def operator(model, shapes, samples, *, product=None, columns=(), pool=data.norm
         samples=samples,
         columns=columns,
         make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pool),
-        resident_bytes=4 * sets * numbers,  # an upper limit: normal numbers are float32
+        resident_bytes=4 * (sets + 1) * numbers,  # an upper limit: normal numbers are float32, and one set gets new ones
         **({"name": model, "unit": "matmuls", "items_per_step": 1} | fields),
     )
 

@@ -1,6 +1,6 @@
 """Workload: a script describes its work in this record, and a framework builds the model from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +34,8 @@ class Workload:
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves
     # (batch size, seed) -> list of batches: tuples of NumPy arrays, the model's inputs first, the loss's target last.
-    # Without a loss they have no target. An operator's batches are its operands.
-    make_batches: Callable[[int, int], list[tuple]]
+    # Without a loss they have no target. An operator's batches are its operands, which are made one after the other.
+    make_batches: Callable[[int, int], Iterable[tuple]]
     make_checked: Callable[[int, int], list[tuple]] | None = None  # the same with smaller items, to check a model with
     loss: str | None = None  # "cross_entropy" or "mean_squared_error"; None: it cannot be trained
     sizes: Any = None  # what the builders of this kind of model read: ImageSizes, widths, an Encoder, a Decoder

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bench.frameworks import base, check, on_torch, on_torch_images, on_torch_llm
-from bench.timing import MeasurementError
-from bench.workloads import operators
+from bench.timing import MeasurementError, measure
+from bench.workloads import data, operators
 from tests.frameworks.known_device import sim
 from tests.frameworks.sessions import Opener
 from tests.timing.test_measure import Pipeline
@@ -255,6 +255,25 @@ def test_operators_run(monkeypatch):
         session = open_session.operator(workload)
         session.step()
         assert session.read() > 0
+
+
+def test_an_operator_that_recognises_its_operands_is_refused(monkeypatch):
+    """Let a matmul of 30 ms keep its outputs by the numbers of its operands."""
+    monkeypatch.setattr(data, "POOL_NUMBERS", 2**18)  # quickly made
+    session = open_session.operator(operators.matmul((48, 40, 56)))
+    job = measure.Job(session, 1, max_seconds=1.0, clock=sim.clock)
+    measure.prove_new_data(job, measure.timed(session, sim.clock, 1))
+    right, kept = session.work, {}
+
+    def recognise(*operands):
+        key = tuple(each.held.numpy().tobytes() for each in operands)
+        return kept[key] if key in kept else kept.setdefault(key, right(*operands))
+
+    session.work = recognise
+    measure.timed(session, sim.clock, 2)
+    with pytest.raises(MeasurementError) as error:
+        measure.prove_new_data(job, measure.timed(session, sim.clock, 1))
+    assert error.value.status == "work_skipped"
 
 
 def let_be_wrong(name, factor=1, before=lambda x: x):
