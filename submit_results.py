@@ -42,7 +42,7 @@ KEY = itemgetter(*WORK, "elapsed_seconds")  # agree in rows of the same quantity
 OF_A_PROCESS = itemgetter("run_id", "process", "status", *WORK, "elapsed_seconds")  # no two rows agree in all of these
 
 
-def find_faults(row, machine, names=(), is_named_after_chip=False):
+def find_faults(row, machine, names=(), is_named_after_chip=False, stored=()):
     """Yield (column, reason and fix) for what is wrong with a row that can be read.
 
     Args:
@@ -72,7 +72,7 @@ def find_faults(row, machine, names=(), is_named_after_chip=False):
     if row["status"] not in STATUSES:
         yield "status", f"must be one of {', '.join(STATUSES)}: {AGAIN}"
     if row["status"] == "ok":
-        yield from find_wrong_numbers(row)
+        yield from find_wrong_numbers(row, stored)
 
 
 def find_chip(row):
@@ -81,8 +81,12 @@ def find_chip(row):
         return name_chip(row)
 
 
-def find_wrong_numbers(row):
-    """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0."""
+def find_wrong_numbers(row, stored=()):
+    """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0.
+
+    Args:
+        stored: rows of operators; models on a CPU are compared with its peaks.
+    """
     numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.holds in MEASURED}
     n = SimpleNamespace(**numbers)
     # The rate of NUM_IMAGES is that of all of them, and a whole epoch has no windows.
@@ -105,7 +109,7 @@ def find_wrong_numbers(row):
     rounding = ROUNDING if row["rates"] else 1e-3  # rates of processes have four digits
     if rates and not by_totals and not min(rates) * (1 - rounding) <= n.throughput <= max(rates) * (1 + rounding):
         yield "throughput", f"must be within the rates of its turns or processes: {AGAIN}"
-    if peaks.is_implausible(row | numbers):
+    if peaks.is_implausible(row | numbers, stored):
         fix = "remove the row; if it is right, add the chip to bench/records/peaks.csv or open an issue"
         yield "throughput", f"is more than such a chip can do: {fix}"
 
@@ -158,18 +162,16 @@ def check_file(repository, path, names=()):
     stored = [line.row for line in before]
     machine = PurePosixPath(path).stem
     is_named_after_chip = machine in map(find_chip, stored)
+    of_operators = [line.row for line in lines if line.row["workload"] in peaks.OPERATORS and not line.fault]
     commits = {commit: repository.find_fault(commit) for commit in {line.row["commit"] for line in lines}}
     faults = []
     known = {OF_A_PROCESS(row) for row in stored}
     for place, (line, old) in enumerate(zip_longest(lines, stored), 2):
         if old is None:
-            found = find_faults(line.row, machine, names, is_named_after_chip)
+            found = find_faults(line.row, machine, names, is_named_after_chip, of_operators)
             key = OF_A_PROCESS(line.row)
-            twice = (
-                ("process", f"is there twice for this run and work: {AGAIN}")
-                if line.row["process"] and key in known
-                else None
-            )
+            is_twice = line.row["process"] and key in known
+            twice = ("process", f"is there twice for this run and work: {AGAIN}") if is_twice else None
             known.add(key)
             if fault := line.fault or next(found, twice or commits[line.row["commit"]]):
                 faults.append((line, fault))

@@ -45,6 +45,11 @@ MIXED = ("mixed_float16", "mixed_bfloat16")
 WORKLOADS = ("image", "mlp", "transformer", "llm", "diffusion")
 
 
+def unmixed(precision):
+    """Return the precision of the matmuls: with mixed_float16 it is float16."""
+    return precision.removeprefix("mixed_")
+
+
 @dataclass(frozen=True)
 class Framework:
     """What is known about a framework before it is imported; its code is bench/frameworks/on_<name>.py."""

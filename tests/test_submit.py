@@ -197,6 +197,16 @@ def test_changes_that_are_not_added_rows_are_refused_in_one_line(repository, cha
     assert len(line) < 400
 
 
+@pytest.mark.parametrize(("flops", "count"), [(2e11, 0), (1e11, 1)])
+def test_a_model_of_a_cpu_that_is_far_above_its_peak_is_refused(repository, flops, count):
+    """Its 2.4 TFLOP/s are twice, and then four times, what the best matmul of the file reaches."""
+    peak = MULTIPLY | {"model": "matmul-peak", "flops_per_item": flops, "tflops": 1.25 * flops / 2e11}
+    write(repository, {}, peak, {"seed": 1})
+    _, problems = check(repository)
+    assert len(problems) == count
+    assert all("line 4: throughput=" in line for line in problems)
+
+
 PASSWD = Path("/etc/passwd")
 OTHERS = [  # (file in results/, its text, target or (pattern, new text), what the only line says or "" if it passes)
     ("run.sh", "echo", "run.sh'"),

@@ -12,7 +12,7 @@ from bench.plots.draw import COLOURS, GREY
 from bench.records import peaks, report, results
 from bench.records.columns import FLAGS, disturbing_flags, format_number
 from bench.records.likeness import SIXTEEN_BITS, describe_how, work_of
-from bench.settings import FRAMEWORKS
+from bench.settings import FRAMEWORKS, unmixed
 from bench.workloads.standard_set import RUNS, SIXTEEN, STANDARD_SET
 
 MOST_PUBLISHED = 3  # machines on a card
@@ -300,7 +300,7 @@ def draw_block(axes, line, bars, top):
         y = top + 0.14 + i * ROW
         value = row["value"]
         published = row["published"]
-        colour = PUBLISHED if published else OWN[peaks.UNMIXED.get(row["precision"], row["precision"])]
+        colour = PUBLISHED if published else OWN[unmixed(row["precision"])]
         name, note, share = describe_bar(row)
         write(name, NAME, y, BAR - NAME - 0.08, size=8.5, color=PUBLISHED if published else "black")
         inside = "white" if published else colour

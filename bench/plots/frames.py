@@ -8,9 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from bench.records import columns, peaks, tables
-from bench.records.likeness import PRECISIONS, USUAL, class_of
-from bench.records.peaks import UNMIXED
-from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings
+from bench.records.likeness import USUAL, class_of, class_of_model
+from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings, unmixed
 from bench.workloads import TRAIN_IMAGES
 
 PUBLISHED = ROOT / "results"  # the folder of the published figures, whatever RESULTS_DIR is
@@ -71,7 +70,7 @@ def cells_of(line, device, framework, precision, compiles):
 
     The set leaves most settings at their defaults, which differ between frameworks: parse_settings() knows them.
     """
-    if PRECISIONS.get(precision, precision) not in line.precisions:
+    if class_of_model(precision) not in line.precisions:
         return {}
     environ = {"FRAMEWORK": framework} | line.environ(device, framework, precision, compiles)
     try:
@@ -95,7 +94,7 @@ def is_of(row, line):
     is_same = work == (line.workload, line.model, line.phase, str(line.batch_size))
     if not is_same or not line.suits(row["device"], row["framework"]):
         return False
-    precision = UNMIXED.get(row["precision"], row["precision"])
+    precision = unmixed(row["precision"])
     cells = cells_of(line, row["device"], row["framework"], precision, compiles_on(row))
     return bool(cells) and all(row[name] in ("", text) for name, text in cells.items())
 

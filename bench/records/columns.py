@@ -188,7 +188,7 @@ FLAGS = {
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
-    "implausible": "more than 1.3 times the chip's peak or bandwidth (docs/method-details.md): report it as an issue",
+    "implausible": "more than such a chip can do (docs/method-details.md): report it as an issue",
 }
 DISTURBING = ("contended", "swapping")  # but not throttled, which is normal on a Mac without a fan
 

@@ -1,7 +1,8 @@
 """Decide which figures may stand side by side: those of the same work. Card, plots, tables and page ask here."""
 
 from bench.records.columns import words_of
-from bench.workloads.standard_set import SIXTEEN_BITS
+from bench.settings import unmixed
+from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 
 # Columns in which the same work agrees. Precision and compilation also count, see work_of(). What may differ is said in
 # words, see describe_how(): framework, which 16 bits, memory format, optimizer, data.
@@ -22,7 +23,6 @@ LENGTHS: dict[str, tuple[str, ...]] = {
     "decode": ("depth", "new_tokens"),
 }
 NOT_STATED = "length not stated"
-PRECISIONS = dict.fromkeys(("float16", "bfloat16", "mixed_float16", "mixed_bfloat16"), SIXTEEN_BITS)
 PEAKS = ("matmul-peak", "matmul-best")  # of one shape or the best of several; a source's own search is matmul-mamf-...
 MODELS = {
     "resnet50": "ResNet-50",
@@ -43,6 +43,11 @@ MODELS = {
 }
 
 
+def class_of_model(precision):
+    """Return the class of the precision of a model: "16 bits", mixed or not, or another precision."""
+    return SIXTEEN_BITS if unmixed(precision) in SIXTEEN else precision
+
+
 def class_of(row):
     """Return the class of a row's precision: "16 bits" (mixed or not), "tf32", "float32" or another name.
 
@@ -51,7 +56,7 @@ def class_of(row):
     precision = row["precision"]
     if precision == "float32" and "tf32" in str(row.get("measured_precision") or ""):
         return "tf32"
-    return (PRECISIONS.get(precision) or precision) if row["phase"] else precision
+    return class_of_model(precision) if row["phase"] else precision
 
 
 def is_peak(row):

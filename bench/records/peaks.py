@@ -6,19 +6,25 @@ import math
 from pathlib import Path
 
 from bench.records.columns import DISTURBING
-from bench.settings import WORKLOADS
+from bench.settings import WORKLOADS, unmixed
 
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
+# No CPU has a specification in the file. Its limits are several times what the fastest ones reach: a core with AMX has
+# 4 TFLOP/s in bfloat16 and twice that in int8, one with AVX-512 0.3 in float32; caches of a server read at 3 TB/s.
+CPU_TFLOPS = {"float32": 2.0, "float64": 2.0}  # for each logical CPU
+CPU_TFLOPS_OF_FEWER_BITS = 16.0
+CPU_BANDWIDTH = 6000.0  # GB/s
+FASTER_THAN_STORED = 3.0  # than the stored peaks of the same CPU, in `make submit`
 # A row's FLOPs are those of the direct convolution. For 36 of its multiplications Winograd's F(2x2, 3x3) needs 16
 # (section 4.1 of https://arxiv.org/abs/1509.09308); MLX on Metal has F(6x6, 3x3), which needs 64 for 324.
 WINOGRAD = 36 / 16
 WINOGRAD_MLX = 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
+OPERATORS = ("matmul", "convolution", "bandwidth")  # workloads that may be a peak
 UNFIT = {*DISTURBING, "implausible"}  # flags of a row that is not a peak
 LARGE_BYTES = 2**29  # of a step: twice the largest last cache that many CPUs have
 CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
-UNMIXED = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 @functools.cache
@@ -37,43 +43,55 @@ def chip_peaks():
 
 
 def is_implausible(row, stored=()):
-    """Return whether a row, a dict of numbers, is faster than its GPUs can be, or its CPU in the same framework.
+    """Return whether a row, a dict of numbers, is faster than its devices can be.
 
-    A CPU is held to the `stored` rows, dicts of text, of at least as many threads. It may compute 16 bits in float32,
-    and read at any rate what fits into a cache.
+    A CPU has fixed limits. `make submit` also holds its models to the `stored` rows, dicts of text.
+    """
+    tflops, bandwidth = limits_of_cpu(row, stored) if row["device"] == "cpu" else limits_of_gpus(row)
+    moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
+    return (row.get("tflops") or 0) > tflops or (moved or 0) > bandwidth
+
+
+def limits_of_cpu(row, stored):
+    """Return the most TFLOP/s and GB/s that a CPU is believed to reach.
+
+    A model may reach FASTER_THAN_STORED times what matmuls and copies did, on the same chip in the same framework with
+    at least as many threads: it may compute 16 bits in float32, and read at any rate what fits into a cache.
+    """
+    tflops = int(row["cpu_count"] or 1) * CPU_TFLOPS.get(row["precision"], CPU_TFLOPS_OF_FEWER_BITS)
+    bandwidth = CPU_BANDWIDTH
+    if row["workload"] in WORKLOADS:
+        peers = (each for each in stored if int(each["num_threads"] or 0) >= int(row["num_threads"] or 0))
+        reached = measured_peaks(each for each in peers if each["framework"] == row["framework"])
+        chip = chip_of(row)
+        peaks = [reached.get((*chip, name)) for name in (unmixed(row["precision"]), "float32")]
+        if known := [peak for peak in peaks if peak]:
+            tflops = min(tflops, FASTER_THAN_STORED * max(known))
+        if (row.get("bytes_per_step") or 0) > LARGE_BYTES:
+            bandwidth = min(bandwidth, FASTER_THAN_STORED * reached.get((*chip, "bandwidth"), math.inf))
+    return tflops, bandwidth
+
+
+def limits_of_gpus(row):
+    """Return the most TFLOP/s and GB/s that a row's GPUs can reach together.
 
     A GPU that is not in the file has the limits of the fastest one, but its own bandwidth if the row has it. float32
     that was measured as TF32 has TF32's.
     Networks with convolutions may be faster by Winograd's factor, on a Mac by MLX's, as nobody knows that of Apple.
     """
-    is_cpu = row["device"] == "cpu"
-    if is_cpu and row["workload"] not in WORKLOADS:
-        return False
-    peers = (each for each in stored if int(each["num_threads"] or 0) >= (row["num_threads"] or 0))
-    reached = measured_peaks(each for each in peers if each["framework"] == row["framework"])
     is_mac = row["device"] == "mps"
     is_float32 = row["precision"] == "float32"
     is_tf32 = is_float32 and "tf32" in str(row.get("measured_precision"))
-    precision = "tf32" if is_tf32 else UNMIXED.get(row["precision"], row["precision"])
 
     def limit(name, rated=None):
-        if is_cpu:
-            return reached.get((*chip_of(row), name), math.inf)
         fastest = max((rate for (*_, known), rate in chip_peaks().items() if known == name), default=math.inf)
         return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), rated or fastest)
 
-    tflops = limit(precision)
-    bandwidth = limit("bandwidth", row.get("rated_bandwidth"))
-    if is_cpu:
-        tflops = max(tflops, limit("float32"))
-        if (row.get("bytes_per_step") or 0) <= LARGE_BYTES:
-            bandwidth = math.inf
+    tflops = limit("tf32" if is_tf32 else unmixed(row["precision"]))
     if row.get("workload") in CONVOLUTIONS and (is_float32 or is_mac):
-        speedup = WINOGRAD_MLX if is_mac else WINOGRAD
-        tflops *= speedup
-    moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
+        tflops *= WINOGRAD_MLX if is_mac else WINOGRAD
     devices = IMPLAUSIBLE * float(row.get("world_size") or 1)  # the rates are those of all devices
-    return (row.get("tflops") or 0) > devices * tflops or (moved or 0) > devices * bandwidth
+    return devices * tflops, devices * limit("bandwidth", row.get("rated_bandwidth"))
 
 
 def chip_of(row):
@@ -108,7 +126,7 @@ def fraction_of(reached, row, quantity):
     Args:
         reached: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
     """
-    precision = UNMIXED.get(row["precision"], row["precision"])
+    precision = unmixed(row["precision"])
     peak = reached.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else precision))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
     return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None

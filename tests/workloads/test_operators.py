@@ -16,6 +16,8 @@ from bench.settings import read_settings
 from bench.timing import MeasurementError
 from bench.workloads import data, operators
 
+BANDWIDTHS = [functools.partial(operators.bandwidth, *item) for item in operators.BANDWIDTHS.items()]
+
 
 def test_operands_rotate_in_bounded_memory(monkeypatch):
     sets = list(operators.matmul((64, 32, 16)).make_batches(1, 0))
@@ -48,7 +50,7 @@ def of_everything(*operands):
         (lambda: operators.matmul((32, 48, 40)), "float32", None),
         (lambda: operators.convolution_1x1((32, 48, 40)), "float32", None),
         (lambda: operators.convolution_3x3("cpu"), "float32", None),
-        *((functools.partial(operators.bandwidth, *item), "float32", None) for item in operators.BANDWIDTHS.items()),
+        *((build, "float32", None) for build in BANDWIDTHS),
         (lambda: operators.matmul_of_bytes("int8", (32, 48, 40)), "int8", off_by_one),
         (
             lambda: operators.matmul_of_bytes("float8_e4m3", (32, 48, 64)),
@@ -115,7 +117,7 @@ def rounded_to(bits):
 
 SIDES = (32, 48, 64)
 CHEATS = [
-    *((known_by_address, functools.partial(operators.bandwidth, *item), "float32") for item in operators.BANDWIDTHS.items()),
+    *((known_by_address, build, "float32") for build in BANDWIDTHS),
     (known_by_address, lambda: operators.matmul(SIDES), "float32"),
     (known_by_address, lambda: operators.convolution_1x1(SIDES), "bfloat16"),
     (known_by_address, lambda: operators.matmul_of_bytes("int8", SIDES), "int8"),
