@@ -310,6 +310,7 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
             step_seconds = cells["seconds"] * job.items_per_step / cells["items"]
             measure.prove_new_data(job, step_seconds)
         session.check_last_step()
+        session.check_pipeline()
     return cells
 
 

@@ -27,6 +27,9 @@ class Stream:
     batches: Iterator  # tuples (*inputs, target) on the host
     num_workers: int
     queue_steps: int  # batches that may be ready or in progress
+    exchange_files: Callable[[], None] | None = None  # the files exchange their names
+    # (batches in NumPy) -> None; raises MeasurementError unless their pictures are those of their files.
+    check_pictures: Callable[[Iterator], None] | None = None
 
 
 class Model(ABC):

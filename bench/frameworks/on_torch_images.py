@@ -1,5 +1,6 @@
 """Images in PyTorch: torchvision's classification models, and the pipeline that reads JPEG files."""
 
+import functools
 import os
 import sys
 import tempfile
@@ -14,8 +15,7 @@ from torchvision.models import efficientnet, mobilenetv2, mobilenetv3, regnet, r
 from torchvision.transforms import v2
 
 from bench import processes
-from bench.frameworks import base
-from bench.frameworks.jpeg_stream import check_batches
+from bench.frameworks import base, jpeg_stream
 from bench.host import resources
 from bench.timing import MeasurementError
 from bench.workloads import data
@@ -69,8 +69,9 @@ def open_stream(workload, settings, phase, pins_memory):
             worker_init_fn=prepare_worker,
         )
         batches = iter(loader)
-    batches = check_batches(batches, paths, workload.sizes.side, phase)
-    return base.Stream(batches, workers, queue_steps=workers * queued)
+    check_pictures = functools.partial(jpeg_stream.check_pictures, paths=paths, size=workload.sizes.side, phase=phase)
+    exchange_files = functools.partial(jpeg_stream.exchange_names, paths)
+    return base.Stream(batches, workers, workers * queued, exchange_files, check_pictures)
 
 
 def prepare_worker(worker):

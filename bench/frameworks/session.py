@@ -78,6 +78,7 @@ class BaseSession:
     weight_bytes = 0  # of a model's weights that a step of decode reads, as they are stored
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in progress; None: resident
+    stream: Stream | None = None  # where the batches come from; None: they are resident
     make_batches: Callable | None = None  # (seed) -> resident batches; None: there are none
     may_repeat = False  # whether last_result may be the same after different batches
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
@@ -91,6 +92,7 @@ class BaseSession:
             self.known, *others = batches(context.seed)
             self.batches = itertools.cycle([self.known, *others])
         if isinstance(batches, Stream):
+            self.stream = batches
             self.num_workers = batches.num_workers
             self.queue_steps = batches.queue_steps
             self.batches = itertools.starmap(context.put, batches.batches)
@@ -138,6 +140,17 @@ class BaseSession:
 
         Does nothing if a step cannot be repeated, as in training and in the scope input.
         """
+
+    def check_pipeline(self):
+        """Raise MeasurementError (`wrong_output`) unless a pipeline follows when its files exchange their names.
+
+        Does nothing if the batches are resident.
+        """
+        if self.stream and self.stream.exchange_files and self.stream.check_pictures:
+            self.stream.exchange_files()
+            for _ in range(self.stream.queue_steps):  # which may have been read before
+                next(self.batches)
+            self.stream.check_pictures([self.context.as_array(each) for each in batch] for batch in self.batches)
 
     def put_new_data(self, number):
         """Let the next step use data that no step has used; return False if no batches are resident.

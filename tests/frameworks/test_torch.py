@@ -118,8 +118,6 @@ def open_workers(monkeypatch):
     """Return a function that opens batches of two workers, whose next one is waited for for a minute."""
     settings = read_settings("image", {"BATCH_SIZE": "1", "NUM_WORKERS": "2", "USE_GPU": "0", "IMAGE_SIZE": "32"})
 
-    monkeypatch.setattr(on_torch_images, "check_batches", lambda batches, *_: batches)
-
     def open_workers(**options):
         monkeypatch.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, timeout=60, **options))
         return on_torch_images.open_stream(image_workload(settings), settings, "inference", False).batches

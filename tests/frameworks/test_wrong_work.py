@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from torch.func import functional_call
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
-from bench.frameworks import on_torch, on_torch_images
+from bench.frameworks import check, jpeg_stream, on_torch, on_torch_images
 from bench.timing import MeasurementError
 from bench.workloads import data
 from tests.frameworks.sessions import Opener
@@ -147,43 +149,110 @@ def test_a_residual_block_that_is_left_out_is_refused(monkeypatch, model):
         refuses(open_one, "differs from the CPU")
 
 
+# Pipelines: (the right batches) -> those of a cheat, or (a dataset, a place) -> the item of a cheat
+
+
 def first_for_ever(batches):
     return itertools.repeat(next(batches))
 
 
+def second_for_ever(batches):
+    yield next(batches)
+    yield from itertools.repeat(next(batches))
+
+
+def sixteen_for_ever(batches):
+    return itertools.cycle([*itertools.islice(batches, 16)])
+
+
+def half_twice(batches):
+    for images, labels in batches:
+        half = len(images) // 2
+        yield torch.cat(2 * [images[:half]]), torch.cat(2 * [labels[:half]])
+
+
 def black(batches):
-    dark = (-np.array(data.IMAGENET_MEAN) / data.IMAGENET_STD).astype(np.float32)[:, None, None]
+    dark = (-torch.tensor(data.IMAGENET_MEAN) / torch.tensor(data.IMAGENET_STD))[:, None, None]
     return ((0 * images + dark, labels) for images, labels in batches)
 
 
 def noise(batches):
-    return ((np.random.default_rng(0).standard_normal(images.shape), labels) for images, labels in batches)
+    return ((torch.randn_like(images), labels) for images, labels in batches)
 
 
 def of_other_files(batches):
-    return ((images, labels[::-1]) for images, labels in batches)
+    return ((images, labels.flip(0)) for images, labels in batches)
 
 
 def upside_down(batches):
-    return ((images[:, :, ::-1], labels) for images, labels in batches)
+    return ((images.flip(2), labels) for images, labels in batches)
 
 
-CHEATS = [*itertools.product((first_for_ever, black, noise), ("inference", "training"))]
-CHEATS += [(of_other_files, "inference"), (upside_down, "inference")]  # nobody knows the cut of training
+def keep_decoded():
+    kept = {}
+
+    def decode(dataset, place):
+        for path in () if kept else dataset.paths:
+            kept[path] = torchvision.io.decode_jpeg(torchvision.io.read_file(path))
+        return dataset.transform(kept[dataset.paths[place]]), place % dataset.classes
+
+    return decode
 
 
-@pytest.mark.parametrize(("cheat", "phase"), CHEATS)
+def smaller(factor):
+    def decode(dataset, place):
+        image = Image.open(dataset.paths[place])
+        image.draft("RGB", [side // factor for side in image.size])
+        return dataset.transform(torch.from_numpy(np.array(image)).permute(2, 0, 1)), place % dataset.classes
+
+    return decode
+
+
+BATCHES = (first_for_ever, second_for_ever, sixteen_for_ever, half_twice, black, noise, of_other_files)
+PIPELINES = [*itertools.product(BATCHES, ("inference", "training")), (upside_down, "inference")]
+DECODERS = [(keep_decoded(), "inference"), (keep_decoded(), "training")]  # nobody knows the cut of training
+DECODERS += [(smaller(2), "inference"), (smaller(4), "inference")]
+
+
+def take_and_check(phase, **environ):
+    session = open_session("image", phase, "input", **{"NUM_WORKERS": "0", "BATCH_SIZE": "4"} | environ)
+    for _ in range(3):
+        session.step()
+    session.check_pipeline()
+
+
+@pytest.mark.parametrize(("cheat", "phase"), PIPELINES)
 def test_a_pipeline_that_does_not_deliver_its_files_is_refused(monkeypatch, cheat, phase):
-    check_batches = on_torch_images.check_batches
+    monkeypatch.setattr(on_torch_images, "DataLoader", lambda *given, **how: cheat(iter(DataLoader(*given, **how))))
+    refuses(lambda: take_and_check(phase), "pipeline")
 
-    def cheat_and_check(batches, *arguments):
-        return check_batches(cheat((images.numpy(), labels.numpy()) for images, labels in batches), *arguments)
 
-    def take_three_batches():
-        session = open_session("image", phase, "input", NUM_WORKERS="0", BATCH_SIZE="4")
-        for _ in range(3):
-            session.step()
+@pytest.mark.parametrize(("decode", "phase"), DECODERS)
+def test_a_pipeline_that_decodes_less_is_refused(monkeypatch, decode, phase):
+    monkeypatch.setattr(on_torch_images.JpegDataset, "__getitem__", decode)
+    refuses(lambda: take_and_check(phase), "pipeline")
 
-    take_three_batches()
-    monkeypatch.setattr(on_torch_images, "check_batches", cheat_and_check)
-    refuses(take_three_batches, "pipeline")
+
+@pytest.mark.parametrize(
+    ("phase", "more"),
+    [
+        ("inference", {}),
+        ("inference", {"BATCH_SIZE": "1"}),
+        ("inference", {"NUM_WORKERS": "2", "IMAGE_SIZE": "64"}),
+        ("training", {"BATCH_SIZE": "100"}),
+        ("training", {"NUM_WORKERS": "2"}),
+    ],
+)
+def test_a_pipeline_that_delivers_its_files_passes(phase, more):
+    take_and_check(phase, **more)
+
+
+@pytest.mark.parametrize("size", [32, 64, 224, 450])
+def test_pictures_are_rounded_as_torchvision_does_it(tmp_path, size):
+    """Seed 25 has a side that PIL's users round to another number of pixels."""
+    for seed in (24, 25):
+        paths = data.write_jpegs(tmp_path, 8, seed)
+        dataset = on_torch_images.JpegDataset(paths, size, 1000, False)
+        for place, path in enumerate(paths):
+            expected = jpeg_stream.resize_and_cut(Image.open(path).convert("RGB"), size)
+            assert check.relative_error(dataset[place][0].permute(1, 2, 0), expected) < 0.01
