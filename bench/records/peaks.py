@@ -64,7 +64,7 @@ def limits_of_cpu(row, stored):
         peers = (each for each in stored if int(each["num_threads"] or 0) >= int(row["num_threads"] or 0))
         reached = measured_peaks(each for each in peers if each["framework"] == row["framework"])
         chip = chip_of(row)
-        peaks = [reached.get((*chip, name)) for name in (unmixed(row["precision"]), "float32")]
+        peaks = [reached.get((*chip, name)) for name in (unmixed(row["precision"] or ""), "float32")]
         if known := [peak for peak in peaks if peak]:
             tflops = min(tflops, FASTER_THAN_STORED * max(known))
         if (row.get("bytes_per_step") or 0) > LARGE_BYTES:
@@ -87,7 +87,7 @@ def limits_of_gpus(row):
         fastest = max((rate for (*_, known), rate in chip_peaks().items() if known == name), default=math.inf)
         return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), rated or fastest)
 
-    tflops = limit("tf32" if is_tf32 else unmixed(row["precision"]))
+    tflops = limit("tf32" if is_tf32 else unmixed(row["precision"] or ""))
     if row.get("workload") in CONVOLUTIONS and (is_float32 or is_mac):
         tflops *= WINOGRAD_MLX if is_mac else WINOGRAD
     devices = IMPLAUSIBLE * float(row.get("world_size") or 1)  # the rates are those of all devices
