@@ -6,7 +6,7 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings doctor install all image mlp transformer llm diffusion tflops best plot compare submit clean \
+.PHONY: help settings doctor install all image mlp transformer llm diffusion tflops best match plot compare submit clean \
         check-results test selfcheck resolve-mac check-mac packages common-packages
 
 # On a Mac all frameworks share one environment. On Linux a framework with a requirements/<name>.txt gets an
@@ -82,6 +82,9 @@ tflops: $(READY) ## the machine's peaks: matmuls, memory bandwidth and others
 best: $(READY) ## the fastest settings of a workload on this machine
 	@$(RUN) best_settings.py
 
+match: $(READY) ## measure what was published of another machine, B="NVIDIA RTX 3090"
+	@$(RUN) match_results.py
+
 plot: $(READ_READY) ## draw all plots and cards, and write the results page
 	@$(READ) plot_results.py
 
@@ -137,7 +140,7 @@ packages common-packages:
 	@"$(PYTHON)" bench/packages.py $(if $(filter packages,$@),$(NAME))
 
 # A mistake in the settings of these commands is told before gigabytes are installed.
-CHECKABLE := all image mlp transformer llm diffusion tflops best plot compare $(if $(filter all,$(ASKED)),,install)
+CHECKABLE := all image mlp transformer llm diffusion tflops best match plot compare $(if $(filter all,$(ASKED)),,install)
 CHECKED := $(filter $(CHECKABLE),$(MAKECMDGOALS))
 INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&) \
     sh bench/install.sh $< $(@D) && touch $@

@@ -2,6 +2,7 @@
 
     make compare                                # the standard set on all machines, in Markdown
     make compare A=amd-epyc-2-cores B=nvidia-h200
+    make compare A=nvidia-h200 B="NVIDIA RTX 3090"      # a published machine, as `make match` without measuring
     make compare A=before.csv B=after.csv
 
 Ratios are B over A: above 1, B is faster. A result of one process has a ratio but no verdict, because a single process
@@ -18,8 +19,8 @@ from collections import Counter
 from pathlib import Path
 
 from bench import processes
-from bench.plots import table
-from bench.records import columns, report, results, tables
+from bench.plots import frames, table
+from bench.records import columns, match, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.combine import compare_runs, convert
 from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
@@ -50,6 +51,18 @@ def read_side(side, environ, folder):
     if lines.empty:
         raise SettingError(f"{side}={name!r} has no results to compare: name another file")
     return lines.to_dict("records"), rows
+
+
+def find_published(environ, folder):
+    """Return the published rows of the machine B, unless a file of results has that name; [] if none is meant."""
+    typed = environ.get("B", "").strip()
+    if Path(os.path.expanduser(typed)).is_file() or (folder / f"{typed}.csv").is_file():
+        return []
+    rows = frames.load(folder, warn).lines
+    rows = rows.loc[rows["published"] & (rows["status"] == "ok")].to_dict("records")
+    names = list(dict.fromkeys(row["device_name"] for row in rows))
+    found = match.find_names(typed, names) if typed else []
+    return [row for row in rows if found and row["device_name"] == match.choose_name(typed, names)]
 
 
 def key_of(line, names):
@@ -189,6 +202,11 @@ def main(environ=os.environ):
     folder = read_settings("compare", environ).results_dir
     if not any(environ.get(side) for side in "AB"):
         print(table.describe_set(folder, warn) or "there are no results of the standard set: run `make all`")
+        return 0
+    if published := find_published(environ, folder):
+        lines, _ = read_side("A", environ, folder)
+        print(f"A: {environ['A']}", f"B: {published[0]['device_name']}, published", "", sep="\n")
+        print(*match.describe_matches(lines, published), sep="\n")
         return 0
     files = {side: read_side(side, environ, folder) for side in "AB"}
     rows = {side: rows for side, (_, rows) in files.items()}

@@ -1,0 +1,171 @@
+"""Measure here what was published of another machine, and set the results side by side.
+
+    make match B="NVIDIA RTX 3090"                    three processes of each work, in passes; RUNS=1 is the quick one
+    make match                                        which machines there are, and about how many minutes each takes
+    A=nvidia-h200 B="NVIDIA RTX 3090" make compare    the same table of stored results
+
+Precision, memory format, compilation, sizes and scope are those of the source, as far as it states them. After an
+interruption, run the same command again: it goes on where it was.
+"""
+
+import math
+import os
+import sys
+from collections import Counter
+from dataclasses import replace
+
+from bench import processes
+from bench.host import resources
+from bench.host.ranks import refuse_ranks
+from bench.parent import find_device, read_machine
+from bench.plots import frames, table
+from bench.records import match, peaks, report, results
+from bench.records.likeness import work_of
+from bench.records.rows import complete_row, work_cells
+from bench.settings import Run, SettingError, read_fixed_run
+from bench.workloads import standard_set
+from bench.workloads.standard_set import STANDARD_SET
+from diffusion_benchmark import diffusion_workload
+from image_benchmark import image_workload
+from llm_benchmark import llm_workload
+from measure_all import Kept, measure_passes, say
+from mlp_benchmark import mlp_workload
+from transformer_benchmark import transformer_workload
+
+MAKE = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
+MAKE |= {"llm": llm_workload, "diffusion": diffusion_workload}
+SECONDS, COMPILED_SECONDS = 25, 75  # that a process takes, more or less
+LONGEST = 120  # seconds of a process, at the best that the machine's matmuls reach
+LEAST_STEPS = 20  # of a process: the first ones, the check, the windows
+
+
+def plan(run: Run, rows, kind, peak=0.0, memory_gb=math.inf):
+    """Return ({name: Run} that measure these published rows, the standard set's first; reasons of what is left out).
+
+    Args:
+        run: that of `make match`.
+        kind: "cpu", "cuda" or "mps": the device that measures.
+        peak: TFLOP/s of this machine's best matmul, if it is known.
+        memory_gb: of the device, in units of 2**30 bytes, if it is known.
+    """
+    runs = {}
+    reasons = []
+    of_set = {(line.model, line.phase): place for place, line in enumerate(STANDARD_SET)}
+    works = match.one_of_each_work(rows).items()
+    for work, row in sorted(works, key=lambda each: of_set.get((each[1]["model"], each[1]["phase"]), len(of_set))):
+        try:
+            command, environ = match.settings_of(row, run.settings.framework)
+            if command == "tflops":
+                environ = standard_set.PEAKS["cpu" if kind == "cpu" else "gpu"] | {"RUNS": "1"}
+                runs[f"tflops {environ}"] = run.with_settings("tflops", **environ)
+                continue
+            count = str(run.settings.runs or standard_set.RUNS)
+            planned = run.with_settings(command, **environ, RUNS=count)
+            refuse_other_work(planned, work, kind)
+            refuse_large_work(planned, kind, peak, memory_gb)
+        except SettingError as error:
+            reasons.append(str(error))
+        else:
+            runs[f"{command} {environ}"] = planned
+    return runs, reasons
+
+
+def make_workload(run: Run, kind):
+    """Return (settings on this kind of device, Workload) of a run; nothing is downloaded."""
+    settings = replace(run.settings.on(kind), data="synthetic")
+    return settings, MAKE[run.command](settings)
+
+
+def refuse_other_work(run: Run, work, kind):
+    """Raise SettingError, with the reason, if a run is other work than that of a published row."""
+    try:
+        settings, workload = make_workload(run, kind)
+    except SettingError:
+        raise SettingError("a model that is not ours") from None
+    scope, *_ = settings.scope or ("device",)
+    cells = {name: "" if cell is None else str(cell) for name, cell in work_cells(settings, workload, scope).items()}
+    ours = dict(work_of({"measured_precision": "", "compile": "", "weight_bits": ""} | cells))
+    if differing := [name for name, value in work if ours[name] != value]:
+        raise SettingError(f"another {' and '.join(differing)} than can be measured")
+
+
+def refuse_large_work(run: Run, kind, peak, memory_gb):
+    """Raise SettingError, with the reason, if a run does not fit or takes too long here."""
+    _, workload = make_workload(run, kind)
+    if workload.resident_bytes > memory_gb * 2**30:
+        raise SettingError("not enough memory")
+    flops = LEAST_STEPS * workload.items_per_step * (workload.flops_per_item or 0)
+    if peak and flops / (1e12 * peak) > LONGEST:
+        raise SettingError("more than two minutes a process here")
+
+
+def find_peak(stored, machine):
+    """Return TFLOP/s of the best matmul of a machine's stored results, 0.0 if there is none."""
+    rows = stored.lines.loc[(stored.lines["machine"] == machine) & ~stored.lines["published"]].to_dict("records")
+    reached = peaks.measured_peaks(rows)
+    return max((rate for (*_, name), rate in reached.items() if name != "bandwidth"), default=0.0)
+
+
+def list_machines(run: Run, published, *here):
+    """List the machines with what can be measured of each, and the minutes: lines, the most results first.
+
+    Args:
+        here: kind, peak and memory_gb as plan() takes them.
+    """
+    found = []
+    for name, rows in published.items():
+        runs, reasons = plan(run, rows, *here)
+        seconds = sum((COMPILED_SECONDS if each.settings.compile else SECONDS) for each in runs.values())
+        if runs:
+            minutes = f"about {max(1, round(seconds * int(run.settings.runs or standard_set.RUNS) / 60))} minutes"
+            count = len(match.one_of_each_work(rows)) - len(reasons)
+            found.append((count, f"  {name}: {count} results, {minutes}"))
+    return [line for _, line in sorted(found, key=lambda each: -each[0])]
+
+
+def main(environ=os.environ):
+    """Measure what was published of the machine B, and print the table; return the exit status."""
+    refuse_ranks("make match")
+    run = read_fixed_run("match", environ)
+    folder = run.settings.results_dir
+    device = find_device(run.with_settings("tflops"))
+    host = read_machine([run])
+    line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
+    line |= {"device": device.kind, "framework": run.settings.framework, "seed": run.settings.seed}
+    blank = complete_row(host, line)
+    stored = frames.load(folder, say)
+    figures = stored.lines.loc[stored.lines["published"] & (stored.lines["status"] == "ok")].to_dict("records")
+    published = {name: [row for row in figures if row["device_name"] == name] for name in machines_of(figures)}
+    peak = find_peak(stored, blank["machine"])
+    kind = "cpu" if device.kind == "cpu" else "gpu"
+    memory_gb = host.memory_gb if resources.shares_memory(device) else resources.read_card_gb()
+    typed = environ.get("B", "").strip()
+    if not typed:
+        print(*list_machines(run, published, device.kind, peak, memory_gb), "\nset B to one of them", sep="\n")
+        return 0
+    name = match.choose_name(typed, published)
+    kept = Kept(folder, blank)
+    if not peak:  # without it nobody knows what takes too long
+        say("first the best matmul of this machine")
+        sweep = run.with_settings("tflops", **standard_set.QUICK_PEAKS[kind], OPS="matmul", RUNS="1")
+        measure_passes({"tflops for make match": sweep}, kept, host, report.describe_sweep)
+        peak = find_peak(frames.load(folder, say), blank["machine"])
+    runs, reasons = plan(run, published[name], device.kind, peak, memory_gb)
+    if not runs:
+        raise SettingError(f"B={typed!r} has nothing that can be measured here: {', '.join(Counter(reasons))}")
+    say(f"{len(runs)} works of {name} are measured; Ctrl-C keeps what is complete, and the same command goes on")
+    measure_passes(runs, kept, host)
+    own = frames.load(folder, say).valid
+    own = own.loc[~own["published"] & (own[table.SIDE] == [blank[each] for each in table.SIDE]).all(axis=1)]
+    lines = match.describe_matches(own.to_dict("records"), published[name], reasons)
+    print("", f"{blank['machine']} / {name}", *lines, sep="\n")
+    print(f"added to {results.display_path(results.path_of(folder, blank))}")
+    return 0
+
+
+def machines_of(rows):
+    return dict.fromkeys(row["device_name"] for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(processes.run_script(main))
