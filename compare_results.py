@@ -23,6 +23,7 @@ from bench.plots import frames, table
 from bench.records import columns, match, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.combine import compare_runs, convert
+from bench.records.likeness import work_of
 from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import SettingError, read_settings
 
@@ -30,7 +31,7 @@ MOST_NAMED = 5  # rows, or differences, in a remark
 OF_A_MACHINE = ("machine", "device_name", "cpu_id")
 OF_THE_BEST = ("matrix_size", "memory_format", "batch_size")  # how a machine reaches its peak
 ORDER = columns.COLUMNS["workload"].holds  # of the workloads in a table
-LAYOUT = "  {:>7}  {:<16}  {:<11}  {:>8}  {:>8}  {}"
+LAYOUT = "  {:>7}  {:<16}  {:<15}  {:>8}  {:>8}  {}"
 TITLES = ("B / A", "interval", "B is", "A", "B", "unit [flags]")
 
 
@@ -76,13 +77,20 @@ def key_of(line, names):
 
 
 def pair_lines(a, b, names):
-    """List the pairs (line of A, line of B) of the same work: of equal setup if there are, else the newest of each."""
+    """List the pairs (line of A, line of B) of the same work: of equal setup if there are, else the newest of each.
+
+    What neither side has in the other one's framework is paired across frameworks at the end.
+    """
     pairs = []
+    ours = group_by_work(a, names)
     for work, others in group_by_work(b, names).items():
-        if mine := group_by_work(a, names).get(work):
+        if mine := ours.get(work):
             both = [(line, other) for other in others for line in mine]
             pairs.append(([pair for pair in both if is_same_setup(*pair)] or both)[-1])
-    return pairs
+    paired = {work_of(line) for line, _ in pairs}
+    ours, theirs = ({work_of(line): line for line in side} for side in (a, b))
+    others = [(ours[work], line) for work, line in theirs.items() if work in ours and work not in paired]
+    return pairs + [(line, other) for line, other in others if line["framework"] != other["framework"]]
 
 
 def group_by_work(lines, names):
@@ -114,6 +122,8 @@ def compare(a, b, rows):
     verdict = verdict_of(ratio) if few > 1 else ""
     if is_same_machine(a, b) and not is_same_setup(a, b):
         verdict = "other setup"
+    if a["framework"] != b["framework"]:
+        verdict = "other framework"
     notes = [f"{side}: {line['flags']}" for side, line in (("A", a), ("B", b)) if line["flags"]]
     if disturbing_flags(a) or disturbing_flags(b):
         verdict = "cannot tell"
@@ -136,8 +146,9 @@ def is_same_machine(a, b):
 def describe_pair(line, *others):
     """Describe the work of lines, with the framework and the kinds of device: a file may have that of both kinds."""
     kinds = dict.fromkeys(each["kind"].upper() for each in (*others, line))
+    frameworks = dict.fromkeys(each["framework"] for each in (*others, line))
     what = line | dict.fromkeys(OF_THE_BEST, "") if line["model"] == "matmul-peak" else line
-    return f"{columns.describe_work(what)}, {line['framework']} on {' and '.join(kinds)}"
+    return f"{columns.describe_work(what)}, {' and '.join(frameworks)} on {' and '.join(kinds)}"
 
 
 def format_ratio(ratio):

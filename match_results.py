@@ -148,13 +148,13 @@ def main(environ=os.environ):
     if not peak:  # without it nobody knows what takes too long
         say("first the best matmul of this machine")
         sweep = run.with_settings("tflops", **standard_set.QUICK_PEAKS[kind], OPS="matmul", RUNS="1")
-        measure_passes({"tflops for make match": sweep}, kept, host, report.describe_sweep)
+        measure_passes({"tflops for make match": sweep}, kept, host, report.describe_sweep, draws=False)
         peak = find_peak(frames.load(folder, say), blank["machine"])
     runs, reasons = plan(run, published[name], device.kind, peak, memory_gb)
     if not runs:
         raise SettingError(f"B={typed!r} has nothing that can be measured here: {', '.join(Counter(reasons))}")
     say(f"{len(runs)} works of {name} are measured; Ctrl-C keeps what is complete, and the same command goes on")
-    measure_passes(runs, kept, host)
+    measure_passes(runs, kept, host, draws=False)
     own = frames.load(folder, say).valid
     own = own.loc[~own["published"] & (own[table.SIDE] == [blank[each] for each in table.SIDE]).all(axis=1)]
     lines = match.describe_matches(own.to_dict("records"), published[name], reasons)

@@ -183,12 +183,13 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_card=""):
+def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_card="", draws=True):
     """Measure one process of each work, then the second of each, and so on; say each result so far.
 
     Args:
         works: {name: run}.
         first_card: the work after which a card is drawn in the first pass, too.
+        draws: a card is drawn after each pass.
 
     Returns:
         The results of all of them.
@@ -217,7 +218,8 @@ def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_
                 begun[work] += 1
                 if least == 0 and work == first_card:
                     draw_card(kept)
-            if missing := [work for work, run in runs.items() if kept.is_missing(run)]:
+            missing = [work for work, run in runs.items() if kept.is_missing(run)]
+            if missing and draws:
                 draw_card(kept)
     return [row for run in runs.values() for row in combine(kept.rows_of[run.run_id])]
 

@@ -38,7 +38,7 @@ def test_a_disturbed_row_gets_no_verdict(tmp_path, capsys, cells, verdict):
     write(tmp_path, [FIVE | rate(50) | cells], "after")
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"})
     (figures,) = (line for line in capsys.readouterr().out.splitlines() if " images/s" in line)
-    assert figures[29:40].strip() == verdict
+    assert figures[29:44].strip() == verdict
 
 
 @pytest.mark.parametrize(("cells", "count"), [({}, 1), ({"machine": "b"}, 0), ({"cpu_id": "family 6"}, 0)])
@@ -65,7 +65,7 @@ def test_runs_of_one_group_are_compared_by_their_pairs(tmp_path, capsys):
         cells = {"group": "g", "run_id": name} | (GPU if name == "b" else {})
         write(tmp_path, [rate(factor * s) | cells | {"process": i} for i, s in enumerate(speeds, 1)], name)
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
-    assert " 4.000  4.000 to 4.000    faster" in capsys.readouterr().out
+    assert " 4.000  4.000 to 4.000    faster " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("setup", "verdict"), [("2", "slower"), ("1", "other setup")])
@@ -74,7 +74,16 @@ def test_another_setup_of_one_machine_gets_no_verdict_and_an_equal_one_comes_fir
     write(tmp_path, [FIVE | rate(50) | {"num_threads": "2"}], "after")
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"})
     (figures,) = (line for line in capsys.readouterr().out.splitlines() if line.endswith(" images/s"))
-    assert figures[29:40].strip() == verdict
+    assert figures[29:44].strip() == verdict
+
+
+@pytest.mark.parametrize(("own", "verdict"), [([], "other framework"), ([{"framework": "mlx"}], "slower")])
+def test_another_framework_gets_no_verdict_and_counts_only_if_there_is_none_of_the_same(tmp_path, capsys, own, verdict):
+    write(tmp_path, [FIVE | rate(100), *(FIVE | rate(100) | cells for cells in own)], "a")
+    write(tmp_path, [FIVE | rate(50) | {"framework": "mlx"}], "b")
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
+    figures = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" images/s")]
+    assert [line[29:44].strip() for line in figures] == [verdict]
 
 
 @pytest.mark.parametrize(("count", "percent"), [(2, "33"), (3, "10"), (4, "2.9"), (5, "")])
