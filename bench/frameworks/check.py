@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -38,6 +39,9 @@ CHECKED = ("output", "gradient of the last layer", "gradient of the first layer"
 PRECISION_BY_ERROR = ((1e-11, "float64"), (5e-5, "float32"), (1e-3, "tf32"), (1e-2, "bfloat16"))
 # Float16 outputs with the errors of TF32 and bfloat16: sums in float32, or in float16 too.
 FLOAT16_NAMES = {"tf32": "float16", "bfloat16": "float16-accumulate"}
+# Variables that let libraries compute float32 in fewer bits, whatever a framework asks for.
+FEWER_BITS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_OVERRIDE")
+FEWER_BITS += ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION")
 ERROR_LIMITS = {name: limit for limit, name in PRECISION_BY_ERROR}
 ERROR_LIMITS |= {name: ERROR_LIMITS[like] for like, name in FLOAT16_NAMES.items()}
 ERROR_LIMITS |= dict.fromkeys(EIGHT_BITS, 2e-3)  # exact operands, outputs rounded to bfloat16
@@ -79,7 +83,8 @@ class ModelCheck:
         """Set measured_precision, what this device really computes in, and what follows from it for the checks.
 
         Raises:
-            MeasurementError: `wrong_output` for float16 under another name, `unsupported` for TF32 that is not there.
+            MeasurementError: `wrong_output` for float16 under another name, `unsupported` for a TF32 that is missing
+                and for float32 in fewer bits.
         """
         names = ["matmul", "convolution"] if has_convolutions else ["matmul"]
         if self.precision in EIGHT_BITS:  # compared with exact products instead
@@ -91,6 +96,8 @@ class ModelCheck:
             self.measured_precision = ", ".join(f"{name} {computed}" for name, computed in precisions.items())
         if self.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
+        if self.precision == "float32" and not self.weight_bits:
+            refuse_coarse_float32(self.device, precisions)
         # What follows for the checks. What Metal does in float32 is unknown: nobody has measured it.
         exact = {"float32", "float64"}.issuperset(precisions.values())
         is_rounded = "lower" not in precisions.values() and not (exact and self.device == "mps")
@@ -268,6 +275,23 @@ def check_choice(probabilities, chosen):
     is_right = np.array_equal(np.sort(np.take_along_axis(probabilities, chosen, -1)), most)
     require(is_right, "a router does not choose its most probable experts")
     return chosen
+
+
+def refuse_coarse_float32(device, precisions):
+    """Raise MeasurementError (`unsupported`) if float32 is computed in fewer bits, naming what probably did it.
+
+    An error of TF32 is allowed in a convolution: Winograd's method may have it.
+
+    Args:
+        precisions: as name_precision() names those of a "matmul" and a "convolution".
+    """
+    exact = "float64", "float32"
+    for name, computed in precisions.items():
+        if computed not in (exact if name == "matmul" else (*exact, "tf32")):
+            switches = [f"{each}={os.environ[each]!r}" for each in FEWER_BITS if each in os.environ]
+            fix = f"unset {' and '.join(switches)}" if switches else "set PRECISION=tf32 or bfloat16"
+            really = "fewer bits than bfloat16 has" if computed == "lower" else computed
+            raise MeasurementError("unsupported", f"this {device} computes a float32 {name} in {really}: {fix}")
 
 
 def check_samples(got, expected, measured_precision):

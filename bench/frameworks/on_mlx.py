@@ -93,8 +93,8 @@ class DeviceContext(base.DeviceContext):
 
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)
-        # MLX reads it once: in a process with both precisions, the probe refuses a later tf32.
-        os.environ.setdefault("MLX_ENABLE_TF32", str(int(self.precision == "tf32")))
+        # MLX reads it once: in a process with both precisions, the probe refuses the later one.
+        os.environ["MLX_ENABLE_TF32"] = str(int(self.precision == "tf32"))
         mx.random.seed(self.seed)
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
         mx.clear_cache()

@@ -136,6 +136,7 @@ class DeviceContext(KerasContext):
             raise MeasurementError("unsupported", "COMPILE=1 is XLA, which the Metal plug-in does not have")
         self.place = "CPU:0" if self.device == "cpu" else "GPU:0"
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
+        tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
         self.reset_peak_memory()
         self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
 

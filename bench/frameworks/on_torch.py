@@ -93,14 +93,17 @@ def choose_device(use_gpu):
 def set_float32(precision):
     """Compute float32 matmuls and convolutions in "ieee" or in "tf32".
 
-    Sets each backend by name, because cuDNN's convolutions start at tf32 whatever the general setting is. The older
+    Sets each backend by name, because cuDNN's convolutions start at tf32 whatever the general setting is, and
+    torch.set_float32_matmul_precision("medium") lets oneDNN use bfloat16 on a CPU with AMX. The older
     allow_tf32 comes first and must agree: PyTorch raises an error when it is read after a different newer setting, and
     Inductor still reads it on ROCm.
     """
     backends: Any = torch.backends
     for older in (backends.cuda.matmul, backends.cudnn):
         older.allow_tf32 = precision == "tf32"
-    for backend in (backends, backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn):
+    cuda = backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn
+    cpu = backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn
+    for backend in (backends, *cuda, *cpu):
         backend.fp32_precision = precision
     # Autotuning happens on the first step of a shape, which is never inside a window.
     backends.cudnn.benchmark = True
@@ -253,6 +256,8 @@ class DeviceContext(base.DeviceContext):
     def __init__(self, settings, compares):
         super().__init__(choose_device(settings.use_gpu), settings, compares)  # as find_device() chose
         set_float32("tf32" if self.precision == "tf32" else "ieee")
+        for kind in {"cpu", self.device}:
+            torch.set_autocast_enabled(kind, False)  # an import may have left it on
         torch.manual_seed(self.seed)
         self.dtype = WHOLE_MODEL.get(self.precision, torch.float32)
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)

@@ -296,8 +296,12 @@ def test_a_device_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch):
     """Test with a matmul as an M5 may compute it."""
     monkeypatch.setattr(check, "_probed", {})
     let_be_wrong("mm", before=in_11_bits)
-    assert open_session("mlp", "inference").context.measured_precision == "tf32"
-    assert open_session("image", "inference").context.measured_precision == "matmul tf32, convolution float32"
+    with pytest.raises(MeasurementError, match="PRECISION=tf32") as error:
+        open_session("mlp", "inference")
+    assert error.value.status == "unsupported"
+    assert open_session("mlp", "inference", PRECISION="tf32").context.measured_precision == "tf32"
+    context = open_session("image", "inference", PRECISION="tf32").context
+    assert context.measured_precision == "matmul tf32, convolution float32"
 
 
 @pytest.mark.parametrize("scale", [lambda y: 1.1 * y, lambda y: torch.cat([y[:8], 1.1 * y[8:]])])

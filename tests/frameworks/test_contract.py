@@ -5,6 +5,7 @@ On a machine with an accelerator they run on it.
 
 import itertools
 import weakref
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -162,6 +163,35 @@ def test_float16_under_the_name_of_float32_is_refused(monkeypatch):
     with pytest.raises(MeasurementError, match="float16") as error, np.errstate(all="ignore"):
         open_session("mlp", "inference")
     assert error.value.status == "wrong_output"
+
+
+def short(bits):
+    """Return a function that rounds the significand of float32 numbers to this many bits."""
+
+    def round_to(x):
+        mantissa, exponent = np.frexp(x)
+        return np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent).astype(np.float32)
+
+    return round_to
+
+
+@pytest.mark.parametrize(
+    ("operator", "bits", "refused"),
+    [("matmul", 11, True), ("matmul", 8, True), ("convolution", 11, False), ("convolution", 8, True)],
+)
+def test_float32_that_is_computed_in_fewer_bits_is_unsupported(monkeypatch, operator, bits, refused):
+    monkeypatch.setattr(check, "_probed", {})
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")  # which does it on some CPUs
+    right = FRAMEWORK.DeviceContext.probe
+
+    def probe(self, name, *operands):
+        return right(self, name, *(map(short(bits), operands) if name == operator else operands))
+
+    monkeypatch.setattr(FRAMEWORK.DeviceContext, "probe", probe)
+    context = FRAMEWORK.DeviceContext(open_session.settings("image"), False)
+    with pytest.raises(MeasurementError, match="unset ONEDNN") if refused else nullcontext() as error:
+        context.measure_precision(has_convolutions=True)
+    assert not refused or error.value.status == "unsupported"
 
 
 @pytest.mark.skipif(TESTED == "torch", reason="test_torch.py has its own compiler")

@@ -96,12 +96,22 @@ def test_the_gpu_of_a_mac_needs_macos_15(monkeypatch):
 
 def test_older_and_newer_switches_of_float32_agree():
     backends = torch.backends
-    newer = (backends, backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn)
-    for precision in ("tf32", "ieee", "tf32"):
+    newer = [backends, backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn]
+    newer += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
+    for precision in ("tf32", "ieee", "tf32", "ieee"):
+        torch.set_float32_matmul_precision("medium")  # as a user's sitecustomize may do it
         on_torch.set_float32(precision)
         assert {each.fp32_precision for each in newer} == {precision}
         older = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32  # reading them raises where they disagree
         assert set(older) == {precision == "tf32"}
+
+
+def test_autocast_that_an_import_left_on_is_switched_off(monkeypatch):
+    monkeypatch.setattr(on_torch.check, "_probed", {})
+    with torch.autocast("cpu", torch.bfloat16):
+        context = open_session("mlp", "inference", USE_GPU="0").context
+    assert context.measured_precision == "float32"
+    assert context.output_error < 1e-5
 
 
 def test_a_stream_reads_every_file():

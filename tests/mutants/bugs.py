@@ -101,6 +101,10 @@ BUGS = {
     "accept_most_weights_that_do_not_move": Bug(MEASURE, "moved < len(weights) / 2", "moved < 1", TIMING),
     "count_steps_without_gradients": Bug(TORCH, "any(w.grad is not None for", "any(True for", KNOWN),
     "tf32_as_float32": Bug(CHECK, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
+    "accept_float32_of_fewer_bits": Bug(CHECK, "        if computed not in (exact", "        if () in (exact", WRONG),
+    "leave_autocast_on": Bug(
+        TORCH, "set_autocast_enabled(kind, False)", "is_autocast_enabled(kind)", ("tests/frameworks/test_torch.py",)
+    ),
     "accept_a_wrong_output": Bug(CHECK, "if limit is not None:", "if False:", WRONG),
     "accept_a_zero_gradient": Bug(CHECK, "require(np.any(computed) or", "require(True or", CHECKS),
     "one_limit_for_all_models": Bug(CHECK, "max(least, ROUNDING", "max(0.3, ROUNDING", CHECKS),
