@@ -311,6 +311,7 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
             measure.prove_new_data(job, step_seconds)
         session.check_last_step()
         session.check_pipeline()
+        context.refuse_changed_switches(rig.device.num_threads)
     return cells
 
 

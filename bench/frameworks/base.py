@@ -245,6 +245,13 @@ class DeviceContext(ModelCheck, ABC):
         """Return whether operators return before the device has computed them."""
         return self.device != "cpu"
 
+    def refuse_changed_switches(self, num_threads):
+        """Raise MeasurementError (`unsupported`) if a library has changed what the speed of this process depends on.
+
+        Args:
+            num_threads: that the row has, read before anything was built.
+        """
+
     def reset_peak_memory(self):
         """Reset the peak memory counter."""
 

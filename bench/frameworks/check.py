@@ -40,8 +40,8 @@ PRECISION_BY_ERROR = ((1e-11, "float64"), (5e-5, "float32"), (1e-3, "tf32"), (1e
 # Float16 outputs with the errors of TF32 and bfloat16: sums in float32, or in float16 too.
 FLOAT16_NAMES = {"tf32": "float16", "bfloat16": "float16-accumulate"}
 # Variables that let libraries compute float32 in fewer bits, whatever a framework asks for.
-FEWER_BITS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_OVERRIDE")
-FEWER_BITS += ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION")
+FEWER_BITS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
+FEWER_BITS += ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION")
 ERROR_LIMITS = {name: limit for limit, name in PRECISION_BY_ERROR}
 ERROR_LIMITS |= {name: ERROR_LIMITS[like] for like, name in FLOAT16_NAMES.items()}
 ERROR_LIMITS |= dict.fromkeys(EIGHT_BITS, 2e-3)  # exact operands, outputs rounded to bfloat16

@@ -22,6 +22,7 @@ from bench.host.environment import GIB, installed_bytes
 from bench.host.ranks import read_ranks
 from bench.host.resources import SHARED_GB, usable_cores
 from bench.settings import SettingError
+from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
@@ -382,6 +383,14 @@ class DeviceContext(base.DeviceContext):
     def synchronize(self):
         if self.device != "cpu":
             torch.accelerator.synchronize()
+
+    def refuse_changed_switches(self, num_threads):
+        if (found := torch.get_num_threads()) != num_threads:
+            why = f"a library has changed the number of threads from {num_threads} to {found}"
+            raise MeasurementError("unsupported", f"{why}: find what calls torch.set_num_threads(), and remove it")
+        if not torch.backends.mkldnn.enabled:
+            fix = "find what sets torch.backends.mkldnn.enabled, and remove it"
+            raise MeasurementError("unsupported", f"oneDNN is switched off: {fix}")
 
     def reset_peak_memory(self):
         if self.device != "cpu":

@@ -189,6 +189,26 @@ def test_threads_keep_to_a_quota_unless_they_are_set(monkeypatch):
     assert [device.num_threads for device in found] == [1, 2]
 
 
+def switch_onednn(is_on):
+    torch.backends.mkldnn.enabled = is_on
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(lambda: None, ""), (lambda: torch.set_num_threads(1), "threads"), (lambda: switch_onednn(False), "oneDNN")],
+)
+def test_a_library_that_slows_the_rest_of_the_process_is_noticed(monkeypatch, run_in_process, change, words):
+    """Let the code that builds the model change something, as an import may."""
+    usual, build = torch.get_num_threads(), on_torch.BUILDERS["mlp"]
+    monkeypatch.setitem(on_torch.BUILDERS, "mlp", lambda workload: change() or build(workload))
+    try:
+        (row,) = run_in_process("mlp", USE_GPU="0", NUM_THREADS="2", MAX_SECONDS="0.1")
+    finally:
+        torch.set_num_threads(usual)
+        switch_onednn(True)
+    assert (row["status"], words in row["note"]) == ("unsupported" if words else "ok", True)
+
+
 def test_the_jpeg_pool_is_like_photographs(tmp_path):
     def pool(seed):
         return [Path(path).read_bytes() for path in data.write_jpegs(tmp_path, 8, seed)]

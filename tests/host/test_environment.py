@@ -107,11 +107,23 @@ def test_a_chip_has_the_name_and_id_of_its_cores(monkeypatch, chip):
     assert part_of_id in host.cpu_id
 
 
-@pytest.mark.parametrize(
-    "name", ["OMP_PROC_BIND", "KMP_BLOCKTIME", "ONEDNN_MAX_CPU_ISA", "TORCHDYNAMO_DISABLE", "ATEN_CPU_CAPABILITY"]
+FASTER = "OMP_PROC_BIND OMP_WAIT_POLICY KMP_BLOCKTIME ONEDNN_MAX_CPU_ISA DNNL_DEFAULT_FPMATH_MODE ATEN_CPU_CAPABILITY"
+FASTER += " MALLOC_CONF MALLOC_ARENA_MAX LD_PRELOAD DYLD_INSERT_LIBRARIES TORCHDYNAMO_DISABLE TORCH_COMPILE_DISABLE"
+FASTER += " TORCHINDUCTOR_LAYOUT_OPTIMIZATION TORCHINDUCTOR_MAX_AUTOTUNE TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"
+FASTER += (
+    " TORCHINDUCTOR_FREEZING CUBLAS_WORKSPACE_CONFIG PYTORCH_TUNABLEOP_ENABLED CUDA_LAUNCH_BLOCKING JAX_ENABLE_X64"
 )
+FASTER += " XLA_FLAGS TF_XLA_FLAGS TF_ENABLE_ONEDNN_OPTS NCCL_P2P_DISABLE NCCL_ALGO MLX_MAX_OPS_PER_BUFFER"
+
+
+@pytest.mark.parametrize("name", FASTER.split())
 def test_a_variable_that_changes_the_speed_is_part_of_the_setup(name):
-    others = {"OMP_NUM_THREADS": "2", "MKL_HOME": "/opt/mkl", "MKLROOT": "x", "KMP_AFFINITY": ""}
+    """And not the path of an installation or a cache, or what is only printed."""
+    alike = "OMP_NUM_THREADS MKL_HOME MKLROOT KMP_DUPLICATE_LIB_OK KMP_WARNINGS NCCL_DEBUG TORCHINDUCTOR_CACHE_DIR"
+    alike += (
+        " TORCHINDUCTOR_COMPILE_THREADS JAX_COMPILATION_CACHE_DIR JAX_PLATFORMS CUDA_VISIBLE_DEVICES CUBLAS_LOGINFO_DBG"
+    )
+    others = dict.fromkeys(alike.split(), "/x") | {"KMP_AFFINITY": ""}
     assert environment.find_allocator(others | {name: "1"}) == f"{name}=1"
 
 
