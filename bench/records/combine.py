@@ -139,14 +139,15 @@ def compare_runs(rows, base_rows, chosen=()):
     pairs = [(ours[key], bases[key]) for key in ours if key in bases]
     if not pairs:
         return None
-    turns = [list(zip(*(read_rates(row) for row in pair), strict=False)) for pair in pairs]
-    ratios = [
-        statistics.median(a / b for a, b in some or [(row["throughput"], base["throughput"])])
-        for some, (row, base) in zip(turns, pairs, strict=True)
-    ]
+    ratios = [ratio_of(*pair) for pair in pairs]
     differing = [name for name in WORK if name not in chosen and any(row[name] != base[name] for row, base in pairs)]
     ratio = Rate(statistics.median(ratios), *median_interval(ratios, rho=0))
-    return Comparison(ratio, len(ratios), all(turns), differing)
+    return Comparison(ratio, len(ratios), all(row["rates"] and base["rates"] for row, base in pairs), differing)
+
+
+def ratio_of(row, base):
+    turns = list(zip(read_rates(row), read_rates(base), strict=False)) or [(row["throughput"], base["throughput"])]
+    return statistics.median(a / b for a, b in turns)
 
 
 def key_of(row):

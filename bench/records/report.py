@@ -190,6 +190,7 @@ def describe_interval(row):
     count = count_processes(row)
     interval = "range" if count < 9 else "95 % interval"  # as of median_interval()
     made_of = f"{interval} of {count} processes and their intervals" if count > 1 else "one process"
+    made_of += "; the rate is the slower one's" if count == 2 else ""
     return f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])} ({made_of})"
 
 

@@ -15,7 +15,6 @@ COMBINE, COMBINED = "bench/records/combine.py", ("tests/records/test_combine.py"
 ROWS = ("tests/test_child.py",)
 PARENT = ("tests/test_parent.py",)
 SEARCH, SEARCHED = "bench/search.py", ("tests/test_search.py",)
-PAIRS = ("tests/records/test_verdict.py",)
 LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/on_torch_llm.py"
 BITS = ("tests/frameworks/test_torch_llm.py",)
 IMAGES = "bench/frameworks/on_torch_images.py"
@@ -53,7 +52,9 @@ INFER = "        self.last_result = self.model.infer(*self.inputs)\n"
 BUGS = {
     # Several processes
     "intervals_that_shrink": Bug(COMBINE, "rho=0)[place]", "rho=0)[1 - place]", COMBINED),
-    "the_fastest_process": Bug(COMBINE, "[(len(ok) - 1) // 2]", "[-1]", COMBINED),
+    "disturbed_processes_count": Bug(COMBINE, "if not disturbing_flags(row)] or ok", "] or ok", COMBINED),
+    "measure_a_pass_again": Bug("measure_all.py", "number + 1 - self.again", "number + 1", ("tests/test_all.py",)),
+    "the_fastest_process": Bug(COMBINE, "[(len(sound) - 1) // 2]", "[-1]", COMBINED),
     "the_first_process_compares_nothing": Bug(CHILD, "compares=compares", "compares=False", ROWS),
     "accept_unequal_weights_of_ranks": Bug(CHILD, "    if unlike:\n", "    if False:\n", ("tests/test_ranks.py",)),
     "divide_by_the_wrong_batch_size": Bug(CHILD, "items_per_step = workload.", "items_per_step = 2 * workload.", ROWS),
@@ -64,9 +65,9 @@ BUGS = {
     # Turns
     "time_the_step_after_a_pause": Bug(MEASURE, "timed(job.session, clock, 1)", "pass", TIMING),
     "count_the_waiting_for_others": Bug(MEASURE, "began += clock() - paused", "began += 0 * paused", TIMING),
-    "the_same_one_first_in_every_round": Bug("bench/parent.py", "[::-1] if number", " if number", PARENT),
+    "the_same_one_first_in_every_round": Bug("bench/parent.py", "[:: 1 if number % 2 else -1]", "[::1]", PARENT),
     "compare_turns_that_are_not_neighbours": Bug(
-        "bench/records/verdict.py", "statistics.median(a / b for a, b in turns)", "max(turns)[0] / min(turns)[1]", PAIRS
+        COMBINE, "statistics.median(a / b for a, b in turns)", "max(turns)[0] / min(turns)[1]", COMBINED
     ),
     # A window
     "skip_a_step": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
