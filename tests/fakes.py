@@ -33,6 +33,7 @@ class Device:
 
     queue_steps, num_workers, prepare, may_repeat, queues_steps = None, 0, None, False, True
     after_first_step = updates = checksum = trace_count = put_new_data = staticmethod(lambda *_: None)
+    marks = staticmethod(dict)
     SUBMIT_SECONDS = 1e-5
     READ_SECONDS = 2e-5
 

@@ -225,9 +225,9 @@ def instrumented(child, monkeypatch):
 def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, measured):
     compared, open_session = [], on_numpy.open_session
 
-    def note(*arguments, compares):
+    def note(*arguments, compares, **path):
         compared.append(compares)
-        return open_session(*arguments, compares=compares)
+        return open_session(*arguments, compares=compares, **path)
 
     monkeypatch.setattr(on_numpy, "open_session", note)
     scope = task.pop("scope", "device,input")
@@ -273,9 +273,9 @@ def test_ctrl_c_after_the_windows_keeps_the_throughput(instrumented, monkeypatch
 
 
 def test_a_sustained_run_has_a_line_for_each_part(instrumented, monkeypatch):
-    job = measure.Job
+    job = child_process.Job
     monkeypatch.setattr(
-        measure, "Job", lambda *session, **limits: job(*session, **limits | {"sustained_seconds": 0.35})
+        child_process, "Job", lambda *session, **limits: job(*session, **limits | {"sustained_seconds": 0.35})
     )
     code, lines = instrumented(SUSTAIN="60", task=child_process.Task(rest={"period": 0.001}))
     assert (code, len(lines) >= 3) == (0, True)

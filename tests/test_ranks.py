@@ -100,7 +100,7 @@ def fail(self):
     raise MemoryError("unable to allocate 9 TiB")
 
 if os.environ.get("RANK") == "1":
-    session.Training.run_earlier_parts = fail
+    session.Backward.prepare = fail
 parent.SCRIPTS["mlp"] = os.path.abspath(__file__)
 sys.exit(parent.main("mlp", mlp_workload))
 """

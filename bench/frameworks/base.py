@@ -4,18 +4,15 @@ session.py builds everything that is timed from these classes. This file imports
 the abstract methods; the other methods are defaults.
 """
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
-from bench.frameworks.check import ModelCheck
+from bench.timing.proof import Proof
 
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
 
@@ -66,8 +63,52 @@ class Model(ABC):
         """Return the output between two steps of training, as NumPy."""
         return np.asarray(self.infer(*inputs))
 
-    def prove_compiled(self, *batch):
-        """Raise MeasurementError unless the compiled model computes what the uncompiled one computes."""
+    # For the proof. Its parts are NumPy arrays by their name: see OUTPUT, LAST and FIRST in bench/timing/proof.py.
+
+    is_trained: bool
+    size: int  # number of all weights, trained or not
+
+    @abstractmethod
+    def infer_uncompiled(self, *inputs):
+        """Compute what infer() does, without the compiler if the framework can do so."""
+
+    @abstractmethod
+    def evaluate(self, batch, items, is_compiled=True):
+        """Return {part: array} for these items of a batch: their output, and the gradients of their loss.
+
+        In evaluation mode, with damped residual blocks, by the timed function if it is the same in that mode. The loss
+        is multiplied by LOSS_SCALE. Of a gradient whose norm is compared there are about proof.SAMPLED numbers.
+
+        Args:
+            items: places in the batch.
+            is_compiled: whether the compiler is used, if it was asked for.
+        """
+
+    @abstractmethod
+    def reference(self, pair, precision):
+        """Return (evaluate, arrays) for Proof.expect(): the same parts for items in NumPy, by the weights on the CPU.
+
+        Args:
+            pair: the items, which make up a batch.
+            precision: "float32" or "float64".
+        """
+
+    def damp(self, factor):
+        """Multiply what residual blocks add to their input, in place."""
+
+    def check_placement(self, *inputs):
+        """Raise MeasurementError (`unsupported`) if infer() leaves work to another device."""
+
+    def marks(self):
+        """Return {name: number} of what only steps of training change, besides weights: statistics, random numbers."""
+        return {}
+
+    def parts_without_gradient(self):
+        """Return the parts whose gradient was missing or all zero in the last step; an empty set if nothing tells."""
+        return set()
+
+    def free_optimizer(self):
+        """Free what only training needs."""
 
 
 class ModelInParts(Model):
@@ -115,19 +156,42 @@ class CachedModel(ABC):
     def extend_uncompiled(self, tokens, returns_all=False):
         """Do what extend() does, without the compiler; returns_all: of all tokens (sequences, count, vocabulary)."""
 
+    @abstractmethod
+    def trained_weights(self):
+        """Return the weights that are arrays, in a fixed order."""
+
+    @abstractmethod
+    def routed(self):
+        """Return a context that yields a list, to which each router that is called adds (probabilities, experts)."""
+
+    @abstractmethod
+    def reference(self, ids, places, chosen, precision):
+        """Return (evaluate, arrays) for Proof.expect(): the logits of whole sequences at these places, on the CPU.
+
+        Args:
+            ids: NumPy (sequences, tokens).
+            chosen: for each layer the experts that its router has to choose (sequences, tokens, k); [] without any.
+            precision: "float32" or "float64".
+        """
+
+    def check_placement(self, *inputs):
+        """Raise MeasurementError as Model.check_placement() does."""
+
     def infer(self, place, tokens):
         """Return the logits of tokens that follow this many others in the cache."""
         self.seek(place)
         return self.extend(tokens)
 
 
-class DeviceContext(ModelCheck, ABC):
+class DeviceContext(ABC):
     """Where and how a framework computes: device, precision, compilation, memory."""
 
     builders: dict[str, Callable]  # by the name of a workload: (workload) -> the framework's own kind of model
     operators: dict[str, Callable]  # by name: (*operands) -> output, without gradients
-    # What routers of mixtures of experts call, a module's function, and what records and replaces its choice.
-    router: tuple[Any, str, Callable]
+    has_float64 = True  # whether the framework computes in float64 on a CPU, next to other precisions
+    has_float64_convolutions = True
+    proof: Proof  # of the session
+    note = ""  # of the framework, for a reader of its rows
 
     @staticmethod
     @abstractmethod
@@ -136,27 +200,15 @@ class DeviceContext(ModelCheck, ABC):
 
     @abstractmethod
     def build(self, workload, is_trained):
-        """Return the Model of a workload, which check_model() has accepted."""
+        """Return the Model of a workload, calibrated: activations neither explode nor vanish with depth."""
 
-    def build_cached(self, workload, ids):
-        """Return (CachedModel, evaluate, arrays) for references(), if the framework has language models.
+    def build_cached(self, workload):
+        """Return the CachedModel of a workload, if the framework has language models."""
+        raise NotImplementedError
 
-        evaluate(spread) returns [logits of all tokens]; it is None if nothing is compared.
-
-        Args:
-            ids: the tokens of some sequences in NumPy.
-        """
-
-    @contextmanager
-    def routed(self, chosen=()):
-        """Yield a list of (probabilities, chosen experts) of each router that is called inside.
-
-        `chosen` replaces what they choose, call by call: NumPy arrays (sequences, tokens, k).
-        """
-        library, name, choose = self.router
-        calls = []
-        with patch.object(library, name, functools.partial(choose, getattr(library, name), calls, iter(chosen))):
-            yield calls
+    def batches_of_two(self, workload):
+        """Return the batches of two items, as NumPy, with which a model is calibrated."""
+        return (workload.make_checked or workload.make_batches)(2, self.seed)
 
     @abstractmethod
     def put(self, *arrays):
@@ -203,8 +255,11 @@ class DeviceContext(ModelCheck, ABC):
             (the result, or its first rows, in NumPy, channels first; whether the device's was float16).
         """
 
-    def __init__(self, device, settings, compares=True):
-        super().__init__(device, settings, compares)
+    def __init__(self, device, settings):
+        self.device = device
+        self.precision = settings.precision
+        self.seed = settings.seed
+        self.weight_bits = settings.weight_bits
         self.compile = settings.compile or False  # None in a command that does not use it
         self.optimizer = settings.optimizer
         self.traces = 0  # how often a function was compiled since the session was opened

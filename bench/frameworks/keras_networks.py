@@ -4,6 +4,7 @@ transformers; their optimizers; a part of the DeviceContext.
 Whoever imports this sets KERAS_BACKEND first.
 """
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from bench.frameworks import base, check
-from bench.timing import MeasurementError
+from bench.frameworks import base
+from bench.timing import MeasurementError, proof
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
@@ -28,12 +29,13 @@ class KerasContext(base.DeviceContext):
 
     model_class: Callable[..., base.Model]  # takes a context, a Keras model and, if it is trained, a loss
     place: Any  # this device, as keras.device() takes it
-    # (Keras model, workload, loss or None, whether it is compiled) -> function (*batch) -> check.CHECKED, or [output]
-    # without a loss; no dropout. The loss is multiplied by LOSS_SCALE: small gradients would be zero in float16.
+    # (Keras model, workload, loss or None, items, whether it is compiled) -> function (*batch) -> [the output of these
+    # items, the gradients of all trained weights if there is a loss]; no dropout. The loss is multiplied by LOSS_SCALE:
+    # small gradients would be zero in float16.
     evaluator: Callable
 
-    def __init__(self, device, settings, compares):
-        super().__init__(device, settings, compares)
+    def __init__(self, device, settings):
+        super().__init__(device, settings)
         keras.utils.set_random_seed(self.seed)
         keras.config.set_image_data_format("channels_last")
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
@@ -41,32 +43,11 @@ class KerasContext(base.DeviceContext):
     def build(self, workload, is_trained):
         loss_of = cross_entropy if is_trained else None
         pairs = self.batches_of_two(workload)
-        expected = None
         keras.config.set_dtype_policy(self.policy)  # for new layers
         with keras.device(self.place):
             model = self.builders[workload.name](workload)
             calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
-        scale_residuals(model, check.DAMPING)
-        if self.can_compare(model.count_params()):
-            keras.config.set_dtype_policy(self.reference)
-            with keras.device("cpu:0"):
-                cpu_model = self.builders[workload.name](workload)
-                weights = self.as_arrays(each.value for each in model.weights)
-                evaluate_cpu_model = self.evaluator(cpu_model, workload, loss_of, compiled=False)
-
-                def evaluate_on_cpu(_):
-                    cpu_model.set_weights(weights)
-                    batch = [self.put_array(channels_last(each), self.reference) for each in pairs[0]]
-                    return self.as_arrays(evaluate_cpu_model(*batch))
-
-                expected = self.references(evaluate_on_cpu, [*weights, *pairs[0]])
-        # As it will be measured: Metal's wrong results come from operators that a graph fuses.
-        evaluate = self.evaluator(model, workload, loss_of, compiled=True)
-        batch = self.put(*self.checked_batch(workload))
-        self.check_model(lambda: self.as_arrays(evaluate(*batch)), expected)
-        scale_residuals(model, 1 / check.DAMPING)
-        with keras.device(self.place):
-            return self.model_class(self, model, loss_of)
+            return self.model_class(self, model, workload, loss_of)
 
     def probe(self, name, left, right):
         operator = self.operator({"matmul": "matmul", "convolution": "conv3x3"}[name])
@@ -112,6 +93,76 @@ class KerasContext(base.DeviceContext):
 
     def release(self):
         keras.backend.clear_session()
+
+
+class KerasModel(base.Model):
+    """The part of a Model that its proof needs."""
+
+    def __init__(self, context, keras_model, workload, loss_of):
+        self.context = context
+        self.keras_model = keras_model
+        self.workload = workload
+        self.loss_of = loss_of
+        self.is_trained = bool(loss_of)
+        self.size = keras_model.count_params()
+
+    def write_variables(self):
+        """Write the values of the weights into the Keras model, if they are elsewhere."""
+
+    def read_variables(self):
+        """Read the values of the Keras model, if they are kept elsewhere, too."""
+
+    def damp(self, factor):
+        self.write_variables()
+        scale_residuals(self.keras_model, factor)
+        self.read_variables()
+
+    def name_parts(self, results):
+        """Return {part of the proof: array} of what a function of evaluator() has returned."""
+        results = [self.context.as_array(each) for each in results]
+        parts = {proof.OUTPUT: results[0]}
+        variables = self.keras_model.trainable_variables[: len(results) - 1]
+        first = next((each for each in variables if each.name == "kernel"), None)  # no embedding
+        for place, (variable, gradient) in enumerate(zip(variables, results[1:], strict=True)):
+            part = f"gradient of {variable.path}"
+            part = proof.LAST if place == len(variables) + LAST_KERNEL else proof.FIRST if variable is first else part
+            parts[part] = gradient if proof.is_whole(part) else proof.sample(gradient, proof.SAMPLED)
+        return parts
+
+    def evaluate(self, batch, items, is_compiled=True):
+        # As it is measured: Metal's wrong results come from operators that a graph fuses.
+        self.damp(proof.DAMPING)
+        evaluate = self.context.evaluator(self.keras_model, self.workload, self.loss_of, items, compiled=True)
+        parts = self.name_parts(evaluate(*batch))
+        self.damp(1 / proof.DAMPING)
+        return parts
+
+    def reference(self, pair, precision):
+        context = self.context
+        self.write_variables()
+        weights = [context.as_array(each.value) for each in self.keras_model.weights]
+        pair = [each.copy() for each in pair]
+        keras.config.set_dtype_policy(precision)
+        with keras.device("cpu:0"):
+            model = BUILDERS[self.workload.name](self.workload)
+            run = context.evaluator(model, self.workload, self.loss_of, list(range(len(pair[0]))), compiled=False)
+        proof.require(len(model.weights) == len(weights), "the model has other layers than when it was built")
+
+        def evaluate(_):
+            with keras.device("cpu:0"):
+                model.set_weights(weights)
+                if self.is_trained:  # those of the model are damped only while it is evaluated
+                    scale_residuals(model, proof.DAMPING)
+                return self.name_parts(run(*(context.put_array(channels_last(each), precision) for each in pair)))
+
+        return evaluate, [*weights, *pair]
+
+    def marks(self):
+        names = {"moving_mean": "statistics of BatchNorm", "seed_generator_state": "random numbers of dropout"}
+        names |= {"moving_mean": None} if "16" in str(self.context.policy.variable_dtype) else {}
+        self.write_variables()
+        variables = [each for each in self.keras_model.non_trainable_variables if names.get(each.name)]
+        return {names[each.name]: zlib.crc32(np.asarray(each.value).tobytes()) for each in variables}
 
 
 def channels_last(array):

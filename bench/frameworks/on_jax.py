@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from bench.frameworks import Device, base, keras_networks, session
-from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext
+from bench.frameworks.keras_networks import BUILDERS, KerasContext, KerasModel
 from bench.host.resources import usable_cores
 
 
@@ -53,27 +53,29 @@ OPERATORS = {
 }
 
 
+def variables_of(model):
+    return model.trainable_variables, model.non_trainable_variables
+
+
 def values_of(model):
     """Return a model's values: (trainable, all others), as stateless_call() takes them."""
-    trained = [variable.value for variable in model.trainable_variables]
-    others = [variable.value for variable in model.non_trainable_variables]
-    return trained, others
+    return tuple([variable.value for variable in variables] for variables in variables_of(model))
 
 
-class Model(base.Model):
+class Model(KerasModel):
     """A Keras model with its optimizer; it is trained if it has a loss. The contract is in base.py.
 
     The weights are here and not in the Keras model: a step of training is a pure function, whose inputs are donated to
     its outputs. Every result of a compiled function is computed, whether it is read or not.
     """
 
-    def __init__(self, context, keras_model, loss_of):
-        self.context = context
-        self.keras_model = keras_model
+    def __init__(self, context, keras_model, workload, loss_of):
+        super().__init__(context, keras_model, workload, loss_of)
         self._infer = self._jit(lambda *state: keras_model.stateless_call(*state, training=False)[0])
         weights = keras_model.trainable_variables
         self.optimizer = optimizer = keras_networks.build_optimizer(context, weights) if loss_of else None
         self.read_variables()
+        self.slots = [variable.value for variable in optimizer.variables] if optimizer else []
         if not loss_of:
             return
 
@@ -93,12 +95,22 @@ class Model(base.Model):
         self._train = self._jit(train, donate_argnums=(0, 1, 2))
 
     def read_variables(self):
-        """Take the values of the Keras model and of the optimizer."""
+        """Take the values of the Keras model; at first those of the optimizer, too."""
         self.trained, self.others = values_of(self.keras_model)
-        self.slots = [variable.value for variable in self.optimizer.variables] if self.optimizer else []
+
+    def write_variables(self):
+        for variables, values in zip(variables_of(self.keras_model), (self.trained, self.others), strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
 
     def _jit(self, function, **options):
         return jax.jit(self.context.counted(function), **options)
+
+    def infer_uncompiled(self, *inputs):
+        return self.infer(*inputs)  # every function is compiled
+
+    def free_optimizer(self):
+        self.slots = []
 
     def infer(self, *inputs):
         return self._infer(self.trained, self.others, list(inputs))
@@ -128,26 +140,25 @@ class DeviceContext(KerasContext):
     model_class = Model
     has_float64 = False  # it is a switch of the whole process
 
-    def __init__(self, settings, compares):
+    def __init__(self, settings):
         self.place = choose_device(settings.use_gpu)
-        super().__init__(name_of(self.place), settings, compares)
+        super().__init__(name_of(self.place), settings)
         jax.config.update("jax_default_device", self.place)
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
 
-    def evaluator(self, keras_model, workload, loss_of, compiled):
+    def evaluator(self, keras_model, workload, loss_of, items, compiled):
+        rows = jnp.array(items)
+
         def infer(trained, others, *batch):
-            return [keras_model.stateless_call(trained, others, list(workload.inputs_of(batch)), training=False)[0]]
+            inputs = list(workload.inputs_of(batch))
+            return [keras_model.stateless_call(trained, others, inputs, training=False)[0][rows]]
 
         def differentiate(trained, others, *batch):
-            first = [each.name for each in keras_model.trainable_variables].index("kernel")  # no embedding
+            def scaled_loss(trained):
+                (outputs,) = infer(trained, others, *batch)
+                return base.LOSS_SCALE * loss_of(outputs, batch[-1][rows]), outputs
 
-            def scaled_loss(kernels):
-                replaced = list(trained)
-                replaced[LAST_KERNEL], replaced[first] = kernels
-                (outputs,) = infer(replaced, others, *batch)
-                return base.LOSS_SCALE * loss_of(outputs, batch[-1]), outputs
-
-            gradients, outputs = jax.grad(scaled_loss, has_aux=True)([trained[LAST_KERNEL], trained[first]])
+            gradients, outputs = jax.grad(scaled_loss, has_aux=True)(trained)
             return [outputs, *gradients]
 
         run = differentiate if loss_of else infer

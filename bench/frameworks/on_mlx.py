@@ -7,18 +7,18 @@ training that leaves something unevaluated.
 
 import io
 import os
-from contextlib import contextmanager
+import zlib
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn, optimizers
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 
-from bench.frameworks import Device, base, check, on_mlx_llm, on_mlx_networks, session
+from bench.frameworks import Device, base, on_mlx_llm, on_mlx_networks, session
 from bench.frameworks.on_mlx_networks import calibrate, leaves
-from bench.timing import MeasurementError
+from bench.timing import MeasurementError, proof
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
 SLOW_EXPERTS = "MLX multiplies quantised experts slowly in prefill with CUDA (ml-explore/mlx, issue 4339)"
@@ -89,21 +89,16 @@ class DeviceContext(base.DeviceContext):
     as_array = staticmethod(as_numpy)
     synchronize = staticmethod(mx.synchronize)
     release = staticmethod(mx.clear_cache)
-    router = (mx, "argpartition", on_mlx_llm.choose)
+    has_float64_convolutions = False
 
-    def __init__(self, settings, compares):
-        super().__init__(choose_device(settings.use_gpu), settings, compares)
+    def __init__(self, settings):
+        super().__init__(choose_device(settings.use_gpu), settings)
         # MLX reads it once: in a process with both precisions, the probe refuses the later one.
         os.environ["MLX_ENABLE_TF32"] = str(int(self.precision == "tf32"))
         mx.random.seed(self.seed)
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
         mx.clear_cache()
         self.used_before = mx.get_active_memory()
-
-    def measure_precision(self, has_convolutions):
-        if has_convolutions and self.reference == "float64":  # in which MLX has no convolution
-            self.reference, self.compares = "float32", False
-        super().measure_precision(has_convolutions)
 
     def probe(self, name, left, right):
         left, right = self.put(left, right)
@@ -120,59 +115,21 @@ class DeviceContext(base.DeviceContext):
 
     def build(self, workload, is_trained):
         module = BUILDERS[workload.name](workload)
-        loss_of = cross_entropy if is_trained else None
-        pairs = self.batches_of_two(workload)
-        inputs = [np.concatenate(each) for each in zip(*map(workload.inputs_of, pairs), strict=True)]
+        inputs = [
+            np.concatenate(each) for each in zip(*map(workload.inputs_of, self.batches_of_two(workload)), strict=True)
+        ]
         calibrate(module, self.put(*inputs, dtype=mx.float32))
-        parameters = sum(each.size for each in leaves(module.parameters()))
-        on_mlx_networks.scale_residuals(module, check.DAMPING)
         module.set_dtype(self.dtype)
         if self.weight_bits:
             on_mlx_llm.quantise(module, self.weight_bits)
         mx.eval(module.eval().parameters())
-
-        def loss_and_output(*batch):
-            output = module(*batch[:-1])
-            return loss_of(output, batch[-1]), output
-
-        pair = pairs[0]
-        batch = self.checked_batch(workload)
-        expected = None
-
-        def evaluate(batch=batch, dtype=self.dtype, compiled=lambda function, state: function):
-            batch = self.put(*batch, dtype=dtype)
-            if not is_trained:
-                return [as_numpy(compiled(module, module)(*workload.inputs_of(batch)))]
-            (_, output), gradients = compiled(nn.value_and_grad(module, loss_and_output), module)(*batch)
-            trained = matrices(gradients)
-            has_adapters = getattr(workload.sizes, "lora_rank", 0)
-            others = trained if has_adapters else [] if workload.make_checked else trained[:1]
-            return [as_numpy(each) for each in (output, trained[-1], *others)]
-
-        def evaluate_on_cpu(spread):
-            with on_cpu(module, self.reference, spread):
-                return evaluate(pair, getattr(mx, self.reference))
-
-        if self.can_compare(parameters):
-            expected = self.references(evaluate_on_cpu, pair)
-        self.check_model(evaluate, expected)
-        if self.compile:
-            self.compare(evaluate(compiled=self.compiled), evaluate())
-        on_mlx_networks.scale_residuals(module, 1 / check.DAMPING)
         mx.clear_cache()
-        return Model(self, module, loss_of)
+        return Model(self, module, workload, cross_entropy if is_trained else None)
 
-    def build_cached(self, workload, ids):
-        model = on_mlx_llm.CachedModel(self, workload)
-        can_compare = self.can_compare(model.parameters)
+    def build_cached(self, workload):
         if self.device == "cuda" and self.weight_bits and workload.sizes.num_experts > 1:
-            self.note = "; ".join(filter(None, [self.note, SLOW_EXPERTS]))
-
-        def evaluate_on_cpu(spread):
-            with on_cpu(model.module, self.reference, spread):
-                return [as_numpy(model.logits(*self.put(ids), place=slice(None)))]
-
-        return model, evaluate_on_cpu if can_compare else None, []
+            self.note = SLOW_EXPERTS
+        return on_mlx_llm.CachedModel(self, workload)
 
     def operator(self, name):
         def call(*operands):
@@ -208,24 +165,6 @@ class DeviceContext(base.DeviceContext):
         return None if self.device == "cpu" else mx.get_peak_memory() - self.used_before
 
 
-@contextmanager
-def on_cpu(module, precision, spread):
-    """Inside, a model has the same weights in a precision, disturbed as by check.disturb(), and all runs on the CPU."""
-    weights = module.parameters()
-    layers = module.leaf_modules()
-    if not mx.metal.is_available():  # where CUDA's memory is not the CPU's, what the CPU reads moves there for good
-        module.update(tree_map(lambda old: old + 0, weights))
-    with mx.stream(mx.cpu):
-        module.update_modules(tree_map(on_mlx_llm.restore, layers, is_leaf=nn.Module.is_module))
-        module.set_dtype(getattr(mx, precision))
-        if spread:  # NumPy would need another copy of the weights
-            disturb = lambda old: old * mx.random.uniform(1 - spread, 1 + spread, old.shape)  # noqa: E731
-            module.update(tree_map(disturb, module.parameters()))
-        yield
-    module.update_modules(layers)
-    module.update(weights)
-
-
 def matrices(tree):
     """Return the weights of layers, or their gradients, in order; in 16 bits norms stay at 1 in training."""
     named: Any = tree_flatten(tree)
@@ -235,9 +174,13 @@ def matrices(tree):
 class Model(base.Model):
     """A module with its optimizer; it is trained if it has a loss. The contract is in base.py."""
 
-    def __init__(self, context, module, loss_of):
+    def __init__(self, context, module, workload, loss_of):
         self.context = context
-        self.module = module.train(bool(loss_of))
+        self.workload = workload
+        self.loss_of = loss_of
+        self.is_trained = bool(loss_of)
+        self.module = module.train(self.is_trained)
+        self.size = sum(each.size for each in leaves(module.parameters()))
         self._infer = context.compiled(module, module)
         if not loss_of:
             return
@@ -278,6 +221,66 @@ class Model(base.Model):
         if pending := graph.getvalue().count("[label"):
             raise MeasurementError("work_skipped", f"after the last step {pending} operators are not evaluated")
         return int(self.optimizer.step)
+
+    def infer_uncompiled(self, *inputs):
+        return self.module(*inputs)
+
+    def evaluate(self, batch, items, is_compiled=True):
+        rows = mx.array(items)
+
+        def loss_and_output(*batch):
+            output = self.module(*batch[:-1])[rows]
+            return base.LOSS_SCALE * self.loss_of(output, batch[-1][rows]), output
+
+        self.module.eval()
+        self.damp(proof.DAMPING)
+        run = nn.value_and_grad(self.module, loss_and_output)
+        (_, output), gradients = (self.context.compiled(run, self.module) if is_compiled else run)(*batch)
+        parts = {proof.OUTPUT: as_numpy(output)} | self.name_gradients(gradients)
+        self.damp(1 / proof.DAMPING)
+        self.module.train(self.is_trained)
+        return parts
+
+    def name_gradients(self, gradients):
+        """Return {part of the proof: array} of a tree of gradients."""
+        layers = matrices(gradients)
+        parts = {}
+        for name, each in tree_flatten(gradients):
+            part = f"{proof.ADAPTER} {name}" if "lora_" in name else f"gradient of {name}"
+            if each is layers[0] and not self.workload.make_checked:
+                part = proof.FIRST
+            part = proof.LAST if each is layers[-1] else part
+            parts[part] = as_numpy(each if proof.is_whole(part) else proof.sample(each, proof.SAMPLED))
+        return parts
+
+    def reference(self, pair, precision):
+        pair = [each.copy() for each in pair]
+        dtype = getattr(mx, precision)
+
+        def evaluate(spread):
+            with on_mlx_llm.on_cpu(self.module, precision, spread):
+                batch = self.context.put(*pair, dtype=dtype)
+                if self.is_trained:
+                    return self.evaluate(batch, list(range(len(pair[0]))), is_compiled=False)
+                return {proof.OUTPUT: as_numpy(self.module(*self.workload.inputs_of(batch)))}
+
+        return evaluate, pair
+
+    def damp(self, factor):
+        on_mlx_networks.scale_residuals(self.module, factor)
+
+    def marks(self):
+        marks = {}
+        layers = self.module.modules()
+        norms = [each for each in layers if isinstance(each, nn.BatchNorm)]
+        if norms and self.context.dtype == mx.float32:  # 16 bits lose small steps
+            marks["statistics of BatchNorm"] = zlib.crc32(as_numpy(norms[-1].running_mean).tobytes())
+        if any(isinstance(each, nn.Dropout) and each._p_1 < 1 for each in layers):
+            marks["random numbers of dropout"] = zlib.crc32(np.array(mx.random.state[0]).tobytes())
+        return marks
+
+    def free_optimizer(self):
+        self.optimizer = self._train = self.state = None
 
     def predict(self, *inputs):
         outputs = as_numpy(self.module.eval()(*inputs))

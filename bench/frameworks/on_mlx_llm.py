@@ -1,6 +1,7 @@
 """Language models in MLX: mlx-lm's own classes, cache and LoRA, with random weights."""
 
 import itertools
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -8,8 +9,9 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
-from bench.frameworks import base, check
+from bench.frameworks import base
 from bench.frameworks.on_mlx_networks import leaves
+from bench.timing import proof
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24
@@ -86,13 +88,13 @@ def quantise(module, bits):
         original = originals.pop(name)
         if hasattr(original, "to_quantized"):
             is_right = layer.scales.size * GROUP_SIZE == original.weight.size
-            check.require(is_right, f"quantised, {name} has other groups than of {GROUP_SIZE} weights")
+            proof.require(is_right, f"quantised, {name} has other groups than of {GROUP_SIZE} weights")
             weights, *parts = (each.flatten(0, -2) for each in (original.weight, *(layer[part] for part in TENSORS)))
             rows = slice(None, None, 1 + len(weights) // CHECKED_ROWS)  # of each expert
             restored = dequantise([part[rows] for part in parts], layer.bits)
             difference = mx.abs(restored - weights[rows]).reshape(-1, GROUP_SIZE)
             steps = difference / mx.abs(layer.scales.flatten(0, -2)[rows].reshape(-1, 1))
-            check.check_restored(steps.max().item(), name)
+            proof.refuse_wrong_weights(steps.max().item(), name)
 
 
 def dequantise(parts, bits):
@@ -127,12 +129,81 @@ def restore(layer):
     return plain.freeze()  # as quantised layers are
 
 
-def choose(argpartition, calls, given, probabilities, kth, axis):
-    """Record what a router of mlx-lm chooses, or the next one of `given` instead, in `calls`."""
-    indices = argpartition(probabilities, kth=kth, axis=axis)[..., kth:]
-    indices = mx.array(next(given, indices)).reshape(indices.shape)
-    calls.append((probabilities, indices))
-    return indices
+@contextmanager
+def on_cpu(module, precision, spread):
+    """Inside, a model has the same weights in a precision, disturbed as by proof.disturb(), and all runs on the CPU."""
+    weights = module.parameters()
+    layers = module.leaf_modules()
+    if not mx.metal.is_available():  # where CUDA's memory is not the CPU's, what the CPU reads moves there for good
+        module.update(tree_map(lambda old: old + 0, weights))
+    with mx.stream(mx.cpu):
+        module.update_modules(tree_map(restore, layers, is_leaf=nn.Module.is_module))
+        module.set_dtype(getattr(mx, precision))
+        if spread:  # NumPy would need another copy of the weights
+            disturb = lambda old: old * mx.random.uniform(1 - spread, 1 + spread, old.shape)  # noqa: E731
+            module.update(tree_map(disturb, module.parameters()))
+        yield
+    module.update_modules(layers)
+    module.update(weights)
+
+
+class Router(nn.Module):
+    """The matrix of a router, with a function that gets its logits and returns others."""
+
+    def __init__(self, gate, change):
+        super().__init__()
+        self.gate = gate
+        self.change = change
+
+    def __call__(self, x):
+        return self.change(self.gate(x))
+
+
+class Experts(nn.Module):
+    """The experts of a layer, with a function that gets the choice of each call."""
+
+    def __init__(self, experts, note):
+        super().__init__()
+        self.experts = experts
+        self.note = note
+
+    def __call__(self, x, chosen):
+        self.note(chosen)
+        return self.experts(x, chosen)
+
+
+@contextmanager
+def routed(module, chosen=()):
+    """Yield a list of (probabilities, chosen experts) of each router of mlx-lm that is called inside.
+
+    Args:
+        chosen: what they choose instead, call by call: NumPy arrays (sequences, tokens, k). The others then have no
+            probability; those of the chosen ones add up to 1 in any case.
+    """
+    calls, logits_of = [], []
+    given = iter(chosen)
+
+    def change(logits):
+        logits_of.append(logits)
+        if not len(chosen):
+            return logits
+        places = mx.array(next(given))
+        return mx.put_along_axis(
+            mx.full(logits.shape, -mx.inf, logits.dtype), places, mx.take_along_axis(logits, places, -1), -1
+        )
+
+    def note(experts):
+        calls.append((mx.softmax(logits_of.pop(), axis=-1, precise=True), experts))
+
+    blocks = [layer.mlp for layer in module.layers if "switch_mlp" in layer.mlp]
+    parts = [(block.gate, block.switch_mlp) for block in blocks]
+    for block, (gate, experts) in zip(blocks, parts, strict=True):
+        block.gate, block.switch_mlp = Router(gate, change), Experts(experts, note)
+    try:
+        yield calls
+    finally:
+        for block, (gate, experts) in zip(blocks, parts, strict=True):
+            block.gate, block.switch_mlp = gate, experts
 
 
 class CachedModel(base.CachedModel):
@@ -143,6 +214,7 @@ class CachedModel(base.CachedModel):
     def __init__(self, context, workload):
         from mlx_lm.models.cache import make_prompt_cache
 
+        self.context = context
         self.module = build_llm(workload, context.dtype)
         self.make_cache = make_prompt_cache
         self.parameters = sum(each.size for each in leaves(self.module.parameters()))
@@ -167,6 +239,20 @@ class CachedModel(base.CachedModel):
         return logits
 
     extend_uncompiled = extend
+
+    def trained_weights(self):
+        return leaves(self.module.parameters())
+
+    def routed(self):
+        return routed(self.module)
+
+    def reference(self, ids, places, chosen, precision):
+        def evaluate(spread):
+            with on_cpu(self.module, precision, spread), routed(self.module, chosen):
+                logits = self.logits(*self.context.put(ids), place=mx.array(places))
+                return {proof.OUTPUT: np.array(logits.astype(mx.float32))}
+
+        return evaluate, []
 
     def logits(self, tokens, cache=None, place=-1):
         """Return the logits of the last token, or of others; mlx-lm's own call would compute those of all."""

@@ -21,8 +21,8 @@ finally:
 import keras
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
-from bench.frameworks import Device, base, check, keras_networks, session
-from bench.frameworks.keras_networks import BUILDERS, LAST_KERNEL, KerasContext
+from bench.frameworks import Device, base, keras_networks, session
+from bench.frameworks.keras_networks import BUILDERS, KerasContext, KerasModel
 from bench.host.resources import USABLE_CPUS, usable_cores
 from bench.settings import SettingError
 from bench.timing import MeasurementError
@@ -87,13 +87,11 @@ OPERATORS = {
 }
 
 
-class Model(base.Model):
+class Model(KerasModel):
     """A Keras model with its optimizer; it is trained if it has a loss. The contract is in base.py."""
 
-    def __init__(self, context, keras_model, loss_of):
-        self.context = context
-        self.keras_model = keras_model
-        self.loss_of = loss_of
+    def __init__(self, context, keras_model, workload, loss_of):
+        super().__init__(context, keras_model, workload, loss_of)
         self.weights = keras_model.trainable_variables
         self.last_weight = self.weights[-1]
         self.output_of = context.function(lambda *inputs: keras_model(list(inputs), training=False))
@@ -103,6 +101,17 @@ class Model(base.Model):
 
     def infer(self, *inputs):
         return self.output_of(*inputs)
+
+    def infer_uncompiled(self, *inputs):
+        with keras.device(self.context.place):
+            return self.keras_model(list(inputs), training=False)
+
+    def check_placement(self, *inputs):
+        if self.context.device != "cpu":
+            refuse_cpu_work(self.output_of)(*inputs)
+
+    def free_optimizer(self):
+        self.optimizer = self.train_step = None
 
     def _train(self, *batch):
         *inputs, target = batch
@@ -130,8 +139,8 @@ class DeviceContext(KerasContext):
     operators = OPERATORS
     model_class = Model
 
-    def __init__(self, settings, compares):
-        super().__init__(choose_device(settings.use_gpu), settings, compares)
+    def __init__(self, settings):
+        super().__init__(choose_device(settings.use_gpu), settings)
         if self.compile and self.device == "mps":
             raise MeasurementError("unsupported", "COMPILE=1 is XLA, which the Metal plug-in does not have")
         self.place = "CPU:0" if self.device == "cpu" else "GPU:0"
@@ -149,25 +158,20 @@ class DeviceContext(KerasContext):
 
         return tf.function(self.counted(placed), jit_compile=self.compile)
 
-    def evaluator(self, keras_model, workload, loss_of, compiled):
-        weights = keras_model.trainable_variables
-        is_on_gpu = compiled and self.device != "cpu"
-        kernels = weights[LAST_KERNEL], next(each for each in weights if each.name == "kernel")  # no embedding
-        # On a GPU also the other gradients, because it may lack a kernel for them.
-        differentiated = [*kernels, *weights] if is_on_gpu else kernels
-        weights = [each.value for each in differentiated]
+    def evaluator(self, keras_model, workload, loss_of, items, compiled):
+        weights = [each.value for each in keras_model.trainable_variables]
 
         def evaluate(*batch):
             with tf.GradientTape() as tape:
-                outputs = keras_model(list(workload.inputs_of(batch)), training=False)
+                outputs = tf.gather(keras_model(list(workload.inputs_of(batch)), training=False), items)
                 if not loss_of:
                     return [outputs]
-                loss = base.LOSS_SCALE * loss_of(outputs, batch[-1])
-            return [outputs, *tape.gradient(loss, weights)]
+                loss = base.LOSS_SCALE * loss_of(outputs, tf.gather(batch[-1], items))
+            gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
+            return [outputs, *map(tf.convert_to_tensor, gradients)]  # that of an embedding has only some rows
 
         run = self.function(evaluate) if compiled else evaluate
-        run = refuse_cpu_work(run) if is_on_gpu else run
-        return lambda *batch: run(*batch)[: len(check.CHECKED)]
+        return refuse_cpu_work(run) if compiled and self.device != "cpu" else run
 
     def batches_in_order(self, data, order, batch_size):
         (order,) = self.put(order)

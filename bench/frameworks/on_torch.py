@@ -6,7 +6,7 @@ CUDA and MPS share one path, torch.accelerator: a run on either tests the lines 
 import functools
 import gc
 import os
-import time
+import zlib
 from collections import Counter
 from contextlib import nullcontext
 from itertools import pairwise
@@ -16,13 +16,13 @@ import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
-from bench.frameworks import Device, base, check, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
+from bench.frameworks import Device, base, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
 from bench.host import environment
 from bench.host.environment import GIB, installed_bytes
 from bench.host.ranks import read_ranks
 from bench.host.resources import SHARED_GB, usable_cores
 from bench.settings import SettingError
-from bench.timing import MeasurementError
+from bench.timing import MeasurementError, proof
 from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
@@ -209,33 +209,37 @@ OPERATORS = {
 }
 
 
-def scale_residuals(module, factor):
-    """Multiply what the residual blocks of an image model add to their input, in place."""
-    for norm in getattr(module, "residual_norms", ()):
-        norm.weight.data.mul_(factor)
+def differs_in_training(module):
+    """Return whether a module computes something else in training: BatchNorm, dropout, stochastic depth."""
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    return any(isinstance(each, norms) or getattr(each, "p", 0) for each in module.modules())
 
 
-def evaluate(module, workload, batch, with_gradient, autocast=None, run=None):
-    """Return check.CHECKED of a batch in NumPy, or only the output, in evaluation mode and with damped residual blocks.
+def name_weights(module, workload):
+    """Return {part of the proof: the trained weight whose gradient it is}."""
+    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    matrices = [weight for weight in trained.values() if weight.ndim > 1]
+    last = getattr(module, "checked_weights", matrices[-1:])[0]
+    layers = (each for each in module.modules() if isinstance(each, (torch.nn.Linear, torch.nn.Conv2d)))
+    first = None if workload.make_checked else next(layers).weight
+    adapters = [name for name in trained if name.endswith((".a", ".b"))]
 
-    The gradients are scaled by LOSS_SCALE: small ones would be zero in float16. `autocast` is a context, `run` the
-    compiled module if that is evaluated.
-    """
-    is_training = module.training
-    scale_residuals(module.eval(), check.DAMPING)
-    with autocast or nullcontext(), torch.inference_mode(not with_gradient):
-        outputs = (run or module)(*workload.inputs_of(batch))
-        loss = LOSSES[workload.loss](outputs, batch[-1]) if with_gradient else None
-    results = [outputs.detach()]
-    if with_gradient:
-        matrices = [weight for weight in module.parameters() if weight.requires_grad and weight.ndim > 1]
-        weights = list(getattr(module, "checked_weights", matrices[-1:]))
-        layers = (each for each in module.modules() if isinstance(each, (torch.nn.Linear, torch.nn.Conv2d)))
-        if not workload.make_checked:
-            weights.append(next(layers).weight)
-        results += torch.autograd.grad(base.LOSS_SCALE * loss, weights)
-    scale_residuals(module.train(is_training), 1 / check.DAMPING)
-    return [each.cpu().float().numpy().copy() for each in results]  # CUDA graphs overwrite their outputs
+    def name_part(name, weight):
+        if name in adapters:
+            return f"{proof.ADAPTER} {name}"
+        return proof.LAST if weight is last else proof.FIRST if weight is first else f"gradient of {name}"
+
+    return {name_part(name, weight): weight for name, weight in trained.items()}
+
+
+def differentiate(workload, weights, outputs, target):
+    """Return {part: array} of an output and, of trained weights, the gradients of its scaled loss."""
+    loss = base.LOSS_SCALE * LOSSES[workload.loss](outputs, target)
+    gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, materialize_grads=True)
+    parts = {proof.OUTPUT: outputs.detach()}
+    for part, gradient in zip(weights, gradients, strict=True):
+        parts[part] = gradient if proof.is_whole(part) else proof.sample(gradient, proof.SAMPLED)
+    return {part: each.cpu().float().numpy().copy() for part, each in parts.items()}
 
 
 def count_weights(module):
@@ -248,14 +252,13 @@ class DeviceContext(base.DeviceContext):
 
     builders = BUILDERS
     operators = OPERATORS
-    router = (torch, "topk", on_torch_llm.choose)
 
     @staticmethod
     def image_models():
         return import_images().list_models()
 
-    def __init__(self, settings, compares):
-        super().__init__(choose_device(settings.use_gpu), settings, compares)  # as find_device() chose
+    def __init__(self, settings):
+        super().__init__(choose_device(settings.use_gpu), settings)  # as find_device() chose
         set_float32("tf32" if self.precision == "tf32" else "ieee")
         for kind in {"cpu", self.device}:
             torch.set_autocast_enabled(kind, False)  # an import may have left it on
@@ -275,60 +278,24 @@ class DeviceContext(base.DeviceContext):
         return got.cpu().double().numpy(), got.dtype == torch.float16
 
     def build(self, workload, is_trained):
-        """Return a Model.
-
-        It is compared in evaluation mode: dropout would make two passes differ, and BatchNorm of two items would
-        magnify their rounding errors. The host holds one copy of it, which then moves to the device.
-        """
         module = BUILDERS[workload.name](workload)
-        compares = self.can_compare(count_weights(module))
-        reference = module
         if self.weight_bits:
-            reference = self.fill_with_reference(module, workload, compares)
+            module.fill(self.device, self.dtype, self.weight_bits)
         elif hasattr(module, "fill"):  # it was built without memory
-            module.fill(*(("cpu", torch.float32) if compares else (self.device, self.dtype)))
-        expected = None
-        pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.batches_of_two(workload)]
+            module.fill(self.device, self.dtype)
         # With random weights and the initial statistics, activations explode or vanish with depth. All pairs
         # at once, because BatchNorm would magnify the rounding errors of two items; such models have one input.
+        pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.batches_of_two(workload)]
         update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
-        if compares:
-            dtype = getattr(torch, self.reference)
-            pair = [each.to(dtype) if each.is_floating_point() else each for each in pairs[0]]
-            inputs = [each for each in pair if each.ndim > 1]  # the times of diffusion are powers of 2
-            arrays = [each.detach().numpy() for each in (*reference.to(dtype).parameters(), *inputs)]
-            threads = torch.get_num_threads()
-            if self.reference == "float64":  # there a MobileNet's groups are thousands of tiny operators: 0.4 s, or 11
-                torch.set_num_threads(1)
-            expected = self.references(lambda _: evaluate(reference, workload, pair, is_trained), arrays)
-            torch.set_num_threads(threads)
-            del arrays
         if not self.weight_bits:
             module = module.to(self.device, self.dtype, memory_format=self.format)
-        batch = self.put(*self.checked_batch(workload))
-        self.check_model(lambda: evaluate(module, workload, batch, is_trained, self.autocast()), expected)
         return Model(self, module, workload, is_trained)
 
-    def build_cached(self, workload, ids):
+    def build_cached(self, workload):
         module = on_torch_llm.Decoder(workload)
         parameters = count_weights(module)
-        reference = self.fill_with_reference(module, workload, self.can_compare(parameters))
-        model = on_torch_llm.CachedModel(self, module, parameters, workload)
-        if not reference:
-            return model, None, []
-        reference.to(getattr(torch, self.reference))
-        reference.decoder.config._experts_implementation = "eager"  # other kernels, which have float64
-        run = torch.inference_mode()(lambda _: [reference(torch.from_numpy(ids)).numpy()])
-        return model, run, [each.detach().numpy() for each in reference.parameters()]
-
-    def fill_with_reference(self, module, workload, compares):
-        """Give a decoder its weights on the device; return one on the CPU with what they stand for.
-
-        It is None if the decoder is not compared.
-        """
-        reference = type(module)(workload).to_empty(device="cpu") if compares else None
-        module.fill(self.device, self.dtype, self.weight_bits, reference)
-        return reference
+        module.fill(self.device, self.dtype, self.weight_bits)
+        return on_torch_llm.CachedModel(self, module, parameters, workload)
 
     def open_stream(self, workload, settings, phase):
         return import_images().open_stream(workload, settings, phase, pins_memory=self.device == "cuda")
@@ -485,18 +452,83 @@ class Model(base.ModelInParts):
         self.uncompiled.train()
         return outputs
 
-    def prove_compiled(self, *batch):
-        context, began = self.context, time.perf_counter()
+    @property
+    def size(self):
+        return count_weights(self.uncompiled)
+
+    @torch.inference_mode()
+    def infer_uncompiled(self, *inputs):
+        with self.context.autocast():
+            return self.uncompiled(*inputs)
+
+    def evaluate(self, batch, items, is_compiled=True):
+        # Without dropout and BatchNorm both modes are one graph.
+        self.uncompiled.train(self.is_trained and not differs_in_training(self.uncompiled))
+        self.damp(proof.DAMPING)
+        with self.context.autocast():
+            module = self.module if is_compiled else self.uncompiled
+            outputs = module(*self.workload.inputs_of(batch))[items]
+            weights = name_weights(self.uncompiled, self.workload)
+            parts = differentiate(self.workload, weights, outputs, batch[-1][items])
+        self.damp(1 / proof.DAMPING)
+        self.uncompiled.train(self.is_trained)
+        return parts
+
+    def reference(self, pair, precision):
+        dtype = getattr(torch, precision)
+        fresh = BUILDERS[self.workload.name](self.workload)
+        module = on_torch_llm.copy_to_cpu(self.uncompiled, fresh, dtype).eval()
+        pair = [each.to(dtype) if each.is_floating_point() else each for each in map(torch.from_numpy, pair)]
+        inputs = [each for each in pair if each.ndim > 1]  # the times of diffusion are powers of 2
+        # In float64 a MobileNet's groups are thousands of tiny operators: 0.4 s in one thread, or 11 s.
+        threads = 1 if precision == "float64" and self.workload.has_convolutions else torch.get_num_threads()
+
+        def evaluate(_):
+            usual = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            with torch.inference_mode(not self.is_trained):
+                outputs = module(*self.workload.inputs_of(pair))
+            if self.is_trained:
+                parts = differentiate(self.workload, name_weights(module, self.workload), outputs, pair[-1])
+            else:
+                parts = {proof.OUTPUT: outputs.float().numpy()}
+            torch.set_num_threads(usual)
+            return parts
+
         if self.is_trained:
-            if not context.compares:
-                return  # it takes a second graph: without dropout, and for another number of items
-            batch = context.put(*context.checked_batch(self.workload))
-        how = self.uncompiled, self.workload, batch, self.is_trained
-        got, expected = (evaluate(*how, context.autocast(), run) for run in (self.module, self.uncompiled))
-        context.compare(got, expected)
-        if self.is_trained:
-            seconds = f"compiling it once more for the check took {time.perf_counter() - began:.0f} s"
-            context.note = "; ".join(filter(None, [context.note, seconds]))
+            scale_residuals(module, proof.DAMPING)  # those of the model are damped only while it is evaluated
+        return evaluate, [each.detach().numpy() for each in (*module.parameters(), *inputs)]
+
+    def damp(self, factor):
+        scale_residuals(self.uncompiled, factor)
+
+    def marks(self):
+        marks = {}
+        for name, buffer in self.uncompiled.named_buffers():
+            if name.endswith("num_batches_tracked"):
+                marks["statistics of BatchNorm"] = buffer.item()
+        if any(getattr(each, "p", 0) for each in self.uncompiled.modules()):
+            device = self.context.device
+            random = torch if device == "cpu" else torch.get_device_module(device)
+            marks["random numbers of dropout"] = zlib.crc32(random.get_rng_state().numpy().tobytes())
+        return marks
+
+    def parts_without_gradient(self):
+        if self.updates() is None or self.context.precision == "float16":  # some may be zero, or left out
+            return set()
+        weights = name_weights(self.uncompiled, self.workload)
+        return {part for part, weight in weights.items() if weight.grad is None or not weight.grad.any()}
+
+    def free_optimizer(self):
+        self.optimizer = self._loss = None
+        for weight in self.trained_weights():
+            weight.grad = None
+
+
+def scale_residuals(module, factor):
+    """Multiply what the residual blocks of an image model add to their input, in place."""
+    for norm in getattr(module, "residual_norms", ()):
+        norm.weight.data.mul_(factor)
 
 
 open_session = functools.partial(session.open_session, DeviceContext)

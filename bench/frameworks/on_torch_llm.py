@@ -2,13 +2,14 @@
 
 import itertools
 import logging
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from bench.frameworks import base, check, refuse_old
-from bench.timing import MeasurementError
+from bench.frameworks import base, refuse_old
+from bench.timing import MeasurementError, proof
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 POOL_NUMBERS = 2**24
@@ -19,14 +20,14 @@ ROWS = 256  # quantised at once: torchao needs 16 bytes more for each weight
 
 @torch.no_grad()
 def draw_layers(module, device, dtype):
-    """Allocate random weights, once and in their type, one layer at a time: yield each layer's name and the layer.
+    """Allocate random weights, once and in their type, one layer at a time: yield each layer.
 
     They keep the variance of what passes them, and adapters change little; norms are ones, biases zeros. All are cut
     from one pool of numbers, because drawing eight billion takes a CPU a minute.
     """
     pool = torch.randn(POOL_NUMBERS, device=device, dtype=dtype)
     starts = itertools.count(0, 65_537)
-    for layer_name, layer in module.to(dtype).named_modules():
+    for layer in module.to(dtype).modules():
         if all(weights.is_meta for weights in layer.parameters(recurse=False)):  # a tied one has its weights
             layer.to_empty(device=device, recurse=False)
             for name, weights in layer.named_parameters(recurse=False):
@@ -39,11 +40,11 @@ def draw_layers(module, device, dtype):
                 for part in weights.view(-1).split(POOL_NUMBERS // 2):
                     start = next(starts) % (POOL_NUMBERS // 2)  # another one for each part: experts must not be alike
                     torch.mul(pool[start : start + len(part)], inputs**-0.5, out=part)
-        yield layer_name, layer
+        yield layer
 
 
-def quantise(layer, bits, copies):
-    """Quantise a projection by torchao; copy the weights that it stands for to each of `copies`, float32 on the CPU.
+def quantise(layer, bits):
+    """Quantise a projection by torchao.
 
     Raises:
         MeasurementError: `unsupported`, or `wrong_output`: those weights are not the original ones up to rounding.
@@ -68,7 +69,7 @@ def quantise(layer, bits, copies):
         layer.weight = torch.nn.Parameter(part, requires_grad=False)
         quantize_(layer, config)
         block: Any = layer.weight
-        check.require(type(block) is not torch.nn.Parameter, f"torchao skips a matrix of {tuple(original.shape)}")
+        proof.require(type(block) is not torch.nn.Parameter, f"torchao skips a matrix of {tuple(original.shape)}")
         names, attributes = block.__tensor_flatten__()
         for name in names:
             inner = getattr(block, name)
@@ -78,24 +79,21 @@ def quantise(layer, bits, copies):
             if name not in tensors:
                 tensors[name] = inner.new_empty(sizes)
             tensors[name].narrow(axis, number * ROWS * sizes[axis] // len(original), inner.shape[axis]).copy_(inner)
-        if bits == 8:
-            scale = block.scale
-            restored = block.dequantize(torch.float32)
-        else:  # packed numbers are read by their product with the identity matrix; the last scales are padding
-            restored = functional.linear(torch.eye(part.shape[1]).to(part), block).T
-            scale = block.scale_and_zero[: part.shape[1] // GROUP_SIZE, : len(part), 0].T
-        steps = (restored - part).abs().reshape(scale.numel(), -1) / scale.reshape(-1, 1)
-        check.check_restored(steps.max().item(), f"a matrix of {tuple(original.shape)}")
-        for copied in copies:
-            copied.split(ROWS)[number].copy_(restored)
     attributes |= {"shape": original.shape} if "shape" in attributes else {}
     quantised = type(block).__tensor_unflatten__(tensors, attributes, original.shape, None)
+    # The last rows and scales of 4 bits are padding.
+    places = slice(original.shape[1] // GROUP_SIZE), slice(len(original)), 0
+    scale = quantised.scale if bits == 8 else quantised.scale_and_zero[places].T
+    steps = (restore(quantised, original.dtype) - original).reshape(scale.numel(), -1) / scale.reshape(-1, 1)
+    proof.refuse_wrong_weights(steps.abs().max().item(), f"a matrix of {tuple(original.shape)}")
     layer.weight = torch.nn.Parameter(quantised, requires_grad=False)
     layer.__class__ = Quantised
 
 
 def restore(weight, dtype):
-    """Return the matrix that quantised weights stand for."""
+    """Return the matrix that quantised weights stand for; others as they are."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return weight
     if not hasattr(weight, "scale_and_zero"):
         return weight.dequantize(dtype)
     # A tile of 8 rows and 128 inputs has 32 lanes, 4 for a row, and a lane 4 words of 32 inputs: aten's int4mm.cu. The
@@ -156,12 +154,53 @@ class Adapted(torch.nn.Module):
         return self.projection(x) + LORA_SCALE * adapter
 
 
-def choose(topk, calls, given, probabilities, k, dim):
-    """Record what a router of transformers chooses, or the next one of `given` instead, in `calls`."""
-    indices = topk(probabilities, k, dim).indices
-    indices = torch.as_tensor(next(given, indices)).to(indices.device).reshape(indices.shape)
-    calls.append((probabilities, indices))
-    return probabilities.gather(dim, indices), indices
+@contextmanager
+def routed(module, chosen=()):
+    """Yield a list of (probabilities, chosen experts) of each router of transformers that is called inside.
+
+    Args:
+        chosen: what they choose instead, call by call: NumPy arrays (..., k).
+    """
+    calls = []
+    given = iter(chosen)
+
+    def note(router, arguments, outputs):
+        logits, scores, indices = outputs
+        probabilities = torch.softmax(logits.double() if logits.dtype == torch.float64 else logits.float(), -1)
+        if chosen:
+            indices = torch.as_tensor(next(given)).reshape(indices.shape)
+            scores = probabilities.gather(-1, indices)
+            scores = (scores / scores.sum(-1, keepdim=True)).to(logits.dtype)
+        calls.append((probabilities, indices))
+        return logits, scores, indices
+
+    routers = [each for each in module.modules() if type(each).__name__.endswith("TopKRouter")]
+    hooks = [router.register_forward_hook(note) for router in routers]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def copy_to_cpu(module, copied, dtype):
+    """Return `copied`, a new module, with the weights of a module on the CPU; of quantised ones those they stand for.
+
+    Raises:
+        MeasurementError: the module has lost layers since it was built, or has got others.
+    """
+    if any(weight.is_meta for weight in copied.parameters()):
+        copied.to_empty(device="cpu")
+        if isinstance(copied, Decoder) and module.decoder.lm_head.weight is module.decoder.model.embed_tokens.weight:
+            copied.decoder.tie_weights()
+    theirs, ours = (
+        dict([*each.named_parameters(remove_duplicate=False), *each.named_buffers()]) for each in (module, copied)
+    )
+    proof.require(theirs.keys() == ours.keys(), "the model has other layers than when it was built")
+    for name, tensor in theirs.items():
+        ours[name].copy_(restore(tensor.detach(), torch.float32))
+    return copied.to(dtype)
 
 
 class Decoder(torch.nn.Module):
@@ -201,25 +240,20 @@ class Decoder(torch.nn.Module):
         return [last, *(weight for name, weight in trained.items() if name.endswith((".a", ".b")))]
 
     @torch.no_grad()
-    def fill(self, device, dtype, bits=None, reference=None):
+    def fill(self, device, dtype, bits=None):
         """Allocate random weights, one layer at a time: twice the weights may not fit.
 
         Args:
             bits: of each weight of the projections and the output; None: those of `dtype`.
-            reference: a decoder on the CPU, which gets the weights that the quantised ones stand for.
         """
         if bits and self.has_experts:
             reason = f"WEIGHT_BITS='{bits}' has no kernels for experts in PyTorch: set FRAMEWORK=mlx"
             raise MeasurementError("unsupported", reason)
-        for name, layer in draw_layers(self, device, dtype):
+        for layer in draw_layers(self, device, dtype):
             if layer is self.decoder.model.embed_tokens:
                 self.decoder.tie_weights()
-            copies = list(reference.get_submodule(name).parameters(recurse=False)) if reference else []
             if bits and isinstance(layer, torch.nn.Linear):
-                quantise(layer, bits, copies)
-            else:
-                for copied, own in zip(copies, layer.parameters(recurse=False), strict=False):
-                    copied.copy_(own)
+                quantise(layer, bits)
         self.to_empty(device=device, recurse=False)  # only the rotary frequencies
 
     def _apply(self, fn, recurse=True):
@@ -241,6 +275,7 @@ class CachedModel(base.CachedModel):
 
     def __init__(self, context, decoder, parameters, workload):
         self.context = context
+        self.workload = workload
         self.uncompiled = decoder.eval()
         self.parameters = parameters
         tables = decoder.decoder.lm_head.weight, decoder.decoder.model.embed_tokens.weight
@@ -269,13 +304,23 @@ class CachedModel(base.CachedModel):
     def extend_uncompiled(self, tokens, returns_all=False):
         return self._run(self.uncompiled, tokens, returns_all)
 
-    def prove_compiled(self, place, tokens):
-        self.seek(place)
-        got = self.extend(tokens).float().cpu().numpy().copy()  # CUDA graphs overwrite their outputs
-        self.seek(place)
-        if self.uncompiled.has_experts:  # each chooses for itself, and R is that of equal choices
-            self.context.roundings = {}
-        self.context.compare([got], [self.context.as_array(self.extend_uncompiled(tokens))])
+    def trained_weights(self):
+        return [weight for weight in self.uncompiled.parameters() if type(weight) is torch.nn.Parameter]
+
+    def routed(self):
+        return routed(self.uncompiled)
+
+    def reference(self, ids, places, chosen, precision):
+        module = copy_to_cpu(self.uncompiled, Decoder(self.workload), getattr(torch, precision)).eval()
+        module.decoder.config._experts_implementation = "eager"  # other kernels, which have float64
+        ids, places = torch.from_numpy(ids), torch.tensor(places)
+
+        @torch.inference_mode()
+        def evaluate(_):
+            with routed(module, chosen):
+                return {proof.OUTPUT: module(ids, logits_to_keep=places).float().numpy()}
+
+        return evaluate, [each.detach().numpy() for each in module.parameters()]
 
     @torch.inference_mode()
     def _run(self, module, tokens, returns_all=False):

@@ -15,23 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from bench.frameworks import check
 from bench.frameworks.base import Stream
 from bench.settings import TRAINING, SettingError
-from bench.timing import MeasurementError
+from bench.timing import MeasurementError, proof
+from bench.timing.proof import Proof
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
 KEPT_NUMBERS = 10**6  # in the largest output of which several are kept
-PROVED_TOKENS = 8  # that go through a cache one by one before anything is timed
-COMPARED_LAYERS = 2  # of a language model that is too large to be compared as a whole
+ROUND_STEPS = 8  # of decode before each place whose logits are compared
 
 
-def open_session(context_class, workload, settings, scope, compares=True):
+def open_session(context_class, workload, settings, scope, compares=True, path=""):
     """Return the session of a workload in the settings' phase and a scope; raises SettingError or MeasurementError.
 
     Args:
         context_class: the framework's DeviceContext.
-        compares: whether the model is compared with the CPU.
+        compares: whether the model is compared with the CPU, as Proof takes it.
+        path: of the numbers of the first process, as Proof takes it.
     """
     phase = settings.phase
     is_operator = workload.samples is not None
@@ -46,25 +46,19 @@ def open_session(context_class, workload, settings, scope, compares=True):
         advice = f"did you mean {', '.join(near[:3])}?" if near else "set another one, such as resnet50"
         kind = f"a classification model of {settings.framework}, and only those are measured"
         raise SettingError(f"MODEL={workload.model!r} is not {kind}: {advice}")
-    context = context_class(settings, compares)
+    context = context_class(settings)
+    context.proof = Proof(context, settings, compares, path)
     if scope == "input":
         return InputSession(context, context.open_stream(workload, settings, phase))
-    context.measure_precision(workload.has_convolutions)
+    context.proof.measure_precision(context, workload.has_convolutions)
     if is_operator:
         return OperatorSession(context, workload)
     if phase in ("prefill", "decode"):
-        return Generation(context, workload, settings, phase)
+        return Generation(context, workload, settings)
     model = context.build(workload, is_trained=phase in TRAINING)
-    if scope == "epoch":
-        return EpochSession(context, model, workload)
-    if scope == "end_to_end":
-        batches = context.open_stream(workload, settings, phase)
-    else:
-        make_batches = functools.partial(workload.make_batches, settings.batch_size)
-        batches = lambda seed: itertools.starmap(context.put, make_batches(seed))  # noqa: E731
-    if phase == "inference":
-        return Inference(context, model, batches, workload)
-    return Training(context, model, batches, workload, phase)
+    kind = EpochSession if scope == "epoch" else SESSIONS[phase]
+    stream = context.open_stream(workload, settings, phase) if scope == "end_to_end" else None
+    return kind(context, model, workload, settings, stream)
 
 
 class BaseSession:
@@ -80,18 +74,20 @@ class BaseSession:
     queue_steps: int | None = None  # batches that the workers may have ready or in progress; None: resident
     stream: Stream | None = None  # where the batches come from; None: they are resident
     make_batches: Callable | None = None  # (seed) -> resident batches; None: there are none
+    refuse_wrong_result: Callable[[], None] = staticmethod(lambda: None)  # the proof after the windows
     may_repeat = False  # whether last_result may be the same after different batches
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
 
     def __init__(self, context, batches):
         """Store the context and the batches: a Stream, an iterator, or (seed) -> resident batches, which take turns."""
         self.context = context
+        self.proof = context.proof
         self.batches = batches  # resident ones are on the device; a stream's are put there by each step
         if callable(batches):
             self.make_batches = batches
             self.known, *others = batches(context.seed)
             self.batches = itertools.cycle([self.known, *others])
-        if isinstance(batches, Stream):
+        elif isinstance(batches, Stream):
             self.stream = batches
             self.num_workers = batches.num_workers
             self.queue_steps = batches.queue_steps
@@ -123,7 +119,7 @@ class BaseSession:
         return False
 
     def after_first_step(self):
-        """Raise MeasurementError if the first step was not compiled, or wrongly; reset the peak memory. Not timed.
+        """Raise MeasurementError if the first step was not compiled, or is useless; reset the peak memory. Not timed.
 
         A first step that tries several algorithms needs memory that the work itself does not need.
         """
@@ -134,6 +130,10 @@ class BaseSession:
 
     def checksum(self):
         """Return a tuple of numbers, at least half of which steps of training change; None if a step changes none."""
+
+    def marks(self):
+        """Return {name: number} of what each step of training changes, besides the weights."""
+        return {}
 
     def check_last_step(self):
         """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it.
@@ -188,7 +188,7 @@ class OperatorSession(BaseSession):
         sets = self.make_sets(context.seed)
         self.sets = [(context.put_operands(operands), self.samples_of(operands)) for operands in sets]
         super().__init__(context, itertools.cycle(self.sets))
-        self.rounding = context.measured_precision
+        self.rounding = context.proof.measured_precision
         if workload.model == "conv3x3" and context.device == "mps" and "16" in context.precision:
             self.rounding = "lower"  # Winograd's method has an error of 5.7 % in bfloat16
         self.work = context.operator(workload.model)
@@ -207,7 +207,10 @@ class OperatorSession(BaseSession):
     def check_last_step(self):
         """Compare the last output at sampled places with float64."""
         indices, expected = self.samples
-        check.check_samples(self.context.sample(self.output, indices), expected, self.rounding)
+        proof.check_samples(self.context.sample(self.output, indices), expected, self.rounding)
+
+    def refuse_wrong_result(self):
+        self.check_last_step()  # that of put_new_data()
 
     def put_new_data(self, number):
         """Give one set of operands new numbers, where arrays can change at the same address, and use it next.
@@ -225,20 +228,47 @@ class OperatorSession(BaseSession):
 class ModelSession(BaseSession):
     """A session of one phase of a model."""
 
-    def __init__(self, context, model, batches, workload):
-        super().__init__(context, batches)
-        check.check_parameters(model.parameters, workload.parameters)
+    def __init__(self, context, model, workload, settings, stream=None):
+        """Prepare the model's steps.
+
+        Args:
+            stream: batches from a pipeline; None: resident ones of the workload.
+        """
+        proof.refuse_other_parameters(model.parameters, workload.parameters)
+        self.context = context  # put() needs it
+        self.workload = workload
+        self.batch_size = settings.batch_size
+        self.takes_long = bool(settings.sustain)  # then the proof precedes the windows, too
         self.model = model
         self.parameters = model.parameters
         self.inputs_of = workload.inputs_of
-        context.traces = 0  # the checks were compiled too
+        super().__init__(context, stream or (lambda seed: self.put(workload.make_batches(settings.batch_size, seed))))
+        self.prove_before()
+        context.traces = 0  # that was compiled too
+
+    def put(self, batches):
+        """Yield on the device what the steps on some batches in NumPy take, as they take it."""
+        return itertools.starmap(self.context.put, batches)
+
+    def prove_before(self):
+        """Compute what the proof needs of the weights before the first step."""
+        self.initial = self.sum_weights()
+
+    def sum_weights(self):
+        """Return a checksum of the last rows of each weight."""
+        rows = (self.context.as_array(weights[-8:]) for weights in self.model.trained_weights())
+        return tuple(zlib.crc32(numbers.tobytes()) for numbers in rows)
 
     def after_first_step(self):
-        if self.context.compile and self.context.trace_count() == 0:
-            raise MeasurementError("unsupported", "the compiler skipped this model: it would run uncompiled")
-        if self.context.compile:
-            self.model.prove_compiled(*next(self.batches))
+        proof.refuse_skipped_compilation(self.context)
+        if self.takes_long:
+            self.refuse_wrong_result()
         super().after_first_step()
+
+    def free(self):
+        """Free the batches, and what only training needs: the reference needs memory."""
+        if not self.takes_long:
+            self.batches, self.known, self.last_result = iter(()), None, None
 
 
 class Inference(ModelSession):
@@ -251,97 +281,117 @@ class Inference(ModelSession):
         self.inputs = self.inputs_of(next(self.batches))
         self.last_result = self.model.infer(*self.inputs)
 
+    def run(self, batches):
+        """Run steps on batches in NumPy; return the output of each, copied before the next step."""
+        return self.run_steps(self.put(batches))
+
+    def run_steps(self, steps):
+        """Run the steps that put() yields; return a copy of the output of each."""
+        outputs, usual = [], self.batches
+        for each in steps:
+            self.batches = iter([each])
+            self.step()
+            outputs.append(np.array(self.context.as_array(self.last_result)))
+        self.batches = usual
+        return outputs
+
+    def after_first_step(self):
+        proof.refuse_useless_output(self.context.as_array(self.last_result))
+        self.model.check_placement(*self.inputs)
+        super().after_first_step()
+
     def check_last_step(self):
         last = np.array(self.context.as_array(self.last_result))
         again = self.context.as_array(self.model.infer(*self.inputs))
-        check.check_last_output(last, again, self.context.fixed_limit / 10)
+        proof.refuse_stale_output(last, again, self.proof.fixed_limit / 10)
+
+    def refuse_wrong_result(self):
+        proof.refuse_wrong_output(self)
+
+    def free(self):
+        self.inputs = None
+        super().free()
 
 
 class Training(ModelSession):
-    """A step is a whole step of training, or one part of it; prepare() then runs the parts before it."""
+    """A step is a whole step of training."""
 
     may_repeat = True  # losses and weights round to one value in 16 bits
 
-    def __init__(self, context, model, batches, workload, phase="training"):
-        super().__init__(context, model, batches, workload)
-        self.phase = phase
-        self.prepare = self.run_earlier_parts if phase in ("backward", "optimizer") else None
-
-    def run_earlier_parts(self):
-        self.model.forward(*next(self.batches))
-        self.context.read(self.model.loss)
-        if self.phase == "optimizer":
-            self.model.backward()
-            self.context.read(self.model.last_gradient)
+    def prove_before(self):
+        self.initial = proof.evaluate_initial_weights(self)
 
     def step(self):
-        if self.phase == "training":
-            self.model.train(*next(self.batches))
-        elif self.phase == "forward":
-            self.model.forward(*next(self.batches))
-        elif self.phase == "backward":
-            self.model.backward()
-        else:
-            self.model.update()
+        self.model.train(*next(self.batches))
 
     @property
     def last_result(self):
-        if self.phase == "forward":
-            return self.model.loss
-        return self.model.last_gradient if self.phase == "backward" else self.model.last_weight
+        return self.model.last_weight
 
     def updates(self):
-        return self.model.updates() if self.phase in ("training", "optimizer") else None
+        return self.model.updates()
 
     def checksum(self):
-        if self.phase in ("training", "optimizer"):
-            # BatchNorm keeps the norms of the weights before it almost as they are, and 16 bits lose small steps.
-            rows = (self.context.as_array(weights[-8:]) for weights in self.model.trained_weights())
-            sums = tuple(zlib.crc32(numbers.tobytes()) for numbers in rows)
-            return (hash(sums),) if self.context.precision in ("float16", "bfloat16") else sums
-        return None
+        # BatchNorm keeps the norms of the weights before it almost as they are, and 16 bits lose small steps.
+        sums = self.sum_weights()
+        return (hash(sums),) if self.context.precision in ("float16", "bfloat16") else sums
+
+    def marks(self):
+        return self.model.marks()
+
+    def refuse_wrong_result(self):
+        proof.refuse_wrong_gradients(self)
+
+    def free(self):
+        if not self.takes_long:
+            self.batches, self.known = iter(()), None
+            self.model.free_optimizer()
 
 
-def build_cached(context, workload):
-    """Return a CachedModel; raises MeasurementError unless tokens one by one give the logits of all at once.
+class Forward(Training):
+    """A step is the forward pass of training."""
 
-    The first round starts with an empty cache, the second with one that holds a prompt. Rounding may swap experts of
-    nearly equal probability, so all use those that the routers choose for all tokens at once. If the CPU lacks the
-    memory to compare the whole model, two layers are compared before it is built.
-    """
-    sizes, num_layers = workload.sizes, workload.sizes.num_layers
-    if context.compares and num_layers > COMPARED_LAYERS and not context.can_compare(workload.parameters):
-        build_cached(context, replace(workload, sizes=replace(sizes, num_layers=COMPARED_LAYERS)))
-        if context.output_error is not None:
-            context.note = f"the CPU has the memory to compare only {COMPARED_LAYERS} of {num_layers} layers"
-        context.compares, context.roundings = False, {}
-        context.release()
-    ids = np.random.default_rng(context.seed).integers(1, sizes.vocab_size, size=(2, PROVED_TOKENS))
-    model, evaluate_on_cpu, arrays = context.build_cached(workload, ids)
-    (tokens,) = context.put(ids)
-    model.open_cache(*ids.shape)
+    updates = checksum = BaseSession.updates
 
-    def logits(start, length, chosen=()):
-        """Return (logits in an empty cache, of `start` tokens, then of `length` at a time; what routed() yields)."""
-        model.seek(0)
-        ends = [*([0] if start else []), *range(start, PROVED_TOKENS + 1, length)]
-        places = [slice(*pair) for pair in itertools.pairwise(ends)]
-        with context.routed([each[:, place] for place in places for each in chosen]) as calls:
-            parts = [context.as_array(model.extend_uncompiled(tokens[:, place], True)) for place in places]
-        return np.concatenate(parts, 1), calls
+    def step(self):
+        self.model.forward(*next(self.batches))
 
-    whole, calls = logits(0, PROVED_TOKENS)
-    if sizes.num_experts > 1:
-        check.require(len(calls) == num_layers, f"{len(calls)} of {num_layers} layers choose experts")
-    chosen = [check.check_choice(*map(context.as_array, call)).reshape(*ids.shape, -1) for call in calls]
-    expected = None
-    if evaluate_on_cpu:
-        with context.routed(2 * chosen):  # the second time disturbed
-            expected = context.references(evaluate_on_cpu, arrays)
-    context.check_model(lambda: [logits(0, PROVED_TOKENS, chosen)[0]], expected)
-    for start in (0, PROVED_TOKENS // 2):
-        context.compare([logits(start, 1, chosen)[0]], [whole], "differs for single tokens through the cache")
-    return model
+    @property
+    def last_result(self):
+        return self.model.loss
+
+
+class Backward(Training):
+    """A step is the backward pass; the forward pass comes before it."""
+
+    updates = checksum = BaseSession.updates
+
+    def prepare(self):
+        self.model.forward(*next(self.batches))
+        self.context.read(self.model.loss)
+
+    def step(self):
+        self.model.backward()
+
+    @property
+    def last_result(self):
+        return self.model.last_gradient
+
+
+class Update(Training):
+    """A step is that of the optimizer; both passes come before it."""
+
+    def prepare(self):
+        self.model.forward(*next(self.batches))
+        self.context.read(self.model.loss)
+        self.model.backward()
+        self.context.read(self.model.last_gradient)
+
+    def step(self):
+        self.model.update()
+
+
+SESSIONS = {"inference": Inference, "training": Training, "forward": Forward, "backward": Backward, "optimizer": Update}
 
 
 class Generation(Inference):
@@ -350,22 +400,28 @@ class Generation(Inference):
     When the cache is full, decode starts again after DEPTH.
     """
 
-    def __init__(self, context, workload, settings, phase):
-        model = build_cached(context, workload)
-        make_batches = functools.partial(workload.make_batches, settings.batch_size)
-        ((ids,), *_) = make_batches(context.seed)
+    def __init__(self, context, workload, settings):
+        self.settings = settings
+        self.is_decode = settings.phase == "decode"
+        self.start = settings.depth if self.is_decode else 0
+        self.length = 1 if self.is_decode else settings.prompt_tokens
+        model = context.build_cached(workload)
+        ((ids,), *_) = workload.make_batches(settings.batch_size, context.seed)
         model.open_cache(*ids.shape)
-        self.start = 0
-        if phase == "decode" and settings.depth:
-            self.start = settings.depth
-            model.extend_uncompiled(*context.put(np.ascontiguousarray(ids[:, : self.start])))
-        length = 1 if phase == "decode" else settings.prompt_tokens
-        places = range(self.start, ids.shape[1], length)
-        put = lambda ids, at: (at, *context.put(np.ascontiguousarray(ids[:, at : at + length])))  # noqa: E731
-        steps = lambda seed: (put(ids, at) for (ids,) in make_batches(seed) for at in places)  # noqa: E731
-        super().__init__(context, model, steps, workload)
+        super().__init__(context, model, workload, settings)
+        if self.start:
+            self.feed(ids[:, : self.start])
         self.weight_bytes = model.weight_bytes
         self.has_experts = workload.sizes.num_experts > 1
+
+    def put(self, batches):
+        for (ids,) in batches:
+            yield from self.put_from(self.start, ids)
+
+    def put_from(self, start, ids):
+        """Yield the steps that read these tokens from a place on: (place, tokens on the device)."""
+        for at in range(start, ids.shape[1], self.length):
+            yield at, *self.context.put(np.ascontiguousarray(ids[:, at : at + self.length]))
 
     @property
     def queues_steps(self):
@@ -377,14 +433,73 @@ class Generation(Inference):
             self.model.seek(place)
         self.last_result = self.model.extend(tokens)
 
+    def refuse_wrong_result(self):
+        proof.refuse_wrong_logits(self)
+
+    def feed(self, ids, returns_all=False):
+        """Add tokens in NumPy to the cache, uncompiled; return the last logits, or all."""
+        return self.context.as_array(
+            self.model.extend_uncompiled(*self.context.put(np.ascontiguousarray(ids)), returns_all)
+        )
+
+    @property
+    def kept_places(self):
+        """Return the places of the tokens whose logits run_new() returns."""
+        last = self.start + self.settings.new_tokens - 1
+        return sorted({self.start, (self.start + last) // 2, last}) if self.is_decode else [self.length - 1]
+
+    def run_new(self, ids):
+        """Run steps on a new batch of tokens; return the logits of kept_places: (sequences, vocabulary) of each.
+
+        Of a round of decode only the steps before these places are run; the other tokens are read at once.
+        """
+        done, outputs = 0, []
+        self.model.seek(0)
+        for place in self.kept_places:
+            first = max(done, self.start, place - ROUND_STEPS + 1) if self.is_decode else 0
+            if first > done:
+                self.feed(ids[:, done:first])
+            done = place + 1
+            outputs.append(self.run_steps(self.put_from(first, ids[:, :done]))[-1])
+        return outputs
+
+    def read_at_once(self, ids):
+        """Return the logits of all tokens in an empty cache, uncompiled."""
+        self.model.open_cache(*ids.shape)
+        return self.feed(ids, returns_all=True)
+
+    def read_halves(self, ids):
+        """Return the last logits of tokens that are read in two halves, uncompiled."""
+        half = ids.shape[1] // 2
+        self.model.seek(0)
+        self.feed(ids[:, :half])
+        return self.feed(ids[:, half:])
+
+    def shrink(self, num_layers):
+        """Free the model; return a session of one of fewer layers, uncompiled."""
+        context, sizes, flops = self.context, self.workload.sizes, self.workload.flops_per_item
+        self.free()
+        self.model = None
+        context.release()
+        context.compile = False
+        changes = {"parameters": None, "flops_per_item": flops and flops * num_layers // sizes.num_layers}
+        workload = replace(self.workload, sizes=replace(sizes, num_layers=num_layers), **changes)
+        return Generation(context, workload, self.settings)
+
+    def free(self):
+        super().free()
+        if not self.takes_long:
+            self.model.cache = None
+
 
 class EpochSession(Training):
     """Whole passes over the training data, which is on the device; batches are put together there."""
 
     losses: list  # the loss of each step of the last epoch, still on the device
 
-    def __init__(self, context, model, workload):
-        super().__init__(context, model, iter(()), workload)
+    def __init__(self, context, model, workload, settings, stream=None):
+        super().__init__(context, model, workload, settings, iter(()))
+        self.takes_long = True
         train_inputs, train_labels, test_inputs, self.test_labels = workload.dataset()
         self.train_data = context.put(train_inputs, train_labels)
         self.test_inputs, _ = context.put(test_inputs, self.test_labels)
@@ -392,6 +507,7 @@ class EpochSession(Training):
         count = len(train_labels)
         # Both sizes of batches, a whole one and the last one: two updates before the first epoch.
         self.train_epoch(np.arange(min(count, self.batch_size + (count % self.batch_size or self.batch_size))))
+        self.refuse_wrong_result()
 
     def train_epoch(self, order):
         """Submit a step for each batch of the training data in this order; return how many."""

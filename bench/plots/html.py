@@ -13,7 +13,7 @@ import pandas as pd
 from bench.records import columns, likeness, match, tables
 from bench.records.columns import FLAGS, format_number
 from bench.records.results import replace_file
-from bench.timing.measure import MAX_UNEVEN
+from bench.timing import MAX_UNEVEN
 
 HERE = Path(__file__).parent
 # Words for a status that is not ok.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench import settings
-from bench.timing.measure import METHOD_VERSION
+from bench.timing import METHOD_VERSION
 
 SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column; 2: a row may combine all processes
 MOST_LETTERS = 10_000  # of a cell; what is longer is cut before it is stored

@@ -8,7 +8,7 @@ from bench.host.environment import name_machine
 from bench.records import peaks
 from bench.records.columns import COLUMNS, SCHEMA, WORK, make_printable
 from bench.settings import DECLARED, is_used_in
-from bench.timing.measure import METHOD_VERSION
+from bench.timing import METHOD_VERSION
 
 
 def work_cells(settings, workload, scope):

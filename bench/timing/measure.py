@@ -12,23 +12,15 @@ A pipeline prepares batches ahead, so its windows have no gaps: each begins when
 waiting at the start are discarded first, as far as MAX_SECONDS allow.
 """
 
-import gc
 import math
-import operator
-import resource
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from bench.timing import MeasurementError
+from bench.timing import MAX_UNEVEN, MeasurementError
 from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
-
-# Raised when a change here moves the numbers. 2: windows end with a read, every step is proved; 3: processes on a CPU
-# keep their memory.
-METHOD_VERSION = 3
+from bench.timing.job import Job, collection_disabled, idle_barrier_seconds, timed
+from bench.timing.proof import SINGLE_STEPS, check_counters, refuse_skipped_steps, start_counters
 
 MIN_BLOCK_SECONDS = 0.020
 MIN_WARMUP_SECONDS = 0.5
@@ -46,48 +38,12 @@ MIN_MEASURED_SECONDS = 0.5
 SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
 TURN_SECONDS = 0.25  # of windows, before another process that is compared with this one gets its turn
 
-# The proof that every step runs, see prove_every_step_runs().
-SINGLE_STEPS = 4  # in a try
-COMPARED_STEPS = 16  # in the compared window, at least: skipping all but one gives a ratio of 16, far above 4
-MAX_SINGLE_RATIO = 4.0
-MAX_SKIPPED_RATIO = 1.5  # of work that must take as long; if every second step were skipped, it would be 2
-KEPT_OUTPUTS = 8
-SINGLE_TOLERANCE = 2e-5  # seconds a step, whose single runs meet cold caches
-LEAST_TRIES = 3  # a program that disturbs one window excuses nothing
-MOST_TRIES = 20
-
-MAX_UNEVEN = 0.05  # by which the mean rate may be below that of the median window
 LEAST_UNEVEN = 10  # windows; with fewer, usual noise would be enough
 LAUNCHES = 10  # steps whose submission is timed, or as many as take a second, but three
 LEAST_LAUNCHES = 3
 # Share of a step's time. A driver queues about 1,000 launches and then lets the host wait, so submitting 5,000 kernels
 # takes 0.8 of the time that a device needs for them.
 LAUNCH_BOUND = 0.95
-
-MAX_SYSTEM_SHARE = 0.05  # of the CPU time, that the system takes to hand out pages of memory
-MANY_FAULTS = 256  # pages in a step, 1 MB
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is measured, with what, and until when."""
-
-    session: Any  # a BaseSession of bench/frameworks/session.py
-    items_per_step: float
-    max_seconds: float
-    target_ci: float = 1.0  # half the width of the interval, in percent of the median
-    num_items: int | None = None  # at least this many, in whole windows, instead of the two limits above
-    sustained_seconds: float | None = None  # length of measure_sustained(); overrides the three limits above
-    clock: Callable[[], float] = time.perf_counter  # wall seconds
-    # Called between windows with the list of their seconds and the steps in each; never inside a stream.
-    on_window: Callable[[list[float], int], None] | None = None
-    watch: Any = None  # a meters.Watch: start() before the first window, stop() after the last
-    end_turn: Callable[[], None] | None = None  # pauses this process until its next turn
-
-    @property
-    def is_stream(self):
-        """Return whether the batches come from a pipeline, as in the scopes input and end_to_end."""
-        return self.session.queue_steps is not None
 
 
 @dataclass(frozen=True)
@@ -176,7 +132,7 @@ def start_up(job: Job):
     steps = choose_steps(job, step_seconds)
     if time.get_clock_info("perf_counter").resolution > MAX_END_SHARE * steps * step_seconds:
         raise MeasurementError("unsupported", "the system's clock is too coarse for these steps")
-    prove_every_step_runs(job, steps)
+    refuse_skipped_steps(job, steps)
     if job.is_stream and steps > 1:
         drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
     return steps, first_step_seconds, warmup_seconds
@@ -230,19 +186,6 @@ def measure_windows(job: Job, steps, first_step_seconds, warmup_seconds):
         readings=readings,
         turn_rates=[items_in_window / statistics.median(turn) for turn in turns if turn],
     )
-
-
-@contextmanager
-def collection_disabled():
-    """Disable Python's garbage collection inside, and restore its state afterwards."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def measure_epoch(job: Job, order):
@@ -313,119 +256,6 @@ def choose_steps(job: Job, step_seconds):
     return workers * max(1, round(window / (step_seconds * workers)))
 
 
-def start_counters(job: Job):
-    """Start the watch; return (compilations, optimizer's steps, the weights' checksum, rusage)."""
-    if job.watch:
-        job.watch.start()
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return job.session.trace_count(), job.session.updates(), job.session.checksum(), used
-
-
-def check_counters(job: Job, before, done, stop_reason):
-    """Return (flags, sensor readings) after `done` steps; `before` is from start_counters().
-
-    Raises:
-        MeasurementError: `work_skipped` if the optimizer's step count differs from ours, or if few weights have moved.
-    """
-    traces, updates, weights, used = before
-    now = resource.getrusage(resource.RUSAGE_SELF)
-    flags, readings = job.watch.stop() if job.watch else ([], {})
-    user, system, faults = (getattr(now, name) - getattr(used, name) for name in ("ru_utime", "ru_stime", "ru_minflt"))
-    if faults > MANY_FAULTS * done and system > MAX_SYSTEM_SHARE * (user + system):
-        flags.append("page_faults")
-    if stop_reason != "interrupted":  # Ctrl-C leaves no result to read
-        if not math.isfinite(job.session.read()):
-            flags.append("not_finite")
-        elif weights:
-            moved = sum(map(operator.ne, weights, job.session.checksum()))
-            if moved < len(weights) / 2:
-                raise MeasurementError("work_skipped", f"the timed steps moved {moved} of {len(weights)} weights")
-        if updates is not None and (counted := job.session.updates() - updates) != done:
-            raise MeasurementError("work_skipped", f"the optimizer counted {counted} of {done} timed steps")
-    if job.session.trace_count() != traces:
-        flags.append("recompiled")
-    return flags, readings
-
-
-def timed(session, clock, steps):
-    """Return the seconds from submitting the first step to reading a value of the last one, without prepare()."""
-    if session.prepare:
-        session.prepare()
-        session.synchronize()
-    start = clock()
-    for _ in range(steps):
-        session.step()
-    session.synchronize()
-    session.read()
-    return clock() - start
-
-
-def prove_every_step_runs(job: Job, steps):
-    """Raise MeasurementError (`work_skipped`) if steps in a window take less time than steps that are all read.
-
-    A lazy framework that evaluates only what is read would run one step of each window. The page
-    docs/method-details.md derives the limits; its W, A, F and P are in_window, all_read, single and
-    idle. Other programs can only lengthen a step, so the shortest of each kind are compared, which
-    were measured alternately.
-
-    Args:
-        steps: in a window. With one step to a window nothing can be skipped, and nothing is compared.
-    """
-    if steps == 1:
-        return
-    session = job.session
-    clock = job.clock
-    compared = max(steps, COMPARED_STEPS)
-    in_window = single = all_read = math.inf
-    keeps_outputs = session.can_keep_outputs()
-    for tries in range(1, MOST_TRIES + 1):
-        in_window = min(in_window, timed(session, clock, compared) / compared)
-        if keeps_outputs:  # before the single steps, between which a GPU may lower its clock
-            start = clock()
-            outputs = []
-            for _ in range(KEPT_OUTPUTS):
-                session.step()
-                outputs.append(session.keep_output())
-            session.synchronize()
-            for output in outputs:
-                session.read(output)
-            all_read = min(all_read, (clock() - start) / KEPT_OUTPUTS)
-        idle = idle_barrier_seconds(job)
-        single = min(single, *(timed(session, clock, 1) for _ in range(SINGLE_STEPS)))
-        allowed = SINGLE_TOLERANCE + 2 * idle
-        reads_agree = not keeps_outputs or all_read <= MAX_SKIPPED_RATIO * in_window + allowed
-        if tries >= LEAST_TRIES and reads_agree and single <= MAX_SINGLE_RATIO * in_window + allowed:
-            return
-    reason = f"a step in a window of {compared} takes {in_window * 1e3:.3g} ms, but {single * 1e3:.3g} ms by itself"
-    if keeps_outputs:
-        reason += f" and {all_read * 1e3:.3g} ms if all outputs are read"
-    raise MeasurementError("work_skipped", f"{reason}: steps of a window do not run")
-
-
-def prove_new_data(job: Job, seconds):
-    """Raise MeasurementError unless a step on data that was never used takes as long as the timed ones: `seconds`.
-
-    It is `work_skipped` if answers are kept, `constant_output` if the data is ignored. After the first try, because the
-    machine may have become slower, the step is compared with two on known data just before it.
-    """
-    session = job.session
-    allowed = SINGLE_TOLERANCE + 2 * idle_barrier_seconds(job)
-    for tries in range(MOST_TRIES):
-        if not session.put_new_data(tries):
-            return
-        if tries:
-            seconds = statistics.fmean([timed(session, job.clock, 1) for _ in range(4)][2:])
-        before = session.read()
-        new = timed(session, job.clock, 1)
-        repeats = session.read() == before and not session.may_repeat
-        if new <= MAX_SKIPPED_RATIO * seconds + allowed and not repeats:
-            return
-    if repeats:
-        raise MeasurementError("constant_output", "steps on different data gave the same output")
-    reason = f"a step takes {seconds * 1e3:.3g} ms, but {new * 1e3:.3g} ms on data that was never used"
-    raise MeasurementError("work_skipped", reason)
-
-
 def warm_up(session, clock, max_seconds):
     """Run blocks of steps until their pace is steady, or until max_seconds (two steps at least).
 
@@ -467,17 +297,6 @@ def end_seconds(job: Job):
     windows = [[timed(job.session, job.clock, steps) for steps in (1, 2)] for _ in range(SINGLE_STEPS)]
     one, two = map(min, zip(*windows, strict=True))
     return 2 * one - two
-
-
-def idle_barrier_seconds(job: Job):
-    """Return the seconds that synchronising and reading take on an idle device: the median of ten times."""
-    times = []
-    for _ in range(10):
-        start = job.clock()
-        job.session.synchronize()
-        job.session.read()
-        times.append(job.clock() - start)
-    return statistics.median(times)
 
 
 def drain_queue(job: Job):

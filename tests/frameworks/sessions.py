@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bench import frameworks
-from bench.frameworks import check
 from bench.settings import read_settings
-from bench.timing import measure
+from bench.timing import measure, proof
+from bench.timing.job import Job, timed
 from bench.workloads.workload import LEARNING_RATES
 from checks.selfcheck import workload_of_command
 from diffusion_benchmark import DENOISERS
@@ -66,10 +66,10 @@ class Opener:
     def workload(self, script, phase, **environ):
         return workload_of_command(script, self.settings(script, PHASE=phase, **environ))
 
-    def __call__(self, script="mlp", phase="training", scope="device", compares=True, **environ):
+    def __call__(self, script="mlp", phase="training", scope="device", compares=True, path="", **environ):
         workload = self.workload(script, phase, **environ)
         settings = self.settings(script, PHASE=phase, **environ)
-        return self.framework.open_session(workload, settings, scope, compares=compares)
+        return self.framework.open_session(workload, settings, scope, compares=compares, path=path)
 
     def operator(self, workload, precision="float32"):
         """The session of one operator."""
@@ -77,15 +77,28 @@ class Opener:
         return self.framework.open_session(workload, settings, "device")
 
 
+def measure_and_prove(session, items=2, steps=0):
+    """Measure a session for a moment, and prove its result as a child does; returns the Measurement.
+
+    Args:
+        steps: that are run at least before the proof.
+    """
+    job = Job(session, items, max_seconds=0.01)
+    measured = measure.measure(job)
+    timed(session, job.clock, steps + 1)
+    session.check_last_step()
+    proof.refuse_kept_answers(job, measured.seconds * items / measured.items)
+    session.refuse_wrong_result()
+    return measured
+
+
 def assert_measured(session, items):
     """Measure a session for a moment; its steps are compiled once, finite, and as fast and right on new data."""
-    job = measure.Job(session, items, max_seconds=0.01)
-    measured = measure.measure(job)
+    measured = measure_and_prove(session, items)
     assert not {"recompiled", "not_finite"} & set(measured.flags)
-    traces = session.trace_count()
-    measure.prove_new_data(job, measured.seconds * items / measured.items)
-    session.check_last_step()
-    assert session.trace_count() == traces
+    assert (session.proof.output_error is not None) == bool(session.proof.reference)
+    if session.updates() is None and session.context.compile:  # nothing is compiled for the proof of inference
+        assert session.trace_count() == 1
 
 
 def open_llm(phase="decode", **environ):
@@ -108,7 +121,7 @@ def assert_same_work(name, session, torch, expected, stop_dropout):
     """
     model, (inputs, labels) = session.model, session.context.put(torch["_inputs"], torch["_labels"])
     assert np.array_equal(next(session.batches)[0], inputs)  # the same seed gives the same data
-    assert check.relative_error(model.predict(inputs), torch["_logits"]) < 1e-4
+    assert proof.relative_error(model.predict(inputs), torch["_logits"]) < 1e-4
     stop_dropout()  # it draws other numbers
     losses = []
     weights = []

@@ -79,14 +79,14 @@ def test_several_devices_that_cannot_work_together_are_refused(monkeypatch):
 )
 def test_images_in_16_bits_on_mps_may_be_as_wrong_as_winograd_makes_them(device, has_convolutions, least):
     context = open_session("mlp", "inference", PRECISION="bfloat16", USE_GPU="0").context
-    context.device, context._probe_once = device, lambda name: "bfloat16"
-    context.measure_precision(has_convolutions)
-    assert context.least_limit == least
+    context.proof.device, context.proof._probe_once = device, lambda context, name: "bfloat16"
+    context.proof.measure_precision(context, has_convolutions)
+    assert context.proof.least_limit == least
 
 
 @pytest.mark.parametrize(("device", "spread"), [("cuda", 2**-17), ("mps", 0)])
 def test_the_limit_in_float32_follows_from_the_model_except_on_mps(device, spread):
     context = open_session("mlp", "inference", USE_GPU="0").context
-    context.device, context._probe_once = device, lambda name: "float32"
-    context.measure_precision(True)
-    assert context.spread == spread
+    context.proof.device, context.proof._probe_once = device, lambda context, name: "float32"
+    context.proof.measure_precision(context, True)
+    assert context.proof.spread == spread

@@ -12,13 +12,14 @@ import pytest
 from PIL import Image
 
 from bench import frameworks
-from bench.frameworks import base, check
+from bench.frameworks import base
 from bench.settings import FRAMEWORKS, TRAINING
-from bench.timing import MeasurementError, measure
+from bench.timing import MeasurementError, measure, proof
+from bench.timing.job import Job
 from bench.workloads import cifar10, data, operators
 from image_benchmark import image_workload
 from tests.conftest import TESTED
-from tests.frameworks.sessions import Opener, assert_measured
+from tests.frameworks.sessions import Opener, assert_measured, measure_and_prove
 
 FRAMEWORK = frameworks.load(TESTED)
 LACKS = FRAMEWORKS[TESTED].lacks
@@ -46,7 +47,7 @@ MEASURED = [*itertools.product(("mlp",), PHASES), *itertools.product(("image", "
 @pytest.mark.parametrize(("script", "phase"), MEASURED)
 def test_a_session_is_measured(script, phase):
     session = open_session(script, phase)
-    assert (session.context.measured_precision, session.num_workers, session.queue_steps) == ("float32", None, None)
+    assert (session.proof.measured_precision, session.num_workers, session.queue_steps) == ("float32", None, None)
     assert (session.prepare is None) == (phase not in ("backward", "optimizer"))
     before, first = read_weight(session), step(session)
     assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
@@ -107,57 +108,40 @@ def test_failures_are_told_apart(error, status, capsys):
     assert bool(capsys.readouterr().err) == (str(error) == "odd")  # its traceback
 
 
-FACTORS = itertools.cycle((1, 1.2))
-# Whether the CPU is needed to see it, and wrong(output, gradients of the last and of the first layer).
+# Whether the CPU is needed to see it, the part that is wrong, and wrong(array).
 WRONG = {
-    "permuted_classes": (True, lambda output, *gradients: [output[:, ::-1], *gradients]),
-    "ignored_input": (False, lambda output, *gradients: [0 * output + output[:1], *gradients]),
-    "zero": (False, lambda output, *gradients: [0 * output, *gradients]),
-    "not_a_number": (False, lambda output, *gradients: [np.full_like(output, np.nan), *gradients]),
-    "no_gradient": (False, lambda output, last, first: [output, 0 * last, first]),
-    "dropped_layer": (True, lambda *parts: list(parts)),
-    "doubled_gradient": (True, lambda output, last, first: [output, 2 * last, first]),
-    "doubled_inner_gradient": (True, lambda output, last, first: [output, last, 2 * first]),
-    "unsteady": (False, lambda output, *gradients: [output * next(FACTORS), *gradients]),
+    "permuted_classes": (True, proof.OUTPUT, lambda output: output[:, ::-1]),
+    "ignored_input": (False, proof.OUTPUT, lambda output: 0 * output + output[:1]),
+    "zero": (False, proof.OUTPUT, lambda output: 0 * output),
+    "not_a_number": (False, proof.OUTPUT, lambda output: np.full_like(output, np.nan)),
+    "no_gradient": (False, proof.LAST, lambda gradient: 0 * gradient),
+    "doubled_gradient": (True, proof.LAST, lambda gradient: 2 * gradient),
+    "doubled_inner_gradient": (True, proof.FIRST, lambda gradient: 2 * gradient),
+    "no_inner_gradient": (True, None, lambda gradient: 0 * gradient),
 }
-
-
-def drop_second_layer(model):
-    """Make its weights the identity; the ReLU after it then changes nothing either."""
-    if TESTED == "torch":
-        model[2].weight.data.copy_(FRAMEWORK.torch.eye(16))
-    elif TESTED == "mlx":
-        model.layers[2].weight = FRAMEWORK.mx.eye(16, dtype=model.layers[2].weight.dtype)
-    else:
-        model.trainable_variables[2].assign(np.eye(16))
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_device_that_computes_something_else_is_refused(monkeypatch, name):
     """The device is wrong, and not the CPU that it is compared with."""
-    (compares, wrong), check_model = WRONG[name], base.DeviceContext.check_model
-    environ, built, build = {"MODEL": "mlp-16-16", "PRECISION": "bfloat16"}, [], FRAMEWORK.BUILDERS["mlp"]
-    workload, settings = open_session.workload("mlp", "training", **environ), open_session.settings("mlp", **environ)
+    environ = {"MODEL": "mlp-16-16", "PRECISION": "bfloat16"}
+    assert_measured(open_session(**environ), 8)
+    (needs_cpu, part, wrong), right, calls = WRONG[name], FRAMEWORK.Model.evaluate, itertools.count()
 
-    def open_one():
-        return FRAMEWORK.open_session(workload, settings, "device", compares)
+    def evaluate(*arguments, **options):
+        parts, is_reference = right(*arguments, **options), next(calls) > 1
+        wanted = part or list(parts)[3]
+        return parts if is_reference else parts | {wanted: wrong(parts[wanted])}
 
-    def check_wrongly(self, evaluate, expected):
-        assert (expected is not None) == compares
-        if name == "dropped_layer":
-            drop_second_layer(built[0])  # that of the device
-        check_model(self, lambda: wrong(*evaluate()), expected)
-
-    assert (open_one().context.output_error is not None) == compares
-    monkeypatch.setattr(base.DeviceContext, "check_model", check_wrongly)
-    monkeypatch.setitem(FRAMEWORK.BUILDERS, "mlp", lambda workload: built.append(build(workload)) or built[-1])
+    monkeypatch.setattr(FRAMEWORK.Model, "evaluate", evaluate)
+    session = open_session(**environ) if needs_cpu else None
     with pytest.raises(MeasurementError) as error:
-        open_one()
+        measure_and_prove(session or open_session(**environ))
     assert error.value.status == "wrong_output"
 
 
 def test_float16_under_the_name_of_float32_is_refused(monkeypatch):
-    monkeypatch.setattr(check, "_probed", {})
+    monkeypatch.setattr(proof, "_probed", {})
     right, short = FRAMEWORK.DeviceContext.probe, lambda x: x.astype(np.float16).astype(np.float32)
     monkeypatch.setattr(FRAMEWORK.DeviceContext, "probe", lambda self, name, *x: right(self, name, *map(short, x)))
     with pytest.raises(MeasurementError, match="float16") as error, np.errstate(all="ignore"):
@@ -204,7 +188,7 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch):
     wrong = lambda context, function: counted(context, lambda *inputs: scale(function(*inputs)))  # noqa: E731
     monkeypatch.setattr(base.DeviceContext, "counted", wrong)
     with pytest.raises(MeasurementError, match=r"differs|Metal"):  # in TensorFlow, Metal has no compiler
-        open_session("mlp", "inference", COMPILE="1")
+        measure_and_prove(open_session("mlp", "inference", COMPILE="1"))
 
 
 @needs_parts
@@ -214,7 +198,7 @@ def test_a_stream_is_measured(scope, workers):
     assert session.num_workers == int(workers)
     assert (session.queue_steps == 0) == (workers == "0")
     assert (session.parameters is None) == (scope == "input")
-    measured = measure.measure(measure.Job(session, 2, max_seconds=0.02))
+    measured = measure.measure(Job(session, 2, max_seconds=0.02))
     assert measured.items == 2 * measured.windows * measured.steps_per_window
     session.close()
 
@@ -259,7 +243,7 @@ def test_epochs_take_the_given_order(monkeypatch):
     row = session.context.read(seen[0][0][5])
     assert row == pytest.approx(np.linalg.norm(images[order[5]]), rel=1e-5)
     for epoch in range(1, 4):
-        _, flags = measure.measure_epoch(measure.Job(session, 8, 3.0), data.epoch_order(150, 0, epoch))
+        _, flags = measure.measure_epoch(Job(session, 8, 3.0), data.epoch_order(150, 0, epoch))
         assert flags == []
         losses.append(np.mean([float(loss) for loss in session.losses]))
     assert losses[2] < losses[0]
@@ -271,11 +255,12 @@ def test_lower_precisions_are_what_they_say(precision):
     if precision in LACKS:
         pytest.skip("it does not have that")
     session = open_session(PRECISION=precision)
-    assert session.context.measured_precision == precision.removeprefix("mixed_")
-    assert 1e-5 < session.context.output_error < 0.05
+    assert session.proof.measured_precision == precision.removeprefix("mixed_")
     before = read_weight(session)
     assert all(np.isfinite(step(session)) for _ in range(4))
     assert read_weight(session) != before
+    session.refuse_wrong_result()
+    assert 1e-5 < session.proof.output_error < 0.05
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
@@ -286,7 +271,7 @@ def test_operators_are_measured(monkeypatch, precision):
     works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     for workload in works:
         session = open_session.operator(workload, precision)
-        assert session.context.measured_precision == precision
+        assert session.proof.measured_precision == precision
         assert_measured(session, 1)
 
 

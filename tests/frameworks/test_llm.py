@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from bench import frameworks
-from bench.frameworks import check
-from bench.timing import MeasurementError
+from bench.timing import MeasurementError, proof
 from llm_benchmark import DECODERS, count_parameters
 from tests.conftest import TESTED
-from tests.frameworks.sessions import assert_measured, describe_llm, open_llm
+from tests.frameworks.sessions import assert_measured, describe_llm, measure_and_prove, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS, TRAINED_DECODERS
 
 FRAMEWORK = frameworks.load(TESTED)
@@ -44,7 +43,7 @@ def assert_last_result_is_that_of(session, other, tokens):
     """Compare with the logits of all tokens at once, in an empty cache of another session with equal weights."""
     other.model.open_cache(*tokens.shape)
     expected = other.context.as_array(other.model.extend_uncompiled(*other.context.put(tokens)))
-    assert check.relative_error(session.context.as_array(session.last_result), expected) < 1e-4
+    assert proof.relative_error(session.context.as_array(session.last_result), expected) < 1e-4
 
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
@@ -73,7 +72,7 @@ def test_a_step_of_prefill_is_the_model_itself(model):
 
 def test_decode_is_measured_in_16_bits():
     session = open_llm("decode", PRECISION="bfloat16")
-    assert session.context.measured_precision == "bfloat16"
+    assert session.proof.measured_precision == "bfloat16"
     assert_measured(session, 2)
 
 
@@ -117,7 +116,7 @@ def test_a_token_gets_the_weighted_outputs_of_its_most_probable_experts():
         gate, up = (each[chosen] @ token for each in experts[:2])
         outputs = experts[2][chosen] @ (gate / (1 + np.exp(-gate)) * up)[..., None]
         expected = np.average(outputs[..., 0], axis=0, weights=likelihoods[chosen])
-        assert check.relative_error(output, expected) < 1e-5
+        assert proof.relative_error(output, expected) < 1e-5
 
 
 def test_experts_differ_and_keep_the_variance(monkeypatch):
@@ -131,12 +130,13 @@ def test_experts_differ_and_keep_the_variance(monkeypatch):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_rounding_may_swap_experts_of_nearly_equal_probability(precision):
     for seed in range(6):
-        context = open_experts(precision, SEED=str(seed)).context
-        assert context.output_error < context.output_limit < 0.1
+        session = open_experts(precision, SEED=str(seed))
+        measure_and_prove(session)
+        assert session.proof.output_error < session.proof.output_limit < 0.1
 
 
 def spoil_router(monkeypatch):
-    library, name, _ = FRAMEWORK.DeviceContext.router
+    library, name = (torch, "topk") if TESTED == "torch" else (mx, "argpartition")
     right = getattr(library, name)
     monkeypatch.setattr(library, name, lambda probabilities, *k, **how: right(-probabilities, *k, **how))
 
@@ -178,20 +178,20 @@ SABOTAGES = {
 def test_wrong_experts_are_wrong_output(monkeypatch, name, precision):
     SABOTAGES[name](monkeypatch)
     with pytest.raises(MeasurementError, match="probable" if name == "router" else "CPU"):
-        open_experts(precision)
+        measure_and_prove(open_experts(precision))
 
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
 def test_two_layers_are_compared_if_memory_lacks_for_all(monkeypatch, model):
     deep = replace(DECODERS[model], num_layers=6)
     monkeypatch.setitem(DECODERS, model, deep)
-    bytes_of_five = check.HOST_BYTES["float64"] * count_parameters(replace(deep, num_layers=5))
-    monkeypatch.setattr(check.resources, "available_bytes", lambda: bytes_of_five)
+    bytes_of_five = proof.HOST_BYTES["float64"] * count_parameters(replace(deep, num_layers=5))
+    monkeypatch.setattr(proof.resources, "available_bytes", lambda: bytes_of_five)
     session = open_llm("decode", MODEL=model, PRECISION="float32", USE_GPU="0")
-    assert "2 of 6 layers" in session.context.notes()
-    assert session.context.output_error < session.context.output_limit < 0.01
-    assert session.parameters == count_parameters(deep)
     assert_measured(session, 2)
+    assert "2 of 6 layers" in session.proof.note
+    assert session.proof.output_error < session.proof.output_limit < 0.01
+    assert session.parameters == count_parameters(deep)
 
 
 # Quantised weights
@@ -205,14 +205,14 @@ def test_quantised_weights_are_always_compared_and_are_the_same_model(model, pre
         pytest.skip("mlx has no unquantised experts in it on a CPU")
     environ = {"MODEL": model, "PRECISION": precision}
     session, full = (open_llm("decode", **environ, WEIGHT_BITS=each) for each in (bits, "full"))
-    assert session.context.output_error <= session.context.output_limit
     assert session.parameters == full.parameters == describe_llm("decode", MODEL=model).parameters
     assert session.weight_bytes < full.weight_bytes * (0.75 if precision == "bfloat16" else 0.5)
     for each in (session, full):
         each.step()
     moved, unmoved = (each.context.as_array(each.last_result) for each in (session, full))
-    assert 0.001 < check.relative_error(moved, unmoved) < 0.6  # fewer bits move the output
+    assert 0.001 < proof.relative_error(moved, unmoved) < 0.6  # fewer bits move the output
     assert_measured(session, 2)
+    assert session.proof.output_error <= session.proof.output_limit
 
 
 # Training
@@ -226,12 +226,12 @@ if TESTED != "torch":  # which takes long to compile
 @pytest.mark.parametrize("environ", CASES)
 def test_training_is_measured_and_its_loss_falls(environ):
     session = train(**environ)
-    assert_measured(session, 12)
     batch, losses = next(session.batches), []
     for _ in range(20):
         session.model.train(*batch)
         losses.append(float(session.model.loss))
     assert losses[-1] < losses[0]
+    assert_measured(session, 12)
 
 
 @pytest.mark.parametrize("model", TRAINED_DECODERS)
@@ -254,8 +254,8 @@ def test_a_token_sees_no_later_one_and_the_loss_is_that_of_the_next():
     logits, others = (
         np.array(session.context.as_array(session.model.infer(*session.context.put(each)))) for each in (ids, changed)
     )
-    assert check.relative_error(others[:, :3], logits[:, :3]) < 1e-5
-    assert check.relative_error(others[:, 3:], logits[:, 3:]) > 0.1
+    assert proof.relative_error(others[:, :3], logits[:, :3]) < 1e-5
+    assert proof.relative_error(others[:, 3:], logits[:, 3:]) > 0.1
     assert np.array_equal(target[:, :-1], ids[:, 1:])
     session.model.train(*session.context.put(ids, target))
     likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)

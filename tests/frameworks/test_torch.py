@@ -20,11 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench.frameworks import on_torch, on_torch_images
 from bench.host import resources
 from bench.settings import SettingError, read_settings
-from bench.timing import measure
+from bench.timing import MeasurementError, proof
 from bench.workloads import data
 from checks import count_flops
 from image_benchmark import COUNTS, image_workload
-from tests.frameworks.sessions import Opener
+from tests.frameworks.sessions import Opener, measure_and_prove
 
 open_session = Opener("torch")
 
@@ -238,10 +238,11 @@ def test_an_unknown_model_is_refused_with_those_of_its_family(model, words):
 
 
 def test_a_model_that_rounding_changes_too_much_is_not_compared(monkeypatch):
-    monkeypatch.setattr(on_torch.check, "MAX_MODEL_ERROR", 1e-6)
-    context = open_session("image", "inference", PRECISION="bfloat16").context
-    assert "rounding" in context.note
-    assert context.output_limit is None
+    monkeypatch.setattr(proof, "MAX_MODEL_ERROR", 1e-6)
+    session = open_session("image", "inference", PRECISION="bfloat16")
+    measure_and_prove(session)
+    assert "rounding" in session.proof.note
+    assert session.proof.output_limit is None
 
 
 def test_compile_takes_the_modes_of_torch(monkeypatch):
@@ -264,6 +265,6 @@ def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model, **how: model)
     session = open_session("mlp", "inference", COMPILE="1")
     session.step()
-    with pytest.raises(measure.MeasurementError, match="uncompiled") as error:
+    with pytest.raises(MeasurementError, match="uncompiled") as error:
         session.after_first_step()
     assert error.value.status == "unsupported"

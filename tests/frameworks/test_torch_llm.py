@@ -10,7 +10,7 @@ from bench.frameworks import on_torch_llm
 from bench.timing import MeasurementError
 from llm_benchmark import DECODERS
 from tests.frameworks import packed
-from tests.frameworks.sessions import describe_llm, open_llm
+from tests.frameworks.sessions import describe_llm, measure_and_prove, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS, TRAINED_DECODERS
 
 LORA = {"LORA_RANK": "4"}
@@ -31,30 +31,32 @@ def test_weights_and_cache_have_the_precision_asked_for(precision):
 # Positions and cache: what is wrong must be found before anything is timed.
 
 
-def cache_not_used(model, tokens, returns_all):
-    return model.uncompiled(tokens)
+def cache_not_used(model, module, tokens, returns_all=False):
+    return module(tokens)[:, -1]
 
 
-def rotary_off_by_one(model, tokens, returns_all):
+def rotary_off_by_one(model, module, tokens, returns_all=False):
     places = torch.arange(tokens.shape[1], device=tokens.device)[None] + model.cache.get_seq_length()
     places += tokens.shape[1] == 1
-    return model.uncompiled(tokens, places, model.cache)
+    return module(tokens, places, model.cache)[:, -1]
 
 
 @pytest.mark.parametrize("sabotaged", [cache_not_used, rotary_off_by_one])
 def test_a_wrong_cache_is_wrong_output(monkeypatch, sabotaged):
-    monkeypatch.setattr(on_torch_llm.CachedModel, "extend_uncompiled", torch.inference_mode()(sabotaged))
-    with pytest.raises(MeasurementError, match="through the cache") as error:
-        open_llm(PRECISION="bfloat16")
+    monkeypatch.setattr(on_torch_llm.CachedModel, "_run", torch.inference_mode()(sabotaged))
+    with pytest.raises(MeasurementError, match="differs from the CPU's") as error:
+        measure_and_prove(open_llm(PRECISION="bfloat16"))
     assert error.value.status == "wrong_output"
 
 
 def test_logits_in_16_bits_are_compared_with_float32(monkeypatch):
-    assert 1e-5 < open_llm(PRECISION="bfloat16").context.output_error < 0.05
-    right = on_torch_llm.CachedModel.extend_uncompiled
-    monkeypatch.setattr(on_torch_llm.CachedModel, "extend_uncompiled", lambda *x: right(*x).flip(1))
+    session = open_llm(PRECISION="bfloat16")
+    measure_and_prove(session)
+    assert 1e-5 < session.proof.output_error < 0.05
+    right = on_torch_llm.CachedModel.extend
+    monkeypatch.setattr(on_torch_llm.CachedModel, "extend", lambda *x: right(*x).flip(1))
     with pytest.raises(MeasurementError, match="differs from the CPU's"):
-        open_llm(PRECISION="bfloat16")
+        measure_and_prove(open_llm(PRECISION="bfloat16"))
 
 
 # Training
@@ -153,11 +155,12 @@ def bits(monkeypatch, request):
 @pytest.mark.parametrize("model", TRAINED_DECODERS)
 def test_all_projections_and_the_output_are_quantised_and_the_reference_is_plain(model, bits):
     workload = describe_llm("decode", MODEL=model)
-    module, reference = (on_torch_llm.Decoder(workload) for _ in range(2))
-    module.fill("cpu", torch.bfloat16, bits, reference.to_empty(device="cpu"))
+    module = on_torch_llm.Decoder(workload)
+    module.fill("cpu", torch.bfloat16, bits)
+    reference = on_torch_llm.copy_to_cpu(module, on_torch_llm.Decoder(workload), torch.float32)
     projections = {f"{name}.weight" for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)}
     assert len(projections) == 15
-    for name, weights in module.named_parameters(remove_duplicate=False):
+    for name, weights in module.named_parameters():
         restored = reference.get_parameter(name)
         assert (type(weights) is not torch.nn.Parameter) == (name in projections)
         assert (type(restored), restored.dtype) == (torch.nn.Parameter, torch.float32)
@@ -218,8 +221,8 @@ def test_a_wrong_gradient_of_an_early_adapter_is_wrong_output(monkeypatch, bits)
         return right(context, gradient * (not is_key_or_value))
 
     monkeypatch.setattr(on_torch_llm.Restored, "backward", backward)
-    with pytest.raises(MeasurementError, match="the gradient of the first layer"):
-        train_quantised(bits)
+    with pytest.raises(MeasurementError, match="the gradient of adapter"):
+        measure_and_prove(train_quantised(bits))
 
 
 def test_training_keeps_no_restored_weights_for_the_backward_pass(bits):
@@ -255,9 +258,7 @@ def test_experts_are_multiplied_as_the_library_does_in_prefill_and_decode(device
 
 
 def test_a_compiled_mixture_of_experts_is_compared_with_the_uncompiled_one():
-    session = open_llm(MODEL="tiny-moe", COMPILE="1", PRECISION="bfloat16")
-    session.step()
-    session.after_first_step()
+    measure_and_prove(open_llm(MODEL="tiny-moe", COMPILE="1", PRECISION="bfloat16"))
 
 
 def test_an_uncompiled_row_of_8_bits_says_how_it_is_used():

@@ -13,19 +13,11 @@ import pytest
 from bench.host.meters import Instruments
 from bench.records.combine import combine
 from bench.records.verdict import Rate, burst_and_sustained, verdict_of
+from bench.timing import MeasurementError, proof
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
-from bench.timing.measure import (
-    Job,
-    MeasurementError,
-    collect_windows,
-    is_launch_bound,
-    measure,
-    measure_energy,
-    measure_sustained,
-    prove_every_step_runs,
-    prove_new_data,
-)
+from bench.timing.job import Job
+from bench.timing.measure import collect_windows, is_launch_bound, measure, measure_energy, measure_sustained
 from tests.fakes import Clock, Device
 
 
@@ -112,9 +104,9 @@ def test_an_honest_queue_skips_nothing():
     for submit, work, barrier in itertools.product(seconds, seconds, seconds):
         fake = steps_of(work)
         fake.SUBMIT_SECONDS, fake.READ_SECONDS = submit, barrier
-        prove_every_step_runs(Job(fake, 1, 3.0, clock=fake.clock), 2)
-        tries = measure_module.LEAST_TRIES
-        assert fake.calls.count("step") == tries * (16 + measure_module.KEPT_OUTPUTS + measure_module.SINGLE_STEPS)
+        proof.refuse_skipped_steps(Job(fake, 1, 3.0, clock=fake.clock), 2)
+        tries = proof.LEAST_TRIES
+        assert fake.calls.count("step") == tries * (16 + proof.KEPT_OUTPUTS + proof.SINGLE_STEPS)
 
 
 def test_a_busy_machine_hides_no_skipped_step():
@@ -125,7 +117,7 @@ def test_a_busy_machine_hides_no_skipped_step():
         bursts = [rng.choice((0.003, 0.009)) for _ in range(1000)]
         fake.work = lambda i, fake=fake, bursts=bursts: bursts[int(20 * fake.clock.now)]
         try:
-            prove_every_step_runs(Job(fake, 1, 3.0, clock=fake.clock), 9)
+            proof.refuse_skipped_steps(Job(fake, 1, 3.0, clock=fake.clock), 9)
         except MeasurementError:
             refused[every] += 1
     assert (refused[1], refused[2] > 80) == (0, True)
@@ -134,7 +126,7 @@ def test_a_busy_machine_hides_no_skipped_step():
 def test_a_clock_that_falls_while_new_data_is_made_skips_nothing():
     fake = Gpu(0.002, 0.001)
     fake.put_new_data = lambda number: setattr(fake.clock, "now", fake.clock.now + 1) or True
-    prove_new_data(Job(fake, 1, 3.0, clock=fake.clock), 0.002)
+    proof.refuse_kept_answers(Job(fake, 1, 3.0, clock=fake.clock), 0.002)
     assert fake.steps == 1 + 5  # at the second try
 
 
@@ -159,6 +151,12 @@ def test_a_half_of_the_weights_must_move(moved):
     fake = Device(Clock())
     fake.checksum = lambda: (*[fake.steps] * moved, *[1.0] * (4 - moved))
     assert run(fake).windows if moved >= 2 else refusal(fake).status == "work_skipped"
+
+
+def test_what_only_training_changes_must_change():
+    fake = Device(Clock())
+    fake.marks = lambda: {"statistics of BatchNorm": fake.steps, "random numbers of dropout": 0}
+    assert "dropout" in str(refusal(fake))
 
 
 def test_doubtful_windows_are_flagged():
@@ -369,7 +367,7 @@ def test_the_rate_is_that_of_the_median_of_all_windows():
 def test_memory_that_is_handed_out_in_each_step_is_flagged_if_it_takes_time(monkeypatch, faults, system, flags):
     fake, used = steps_of(0.1), {"ru_minflt": faults, "ru_utime": 1, "ru_stime": system}  # of each step
     usage = lambda who: SimpleNamespace(**{name: number * fake.steps for name, number in used.items()})  # noqa: E731
-    monkeypatch.setattr(measure_module.resource, "getrusage", usage)
+    monkeypatch.setattr(proof.resource, "getrusage", usage)
     assert run(fake).flags == flags
 
 

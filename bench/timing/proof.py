@@ -1,0 +1,845 @@
+"""Prove that the work is right and that all of it is done: every check of a model, in the order of time.
+
+    before the first step  each process      its parameters, precision and quantised weights are right; in training a
+                                             pair of items is evaluated at the initial weights
+    after the first step   each process      the compiler did not skip the model; the output is finite, and differs
+                                             between items
+    before the windows     each process      steps of a window take as long as steps that are read one by one
+    every step             each process      the optimizer counts it; weights, statistics and random numbers move
+    after the windows      each process      the last output is that of its step; a step on new data takes as long
+                           the first one     the timed function on new data agrees with the reference
+                           the later ones    their numbers agree with those that the first one has checked
+
+The reference is another path of computation: the same weights on the CPU, in float64 for float32 there, otherwise in
+float32. It is made after the windows, so that the first process measures like the others. Its inputs are items that
+were never used: of inference and prefill one of each half of two new batches, of decode and training one of each half
+of a new batch, chosen by the seed. They are computed by the function that was timed, in a batch of the timed size.
+Nothing is compiled for the proof, except in training with dropout or BatchNorm, which are then in evaluation mode.
+
+What no check sees: a clock or a counter that lies; work that is right in the proof and wrong before it; items of a
+batch that are not compared and are wrong in the same way each time. The tests prove the rest: that the loss falls,
+that targets are shifted by one, that no token sees a later one.
+"""
+
+import functools
+import itertools
+import json
+import math
+import operator
+import os
+import resource
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+from bench.host import resources
+from bench.timing import MeasurementError
+from bench.timing.job import Job, idle_barrier_seconds, timed
+from bench.workloads.operators import EIGHT_BITS
+
+# Limits of relative L2 errors that do not depend on the network: in less than float32, in float32, and in float32 on a
+# CPU that is compared with float64. A wrong kernel is wrong by about 1. Another order of float32 sums changes a deep
+# model by 1e-5 to 1e-3; a ResNet-50 on an H200 differs from the CPU by 5e-7.
+MAX_ROUGH_ERROR = 0.3
+MAX_RELATIVE_ERROR = 0.01
+MAX_CPU_ERROR = 1e-3
+LEAST_FLOAT32_ERROR = 1e-4  # of a limit that follows from R
+# The limit of a model's error is ROUNDING_MULTIPLE times R, at most MAX_MODEL_ERROR. R is the error
+# of the reference itself if each weight and input is multiplied by 1 - SPREADS to 1 + SPREADS, for
+# float32 the error of a Winograd convolution. docs/method-details.md has the measurements.
+MAX_MODEL_ERROR = 0.9
+ROUNDING_MULTIPLE = 4
+SPREADS = {"float32": 2**-17, "tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8, "float16-accumulate": 2**-8}
+DAMPING = 0.5  # of residual blocks, which otherwise amplify rounding until it explains a block that is left out
+MAX_DISTURBED = 2**26  # weights in float64: for more it would take too much of a process's time
+# For each parameter on the CPU: 4 or 8 for the reference, 2 for a copy in 16 bits; as much again for gradients.
+HOST_BYTES = {"float32": 6, "float64": 12}
+MAX_REFERENCE_FLOPS = 1e12  # of two items: half a minute on a slow CPU
+# What is compared number by number; of other gradients, each of a trained weight, the norm.
+OUTPUT, LAST, FIRST, ADAPTER = (
+    "output",
+    "gradient of the last layer",
+    "gradient of the first layer",
+    "gradient of adapter",
+)
+LEAST_GRADIENT = 1e-6  # of the largest one: a smaller one may be nothing but rounding
+SAMPLED = 2**16  # numbers of a gradient whose norm is compared
+STORED = 1000  # numbers of each part that later processes compare theirs with
+PROOF_SEED = 1000  # of batches that no step has used
+LARGE_STEPS = 8  # on two batches whose items are too large for the reference
+CHECKED_TOKENS = 8  # of language models whose sequences are too long for it
+COMPARED_LAYERS = 2  # of those whose weights are too many for it
+
+
+def require(is_right, reason):
+    """Raise MeasurementError (`wrong_output`) with this reason unless a result is right."""
+    if not is_right:
+        raise MeasurementError("wrong_output", reason)
+
+
+def relative_error(got, expected):
+    """Return the L2 norm of the difference, divided by the L2 norm of the expected values."""
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+def check_equal(got, expected, limit, words):
+    """Raise MeasurementError, in these words, unless outputs that must be equal agree up to this relative error.
+
+    Libraries may sum in a different order the second time: most callers allow a tenth of the limit for rounding.
+    """
+    if not np.array_equal(got, expected):  # equal zeros have no relative error
+        error = relative_error(got, expected)
+        require(error <= limit, f"{words} by {error:.1e} (relative L2), limit {limit:.1e}")
+
+
+# Before the first step
+
+
+def refuse_other_parameters(counted, expected):
+    """Raise MeasurementError unless the model has this many trainable parameters; None means unknown."""
+    if expected is not None and counted != expected:
+        raise MeasurementError("wrong_model", f"the model has {counted} trainable parameters, not {expected}")
+
+
+def refuse_wrong_weights(steps, name):
+    """Raise MeasurementError unless the restored weights of a quantised matrix are within `steps` of its scales.
+
+    It cannot see weights that are all rounded in one direction: the output is compared with these weights.
+    """
+    reason = f"quantised, the weights of {name} are wrong by up to {steps:.3g} steps of their scales"
+    require(steps <= MAX_RESTORED_STEPS, reason)
+
+
+MAX_RESTORED_STEPS = 2  # torchao 0.6, MLX 1.0; 1.5 in 8 bits whose scales are bfloat16
+
+# The factor of a probe's inputs: they and their sums overflow in float16, but not with float32's exponents.
+PROBE_SCALE = 2.0**16
+# Upper limits of a matmul's relative L2 error, by the significand that its inputs are rounded to (53, 24, 11 and 8
+# bits), halfway between formats in powers of ten. Winograd convolutions in float32 have errors of up to 1e-5.
+PRECISION_BY_ERROR = ((1e-11, "float64"), (5e-5, "float32"), (1e-3, "tf32"), (1e-2, "bfloat16"))
+# Float16 outputs with the errors of TF32 and bfloat16: sums in float32, or in float16 too.
+FLOAT16_NAMES = {"tf32": "float16", "bfloat16": "float16-accumulate"}
+# Variables that let libraries compute float32 in fewer bits, whatever a framework asks for.
+FEWER_BITS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
+FEWER_BITS += ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION")
+ERROR_LIMITS = {name: limit for limit, name in PRECISION_BY_ERROR}
+ERROR_LIMITS |= {name: ERROR_LIMITS[like] for like, name in FLOAT16_NAMES.items()}
+ERROR_LIMITS |= dict.fromkeys(EIGHT_BITS, 2e-3)  # exact operands, outputs rounded to bfloat16
+
+_probed = {}  # precisions by context, device, setting and operator: a CPU may need seconds for one in float16
+
+
+def probe_inputs(name):
+    """Return two seeded normal inputs of the operator in float32, and its result in float64.
+
+    Libraries do not use tensor cores for much smaller inputs. MLX on Metal uses Winograd's method for more channels.
+    """
+    random = np.random.default_rng(0)
+    shapes = {"matmul": ((1024, 1024), (1024, 1024)), "convolution": ((4, 64, 32, 32), (64, 64, 3, 3))}[name]
+    left, right = (random.standard_normal(shape, dtype=np.float32) for shape in shapes)
+    if name == "matmul":
+        return left, right, left.astype(np.float64) @ right.astype(np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(left.astype(np.float64), (3, 3), (2, 3))
+    return left, right, np.einsum("bihwyx,oiyx->bohw", windows, right.astype(np.float64), optimize=True)
+
+
+def name_precision(error, is_float16=False):
+    """Return the precision that the hardware computed in, from a probe's relative error against float64.
+
+    The significands of TF32 and float16 are equally long, so is_float16 tells whether the output was float16.
+    """
+    precision = next((name for limit, name in PRECISION_BY_ERROR if error < limit), "lower")
+    return FLOAT16_NAMES.get(precision, precision) if is_float16 else precision
+
+
+def refuse_coarse_float32(device, precisions):
+    """Raise MeasurementError (`unsupported`) if float32 is computed in fewer bits, naming what probably did it.
+
+    An error of TF32 is allowed in a convolution: Winograd's method may have it.
+
+    Args:
+        precisions: as name_precision() names those of a "matmul" and a "convolution".
+    """
+    exact = "float64", "float32"
+    for name, computed in precisions.items():
+        if computed not in (exact if name == "matmul" else (*exact, "tf32")):
+            switches = [f"{each}={os.environ[each]!r}" for each in FEWER_BITS if each in os.environ]
+            fix = f"unset {' and '.join(switches)}" if switches else "set PRECISION=tf32 or bfloat16"
+            really = "fewer bits than bfloat16 has" if computed == "lower" else computed
+            raise MeasurementError("unsupported", f"this {device} computes a float32 {name} in {really}: {fix}")
+
+
+class Proof:
+    """What rounding may change in a session's model on its device, and what was found in the comparison.
+
+    R, the rounding of a part of the result, is the error of the reference itself if its weights and inputs are
+    disturbed by as much as the device rounds them.
+    """
+
+    measured_precision: str | None = None  # as name_precision() names it; None without a model or operator
+    fixed_limit: float  # of an error if R is unknown; a repetition may differ by a tenth of it
+    least_limit: float  # of an error if R is known
+    spread: float  # by which expect() disturbs weights and inputs; 0: not at all
+    output_error: float | None = None  # of the output's compared rows, against the reference
+    output_limit: float | None = None  # the limit for that error in this model
+    note = ""  # what a reader of its rows has to know
+
+    def __init__(self, context, settings, compares=True, path=""):
+        """Store the settings.
+
+        Args:
+            context: the framework's DeviceContext, which is not kept.
+            compares: whether the model is compared with the reference, or else with the numbers in the file.
+            path: of the file with the numbers that the first process of this run has checked, or "".
+        """
+        self.device = context.device
+        self.precision = settings.precision
+        self.weight_bits = settings.weight_bits
+        self.seed = settings.seed
+        self.compares = compares
+        self.path = Path(path) if path else None
+        is_double = context.has_float64 and (self.device, settings.precision) == ("cpu", "float32")
+        self.reference = "float64" if is_double else "float32"  # "": there is none
+        self.roundings = {}  # R of each part
+
+    def measure_precision(self, context, has_convolutions):
+        """Set measured_precision, what this device really computes in, and what follows from it for the limits.
+
+        It cannot see a precision that differs between sizes of matmuls: the model's own output is compared, too.
+
+        Raises:
+            MeasurementError: `wrong_output` for float16 under another name, `unsupported` for a TF32 that is missing
+                and for float32 in fewer bits.
+        """
+        if has_convolutions and self.reference == "float64" and not context.has_float64_convolutions:
+            self.reference = ""
+        names = ["matmul", "convolution"] if has_convolutions else ["matmul"]
+        if self.precision in EIGHT_BITS:  # compared with exact products instead
+            precisions = {"matmul": self.precision}
+        else:
+            precisions = {name: self._probe_once(context, name) for name in names}
+        self.measured_precision = precisions["matmul"]
+        if len(set(precisions.values())) > 1:
+            self.measured_precision = ", ".join(f"{name} {computed}" for name, computed in precisions.items())
+        if self.precision == "tf32" and "tf32" not in self.measured_precision:
+            raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
+        if self.precision == "float32" and not self.weight_bits:
+            refuse_coarse_float32(self.device, precisions)
+        # What follows for the checks. What Metal does in float32 is unknown: nobody has measured it.
+        exact = {"float32", "float64"}.issuperset(precisions.values())
+        is_rounded = "lower" not in precisions.values() and not (exact and self.device == "mps")
+        self.spread = max(SPREADS.get(precision, 0) for precision in precisions.values()) if is_rounded else 0
+        self.fixed_limit, self.least_limit = MAX_ROUGH_ERROR, MAX_RELATIVE_ERROR
+        if exact:
+            self.fixed_limit = MAX_CPU_ERROR if self.reference == "float64" else MAX_RELATIVE_ERROR
+            self.least_limit = LEAST_FLOAT32_ERROR
+        if has_convolutions and self.device == "mps":
+            self.least_limit = self.fixed_limit  # Metal's Winograd convolutions are wrong by up to 5.7 % each
+
+    def _probe_once(self, context, name):
+        key = type(context), self.device, self.precision, self.weight_bits, name
+        if key not in _probed:
+            left, right, exact = probe_inputs(name)
+            scale = 1 if self.precision in ("float16", "mixed_float16") else np.float32(PROBE_SCALE)
+            got, is_float16 = context.probe(name, left * scale, right * scale)
+            reason = f"a {name} of large {self.precision} numbers overflows, as in float16"
+            require(np.isfinite(got).all() and got.any(), reason)
+            error = relative_error(got.astype(np.float64) / float(scale) ** 2, exact[: len(got)])
+            _probed[key] = name_precision(error, is_float16)
+        return _probed[key]
+
+    def has_memory(self, parameters, has_gradients=False):
+        """Return whether the memory that is free now suffices for the reference of so many parameters."""
+        if self.reference == "float64" and parameters > MAX_DISTURBED:
+            self.spread = 0
+        needed = HOST_BYTES[self.reference] * parameters * (2 if has_gradients else 1)
+        return needed < resources.available_bytes()
+
+    def expect(self, evaluate, arrays):
+        """Return {part: array} of the reference, and store R of each part.
+
+        Args:
+            evaluate: (spread) -> {part: array}; it disturbs the weights and inputs that are not in `arrays`.
+            arrays: NumPy arrays that evaluate() reads; they stay disturbed.
+        """
+        expected = disturbed = evaluate(0)
+        if self.spread:
+            disturb(arrays, self.spread)
+            disturbed = evaluate(self.spread)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                self.roundings = {part: relative_error(disturbed[part], right) for part, right in expected.items()}
+        return expected
+
+    def limit_of(self, part):
+        """Return the limit of the error of a part; None if rounding is so large that it explains any error.
+
+        ReLUs flip: no gradient but that of the last layer and of adapters is held to less than 30 %.
+        """
+        rounding = self.roundings.get(part, 0)
+        least = self.least_limit if rounding else self.fixed_limit
+        least = least if part.startswith((OUTPUT, LAST, ADAPTER)) else MAX_ROUGH_ERROR
+        limit = min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
+        return limit if rounding <= MAX_MODEL_ERROR / 2 else None
+
+    def exceeds_rounding(self, part, expected):
+        """Return whether an expected part is more than rounding.
+
+        A gradient is not if its R is that of unrelated numbers, above 1, or if it is tiny compared with the others, as
+        that of the queries and keys of a single token.
+        """
+        largest = max(np.linalg.norm(right) for right in expected.values())
+        is_tiny = part != OUTPUT and np.linalg.norm(expected[part]) <= LEAST_GRADIENT * largest
+        return self.roundings.get(part, 0) < 1 and not is_tiny
+
+    def compare(self, got, expected, words):
+        """Raise MeasurementError, in these words, unless each part is within its limit of what is expected.
+
+        A part that rounding explains must not be all zero.
+        """
+        for part, right in expected.items():
+            limit, computed = self.limit_of(part), got[part]
+            if not self.exceeds_rounding(part, expected):
+                continue
+            if limit is None or not np.any(right):
+                require(np.any(computed) or not np.any(right), f"the {part} is all zero")
+            elif is_whole(part):
+                check_equal(computed, right, limit, f"the {part} {words}")
+            else:
+                ratio = np.linalg.norm(computed) / np.linalg.norm(right)
+                require(abs(ratio - 1) <= limit, f"the {part} {words}: its norm is {ratio:.2g} times as large")
+
+    def settle(self, got, expect, numbers=None):
+        """Compare parts with the reference in the first process, and with its numbers in the others.
+
+        Args:
+            got: {part: array} from the device.
+            expect: () -> {part: array} of the reference as expect() returns it, or None if there is no memory for it.
+            numbers: {part: array} that all processes must agree in, if it is not `got`.
+
+        Returns:
+            What was expected; None if nothing was compared.
+
+        Raises:
+            MeasurementError: `wrong_output`.
+        """
+        numbers = {part: numbers[part] for part in (OUTPUT, LAST, FIRST) if part in numbers} if numbers else got
+        if not self.compares:
+            self.compare_with_first_process(numbers)
+            return None
+        self.write_numbers({})  # it stays like this if the memory does not suffice and the system kills this process
+        expected = expect()
+        if expected:
+            self.output_error = relative_error(got[OUTPUT], expected[OUTPUT])
+            self.output_limit = self.limit_of(OUTPUT)
+            self.note_unknown(expected)
+            self.compare(got, expected, f"differs from the CPU's in {self.reference}")
+        self.write_numbers(numbers)
+        return expected
+
+    def note_unknown(self, expected):
+        """Note which parts rounding explains whatever they are."""
+        if unknown := [each for each in expected if each.startswith((OUTPUT, LAST)) and self.limit_of(each) is None]:
+            why = f"because rounding alone changes it by {self.roundings[unknown[0]]:.0%}"
+            self.note = f"not compared with the CPU: the {' and the '.join(unknown)}, {why}"
+
+    def write_numbers(self, numbers):
+        """Write some numbers of each part and their limit for the later processes of this run."""
+        if self.path:
+            chosen = {part: [self.limit_of(part), sample(array, STORED).tolist()] for part, array in numbers.items()}
+            self.path.write_text(json.dumps(chosen))
+
+    def compare_with_first_process(self, numbers):
+        """Raise MeasurementError unless these parts have the numbers that the first process has checked.
+
+        The limits are those of the first process. In training it cannot see what differs only after the first step:
+        the processes train for different numbers of steps, so they are compared at the initial weights.
+        """
+        stored = json.loads(self.path.read_text()) if self.path and self.path.exists() else {}
+        if self.path and not stored:
+            self.note = "not compared with the CPU: the process that did it was killed, probably for its memory"
+        for part, (limit, expected) in stored.items():
+            if limit is not None and np.isfinite(expected).all() and np.any(expected):
+                computed = sample(numbers[part], STORED)
+                check_equal(computed, np.array(expected), limit, f"the {part} differs from the first process's")
+
+
+def is_whole(part):
+    """Return whether a part is compared number by number."""
+    return part.startswith((OUTPUT, LAST, FIRST, ADAPTER))
+
+
+def sample(array, count):
+    """Return about so many numbers of an array: each k-th, with an odd k, because rows are powers of 2 long."""
+    flat = array.reshape(-1)
+    return flat[:: max(1, flat.shape[0] // count) | 1]
+
+
+def disturb(arrays, spread):
+    """Multiply each float of NumPy arrays by 1 + u, in place; u is seeded and uniform from -spread to spread.
+
+    The u repeat, because a billion take 8 seconds; their number is odd, so that rows of a matrix, whose lengths are
+    powers of 2, get different ones.
+    """
+    factors = 1 - spread + 2 * spread * np.random.default_rng(0).random(2**20 - 1, np.float32)
+    for array in arrays:
+        if array.dtype.kind == "f":
+            flat = array.reshape(-1)
+            for part in (flat[start : start + factors.size] for start in range(0, flat.size, factors.size)):
+                part *= factors[: part.size]
+            array[...] = flat.reshape(array.shape)
+
+
+def evaluate_initial_weights(session):
+    """Return {part: array} of a pair of items at the initial weights, uncompiled and in evaluation mode.
+
+    Raises:
+        MeasurementError: infinities or NaN, zeros, or two items with one output.
+    """
+    workload = session.workload
+    pair = (workload.make_checked or workload.make_batches)(2, session.proof.seed)[0]
+    parts = session.model.evaluate(session.context.put(*pair), [0, 1], is_compiled=False)
+    refuse_useless_output(parts[OUTPUT])
+    for part, array in parts.items():
+        if part.startswith((OUTPUT, LAST)):  # in float16 a first layer's gradient may overflow
+            require(np.isfinite(array).all(), f"the {part} has infinities or NaN")
+            require(np.any(array), f"the {part} is all zero")
+    return parts
+
+
+# After the first step
+
+
+def refuse_useless_output(output):
+    """Raise MeasurementError unless an output is finite, not all zero, and that of different items.
+
+    It cannot see a wrong output: the comparison after the windows does.
+
+    Args:
+        output: its first axis is that of the items.
+    """
+    require(np.isfinite(output).all(), "the output has infinities or NaN")
+    require(np.any(output), "the output is all zero")
+    require(len(output) < 2 or not np.array_equal(output[0], output[-1]), "two different items give the same output")
+
+
+def refuse_skipped_compilation(context):
+    """Raise MeasurementError if the compiler was asked for and has compiled nothing."""
+    if context.compile and context.trace_count() == 0:
+        raise MeasurementError("unsupported", "the compiler skipped this model: it would run uncompiled")
+
+
+# Before the windows
+
+SINGLE_STEPS = 4  # in a try
+COMPARED_STEPS = 16  # in the compared window, at least: skipping all but one gives a ratio of 16, far above 4
+MAX_SINGLE_RATIO = 4.0
+MAX_SKIPPED_RATIO = 1.5  # of work that must take as long; if every second step were skipped, it would be 2
+KEPT_OUTPUTS = 8
+SINGLE_TOLERANCE = 2e-5  # seconds a step, whose single runs meet cold caches
+LEAST_TRIES = 3  # a program that disturbs one window excuses nothing
+MOST_TRIES = 20
+
+
+def refuse_skipped_steps(job: Job, steps):
+    """Raise MeasurementError (`work_skipped`) if steps in a window take less time than steps that are all read.
+
+    A lazy framework that evaluates only what is read would run one step of each window. The page
+    docs/method-details.md derives the limits from in_window, all_read, single and idle. Other programs can only
+    lengthen a step, so the shortest of each kind are compared, which were measured alternately. It cannot see skipped
+    steps that are shorter than the allowance, fewer than a third of the steps waiting to be read, and a framework
+    that computes the last step anew at every read.
+
+    Args:
+        steps: in a window. With one step to a window nothing can be skipped, and nothing is compared.
+    """
+    if steps == 1:
+        return
+    session = job.session
+    clock = job.clock
+    compared = max(steps, COMPARED_STEPS)
+    in_window = single = all_read = math.inf
+    keeps_outputs = session.can_keep_outputs()
+    for tries in range(1, MOST_TRIES + 1):
+        in_window = min(in_window, timed(session, clock, compared) / compared)
+        if keeps_outputs:  # before the single steps, between which a GPU may lower its clock
+            start = clock()
+            outputs = []
+            for _ in range(KEPT_OUTPUTS):
+                session.step()
+                outputs.append(session.keep_output())
+            session.synchronize()
+            for output in outputs:
+                session.read(output)
+            all_read = min(all_read, (clock() - start) / KEPT_OUTPUTS)
+        idle = idle_barrier_seconds(job)
+        single = min(single, *(timed(session, clock, 1) for _ in range(SINGLE_STEPS)))
+        allowed = SINGLE_TOLERANCE + 2 * idle
+        reads_agree = not keeps_outputs or all_read <= MAX_SKIPPED_RATIO * in_window + allowed
+        if tries >= LEAST_TRIES and reads_agree and single <= MAX_SINGLE_RATIO * in_window + allowed:
+            return
+    reason = f"a step in a window of {compared} takes {in_window * 1e3:.3g} ms, but {single * 1e3:.3g} ms by itself"
+    if keeps_outputs:
+        reason += f" and {all_read * 1e3:.3g} ms if all outputs are read"
+    raise MeasurementError("work_skipped", f"{reason}: steps of a window do not run")
+
+
+# Every step of the windows
+
+MAX_SYSTEM_SHARE = 0.05  # of the CPU time, that the system takes to hand out pages of memory
+MANY_FAULTS = 256  # pages in a step, 1 MB
+
+
+def start_counters(job: Job):
+    """Start the watch; return what check_counters() compares with: counts, checksums, rusage."""
+    session = job.session
+    if job.watch:
+        job.watch.start()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return session.trace_count(), session.updates(), session.checksum(), session.marks(), used
+
+
+def check_counters(job: Job, before, done, stop_reason):
+    """Return (flags, sensor readings) after `done` steps; `before` is from start_counters().
+
+    It cannot see updates whose gradients are old or of too few layers: refuse_wrong_gradients() does.
+
+    Raises:
+        MeasurementError: `work_skipped` if the optimizer's step count differs from ours, if few weights have moved, or
+            if what only training changes has not: the statistics of BatchNorm, the random numbers of dropout.
+    """
+    session = job.session
+    traces, updates, weights, marks, used = before
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    flags, readings = job.watch.stop() if job.watch else ([], {})
+    user, system, faults = (getattr(now, name) - getattr(used, name) for name in ("ru_utime", "ru_stime", "ru_minflt"))
+    if faults > MANY_FAULTS * done and system > MAX_SYSTEM_SHARE * (user + system):
+        flags.append("page_faults")
+    if stop_reason != "interrupted":  # Ctrl-C leaves no result to read
+        if not math.isfinite(session.read()):
+            flags.append("not_finite")
+        elif weights:
+            moved = sum(map(operator.ne, weights, session.checksum()))
+            if moved < len(weights) / 2:
+                raise MeasurementError("work_skipped", f"the timed steps moved {moved} of {len(weights)} weights")
+        if updates is not None and (counted := session.updates() - updates) != done:
+            raise MeasurementError("work_skipped", f"the optimizer counted {counted} of {done} timed steps")
+        if still := [name for name, mark in session.marks().items() if mark == marks[name]]:
+            raise MeasurementError("work_skipped", f"the timed steps left the {still[0]} as in inference")
+    if session.trace_count() != traces:
+        flags.append("recompiled")
+    return flags, readings
+
+
+# After the windows
+
+
+def refuse_stale_output(timed_output, fresh, limit):
+    """Raise MeasurementError unless the output of the last timed step equals a fresh computation of that step.
+
+    Outputs with infinities or NaN pass: the row is flagged `not_finite`.
+    """
+    if np.isfinite(timed_output).all():
+        check_equal(
+            fresh, timed_output, limit, "the last timed output differs from a fresh computation of the same step"
+        )
+
+
+def refuse_kept_answers(job: Job, seconds):
+    """Raise MeasurementError unless a step on data that was never used takes as long as the timed ones: `seconds`.
+
+    It is `work_skipped` if answers are kept, `constant_output` if the data is ignored. After the first try, because the
+    machine may have become slower, the step is compared with two on known data just before it.
+    """
+    session = job.session
+    allowed = SINGLE_TOLERANCE + 2 * idle_barrier_seconds(job)
+    for tries in range(MOST_TRIES):
+        if not session.put_new_data(tries):
+            return
+        if tries:
+            seconds = statistics.fmean([timed(session, job.clock, 1) for _ in range(4)][2:])
+        before = session.read()
+        new = timed(session, job.clock, 1)
+        repeats = session.read() == before and not session.may_repeat
+        if new <= MAX_SKIPPED_RATIO * seconds + allowed and not repeats:
+            return
+    if repeats:
+        raise MeasurementError("constant_output", "steps on different data gave the same output")
+    reason = f"a step takes {seconds * 1e3:.3g} ms, but {new * 1e3:.3g} ms on data that was never used"
+    raise MeasurementError("work_skipped", reason)
+
+
+def refuse_changed_weights(session):
+    """Raise MeasurementError if inference has other weights than before its first step: the reference would have them.
+
+    It cannot see changes that leave the last rows of each weight as they were.
+    """
+    require(session.sum_weights() == session.initial, "inference has changed the weights of the model")
+
+
+def choose_items(session, count):
+    """Return (one item of the first half, one of the second) of a batch of this size; twice the only one."""
+    first, second = (np.random.default_rng(session.proof.seed).integers(2**30, size=2)).tolist()
+    half = count // 2
+    return first % max(1, half), half + second % (count - half)
+
+
+def draw_batches(session, count):
+    """Return new batches of the timed size in NumPy: tuples that no step has used, whose items all differ."""
+    workload, seed = session.workload, (session.proof.seed, PROOF_SEED)
+    return workload.make_batches(session.batch_size, seed)[:count]
+
+
+def exceeds_reference(session, steps=1):
+    """Return whether two items of the timed size take too many FLOPs for the reference, or if that is unknown.
+
+    Args:
+        steps: of one token that make up an item, in decode.
+    """
+    workload = session.workload
+    flops = 2 * steps * (workload.flops_per_item or math.inf) * workload.items_per_step / session.batch_size
+    return flops > MAX_REFERENCE_FLOPS
+
+
+def refuse_equal_halves(output):
+    """Raise MeasurementError if the halves of an output are equal: one half was computed, and given twice."""
+    half = len(output) // 2
+    require(
+        not half or not np.array_equal(output[:half], output[-half:]), "both halves of a batch give the same output"
+    )
+
+
+def refuse_wrong_output(session):
+    """Raise MeasurementError unless steps of inference on new batches have the outputs of the reference.
+
+    Two batches follow each other, so that an old output, or old features of one, cannot be those of both. Items that
+    are too large for the reference are compared in a smaller size, uncompiled; then eight steps in a random order
+    prove that the timed size gives equal outputs for equal batches. It cannot see outputs that are right for these
+    items, and wrong for others of the same batches.
+    """
+    proof, model, workload = session.proof, session.model, session.workload
+    batches = draw_batches(session, 2)
+    items = choose_items(session, session.batch_size)
+    is_large = bool(workload.make_checked) and exceeds_reference(session)
+    order = [0, 1] + (np.random.default_rng(proof.seed).permutation(LARGE_STEPS - 2) % 2).tolist() * is_large
+    refuse_changed_weights(session)
+    model.damp(DAMPING)
+    outputs = session.run([batches[number] for number in order])
+    for number, output in zip(order, outputs, strict=True):
+        refuse_equal_halves(output)
+        check_equal(output, outputs[number], proof.fixed_limit / 10, "equal batches give outputs that differ")
+    rows = np.stack([output[item] for output, item in zip(outputs, items, strict=False)])
+    session.free()
+
+    def compute_plain(*batches):
+        on_device = (session.context.put(*batch) for batch in batches)
+        return [session.context.as_array(model.infer_uncompiled(*workload.inputs_of(each))) for each in on_device]
+
+    if is_large:
+        pair = workload.make_checked(2, proof.seed)[0]
+        (got,) = compute_plain(pair)
+    else:
+        pair = tuple(np.stack([one[items[0]], other[items[1]]]) for one, other in zip(*batches, strict=True))
+        got = rows
+    expect = functools.partial(expect_model, session, pair)
+    if not proof.settle({OUTPUT: got}, expect) or is_large or proof.limit_of(OUTPUT) is None:
+        refuse_wrong_compilation(
+            session, rows, lambda: [out[item] for out, item in zip(compute_plain(*batches), items, strict=True)]
+        )
+    model.damp(1 / DAMPING)
+
+
+def expect_model(session, pair):
+    """Return {part: array} of the reference for two items in NumPy; None if the memory does not suffice."""
+    proof, model = session.proof, session.model
+    if not proof.reference:
+        return None
+    if not proof.has_memory(model.size, model.is_trained):
+        proof.note = f"not compared with the CPU, which has too little memory for this model in {proof.reference}"
+        return None
+    return proof.expect(*model.reference(pair, proof.reference))
+
+
+def refuse_wrong_compilation(session, rows, compute_rows):
+    """Raise MeasurementError unless a compiled model agrees with the uncompiled one, if there is no reference.
+
+    The first process does it, with the limits of an unknown R; it cannot see what is wrong in both.
+
+    Args:
+        rows: those of the timed function.
+        compute_rows: () -> the same rows, uncompiled.
+    """
+    if session.context.compile and session.proof.compares:
+        session.proof.compare({OUTPUT: rows}, {OUTPUT: np.stack(compute_rows())}, "differs if it is compiled")
+
+
+def refuse_wrong_gradients(session):
+    """Raise MeasurementError unless training has the output and gradients of the reference, at the weights it has now.
+
+    A batch of the timed size is evaluated, of which two items make up the loss, in evaluation mode, because dropout
+    would make two passes differ. Every weight for which the reference has a gradient above rounding has one, of the
+    right norm, and had one in the last timed step, or in one of twenty more: stochastic depth leaves blocks out.
+    Results that are not finite, as in float16, are not compared. It cannot see a wrong gradient of an inner layer
+    with the right norm, and, in JAX, TensorFlow and MLX, whose step is one function, gradients that it does not apply.
+    """
+    proof, model, workload = session.proof, session.model, session.workload
+    if workload.make_checked and exceeds_reference(session):
+        batch, items = workload.make_checked(2, proof.seed)[0], [0, 1]
+    else:
+        (batch,) = draw_batches(session, 1)
+        items = sorted(set(choose_items(session, session.batch_size)))
+    missing = model.parts_without_gradient()
+    on_device = session.context.put(*batch)
+    got = model.evaluate(on_device, items)
+    if not all(np.isfinite(array).all() for array in got.values()):
+        proof.note = "not compared with the CPU: the numbers are not finite after training"
+        return
+    if not missing:
+        session.free()
+    pair = tuple(each[items] for each in batch)
+    expected = proof.settle(got, functools.partial(expect_model, session, pair), session.initial)
+    for tries in range(MOST_TRIES + 1):
+        lost = [part for part in missing if expected and proof.exceeds_rounding(part, expected)]
+        require(not lost or tries < MOST_TRIES, f"the timed steps have no {'; no '.join(lost[:2])}")
+        if not lost:
+            return
+        model.train(*on_device)
+        missing &= model.parts_without_gradient()
+
+
+def refuse_wrong_choice(probabilities, chosen):
+    """Return the experts that a router chose, integers; raises MeasurementError unless they are the most probable."""
+    chosen = chosen.astype(int)
+    most = np.sort(probabilities)[..., -chosen.shape[-1] :]
+    is_right = np.array_equal(np.sort(np.take_along_axis(probabilities, chosen, -1)), most)
+    require(is_right, "a router does not choose its most probable experts")
+    return chosen
+
+
+def follow_routers(session, run, sequences):
+    """Return (run(), for each layer with experts those that its router chose: (sequences, tokens, k)).
+
+    Compiled routers cannot be followed: there are no choices then, and R is unknown.
+    """
+    num_layers = session.workload.sizes.num_layers
+    if session.workload.sizes.num_experts == 1:
+        return run(), []
+    if session.context.compile:
+        session.proof.spread = 0
+        return run(), []
+    with session.model.routed() as calls:
+        result = run()
+    require(calls and len(calls) % num_layers == 0, f"{len(calls)} calls of the routers of {num_layers} layers")
+    as_array = session.context.as_array
+    chosen = [refuse_wrong_choice(*map(as_array, call)) for call in calls]
+    chosen = [each.reshape(sequences, -1, each.shape[-1]) for each in chosen]
+    return result, [np.concatenate(chosen[layer::num_layers], 1) for layer in range(num_layers)]
+
+
+def refuse_wrong_logits(session):
+    """Raise MeasurementError unless prefill and decode of new tokens give the logits of the reference for all of them.
+
+    Of prefill the last logits of two new batches are compared, of decode the first, the middle and the last ones of a
+    round of new tokens; the reference reads whole sequences, without a cache. If they are too long for it, it reads a
+    few tokens, and refuse_ignored_context() checks the long ones. If the weights are too many, two layers of the same
+    shape are compared. Routers of a mixture of experts must choose the most probable ones, and the reference uses
+    their choice, because rounding may swap experts of nearly equal probability. It cannot see, in decode, other
+    steps than those before the three places, and of compiled routers which experts they choose.
+    """
+    proof = session.proof
+    refuse_changed_weights(session)
+    batches = [ids for (ids,) in draw_batches(session, 2)]
+    count, tokens = batches[0].shape
+    items = choose_items(session, count)
+    picked = [(0, item) for item in sorted(set(items))] if session.is_decode else list(enumerate(items))
+    pieces = [
+        follow_routers(session, functools.partial(session.run_new, ids), count) for ids in batches[: picked[-1][0] + 1]
+    ]
+    for output in itertools.chain.from_iterable(outputs for outputs, _ in pieces):
+        refuse_useless_output(output)
+        refuse_equal_halves(output)
+    rows = np.stack([[output[item] for output in pieces[number][0]] for number, item in picked])
+    ids = np.stack([batches[number][item] for number, item in picked])
+    got, places = rows, session.kept_places
+    chosen = [np.stack(each) for each in zip(*([layer[i] for layer in pieces[n][1]] for n, i in picked), strict=True)]
+    if proof.compares:
+        is_whole = proof.has_memory(session.parameters)
+        is_long = exceeds_reference(session, tokens if session.is_decode else 1)
+        if is_long or not is_whole:
+            refuse_ignored_context(session, batches[0], pieces[0][0][-1])
+        if not is_whole and session.workload.sizes.num_layers > COMPARED_LAYERS:
+            refuse_two_wrong_layers(session)
+            proof.write_numbers({OUTPUT: rows})
+            return
+        if is_long:
+            ids = ids[:, :CHECKED_TOKENS]
+            got, chosen = follow_routers(session, functools.partial(session.read_at_once, ids), len(ids))
+            places = list(range(ids.shape[1]))
+    session.free()
+
+    def expect():
+        if is_whole:
+            return proof.expect(*session.model.reference(ids, places, chosen, proof.reference))
+        proof.note = f"not compared with the CPU, which has too little memory for this model in {proof.reference}"
+        return None
+
+    proof.settle({OUTPUT: got}, expect, {OUTPUT: rows})
+
+
+def refuse_two_wrong_layers(session):
+    """Raise MeasurementError unless a model of two layers of the same shape has the logits of its reference.
+
+    It takes the place of a model whose weights are too many for the CPU, and which is freed. It cannot see what is
+    wrong in other layers.
+    """
+    refuse_wrong_logits(session.shrink(COMPARED_LAYERS))
+    if session.proof.output_error is not None:
+        layers = session.workload.sizes.num_layers
+        session.proof.note = f"the CPU has the memory to compare only {COMPARED_LAYERS} of {layers} layers"
+
+
+def refuse_ignored_context(session, ids, output):
+    """Raise MeasurementError unless the last timed logits depend on all of a long sequence, as those of two halves do.
+
+    The sequence in two halves, uncompiled and through the cache, gives logits within the limit for an unknown R (30 %
+    with experts); other tokens in either half change these by more than both differ. It takes the place of the
+    reference, and cannot see what is wrong in the same way in both.
+
+    Args:
+        ids: a new batch of the timed size.
+        output: the timed logits of its last tokens.
+    """
+    half = ids.shape[1] // 2
+    if half == 0:
+        return
+    limit = MAX_ROUGH_ERROR if session.workload.sizes.num_experts > 1 else session.proof.fixed_limit
+    plain = session.read_halves(ids)
+    error = relative_error(output, plain)
+    require(error <= limit, f"the last logits differ by {error:.1e} from those of the sequence in two halves")
+    for part in (slice(half), slice(half, -1)):
+        others = ids.copy()
+        others[:, part] = ids[:, part][:, ::-1]
+        if not np.array_equal(others, ids):
+            change = relative_error(session.read_halves(others), plain)
+            require(change > error, f"other tokens change the last logits by {change:.1e}, less than rounding")
+
+
+# Operators
+
+
+def check_samples(got, expected, measured_precision):
+    """Raise MeasurementError unless an operator's output agrees with float64 at the sampled places.
+
+    Sums are long, and in 16 bits they may be rounded, too: the limit is ten times the error of rounding the operands.
+    In float32 and TF32 it is twice that error, or TF32 would pass as float32. Integers must be equal.
+    """
+    if expected.dtype.kind == "i":
+        require(np.array_equal(got, expected), "the output differs from the exact product")
+        return
+    # "float32", or "matmul float32, convolution tf32"
+    names = [part.split()[-1] for part in measured_precision.split(", ")]
+    limits = [(2 if name in ("float32", "tf32") else 10) * ERROR_LIMITS.get(name, 1) for name in names]
+    limit = min(MAX_ROUGH_ERROR, max(limits))
+    error = relative_error(got, expected)
+    require(error < limit, f"the output differs from float64's by {error:.1e} (relative L2), limit {limit:.1e}")

@@ -1,0 +1,301 @@
+"""Work of PyTorch that differs from what was checked before it was timed: each cheat is refused, honest work is not."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+
+from bench.frameworks import on_torch, on_torch_llm
+from bench.timing import MeasurementError
+from tests.frameworks.sessions import Opener, measure_and_prove
+
+open_session = Opener("torch")
+
+
+def refuses(session, match=None, status="wrong_output", **how):
+    """Measure a session that must be refused after its windows."""
+    with pytest.raises(MeasurementError, match=match) as error:
+        measure_and_prove(session, **how)
+    assert error.value.status == status
+
+
+# Inference: (the usual infer(), the number of its call, the model, its inputs) -> the output
+
+
+def half_twice(usual, call, model, x):
+    half = usual(model, x[: len(x) // 2])
+    return torch.cat([half, half])
+
+
+def shrink_many(usual, call, model, x):
+    small = functional.interpolate(x, scale_factor=0.5) if len(x) > 8 else x
+    return usual(model, functional.interpolate(small, x.shape[-2:]))
+
+
+def scale_an_old_output():
+    kept = []
+
+    def infer(usual, call, model, x):
+        kept.extend([] if kept else [usual(model, x)])
+        return kept[0] * x.flatten(1)[:, :4].mean(1, keepdim=True)
+
+    return infer
+
+
+def in_bfloat16_from(start):
+    def infer(usual, call, model, *inputs):
+        with torch.autocast("cpu", torch.bfloat16, enabled=call >= start):
+            return usual(model, *inputs).float()
+
+    return infer
+
+
+def prune_from(start):
+    def infer(usual, call, model, *inputs):
+        if call == start:
+            model.uncompiled[-1].weight.data[:, ::4] = 0
+            model.uncompiled[0].bias = torch.nn.Parameter(model.uncompiled[0].bias + 0.1)
+        return usual(model, *inputs)
+
+    return infer
+
+
+def skip_a_block_from(start):
+    def infer(usual, call, model, *inputs):
+        if call == start:
+            model.uncompiled.layer3[1] = torch.nn.Identity()
+        return usual(model, *inputs)
+
+    return infer
+
+
+def keep_features(share):
+    """Compute the middle of a U-Net anew in one of `share` steps."""
+
+    def infer(usual, call, model, *inputs):
+        block = model.uncompiled.model.mid_block
+        if call == 0:
+            right, kept = block.forward, []
+
+            def forward(*arguments, **options):
+                if not kept or model.calls % share == 0:
+                    kept[:] = [right(*arguments, **options)]
+                return kept[0]
+
+            block.forward = forward
+        model.calls = call
+        return usual(model, *inputs)
+
+    return infer
+
+
+def one_item_is_that_of_another(usual, call, model, x):
+    """Compute each second item only."""
+    return usual(model, x[::2]).repeat_interleave(2, 0)[: len(x)]
+
+
+IMAGES, MLP = ("image", {"BATCH_SIZE": "9"}), ("mlp", {"BATCH_SIZE": "8"})
+CHEATS = {
+    "half of the batch twice": (lambda: half_twice, ("mlp", {"BATCH_SIZE": "8"})),
+    "half of the items twice": (lambda: one_item_is_that_of_another, ("mlp", {"BATCH_SIZE": "8"})),
+    "smaller images": (lambda: shrink_many, IMAGES),
+    "an old output": (scale_an_old_output, MLP),
+    "an old output in 16 bits": (scale_an_old_output, ("mlp", {"BATCH_SIZE": "8", "PRECISION": "bfloat16"})),
+    "bfloat16 later on": (lambda: in_bfloat16_from(60), MLP),
+    "pruned later on": (lambda: prune_from(60), MLP),
+    "a block less later on": (lambda: skip_a_block_from(40), ("image", {"PRECISION": "bfloat16"})),
+    "old features in two of three steps": (lambda: keep_features(3), ("diffusion", {"PRECISION": "bfloat16"})),
+    "old features in every second step": (lambda: keep_features(2), ("diffusion", {})),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_inference_that_is_right_only_before_it_is_timed_is_refused(monkeypatch, name):
+    cheat, (script, environ) = CHEATS[name]
+    environ = environ | {"USE_GPU": "0"}
+    measure_and_prove(open_session(script, "inference", **environ), steps=70)
+    cheat, usual, calls = cheat(), on_torch.Model.infer, itertools.count()
+    monkeypatch.setattr(on_torch.Model, "infer", lambda model, *inputs: cheat(usual, next(calls), model, *inputs))
+    refuses(open_session(script, "inference", **environ), steps=70)
+
+
+def test_items_that_are_too_large_for_the_reference_are_compared_with_themselves(monkeypatch):
+    monkeypatch.setattr("bench.timing.proof.MAX_REFERENCE_FLOPS", 0)
+    for phase in ("inference", "training"):
+        session = open_session("diffusion", phase, USE_GPU="0")
+        measure_and_prove(session)
+        assert session.proof.output_error < session.proof.output_limit
+    usual = on_torch.Model.infer
+    for share in (2, 3, 4):
+        session, cheat, calls = (
+            open_session("diffusion", "inference", USE_GPU="0"),
+            keep_features(share),
+            itertools.count(),
+        )
+        session.model.infer = functools.partial(
+            lambda cheat, calls, *x: cheat(usual, next(calls), *x), cheat, calls, session.model
+        )
+        refuses(session)
+
+
+# Training
+
+
+def without_gradient(module, x):
+    """Compute four of nine layers without a gradient."""
+    layers = list(module)
+    with torch.no_grad():
+        for layer in layers[:8]:
+            x = layer(x)
+    return torch.nn.Sequential(*layers[8:])(x)
+
+
+def test_layers_without_a_gradient_are_refused(monkeypatch):
+    environ = {"MODEL": "mlp-8x16", "BATCH_SIZE": "8", "USE_GPU": "0"}
+    measure_and_prove(open_session(**environ))
+    session = open_session(**environ)
+    session.model.module = lambda x: without_gradient(session.model.uncompiled, x)
+    refuses(session, "gradient of|moved", status="wrong_output")
+    # Only in the timed steps
+    session, update = open_session(**environ), on_torch.Model.update
+
+    def update_few(self):
+        for weight in self.trained_weights()[:8]:
+            weight.grad = None
+        update(self)
+
+    monkeypatch.setattr(on_torch.Model, "update", update_few)
+    refuses(session, "no gradient of")
+
+
+def half_of_the_batch(module, x):
+    return torch.cat([module(x[: len(x) // 2]), module(x[: len(x) // 2])])
+
+
+def half_of_the_gradient(module, x):
+    half = len(x) // 2
+    return torch.cat([module(x[:half]), module(x[half:]).detach()])
+
+
+def double_an_inner_gradient(module, x):
+    layers = list(module)
+    inner = layers[2](layers[1](layers[0](x)))
+    return torch.nn.Sequential(*layers[3:])(inner.detach() + 2 * (inner - inner.detach()))
+
+
+@pytest.mark.parametrize("cheat", [half_of_the_batch, half_of_the_gradient, double_an_inner_gradient])
+def test_training_of_a_part_of_the_work_is_refused(cheat):
+    session = open_session(MODEL="mlp-16-16", BATCH_SIZE="8", USE_GPU="0")
+    session.model.module = lambda x: cheat(session.model.uncompiled, x)
+    refuses(session)
+
+
+@pytest.mark.parametrize(("script", "what"), [("image", "BatchNorm"), ("transformer", "dropout")])
+def test_training_as_in_inference_is_refused(script, what):
+    session = open_session(script, "training", USE_GPU="0")
+    session.model.uncompiled.eval()
+    refuses(session, what, status="work_skipped")
+
+
+# Language models
+
+
+def test_attention_that_sees_only_a_few_places_is_refused(monkeypatch):
+    environ = {"MODEL": "tiny-qwen", "DEPTH": "20", "NEW_TOKENS": "4", "PROMPT_TOKENS": "30", "USE_GPU": "0"}
+    for phase in ("prefill", "decode"):
+        measure_and_prove(open_session("llm", phase, **environ))
+    right = functional.scaled_dot_product_attention
+
+    def attend(query, key, value, attn_mask=None, **options):
+        if key.shape[-2] > 16 and query.dtype == torch.float32:
+            places = torch.arange(key.shape[-2])
+            last = 23 if query.shape[-2] == 1 and attn_mask is None else places[-query.shape[-2] :, None]
+            attn_mask = (places > last - 16) & (places <= last) if attn_mask is None else attn_mask & (places > 8)
+            options["is_causal"] = False
+        return right(query, key, value, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
+    for phase in ("prefill", "decode"):
+        refuses(open_session("llm", phase, **environ), "differs from the CPU's")
+
+
+def last_token_only(usual, model, tokens):
+    return usual(model, tokens[:, -1:])
+
+
+def test_a_prefill_without_its_context_is_refused(monkeypatch):
+    usual = on_torch_llm.CachedModel.extend
+    monkeypatch.setattr(on_torch_llm.CachedModel, "extend", lambda model, ids: last_token_only(usual, model, ids))
+    for limit in (1e12, 0):
+        monkeypatch.setattr("bench.timing.proof.MAX_REFERENCE_FLOPS", limit)
+        refuses(open_session("llm", "prefill", USE_GPU="0"))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-moe"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_sequences_that_are_too_long_for_the_reference_are_read_in_two_halves(monkeypatch, phase, model, precision):
+    monkeypatch.setattr("bench.timing.proof.MAX_REFERENCE_FLOPS", 0)
+    session = open_session("llm", phase, MODEL=model, PRECISION=precision, PROMPT_TOKENS="30", USE_GPU="0")
+    measure_and_prove(session)
+    assert session.proof.output_error < session.proof.output_limit
+
+
+def test_a_decode_that_does_not_fill_its_cache_is_refused(monkeypatch):
+    usual = on_torch_llm.CachedModel.extend
+
+    def extend(model, tokens):
+        kept = [(layer.keys.clone(), layer.values.clone()) for layer in model.cache.layers]
+        logits = usual(model, tokens)
+        for layer, (keys, values) in zip(model.cache.layers, kept, strict=True):
+            layer.keys.copy_(keys)
+            layer.values.copy_(values)
+        return logits
+
+    monkeypatch.setattr(on_torch_llm.CachedModel, "extend", torch.inference_mode()(extend))
+    refuses(open_session("llm", "decode", USE_GPU="0"), "differs from the CPU's")
+
+
+# Several processes
+
+KINDS = [
+    ("mlp", "inference"),
+    ("mlp", "training"),
+    ("image", "inference"),
+    ("llm", "decode"),
+    ("diffusion", "training"),
+]
+
+
+@pytest.mark.parametrize(("script", "phase"), KINDS)
+def test_later_processes_have_the_numbers_of_the_first_one(monkeypatch, tmp_path, script, phase):
+    path = str(tmp_path / "numbers")
+    sessions = [open_session(script, phase, compares=first, path=path, USE_GPU="0") for first in (True, False)]
+    for session in sessions:
+        measure_and_prove(session)
+    assert [session.proof.output_error is None for session in sessions] == [False, True]
+    usual = functional.linear
+    monkeypatch.setattr(functional, "linear", lambda x, weight, bias=None: usual(x, weight, bias) * 1.01)
+    refuses(open_session(script, phase, compares=False, path=path, USE_GPU="0"), "first process")
+
+
+def test_a_process_after_one_that_was_killed_in_its_comparison_compares_nothing(tmp_path):
+    path = tmp_path / "numbers"
+    path.write_text("{}")
+    session = open_session("mlp", "inference", compares=False, path=str(path), USE_GPU="0")
+    measure_and_prove(session)
+    assert "killed" in session.proof.note
+
+
+def test_without_memory_a_compiled_model_is_compared_with_itself(monkeypatch):
+    monkeypatch.setattr("bench.timing.proof.resources.available_bytes", lambda: 0)
+    monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
+    factor = 1
+    monkeypatch.setattr(torch, "compile", lambda module, **how: lambda *inputs: factor * module(*inputs))
+    session = open_session("mlp", "inference", COMPILE="1", USE_GPU="0")
+    measure_and_prove(session)
+    assert ("memory" in session.proof.note, session.proof.output_error) == (True, None)
+    factor = 1.5
+    refuses(open_session("mlp", "inference", COMPILE="1", USE_GPU="0"), "compiled")
