@@ -109,7 +109,7 @@ def report_framework(name):
         return 1
     place = f"{device.device_name or 'the CPU'} ({device.kind})"
     words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
-    words += f"matmul verified in {session.context.measured_precision}"
+    words += f"matmul verified in {session.proof.measured_precision}"
     may_use_gpu = device.kind == "cpu" and settings.use_gpu is not False
     missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
     choice = environment.explain_choice(device.device_name)

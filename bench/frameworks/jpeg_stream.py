@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 from PIL import Image
 
-from bench.timing import proof as check
+from bench.timing import proof
 from bench.workloads import data
 
 COMPARED_PICTURES = 64  # after the files have exchanged their names, so that a cache of few files is noticed
@@ -49,7 +49,7 @@ def check_pictures(batches, paths, size, phase):
         pairs += zip(pictures[::apart], places[::apart], strict=True)
     different = len({int(place) for _, place in pairs}) / len(pairs)
     words = "of the pipeline's pictures are of different files"
-    check.require(different >= LEAST_DIFFERENT, f"only {different:.0%} {words}")
+    proof.require(different >= LEAST_DIFFERENT, f"only {different:.0%} {words}")
     distances = []
     for picture, place in pairs:
         image = Image.open(paths[int(place)]).convert("RGB")
@@ -58,9 +58,9 @@ def check_pictures(batches, paths, size, phase):
             distances.append(colour_distance(picture, normalise(image)))
         else:
             expected = resize_and_cut(image, size)
-            check.check_equal(picture, expected, MAX_PICTURE_ERROR, "a picture of the pipeline differs from its file")
+            proof.check_equal(picture, expected, MAX_PICTURE_ERROR, "a picture of the pipeline differs from its file")
     strange = sum(distance > MAX_COLOUR_DISTANCE for distance in distances) / len(pairs)
-    check.require(
+    proof.require(
         strange <= STRANGE_SHARE, f"{strange:.0%} of the pipeline's pictures have other colours than their files"
     )
 

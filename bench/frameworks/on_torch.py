@@ -467,9 +467,10 @@ class Model(base.ModelInParts):
         self.damp(proof.DAMPING)
         with self.context.autocast():
             module = self.module if is_compiled else self.uncompiled
-            outputs = module(*self.workload.inputs_of(batch))[items]
+            outputs = module(*self.workload.inputs_of(batch))
             weights = name_weights(self.uncompiled, self.workload)
-            parts = differentiate(self.workload, weights, outputs, batch[-1][items])
+            chosen = (torch.stack([each[item] for item in items]) for each in (outputs, batch[-1]))
+            parts = differentiate(self.workload, weights, *chosen)
         self.damp(1 / proof.DAMPING)
         self.uncompiled.train(self.is_trained)
         return parts

@@ -11,9 +11,10 @@ from mlx.utils import tree_flatten, tree_unflatten
 import llm_benchmark
 from bench.frameworks import on_mlx, on_mlx_llm, on_mlx_networks
 from bench.timing import MeasurementError, measure
+from bench.timing.job import Job
 from tests.conftest import GIVEN, USE_GPU
 from tests.frameworks import torch_reference
-from tests.frameworks.sessions import Opener, assert_same_work, open_llm
+from tests.frameworks.sessions import Opener, assert_same_work, measure_and_prove, open_llm
 
 open_session = Opener("mlx")
 DEVICE = on_mlx.choose_device(USE_GPU)
@@ -53,8 +54,10 @@ def test_the_cpu_reads_copies_of_the_weights_that_it_compares(monkeypatch):
         read.append(on_mlx.leaves(module.parameters()))
         set_dtype(module, dtype)
 
+    session = open_session("mlp", "inference", PRECISION="bfloat16")
     monkeypatch.setattr(nn.Module, "set_dtype", note)
-    ours = on_mlx.leaves(open_session("mlp", "inference", PRECISION="bfloat16").model.module.parameters())
+    measure_and_prove(session)
+    ours = on_mlx.leaves(session.model.module.parameters())
     assert len(read[-1]) == len(ours)
     assert not any(copied is weights for copied in read[-1] for weights in ours)
 
@@ -82,7 +85,7 @@ def test_steps_that_leave_work_unevaluated_are_refused(phase, skip, said):
     session = open_session("mlp", phase, **MIDDLE)
     skip(session)
     with pytest.raises(MeasurementError, match=said) as caught:
-        measure.measure(measure.Job(session, 8, max_seconds=0.1))
+        measure.measure(Job(session, 8, max_seconds=0.1))
     assert caught.value.status == "work_skipped"
 
 
@@ -98,14 +101,16 @@ def test_a_compiled_step_is_compiled_once_and_computes_the_same(phase):
     assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
-def test_a_gpu_is_checked_with_as_many_images_as_a_timed_batch(monkeypatch):
+def test_the_timed_batch_is_compared_with_two_images_on_the_cpu(monkeypatch):
     sizes, right = set(), on_mlx_networks.ResNet.__call__
     monkeypatch.setattr(on_mlx_networks.ResNet, "__call__", lambda self, x: sizes.add(len(x)) or right(self, x))
     monkeypatch.setattr(on_mlx, "choose_device", lambda use_gpu: "mps")
     for phase in ("inference", "training"):
-        assert open_session("image", phase, BATCH_SIZE="6").context.output_error < 1e-5
-        assert {2, 6} <= sizes
+        session = open_session("image", phase, BATCH_SIZE="6")
         sizes.clear()
+        session.refuse_wrong_result()
+        assert session.proof.output_error < 1e-5
+        assert sizes == {2, 6}
 
 
 # The same work as PyTorch's
@@ -172,7 +177,7 @@ def test_bytes_of_quantised_weights_agree_with_the_formula(model, precision, bit
 def test_the_reference_has_plain_weights_in_float32_and_leaves_the_model_as_it_was():
     module = open_llm("decode", MODEL="tiny-qwen", WEIGHT_BITS="4").model.module
     before = dict(tree_flatten(module.parameters()))
-    with on_mlx.on_cpu(module, "float32", 2**-8):
+    with on_mlx_llm.on_cpu(module, "float32", 2**-8):
         layers = on_mlx_llm.leaf_layers(module).values()
         assert not any(isinstance(layer, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for layer in layers)
         assert {each.dtype for each in on_mlx.leaves(module.parameters())} == {mx.float32}
@@ -211,7 +216,7 @@ def test_a_wrong_kernel_is_wrong_output(monkeypatch, sabotage, precision):
 
     monkeypatch.setattr(mx, "quantized_matmul", multiply)
     with pytest.raises(MeasurementError, match="differs from the CPU's"):
-        open_llm("decode", PRECISION=precision, WEIGHT_BITS="4")
+        measure_and_prove(open_llm("decode", PRECISION=precision, WEIGHT_BITS="4"))
 
 
 def test_another_group_size_than_it_says_is_refused(monkeypatch):

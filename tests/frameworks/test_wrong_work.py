@@ -12,10 +12,10 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from bench.frameworks import check, jpeg_stream, on_torch, on_torch_images
-from bench.timing import MeasurementError
+from bench.frameworks import jpeg_stream, on_torch, on_torch_images
+from bench.timing import MeasurementError, proof
 from bench.workloads import data
-from tests.frameworks.sessions import Opener
+from tests.frameworks.sessions import Opener, measure_and_prove
 
 open_session = Opener("torch")
 
@@ -70,14 +70,12 @@ COMPILERS = [
 def test_a_compiled_model_that_computes_something_else_is_refused(monkeypatch, compiler, script, phase, precision):
     monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
 
-    def finish_first_step(compiled):
+    def measure(compiled):
         monkeypatch.setattr(torch, "compile", lambda module, **how: functools.partial(compiled, module))
-        session = open_session(script, phase, COMPILE="1", PRECISION=precision)
-        session.step()
-        session.after_first_step()
+        measure_and_prove(open_session(script, phase, COMPILE="1", PRECISION=precision))
 
-    finish_first_step(lambda module, *inputs, **others: module(*inputs, **others))
-    refuses(lambda: finish_first_step(compiler), "compiled")
+    measure(lambda module, *inputs, **others: module(*inputs, **others))
+    refuses(lambda: measure(compiler), "differs from the CPU's")
 
 
 # Operators of float32 on a CPU: (the right one, its arguments) -> output
@@ -109,9 +107,11 @@ def test_an_operator_of_float32_on_a_cpu_that_is_wrong_is_refused(monkeypatch, n
     def compute(x, *others, **options):
         return wrong(right, x, *others, **options) if x.dtype == torch.float32 else right(x, *others, **options)
 
-    assert open_session(script, phase, USE_GPU="0").context.output_error < 2e-5
+    session = open_session(script, phase, USE_GPU="0")
+    measure_and_prove(session)
+    assert session.proof.output_error < 2e-5
     monkeypatch.setattr(functional, name, compute)
-    refuses(lambda: open_session(script, phase, USE_GPU="0"), "float64")
+    refuses(lambda: measure_and_prove(open_session(script, phase, USE_GPU="0")), "float64")
 
 
 # Residual blocks that are left out in 16 bits; the vision transformer is a small one, which rounding hardly changes
@@ -128,25 +128,30 @@ BLOCKS = {
 
 @pytest.mark.parametrize("model", BLOCKS)
 def test_a_residual_block_that_is_left_out_is_refused(monkeypatch, model):
-    check_model, build, left_out, built = on_torch.DeviceContext.check_model, on_torch.BUILDERS["image"], [], []
+    infer, left_out = on_torch.Model.infer, []
 
-    def check_without_block(self, *arguments):
-        for block in left_out:
-            built[-1].set_submodule(block, torch.nn.Identity())
-        check_model(self, *arguments)
+    def infer_without_block(self, *inputs):
+        blocks = {block: self.uncompiled.get_submodule(block) for block in left_out}
+        for block in blocks:
+            self.uncompiled.set_submodule(block, torch.nn.Identity())
+        output = infer(self, *inputs)
+        for block, module in blocks.items():
+            self.uncompiled.set_submodule(block, module)
+        return output
 
-    def open_one():
-        return open_session("image", "inference", MODEL=model, IMAGE_SIZE="64", PRECISION="bfloat16")
+    def prove_one():
+        session = open_session("image", "inference", MODEL=model, IMAGE_SIZE="64", PRECISION="bfloat16")
+        session.step()
+        session.refuse_wrong_result()
 
     if model == "vit_b_16":
         small = functools.partial(torchvision.models.VisionTransformer, 64, 8, 12, 2, 32, 64)
         monkeypatch.setattr(torchvision.models, "get_model", lambda *name, **sizes: small())
-    monkeypatch.setattr(on_torch.DeviceContext, "check_model", check_without_block)
-    monkeypatch.setitem(on_torch.BUILDERS, "image", lambda workload: built.append(build(workload)) or built[-1])
-    open_one()
+    monkeypatch.setattr(on_torch.Model, "infer", infer_without_block)
+    prove_one()
     for block in BLOCKS[model]:
         left_out[:] = [block]
-        refuses(open_one, "differs from the CPU")
+        refuses(prove_one, "differs from the CPU")
 
 
 # Pipelines: (the right batches) -> those of a cheat, or (a dataset, a place) -> the item of a cheat
@@ -255,4 +260,4 @@ def test_pictures_are_rounded_as_torchvision_does_it(tmp_path, size):
         dataset = on_torch_images.JpegDataset(paths, size, 1000, False)
         for place, path in enumerate(paths):
             expected = jpeg_stream.resize_and_cut(Image.open(path).convert("RGB"), size)
-            assert check.relative_error(dataset[place][0].permute(1, 2, 0), expected) < 0.01
+            assert proof.relative_error(dataset[place][0].permute(1, 2, 0), expected) < 0.01
