@@ -6,41 +6,47 @@
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
 .DEFAULT_GOAL := help
-.PHONY: help settings doctor install all image mlp transformer llm diffusion tflops best match plot compare submit clean \
-        check-results test selfcheck resolve-mac check-mac packages common-packages
+.NOTPARALLEL:  # two measurements at the same time would disturb each other
+COMMANDS := help settings doctor install all image mlp transformer llm diffusion tflops best match plot compare submit \
+            clean check-results test selfcheck resolve-mac check-mac packages common-packages
+.PHONY: $(COMMANDS)
 
-# On a Mac all frameworks share one environment. On Linux a framework with a requirements/<name>.txt gets an
-# environment of its own, .venv-<name> (requirements-cuda.txt explains why).
-MAC := $(filter Darwin,$(shell uname -s))
-OTHERS := $(filter-out common test torch-% %-cpu,$(patsubst requirements/%.txt,%,$(wildcard requirements/*.txt)))
-APART := $(if $(MAC),,$(OTHERS))
-SYNONYM_pytorch := torch
-SYNONYM_tf := tensorflow
-ASKED := $(shell echo '$(FRAMEWORK)' | tr A-Z a-z)
-NAME := $(or $(SYNONYM_$(ASKED)),$(ASKED),torch)
-# .venv for torch, .venv-jax for jax
-venv_of = .venv$(addprefix -,$(filter $(1),$(APART)))
-VENV := $(call venv_of,$(NAME))
+# Anything else on the command line is refused before the first command runs.
+UNKNOWN := $(firstword $(filter-out $(COMMANDS) .venv% resolve-mac-%,$(MAKECMDGOALS)))
+$(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: `make help` lists them; settings are written NAME=value, \
+    and a list has commas and no spaces))
+
+# The name of the framework. A shell reads the user's text, quoted, and only its letters count; bench/settings.py
+# refuses the rest. (The shell of make 3.81 has no variables of make's command line.)
+FRAMEWORK_NAME := $(or $(shell printf '%s\n' '$(subst ','\'',$(value FRAMEWORK))' | tr A-Z a-z | tr -cd 'a-z\n' | \
+    sed 's/^pytorch$$/torch/; s/^tf$$/tensorflow/'),torch)
+OTHER_FRAMEWORKS := tensorflow jax mlx
+IS_MAC := $(filter Darwin,$(shell uname -s))
+# The environment of a framework is .venv. On Linux those of the others are .venv-jax ..., as requirements-cuda.txt explains.
+venv_of = .venv$(if $(IS_MAC),,$(addprefix -,$(filter $(1),$(OTHER_FRAMEWORKS))))
+VENV := $(call venv_of,$(FRAMEWORK_NAME))
 
 unexport PYTHONSAFEPATH  # scripts would not find bench/
-ifeq ($(PYTHON),)
-unexport PYTHONHOME  # the modules of a cluster set it for their own Python
-RUN := $(VENV)/bin/python
+ifndef PYTHON
+unexport PYTHONHOME PYTHONPATH  # the modules of a cluster set them for their own Python
+CANNOT_RUN := $(VENV)/bin/python cannot be run: `make clean`, then make again; if `sudo make` has made it, \
+    `sudo make clean && sudo chown -R $$USER results`
+RUN := [ -x $(VENV)/bin/python ] || { echo '$(CANNOT_RUN)' >&2; exit 2; }; exec $(VENV)/bin/python
 READY := $(VENV)/installed
 # Without an environment of a framework, plot and compare install one without frameworks.
 READ_VENV := $(patsubst %/installed,%,$(firstword $(wildcard $(VENV)/installed .venv-plot/installed) .venv-plot/installed))
-READ := $(READ_VENV)/bin/python
+READ := $(subst $(VENV),$(READ_VENV),$(RUN))
 # To read, an older environment of a framework is enough.
 READ_READY := $(filter-out $(wildcard $(VENV)/installed),$(READ_VENV)/installed)
 else
-RUN := "$(PYTHON)"
+RUN := "$$PYTHON"
 READY := packages
 READ := $(RUN)
 READ_READY := common-packages
 endif
 
 # Runs a module that needs no packages, if there is a Python for it.
-find_python = for python in "$(PYTHON)" $(VENV)/bin/python python3 python3.12 python3.11; do \
+find_python = for python in "$$PYTHON" $(VENV)/bin/python python3 python3.12 python3.11; do \
     "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" -m $(1); done
 any_python = $(find_python); \
     echo "no Python 3.11 or newer was found: \`make image\` installs one, or set PYTHON=..." >&2; exit 1
@@ -52,6 +58,10 @@ help: ## show this list
 	@echo 'Settings (BATCH_SIZE=1,8 make image), which `make settings` explains:'
 	@awk -F ' *[|] *' '/^[|] [A-Z]/ { printf " %s", $$2 } END { print "" }' docs/settings.md | fold -s -w 78 | sed 's/^ */  /'
 
+ifneq ($(filter help,$(MAKECMDGOALS)),)
+$(filter-out help,$(MAKECMDGOALS)): help ; @:
+else # up to the end of the file: with help, nothing else runs
+
 settings: ## every setting, with its meaning and its default
 	@cat docs/settings.md
 
@@ -59,10 +69,10 @@ doctor: ## what can run here, what cannot, and how to fix it
 	@$(call any_python,doctor)
 
 # The framework's name, or those of all frameworks.
-ASKED_FOR := $(if $(filter all,$(ASKED)),torch $(OTHERS),$(NAME))
+ASKED_FOR := $(if $(filter all,$(FRAMEWORK_NAME)),torch $(OTHER_FRAMEWORKS),$(FRAMEWORK_NAME))
 in_each_venv = $(sort $(foreach name,$(ASKED_FOR),$(call venv_of,$(name))/$(1)))
-install: $(if $(PYTHON),packages,$(call in_each_venv,installed)) ## install PyTorch, or FRAMEWORK (all: every one)
-	@echo "installed: $(ASKED_FOR)"
+install: $(if $(value PYTHON),packages,$(call in_each_venv,installed)) ## install PyTorch, or FRAMEWORK (all: every one)
+	@$(if $(filter all,$(FRAMEWORK_NAME)),,($(call find_python,bench.settings install); :) &&) echo "installed: $(ASKED_FOR)"
 
 all: $(READY) ## the standard set and a results card (QUICK=1: in minutes)
 	@$(RUN) measure_all.py
@@ -105,14 +115,14 @@ check-results: ## check the rows added since BASE (default: origin/main)
 # The tests of another framework compare it with PyTorch. The tests of one file share their models, so they share a
 # process.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-test: $(if $(PYTHON),packages,$(sort .venv/tested $(call in_each_venv,tested))) ## test the program in FRAMEWORK (all: 15 GB)
-ifneq ($(PYTHON),)
+test: $(if $(value PYTHON),packages,$(sort .venv/tested $(call in_each_venv,tested))) ## test the program in FRAMEWORK (all: 15 GB)
+ifdef PYTHON
 	@$(RUN) -m pytest
 else
 	@set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
 endif
 
-selfcheck: $(READY) $(if $(PYTHON),,$(call in_each_venv,tested)) ## compare measured rates with hand-written loops (20 minutes)
+selfcheck: $(READY) $(if $(value PYTHON),,$(call in_each_venv,tested)) ## compare measured rates with hand-written loops (20 minutes)
 	@$(RUN) -m checks.selfcheck
 
 UV_MAC := MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip
@@ -131,22 +141,19 @@ check-mac: .venv/tested ## check our code against the packages for a Mac (2 GB)
 	    echo $$pins; $(UV_MAC) install $(FOR_MAC) 3.12 --no-deps --target .venv-mac-wheels $$pins
 	@PYTHONPATH=.venv-mac-wheels .venv/bin/python -m basedpyright --pythonpath .venv/bin/python --pythonplatform Darwin
 
-# What is not a command. Folders exist, so that make would be content with them.
-.PHONY: bench checks docs requirements results tests
-.DEFAULT bench checks docs requirements results tests:
-	$(error $@ is not a command: `make help` lists them)
-
 packages common-packages:
-	@"$(PYTHON)" bench/packages.py $(if $(filter packages,$@),$(NAME))
+	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	    { printf "PYTHON='%s' is not a Python 3.11 or newer: %s\n" "$$PYTHON" "set the path of one, without options" >&2; exit 2; }
+	@$(RUN) bench/packages.py $(if $(filter packages,$@),$(FRAMEWORK_NAME))
 
 # A mistake in the settings of these commands is told before gigabytes are installed.
-CHECKABLE := all image mlp transformer llm diffusion tflops best match plot compare $(if $(filter all,$(ASKED)),,install)
+CHECKABLE := all image mlp transformer llm diffusion tflops best match plot compare $(if $(filter all,$(FRAMEWORK_NAME)),,install)
 CHECKED := $(filter $(CHECKABLE),$(MAKECMDGOALS))
 INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&) \
     sh bench/install.sh $< $(@D) && touch $@
 
 # requirements-cuda.txt is PyTorch's, with or without a card.
-.venv/installed: $(if $(MAC),requirements-mac.txt,requirements-cuda.txt requirements/torch-cuda12.txt) requirements/common.txt bench/install.sh
+.venv/installed: $(if $(IS_MAC),requirements-mac.txt,requirements-cuda.txt requirements/torch-cuda12.txt) requirements/common.txt bench/install.sh
 	@$(INSTALL)
 
 .venv-plot/installed: requirements/common.txt bench/install.sh
@@ -159,3 +166,4 @@ INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&)
 
 %/tested: requirements/test.txt %/installed
 	@$(INSTALL)
+endif

@@ -13,6 +13,7 @@ other when they were measured, as with USE_GPU=0,1, are compared by their pairs.
 
 import math
 import os
+import re
 import statistics
 import sys
 from collections import Counter
@@ -43,9 +44,12 @@ def read_side(side, environ, folder):
     """Read the file that A or B names; returns (lines as tables.latest() describes them, rows)."""
     name = os.path.expanduser(environ.get(side, "").strip())
     path = Path(name) if Path(name).is_file() else folder / f"{name}.csv"
+    if name and not path.is_file():  # a machine as pages write it
+        path = folder / f"{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.csv"
     if not path.is_file():
-        known = ", ".join(sorted({path.stem for path in folder.glob("*.csv")} - {"published"})) or "none"
-        raise SettingError(f"{side}={name!r} must be a CSV file or a machine in {folder.name}/: set one of {known}")
+        known = ", ".join(sorted({path.stem for path in results.list_files(folder)} - {"published"})) or "none"
+        wrong = f"{side}={name!r} must be" if name else f"{side} is not set, and A and B are compared: set it, too, to"
+        raise SettingError(f"{wrong} a CSV file or a machine in {folder.name}/: one of {known}")
     rows = list(map(convert, results.read(path, warn)))
     lines = tables.latest(tables.to_frame(rows))
     lines = lines.loc[~lines["published"] & (lines["value"] > 0)]
@@ -220,6 +224,8 @@ def main(environ=os.environ):
         print(*match.describe_matches(lines, published), sep="\n")
         return 0
     files = {side: read_side(side, environ, folder) for side in "AB"}
+    if environ["A"].strip() == environ["B"].strip():
+        raise SettingError(f"A and B are both {environ['A']!r}: set B to another machine or file")
     rows = {side: rows for side, (_, rows) in files.items()}
     a, b = (lines for lines, _ in files.values())
     # Where a side has results of its CPU and of its GPU, each is compared with its like.

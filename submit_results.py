@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -65,6 +66,8 @@ def find_faults(row, machine, names=(), is_named_after_chip=False, stored=()):
             yield name, "has the path of a home folder: remove it from the cell"
         if name in FREE_TEXT and any(re.search(rf"\b{re.escape(private)}\b", text, re.I) for private in names):
             yield name, "has the name of this computer or of its user: remove it from the cell"
+    if row["timestamp"] > (datetime.now(UTC) + timedelta(days=1)).isoformat():
+        yield "timestamp", f"is in the future: set this machine's clock, then {AGAIN}"
     if row["device"] == "cpu" and row["device_name"] != row["cpu_name"]:
         yield "device_name", f"must be the cpu_name, as device=cpu: {AGAIN}"
     if is_named_after_chip and find_chip(row) != machine:
@@ -214,7 +217,7 @@ def own_names():
 def submit(settings, repository):
     """Check MACHINE's rows, or the only new ones, and print how to send them; returns the problems as lines."""
     is_shared = settings.results_dir.resolve() == (repository.root / "results").resolve()
-    files = settings.results_dir.glob("*.csv")
+    files = results.list_files(settings.results_dir)
     if is_shared:
         files = [path for path in repository.changed_files() if re.fullmatch(MACHINE_FILE, path)]
     changed = sorted({PurePosixPath(path).stem for path in files} - {"published"})
@@ -267,4 +270,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(processes.run_script(main))
+    sys.exit(processes.run_script(main, "submit", "check"))

@@ -98,7 +98,8 @@ for choice in 3.12 ">=3.11,<3.$((newest + 1)) --no-python-downloads"; do
     rm -rf "$venv"
     why=$(uv venv --quiet --python-preference system --python $choice "$venv" 2>&1) || :
 done
-works || stop "$(fold "$why"): install python3.12, or set PYTHON=... to Python 3.11 to 3.$newest"
+case $why in *nterpreter* | *"Python"*) why="$why: install python3.12, or set PYTHON=... to Python 3.11 to 3.$newest" ;; esac
+works || stop "$(fold "$why")"
 "$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads
 
 quiet=--quiet

@@ -146,6 +146,7 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
 def read_machine(runs):
     """Return this machine's Host; refuse a folder that cannot be written to, and warn if other programs are busy."""
     settings = runs[0].settings  # MACHINE and RESULTS_DIR cannot be lists
+    environment.refuse_wrong_clock()
     host = environment.read_host(settings.machine)
     results.check_writable(settings.results_dir, environment.possible_machines(host))
     if busy := meters.describe_load():

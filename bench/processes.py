@@ -40,12 +40,19 @@ REST_SECONDS = 0.01
 MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after their work, those of GNU's do not
 
 
-def run_script(function):
-    """Run a script's main function, which has no arguments; returns its exit status or that of its error."""
+def run_script(function, *words):
+    """Run a script's main function, which has no arguments; returns its exit status or that of its error.
+
+    Args:
+        words: what may follow the script's name; without them, whatever follows it is a mistake.
+    """
     logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("bench").setLevel(logging.INFO)
     handle(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)  # end workers and files as Ctrl-C does
     try:
+        if (given := sys.argv[1:]) and given[0] not in words:
+            fix = f"write {words[0]!r}" if words else "put settings before it, as in MODEL=mlp-32 make mlp"
+            raise SettingError(f"{Path(sys.argv[0]).name} takes no {' '.join(given)!r}: {fix}")
         status = function()
         sys.stdout.flush()
         return status

@@ -61,5 +61,6 @@ def plain_environment(monkeypatch, tmp_path):
     for package in ("pynvml", "zeus_apple_silicon"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("RESULTS_DIR", str(tmp_path / "results"))
+    monkeypatch.setattr(sys, "argv", ["script.py"])  # without pytest's arguments
     paths = [os.getcwd(), str(Path(__file__).parent / "processes"), os.environ.get("PYTHONPATH")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

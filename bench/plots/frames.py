@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.records import columns, peaks, tables
+from bench.records import columns, peaks, results, tables
 from bench.records.likeness import USUAL, class_of, class_of_model
 from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings, unmixed
 from bench.workloads import TRAIN_IMAGES
@@ -31,7 +31,7 @@ class Stored:
 
 def load(folder, warn):
     """Read the CSV files of a folder and the published figures; warn() gets a line for each file that is left out."""
-    paths = {path.name: path for path in (*PUBLISHED.glob("published.csv"), *sorted(Path(folder).glob("*.csv")))}
+    paths = {path.name: path for path in (*PUBLISHED.glob("published.csv"), *results.list_files(folder))}
     rows = tables.read_rows(paths.values(), warn)
     lines = tables.latest(rows)
     return Stored(rows, lines, only_valid(lines[lines["world_size"] == "1"]))

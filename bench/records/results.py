@@ -39,6 +39,11 @@ def path_of(folder, row):
     return Path(folder, f"{row['machine']}.csv")
 
 
+def list_files(folder):
+    """List the CSV files of a folder in order, without hidden ones, which a Mac leaves on shares (._a.csv)."""
+    return sorted(path for path in Path(folder).glob("*.csv") if not path.name.startswith("."))
+
+
 def display_path(path):
     """Return a path as a user can type it: relative if it is below the working directory, else absolute."""
     relative = os.path.relpath(path)
@@ -75,10 +80,19 @@ def writing(path):
     """Hold the lock of a file, and raise ResultsError for an OSError in the block, with what cannot be written."""
     from filelock import FileLock  # only here: `make submit` reads files without any package
 
-    try:
+    with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS, mode=0o666):  # its Timeout is an OSError
             yield
+
+
+@contextmanager
+def explaining(path):
+    """Raise ResultsError for an OSError in the block, which writes a file of this path."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ResultsError(f"{error.filename or path} is a file, but has to be a folder: set RESULTS_DIR") from None
     except OSError as error:
         reason = error.strerror or error
         raise ResultsError(
@@ -104,12 +118,14 @@ def to_text(lines, rows):
 def replace_file(path, content):
     """Put bytes in the place of a file, or of a symbolic link; a kill or a full disk leaves what was there."""
     part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)  # may be a link, too
-    with open(part, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    with explaining(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # may be a link, too
+        with open(part, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
 
 
 def read_text(path):
