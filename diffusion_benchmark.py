@@ -20,7 +20,7 @@ from bench.records import report
 from bench.records.columns import format_number
 from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
+from bench.workloads.workload import BYTES, Workload, flops_of_phase, name_model
 
 CHECKED_SIDE = 128  # pixels of the images that are compared with the CPU, at most: larger ones would take minutes there
 
@@ -51,7 +51,8 @@ DENOISERS = {
 
 def diffusion_workload(settings):
     """Describe the work: a step takes one batch of latent images of IMAGE_SIZE."""
-    denoiser = find_model(DENOISERS, settings.model)
+    settings = name_model(settings, DENOISERS)
+    denoiser = DENOISERS[settings.model]
     side = settings.image_size or denoiser.image_size
     if side % denoiser.pixels:
         raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {settings.model}")

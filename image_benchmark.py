@@ -19,7 +19,7 @@ import numpy as np
 from bench.parent import main
 from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import Workload, flops_of_phase
+from bench.workloads.workload import Workload, flops_of_phase, name_model
 
 COUNTS = ROOT / "bench/workloads/flops.csv"  # written by checks/count_flops.py
 IMAGE_SIZE = {"inception_v3": 299}  # pixels a side; 224 for all other models
@@ -38,15 +38,15 @@ class ImageSizes:
 
 def image_workload(settings):
     """Describe the work: a step takes one batch of images, which are on the device or come from JPEG files."""
-    model = settings.model
+    with COUNTS.open(newline="") as lines:
+        models = {row["model"]: row for row in csv.DictReader(lines)}
+    model = name_model(settings, models, needs_known=False).model
     side = settings.image_size or IMAGE_SIZE.get(model, 224)
     least, step = SIDES.get(model, (1, 1))
     if side < least or side % step:
         raise SettingError(f"IMAGE_SIZE='{side}' must be {least}, {least + step}, {least + 2 * step} ... for {model}")
     sizes = ImageSizes(side)
     parameters = flops = None  # unknown if flops.csv lacks the model
-    with COUNTS.open(newline="") as lines:
-        models = {row["model"]: row for row in csv.DictReader(lines)}
     counts = models.get(model)
     # A framework may have models that flops.csv lacks, but hardly one whose name is nearly the same.
     if not counts and (near := difflib.get_close_matches(model.lower(), models, n=3, cutoff=0.8)):

@@ -21,7 +21,7 @@ import numpy as np
 from bench.parent import main
 from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
+from bench.workloads.workload import BYTES, Workload, flops_of_phase, name_model
 
 CHECKED_TOKENS = 64  # length of the sequences with which a model in training is compared, at most
 
@@ -101,6 +101,7 @@ DECODERS = {
 
 def llm_workload(settings):
     """Describe the work of a phase; prefill and decode have no loss, because nothing is trained."""
+    settings = name_model(settings, DECODERS)
     decoder = find_decoder(settings)
     if settings.phase not in ("prefill", "decode"):
         return training_workload(settings, decoder)
@@ -152,8 +153,8 @@ def training_workload(settings, decoder):
 
 
 def find_decoder(settings):
-    """Return the Decoder of the settings; raises SettingError if it is unknown or its positions do not suffice."""
-    decoder = find_model(DECODERS, settings.model)
+    """Return the Decoder of the settings; raises SettingError if its positions do not suffice."""
+    decoder = DECODERS[settings.model]
     if decoder.num_experts > 1 and settings.phase not in ("prefill", "decode"):
         raise SettingError(f"PHASE={settings.phase!r} is not measured for {settings.model}: set PHASE=prefill,decode")
     tokens = settings.prompt_tokens

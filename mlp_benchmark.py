@@ -11,6 +11,7 @@ ReLU between them (build_mlp() in bench/frameworks/). See `make settings`.
 import functools
 import re
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 from bench.parent import main
@@ -23,6 +24,7 @@ def mlp_workload(settings):
     """Describe the work; batches are (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
     if settings.epochs and settings.batch_size > TRAIN_IMAGES:
         raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {TRAIN_IMAGES:,}")
+    settings = replace(settings, model=re.sub("(?<=^mlp)[ _-]*", "-", settings.model.lower()))
     widths = (cifar10.PIXELS, *hidden_widths(settings.model), CIFAR_CLASSES)
     parameters, flops = mlp_counts(widths, settings.phase)
     data = cifar10.choose(settings.data)
@@ -48,7 +50,9 @@ def hidden_widths(model):
         return (int(repeated[2]),) * int(repeated[1])
     if re.fullmatch("mlp(-[1-9][0-9]{0,5})+", model):
         return tuple(int(width) for width in model.split("-")[1:])
-    raise SettingError(f"MODEL={model!r} must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-..., such as mlp-5x1024")
+    raise SettingError(
+        f"MODEL={model!r} must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-..., such as mlp-5x1024; a list has commas"
+    )
 
 
 def mlp_counts(widths, phase):

@@ -3,6 +3,7 @@
 Also draws the card of each machine that has measured enough of the standard set, in results/cards.
 
     make plot
+    FORMAT=svg make plot      a file for each panel, for a paper
 
 Needs pandas and matplotlib, no framework and no screen. Plots show each machine's own rows next to published ones
 (results/published.csv, also with another RESULTS_DIR), which are hollow. Rows with a wrong clock are in no plot.
@@ -22,15 +23,17 @@ Written by `make plot` from the CSV files in this folder. [index.html](index.htm
 ones: open it in a browser to choose, sort and filter. `make compare` compares two machines."""
 
 
-def plot(folder, say):
-    """Draw all plots and write both pages; return the paths. say() gets a line for each file that is left out.
+def plot(folder, say, form="png"):
+    """Draw all plots and write both pages, with "svg" only the plots; return the paths.
 
-    Raises SettingError, and writes nothing, if there is no result.
+    say() gets a line for each file that is left out. Raises SettingError, and writes nothing, if there is no result.
     """
     stored = frames.load(folder, say)
     if stored.lines["published"].all() and not stored.rows["scope"].eq("sustained").any():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
-    paths = [*pictures.draw_all(stored, folder / "plots"), *card.draw_all(stored, folder)]
+    paths = [*pictures.draw_all(stored, folder / "plots", form), *card.draw_all(stored, folder, form)]
+    if form == "svg":
+        return paths
     shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]
     results.replace_file(folder / "README.md", ("\n\n".join([ABOUT, *shown]) + "\n").encode())
     return [*paths, folder / "README.md", html.write_page(stored.lines, folder / "index.html")]
@@ -38,10 +41,11 @@ def plot(folder, say):
 
 def main():
     """Write plots and pages, print their paths, and return the exit status."""
-    folder = read_settings("plot").results_dir
+    settings = read_settings("plot")
+    folder = settings.results_dir
     if not folder.is_dir():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} is not a folder: name one with CSV files of results")
-    for path in plot(folder, functools.partial(print, file=sys.stderr)):
+    for path in plot(folder, functools.partial(print, file=sys.stderr), settings.format):
         print(results.display_path(path))
     return 0
 

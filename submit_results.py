@@ -36,7 +36,7 @@ AGAIN = "remove the row, and measure it again"
 EDITED = "the row was published, and is changed or missing: restore it, and add rows only at the end"
 PUBLISHED = "results/published.csv"
 MACHINE_FILE = r"results/(?!published\.csv)[a-z0-9-]+\.csv"
-DRAWN = r"results/(index\.html|README\.md|(plots|cards)/[\w-]+\.png)"
+DRAWN = r"results/(index\.html|README\.md|(plots|cards)/[\w-]+\.(png|svg))"
 # {page: what differs between two that `make plot` draws}; the data of index.html have no "<".
 REDRAWN = {"results/index.html": r'(?<=id="data">)[^<]*', "results/README.md": r"!\[[\w-]+\]\(\w+/[\w-]+\.png\)\s*"}
 KEY = itemgetter(*WORK, "elapsed_seconds")  # agree in rows of the same quantity

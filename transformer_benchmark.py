@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.parent import main
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import Workload, find_model, flops_of_phase
+from bench.workloads.workload import Workload, flops_of_phase, name_model
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ ENCODERS = {
 
 def transformer_workload(settings):
     """Describe the work: a step takes one batch of sequences of SEQUENCE_LENGTH tokens."""
-    encoder = replace(find_model(ENCODERS, settings.model), sequence_length=settings.sequence_length)
+    settings = name_model(settings, ENCODERS)
+    encoder = replace(ENCODERS[settings.model], sequence_length=settings.sequence_length)
     parameters, flops = encoder_counts(encoder, settings.phase)
     return Workload(
         name="transformer",

@@ -115,6 +115,9 @@ def measure_command(command, make_workload, describe_rows):
     for path in dict.fromkeys(results.path_of(folder, row) for row in measured):
         print(f"added to {results.display_path(path)}", flush=True)
 
+    if host.busy:  # said at the start, too
+        log.warning("%s, then measure again", host.busy)
+
     # Status
     return status or (0 if any(row["status"] == "ok" for row in measured) else 1)
 
@@ -149,10 +152,11 @@ def read_machine(runs):
     environment.refuse_wrong_clock()
     host = environment.read_host(settings.machine)
     results.check_writable(settings.results_dir, environment.possible_machines(host))
-    if busy := meters.describe_load():
+    busy, is_half = meters.describe_load()
+    if busy:
         log.warning("%s", busy)
     uses_gpu = any(run.settings.use_gpu is not False for run in runs)
-    return replace(host, rest=meters.measure_rest(uses_gpu, host.cpu_name))
+    return replace(host, busy=busy if is_half else "", rest=meters.measure_rest(uses_gpu, host.cpu_name))
 
 
 def store(folder, rows):

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
@@ -26,6 +27,14 @@ SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 # Names that are probably meant as settings, but which other programs may set: in the environment they get a warning.
 MISTAKEN = {"BATCH": "BATCH_SIZE", "BITS": "WEIGHT_BITS", "DEVICE": "USE_GPU", "GPU": "USE_GPU", "DTYPE": "PRECISION"}
 MISTAKEN |= {"IMAGES": "NUM_IMAGES", "WORKERS": "NUM_WORKERS", "THREADS": "NUM_THREADS", "DEVICES": "NUM_DEVICES"}
+# Words that people write for a value.
+MEANT = {"train": "training", "mixed": "mixed_bfloat16", "amp": "mixed_bfloat16", "autocast": "mixed_bfloat16"}
+MEANT |= dict.fromkeys(("infer", "eval", "test", "predict"), "inference")
+MEANT |= dict.fromkeys(("generate", "generation", "decoding"), "decode")
+MEANT |= dict.fromkeys(("cuda", "gpu", "mps", "true", "yes", "on"), "1")
+MEANT |= dict.fromkeys(("cpu", "false", "no", "off", "none"), "0")
+MEANT |= {"q4": "4", "int4": "4", "4bit": "4", "q8": "8", "int8": "8", "8bit": "8", "16": "full"}
+MEANT |= {"nhwc": "channels_last", "nchw": "channels_first", "cifar": "cifar10", "adam_w": "adamw"}
 # Settings of earlier versions, and what to do instead.
 GONE = {
     "FRAMEWORK_VERSION": "measure each version with its own PYTHON=... and RESULTS_DIR=..., then `make compare A=... "
@@ -236,6 +245,7 @@ class Settings:
     workload: str = setting(one_of(*WORKLOADS), "image", commands=("best",))
     max_minutes: float = setting(above_zero, "20", commands=("best",))
     quick: bool = setting(zero_or_one, "0", commands=("all",))
+    format: str = setting(one_of("png", "svg"), "png", commands=("plot",))
     again: bool = setting(zero_or_one, "0", commands=("all",))  # begin new runs of what is complete
     cpu_defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # not a setting: unset ones, on a CPU
 
@@ -411,7 +421,21 @@ def parse_texts(name, command, variable, texts):
         return [declared_for(name, "parse", command)(text) for text in texts]
     except ValueError as error:
         every = ", in every entry" if len(texts) > 1 else ""
-        raise SettingError(f"{given} must be {error}{every}") from None
+        raise SettingError(f"{given} must be {error}{every}{suggest(name, command, texts)}") from None
+
+
+def suggest(name, command, texts):
+    """Return "; did you mean training?" for the first text in MEANT or near a value; "" if there is none."""
+    if name == "precision" and any(re.fullmatch("fp8|float8.*", text.lower()) for text in texts):
+        return "; OPS=float8 make tflops measures float8"
+    parse = declared_for(name, "parse", command)
+    for text in texts:
+        near = difflib.get_close_matches(text.lower(), MEANT.values(), n=1, cutoff=0.8) if len(text) > 4 else []
+        for meant in [MEANT.get(text.lower().replace("-", "")), *near]:
+            with suppress(ValueError):
+                if (meant and parse(meant) is not None) or meant == "full":
+                    return f"; did you mean {meant}?"
+    return ""
 
 
 def refuse_contradictions(command, settings, environ):

@@ -236,11 +236,13 @@ def find_commit():
 
 
 def refuse_wrong_clock():
-    """Raise SettingError if the clock is before the commit's date: rows would have a time that every command refuses."""
+    """Raise SettingError if the clock is before the commit's date: rows of such a time are left out."""
     written = (ask_git(ROOT, "log", "-1", "--format=%ct") or "").strip()
     if written and time.time() < int(written) - 86_400:  # the clock of the commit's author may be ahead
         now = time.strftime("%Y-%m-%d %H:%M")
-        raise SettingError(f"the clock says {now}, which is before this program was written: set it (`sudo date -s ...`)")
+        raise SettingError(
+            f"the clock says {now}, which is before this program was written: set it (`sudo date -s ...`)"
+        )
 
 
 def explain_commit(commit, root=ROOT):
@@ -295,6 +297,7 @@ class Host:
     allocator: str | None  # SETUP_VARIABLES that are set
     commit: str | None  # this repository's; ends in "-dirty" if it was changed
     python: str  # version
+    busy: str = ""  # the warning, if other programs used half of the machine before the first child
     rest: dict = field(
         default_factory=dict
     )  # of the device before the first child, as meters.measure_rest() returns it

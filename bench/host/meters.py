@@ -92,13 +92,13 @@ def others_cpu_seconds():
 
 
 def describe_load(seconds=1.0):
-    """Measure what other programs use; return a warning if a row would be flagged, else ""."""
+    """Measure what other programs use; return (a warning if a row would be flagged, else ""; whether it is half)."""
     before = read_or(math.nan, others_cpu_seconds)
     time.sleep(seconds)
     share = (read_or(math.nan, others_cpu_seconds) - before) / seconds / usable_cores()
     if not share > CONTENDED_SHARE:
-        return ""
-    return f"WARNING: other programs use {min(100, 100 * share):.0f} % of the CPU time: close them"
+        return "", False
+    return f"WARNING: other programs used {min(100, 100 * share):.0f} % of the CPU time: close them", share > 0.5
 
 
 def read_or(otherwise, read):

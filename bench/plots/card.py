@@ -316,15 +316,15 @@ def draw_block(axes, line, bars, top):
     return top + max(2, len(bars)) * ROW + 0.13
 
 
-def save_card(card, folder):
-    return draw.save(draw_card(card), folder / "cards" / card.file)
+def save_card(card, folder, form="png"):
+    return draw.save(draw_card(card), (folder / "cards" / card.file).with_suffix(f".{form}"))
 
 
-def draw_all(stored, folder):
+def draw_all(stored, folder, form="png"):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
     measured = stored.valid.loc[~stored.valid["published"], ["machine", "framework"]].drop_duplicates()
     cards = [make_card(stored, *of) for of in measured.itertuples(index=False)]
-    return [save_card(card, folder) for card in cards if card]
+    return [save_card(card, folder, form) for card in cards if card]
 
 
 def finish(folder, machine, framework):

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from bench.records.results import replace_file
 
-plt.rcParams |= {"text.parse_math": False, "font.size": 8}
+plt.rcParams |= {"text.parse_math": False, "font.size": 8, "svg.hashsalt": "same ids in each file"}
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
@@ -51,13 +51,30 @@ class Curve(NamedTuple):
 
 
 def save(figure, path, **options):
-    """Write a figure to a PNG file and return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a figure to a PNG or SVG file, as the path says, and return the path."""
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=DPI, **options)
+    metadata = {"Date": None} if path.suffix == ".svg" else None  # equal results, equal files
+    figure.savefig(picture, format=path.suffix[1:], dpi=DPI, metadata=metadata, **options)
     replace_file(path, picture.getvalue())
     plt.close(figure)
     return path
+
+
+def save_panels(figure, path):
+    """Write each panel of a figure, with the title and the legend, to a file of its own; return the paths."""
+    panels = [axes for axes in figure.axes if axes.axison]
+    height = figure.get_figheight()
+    paths = []
+    for number, axes in enumerate(panels, 1):
+        for other in panels:
+            other.set_visible(other is axes)
+        place = axes.get_position()
+        for legend in figure.legends:
+            legend.set_bbox_to_anchor((0.5, place.y0 - AXIS_NAME / height), figure.transFigure)
+        if title := figure.get_suptitle():
+            figure.suptitle(title, fontsize=9.5, y=place.y1 + 0.1 / height, va="bottom")
+        paths.append(save(figure, path.with_stem(f"{path.stem}-{number}"), bbox_inches="tight"))
+    return paths
 
 
 def bars(panels, unit, keys):

@@ -3,7 +3,6 @@
 import functools
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 

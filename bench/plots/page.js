@@ -9,7 +9,7 @@ const MOST_BARS = 30;
 // In this order: the values of each depend on those before.
 const CHOICES = {workload: "Workload", model: "Model", phase: "Phase", scope: "Measured", precision: "Precision",
   batch_size: "Batch size", framework: "Framework", kind: "Device"};
-const NOT_SEARCHED = ["source", "note", "cpu_name"]; // they name other devices
+const NOT_SEARCHED = ["note", "cpu_name"]; // they name other devices
 const opened = new Set(); // lines whose details are shown, also after sorting and filtering
 let data, lines, machines, picture = [];
 const say = (text) => Object.hasOwn(data.words, text) ? data.words[text] : text;
@@ -17,11 +17,29 @@ const collator = new Intl.Collator("en", {numeric: true});
 
 const readLines = (data) => data.lines.map((cells) => ({
   ...Object.fromEntries(cells.map((cell, i) => [data.columns[i], cell])),
-  text: cells.filter((cell, i) => typeof cell === "string" && !NOT_SEARCHED.includes(data.columns[i]))
-    .flatMap((cell) => [cell, say(cell)]).join(" ").toLowerCase(),
+  words: wordsOf(cells.filter((cell, i) => typeof cell === "string" && !NOT_SEARCHED.includes(data.columns[i]))
+    .flatMap((cell) => [cell, say(cell)]).join(" ")),
 }));
-const search = (lines, text) =>
-  lines.filter((line) => text.toLowerCase().split(" ").every((word) => line.text.includes(word)));
+
+// Two digits begin a word, so that "resnet 18" and "rtx4090" are found; 3.2 is one.
+const wordsOf = (text) =>
+  text.toLowerCase().split(/(?<!\d)\.|\.(?!\d)|[^\p{L}\p{N}.]+|(?<=\p{L})(?=\d\d)/u).filter(Boolean);
+const BRANDS = ["geforce", "quadro", "tesla"]; // drivers print them, most sources do not
+
+// Lines in which each word begins a word. Numbers and short words are whole, unless the last one is still being typed;
+// a number is next to its unit.
+function search(lines, text) {
+  const asked = wordsOf(text).filter((word) => !BRANDS.includes(word));
+  return asked.reduce((found, word, i) => {
+    const isShort = /^[\d.]+$/.test(word) || word.length <= 3;
+    const begins = (words, k) => isShort ? words[k] === word : words[k].startsWith(word);
+    const isUnit = i > 0 && /^\d+ (bits?|px|tokens|cores?|devices|threads)$/.test(`${asked[i - 1]} ${word}`);
+    const follows = (words, k) => !isUnit || words[k - 1] === asked[i - 1];
+    const whole = found.filter(({words}) => words.some((each, k) => begins(words, k) && follows(words, k)));
+    return whole.length || i < asked.length - 1 || !isShort ? whole
+      : found.filter(({words}) => words.some((each) => each.startsWith(word)));
+  }, lines);
+}
 
 const isPublished = (line) => line.source !== "";
 const isSound = (line) => line.value > 0 && line.status === "" && !line.flags.includes("implausible");
@@ -133,7 +151,7 @@ const sideOf = (side, machine) => ({
 const ratioOf = ({a, b}) => a && b ? b.value / a.value : 0;
 const ratio = {title: "Second / first", class: "number", value: ratioOf,
   cell: (pair) => ratioOf(pair) ? figure(ratioOf(pair), 3) : ""};
-const pairColumns = ([a, b]) => ({work: COLUMNS.work, a: sideOf("a", a), ...b && {b: sideOf("b", b), ratio}});
+const pairColumns = ([a, b]) => ({work: COLUMNS.work, ...b && {ratio}, a: sideOf("a", a), ...b && {b: sideOf("b", b)}});
 
 function describe(line) {
   const flags = warnings(line).split(" ").filter(Boolean).map((flag) =>
@@ -250,6 +268,13 @@ function showSelect(place, name, label, options, value, change) {
 
 const option = (value, text) => element("option", {value}, text);
 
+// What to run if two machines have no equal work: a published one cannot run anything.
+function explainUnequal(side) {
+  const published = side.find((machine) => lines.every((line) => line.machine !== machine || isPublished(line)));
+  return "No equal work with a result: run " + (published
+    ? `make match B="${machines.get(published)}" on the other machine.` : "make all on both.");
+}
+
 // A group for each workload: its works with at least two figures.
 function groupWorks(works) {
   const groups = new Map(unique(lines, "workload").map((name) => [name, element("optgroup", {label: say(name)})]));
@@ -283,6 +308,7 @@ function render() {
   at("count").textContent = `${listed.length} of ${lines.length} lines.` +
     (picture.length === MOST_BARS ? ` The chart has at most ${MOST_BARS}.` : "");
   at("none").hidden = view.found.length;
+  at("unequal").textContent = side.length < 2 || listed.some((pair) => pair.a && pair.b) ? "" : explainUnequal(side);
   at("heading").textContent = isSide ? side.map((each) => machines.get(each)).join(" and ")
     : chosen.work || join(q && `\u201c${q}\u201d`, ...Object.keys(CHOICES).map((name) => say(chosen[name])));
   document.title = `${at("heading").textContent} - machine-learning speed test`;

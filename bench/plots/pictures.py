@@ -31,12 +31,15 @@ WHOSE = {
 }
 
 
-def draw_all(stored, folder):
-    """Draw every plot that has rows into a folder and return the paths."""
+def draw_all(stored, folder, form="png"):
+    """Draw every plot that has rows into a folder, in SVG a file for each panel, and return the paths."""
     paths = []
     for picture in PICTURES:
-        path = folder / f"{picture.__name__}.png"
-        if figure := picture(stored):
+        path = folder / f"{picture.__name__}.{form}"
+        figure = picture(stored)
+        if figure and form == "svg":
+            paths += draw.save_panels(figure, path)
+        elif figure:
             paths.append(draw.save(figure, path, bbox_inches="tight"))
         else:
             path.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from bench.records.columns import words_of
 from bench.settings import unmixed
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
+from bench.workloads.workload import MODELS
 
 # Columns in which the same work agrees. Precision and compilation also count, see work_of(). What may differ is said in
 # words, see describe_how(): framework, which 16 bits, memory format, optimizer, data.
@@ -24,23 +25,6 @@ LENGTHS: dict[str, tuple[str, ...]] = {
 }
 NOT_STATED = "length not stated"
 PEAKS = ("matmul-peak", "matmul-best")  # of one shape or the best of several; a source's own search is matmul-mamf-...
-MODELS = {
-    "resnet50": "ResNet-50",
-    "mobilenet_v2": "MobileNetV2",
-    "mlp-5x1024": "MLP 5x1024",
-    "distilbert": "DistilBERT",
-    "bert-base": "BERT-base",
-    "bert-large": "BERT-large",
-    "smollm2-135m": "SmolLM2 135M",
-    "llama-3.2-1b": "Llama 3.2 1B",
-    "llama-3.1-8b": "Llama 3.1 8B",
-    "qwen3-30b-a3b": "Qwen3-30B-A3B",
-    "sd-1.5": "Stable Diffusion 1.5",
-    "sdxl": "SDXL",
-    "flux.2-klein-4b": "FLUX.2 klein 4B",
-    "matmul-peak": "best matmul",
-    "matmul-8bit": "matmul",
-}
 
 
 def class_of_model(precision):

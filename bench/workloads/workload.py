@@ -1,7 +1,7 @@
 """Workload: a script describes its work in this record, and a framework builds the model from it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.settings import SettingError
@@ -61,11 +61,53 @@ class Workload:
         return batch[:-1] if self.loss else batch
 
 
-def find_model(models, name):
-    """Return the model of this name; raises SettingError if there is none."""
-    if name not in models:
-        raise SettingError(f"MODEL={name!r} must be one of: {', '.join(models)}")
-    return models[name]
+# {a model's name: how it is printed}.
+MODELS = {
+    "resnet50": "ResNet-50",
+    "mobilenet_v2": "MobileNetV2",
+    "mlp-5x1024": "MLP 5x1024",
+    "distilbert": "DistilBERT",
+    "bert-base": "BERT-base",
+    "bert-large": "BERT-large",
+    "smollm2-135m": "SmolLM2 135M",
+    "llama-3.2-1b": "Llama 3.2 1B",
+    "llama-3.1-8b": "Llama 3.1 8B",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "sd-1.5": "Stable Diffusion 1.5",
+    "sdxl": "SDXL",
+    "flux.2-klein-4b": "FLUX.2 klein 4B",
+    "matmul-peak": "best matmul",
+    "matmul-8bit": "matmul",
+}
+
+
+def name_model(settings, models, needs_known=True):
+    """Return the settings with the model's own name instead of one that is written differently, as ResNet-50.
+
+    Letters and digits have to agree, in any case, with the name or with that in MODELS, of exactly one model.
+
+    Args:
+        models: their names.
+        needs_known: whether an unknown name is a mistake; else it is kept.
+
+    Raises:
+        SettingError: an unknown name, or several names in one.
+    """
+    asked = settings.model
+    if asked in models or asked.lower() in models:
+        return replace(settings, model=asked if asked in models else asked.lower())
+    names = [name for name in models if letters_of(asked) in (letters_of(name), letters_of(MODELS.get(name, "")))]
+    if len(names) == 1:
+        return replace(settings, model=names[0])
+    if " " in asked:
+        raise SettingError(f"MODEL={asked!r} is not a model: a list has commas, as in MODEL={','.join(asked.split())}")
+    if needs_known:
+        raise SettingError(f"MODEL={asked!r} must be one of: {', '.join(models)}")
+    return settings
+
+
+def letters_of(name):
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def flops_of_phase(phase, forward, backward):
