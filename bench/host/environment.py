@@ -106,6 +106,12 @@ class Card:
     memory: str = ""  # "81559 MiB", or "[N/A]" if it uses the system's
     power_limit: str = ""  # "450.00 W", or "[N/A]"
 
+    @property
+    def limit_watts(self):
+        """Return the power limit as a whole number; None if the card has none."""
+        limit = re.match("[1-9][0-9]*", self.power_limit)
+        return int(limit[0]) if limit else None
+
 
 def refuse_rosetta():
     """Raise SettingError for an x86-64 Python on an arm64 Mac: frameworks crash with an illegal instruction."""
@@ -328,7 +334,7 @@ def read_host(machine=None):
     cpu_count = os.cpu_count() or 1
     cpu_id = None
     cards = list_cards()
-    limit = re.match("[1-9][0-9]*", card.power_limit) if (card := find_card()) else None
+    card = find_card()
     commit = find_commit()
     if commit is None:
         log.warning("%s", explain_commit(commit))
@@ -347,7 +353,7 @@ def read_host(machine=None):
         cpu_count=cpu_count,
         cpu_id=cpu_id,
         driver=cards[0].driver if cards else None,
-        power_limit_watts=int(limit[0]) if limit else None,
+        power_limit_watts=card.limit_watts if card else None,
         memory_gb=round(installed_bytes() / GIB, 1),
         os=os_name,
         power_source=find_power_source(),

@@ -34,6 +34,7 @@ ENERGY_SECONDS = 2.0
 SLOW_SECONDS = 5.0  # instead, of a counter that changes less often than every POLL_SECONDS, or nobody knows how often
 MOST_WAIT = 3.0  # seconds until a counter that does not change counts as frozen, as after sleep on a beta of macOS 27
 MOST_LAG = 0.05  # the part of the metered seconds by which a reading may be old
+MOST_POWER = 1.3  # times a card's power limit: a counter that shows more is wrong
 POLL_SECONDS = 0.1  # between readings at rest
 MOST_PERIOD = 0.5  # seconds between two changes of a counter: 5 % of a row of a sustained run
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
@@ -150,6 +151,13 @@ class Instruments:
     card_is_shared: bool = False  # another program used the card before the run
     busy_percent: Callable[[], float] = float  # () -> how busy the card is; 0 if nobody knows
     period: float = math.inf  # seconds between two changes of the counter at rest, if measured
+    limit_watts: float = math.inf  # the card's power limit, if it has one
+
+    def is_power(self, watts):
+        """Return whether a device can draw this power; log why not. NaN is unknown."""
+        if watts > MOST_POWER * self.limit_watts:
+            log.info("energy is left out: its counter shows %.4g W, the card's limit is %g W", watts, self.limit_watts)
+        return 0 < watts <= MOST_POWER * self.limit_watts
 
     def joules(self):
         """Return the counter's reading for rows of a sustained run; NaN if it fails or changes too rarely for them."""
@@ -197,7 +205,7 @@ class Instruments:
             changes = sum(map(operator.ne, stamps, stamps[1:]))
             period = (clock() - start) / changes if changes else math.inf
         is_shared = read_or(0, self.busy_percent) > SHARED_PERCENT
-        return {"idle_watts": watts if watts > 0 else None, "period": period, "card_is_shared": is_shared}
+        return {"idle_watts": watts if self.is_power(watts) else None, "period": period, "card_is_shared": is_shared}
 
 
 class NvidiaCard:
@@ -214,6 +222,7 @@ class NvidiaCard:
         pynvml.nvmlInit()
         self._nvml = pynvml
         self._card = pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
+        self.limit_watts = card.limit_watts or math.inf
 
     def reading(self):
         millijoules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card)
@@ -283,7 +292,7 @@ def open_instruments(device, device_name):
         if device == "cuda":
             meter = NvidiaCard(device_name)
             # A card without an energy counter has a temperature and may be used by others.
-            sensors = {"read": meter.read, "busy_percent": meter.busy_percent}
+            sensors = {"read": meter.read, "busy_percent": meter.busy_percent, "limit_watts": meter.limit_watts}
         elif sys.platform == "darwin":
             sensors = {"read": read_thermal_pressure}
             meter = AppleChip(device_name)

@@ -76,8 +76,8 @@ def measurement_cells(measured):
 
 
 def energy_cells(instruments, watts, joules_per_item):
-    """Return the cells of power and energy; {} if the power is unknown or its counter is stuck."""
-    if not watts > 0:
+    """Return the cells of power and energy; {} if the power is unknown, or its counter is stuck or wrong."""
+    if not instruments.is_power(watts):
         return {}
     scope = instruments.counter.power_scope
     return {"power_watts": watts, "joules_per_item": joules_per_item, "power_scope": scope}

@@ -13,6 +13,7 @@ import pytest
 from bench.host import environment, meters
 from bench.host.environment import Card
 from bench.host.meters import describe_load
+from bench.records.rows import energy_cells
 from tests.fakes import Clock
 
 
@@ -119,6 +120,26 @@ def test_energy_is_read_when_the_counter_changes(period, step, is_known):
     assert math.isnan(instruments.joules()) == (period > 0.5)  # too rarely for rows of ten seconds
     watts, joules = instruments.spend(lambda: counter.sleep(step), counter.clock)
     assert (watts, joules / step) == pytest.approx([12 if is_known else math.nan] * 2, rel=0.02, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "watts", "is_known"),
+    [
+        ("450.00 W", 580.0, True),
+        ("450.00 W", 590.0, False),
+        ("450.00 W", 450e3, False),  # a counter in other units
+        ("450.00 W", 0.0, False),
+        ("[N/A]", 590.0, True),
+        ("[N/A]", math.nan, False),
+    ],
+)
+def test_more_power_than_a_card_can_draw_is_left_out(nvml, monkeypatch, limit, watts, is_known):
+    monkeypatch.setattr(environment, "list_cards", lambda: [Card(FAST, "0", "GPU-1", power_limit=limit)])
+    instruments = meters.open_instruments("cuda", FAST)
+    cells = energy_cells(instruments, watts, 0.5)
+    assert cells == ({"power_watts": watts, "joules_per_item": 0.5, "power_scope": "gpu board"} if is_known else {})
+    monkeypatch.setattr(meters.Instruments, "spend", lambda *given: (watts, watts))
+    assert instruments.measure_rest()["idle_watts"] == (watts if is_known else None)
 
 
 def test_others_on_a_card_are_noticed_without_an_energy_counter():
