@@ -7,13 +7,18 @@ results differ between them (RUNS). A child only writes lines (bench/child.py), 
 rows as soon as the child has ended; no child writes into results/. The parent imports no framework.
 """
 
+import atexit
+import functools
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from bench import child, processes
 from bench.frameworks import TAKEN, Device
@@ -353,6 +358,14 @@ def run_children(children, host, number, group="", keeps_parts=False):
     return rows_of, error
 
 
+@functools.cache
+def make_folder():
+    """Make the folder for the numbers that the first process of each run has checked; it goes with this process."""
+    folder = tempfile.mkdtemp(prefix="numbers-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 def make_child(run: Run, show, limit=math.inf, **task):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun.
 
@@ -361,6 +374,7 @@ def make_child(run: Run, show, limit=math.inf, **task):
         task: fields of child.Task.
     """
     environ = run.environ | environment.keep_memory(run.environ, run.settings.use_gpu)
+    task["numbers_path"] = str(make_folder() / run.run_id)
     command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and not task.get("finds_device"):
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it

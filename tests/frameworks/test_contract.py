@@ -164,7 +164,7 @@ def short(bits):
     [("matmul", 11, True), ("matmul", 8, True), ("convolution", 11, False), ("convolution", 8, True)],
 )
 def test_float32_that_is_computed_in_fewer_bits_is_unsupported(monkeypatch, operator, bits, refused):
-    monkeypatch.setattr(check, "_probed", {})
+    monkeypatch.setattr(proof, "_probed", {})
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")  # which does it on some CPUs
     right = FRAMEWORK.DeviceContext.probe
 
@@ -172,9 +172,10 @@ def test_float32_that_is_computed_in_fewer_bits_is_unsupported(monkeypatch, oper
         return right(self, name, *(map(short(bits), operands) if name == operator else operands))
 
     monkeypatch.setattr(FRAMEWORK.DeviceContext, "probe", probe)
-    context = FRAMEWORK.DeviceContext(open_session.settings("image"), False)
+    settings = open_session.settings("image")
+    context = FRAMEWORK.DeviceContext(settings)
     with pytest.raises(MeasurementError, match="unset ONEDNN") if refused else nullcontext() as error:
-        context.measure_precision(has_convolutions=True)
+        proof.Proof(context, settings).measure_precision(context, has_convolutions=True)
     assert not refused or error.value.status == "unsupported"
 
 

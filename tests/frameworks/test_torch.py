@@ -107,11 +107,12 @@ def test_older_and_newer_switches_of_float32_agree():
 
 
 def test_autocast_that_an_import_left_on_is_switched_off(monkeypatch):
-    monkeypatch.setattr(on_torch.check, "_probed", {})
+    monkeypatch.setattr(proof, "_probed", {})
     with torch.autocast("cpu", torch.bfloat16):
-        context = open_session("mlp", "inference", USE_GPU="0").context
-    assert context.measured_precision == "float32"
-    assert context.output_error < 1e-5
+        session = open_session("mlp", "inference", USE_GPU="0")
+        measure_and_prove(session)
+    assert session.proof.measured_precision == "float32"
+    assert session.proof.output_error < 1e-5
 
 
 def test_a_stream_reads_every_file():
