@@ -167,7 +167,7 @@ class DeviceContext(KerasContext):
                 if not loss_of:
                     return [outputs]
                 loss = base.LOSS_SCALE * loss_of(outputs, tf.gather(batch[-1], items))
-            gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
+            gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             return [outputs, *map(tf.convert_to_tensor, gradients)]  # that of an embedding has only some rows
 
         run = self.function(evaluate) if compiled else evaluate

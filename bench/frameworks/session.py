@@ -228,6 +228,8 @@ class OperatorSession(BaseSession):
 class ModelSession(BaseSession):
     """A session of one phase of a model."""
 
+    model: Any  # a Model or CachedModel of base.py
+
     def __init__(self, context, model, workload, settings, stream=None):
         """Prepare the model's steps.
 
