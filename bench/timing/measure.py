@@ -2,14 +2,12 @@
 
 The order of a measurement:
 
-    first step -> warm-up -> check that every step runs -> windows -> check what they did -> a step on new data
+    first step -> warm-up -> proof that every step runs -> windows -> proof of what they did
 
-A window is: read the clock, submit k steps, synchronise, read a number that depends on the last step, read the clock.
-Nothing else happens inside, and no window is dropped. Anything that makes a result unreliable raises a flag.
+No window is dropped. Anything that makes a result unreliable raises a flag.
 Statistics, such as the width of the interval, are columns and not flags.
 
-A pipeline prepares batches ahead, so its windows have no gaps: each begins when the last one ended. Batches that were
-waiting at the start are discarded first, as far as MAX_SECONDS allow.
+measure_stream() times a pipeline; all else is for resident batches. proof.py has the proof.
 """
 
 import math
@@ -82,7 +80,7 @@ def measure(job: Job):
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
     with collection_disabled():
-        return measure_windows(job, *start_up(job))
+        return measure_stream(job) if job.is_stream else measure_windows(job, *start_up(job))
 
 
 def measure_sustained(job: Job, joules):
@@ -123,9 +121,9 @@ def start_up(job: Job):
     first_step_seconds = timed(session, clock, 1)
     session.after_first_step()
 
-    # The warm-up, until the pace is steady; of a pipeline, until the batches prepared before are used up.
+    # The warm-up, until the pace is steady.
     began = clock()
-    step_seconds = drain_queue(job) if job.is_stream else warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
+    step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
     warmup_seconds = clock() - began
 
     # The proof that every step of a window runs.
@@ -133,8 +131,6 @@ def start_up(job: Job):
     if time.get_clock_info("perf_counter").resolution > MAX_END_SHARE * steps * step_seconds:
         raise MeasurementError("unsupported", "the system's clock is too coarse for these steps")
     refuse_skipped_steps(job, steps)
-    if job.is_stream and steps > 1:
-        drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
     return steps, first_step_seconds, warmup_seconds
 
 
@@ -145,25 +141,69 @@ def measure_windows(job: Job, steps, first_step_seconds, warmup_seconds):
         MeasurementError: `work_skipped`.
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
-    session = job.session
     counters = start_counters(job)
     windows, steps, stop_reason, turns = collect_windows(job, steps)
-    done = steps * len(windows)
-    seconds = sum(windows)
 
     # Each turn begins with a step that is not timed.
-    flags, readings = check_counters(job, counters, done + len(turns), stop_reason)
-    is_part = session.prepare and stop_reason != "interrupted"  # Ctrl-C leaves no result to read
+    flags, readings = check_counters(job, counters, steps * len(windows) + len(turns), stop_reason)
+    is_part = job.session.prepare and stop_reason != "interrupted"  # Ctrl-C leaves no result to read
     if is_part and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
         flags.append("barrier_shows")
-    if job.is_stream and done < ENOUGH_QUEUES * session.queue_steps:
+    about = {"first_step_seconds": first_step_seconds, "warmup_seconds": warmup_seconds, "readings": readings}
+    about["turn_rates"] = [job.items_per_step * steps / statistics.median(turn) for turn in turns if turn]
+    return summarise(job, windows, steps, job.num_items is not None, stop_reason, flags, about)
+
+
+def measure_stream(job: Job):
+    """Measure a pipeline's batches, all of them, for MAX_SECONDS; return the Measurement.
+
+    Windows have no gaps: each begins when the last one ended, because the workers work ahead. They are not looked at
+    meanwhile, for the same reason.
+    """
+    session, clock = job.session, job.clock
+    first_step_seconds = timed(session, clock, 1)
+    session.after_first_step()
+    began = clock()
+    steps = choose_stream_steps(job, drain_queue(job))  # the batches that were prepared before are used up
+    about = {"first_step_seconds": first_step_seconds, "warmup_seconds": clock() - began, "turn_rates": []}
+    refuse_skipped_steps(job, steps)
+    if steps > 1:
+        drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
+    counters = start_counters(job)
+    windows, stop_reason = [], ""
+    began = last = clock()
+    try:
+        while not stop_reason:
+            timed(session, clock, steps)
+            now = clock()
+            windows.append(now - last)
+            last = now
+            stop_reason = find_stop_reason(job, windows, steps, now - began, is_look=False)
+    except KeyboardInterrupt:
+        if not windows:
+            raise
+        stop_reason = "interrupted"
+    flags, about["readings"] = check_counters(job, counters, steps * len(windows), stop_reason)
+    if steps * len(windows) < ENOUGH_QUEUES * session.queue_steps:
         flags.append("short")  # a queue that was full or empty at the start may still show in the total
+    return summarise(job, windows, steps, True, stop_reason, flags, about)
+
+
+def summarise(job: Job, windows, steps, is_mean, stop_reason, flags, about):
+    """Return the Measurement of some windows.
+
+    Args:
+        steps: in a window.
+        is_mean: whether the throughput is that of all seconds, instead of the median window's.
+        about: its other fields.
+    """
+    done = steps * len(windows)
+    seconds = sum(windows)
     if has_drift(windows):
         flags.append("drift")
-
     items_in_window = job.items_per_step * steps
     throughput = items_in_window / statistics.median(windows)
-    if job.is_stream or job.num_items is not None:
+    if is_mean:
         throughput = job.items_per_step * done / seconds
     if len(windows) >= LEAST_UNEVEN and job.items_per_step * done / seconds < (1 - MAX_UNEVEN) * throughput:
         flags.append("uneven")
@@ -179,12 +219,9 @@ def measure_windows(job: Job, steps, first_step_seconds, warmup_seconds):
         steps_per_window=steps,
         items=job.items_per_step * done,
         seconds=seconds,
-        first_step_seconds=first_step_seconds,
-        warmup_seconds=warmup_seconds,
         stop_reason=stop_reason,
         flags=tuple(flags),
-        readings=readings,
-        turn_rates=[items_in_window / statistics.median(turn) for turn in turns if turn],
+        **about,
     )
 
 
@@ -236,19 +273,18 @@ def is_launch_bound(job: Job, step_seconds):
 
 
 def choose_steps(job: Job, step_seconds):
-    """Return the number of steps in a window: enough for its end to cost less than 1 % of it.
-
-    It is one if each step needs prepare(). Workers of a pipeline deliver one after the other, so a
-    window has a multiple of their number, if there is time for that.
-    """
+    """Return the number of steps in a window: enough for its end to cost less than 1 % of it; one with prepare()."""
     if job.session.prepare:
         return 1
-    if not job.is_stream:
-        window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_END_SHARE)
-        longest = job.max_seconds / ENOUGH_WINDOWS
-        if 2 * step_seconds < longest:
-            window = max(window, min(end_seconds(job) / MAX_END_SHARE, longest))
-        return max(1, math.ceil(window / step_seconds))
+    window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(job) / MAX_END_SHARE)
+    longest = job.max_seconds / ENOUGH_WINDOWS
+    if 2 * step_seconds < longest:
+        window = max(window, min(end_seconds(job) / MAX_END_SHARE, longest))
+    return max(1, math.ceil(window / step_seconds))
+
+
+def choose_stream_steps(job: Job, step_seconds):
+    """Return the number of batches in a window: a multiple of the workers, which deliver one after the other."""
     workers = max(1, job.session.num_workers)
     if workers * step_seconds > job.max_seconds / MIN_SAMPLES:  # no time for MIN_SAMPLES windows
         return 1
@@ -321,14 +357,13 @@ def collect_windows(job: Job, steps):
         windows of fewer steps.
     """
     clock = job.clock
-    is_stream = job.is_stream
     next_look = ENOUGH_WINDOWS
     if job.num_items is not None:
         steps = max(1, min(steps, math.ceil(job.num_items / job.items_per_step) // MIN_SAMPLES))
     windows = []
     turns = []
     stop_reason = ""
-    began = last = clock()
+    began = clock()
     try:
         while not stop_reason:
             if job.end_turn and (not turns or sum(turns[-1]) >= TURN_SECONDS):
@@ -337,18 +372,15 @@ def collect_windows(job: Job, steps):
                 turns.append([])
                 timed(job.session, clock, 1)
                 began += clock() - paused
-            seconds = timed(job.session, clock, steps)
-            now = clock()
-            windows.append(now - last if is_stream else seconds)
+            windows.append(timed(job.session, clock, steps))
             if turns:
-                turns[-1].append(seconds)
-            last = now
+                turns[-1].append(windows[-1])
             # Looking at the interval after every window would cost time between them and invite a lucky stop: look
-            # every 10 %. A pipeline runs for the whole time, because it would work ahead in the meantime.
-            is_look = not is_stream and len(windows) >= next_look
+            # every 10 %.
+            is_look = len(windows) >= next_look
             next_look = math.ceil(next_look * 1.1) if is_look else next_look
-            stop_reason = find_stop_reason(job, windows, steps, now - began, is_look)
-            if job.on_window and not is_stream:
+            stop_reason = find_stop_reason(job, windows, steps, clock() - began, is_look)
+            if job.on_window:
                 job.on_window(windows, steps)
     except KeyboardInterrupt:
         if not windows:
