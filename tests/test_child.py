@@ -115,6 +115,7 @@ def test_epochs_are_lines_with_their_loss_and_accuracy(child):
         ("too_big", "out_of_memory", "unable to allocate 9 TiB"),
         ("crashes", "failed", "RuntimeError: a kernel failed"),
         ("is_stale", "wrong_output", "last timed output"),  # proved after the windows
+        ("is_wrong_later", "wrong_output", "differs from the CPU's"),
     ],
 )
 def test_a_failure_is_the_last_line(child, model, status, reason):

@@ -11,7 +11,7 @@ import numpy as np
 from bench.frameworks import Device, base, session
 from bench.timing import proof
 
-MODELS = ["linear", "too_big", "crashes", "is_interrupted", "is_stale"]
+MODELS = ["linear", "too_big", "crashes", "is_interrupted", "is_stale", "is_wrong_later"]
 
 
 def find_device(settings):
@@ -48,6 +48,8 @@ class Model(base.ModelInParts):
         if self.name == "is_interrupted":
             raise KeyboardInterrupt
         outputs = inputs.reshape(len(inputs), -1) @ self.weights
+        if self.name == "is_wrong_later" and self.steps > 10:
+            outputs *= 2
         if self.name == "is_stale":  # returns the output of the step before
             self.stale, outputs = outputs, getattr(self, "stale", outputs)
         return outputs

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-MEASURE, INTERVALS, CHECK = "bench/timing/measure.py", "bench/timing/intervals.py", "bench/frameworks/check.py"
+MEASURE, INTERVALS, PROOF = "bench/timing/measure.py", "bench/timing/intervals.py", "bench/timing/proof.py"
 SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/on_torch.py", "bench/child.py"
-BASE = "bench/frameworks/base.py"
+BASE, JOB = "bench/frameworks/base.py", "bench/timing/job.py"
 TIMING = ("tests/timing/test_measure.py",)
 COVERAGE = ("tests/timing/test_intervals.py",)
-CHECKS = ("tests/frameworks/test_check.py",)
+CHECKS = ("tests/timing/test_proof.py",)
+TIMED = ("tests/frameworks/test_timed_work.py",)
 OPERATORS = ("tests/workloads/test_operators.py",)
 STEPS = ("tests/frameworks/test_torch.py::test_a_step_of_training_changes_every_weight",)
 LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squared_error_of_the_noise",)
@@ -70,66 +71,101 @@ BUGS = {
         COMBINE, "statistics.median(a / b for a, b in turns)", "max(turns)[0] / min(turns)[1]", COMBINED
     ),
     # A window
-    "skip_a_step": Bug(MEASURE, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
-    "no_read": Bug(MEASURE, WINDOW, WINDOW.replace("    session.read()\n", ""), TIMING),
+    "skip_a_step": Bug(JOB, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
+    "no_read": Bug(JOB, WINDOW, WINDOW.replace("    session.read()\n", ""), TIMING),
     "time_what_comes_before_a_part": Bug(
-        MEASURE,
+        JOB,
         "        session.prepare()\n        session.synchronize()\n    start = clock()\n",
         "        pass\n    start = clock()\n    if session.prepare:\n        session.prepare()\n",
         TIMING,
     ),
-    "garbage_collector_on": Bug(MEASURE, "    gc.disable()\n", "", TIMING),
+    "garbage_collector_on": Bug(JOB, "    gc.disable()\n", "", TIMING),
     "energy_of_what_precedes_a_part": Bug(CHILD, " and not job.session.prepare", "", ROWS),
     "an_idle_device_between_windows": Bug(MEASURE, "end_seconds(job) / MAX_END_SHARE", "0", TIMING),
     # A series of windows
     "drop_the_slowest_window": Bug(MEASURE, ITEMS, f"    windows = sorted(windows)[:-1]\n{ITEMS}", TIMING),
     "median_of_the_first_half": Bug(MEASURE, "window / statistics.median(windows)", HALF, TIMING),
-    "first_step_in_a_window": Bug(MEASURE, "sum(windows)\n\n", "sum(windows) + first_step_seconds\n\n", TIMING),
+    "first_step_in_a_window": Bug(
+        MEASURE, "seconds = sum(windows)\n", "seconds = sum(windows) + about['first_step_seconds']\n", TIMING
+    ),
     "a_full_queue_is_a_slow_host": Bug(MEASURE, "LAUNCH_BOUND = 0.95", "LAUNCH_BOUND = 0.75", TIMING),
     "no_warm_up": Bug(MEASURE, "MIN_WARMUP_SECONDS and is_steady(paces)", "0", TIMING),
-    "gaps_in_a_pipeline": Bug(MEASURE, "now - last if is_stream else seconds", "seconds", TIMING),
+    "gaps_in_a_pipeline": Bug(MEASURE, "            last = now\n", "            last = clock()\n", TIMING),
     "stop_at_a_lucky_moment": Bug(MEASURE, "next_look = math.ceil(next_look * 1.1) if", "next_look = 2 if", TIMING),
     "narrow_interval": Bug(INTERVALS, "2**n // 40", "2**n // 6", COVERAGE),
     "forget_autocorrelation": Bug(INTERVALS, "sign_autocorrelation(samples) if rho", "0 if rho", COVERAGE),
     # The checks
-    "never_compare_single_steps": Bug(MEASURE, "    if steps == 1:\n        return\n", "    return\n", TIMING),
-    "never_read_all_outputs": Bug(MEASURE, "session.can_keep_outputs()", "False", TIMING),
-    "accept_a_constant_output": Bug(MEASURE, " and not repeats:", ":", KNOWN),
-    "accept_kept_answers": Bug(MEASURE, "if new <= MAX_SKIPPED_RATIO * seconds + allowed and", "if", KNOWN),
-    "let_one_disturbed_window_excuse_all": Bug(MEASURE, "tries >= LEAST_TRIES and ", "", TIMING),
-    "ignore_the_optimizers_count": Bug(MEASURE, "if updates is not None and (", "if False and (", TIMING),
-    "accept_weights_that_do_not_move": Bug(MEASURE, "        elif weights:\n", "        elif False:\n", TIMING),
-    "accept_most_weights_that_do_not_move": Bug(MEASURE, "moved < len(weights) / 2", "moved < 1", TIMING),
+    "never_compare_single_steps": Bug(PROOF, "    if steps == 1:\n        return\n", "    return\n", TIMING),
+    "never_read_all_outputs": Bug(PROOF, "session.can_keep_outputs()", "False", TIMING),
+    "accept_a_constant_output": Bug(PROOF, " and not repeats:", ":", KNOWN),
+    "accept_kept_answers": Bug(PROOF, "if new <= MAX_SKIPPED_RATIO * seconds + allowed and", "if", KNOWN),
+    "let_one_disturbed_window_excuse_all": Bug(PROOF, "tries >= LEAST_TRIES and ", "", TIMING),
+    "ignore_the_optimizers_count": Bug(PROOF, "if updates is not None and (", "if False and (", TIMING),
+    "accept_weights_that_do_not_move": Bug(PROOF, "        elif weights:\n", "        elif False:\n", TIMING),
+    "accept_most_weights_that_do_not_move": Bug(PROOF, "moved < len(weights) / 2", "moved < 1", TIMING),
     "count_steps_without_gradients": Bug(TORCH, "any(w.grad is not None for", "any(True for", KNOWN),
-    "tf32_as_float32": Bug(CHECK, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
-    "accept_float32_of_fewer_bits": Bug(CHECK, "        if computed not in (exact", "        if () in (exact", WRONG),
+    "tf32_as_float32": Bug(PROOF, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
+    "accept_float32_of_fewer_bits": Bug(PROOF, "        if computed not in (exact", "        if () in (exact", WRONG),
     "leave_autocast_on": Bug(
         TORCH, "set_autocast_enabled(kind, False)", "is_autocast_enabled(kind)", ("tests/frameworks/test_torch.py",)
     ),
-    "accept_a_wrong_output": Bug(CHECK, "if limit is not None:", "if False:", WRONG),
-    "accept_a_zero_gradient": Bug(CHECK, "require(np.any(computed) or", "require(True or", CHECKS),
-    "one_limit_for_all_models": Bug(CHECK, "max(least, ROUNDING", "max(0.3, ROUNDING", CHECKS),
-    "ignore_the_first_layers_gradient": Bug(CHECK, "in name_parts(got, ", "in name_parts(got[:2], ", WRONG),
-    "check_two_items_of_a_batch": Bug(CHECK, "math.ceil(workload.items_per_step / 2)", "1", KNOWN),
-    "check_only_the_first_pair": Bug(CHECK, "np.split(got[0], len(got[0]) // len(expected[0]))", "[got[0][:2]]", KNOWN),
-    "accept_an_ignored_input": Bug(CHECK, "require(not np.array_equal(*got[0][:2]), ", "require(True, ", WRONG),
-    "accept_float16_as_float32": Bug(CHECK, "PROBE_SCALE = 2.0**16", "PROBE_SCALE = 1.0", WRONG),
-    "compare_nothing": Bug(CHECK, "self.compares = compares", "self.compares = False", KNOWN),
-    "compare_float32_with_itself": Bug(CHECK, '"float64" if is_double else "float32"', '"float32"', WORK),
-    "never_compare_compiled_models": Bug(SESSION, "        if self.context.compile:\n", "        if False:\n", WORK),
-    "compare_no_compiled_gradients": Bug(TORCH, "batch, self.is_trained\n", "batch, False\n", WORK),
-    "check_residual_blocks_at_full_strength": Bug(CHECK, "DAMPING = 0.5", "DAMPING = 1.0", WORK),
+    "accept_a_wrong_output": Bug(PROOF, "            elif is_whole(part):\n", "            elif False:\n", WRONG),
+    "accept_a_zero_gradient": Bug(PROOF, "require(np.any(computed) or", "require(True or", CHECKS),
+    "one_limit_for_all_models": Bug(PROOF, "max(least, ROUNDING", "max(0.3, ROUNDING", CHECKS),
+    "ignore_the_first_layers_gradient": Bug(
+        PROOF,
+        "for part, right in expected.items():\n            limit",
+        "for part, right in [*expected.items()][:1]:\n            limit",
+        WRONG,
+    ),
+    "accept_an_ignored_input": Bug(PROOF, "require(len(output) < 2 or", "require(True or", WRONG),
+    "accept_float16_as_float32": Bug(PROOF, "PROBE_SCALE = 2.0**16", "PROBE_SCALE = 1.0", WRONG),
+    "compare_nothing": Bug(PROOF, "self.compares = compares", "self.compares = False", KNOWN),
+    "compare_float32_with_itself": Bug(PROOF, '"float64" if is_double else "float32"', '"float32"', WORK),
+    "check_residual_blocks_at_full_strength": Bug(PROOF, "DAMPING = 0.5", "DAMPING = 1.0", WORK),
     "accept_any_picture": Bug(JPEG, "MAX_PICTURE_ERROR = 0.03", "MAX_PICTURE_ERROR = 0.3", WORK),
     "accept_pictures_that_are_kept": Bug(JPEG, "        os.replace(copy, path)\n", "        pass\n", WORK),
     "accept_any_colours": Bug(JPEG, "MAX_COLOUR_DISTANCE = 0.15", "MAX_COLOUR_DISTANCE = 1.0", WORK),
     "accept_a_picture_several_times": Bug(JPEG, "LEAST_DIFFERENT = 0.6", "LEAST_DIFFERENT = 0.0", WORK),
     "accept_kept_outputs_of_an_operator": Bug(TORCH, "[old.copy_(new) for", "[old for", OPERATORS),
-    "tf32_as_float32_in_an_operator": Bug(CHECK, "(2 if name in", "(10 if name in", OPERATORS),
-    "accept_another_last_output": Bug(CHECK, "    if np.isfinite(timed).all():", "    if False:", CHECKS),
+    "tf32_as_float32_in_an_operator": Bug(PROOF, "(2 if name in", "(10 if name in", OPERATORS),
+    "accept_another_last_output": Bug(PROOF, "    if np.isfinite(timed_output).all():", "    if False:", CHECKS),
     "attention_that_sees_the_future": Bug(TORCH, "is_causal=True", "is_causal=False", OPERATORS),
+    # The proof after the windows
+    "compare_nothing_after_the_windows": Bug(CHILD, "            session.refuse_wrong_result()\n", "", ROWS),
+    "accept_equal_halves": Bug(PROOF, "not half or not np", "True or not np", CHECKS),
+    "compare_one_batch": Bug(
+        PROOF, "tuple(np.roll(each, half, 0) for each in first) if half else second", "first", TIMED
+    ),
+    "accept_items_that_are_wrong_at_one_place": Bug(PROOF, "if half and limit is not None:", "if False:", KNOWN),
+    "accept_changed_weights": Bug(PROOF, "require(session.sum_weights() == session.initial", "require(True", TIMED),
+    "accept_unsteady_large_items": Bug(PROOF, "* is_large\n", "* 0\n", TIMED),
+    "accept_training_as_in_inference": Bug(PROOF, "if mark == marks[name]]", "if False]", TIMING),
+    "accept_layers_without_a_gradient": Bug(
+        PROOF, "    missing = model.parts_without_gradient()\n", "    missing = set()\n", TIMED
+    ),
+    "accept_any_norm_of_a_gradient": Bug(PROOF, "require(abs(ratio - 1) <= limit", "require(True", TIMED),
+    "refuse_gradients_that_are_nothing_but_rounding": Bug(
+        PROOF, "return self.roundings.get(part, 0) < 1 and not is_tiny", "return True", CHECKS
+    ),
+    "accept_ignored_context": Bug(PROOF, "require(change > error", "require(True", TIMED),
+    "accept_a_long_sequence_whatever_it_gives": Bug(
+        PROOF, '    require(error <= limit, f"the last', '    require(True, f"the last', TIMED
+    ),
+    "later_processes_compare_nothing": Bug(
+        PROOF, "for part, (limit, expected) in stored.items():", "for part, (limit, expected) in ():", TIMED
+    ),
+    "a_first_process_writes_no_numbers": Bug(
+        PROOF, "            self.path.write_text(json.dumps(chosen))\n", "            pass\n", TIMED
+    ),
     # A step
     "reuse_the_first_output": Bug(SESSION, INFER, f"        if not hasattr(self, 'last_result'):\n    {INFER}", WRONG),
-    "always_the_same_batch": Bug(SESSION, "make_batches(seed))", "make_batches(seed)[:1])", WRONG),
+    "always_the_same_batch": Bug(
+        SESSION,
+        "self.put(workload.make_batches(settings.batch_size, seed))",
+        "self.put(workload.make_batches(settings.batch_size, seed)[:1])",
+        WRONG,
+    ),
     "skip_the_optimizer": Bug(BASE, "self.backward()\n        self.update()\n", "self.backward()\n", STEPS),
     "train_with_another_loss": Bug(TORCH, "self._loss = self.loss_of(", "self._loss = functional.l1_loss(", LOSS),
     "training_in_evaluation_mode": Bug(TORCH, "module.train(is_trained)", "module.eval()", STEPS),
@@ -153,10 +189,10 @@ BUGS = {
     ),
     # Language models
     "accept_wrongly_quantised_weights": Bug(
-        CHECK, "    require(steps <= MAX_RESTORED", "    require(0 <= MAX_RESTORED", BITS
+        PROOF, "    require(steps <= MAX_RESTORED", "    require(0 <= MAX_RESTORED", BITS
     ),
     "accept_matrices_that_are_not_quantised": Bug(
-        TORCH_LLM, "check.require(type(block) is not torch.nn.Parameter", "check.require(True", BITS
+        TORCH_LLM, "proof.require(type(block) is not torch.nn.Parameter", "proof.require(True", BITS
     ),
     "lose_the_gradient_through_quantised_weights": Bug(
         TORCH_LLM, "return gradient @ restore(", "return 0.5 * gradient @ restore(", BITS
@@ -170,8 +206,8 @@ BUGS = {
         TORCH_LLM, "name: stored_bytes(each) for name", "name: 2 * each.numel() for name", BITS
     ),
     "targets_not_shifted": Bug(LLM, "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS),
-    "accept_any_choice_of_experts": Bug(CHECK, 'require(is_right, "a router', 'require(True, "a router', TRAINS),
-    "compare_experts_that_rounding_swaps": Bug(SESSION, "context.routed(2 * chosen)", "context.routed()", TRAINS),
+    "accept_any_choice_of_experts": Bug(PROOF, 'require(is_right, "a router', 'require(True, "a router', TRAINS),
+    "compare_experts_that_rounding_swaps": Bug(TORCH_LLM, "routed(module, chosen):", "routed(module):", TRAINS),
     "experts_that_are_alike": Bug(TORCH_LLM, "start = next(starts) % (POOL_NUMBERS // 2)", "start = 0", TRAINS),
     "experts_of_the_wrong_variance": Bug(TORCH_LLM, "weights.shape[-1] if weights.ndim == 3", "1 if False", TRAINS),
     "read_all_experts": Bug(LLM, "- round((1 - share)", "- round(0", ("tests/workloads/test_language.py",)),

@@ -105,3 +105,11 @@ def test_the_last_timed_output_is_that_of_the_last_step():
     with pytest.raises(MeasurementError, match="last timed output") as error:
         proof.refuse_stale_output(OUTPUT[::-1], OUTPUT, 0.3)  # the output of another step
     assert error.value.status == "wrong_output"
+
+
+def test_two_equal_halves_of_a_batch_are_refused():
+    proof.refuse_equal_halves(OUTPUT)
+    proof.refuse_equal_halves(OUTPUT[:1])
+    for output in (np.concatenate([OUTPUT, OUTPUT]), np.concatenate([OUTPUT, OUTPUT[:1], OUTPUT])):
+        with pytest.raises(MeasurementError, match="halves"):
+            proof.refuse_equal_halves(output)
