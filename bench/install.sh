@@ -91,6 +91,7 @@ if ! has uv; then
         { rm -rf .uv && stop "pip could not install uv, see above: install uv, or set PYTHON=..."; }
 fi
 newest=14
+why=
 case $requirements in *tensorflow*) newest=13 ;; esac
 # Python 3.12 has the newest versions of all frameworks. A company or a cluster may block uv's download of it.
 for choice in 3.12 ">=3.11,<3.$((newest + 1)) --no-python-downloads"; do
