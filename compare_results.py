@@ -225,7 +225,7 @@ def main(environ=os.environ):
         return 0
     files = {side: read_side(side, environ, folder) for side in "AB"}
     if environ["A"].strip() == environ["B"].strip():
-        raise SettingError(f"A and B are both {environ['A']!r}: set B to another machine or file")
+        warn(f"A and B are both {environ['A'].strip()!r}: set B to another machine or file")
     rows = {side: rows for side, (_, rows) in files.items()}
     a, b = (lines for lines, _ in files.values())
     # Where a side has results of its CPU and of its GPU, each is compared with its like.

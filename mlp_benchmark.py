@@ -24,7 +24,7 @@ def mlp_workload(settings):
     """Describe the work; batches are (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
     if settings.epochs and settings.batch_size > TRAIN_IMAGES:
         raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {TRAIN_IMAGES:,}")
-    settings = replace(settings, model=re.sub("(?<=^mlp)[ _-]*", "-", settings.model.lower()))
+    settings = replace(settings, model=re.sub("^mlp[ _-]*", "mlp-", settings.model.lower()))
     widths = (cifar10.PIXELS, *hidden_widths(settings.model), CIFAR_CLASSES)
     parameters, flops = mlp_counts(widths, settings.phase)
     data = cifar10.choose(settings.data)

@@ -421,7 +421,9 @@ def parse_texts(name, command, variable, texts):
         return [declared_for(name, "parse", command)(text) for text in texts]
     except ValueError as error:
         every = ", in every entry" if len(texts) > 1 else ""
-        raise SettingError(f"{given} must be {error}{every}{suggest(name, command, texts)}") from None
+        raise SettingError(
+            f"{given} must be {error}{every}{suggest(name, command, texts) if 'one of' in str(error) else ''}"
+        ) from None
 
 
 def suggest(name, command, texts):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,13 +35,85 @@ def test_make_image_measures(tmp_path):
 
 def test_the_doctor_prefers_the_python_that_was_chosen():
     _, out, _ = call("make", "-n", "doctor", "PYTHON=chosen")
-    assert out.index("chosen") < out.index(".venv")
+    assert out.index("$PYTHON") < out.index(".venv")
 
 
-@pytest.mark.parametrize("name", ["iamge", "tests"])  # the second one is a folder
-def test_what_is_not_a_command_is_a_line_that_names_make_help(name):
-    status, out, err = call("make", name)
-    assert (status, out, len(err.splitlines()), f"{name} is not" in err, "make help" in err) == (2, "", 1, True, True)
+MAKES = [name for name in ("make", os.environ.get("OLD_MAKE")) if name]  # OLD_MAKE: GNU make 3.81, as on a Mac
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize(
+    ("goals", "wrong"),
+    [
+        ("iamge", "iamge"),
+        ("tests", "tests"),  # a folder
+        ("image MODEL=resnet50 resnet18", "resnet18"),
+        ("help MODEL resnet18", "MODEL"),
+        ("compare nvidia-h200 amd-epyc-2-cores", "nvidia-h200"),
+    ],
+)
+def test_what_is_not_a_command_is_refused_before_anything_runs(make, goals, wrong):
+    status, out, err = call(make, *goals.split())
+    assert (status, out, len(err.splitlines()), f"{wrong} is not" in err, "make help" in err) == (2, "", 1, True, True)
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_with_help_nothing_else_runs(make):
+    assert call(make, "help", "clean", "image") == call(make, "help")
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("python", ["python3 -u", ".venv", r"C:\new\python", "a';touch made;'", '"$(touch made)"'])
+def test_a_python_that_is_none_is_one_line_with_its_name(make, tmp_path, python):
+    status, out, err = call(make, "compare", PYTHON=python, MADE=str(tmp_path))
+    assert (status, out, f"PYTHON='{python}'" in err.splitlines()[0]) == (2, "", True)
+    assert not os.path.exists("made")
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("as_setting", [True, False])
+def test_no_shell_runs_the_text_of_a_setting(make, as_setting):
+    framework = "x';touch made;'"
+    given = ([f"FRAMEWORK={framework}"], {}) if as_setting else ([], {"FRAMEWORK": framework})
+    call(make, "-n", "image", *given[0], **given[1])
+    assert not os.path.exists("made")
+    assert ".venv" in call(make, "-n", "image", "FRAMEWORK=JAX")[1]
+
+
+def test_measurements_are_not_made_at_the_same_time():
+    makefile = "include Makefile\nfirst:; @sleep 0.2; echo first\nsecond:; @echo second\n"
+    command = ["make", "-j2", "-f", "-", "first", "second", "COMMANDS=first second"]
+    printed = subprocess.check_output(command, input=makefile, text=True)
+    assert printed.split() == ["first", "second"]
+
+
+def test_an_environment_whose_python_cannot_run_is_told(tmp_path):
+    for name in ("Makefile", "compare_results.py"):
+        shutil.copy(name, tmp_path)
+    for name in ("requirements", "bench"):
+        (tmp_path / name).symlink_to(os.path.abspath(name))
+    for name in os.listdir():
+        if name.startswith("requirements-"):
+            (tmp_path / name).symlink_to(os.path.abspath(name))
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to("gone")
+    (tmp_path / ".venv/installed").touch()
+    status, out, err = call("make", "-C", str(tmp_path), "compare")
+    assert status == 2
+    assert "sudo make clean" in err
+    assert "Traceback" not in out + err
+
+
+def test_a_script_takes_no_arguments():
+    status, out, err = call(sys.executable, "mlp_benchmark.py", "--model", "mlp-64")
+    assert (status, out, "--model mlp-64" in err, "MODEL=" in err) == (2, "", True, True)
+    assert call(sys.executable, "submit_results.py", "sumbit")[0] == 2
+
+
+def test_a_python_without_packages_is_one_line():
+    program = "import sys; sys.modules['psutil'] = None; import runpy; runpy.run_path('image_benchmark.py')"
+    _, out, err = call(sys.executable, "-c", program)
+    assert (out, len(err.splitlines()), "psutil" in err, "make image" in err) == ("", 1, True, True)
 
 
 def has_worker(processes):

@@ -121,6 +121,14 @@ def test_five_processes_give_one_result(run_all, children, tmp_path):
     assert (row["machine"], row["device_name"], row["schema"]) == ("m", row["cpu_name"], "2")
 
 
+@pytest.mark.parametrize("is_half", [True, False])
+def test_a_machine_that_others_use_is_told_at_the_end_too(run_all, monkeypatch, caplog, is_half):
+    monkeypatch.setattr(parent.meters, "describe_load", lambda: ("WARNING: busy", is_half))
+    run_all("ok", RUNS="1")
+    assert caplog.text.count("WARNING: busy") == 1 + is_half
+    assert "busy" in caplog.messages[-1] or not is_half
+
+
 def test_a_combination_that_fails_runs_once(run_all):
     assert len(run_all("ok", SUSTAIN="60")[2]) == 1  # long enough for one process; below there are two
     status, _, asked, rows = run_all("fails", "ok", RUNS="2")

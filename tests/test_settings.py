@@ -71,6 +71,29 @@ def test_a_wrong_value_is_named(name, values):
 
 
 @pytest.mark.parametrize(
+    ("command", "name", "text", "meant"),
+    [
+        ("image", "PHASE", "train", "training"),
+        ("image", "PHASE", "infer", "inference"),
+        ("llm", "PHASE", "generate", "decode"),
+        ("image", "PRECISION", "amp", "mixed_bfloat16"),
+        ("image", "PRECISION", "fp8", "OPS=float8"),
+        ("image", "PRECISION", "float32,bflaot16", ""),
+        ("image", "USE_GPU", "cuda", "1"),
+        ("image", "USE_GPU", "False", "0"),
+        ("llm", "WEIGHT_BITS", "q4", "4"),
+        ("llm", "WEIGHT_BITS", "8-bit", "8"),
+        ("image", "MEMORY_FORMAT", "NHWC", "channels_last"),
+        ("image", "COMPILE", "true", "1"),
+        ("image", "BATCH_SIZE", "gpu", ""),
+    ],
+)
+def test_a_wrong_value_names_what_was_probably_meant(command, name, text, meant):
+    words = refusal(command, **{name: text}).partition("must be ")[2].partition("; ")[2]
+    assert (meant in words) if meant else words == ""
+
+
+@pytest.mark.parametrize(
     ("command", "environ"),
     [
         ("image", {"SUSTAIN": "60", "SCOPE": "input"}),

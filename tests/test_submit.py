@@ -67,6 +67,7 @@ BAD = [
     ([PIPELINE], {"throughput": 100}),
     ([DECODE], {"bandwidth": 20}),
     ([H200], {"throughput": 100, "tflops": 320, "flops_per_item": 3.2e12}),  # more than 67 x 1.3 x 2.25
+    ([], {"timestamp": "2099-01-01T00:00:00+00:00"}),
     ([], {"device_name": "NVIDIA H200"}),  # which is not a CPU
     ([], {"status": "fine"}),
     ([], {"throughput": 100, "process_rates": "1 2 3"}),

@@ -12,6 +12,7 @@ from bench.plots.draw import COLOURS, Curve
 from bench.records import columns, tables, verdict
 from bench.records.columns import format_number
 from bench.records.likeness import describe_how, is_peak, name_work, work_of
+from bench.records.results import explaining
 from bench.settings import WORKLOADS
 
 MAX_BARS = 8  # in a panel
@@ -42,7 +43,8 @@ def draw_all(stored, folder, form="png"):
         elif figure:
             paths.append(draw.save(figure, path, bbox_inches="tight"))
         else:
-            path.unlink(missing_ok=True)
+            with explaining(path):
+                path.unlink(missing_ok=True)
     return paths
 
 

@@ -286,6 +286,22 @@ def format_number(value, pattern="{:.4g}"):
     return f"{float(text):.0f}" if "e+" in text else text
 
 
+def describe_columns():
+    """Describe all columns as docs/columns.md does, in Markdown."""
+    lines = ["# Columns", "", "Of the results files, written from `bench/records/columns.py`. Blank means unknown.", ""]
+    lines += ["| column | role | meaning | holds |", "|---|---|---|---|"]
+    for name, column in COLUMNS.items():
+        holds = pattern_of(column.holds)[1]
+        lines.append(f"| {name} | {column.role} | {column.meaning} | {holds} |".replace("<", "&lt;"))
+    roles = "work: rows are comparable only if these agree; setup: settings of the machine that change the speed; "
+    roles += "version: software and method; identity: which row of which machine; result: what was measured."
+    return "\n".join([*lines, "", f"Roles. {roles[0].upper()}{roles[1:]}", ""])
+
+
 def make_printable(text):
     """Replace what controls a terminal in a text by U+FFFD, and white space by one blank."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text.split()))
+
+
+if __name__ == "__main__":
+    print(describe_columns(), end="")

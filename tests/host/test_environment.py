@@ -193,3 +193,11 @@ def test_the_commit_is_known_whoever_owns_the_clone_and_whatever_variables_are_s
     run = lambda *words: subprocess.run(words, env=environ, capture_output=True, text=True).stdout  # noqa: E731
     monkeypatch.setattr(environment, "output_of", run)
     assert environment.find_commit() == commit
+
+
+def test_a_clock_before_the_commit_is_refused(monkeypatch):
+    monkeypatch.setattr(environment, "ask_git", lambda *command: "1700000000\n")
+    environment.refuse_wrong_clock()
+    monkeypatch.setattr(environment.time, "time", lambda: 1_000_000)
+    with pytest.raises(SettingError, match="clock"):
+        environment.refuse_wrong_clock()

@@ -55,14 +55,14 @@ def test_what_disturbs_a_measurement_is_flagged(monkeypatch, given, flags):
     assert watch.stop()[0] == flags
 
 
-@pytest.mark.parametrize(("share", "words"), [(0.09, ""), (0.25, "25 %"), (math.nan, "")])
+@pytest.mark.parametrize(("share", "words"), [(0.09, ""), (0.25, "25 %"), (0.6, "60 %"), (math.nan, "")])
 def test_a_busy_machine_is_told_before_the_run(monkeypatch, share, words):
     readings = iter((5000, 5000 + share * 8))
     monkeypatch.setattr(meters, "usable_cores", lambda: 8)
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: next(readings))
     monkeypatch.setattr(meters.time, "sleep", lambda seconds: None)
-    said = describe_load()
-    assert (bool(said), words in said) == (bool(words), True)
+    said, is_half = describe_load()
+    assert (bool(said), words in said, is_half) == (bool(words), True, share > 0.5)
 
 
 KINDS = "user system idle iowait steal"  # of psutil's cpu_times() on Linux

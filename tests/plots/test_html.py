@@ -170,12 +170,27 @@ def test_each_chart_has_one_work(folder):
     assert {(row["batch_size"], row["compile"]) for row in batch_64} == {("64", "1")}
 
 
-def test_a_search_ignores_sources(folder):
+def test_a_search_finds_words_that_begin_with_what_was_typed(folder):
     write(folder, [rate(10) | {"phase": "inference"}, rate(20) | {"scope": "input", "phase": "inference"}])
     write(folder, [rate(30) | {"source": "https://a-b", "workload": "mlp", "model": "mlp-64"}], "b")
-    found = run_script(read(folder), 'search(readLines(data), "resnet-50")')
-    assert [line["value"] for line in found] == [10, 20]
-    assert run_script(read(folder), 'search(readLines(data), "https")') == []
+    quantised = rate(40) | LLM | {"weight_bits": "8", "batch_size": "4", "device_name": "Apple M4 Max"}
+    write(folder, [quantised, rate(50) | {"device_name": "Apple M4 Pro", "model": "resnet18"}], "c")
+
+    def found(text):
+        return [line["value"] for line in run_script(read(folder), f"search(readLines(data), {json.dumps(text)})")]
+
+    assert (found("resnet-50"), found("https"), found("a-b")) == ([10, 20], [30], [30])
+    assert (found("m4 pro"), found("m4 p"), found("m4 pr train")) == ([50], [50, 40], [])
+    assert (found("4 bits"), found("8 bits"), found("resnet 18"), found("ResNet18")) == ([], [40], [50], [50])
+    assert found("geforce m4 max") == [40]
+
+
+def test_two_machines_without_equal_work_are_told_what_to_run(folder):
+    write(folder, [rate(10)])
+    write(folder, [rate(20) | {"source": "https://x", "model": "vgg11"}], "b")
+    start = "lines = readLines(data); machines = new Map(lines.map((line) => [line.machine, line.shown]));"
+    told = [run_script(read(folder), f"explainUnequal({pair})", start) for pair in ('["a", "b"]', '["a", "a"]')]
+    assert ["make match B=" in told[0], "make all" in told[1]] == [True, True]
 
 
 def test_the_mean_of_uneven_rows_is_known(folder):

@@ -205,6 +205,24 @@ def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):
     assert all(path.stat().st_size > 1000 for path in (*drawn, page))
 
 
+def test_svg_has_a_file_for_each_panel_and_leaves_the_pages(folder):
+    write(folder, [rate(10), rate(9) | CITED, rate(5) | MLP, rate(8) | BERT, rate(7) | BERT | CITED])
+    paths = plot_results.plot(folder, lambda line: None, "svg")
+    names = [path.name for path in paths]
+    assert names[:3] == ["standard_set_cpu-1.svg", "standard_set_cpu-2.svg", "mlp-1.svg"]
+    assert all(path.read_text().startswith("<?xml") for path in paths)
+    assert not (folder / "index.html").exists()
+    content = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in plot_results.plot(folder, lambda line: None, "svg")] == content
+
+
+def test_pages_that_cannot_be_written_are_one_line_with_the_fix(folder):
+    write(folder, [rate(10), rate(9) | CITED])
+    (folder / "plots").write_text("a file")
+    with pytest.raises(SettingError, match="RESULTS_DIR"):
+        plot_results.plot(folder, lambda line: None)
+
+
 @pytest.mark.parametrize("rows", [[], [FAILED], [CITED]])
 def test_a_folder_without_a_result_is_a_mistake(folder, rows):
     write(folder, rows)

@@ -18,6 +18,18 @@ def test_a_name_without_rows_is_a_mistake(tmp_path, capsys, monkeypatch, name):
     assert f"B={name!r}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("a", "b"), [("a", ""), ("", "nvidia-h200")])
+def test_the_other_one_of_two_is_asked_for(tmp_path, capsys, a, b):
+    write(tmp_path, [{}], "a")
+    write(tmp_path, [{}], "nvidia-h200")
+    environ = {"RESULTS_DIR": str(tmp_path), "A": a, "B": b}
+    assert processes.run_script(lambda: compare_results.main(environ)) == 2
+    assert f"{'A' if b else 'B'} is not set" in capsys.readouterr().err
+    compare_results.main(environ | {"A": "a", "B": "a"})
+    assert "A and B are both 'a'" in capsys.readouterr().err
+    assert compare_results.main(environ | {"A": "a", "B": "NVIDIA H200"}) == 0
+
+
 def test_a_line_that_cannot_be_read_is_told(tmp_path, capsys):
     path = write(tmp_path, [{}, {"model": "vgg11"}], "a")
     path.write_text(path.read_text().replace("vgg11", "vgg11,"))

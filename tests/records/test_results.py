@@ -5,13 +5,15 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from bench.records import results
+from bench.records import columns, results
 from bench.records.columns import COLUMNS, GONE
 from bench.records.results import ResultsError
+from bench.timing.measure import METHOD_VERSION
 
 OLD = ["schema", "machine", "run_id", "timestamp", "status", "note"]
 ROW = {"schema": 2, "machine": "m", "timestamp": "2026-11-20T11:34:42+00:00", "status": "failed"}
@@ -147,3 +149,16 @@ def test_an_impossible_place_is_refused_at_once_and_a_full_disk_leaves_whole_row
     with pytest.raises(ResultsError, match="No space left on device"):
         results.append(path, ROW)
     assert path.read_text() == before
+
+
+def test_hidden_files_are_skipped_and_a_file_is_no_folder(tmp_path):
+    (tmp_path / "._a.csv").write_bytes(b"\x00\x05\x16\x07")
+    (tmp_path / "a.csv").touch()
+    assert [path.name for path in results.list_files(tmp_path)] == ["a.csv"]
+    with pytest.raises(results.ResultsError, match=r"a\.csv is a file"):
+        results.check_writable(tmp_path / "a.csv", ["a"])
+
+
+def test_the_page_of_columns_and_the_citation_are_of_this_version():
+    assert Path("docs/columns.md").read_text() == columns.describe_columns()
+    assert f'version: "{METHOD_VERSION}"' in Path("CITATION.cff").read_text()

@@ -1,6 +1,7 @@
 """Names, parameters and FLOPs of MLPs and encoders, against published figures."""
 
 import atexit
+import importlib
 import os
 from dataclasses import replace
 
@@ -26,6 +27,38 @@ def test_an_image_size_that_a_model_cannot_have_is_refused(model, good, bad):
     assert describe_image(model, good).sizes.side == int(good)
     with pytest.raises(SettingError, match=f"IMAGE_SIZE='{bad}' .*{model}"):
         describe_image(model, bad)
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "model"),
+    [
+        ("image", "ResNet-50", "resnet50"),
+        ("image", "MobileNetV2", "mobilenet_v2"),
+        ("image", "regnet_y_16gf", "regnet_y_16gf"),
+        ("image", "RegNet_Y_16GF", "regnet_y_16gf"),
+        ("image", "a-new-model", "a-new-model"),  # which a framework may have
+        ("transformer", "BERT-large", "bert-large"),
+        ("mlp", "MLP 5x1024", "mlp-5x1024"),
+        ("llm", "Llama-3.2-1B", "llama-3.2-1b"),
+        ("llm", "Qwen3 30B A3B", "qwen3-30b-a3b"),
+        ("diffusion", "Stable Diffusion 1.5", "sd-1.5"),
+    ],
+)
+def test_a_model_has_the_name_that_pages_print_too(command, asked, model):
+    make = getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")
+    assert make(read_settings(command, {"MODEL": asked}).on("cuda")).model == model
+
+
+@pytest.mark.parametrize("command", ["image", "transformer", "llm", "diffusion", "mlp"])
+def test_a_list_without_commas_is_told(command):
+    make = getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")
+    with pytest.raises(SettingError, match=r"MODEL='resnet50 resnet18' .*commas"):
+        make(read_settings(command, {"MODEL": "resnet50 resnet18"}))
+
+
+def test_a_name_of_two_models_is_refused():
+    with pytest.raises(SettingError, match=r"regnet_y_1_6gf.*regnet_y_16gf|regnet_y_16gf.*regnet_y_1_6gf"):
+        image_workload(read_settings("image", {"MODEL": "RegNetY16GF"}))
 
 
 def test_the_parameters_of_a_vision_transformer_are_known_for_one_size():
