@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten, tree_map
 from bench.frameworks import base
 from bench.frameworks.on_mlx_networks import leaves
 from bench.timing import proof
+from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
-POOL_NUMBERS = 2**24
 TENSORS = ("weight", "scales", "biases")  # of a quantised layer
 PROBED_ROWS = 32  # MLX's kernel for CPUs would take half a minute for all
 CHECKED_ROWS = 1000  # of a quantised matrix, about
@@ -38,7 +38,7 @@ def build_llm(workload, dtype=mx.float32):
     module = library.Model(library.ModelArgs(**sizes.config(), **others))
     pool = mx.random.normal((POOL_NUMBERS,)).astype(dtype)
     half = POOL_NUMBERS // 2
-    starts = (start % half for start in itertools.count(0, 65_537))
+    starts = (start % half for start in itertools.count(0, POOL_STRIDE))
 
     def draw(old):
         if old.ndim == 1:

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from bench.frameworks import base, refuse_old
 from bench.timing import MeasurementError, proof
+from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
-POOL_NUMBERS = 2**24
 GROUP_SIZE = 64  # weights that share a scale and a zero point in 4 bits
 DEVICES = {8: ("cpu", "cuda"), 4: ("cuda",)}  # those with fast kernels, by the bits of a weight
 ROWS = 256  # quantised at once: torchao needs 16 bytes more for each weight
@@ -26,7 +26,7 @@ def draw_layers(module, device, dtype):
     from one pool of numbers, because drawing eight billion takes a CPU a minute.
     """
     pool = torch.randn(POOL_NUMBERS, device=device, dtype=dtype)
-    starts = itertools.count(0, 65_537)
+    starts = itertools.count(0, POOL_STRIDE)
     for layer in module.to(dtype).modules():
         if all(weights.is_meta for weights in layer.parameters(recurse=False)):  # a tied one has its weights
             layer.to_empty(device=device, recurse=False)

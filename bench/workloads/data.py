@@ -13,6 +13,7 @@ RESIDENT_BATCHES = 4  # take turns, because hardware or framework may cache a si
 PREFETCH = 2  # batches that a worker of a pipeline may hold ready, the default of PyTorch's DataLoader
 JPEG_FILES = 256
 POOL_NUMBERS = 2**24
+POOL_STRIDE = 65_537  # between the starts of two arrays: odd, so that none begins in the same column as another
 RECENT_POOLS = 4  # that are kept: of the timed numbers and of new ones, of two seeds
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -48,7 +49,7 @@ def operand_sets(shapes, sets, seed, pool=normal_pool):
         for shape in shapes:
             # Slice first: the result of resize() keeps a reference to its whole argument.
             operands.append(np.resize(pool(seed)[start : start + math.prod(shape)], shape))
-            start = (start + 65_537) % (POOL_NUMBERS // 2)
+            start = (start + POOL_STRIDE) % (POOL_NUMBERS // 2)
         yield tuple(operands)
 
 
