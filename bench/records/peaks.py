@@ -36,7 +36,7 @@ def chip_peaks():
     known_peaks = {}
     with open(CHIP_PEAKS, newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            texts = {row["dtype"]: row["peak_tflops"], "bandwidth": row["bandwidth_gb_s"]}
+            texts = {row["precision"]: row["peak_tflops"], "bandwidth": row["bandwidth_gb_s"]}
             chip = row["driver_name"] or row["device"], row["gpu_cores"]
             known_peaks |= {(*chip, name): float(text) for name, text in texts.items() if text}
     return known_peaks
