@@ -79,7 +79,7 @@ def print_all(folder, monkeypatch):
 
 def print_doctor(folder, monkeypatch):
     """Examine a machine on battery whose PyTorch works, TensorFlow crashes, JAX lacks a library, MLX is missing."""
-    session = SimpleNamespace(context=SimpleNamespace(measured_precision="float32"))
+    session = SimpleNamespace(proof=SimpleNamespace(measured_precision="float32"))
     power = SimpleNamespace(power_scope="gpu board")
     device = frameworks.Device("cuda", "Example GPU", "2.15", 2)
     framework = SimpleNamespace(find_device=lambda settings: device, open_session=lambda *_: session)

@@ -13,7 +13,7 @@ import pytest
 from bench.records import columns, results
 from bench.records.columns import COLUMNS, GONE
 from bench.records.results import ResultsError
-from bench.timing.measure import METHOD_VERSION
+from bench.timing import METHOD_VERSION
 
 OLD = ["schema", "machine", "run_id", "timestamp", "status", "note"]
 ROW = {"schema": 2, "machine": "m", "timestamp": "2026-11-20T11:34:42+00:00", "status": "failed"}
