@@ -96,9 +96,6 @@ class Model(ABC):
     def damp(self, factor):
         """Multiply what residual blocks add to their input, in place."""
 
-    def check_placement(self, *inputs):
-        """Raise MeasurementError (`unsupported`) if infer() leaves work to another device."""
-
     def marks(self):
         """Return {name: number} of what only steps of training change, besides weights: statistics, random numbers."""
         return {}
@@ -173,9 +170,6 @@ class CachedModel(ABC):
             chosen: for each layer the experts that its router has to choose (sequences, tokens, k); [] without any.
             precision: "float32" or "float64".
         """
-
-    def check_placement(self, *inputs):
-        """Raise MeasurementError as Model.check_placement() does."""
 
     def infer(self, place, tokens):
         """Return the logits of tokens that follow this many others in the cache."""

@@ -94,7 +94,14 @@ class Model(KerasModel):
         super().__init__(context, keras_model, workload, loss_of)
         self.weights = keras_model.trainable_variables
         self.last_weight = self.weights[-1]
-        self.output_of = context.function(lambda *inputs: keras_model(list(inputs), training=False))
+        self.output_of = output_of = context.function(lambda *inputs: keras_model(list(inputs), training=False))
+
+        def compute_first(*inputs):  # only then TensorFlow tells where its operators are
+            self.output_of = output_of
+            return refuse_cpu_work(output_of)(*inputs)
+
+        if context.device != "cpu":
+            self.output_of = compute_first
         if loss_of:
             self.optimizer = keras_networks.build_optimizer(context, self.weights)
             self.train_step = context.function(self._train)
@@ -105,10 +112,6 @@ class Model(KerasModel):
     def infer_uncompiled(self, *inputs):
         with keras.device(self.context.place):
             return self.keras_model(list(inputs), training=False)
-
-    def check_placement(self, *inputs):
-        if self.context.device != "cpu":
-            refuse_cpu_work(self.output_of)(*inputs)
 
     def free_optimizer(self):
         self.optimizer = self.train_step = None

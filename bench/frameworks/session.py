@@ -299,7 +299,6 @@ class Inference(ModelSession):
 
     def after_first_step(self):
         proof.refuse_useless_output(self.context.as_array(self.last_result))
-        self.model.check_placement(*self.inputs)
         super().after_first_step()
 
     def check_last_step(self):
